@@ -1,0 +1,37 @@
+# `make demo`, `make test`: both start from nothing but a Python >= 3.10 and make their own environment in .venv.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3.10 python3; do \
+	$$p -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+
+.PHONY: test lint demo benchmark constraints clean
+.DEFAULT_GOAL := test
+
+.venv/ready: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "edgevit needs Python 3.10 or newer with venv; try: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest
+
+demo: .venv/ready
+	$(BIN)/python benchmarks/demo.py
+
+benchmark: .venv/ready
+	$(BIN)/python benchmarks/cost.py
+	$(BIN)/python benchmarks/shapes.py
+	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python benchmarks/results.py
+
+constraints: .venv/ready  # after raising versions: pin what the tests have just run with
+	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
+
+clean:
+	rm -rf .venv runs demo

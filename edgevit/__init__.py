@@ -1,0 +1,30 @@
+"""Derive small class-specific Vision Transformers, export them, and measure them.
+
+The same from Python as from the command line; everything heavy is imported at first use:
+
+    import edgevit
+    edgevit.derive("deit_base_patch16_224", data="/data/imagenet", classes="classes.txt", rate=0.6, out="runs/t1")
+    model = edgevit.load("runs/t1")            # a torch module, with .preprocessing and .classes beside it
+    edgevit.evaluate("runs/t1", data="/data/imagenet")
+    edgevit.export("runs/t1")
+    runs = edgevit.bench("runs/t1", batches=(1, 8))
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "bench", "derive", "evaluate", "export", "load"]
+
+# `derive` and `export` are packages that can be called: see docs/decisions/002-callable-packages.md.
+_WHERE = {"bench": "edgevit.board.bench", "evaluate": "edgevit.data.evaluate", "load": "edgevit.models.checkpoint"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("derive", "export"):
+        return import_module(f"edgevit.{name}")
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'edgevit' has no attribute {name!r}")

@@ -1,0 +1,62 @@
+"""What else the machine was doing: the load average, and the processor time of all programs beside our own."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..environment import usable_cpus
+from ..kernel import read_text
+
+
+class Meter:
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.load_average: float | None = None
+        self.busy: list[int | None] = []
+        self.own: list[int | None] = []
+
+    def __enter__(self) -> Meter:
+        # The load average lags by a minute, and our own runs raise it: the ticks tell what it cannot.
+        words = (read_text(self.root, "proc/loadavg") or "").split()
+        self.load_average = float(words[0]) if words else None
+        self._read_ticks()
+        return self
+
+    def read(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._read_ticks()
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "load_average_before": self.load_average,
+            "cpu_busy_ns": _elapsed_ns(self.busy),
+            "cpu_own_ns": _elapsed_ns(self.own),
+        }
+
+    def _read_ticks(self) -> None:
+        self.busy.append(_busy_ticks(self.root))
+        self.own.append(_own_ticks(self.root))
+
+
+def _busy_ticks(root: str) -> int | None:
+    """Sum over our cores: user, nice, system, irq, softirq and steal; idle and iowait are not busy."""
+    ours = {f"cpu{number}" for number in usable_cpus()}
+    rows = [line.split() for line in (read_text(root, "proc/stat") or "").splitlines()]
+    ticks = [sum(map(int, row[1:4] + row[6:9])) for row in rows if row and row[0] in ours]
+    return sum(ticks) if ticks else None
+
+
+def _own_ticks(root: str) -> int | None:
+    """User and system time of this process; its name, in brackets before them, may hold spaces."""
+    fields = (read_text(root, "proc/self/stat") or "").rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else None
+
+
+def _elapsed_ns(ticks: list[int | None]) -> int | None:
+    before, after = ticks
+    if before is None or after is None:
+        return None
+    return (after - before) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,50 @@
+"""One file per way of running a model; its name is what `--runner` takes. Each defines
+
+    REQUIRES = ("numpy", "onnxruntime")  # imported before the load clock starts
+
+    @contextmanager
+    def open_runner(model: str, batch: int, *, threads: int | None = None) -> Iterator[Loaded]:
+        yield Loaded(infer, provider, environment)
+
+Keyword arguments are the runner's options. A runner never times itself: `measure.py` does, the same way for all. Heavy
+imports go inside the function, so that the host can list runners and their options. Raise `RunnerError` for what the
+person who asked can put right.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Callable
+
+
+class RunnerError(Exception):
+    """The model cannot be run as asked; the message says what to try and needs no traceback."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready to run."""
+
+    infer: Callable[[], object]  # runs one batch, and returns only when its output is complete
+    provider: str | None  # what it runs on, as the runtime itself reports
+    environment: dict[str, str]  # versions and settings that must match for two runs to be compared
+
+
+def runner_names() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def import_runner(name: str) -> ModuleType:
+    """Return the runner's file, with what it requires not imported yet."""
+    if name not in runner_names():
+        raise RunnerError(f"no runner {name!r}; known: {', '.join(runner_names())}")
+    return import_module(f".{name}", __name__)
+
+
+def runner_options(name: str) -> list[str]:
+    _model, _batch, *options = inspect.signature(import_runner(name).open_runner).parameters
+    return options

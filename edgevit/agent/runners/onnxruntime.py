@@ -1,0 +1,106 @@
+"""ONNX Runtime, on the CPU or an NVIDIA GPU. Times include copying the input to the GPU and the output back."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Iterator
+
+from ..environment import usable_cpus
+from . import Loaded, RunnerError
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+REQUIRES = ("numpy", "onnxruntime")
+
+# First the one asked for; TensorRT hands what it cannot run to CUDA.
+PROVIDERS = {
+    "cpu": ("CPUExecutionProvider",),
+    "cuda": ("CUDAExecutionProvider",),
+    "tensorrt": ("TensorrtExecutionProvider", "CUDAExecutionProvider"),
+}
+
+DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(uint8)": "uint8",
+    "tensor(int8)": "int8",
+    "tensor(int32)": "int32",
+    "tensor(int64)": "int64",
+    "tensor(bool)": "bool",
+}
+
+
+@contextmanager
+def open_runner(model: str, batch: int, *, provider: str = "cpu", threads: int | None = None) -> Iterator[Loaded]:
+    """Threads are those within one operator; all cores unless asked otherwise."""
+    import onnxruntime as ort
+
+    threads = threads or len(usable_cpus())
+    session = _open_session(model, provider, threads)
+    feed = _random_inputs(session, batch)
+    environment = {
+        "onnxruntime": ort.__version__,
+        "onnxruntime_providers": ", ".join(ort.get_available_providers()),
+        "threads": str(threads),
+    }
+    yield Loaded(lambda: session.run(None, feed), session.get_providers()[0], environment)
+
+
+def _open_session(model: str, provider: str, threads: int) -> ort.InferenceSession:
+    import onnxruntime as ort
+    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, InvalidProtobuf, NotImplemented
+
+    wanted = PROVIDERS[provider]
+    offered = ort.get_available_providers()
+    if wanted[0] not in offered:
+        raise RunnerError(_provider_message(provider, f"this ONNX Runtime offers {', '.join(offered)}"))
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3  # errors only
+    try:
+        session = ort.InferenceSession(model, options, providers=list(wanted))
+    except (Fail, InvalidGraph, InvalidProtobuf, NotImplemented) as error:
+        reason = str(error).rpartition(" : ")[2].splitlines()[0]
+        raise RunnerError(f"ONNX Runtime cannot load it: {reason}; try exporting it again") from error
+    # ONNX Runtime lists providers it has no driver for, and then runs on the CPU without an error.
+    if session.get_providers()[0] != wanted[0]:
+        raise RunnerError(_provider_message(provider, f"it runs on {session.get_providers()[0]} instead"))
+    return session
+
+
+def _provider_message(provider: str, seen: str) -> str:
+    advice = "" if provider == "cpu" else "; install onnxruntime-gpu and its CUDA libraries, or try --provider cpu"
+    return f"provider {provider!r} is {PROVIDERS[provider][0]}, but {seen}{advice}"
+
+
+def _random_inputs(session: ort.InferenceSession, batch: int) -> dict[str, Any]:
+    """Make one array per input, of its type and shape, the same in every process."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    feed = {}
+    for declared in session.get_inputs():
+        if declared.type not in DTYPES:
+            raise RunnerError(f"input {declared.name!r} is a {declared.type}; known: {', '.join(DTYPES)}")
+        shape = _shape(declared.name, declared.shape, batch)
+        dtype = np.dtype(DTYPES[declared.type])
+        # Few and small integers: they may be labels or indices.
+        values = generator.standard_normal(shape) if dtype.kind == "f" else generator.integers(0, 2, shape)
+        feed[declared.name] = values.astype(dtype)
+    return feed
+
+
+def _shape(name: str, declared: list[Any], batch: int) -> tuple[int, ...]:
+    """Put `batch` in place of the first axis; a fixed one must already be that."""
+    first, *rest = declared
+    if isinstance(first, int) and first != batch:
+        raise RunnerError(
+            f"batch {batch} was asked for, and input {name!r} was exported with a fixed batch of {first}; "
+            "try `edgevit export --batch dynamic`"
+        )
+    if not all(isinstance(size, int) for size in rest):
+        raise RunnerError(f"input {name!r} has the shape {declared}; only its first axis may be dynamic")
+    return (batch, *rest)

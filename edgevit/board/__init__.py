@@ -1,0 +1,1 @@
+"""Where models are measured: start the agent there, ask it, collect its runs."""

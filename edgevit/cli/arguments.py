@@ -1,0 +1,77 @@
+"""Options that several commands take, and how their text becomes values."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edgevit.errors import OptionError
+
+Checkpoint = Annotated[Path | None, typer.Option(help="Weights of the base: safetensors, or a plain state dict.")]
+Pretrained = Annotated[bool, typer.Option(help="Take timm's own weights from its hub; needs a network.")]
+ModelArg = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="Argument for timm, such as img_size=32; repeatable.")
+]
+Data = Annotated[str, typer.Option(help="Image folder (train/ and val/, or class folders), CIFAR folder, or digits.")]
+Classes = Annotated[
+    str | None, typer.Option(help="Target classes: names or base indices, comma-separated, or a file; all if left out.")
+]
+BaseClasses = Annotated[
+    Path | None, typer.Option(help="File with the base's class names in the order of its outputs, if not ImageNet's.")
+]
+Mean = Annotated[str | None, typer.Option(metavar="R,G,B", help="Instead of the base's own normalisation mean.")]
+Std = Annotated[str | None, typer.Option(metavar="R,G,B", help="Instead of its standard deviation.")]
+CropPct = Annotated[float | None, typer.Option(help="Instead of its central share of the image.")]
+Interpolation = Annotated[str | None, typer.Option(help="Instead of its interpolation: bilinear, bicubic ...")]
+BatchSize = Annotated[int, typer.Option(help="Images per optimiser step, over all processes and micro-batches.")]
+Workers = Annotated[int, typer.Option(help="Processes that read images.")]
+Device = Annotated[str, typer.Option(help="Where torch computes: auto, cpu, cuda, cuda:1, mps.")]
+SkipBadImages = Annotated[bool, typer.Option(help="Leave out and count images that cannot be read.")]
+
+
+def model_args(assignments: list[str] | None) -> dict[str, Any]:
+    """Turn `img_size=32` into {"img_size": 32}; a value that is no Python literal is text.
+
+    Raises:
+        OptionError: it is no assignment.
+    """
+    args: dict[str, Any] = {}
+    for text in assignments or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise OptionError(f"--model-arg {text} is not of the form name=value; try --model-arg img_size=32")
+        try:
+            args[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            args[name] = value
+    return args
+
+
+def _three(text: str, option: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if len(values) not in (1, 3):
+        raise OptionError(f"--{option} {text} is not one number or three; try --{option} 0.5,0.5,0.5")
+    return values * 3 if len(values) == 1 else values
+
+
+def preprocessing(
+    mean: str | None, std: str | None, crop_pct: float | None, interpolation: str | None
+) -> dict[str, Any]:
+    """Collect what replaces the base's own preprocessing, in timm's names."""
+    given = {
+        "mean": None if mean is None else _three(mean, "mean"),
+        "std": None if std is None else _three(std, "std"),
+        "crop_pct": crop_pct,
+        "interpolation": interpolation,
+    }
+    if crop_pct is not None and not 0 < crop_pct <= 1:
+        raise OptionError(f"--crop-pct {crop_pct:g} is not in (0, 1]; 0.9 keeps the central 90 %")
+    if interpolation not in (None, "nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"):
+        raise OptionError(f"--interpolation {interpolation} is unknown; try bilinear or bicubic")
+    return {name: value for name, value in given.items() if value is not None}

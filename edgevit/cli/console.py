@@ -1,0 +1,161 @@
+"""What a person sees: results on stdout, everything else on stderr; bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgevit.progress import Progress, Silent, Stage
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, the rest on stderr.")]
+QuietFlag = Annotated[bool, typer.Option("--quiet", "-q", help="Print results, warnings and errors only.")]
+VerboseFlag = Annotated[bool, typer.Option("--verbose", "-v", help="Print what the library logs, too.")]
+
+QUICK_S = 2.0  # work that ends sooner shows no progress
+PLAIN_EVERY_S = 10.0  # at most one plain line per stage in this time
+
+
+def number(value: float) -> str:
+    """Three or four significant digits, without an exponent where that can be read."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    return f"{value:.2e}" if abs(value) < 1e-3 or abs(value) >= 1e6 else f"{value:.4g}"
+
+
+def figures_text(figures: dict[str, float | None]) -> str:
+    """`accuracy_*` in per cent, everything else as it is; figures that are not known yet are left out."""
+    parts = []
+    for name, value in figures.items():
+        if value is not None:
+            shown = f"{100 * value:.1f}%" if name.startswith("accuracy") else number(value)
+            parts.append(f"{name.replace('_', ' ')} {shown}")
+    return "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class _PlainStage:
+    def __init__(self, name: str, total: int | None, unit: str) -> None:
+        self.name, self.total, self.unit = name, total, unit
+        self.started = time.monotonic()
+        self.next_line = self.started + QUICK_S
+        self.figures: dict[str, float | None] = {}
+        self.spoke = False
+
+    def update(self, done: int, **figures: float | None) -> None:
+        self.figures.update(figures)
+        now = time.monotonic()
+        if now < self.next_line:
+            return
+        self.next_line = now + PLAIN_EVERY_S
+        self.spoke = True
+        left = ""
+        if self.total and done:
+            left = f"  {duration((now - self.started) * (self.total - done) / done)} left"
+        of = f"/{self.total}" if self.total else ""
+        print(f"{self.name}: {done}{of} {self.unit}  {figures_text(self.figures)}{left}", file=sys.stderr, flush=True)
+
+
+class _Plain:
+    """Lines on stderr: what logs and pipes get."""
+
+    @contextmanager
+    def stage(self, name: str, total: int | None = None, unit: str = "") -> Iterator[Stage]:
+        stage = _PlainStage(name, total, unit)
+        yield stage
+        seconds = time.monotonic() - stage.started
+        if stage.spoke or seconds > QUICK_S:
+            print(f"{name}: done in {duration(seconds)}  {figures_text(stage.figures)}", file=sys.stderr, flush=True)
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class _BarStage:
+    def __init__(self, bars: Bars, task: TaskID) -> None:
+        self.bars, self.task = bars, task
+        self.started = time.monotonic()
+        self.figures: dict[str, float | None] = {}
+
+    def update(self, done: int, **figures: float | None) -> None:
+        self.figures.update(figures)
+        visible = time.monotonic() - self.started > QUICK_S
+        self.bars.update(self.task, completed=done, figures=figures_text(self.figures), visible=visible)
+
+
+class _Bars:
+    """Rich progress bars on a terminal; a stage shorter than `QUICK_S` shows none."""
+
+    def __init__(self) -> None:
+        from rich.console import Console as RichConsole
+
+        self.console = RichConsole(stderr=True)
+
+    @contextmanager
+    def stage(self, name: str, total: int | None = None, unit: str = "") -> Iterator[Stage]:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn(unit),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+        )
+        with Bars(*columns, console=self.console, transient=True) as bars:
+            stage = _BarStage(bars, bars.add_task(name, total=total, figures="", visible=False))
+            yield stage
+        seconds = time.monotonic() - stage.started
+        if seconds > QUICK_S:
+            self.note(f"{name}: done in {duration(seconds)}  {figures_text(stage.figures)}")
+
+    def note(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False)
+
+
+class Console:
+    """How one command speaks: `result` and `show` are its answer, `progress` and `warn` go to stderr."""
+
+    def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
+        self.json = json
+        self.progress: Progress = Silent() if quiet else (_Bars() if sys.stderr.isatty() else _Plain())
+        logging.basicConfig(
+            stream=sys.stderr, format="%(name)s: %(message)s", level=logging.INFO if verbose else logging.WARNING
+        )
+
+    def show(self, renderable: RenderableType) -> None:
+        """Print a table or a text for a person on stdout; nothing with --json."""
+        if self.json:
+            return
+        from rich.console import Console as RichConsole
+
+        # A pipe has no width: never fold a table there.
+        RichConsole(width=None if sys.stdout.isatty() else 200, highlight=False).print(renderable, soft_wrap=False)
+
+    def result(self, obj: object) -> None:
+        """Print the machine-readable answer; only with --json."""
+        if self.json:
+            print(json.dumps(obj, indent=2, sort_keys=True))
+
+    def warn(self, text: str) -> None:
+        print(f"warning: {text}", file=sys.stderr)

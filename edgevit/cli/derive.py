@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgevit.cli import arguments
+from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from edgevit.models.spec import ModelSpec
+
+BUDGET, TRAINING, BASE, SHAPE = "Budget (one of them)", "Training", "Base", "Shape and method"
+
+
+def main(
+    base: Annotated[str, typer.Argument(help="timm name, such as deit_base_patch16_224, or a model folder.")],
+    out: Annotated[Path, typer.Option(help="Model folder to write; it must not exist.")],
+    data: arguments.Data,
+    classes: arguments.Classes = None,
+    rate: Annotated[float | None, typer.Option(help="Share of the MACs to remove.", rich_help_panel=BUDGET)] = None,
+    macs: Annotated[str | None, typer.Option(help="MACs to keep, such as 6.8G.", rich_help_panel=BUDGET)] = None,
+    params: Annotated[str | None, typer.Option(help="Parameters to keep, such as 34M.", rich_help_panel=BUDGET)] = None,
+    checkpoint: arguments.Checkpoint = None,
+    pretrained: arguments.Pretrained = False,
+    model_arg: arguments.ModelArg = None,
+    base_classes: arguments.BaseClasses = None,
+    mean: arguments.Mean = None,
+    std: arguments.Std = None,
+    crop_pct: arguments.CropPct = None,
+    interpolation: arguments.Interpolation = None,
+    method: Annotated[str, typer.Option(help="File name in derive/methods/.", rich_help_panel=SHAPE)] = "vulcan",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="METHOD.OPTION=VALUE", help="Repeatable.", rich_help_panel=SHAPE),
+    ] = None,
+    shape: Annotated[str, typer.Option(help="fused, paper or free.", rich_help_panel=SHAPE)] = "fused",
+    ffn_multiple: Annotated[
+        int | None, typer.Option(help="FFN widths are multiples of 8, 16, 32 or 64.", rich_help_panel=SHAPE)
+    ] = None,
+    head: Annotated[
+        str, typer.Option(help="subset: only the target classes; full: all of the base's.", rich_help_panel=SHAPE)
+    ] = "subset",
+    steps: Annotated[
+        int | None, typer.Option(help="Optimiser steps; the method's own rule if left out.", rich_help_panel=TRAINING)
+    ] = None,
+    batch_size: arguments.BatchSize = 256,
+    lr: Annotated[float, typer.Option(help="Learning rate.", rich_help_panel=TRAINING)] = 1e-4,
+    weight_decay: Annotated[float, typer.Option(rich_help_panel=TRAINING)] = 0.05,
+    schedule: Annotated[str, typer.Option(help="constant or cosine.", rich_help_panel=TRAINING)] = "constant",
+    warmup_steps: Annotated[int, typer.Option(rich_help_panel=TRAINING)] = 0,
+    grad_accum: Annotated[int, typer.Option(help="Micro-batches per step.", rich_help_panel=TRAINING)] = 1,
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.", rich_help_panel=TRAINING)] = "fp32",
+    augment: Annotated[
+        str, typer.Option(help="none, crop, or flip (crop and mirror).", rich_help_panel=TRAINING)
+    ] = "crop",
+    evaluations: Annotated[
+        int, typer.Option(help="How often both accuracies are taken.", rich_help_panel=TRAINING)
+    ] = 10,
+    early_stop: Annotated[
+        bool, typer.Option(help="Stop once trained and pruned accuracy have met.", rich_help_panel=TRAINING)
+    ] = True,
+    device: arguments.Device = "auto",
+    workers: arguments.Workers = 0,
+    seed: int = 42,
+    validation_fraction: Annotated[float, typer.Option(help="Held out of the training images.")] = 0.1,
+    finetune_base: Annotated[bool, typer.Option(help="Also train the unpruned base: the third baseline.")] = False,
+    skip_bad_images: arguments.SkipBadImages = False,
+    resume: Annotated[bool, typer.Option(help="Go on with an interrupted derivation.")] = False,
+    json: JsonFlag = False,
+    quiet: QuietFlag = False,
+    verbose: VerboseFlag = False,
+) -> None:
+    """Derive a small class-specific model from a large base, inside a budget."""
+    import edgevit
+    from edgevit.derive.options import parse_assignments
+    from edgevit.derive.train import Training
+
+    console = Console(json=json, quiet=quiet, verbose=verbose)
+    derivation = edgevit.derive(
+        base,
+        data=data,
+        classes=classes,
+        out=out,
+        rate=rate,
+        macs=macs,
+        params=params,
+        method=method,
+        options=parse_assignments(method, set_ or ()),
+        shape=shape,
+        ffn_multiple=ffn_multiple,
+        head=head,
+        checkpoint=checkpoint,
+        pretrained=pretrained,
+        model_args=arguments.model_args(model_arg),
+        preprocessing=arguments.preprocessing(mean, std, crop_pct, interpolation),
+        base_classes=base_classes,
+        training=Training(
+            steps=steps,
+            batch_size=batch_size,
+            lr=lr,
+            weight_decay=weight_decay,
+            schedule=schedule,  # type: ignore[arg-type]  # Training.check refuses others
+            warmup_steps=warmup_steps,
+            grad_accum=grad_accum,
+            precision=precision,  # type: ignore[arg-type]
+            device=device,
+            workers=workers,
+            seed=seed,
+            augment=augment,  # type: ignore[arg-type]
+            evaluations=evaluations,
+            early_stop=early_stop,
+        ),
+        finetune_base=finetune_base,
+        validation_fraction=validation_fraction,
+        skip_bad_images=skip_bad_images,
+        resume=resume,
+        progress=console.progress,
+    )
+    if not derivation.is_main:
+        return  # of several processes one speaks
+    spec = derivation.model.spec
+    console.show(accuracy_table(spec, derivation.record))
+    console.show(f"wrote {out}: {100 * spec.rate:.1f} % fewer MACs. Next: edgevit export {out}")
+    console.result(
+        {"folder": str(out), "macs": spec.macs, "params": spec.params, "rate": spec.rate, **derivation.record}
+    )
+
+
+def accuracy_table(spec: ModelSpec, record: dict[str, Any]) -> Table:
+    """The three baselines and the derived model, with what each costs."""
+    from rich.table import Table
+
+    from edgevit.derive.budget import readable
+
+    accuracy = record["accuracy"]
+    images = accuracy["derived"]["images"]
+    table = Table("", f"top-1 on {images} test images", "MACs", "parameters")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, key, macs, params in (
+        ("base, full head", "base_full_head", spec.base.macs, spec.base.params),
+        ("base, restricted to the classes", "base_restricted", spec.base.macs, spec.base.params),
+        ("base, fine-tuned on them", "base_finetuned", spec.base.macs, spec.base.params),
+        ("derived", "derived", spec.macs, spec.params),
+    ):
+        taken = accuracy[key]
+        shown = f"{100 * taken['top1']:.2f} %" if taken else "not asked for"
+        table.add_row(name, shown, readable(macs), readable(params))
+    return table

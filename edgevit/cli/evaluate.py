@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from edgevit.export.evaluate import Evaluation
+
+
+def main(
+    model: Annotated[str, typer.Argument(help="A timm name, a model folder, or an .onnx file.")],
+    data: Annotated[str | None, typer.Option(help="Images.  [default: those a model folder was derived from]")] = None,
+    classes: Annotated[str | None, typer.Option(help="Target classes: names, indices, or a file of them.")] = None,
+    base_classes: Annotated[str | None, typer.Option(help="A base's class names in the order of its outputs.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Weights of a base.")] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="A base with timm's own weights.")] = False,
+    model_arg: Annotated[list[str] | None, typer.Option(help="timm argument, KEY=VALUE; repeatable.")] = None,
+    mean: Annotated[str | None, typer.Option(help="Per channel, such as 0.5,0.5,0.5.")] = None,
+    std: Annotated[str | None, typer.Option(help="Per channel.")] = None,
+    crop_pct: Annotated[float | None, typer.Option(help="Share of the image that the crop keeps.")] = None,
+    interpolation: Annotated[str | None, typer.Option(help="bilinear or bicubic.")] = None,
+    split: Annotated[str, typer.Option(help="Part of the data: test or validation.")] = "test",
+    seed: Annotated[int | None, typer.Option(help="Of the split.  [default: the model's own, or 42]")] = None,
+    skip_bad_images: Annotated[bool, typer.Option("--skip-bad-images", help="Leave out what cannot be read.")] = False,
+    max_images: Annotated[int | None, typer.Option(help="Judge on so many images only, evenly chosen.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Images per inference.")] = 32,
+    workers: Annotated[int, typer.Option(help="Processes that read images.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    json: JsonFlag = False,
+    quiet: QuietFlag = False,
+    verbose: VerboseFlag = False,
+) -> None:
+    """Measure the accuracy of a base, a model folder or an ONNX file on images of its classes."""
+    console = Console(json=json, quiet=quiet, verbose=verbose)
+
+    from dataclasses import asdict
+
+    from edgevit.cli.options import model_arguments, preprocessing_options
+    from edgevit.export.evaluate import evaluate
+
+    result = evaluate(
+        model,
+        data,
+        classes=classes,
+        base_classes=base_classes,
+        checkpoint=checkpoint,
+        pretrained=pretrained,
+        model_args=model_arguments(model_arg),
+        preprocessing=preprocessing_options(mean, std, crop_pct, interpolation),
+        part=split,
+        seed=seed,
+        skip_bad_images=skip_bad_images,
+        max_images=max_images,
+        batch_size=batch_size,
+        workers=workers,
+        device=device,
+        progress=console.progress,
+    )
+    console.show(classes_table(result))
+    console.result(asdict(result))
+
+
+def classes_table(result: Evaluation) -> Table:
+    from rich.table import Table
+
+    title = f"{result.model} ({result.form}) on {result.images} {result.part} images of {result.data}"
+    table = Table(title=title, title_justify="left", show_footer=True)
+    table.add_column("class", footer="target classes only\nall outputs in the running")
+    table.add_column("images", justify="right", footer=f"{result.images}\n{result.images}")
+    table.add_column("top-1", justify="right", footer=f"{result.top1:.2%}\n{result.top1_full:.2%}")
+    for name, accuracy in result.per_class.items():
+        table.add_row(name, str(result.images_per_class[name]), "" if accuracy is None else f"{accuracy:.2%}")
+    return table

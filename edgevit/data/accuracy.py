@@ -1,0 +1,79 @@
+"""Top-1 accuracy on target classes, for anything that turns images into logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Counts per target class. `restricted` takes the argmax over the target classes only, `full` over every output."""
+
+    class_names: tuple[str, ...]
+    total: tuple[int, ...]
+    restricted: tuple[int, ...]
+    full: tuple[int, ...]
+
+    @property
+    def images(self) -> int:
+        return sum(self.total)
+
+    @property
+    def top1(self) -> float:
+        """Share of images classified rightly among the target classes."""
+        return sum(self.restricted) / max(self.images, 1)
+
+    @property
+    def top1_full(self) -> float:
+        """The same with every output of the classifier in the running."""
+        return sum(self.full) / max(self.images, 1)
+
+    def per_class(self) -> dict[str, float | None]:
+        """Top-1 per target class; None where it has no images."""
+        pairs = zip(self.class_names, self.restricted, self.total, strict=True)
+        return {name: right / n if n else None for name, right, n in pairs}
+
+    def worst(self) -> tuple[str, float]:
+        """The class that is classified worst, and how well."""
+        return min(((n, a) for n, a in self.per_class().items() if a is not None), key=lambda pair: pair[1])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"top1": self.top1, "images": self.images, "per_class": self.per_class()}
+
+
+def count_correct(logits: Tensor, labels: Tensor, columns: Tensor) -> Tensor:
+    """Count per class: [3, C] of images, right among the targets, right among all outputs.
+
+    Shapes: logits [B, outputs]; labels [B] in 0..C-1; columns [C], the column of each target class.
+    """
+    counts = torch.zeros(3, len(columns), dtype=torch.int64, device=labels.device)
+    right = logits[:, columns].argmax(1) == labels
+    right_full = logits.argmax(1) == columns[labels]
+    for row, chosen in zip(counts, (torch.ones_like(right), right, right_full), strict=True):
+        row.index_add_(0, labels, chosen.to(torch.int64))
+    return counts
+
+
+def from_counts(class_names: Sequence[str], counts: Tensor) -> Accuracy:
+    total, restricted, full = (tuple(int(n) for n in row) for row in counts.tolist())
+    return Accuracy(tuple(class_names), total, restricted, full)
+
+
+def measure_accuracy(
+    predict: Callable[[Tensor], Tensor],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    columns: Sequence[int],
+    class_names: Sequence[str],
+) -> Accuracy:
+    """Classify every image once. `predict` turns images [B, C, H, W] into logits [B, outputs], on any device."""
+    counts = torch.zeros(3, len(class_names), dtype=torch.int64)
+    index = torch.as_tensor(columns)
+    with torch.inference_mode():
+        for images, labels in batches:
+            counts += count_correct(predict(images).cpu().float(), labels.cpu(), index)
+    return from_counts(class_names, counts)

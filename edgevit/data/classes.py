@@ -1,0 +1,119 @@
+"""Which classes are meant: names, indices in the base, or a file of either; and where the base keeps each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgevit.errors import DataError, UnknownNameError
+
+
+@dataclass(frozen=True)
+class TargetClass:
+    name: str
+    base_index: int  # row of the base's classifier
+
+
+def listed(classes: str | Path | Sequence[str | int] | None) -> list[str] | None:
+    """Turn what a person gave into a list of entries: a file, a comma-separated text, or a list; None means all.
+
+    Raises:
+        DataError: the file is empty.
+    """
+    if classes is None:
+        return None
+    if not isinstance(classes, (str, Path)):
+        return [str(entry) for entry in classes]
+    text = str(classes)
+    if Path(text).is_file():
+        # One per line, or the papers' comma-separated indices: a line may hold either.
+        lines = [line.partition("#")[0] for line in Path(text).read_text().splitlines()]
+        entries = [entry.strip() for line in lines for entry in line.split(",")]
+    elif text.endswith((".txt", ".csv")):
+        raise DataError(f"no class file at {text}; check the path")
+    else:
+        entries = [entry.strip() for entry in text.split(",")]
+    entries = [entry for entry in entries if entry]
+    if not entries:
+        raise DataError(f"{text!r} lists no classes; give names or indices, one per line or separated by commas")
+    return entries
+
+
+def imagenet_names(outputs: int) -> dict[str, int]:
+    """Synsets and first lemmas of a classifier of ImageNet's size, by index; empty for any other size."""
+    from timm.data import ImageNetInfo
+
+    subsets = {1000: "imagenet-1k", 11221: "imagenet-21k-miil", 21841: "imagenet-22k"}
+    if outputs not in subsets:
+        return {}
+    info = ImageNetInfo(subsets[outputs])
+    synsets = info.label_names()
+    lemmas = [str(text).split(",")[0].strip() for text in info.label_descriptions(detailed=False)]
+    named = {lemma: i for i, lemma in enumerate(lemmas) if lemmas.count(lemma) == 1} if outputs == 1000 else {}
+    return {**named, **{synset: i for i, synset in enumerate(synsets)}}
+
+
+def base_order(data_names: Sequence[str], base_names: Sequence[str] | None, outputs: int) -> Mapping[str, int]:
+    """For each name that may be used for a class, its index in the base.
+
+    Known from the base itself (a model folder, or a list given by the user), from the data if it has exactly the base's
+    classes in the usual sorted order, or from ImageNet's own list.
+
+    Raises:
+        DataError: the order of the base's outputs cannot be known.
+    """
+    if base_names is not None:
+        if len(base_names) != outputs:
+            raise DataError(f"{len(base_names)} base class names for a base of {outputs} outputs; give one per output")
+        return {name: i for i, name in enumerate(base_names)}
+    if len(data_names) == outputs:
+        order = {name: i for i, name in enumerate(data_names)}
+        known = imagenet_names(outputs)
+        return {**known, **order} if all(known.get(n, i) == i for n, i in order.items()) else order
+    known = imagenet_names(outputs)
+    if known and all(name in known for name in data_names):
+        return known
+    raise DataError(
+        f"the data has {len(data_names)} classes and the base {outputs} outputs, so it is not known which output is "
+        f"which class; give the base's class names in order with --base-classes FILE"
+    )
+
+
+def resolve(
+    entries: Sequence[str] | None, data_names: Sequence[str], order: Mapping[str, int]
+) -> tuple[TargetClass, ...]:
+    """Find each entry among the data's classes and the base's outputs, in the order given.
+
+    Raises:
+        UnknownNameError: no such class; nearest names are offered.
+        DataError: listed twice, fewer than two, or without images.
+    """
+    by_index = {order[name]: name for name in data_names if name in order}
+    found: list[TargetClass] = []
+    for entry in entries if entries is not None else [n for n in data_names if n in order]:
+        if entry in order:
+            index = order[entry]
+        elif entry.isdecimal() and int(entry) in by_index:
+            index = int(entry)
+        elif entry.isdecimal():
+            raise DataError(f"no class with index {entry}: the base's classes that have images are {_span(by_index)}")
+        else:
+            raise UnknownNameError("class", entry, list(order))
+        if index not in by_index:
+            raise DataError(f"class {entry!r} has no images in the data; add a folder of that name, or leave it out")
+        found.append(TargetClass(by_index[index], index))
+    names = [target.name for target in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"class {twice[0]!r} is listed twice; list each class once")
+    if len(found) < 2:
+        raise DataError(
+            f"{len(found)} target class: a classifier needs two or more; add one, or a class of everything else"
+        )
+    return tuple(found)
+
+
+def _span(indices: Mapping[int, str]) -> str:
+    ordered = sorted(indices)
+    whole = ordered == list(range(ordered[0], ordered[-1] + 1)) if ordered else False
+    return f"{ordered[0]} to {ordered[-1]}" if whole else ", ".join(map(str, ordered[:20]))

@@ -1,0 +1,62 @@
+"""One file per kind of data on disk. Each defines:
+
+    def matches(data: str) -> bool          is it of this kind?
+    def open_source(data: str) -> Source    list it, without reading any image
+
+Sources are tried in the order of their names; `folder` matches any directory and so comes last.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Literal, Protocol
+
+from PIL.Image import Image
+
+from edgevit.errors import DataError
+
+Part = Literal["train", "test"]
+Reference = str | int  # what a source needs to read one image: a path, or an index
+
+
+class Source(Protocol):
+    """Images by class, read one at a time."""
+
+    class_names: Sequence[str]  # in the order of the base's outputs, if the base was trained on exactly these
+    has_test: bool  # whether it brings a test part of its own; if not, one is split off by seed
+    files: bool  # whether references are paths of files, which may be corrupt
+
+    def references(self, part: Part, class_name: str) -> list[Reference]:
+        """List the images of a class in a stable order; `part` is "train" where there is no test part."""
+
+    def read(self, reference: Reference) -> Image:
+        """Read one image as RGB.
+
+        Raises:
+            DataError: it is corrupt, or no image.
+        """
+
+
+def open_source(data: str | Path) -> Source:
+    """Open image data by name or path.
+
+    Raises:
+        DataError: there is nothing there, or nothing that any source understands.
+    """
+    text = str(data)
+    names = sorted(
+        (module.name for module in pkgutil.iter_modules(__path__)), key=lambda name: (name == "folder", name)
+    )
+    for name in names:
+        module = import_module(f"{__name__}.{name}")
+        if module.matches(text):
+            source: Source = module.open_source(text)
+            return source
+    what = "is not a folder" if Path(text).exists() else "does not exist"
+    raise DataError(
+        f"data {text} {what}; expected a folder of class folders (or train/ and val/ of them), "
+        f"a CIFAR folder as torchvision lays it out, or the name digits"
+    )

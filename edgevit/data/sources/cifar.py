@@ -1,0 +1,80 @@
+"""CIFAR-10 and CIFAR-100 as torchvision lays them out: pickled batches, read by an unpickler that knows arrays only."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from edgevit.data.sources import Part, Reference
+from edgevit.errors import DataError
+
+# folder: (files of the training part, files of the test part, key of the labels, meta file, key of the names)
+LAYOUTS = {
+    "cifar-10-batches-py": ([f"data_batch_{i}" for i in range(1, 6)], ["test_batch"], "labels", "batches.meta", "label_names"),
+    "cifar-100-python": (["train"], ["test"], "fine_labels", "meta", "fine_label_names"),
+}  # fmt: skip
+
+
+class _ArraysOnly(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module.split(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer"):
+            return super().find_class(module, name)
+        if (module, name) == ("_codecs", "encode"):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it wants {module}.{name}, which no CIFAR batch needs")
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        # latin1: the published files were pickled by Python 2.
+        loaded = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing; unpack the CIFAR archive again") from None
+    except (pickle.UnpicklingError, EOFError, ValueError, KeyError, AttributeError) as error:
+        raise DataError(f"cannot read {path}: {error}; unpack the CIFAR archive again") from error
+    if not isinstance(loaded, dict):
+        raise DataError(f"{path} holds a {type(loaded).__name__}, expected a dict; unpack the CIFAR archive again")
+    return loaded
+
+
+def _folder(data: str) -> Path | None:
+    for folder in (Path(data), *(Path(data) / name for name in LAYOUTS)):
+        if folder.name in LAYOUTS and folder.is_dir():
+            return folder
+    return None
+
+
+class Cifar:
+    has_test = True
+    files = False
+
+    def __init__(self, folder: Path) -> None:
+        train, test, labels, meta, names = LAYOUTS[folder.name]
+        self.class_names = tuple(_load(folder / meta)[names])
+        batches = [[_load(folder / name) for name in part] for part in (train, test)]
+        self.first_test = sum(len(batch[labels]) for batch in batches[0])
+        everything = batches[0] + batches[1]
+        self.labels = np.concatenate([np.asarray(batch[labels]) for batch in everything])
+        self.images = np.concatenate([batch["data"] for batch in everything]).reshape(-1, 3, 32, 32)
+
+    def references(self, part: Part, class_name: str) -> list[Reference]:
+        found = np.flatnonzero(self.labels == self.class_names.index(class_name))
+        return [int(i) for i in found if (i >= self.first_test) == (part == "test")]
+
+    def read(self, reference: Reference) -> Image.Image:
+        return Image.fromarray(np.ascontiguousarray(self.images[int(reference)].transpose(1, 2, 0)))
+
+
+def matches(data: str) -> bool:
+    return _folder(data) is not None
+
+
+def open_source(data: str) -> Cifar:
+    folder = _folder(data)
+    assert folder is not None
+    return Cifar(folder)

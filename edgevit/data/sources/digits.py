@@ -1,0 +1,34 @@
+"""scikit-learn's digits: 1797 grey images of 8 x 8 pixels in ten classes; small, real, and always at hand."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+from edgevit.data.sources import Part, Reference
+
+
+class Digits:
+    class_names = tuple(str(digit) for digit in range(10))
+    has_test = False
+    files = False
+
+    def __init__(self) -> None:
+        from sklearn.datasets import load_digits
+
+        images, self.labels = load_digits(return_X_y=True)
+        self.images = np.rint(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+
+    def references(self, part: Part, class_name: str) -> list[Reference]:
+        return [int(i) for i in np.flatnonzero(self.labels == int(class_name))]
+
+    def read(self, reference: Reference) -> Image.Image:
+        return Image.fromarray(self.images[int(reference)]).convert("RGB")
+
+
+def matches(data: str) -> bool:
+    return data == "digits"
+
+
+def open_source(data: str) -> Digits:
+    return Digits()

@@ -1,0 +1,61 @@
+"""A folder of class folders, or `train/` and `val/` of them, as ImageNet is usually unpacked."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from PIL import Image, UnidentifiedImageError
+
+from edgevit.data.sources import Part, Reference
+from edgevit.errors import DataError
+
+TEST_NAMES = ("val", "validation", "test")
+
+
+def _class_folders(folder: Path) -> dict[str, Path]:
+    return {f.name: f for f in sorted(folder.iterdir()) if f.is_dir() and not f.name.startswith(".")}
+
+
+class Folder:
+    files = True
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        train = root / "train"
+        test = next((root / name for name in TEST_NAMES if (root / name).is_dir()), None)
+        if train.is_dir() and test is None:
+            raise DataError(f"{root} has train/ but no val/; add val/, or give {train} itself to have one split off")
+        self.has_test = train.is_dir()
+        self.parts: dict[Part, dict[str, Path]] = {"train": _class_folders(train if self.has_test else root)}
+        if test is not None and self.has_test:
+            self.parts["test"] = _class_folders(test)
+        self.class_names = tuple(self.parts["train"])
+        if not self.class_names:
+            raise DataError(f"{root} holds no class folders; expected one folder of images per class")
+
+    def references(self, part: Part, class_name: str) -> list[Reference]:
+        folder = self.parts[part].get(class_name)
+        if folder is None:
+            where = self.root / ("train" if part == "train" else "val")
+            raise DataError(f"class {class_name!r} has no folder in {where}; add it, or leave the class out")
+        return [str(f) for f in sorted(folder.rglob("*")) if f.is_file() and not f.name.startswith(".")]
+
+    def read(self, reference: Reference) -> Image.Image:
+        try:
+            with warnings.catch_warnings(), Image.open(str(reference)) as image:
+                warnings.simplefilter("ignore")  # odd EXIF or a palette with transparency is no reason to stop
+                return image.convert("RGB")
+        except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error)
+            raise DataError(
+                f"cannot read {reference}: {reason}; remove or replace it, or leave such files out with --skip-bad-images"
+            ) from error
+
+
+def matches(data: str) -> bool:
+    return Path(data).is_dir()
+
+
+def open_source(data: str) -> Folder:
+    return Folder(Path(data))

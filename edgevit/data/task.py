@@ -1,0 +1,297 @@
+"""A task: the images of the target classes, and which of them are for what.
+
+Three parts, never mixed: `train`; `validation`, held out of the training data for every choice the code makes; `test`,
+which is only reported on. Where the data brings no test part, one is split off by seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from PIL import Image, UnidentifiedImageError
+from timm.data import create_transform
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from edgevit.data.classes import TargetClass, base_order, listed, resolve
+from edgevit.data.sources import Reference, Source, open_source
+from edgevit.errors import DataError, OptionError
+from edgevit.progress import Progress, Silent
+
+TEST_FRACTION = 0.2  # split off where the data brings no test part
+Augment = Literal["none", "crop", "flip"]
+AUGMENTS: tuple[Augment, ...] = ("none", "crop", "flip")
+
+
+def evaluation_transform(preprocessing: Mapping[str, Any]) -> Any:
+    return create_transform(**preprocessing, is_training=False)
+
+
+def training_transform(preprocessing: Mapping[str, Any], augment: Augment) -> Any:
+    """timm's training transform: a random crop of 70 to 100 % of the area, and with "flip" a mirror image, too.
+
+    No flip by default: it changes the class of a digit, an arrow or a traffic sign.
+    """
+    if augment == "none":
+        return evaluation_transform(preprocessing)
+    given = {k: preprocessing[k] for k in ("input_size", "interpolation", "mean", "std")}
+    return create_transform(
+        **given,
+        is_training=True,
+        scale=(0.7, 1.0),
+        hflip=0.5 if augment == "flip" else 0.0,
+        color_jitter=None,
+        auto_augment=None,
+    )
+
+
+class _Images(Dataset[tuple[Tensor, int]]):
+    """Reads and transforms one image; with a seed, its augmentation depends on that seed and nothing else."""
+
+    def __init__(self, source: Source, references: Sequence[Reference], labels: Sequence[int], transform: Any) -> None:
+        self.source, self.references, self.labels, self.transform = source, references, labels, transform
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> tuple[Tensor, int]:
+        position, seed = (key, None) if isinstance(key, int) else key
+        image = self.source.read(self.references[position])
+        if seed is None:
+            return self.transform(image), self.labels[position]
+        # timm draws from `random` and torchvision from torch: seed both, and leave both as they were. Not with
+        # torch.manual_seed: where CUDA is not up yet it queues a call with its whole traceback, each time.
+        python_state, torch_state = random.getstate(), torch.get_rng_state()
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        try:
+            return self.transform(image), self.labels[position]
+        finally:
+            random.setstate(python_state)
+            torch.set_rng_state(torch_state)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images of one part, in a fixed order."""
+
+    source: Source
+    references: tuple[Reference, ...]
+    labels: tuple[int, ...]  # position in the task's classes
+    preprocessing: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+    def batches(self, batch_size: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every image once: (images float32 [B, C, H, W], labels int64 [B])."""
+        images = _Images(self.source, self.references, self.labels, evaluation_transform(self.preprocessing))
+        yield from DataLoader(images, batch_size=batch_size, num_workers=workers)
+
+    def training_batches(
+        self, order: Iterable[Sequence[tuple[int, int]]], augment: Augment, workers: int = 0
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Augmented batches; `order` gives for each batch the position and the augmentation seed of its images."""
+        images = _Images(self.source, self.references, self.labels, training_transform(self.preprocessing, augment))
+        yield from DataLoader(images, batch_sampler=order, num_workers=workers)  # type: ignore[arg-type]
+
+    def subset(self, count: int) -> Split:
+        """At most `count` images, spread evenly over the whole and so over the classes."""
+        n = len(self)
+        if count >= n:
+            return self
+        chosen = [i * n // count for i in range(count)]
+        references, labels = tuple(self.references[i] for i in chosen), tuple(self.labels[i] for i in chosen)
+        return Split(self.source, references, labels, self.preprocessing)
+
+    def part(self, index: int, count: int) -> Split:
+        """The `index`-th of `count` interleaved shares, for one of several processes."""
+        chosen = slice(index, None, count)
+        return Split(self.source, self.references[chosen], self.labels[chosen], self.preprocessing)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Target classes and their images."""
+
+    classes: tuple[TargetClass, ...]
+    train: Split
+    validation: Split
+    test: Split
+    arguments: dict[str, Any] = field(repr=False)  # what `reopen` needs
+    skipped: int = 0  # images left out because they could not be read
+
+    @property
+    def class_names(self) -> list[str]:
+        return [c.name for c in self.classes]
+
+    @property
+    def base_columns(self) -> list[int]:
+        """For each target class, its column in the base's logits."""
+        return [c.base_index for c in self.classes]
+
+    def record(self) -> dict[str, Any]:
+        """What derivation.json says of the data, and `reopen` reads."""
+        return {
+            **self.arguments,
+            "classes": [{"name": c.name, "base_index": c.base_index} for c in self.classes],
+            "images": {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)},
+            "skipped_images": self.skipped,
+            "fingerprint": self.fingerprint(),
+        }
+
+    def fingerprint(self) -> str:
+        """Hash of which images are in which part: names and, for files, sizes."""
+        digest = hashlib.sha256()
+        for name, split in (("train", self.train), ("validation", self.validation), ("test", self.test)):
+            for reference, label in zip(split.references, split.labels, strict=True):
+                path = Path(str(reference)) if split.source.files else None
+                told = f"{path.parent.name}/{path.name} {path.stat().st_size}" if path else str(reference)
+                digest.update(f"{name} {label} {told}\n".encode())
+        return digest.hexdigest()
+
+
+def _why_bad(path: str) -> str | None:
+    """Decode an image at the smallest scale its format allows; return why that failed, or None."""
+    try:
+        with Image.open(path) as image:
+            image.draft("RGB", (16, 16))  # JPEG only: an eighth of the work, and still every byte is read
+            image.load()
+    except UnidentifiedImageError:
+        return "not an image"
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        return str(error)
+    return None
+
+
+def _readable(references: list[Reference], skip: bool, progress: Progress) -> set[Reference]:
+    """The images that can be read; checked before the work starts, not hours into it.
+
+    Raises:
+        DataError: one cannot, and bad images are not to be skipped.
+    """
+    good: set[Reference] = set()
+    with progress.stage("check images", len(references), "image") as stage, ThreadPoolExecutor(4) as pool:
+        for i, (reference, why) in enumerate(zip(references, pool.map(_why_bad, map(str, references)), strict=True)):
+            if why is None:
+                good.add(reference)
+            elif not skip:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise DataError(
+                    f"cannot read {reference}: {why}; remove or replace it, or leave such files out with --skip-bad-images"
+                )
+            stage.update(i + 1)
+    return good
+
+
+def _shuffled(references: Sequence[Reference], seed: int, salt: str) -> list[Reference]:
+    """Shuffle by a hash of seed and class, so that one class's split does not depend on which others are chosen."""
+    mixed = list(references)
+    random.Random(f"{seed}/{salt}").shuffle(mixed)
+    return mixed
+
+
+def _count(total: int, fraction: float) -> int:
+    return min(max(1, round(total * fraction)), total - 1)
+
+
+def _parts(source: Source, name: str, validation_fraction: float, seed: int) -> dict[str, list[Reference]]:
+    """Split one class into train, validation and test.
+
+    Raises:
+        DataError: too few images for that.
+    """
+    train = source.references("train", name)
+    test = source.references("test", name) if source.has_test else None
+    need = 2 if source.has_test else 3
+    if len(train) < need or test == []:
+        seen = f"{len(train)} training images" + ("" if test is None else f" and {len(test)} test images")
+        raise DataError(f"class {name!r} has {seen}; it needs {need} or more to train on and to hold out: add some")
+    mixed = _shuffled(train, seed, name)
+    if test is None:
+        held = _count(len(mixed) - 1, TEST_FRACTION)
+        test, mixed = sorted(mixed[:held], key=str), mixed[held:]
+    held = _count(len(mixed), validation_fraction)
+    return {"train": sorted(mixed[held:], key=str), "validation": sorted(mixed[:held], key=str), "test": test}
+
+
+def open_task(
+    data: str | Path,
+    classes: str | Path | Sequence[str | int] | None,
+    *,
+    preprocessing: Mapping[str, Any],
+    base_outputs: int,
+    base_names: Sequence[str] | None = None,
+    validation_fraction: float = 0.1,
+    seed: int = 42,
+    skip_bad_images: bool = False,
+    progress: Progress | None = None,
+) -> Task:
+    """Find the target classes' images and hold out what must be held out.
+
+    Args:
+        classes: names, indices in the base, a file or comma-separated text of either; None for every class.
+        base_names: the base's classes in the order of its outputs, where that is known.
+
+    Raises:
+        DataError, UnknownNameError: as `edgevit.data.classes` and `edgevit.data.sources` say.
+        OptionError: the validation fraction is not between 0 and 1.
+    """
+    if not 0 < validation_fraction < 1:
+        raise OptionError(f"validation fraction {validation_fraction} is not between 0 and 1; try 0.1")
+    source = open_source(data)
+    order = base_order(source.class_names, base_names, base_outputs)
+    targets = resolve(listed(classes), source.class_names, order)
+    parts = [_parts(source, target.name, validation_fraction, seed) for target in targets]
+    skipped = 0
+    if source.files:
+        everything = [r for part in parts for references in part.values() for r in references]
+        good = _readable(everything, skip_bad_images, progress or Silent())
+        skipped = len(everything) - len(good)
+        parts = [{k: [r for r in v if r in good] for k, v in part.items()} for part in parts]
+    splits = {}
+    for name in ("train", "validation", "test"):
+        pairs = [(reference, label) for label, part in enumerate(parts) for reference in part[name]]
+        if not pairs:
+            raise DataError(f"no readable {name} images of the target classes in {data}; add some")
+        splits[name] = Split(source, tuple(r for r, _ in pairs), tuple(label for _, label in pairs), preprocessing)
+    arguments = {
+        "data": str(data) if not Path(str(data)).exists() else str(Path(str(data)).resolve()),
+        "base_outputs": base_outputs,
+        "base_names": list(base_names) if base_names is not None else None,
+        "validation_fraction": validation_fraction,
+        "seed": seed,
+        "skip_bad_images": skip_bad_images,
+    }
+    return Task(targets, splits["train"], splits["validation"], splits["test"], arguments, skipped)
+
+
+def reopen(record: Mapping[str, Any], preprocessing: Mapping[str, Any], progress: Progress | None = None) -> Task:
+    """Open a task again from its record, with the same images in the same parts.
+
+    Raises:
+        DataError: the images are gone, or are others than they were.
+    """
+    task = open_task(
+        record["data"],
+        [c["name"] for c in record["classes"]],
+        preprocessing=preprocessing,
+        base_outputs=record["base_outputs"],
+        base_names=record["base_names"],
+        validation_fraction=record["validation_fraction"],
+        seed=record["seed"],
+        skip_bad_images=record["skip_bad_images"],
+        progress=progress,
+    )
+    if task.fingerprint() != record["fingerprint"]:
+        raise DataError(
+            f"the images in {record['data']} are not those the model was derived from; give others with --data"
+        )
+    return task

@@ -1,0 +1,91 @@
+"""Vulcan's allocation of widths to blocks: adaptive FFN widths (Eq. 3, 29) and QK/VO rates (Eq. 5, 6, 30)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, log
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from edgevit.derive.factorise import effective_rank
+
+Normalisation = Literal["zscore", "minmax", "l2", "uniform"]
+SizeWeight = Literal["parameters", "log_parameters"]
+
+
+def normalise(activation: Tensor, how: Normalisation) -> Tensor:
+    """Make the activations [e] of one block comparable with other blocks' (Vulcan, section H)."""
+    if how == "l2":
+        return activation / activation.norm().clamp_min(torch.finfo(activation.dtype).tiny)
+    if how == "minmax":
+        spread = activation.max() - activation.min()
+        return (activation - activation.min()) / spread.clamp_min(torch.finfo(activation.dtype).tiny)
+    centred = activation - activation.mean()
+    return centred / centred.norm().clamp_min(torch.finfo(activation.dtype).tiny)
+
+
+def adaptive_widths(scores: Sequence[Tensor], rate: float, minimum: int = 1) -> list[int]:
+    """K(l) of Eq. 3: how many neurons of each block are above one global order statistic of the scores.
+
+    Exactly ceil(rate * sum e) neurons go, whatever the ties, as far as `minimum` per block allows.
+    """
+    kept = [len(s) for s in scores]
+    spare = [max(len(s) - minimum, 0) for s in scores]
+    # The `minimum` largest of each block are out of reach of the global threshold.
+    losable = [torch.sort(s, stable=True).values[:n] for s, n in zip(scores, spare, strict=True)]
+    owner = torch.repeat_interleave(torch.arange(len(scores)), torch.tensor(spare))
+    total = sum(len(s) for s in scores)
+    # The small correction undoes rounding such as ceil(0.6 * 5) = 4.
+    gone = min(ceil(rate * total - 1e-9 * total), sum(spare))
+    lost = owner[torch.argsort(torch.cat(losable), stable=True)[:gone]]
+    return [k - int(n) for k, n in zip(kept, torch.bincount(lost, minlength=len(scores)), strict=True)]
+
+
+def capped_rates(weights: Sequence[float], sizes: Sequence[float], caps: Sequence[float], mean: float) -> list[float]:
+    """Rates proportional to `weights` whose size-weighted mean is `mean`, none above its cap.
+
+    Section H: a rate that would exceed its cap is fixed there, and the rest are solved again, until all fit.
+    """
+    fixed = [False] * len(weights)
+    rates = list(caps)
+    while not all(fixed):
+        open_ = [i for i, f in enumerate(fixed) if not f]
+        due = mean * sum(sizes) - sum(rates[i] * sizes[i] for i, f in enumerate(fixed) if f)
+        scale = max(due, 0.0) / sum(weights[i] * sizes[i] for i in open_)
+        over = [i for i in open_ if scale * weights[i] > caps[i]]
+        if not over:
+            for i in open_:
+                rates[i] = scale * weights[i]
+            break
+        for i in over:
+            fixed[i] = True
+    return rates
+
+
+def head_rates(
+    values: Sequence[tuple[Tensor, Tensor]],
+    attention_params: Sequence[int],
+    widths: Sequence[tuple[int, int]],
+    rate: float,
+    minimum: int,
+    size_weight: SizeWeight,
+) -> list[tuple[float, float]]:
+    """Pruning rates of QK and VO width in each block (Eq. 5, 6; Eq. 30 where blocks differ in size).
+
+    Args:
+        values: singular values of W_Q^T W_K and W_V^T W_O^T, ([H, q], [H, v]) per block.
+        widths: (q, v) per block; no rate cuts below `minimum` of them.
+    """
+    ranks = [tuple(float(effective_rank(s).sum()) for s in pair) for pair in values]
+    size = [float(p) if size_weight == "parameters" else log(p) for p in attention_params]
+    weights, sizes, caps = [], [], []
+    for (qk, vo), p, params, block_widths in zip(ranks, size, attention_params, widths, strict=True):
+        whole = max(qk + vo, 1e-12)
+        for other, width in zip((vo, qk), block_widths, strict=True):  # much rank elsewhere: more to prune here
+            weights.append(max(2 * other / whole * p / whole, 1e-12))
+            sizes.append(float(params))
+            caps.append(max(1 - minimum / width, 0.0))
+    rates = capped_rates(weights, sizes, caps, rate)
+    return list(zip(rates[::2], rates[1::2], strict=True))

@@ -1,0 +1,9 @@
+"""One file per derivation method. Each defines:
+
+    class Config                 frozen dataclass: the method's options, in the CLI (`--set method.option=value`), in
+                                 derivation.json and in reports; every field has a default and a comment
+    def derive(problem, config) -> Derived
+
+A method decides what to keep and may train `problem.network` in place; only `surgery` changes a structure.
+tests/derive/test_methods.py sweeps this folder.
+"""

@@ -1,0 +1,309 @@
+"""Vulcan (ICLR 2026): make the base redundant where it will be cut, while training it on the target classes; then cut.
+
+FFN neurons are drawn to the anchor of their cluster, the tails of the QK and VO spectra to zero, under an augmented
+Lagrangian (Eq. 8); once both hold, merging and truncating changes nothing. Where the paper's text and its released code
+disagree, both are options; benchmarks/RESULTS.md has the measurement behind each default.
+
+Differences from both: [W_Q b_Q] instead of W_Q in the rank term, because the query bias is factorised with it; rates
+above what a block can lose are handed to the other blocks; the widths follow a shape policy and land on the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from math import log
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from edgevit.derive import surgery
+from edgevit.derive.allocation import Normalisation, SizeWeight, adaptive_widths, head_rates, normalise
+from edgevit.derive.collapse import (
+    Clusters,
+    activation_collapse,
+    cluster_neurons,
+    largest_members,
+    make_clusters,
+    to_device,
+    weight_collapse,
+)
+from edgevit.derive.plan import Plan, load_plan, save_plan
+from edgevit.derive.problem import Derived, Problem
+from edgevit.derive.rank import query_matrix, tail_sums
+from edgevit.derive.shape import Widths, fit
+from edgevit.derive.statistics import BlockStatistics, calibrate, observed, token_sum
+from edgevit.derive.train import Compute, train
+from edgevit.models.blocks import BlockDims, BlockWeights
+from edgevit.models.families import family_of
+
+
+@dataclass(frozen=True)
+class Config:
+    collapse: Literal["weight", "activation", "none"] = "weight"  # what of a neuron is drawn to its anchor (Eq. 4)
+    rank: bool = True  # empty the tails of the QK and VO spectra (Eq. 7)
+    anchor: Literal["activation", "random"] = "activation"  # a cluster's anchor: the most active member, or any
+    anchor_update: Literal["batch", "ema", "fixed"] = "fixed"  # choose anchors anew from each batch, a mean, or never
+    ema_decay: float = 0.99  # of the activations' running mean, with anchor_update=ema
+    multiplier_update: Literal["ascent", "adam"] = "adam"  # Algorithm 1, or the released code's optimiser
+    rho: float = 1.0  # penalty parameter: the multipliers' learning rate
+    reduction: Literal["released", "paper"] = "released"  # divide by collapsing clusters and heads, or by K(l) and 1
+    ffn_normalisation: Normalisation = "zscore"  # of activations, before the global threshold of Eq. 3
+    head_allocation: Literal["effective_rank", "uniform"] = "effective_rank"  # of QK and VO widths (Eq. 5, 6)
+    size_weight: SizeWeight = "parameters"  # blocks of different size: Eq. 29 and 30, or the released code's logarithm
+    qk_svd: Literal["weights", "activations"] = "weights"  # factorise for the weights, or for the task's own tokens
+    steps_rule: Literal["published", "data"] = "published"  # 6250 R^2 + 1250 R, or the same number of epochs
+    calibration_images: int = 1024  # for activations and moments
+
+
+PUBLISHED_BATCH, PUBLISHED_IMAGES = 256, 32_500  # the rule was made at this batch size, for 25 ImageNet classes
+
+
+def steps_for(rate: float, config: Config, images: int, batch_size: int) -> int:
+    """Table 8: 6250 R^2 + 1250 R steps; with `steps_rule=data`, as many passes over the data as that was there."""
+    published = 6250 * rate**2 + 1250 * rate
+    if config.steps_rule == "data":
+        published *= PUBLISHED_BATCH / PUBLISHED_IMAGES * images / batch_size
+    return max(round(published), 1)
+
+
+# -- plan --------------------------------------------------------------------------------------------------------------
+
+
+def choose_dims(problem: Problem, config: Config, statistics: list[BlockStatistics]) -> tuple[BlockDims, ...]:
+    """Widths of every block, from activations and effective ranks, fitted to the budget."""
+    family = family_of(problem.network)
+    blocks: list[BlockWeights] = family.read(problem.network)
+    dims = [b.dims for b in blocks]
+    ffn_params = [b.w1.numel() + b.w2.numel() for b in blocks]
+    scores = [normalise(s.activation, config.ffn_normalisation) for s in statistics]
+    if config.size_weight == "log_parameters":  # Eq. 29
+        scores = [s / log(p) for s, p in zip(scores, ffn_params, strict=True)]
+    values = surgery.head_singular_values(blocks)
+    attention_params = [sum(w.numel() for w in (b.wq, b.wk, b.wv, b.wo)) for b in blocks]
+    widths = [(d.qk, d.vo) for d in dims]
+
+    def wishes_at(rate: float) -> list[Widths]:
+        if config.ffn_normalisation == "uniform":
+            ffn: list[float] = [d.ffn * (1 - rate) for d in dims]
+        else:
+            ffn = [float(k) for k in adaptive_widths(scores, rate, problem.policy.ffn_minimum)]
+        if config.head_allocation == "uniform":
+            rates = [(rate, rate)] * len(dims)
+        else:
+            minimum = problem.policy.head_minimum
+            rates = head_rates(values, attention_params, widths, rate, minimum, config.size_weight)
+        kept = zip(dims, rates, ffn, strict=True)
+        return [Widths(d.qk * (1 - r_qk), d.vo * (1 - r_vo), e) for d, (r_qk, r_vo), e in kept]
+
+    return fit(wishes_at, dims, family.geometry(problem.network), problem.budget, problem.policy)
+
+
+def _scores(statistics: BlockStatistics, config: Config, generator: torch.Generator) -> Tensor:
+    if config.anchor == "random":
+        return torch.rand(len(statistics.activation), generator=generator)
+    return statistics.activation
+
+
+def make_plan(problem: Problem, config: Config) -> Plan:
+    """Decide widths, clusters and anchors; the statistics are taken by all processes, the rest by the first."""
+    moments = config.qk_svd == "activations"
+    images = problem.compute.share(problem.task.train.subset(config.calibration_images))
+    with problem.stopwatch.stage("statistics"):
+        statistics = calibrate(
+            problem.network.to(problem.compute.device),
+            images,
+            batch_size=problem.compute.batch_size,
+            device=problem.compute.device,
+            workers=problem.training.workers,
+            moments=moments,
+            progress=problem.progress,
+        )
+        statistics = [_over_processes(s, problem.compute) for s in statistics]
+    if problem.compute.is_main:
+        with problem.stopwatch.stage("clustering"):
+            save_plan(_decide(problem, config, statistics), problem.folder)
+    problem.compute.wait()
+    plan = load_plan(problem.folder)
+    assert plan is not None
+    return plan
+
+
+def _over_processes(statistics: BlockStatistics, compute: Compute) -> BlockStatistics:
+    def mean(value: Tensor) -> Tensor:
+        return compute.mean(value.to(compute.device)).cpu() if compute.accelerator.num_processes > 1 else value
+
+    moment = None if statistics.moment is None else mean(statistics.moment)
+    return BlockStatistics(mean(statistics.activation), moment)
+
+
+def _decide(problem: Problem, config: Config, statistics: list[BlockStatistics]) -> Plan:
+    dims = choose_dims(problem, config, statistics)
+    generator = torch.Generator().manual_seed(problem.training.seed)
+    clusters = []
+    blocks = family_of(problem.network).read(problem.network)
+    with problem.progress.stage("clustering", len(blocks), "block") as stage:
+        for i, (block, new, s) in enumerate(zip(blocks, dims, statistics, strict=True)):
+            labels = cluster_neurons(block, new.ffn, problem.training.seed)
+            clusters.append(make_clusters(labels, _scores(s, config, generator)))
+            stage.update(i + 1)
+    moments = tuple(s.moment for s in statistics if s.moment is not None)
+    return Plan(dims, tuple(clusters), moments or None)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+class Redundancy:
+    """The two redundancy constraints and their multipliers: Eq. 4, 7 and 8 as a `train.Constraint`."""
+
+    def __init__(self, network: nn.Module, plan: Plan, config: Config, compute: Compute) -> None:
+        self.network, self.plan, self.config, self.compute = network, plan, config, compute
+        self.family = family_of(network)
+        self.clusters = [to_device(c, compute.device) for c in plan.clusters]
+        released = config.reduction == "released"
+        self.divisors = [max(c.collapsing, 1) if released else len(c.anchors) for c in plan.clusters]
+        self.multipliers = torch.zeros(2, dtype=torch.float64)  # lambda_1 of absolutes, lambda_2 of squares
+        self.adam = torch.zeros(2, 2, dtype=torch.float64)  # first and second moment of their gradients
+        self.updates = 0
+        self.violation = torch.zeros(2, dtype=torch.float64)  # dL/dlambda of the last step
+        self.live: list[Tensor] = []  # [e] per block, of the last forward pass, differentiable
+        self.seen: list[Tensor] = []  # [e] per block, summed over the micro-batches of a step
+        self.micro_batches = 0
+        self.mean: list[Tensor] = []  # [e] per block, running
+
+    # -- activations -----------------------------------------------------------------------------------------------
+
+    @property
+    def _needs_activations(self) -> bool:
+        return self.config.collapse == "activation" or self._moves_anchors
+
+    @property
+    def _moves_anchors(self) -> bool:
+        return self.config.anchor_update != "fixed" and self.config.anchor == "activation"
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        modules = self.family.ffn_activations(self.network)
+        with observed(modules, self._see) if self._needs_activations else nullcontext():
+            yield
+
+    def _see(self, index: int, inputs: Any, output: Tensor) -> None:
+        if not self.network.training:
+            return  # an evaluation between two steps
+        if index == 0:
+            self.live = []
+            self.micro_batches += 1
+        summed = token_sum(output.float())
+        self.live.append(summed)
+        if len(self.seen) <= index:
+            self.seen.append(summed.detach())
+        else:
+            self.seen[index] = self.seen[index] + summed.detach()
+
+    def _move_anchors(self) -> None:
+        now = [self.compute.mean(s / self.micro_batches) for s in self.seen]
+        if self.config.anchor_update == "ema" and self.mean:
+            decay = self.config.ema_decay
+            now = [decay * old + (1 - decay) * new for old, new in zip(self.mean, now, strict=True)]
+        self.mean = now
+        self.clusters = [
+            Clusters(c.labels, largest_members(c.labels, a, len(c.anchors)))
+            for c, a in zip(self.clusters, now, strict=True)
+        ]
+
+    # -- penalty ---------------------------------------------------------------------------------------------------
+
+    def _collapse(self, blocks: list[BlockWeights]) -> Tensor:
+        total = torch.zeros(2, device=self.compute.device)
+        for i, (block, clusters) in enumerate(zip(blocks, self.clusters, strict=True)):
+            if self.config.collapse == "weight":
+                pair = weight_collapse(block, clusters)
+            else:
+                pair = activation_collapse(self.live[i], clusters)
+            total = total + torch.stack(pair) / self.divisors[i]
+        return total
+
+    def _tails(self, blocks: list[BlockWeights]) -> Tensor:
+        kept = self.plan.dims
+        matrices = [query_matrix(b) for b in blocks] + [b.wv for b in blocks]
+        sums = torch.stack(tail_sums(matrices, [d.qk for d in kept] + [d.vo for d in kept]))
+        return sums / sum(d.heads for d in kept) if self.config.reduction == "released" else sums
+
+    def penalty(self) -> tuple[Tensor, dict[str, float]]:
+        if self._moves_anchors:
+            self._move_anchors()
+        self.seen, self.micro_batches = [], 0
+        blocks = self.family.read(self.network)
+        zero = torch.zeros(2, device=self.compute.device)
+        collapse = self._collapse(blocks) if self.config.collapse != "none" else zero
+        tails = self._tails(blocks) if self.config.rank else zero
+        self.live = []
+        violation = collapse + tails
+        self.violation = violation.detach().double().cpu()
+        multipliers = self.multipliers.to(violation)
+        figures = {
+            "loss_collapse": float(collapse[0].detach()),
+            "loss_rank": float(tails[0].detach()),
+            "lambda_1": float(self.multipliers[0]),
+            "lambda_2": float(self.multipliers[1]),
+        }
+        return (multipliers * violation).sum(), figures
+
+    def after_step(self) -> None:
+        """Raise the multipliers: by rho times the violation, or as AdamW with learning rate -rho would."""
+        self.updates += 1
+        if self.config.multiplier_update == "ascent":
+            self.multipliers = self.multipliers + self.config.rho * self.violation
+            return
+        decay = torch.tensor([[0.9], [0.999]], dtype=torch.float64)
+        self.adam = decay * self.adam + (1 - decay) * torch.stack([self.violation, self.violation**2])
+        first, second = self.adam / (1 - decay**self.updates)
+        self.multipliers = self.multipliers + self.config.rho * first / (second.sqrt() + 1e-8)
+
+    # -- result and state ------------------------------------------------------------------------------------------
+
+    def current_plan(self) -> Plan:
+        return replace(self.plan, clusters=tuple(self.clusters))
+
+    def pruned(self) -> nn.Module:
+        return surgery.apply(self.network, self.current_plan())
+
+    def state(self) -> dict[str, Tensor]:
+        tensors = {"multipliers": self.multipliers, "adam": self.adam, "updates": torch.tensor(self.updates)}
+        tensors |= {f"anchors.{i}": c.anchors.cpu() for i, c in enumerate(self.clusters)}
+        return tensors | {f"mean.{i}": m.cpu() for i, m in enumerate(self.mean)}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self.multipliers, self.adam, self.updates = state["multipliers"], state["adam"], int(state["updates"])
+        device = self.compute.device
+        self.clusters = [replace(c, anchors=state[f"anchors.{i}"].to(device)) for i, c in enumerate(self.clusters)]
+        self.mean = [state[f"mean.{i}"].to(device) for i in range(len(self.clusters)) if f"mean.{i}" in state]
+
+
+def derive(problem: Problem, config: Config) -> Derived:
+    plan = load_plan(problem.folder) or make_plan(problem, config)
+    training = problem.training
+    steps = training.steps
+    if steps is None:
+        steps = steps_for(problem.budget.rate, config, len(problem.task.train), training.batch_size)
+    network = problem.network.to(problem.compute.device)
+    redundancy = Redundancy(network, plan, config, problem.compute)
+    with problem.stopwatch.stage("training"):
+        done = train(
+            network,
+            problem.task,
+            problem.columns,
+            training,
+            steps=steps,
+            compute=problem.compute,
+            progress=problem.progress,
+            history=problem.history,
+            constraint=redundancy,
+            folder=problem.folder / "train",
+        )
+    with problem.stopwatch.stage("surgery"):
+        slim = redundancy.pruned()
+    return Derived(slim, {"steps": done, "steps_planned": steps, "images_seen": done * training.batch_size})

@@ -1,0 +1,57 @@
+"""What a method is given, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+from torch import nn
+
+from edgevit.data.task import Task
+from edgevit.derive.budget import Budget
+from edgevit.derive.shape import Policy
+from edgevit.derive.train import Compute, History, Training
+from edgevit.progress import Progress
+
+
+@dataclass
+class Stopwatch:
+    """Seconds per stage of a derivation."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + monotonic() - start, 3)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One derivation to do."""
+
+    network: nn.Module  # the base, its classifier already as asked; the method may train it
+    task: Task
+    columns: Sequence[int]  # for each target class, its column in the network's logits
+    budget: Budget
+    policy: Policy
+    training: Training
+    compute: Compute
+    folder: Path  # for what must outlive an interruption
+    history: History
+    progress: Progress
+    stopwatch: Stopwatch
+
+
+@dataclass(frozen=True)
+class Derived:
+    """The slim network, and figures worth keeping about how it came to be."""
+
+    network: nn.Module
+    facts: dict[str, object]

@@ -1,0 +1,443 @@
+"""The training loop that every method shares, on accelerate: one process or several, fp32, bf16 or fp16, resumable.
+
+The images of every step, and their augmentation, are a function of seed and step alone: not of the number of workers,
+of processes, of accumulated micro-batches, or of interruptions. `batch_size` counts the images of one optimiser step
+over all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, PartialState
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from edgevit.data.accuracy import Accuracy, count_correct, from_counts
+from edgevit.data.task import AUGMENTS, Augment, Split, Task
+from edgevit.errors import Interrupted, OptionError, TrainingError, UnknownNameError
+from edgevit.progress import Progress
+
+Precision = Literal["fp32", "bf16", "fp16"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
+Schedule = Literal["constant", "cosine"]
+
+MET = 0.002  # trained and pruned accuracy count as met within this
+PATIENCE = 3  # evaluations in which they must have met, and the pruned one not improved, before training stops
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train. Defaults are those published for Vulcan."""
+
+    steps: int | None = None  # None: the method's own rule
+    batch_size: int = 256  # images per optimiser step, over all processes and micro-batches
+    lr: float = 1e-4
+    weight_decay: float = 0.05
+    schedule: Schedule = "constant"
+    warmup_steps: int = 0
+    grad_accum: int = 1  # micro-batches per optimiser step
+    precision: Precision = "fp32"
+    device: str = "auto"
+    workers: int = 0
+    seed: int = 42
+    augment: Augment = "crop"
+    evaluations: int = 10  # how often both accuracies are taken, on the validation part
+    early_stop: bool = True
+
+    def check(self) -> None:
+        """Raise OptionError if a value cannot be."""
+        for name in ("batch_size", "grad_accum", "evaluations"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name.replace('_', '-')} {getattr(self, name)} is less than 1")
+        if self.steps is not None and self.steps < 0:
+            raise OptionError(f"steps {self.steps} is negative; 0 trains not at all")
+        if not self.lr > 0:
+            raise OptionError(f"lr {self.lr:g} is not above 0; the papers use 1e-4")
+        for kind, value, known in (("precision", self.precision, PRECISIONS), ("augmentation", self.augment, AUGMENTS)):
+            if value not in known:
+                raise UnknownNameError(kind, value, known)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where and how tensors are computed: accelerate's view of the devices and processes."""
+
+    accelerator: Accelerator
+    batch_size: int  # for passes without gradients
+    workers: int
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.accelerator.device
+        return device
+
+    @property
+    def is_main(self) -> bool:
+        return bool(self.accelerator.is_main_process)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Average over the processes."""
+        reduced: Tensor = self.accelerator.reduce(value, reduction="mean")
+        return reduced
+
+    def share(self, split: Split) -> Split:
+        """This process's share of the images."""
+        count = self.accelerator.num_processes
+        return split if count == 1 else split.part(self.accelerator.process_index, count)
+
+    def wait(self) -> None:
+        self.accelerator.wait_for_everyone()
+
+
+def open_compute(training: Training) -> Compute:
+    """Start accelerate for this device and precision.
+
+    Raises:
+        UnknownNameError: no such device.
+        OptionError: the machine lacks the device, or the device the precision.
+    """
+    name, _, index = training.device.partition(":")
+    if name not in ("auto", "cpu", "cuda", "mps"):
+        raise UnknownNameError("device", training.device, ["auto", "cpu", "cuda", "mps"])
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(name, True):
+        raise OptionError(f"this machine has no {name} device that torch can see; try --device cpu")
+    on_cpu = name == "cpu" or not any(available.values())
+    if on_cpu and training.precision == "fp16":
+        raise OptionError("fp16 trains on CUDA only; on the CPU try --precision bf16 or fp32")
+    if name == "cuda" and index:
+        torch.cuda.set_device(int(index))
+    if not torch.distributed.is_initialized():
+        # Its state outlives an Accelerator: a second derivation in one process may ask for another precision.
+        AcceleratorState._reset_state(reset_partial_state=True)
+    mixed = "no" if training.precision == "fp32" else training.precision
+    accelerator = Accelerator(mixed_precision=mixed, cpu=on_cpu, gradient_accumulation_steps=training.grad_accum)
+    share = training.batch_size / (training.grad_accum * accelerator.num_processes)
+    if share != int(share):
+        raise OptionError(
+            f"batch size {training.batch_size} does not divide into {training.grad_accum} micro-batches on "
+            f"{accelerator.num_processes} processes; make it a multiple of {training.grad_accum * accelerator.num_processes}"
+        )
+    return Compute(accelerator, max(int(share), 1), training.workers)
+
+
+def close_compute() -> None:
+    """Leave the process group, if there is one."""
+    if torch.distributed.is_initialized():
+        PartialState().destroy_process_group()
+
+
+def evaluate(
+    network: nn.Module, split: Split, columns: Sequence[int], names: Sequence[str], compute: Compute
+) -> Accuracy:
+    """Accuracy on one part, shared among the processes. Leaves the network in the mode it was in."""
+    was_training = network.training
+    network.to(compute.device).eval()
+    counts = torch.zeros(3, len(names), dtype=torch.int64, device=compute.device)
+    index = torch.as_tensor(columns, device=compute.device)
+    with torch.inference_mode(), compute.accelerator.autocast():
+        for images, labels in compute.share(split).batches(compute.batch_size, compute.workers):
+            counts += count_correct(network(images.to(compute.device)).float(), labels.to(compute.device), index)
+    network.train(was_training)
+    return from_counts(names, compute.accelerator.reduce(counts, reduction="sum").cpu())
+
+
+class Constraint(Protocol):
+    """What a method adds to the task loss, and what its pruned model would be if training ended now."""
+
+    def watch(self) -> AbstractContextManager[None]:
+        """Observe the network while it trains."""
+
+    def penalty(self) -> tuple[Tensor, dict[str, float]]:
+        """The addition to the loss, once per optimiser step, and figures for the history."""
+
+    def after_step(self) -> None:
+        """Called once the optimiser has stepped."""
+
+    def pruned(self) -> nn.Module:
+        """The slim model that surgery would make now."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that resuming needs."""
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take back what `state` gave."""
+
+
+@dataclass
+class History:
+    """Lines of history.jsonl, kept in a file as they come. `path` None keeps them in memory only."""
+
+    path: Path | None
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, **figures: Any) -> None:
+        self.lines.append(figures)
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps(figures) + "\n")
+
+    def rewind(self, stage: str, step: int) -> None:
+        """Forget what an interrupted run logged after its last saved state."""
+        if self.path is None or not self.path.is_file():
+            return
+        lines = [json.loads(line) for line in self.path.read_text().splitlines()]
+        self.lines = [line for line in lines if line["stage"] != stage or line["step"] <= step]
+        self.path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
+
+
+def sample_order(
+    images: int, training: Training, first_step: int, last_step: int, rank: int = 0, world: int = 1
+) -> Iterator[list[tuple[int, int]]]:
+    """For each micro-batch of one process, the position and augmentation seed of its images.
+
+    Epochs are permutations laid end to end, so that every image is seen equally often to within one.
+    """
+    micro = training.batch_size // (training.grad_accum * world)
+    permutation, of_epoch = torch.empty(0), -1
+    for step in range(first_step, last_step):
+        for accumulated in range(training.grad_accum):
+            start = step * training.batch_size + (accumulated * world + rank) * micro
+            batch = []
+            for p in range(start, start + micro):
+                if p // images != of_epoch:
+                    of_epoch = p // images
+                    generator = torch.Generator().manual_seed(training.seed * 1_000_003 + of_epoch)
+                    permutation = torch.randperm(images, generator=generator)
+                batch.append((int(permutation[p % images]), (training.seed << 40) + p))
+            yield batch
+
+
+def learning_rate(training: Training, step: int, steps: int) -> float:
+    if step < training.warmup_steps:
+        return training.lr * (step + 1) / training.warmup_steps
+    if training.schedule == "constant":
+        return training.lr
+    share = (step - training.warmup_steps) / max(steps - training.warmup_steps, 1)
+    return training.lr * 0.5 * (1 + math.cos(math.pi * share))
+
+
+class _StopAsked:
+    """Whether Ctrl-C was pressed; a second press stops at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self, signum: int, frame: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+@contextmanager
+def _stop_on_signal() -> Iterator[_StopAsked]:
+    stop = _StopAsked()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+@dataclass
+class _Run:
+    """One training under way; exists so that its parts fit in one glance each."""
+
+    network: nn.Module
+    task: Task
+    target: Tensor  # [C] column of each class
+    training: Training
+    steps: int
+    compute: Compute
+    constraint: Constraint | None
+    folder: Path | None
+    stage: str
+    history: History
+
+    def __post_init__(self) -> None:
+        optimizer = torch.optim.AdamW(
+            self.network.parameters(), lr=self.training.lr, weight_decay=self.training.weight_decay
+        )
+        self.model, self.optimizer = self.compute.accelerator.prepare(self.network, optimizer)
+        self.best, self.since_best, self.met = -1.0, 0, 0
+
+    # -- saved state ---------------------------------------------------------------------------------------------------
+
+    def save(self, step: int) -> None:
+        """Write the state beside the old one and swap them, so that a crash leaves one that is whole."""
+        if self.folder is None:
+            return
+        new = self.folder.with_name(self.folder.name + ".new")
+        if self.compute.is_main:
+            shutil.rmtree(new, ignore_errors=True)
+        self.compute.wait()
+        self.compute.accelerator.save_state(str(new))
+        self.compute.wait()
+        if self.compute.is_main:
+            if self.constraint is not None:
+                save_file(self.constraint.state(), new / "constraint.safetensors")
+            progress = {"step": step, "best": self.best, "since_best": self.since_best, "met": self.met}
+            (new / "progress.json").write_text(json.dumps(progress))
+            shutil.rmtree(self.folder, ignore_errors=True)
+            new.rename(self.folder)
+        self.compute.wait()
+
+    def restore(self) -> int:
+        """Take up a saved state; return the step to go on from, 0 if there is none."""
+        if self.folder is None or not (self.folder / "progress.json").is_file():
+            return 0
+        self.compute.accelerator.load_state(str(self.folder))
+        if self.constraint is not None:
+            self.constraint.load_state(load_file(self.folder / "constraint.safetensors"))
+        saved = json.loads((self.folder / "progress.json").read_text())
+        self.best, self.since_best, self.met = saved["best"], saved["since_best"], saved["met"]
+        return int(saved["step"])
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+
+    def step(self, batches: Iterator[tuple[Tensor, Tensor]], step: int) -> dict[str, float]:
+        accelerator = self.compute.accelerator
+        lr = learning_rate(self.training, step, self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        task_loss, figures = 0.0, {}
+        for _ in range(self.training.grad_accum):
+            images, labels = next(batches)
+            with accelerator.accumulate(self.model):
+                logits = self.model(images.to(self.compute.device))
+                loss = F.cross_entropy(logits.float(), self.target[labels.to(self.compute.device)])
+                task_loss += float(loss.detach()) / self.training.grad_accum
+                if self.constraint is not None and accelerator.sync_gradients:
+                    penalty, figures = self.constraint.penalty()
+                    loss = loss + penalty * self.training.grad_accum  # accumulate() divides by it
+                accelerator.backward(loss)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+        if self.constraint is not None:
+            self.constraint.after_step()
+        if not math.isfinite(task_loss) or not all(map(math.isfinite, figures.values())):
+            raise TrainingError(
+                f"the loss is {task_loss:g} at step {step + 1} of {self.stage}, no longer a number; "
+                f"try a lower --lr, or --precision bf16 instead of fp16"
+            )
+        return {"loss_task": task_loss, **figures, "lr": lr}
+
+    # -- looking on ----------------------------------------------------------------------------------------------------
+
+    def look(self) -> dict[str, float]:
+        """Accuracy on the validation part, of the model in training and of the one that surgery would make now."""
+        names, columns = self.task.class_names, self.target.tolist()
+
+        def accuracy(network: nn.Module) -> float:
+            return evaluate(network, self.task.validation, columns, names, self.compute).top1
+
+        figures = {"accuracy_trained": accuracy(self.network)}
+        if self.constraint is not None:
+            figures["accuracy_pruned"] = accuracy(self.constraint.pruned())
+        return figures
+
+    def has_met(self, looked: dict[str, float]) -> bool:
+        """Whether trained and pruned model have met and stopped improving."""
+        pruned = looked.get("accuracy_pruned")
+        if pruned is None or not self.training.early_stop:
+            return False
+        improved = pruned > self.best
+        self.best, self.since_best = max(self.best, pruned), 0 if improved else self.since_best + 1
+        self.met = self.met + 1 if abs(looked["accuracy_trained"] - pruned) <= MET else 0
+        return self.met >= PATIENCE and self.since_best >= PATIENCE
+
+    def asked_to_stop(self, stop: _StopAsked) -> bool:
+        """Whether any process was; all must stop after the same step."""
+        if self.compute.accelerator.num_processes == 1:
+            return stop.asked
+        flag = torch.tensor(float(stop.asked), device=self.compute.device)
+        return bool(self.compute.accelerator.reduce(flag, reduction="sum") > 0)
+
+
+def train(
+    network: nn.Module,
+    task: Task,
+    columns: Sequence[int],
+    training: Training,
+    *,
+    steps: int,
+    compute: Compute,
+    progress: Progress,
+    history: History,
+    stage: str = "train",
+    constraint: Constraint | None = None,
+    folder: Path | None = None,
+) -> int:
+    """Train `network` in place on the task's training part; return the number of steps done.
+
+    Args:
+        columns: for each target class, its column in the logits.
+        folder: where the state is kept; one that is there is taken up.
+
+    Raises:
+        Interrupted: Ctrl-C; the state is saved.
+        TrainingError: the loss is no longer a number.
+    """
+    network.to(compute.device).train()
+    target = torch.as_tensor(columns, device=compute.device)
+    run = _Run(network, task, target, training, steps, compute, constraint, folder, stage, history)
+    first = run.restore()
+    history.rewind(stage, first)
+    accelerator = compute.accelerator
+    order = sample_order(len(task.train), training, first, steps, accelerator.process_index, accelerator.num_processes)
+    batches = iter(task.train.training_batches(order, training.augment, training.workers))
+    every, log_every = max(math.ceil(steps / training.evaluations), 1), max(steps // 200, 1)
+    done = first
+    watched: Callable[[], AbstractContextManager[None]] = constraint.watch if constraint else _nothing
+    with progress.stage(stage, steps, "step") as shown, _stop_on_signal() as stop, watched():
+        if first == 0 and constraint is not None and steps > 0:
+            _note(history, compute, stage=stage, step=0, **run.look())
+        started = time.monotonic()
+        for step in range(first, steps):
+            figures = run.step(batches, step)
+            done = step + 1
+            looked = run.look() if done % every == 0 or done == steps else {}
+            if looked or done % log_every == 0:
+                speed = (done - first) * training.batch_size / (time.monotonic() - started)
+                _note(history, compute, stage=stage, step=done, **figures, **looked, images_per_s=round(speed, 2))
+            shown.update(done, loss=figures["loss_task"], **looked)
+            ended = bool(looked) and run.has_met(looked)
+            stopping = run.asked_to_stop(stop)
+            if stopping or (looked and not ended and done < steps):
+                run.save(done)
+            if stopping:
+                raise Interrupted(f"stopped at step {done} of {steps} of {stage}; the state is saved")
+            if ended:
+                progress.note(f"{stage}: trained and pruned accuracy have met after {done} of {steps} steps")
+                break
+    accelerator.free_memory()
+    network.eval()
+    return done
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def _note(history: History, compute: Compute, **figures: Any) -> None:
+    if compute.is_main:
+        history.add(**figures)

@@ -1,0 +1,96 @@
+"""Every error edgevit raises on purpose. The CLI prints the message and exits 1; any other exception is a bug.
+
+EdgeVitError
+  UnknownNameError        no method, option, class, runner, device ... of that name; suggests the nearest
+  OptionError             an option's value is outside what it may be
+  DataError               images or classes are missing, empty, corrupt or ambiguous
+  ModelError
+    UnsupportedModelError a family that the factorisation would break, or that edgevit cannot read yet
+    CheckpointError       weights or a model folder that are missing, truncated, altered or of another architecture
+  BudgetError             no shape that the policy allows fits the budget
+  TrainingError           the loss is no longer a number
+  OutputError             the output exists, or could not be written
+  Interrupted             stopped by Ctrl-C; the message says how to resume
+  ExportError             a check of the exported files failed, or the exporter did
+  BoardError
+    UnreachableError      the agent could not be started on the host
+    AgentError            the agent raised; `.remote_traceback` says where
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class EdgeVitError(Exception):
+    """Root of the tree."""
+
+
+class UnknownNameError(EdgeVitError):
+    """No such name; the message suggests the nearest known ones."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = [str(k) for k in known]
+        close = get_close_matches(name, names, n=3, cutoff=0.5)
+        if close:
+            hint = f"did you mean {' or '.join(repr(c) for c in close)}?"
+        else:
+            hint = f"known: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
+        super().__init__(f"no {kind} {name!r}; {hint}")
+
+
+class OptionError(EdgeVitError):
+    """An option's value is outside what it may be."""
+
+
+class DataError(EdgeVitError):
+    """Images or classes are missing, empty, corrupt or ambiguous."""
+
+
+class ModelError(EdgeVitError):
+    """Something is wrong with a model."""
+
+
+class UnsupportedModelError(ModelError):
+    """A family that the factorisation would break, or that edgevit cannot read yet."""
+
+
+class CheckpointError(ModelError):
+    """Weights or a model folder that are missing, truncated, altered or of another architecture."""
+
+
+class BudgetError(EdgeVitError):
+    """No shape that the policy allows fits the budget."""
+
+
+class TrainingError(EdgeVitError):
+    """The loss is no longer a number."""
+
+
+class OutputError(EdgeVitError):
+    """The output exists, or could not be written."""
+
+
+class Interrupted(EdgeVitError):
+    """Stopped by Ctrl-C; the message says how to resume."""
+
+
+class ExportError(EdgeVitError):
+    """A check of the exported files failed, or the exporter did."""
+
+
+class BoardError(EdgeVitError):
+    """Something went wrong on, or on the way to, the machine that runs the agent."""
+
+
+class UnreachableError(BoardError):
+    """The agent could not be started on the host."""
+
+
+class AgentError(BoardError):
+    """The agent raised while serving a request."""
+
+    def __init__(self, message: str, *, remote_traceback: str = "") -> None:
+        super().__init__(message)
+        self.remote_traceback = remote_traceback

@@ -1,0 +1,36 @@
+"""Write a model folder's ONNX files, and prove that they are the model: parity, accuracy, fused attention.
+
+One file per idea: `onnx` is the command; `graph` writes a file and `session` runs one; `precision`, `padding`, `gates`
+and `fusion` each hold one kind of change or check; `images` finds what a model is judged on and `evaluate` judges it.
+To add a check, write a function that raises ExportError and returns what export.json should say, and call it in `onnx`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgevit.export.record import ExportReport
+
+
+class _CallablePackage(ModuleType):
+    """The package and the public function share a name: `edgevit.export("runs/t1")` works beside its submodules."""
+
+    @staticmethod
+    def __call__(model: Any, **options: Any) -> ExportReport:
+        """Export a model folder; the options are those of `edgevit.export.onnx.export`."""
+        from edgevit.export.onnx import export
+
+        return export(model, **options)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        from edgevit.export.onnx import export
+
+        return inspect.signature(export)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

@@ -1,0 +1,145 @@
+"""Accuracy of a base, a model folder or an ONNX file on images of its classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from edgevit.data.accuracy import measure_accuracy
+from edgevit.errors import OptionError
+from edgevit.export.images import Part, Subject, data_record, open_images, subject_of
+from edgevit.export.session import OnnxModel, open_device
+from edgevit.models.checkpoint import open_base
+from edgevit.progress import Progress, Silent
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Top-1 accuracy on one part of the data."""
+
+    model: str
+    form: str  # "torch" or "onnx"
+    data: str
+    part: Part
+    images: int
+    top1: float  # among the target classes
+    top1_full: float  # every output of the classifier in the running
+    outputs: int
+    per_class: dict[str, float | None]  # top-1 among the target classes; None: no images
+    images_per_class: dict[str, int]
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The class that is classified worst, and how well."""
+        return min(((n, a) for n, a in self.per_class.items() if a is not None), key=lambda pair: pair[1])
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    form: str
+    predict: Callable[[Tensor], Tensor]
+    subject: Subject
+
+
+def _open_onnx(path: Path, device: str) -> _Candidate:
+    model = OnnxModel(path, device=device)
+    subject = Subject(
+        class_names=tuple(model.described("class_names")),
+        class_columns=tuple(model.described("class_columns")),
+        outputs=model.output.shape[1],
+        preprocessing=model.described("preprocessing"),
+        **model.described("split"),
+    )
+    return _Candidate("onnx", model.predict, subject)
+
+
+def _open_torch(model: str | Path, device: str, **options: Any) -> _Candidate:
+    opened = open_base(model, **options)
+    network = opened.network.to(device)
+    record = data_record(Path(model)) if Path(model).is_dir() else None
+    return _Candidate("torch", lambda images: network(images.to(device)), subject_of(opened.spec, record))
+
+
+def evaluate(
+    model: str | Path,
+    data: str | Path | None = None,
+    *,
+    classes: str | Path | Sequence[str | int] | None = None,
+    base_classes: str | Path | Sequence[str] | None = None,
+    checkpoint: str | Path | None = None,
+    pretrained: bool = False,
+    model_args: Mapping[str, Any] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    part: str = "test",
+    seed: int | None = None,
+    skip_bad_images: bool = False,
+    max_images: int | None = None,
+    batch_size: int = 32,
+    workers: int = 0,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Classify the images of one part of the data, "test" or "validation".
+
+    `model` is a timm name with `checkpoint` or `pretrained`, a model folder, or an .onnx file that `export` wrote.
+    `classes` are those of a base, or some of a derived model's own, by name or by position. Without `data`, a model
+    folder is judged on the images it was derived from; `seed` is that of its split unless given.
+
+    Raises:
+        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the model cannot be opened as asked.
+        DataError: the images are missing, or their classes cannot be matched with the model's.
+    """
+    if batch_size < 1 or (max_images is not None and max_images < 1):
+        raise OptionError(f"--batch-size {batch_size} and --max-images {max_images} must be at least 1")
+    open_device(device)
+    progress = progress or Silent()
+    given = {
+        "checkpoint": checkpoint,
+        "pretrained": pretrained,
+        "model_args": model_args,
+        "preprocessing": preprocessing,
+    }
+    if Path(model).suffix == ".onnx":
+        if extra := [name for name, value in given.items() if value]:
+            raise OptionError(f"{model} brings its own weights and preprocessing; leave out {', '.join(extra)}")
+        candidate = _open_onnx(Path(model), device)
+    else:
+        candidate = _open_torch(model, device, **given)
+    judging = open_images(
+        candidate.subject,
+        data,
+        classes=classes,
+        base_classes=base_classes,
+        part=part,
+        seed=seed,
+        skip_bad_images=skip_bad_images,
+        progress=progress,
+    ).limited(max_images)
+    with progress.stage("evaluate", len(judging.split), "image") as stage:
+        done = 0
+
+        def predict(images: Tensor) -> Tensor:
+            nonlocal done
+            logits = candidate.predict(images)
+            done += len(images)
+            stage.update(done)
+            return logits
+
+        batches = judging.split.batches(batch_size, workers)
+        accuracy = measure_accuracy(predict, batches, judging.columns, judging.class_names)
+    return Evaluation(
+        model=str(model),
+        form=candidate.form,
+        data=judging.data,
+        part=judging.part,
+        images=accuracy.images,
+        top1=accuracy.top1,
+        top1_full=accuracy.top1_full,
+        outputs=candidate.subject.outputs,
+        per_class=accuracy.per_class(),
+        images_per_class=dict(zip(accuracy.class_names, accuracy.total, strict=True)),
+    )

@@ -1,0 +1,180 @@
+"""Checks that the exported files are the model. Each returns what export.json should say, or raises ExportError."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor
+
+from edgevit.data.accuracy import count_correct, from_counts
+from edgevit.errors import ExportError
+from edgevit.export.images import Judging
+from edgevit.progress import Progress
+
+Predict = Callable[[Tensor], Tensor]
+
+# What a Vision Transformer decomposes to, all of it in TensorRT 8.5 and later. Not here on purpose: Attention, which
+# JetPack's parsers lack, and Cast, which splits fused kernels.
+OPERATORS = frozenset(
+    """
+    Add Sub Mul Div Pow Sqrt Erf Gelu Tanh Sigmoid Relu Softmax LayerNormalization MatMul Gemm Conv ReduceMean ReduceMax
+    Reshape Transpose Concat Expand Slice Split Squeeze Unsqueeze Gather Shape Constant Identity
+    """.split()  # noqa: SIM905
+)
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """How far a file may be from the torch model."""
+
+    fp32_error: float = 1e-4  # relative L2 of the logits; 1e-6 is usual
+    fp16_error: float = 2e-2  # 1e-3 is usual
+    fp32_agreement: float = 0.999  # share of real images with the same top-1
+    fp16_agreement: float = 0.99
+
+    def error(self, precision: str) -> float:
+        return self.fp32_error if precision == "fp32" else self.fp16_error
+
+    def agreement(self, precision: str) -> float:
+        return self.fp32_agreement if precision == "fp32" else self.fp16_agreement
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Logits of a file against those of torch in fp32."""
+
+    error: float  # |difference| / |torch|, L2 over all logits
+    tolerance: float
+    largest_difference: float  # of one logit
+    logits_scale: float  # root mean square of torch's logits
+    images: int
+    source: str  # "random", or the data they come from
+
+
+@dataclass(frozen=True)
+class FileAccuracy:
+    """A file on real images of the target classes."""
+
+    top1: float
+    agreement: float  # share of images with torch's top-1
+    agreement_least: float
+    per_class: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class AccuracyCheck:
+    """Every form of the model on the same images, top-1 among the target classes."""
+
+    data: str
+    part: str
+    images: int
+    torch: float
+    files: dict[str, FileAccuracy]  # by precision
+
+
+def check_graph(path: Path, opset: int) -> dict[str, int]:
+    """Check that the file is valid ONNX of the opset asked for, made of known operators only; return their counts.
+
+    Raises:
+        ExportError: it is not.
+    """
+    try:
+        # By path and not by object: beyond 2 GiB only that works, and it never holds a second copy in Python.
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        raise ExportError(f"{path.name} is not valid ONNX: {reason}; try --opset 20") from error
+    model = onnx.load(str(path), load_external_data=False)
+    seen = {entry.domain: entry.version for entry in model.opset_import}
+    if seen != {"": opset}:
+        raise ExportError(f"{path.name} has opset {seen.get('')} where {opset} was asked for; try --opset 20")
+    counts = Counter(node.op_type for node in model.graph.node)
+    if unknown := sorted(counts.keys() - OPERATORS):
+        raise ExportError(
+            f"{path.name} holds {', '.join(unknown)}, which may not run or not run fast on a board; try --opset 20, "
+            f"or report the base model's name"
+        )
+    return dict(sorted(counts.items()))
+
+
+def check_parity(
+    precision: str, reference: Tensor, predict: Predict, images: Tensor, source: str, tolerance: float
+) -> Parity:
+    """Compare a file's logits with torch's; the images are few, and any will do.
+
+    Raises:
+        ExportError: they differ by more than the tolerance, or are no numbers.
+    """
+    logits = predict(images).double()
+    expected = reference.double()
+    if not torch.isfinite(logits).all():
+        count = int((~torch.isfinite(logits)).sum())
+        raise ExportError(f"{count} of {logits.numel()} logits in {precision} are NaN or infinite; try --no-fp16")
+    difference = logits - expected
+    error = float(difference.norm() / expected.norm().clamp_min(torch.finfo(torch.float64).tiny))
+    if error > tolerance:
+        raise ExportError(
+            f"logits in {precision} are off by {error:.2g} of torch's, at most {tolerance:.2g} is allowed; "
+            + ("allow more with --fp16-tolerance, or try --no-fp16" if precision == "fp16" else "try --opset 20")
+        )
+    return Parity(
+        error=error,
+        tolerance=tolerance,
+        largest_difference=float(difference.abs().max()),
+        logits_scale=float(expected.square().mean().sqrt()),
+        images=len(images),
+        source=source,
+    )
+
+
+def check_accuracy(
+    reference: Predict,
+    files: Mapping[str, Predict],
+    judging: Judging,
+    tolerances: Tolerances,
+    *,
+    batch_size: int,
+    workers: int,
+    progress: Progress,
+) -> AccuracyCheck:
+    """Classify real images with torch and with every file (by precision), and compare.
+
+    One image may always differ: it can lie on the edge between two classes.
+
+    Raises:
+        ExportError: a file's top-1 differs from torch's on too many images.
+    """
+    columns = torch.as_tensor(judging.columns)
+    counts: dict[str, Any] = {name: torch.zeros(3, len(columns), dtype=torch.int64) for name in ("torch", *files)}
+    same = dict.fromkeys(files, 0)
+    done = 0
+    with progress.stage("accuracy", len(judging.split), "image") as stage, torch.inference_mode():
+        for images, labels in judging.split.batches(batch_size, workers):
+            expected = reference(images).cpu().float()
+            counts["torch"] += count_correct(expected, labels, columns)
+            chosen = expected[:, columns].argmax(1)
+            for precision, predict in files.items():
+                logits = predict(images)
+                counts[precision] += count_correct(logits, labels, columns)
+                same[precision] += int((logits[:, columns].argmax(1) == chosen).sum())
+            done += len(images)
+            stage.update(done, **{f"accuracy_{n}": float(c[1].sum()) / done for n, c in counts.items()})
+    results = {}
+    for precision in files:
+        least = tolerances.agreement(precision)
+        if done - same[precision] > max(1, math.floor((1 - least) * done)):
+            raise ExportError(
+                f"{precision} agrees with torch on {same[precision]} of {done} images, {least:.1%} is required; "
+                f"allow less with --min-agreement" + (", or try --no-fp16" if precision == "fp16" else "")
+            )
+        accuracy = from_counts(judging.class_names, counts[precision])
+        results[precision] = FileAccuracy(accuracy.top1, same[precision] / done, least, accuracy.per_class())
+    torch_top1 = from_counts(judging.class_names, counts["torch"]).top1
+    return AccuracyCheck(judging.data, judging.part, done, torch_top1, results)

@@ -1,0 +1,136 @@
+"""The images that a model is judged on: its own task's, or other data's of the same classes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from edgevit.data.classes import listed
+from edgevit.data.task import Split, Task, open_task, reopen
+from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError
+from edgevit.models.spec import ModelSpec
+from edgevit.progress import Progress
+
+DERIVATION = "derivation.json"
+Part = Literal["test", "validation"]
+PARTS: tuple[Part, ...] = ("test", "validation")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a model, in whatever form, says of itself."""
+
+    class_names: tuple[str, ...]  # target classes; empty for a base
+    class_columns: tuple[int, ...]  # for each, its column in the logits
+    outputs: int
+    preprocessing: dict[str, Any]
+    seed: int = 42  # of the split it was derived with, so that what is called test here was not trained on there
+    validation_fraction: float = 0.1
+    record: dict[str, Any] | None = None  # of the images it was derived from, where they are known
+
+
+@dataclass(frozen=True)
+class Judging:
+    """Images of one part, with the model's own columns for their classes."""
+
+    split: Split
+    class_names: tuple[str, ...]
+    columns: tuple[int, ...]
+    data: str
+    part: Part
+
+    def limited(self, count: int | None) -> Judging:
+        """At most `count` images, spread evenly over the classes."""
+        if count is None:
+            return self
+        return Judging(self.split.subset(count), self.class_names, self.columns, self.data, self.part)
+
+
+def data_record(folder: Path) -> dict[str, Any] | None:
+    """Read what derivation.json says of the data; None where the folder is a base or came about otherwise.
+
+    Raises:
+        CheckpointError: the file is there and cannot be read.
+    """
+    path = folder / DERIVATION
+    if not path.is_file():
+        return None
+    try:
+        record: dict[str, Any] | None = json.loads(path.read_text()).get("data")
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); derive the model again") from error
+    return record
+
+
+def subject_of(spec: ModelSpec, record: dict[str, Any] | None = None) -> Subject:
+    split = {key: record[key] for key in ("seed", "validation_fraction") if key in record} if record else {}
+    return Subject(
+        class_names=tuple(spec.class_names),
+        class_columns=tuple(spec.class_columns),
+        outputs=spec.timm_args["num_classes"],
+        preprocessing=spec.preprocessing,
+        record=record,
+        **split,
+    )
+
+
+def _open_data(
+    subject: Subject,
+    data: str | Path,
+    classes: str | Path | Sequence[str | int] | None,
+    base_classes: str | Path | Sequence[str] | None,
+    seed: int | None,
+    skip_bad_images: bool,
+    progress: Progress,
+) -> Task:
+    # A derived model's own classes are all it knows: to the data layer they are the base.
+    names = subject.class_names or None
+    return open_task(
+        data,
+        classes if classes is not None else names,
+        preprocessing=subject.preprocessing,
+        base_outputs=len(names) if names else subject.outputs,
+        base_names=names or listed(base_classes),
+        validation_fraction=subject.validation_fraction,
+        seed=subject.seed if seed is None else seed,
+        skip_bad_images=skip_bad_images,
+        progress=progress,
+    )
+
+
+def open_images(
+    subject: Subject,
+    data: str | Path | None,
+    *,
+    progress: Progress,
+    classes: str | Path | Sequence[str | int] | None = None,
+    base_classes: str | Path | Sequence[str] | None = None,
+    part: str = "test",
+    seed: int | None = None,
+    skip_bad_images: bool = False,
+) -> Judging:
+    """Open the images to judge a model on; with no data given, those of its own derivation.
+
+    Raises:
+        DataError: the images are missing or gone, or their classes cannot be matched with the model's.
+        UnknownNameError, OptionError: a class, a part, or an option that does not fit.
+    """
+    if part not in PARTS:
+        raise UnknownNameError("part of the data", part, PARTS)
+    if data is None and subject.record is None:
+        raise DataError("the model does not say which images it was derived from; give them with --data")
+    if data is None and classes is not None:
+        raise OptionError("--classes chooses among the classes of --data; give that, too")
+    if data is None:
+        assert subject.record is not None
+        task = reopen(subject.record, subject.preprocessing, progress)
+    else:
+        task = _open_data(subject, data, classes, base_classes, seed, skip_bad_images, progress)
+    column_of = dict(zip(subject.class_names, subject.class_columns, strict=True))
+    columns = [column_of[name] for name in task.class_names] if column_of else task.base_columns
+    chosen: Part = "test" if part == "test" else "validation"
+    split = task.test if chosen == "test" else task.validation
+    return Judging(split, tuple(task.class_names), tuple(columns), task.arguments["data"], chosen)

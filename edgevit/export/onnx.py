@@ -1,0 +1,312 @@
+"""Export a model folder: write `DIR/export/`, check all that can be checked here, and only then let it be seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import edgevit
+from edgevit.errors import DataError, OptionError, OutputError
+from edgevit.export.fusion import Fusion, compiler_installed, count_fused, remark
+from edgevit.export.gates import AccuracyCheck, Parity, Tolerances, check_accuracy, check_graph, check_parity
+from edgevit.export.graph import INPUT, OUTPUT, Batch, write_onnx
+from edgevit.export.images import Judging, Subject, data_record, open_images, subject_of
+from edgevit.export.padding import pad_heads as padded_copy
+from edgevit.export.precision import check_finite, check_range, halved
+from edgevit.export.record import RECORD, ExportedFile, ExportReport, TensorInfo
+from edgevit.export.session import OnnxModel, open_device
+from edgevit.models.blocks import BlockDims
+from edgevit.models.checkpoint import SPEC, Model, file_sha256, load, writing
+from edgevit.models.families import load_family
+from edgevit.progress import Progress, Silent
+
+OPSETS = range(17, 21)  # 17 brings LayerNormalization; JetPack 6's parser reads up to 20
+PARITY_IMAGES = 4
+DTYPES = {"fp32": "float32", "fp16": "float16"}
+
+
+def file_name(precision: str) -> str:
+    return f"model.{precision}.onnx"
+
+
+class _Stages:
+    """Progress and seconds of each stage."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        with self.progress.stage(name):
+            yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+@contextmanager
+def _replaced_folder(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder that takes the place of `folder` when the block ends well, and vanishes when it does not.
+
+    Raises:
+        OutputError: what is there was not written by `export`, or it cannot be written.
+    """
+    if folder.exists() and not (folder / RECORD).is_file():
+        raise OutputError(f"{folder} exists and holds no {RECORD}, so it is not an earlier export; move it away")
+    temporary, earlier = (folder.with_name(f".{folder.name}.{os.getpid()}.{suffix}") for suffix in ("tmp", "old"))
+    with writing(folder):
+        temporary.mkdir()
+        try:
+            yield temporary
+            if folder.exists():
+                folder.rename(earlier)
+            temporary.rename(folder)
+        finally:
+            if earlier.exists() and not folder.exists():
+                earlier.rename(folder)
+            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(earlier, ignore_errors=True)
+
+
+def _check_options(batch: Batch, opset: int, max_images: int | None, batch_size: int) -> None:
+    if batch != "dynamic" and (not isinstance(batch, int) or batch < 1):
+        raise OptionError(f"batch {batch!r} is neither a number of images nor 'dynamic'; try 1")
+    if opset not in OPSETS:
+        raise OptionError(
+            f"opset {opset} is not one of {OPSETS[0]} to {OPSETS[-1]}, which JetPack's parsers read; try 20"
+        )
+    for name, value in (("max-images", max_images), ("batch-size", batch_size)):
+        if value is not None and value < 1:
+            raise OptionError(f"--{name} is {value}: it must be at least 1")
+
+
+def _metadata(model: Model, subject: Subject, weights_sha256: str) -> dict[str, str]:
+    """What an application needs to use the file, and `evaluate` to judge it. JSON values, strings as they are."""
+    return {
+        "class_names": json.dumps(subject.class_names),
+        "class_columns": json.dumps(subject.class_columns),
+        "preprocessing": json.dumps(subject.preprocessing),
+        "split": json.dumps({"seed": subject.seed, "validation_fraction": subject.validation_fraction}),
+        "base": model.spec.timm_name,
+        "base_weights_sha256": model.spec.base.weights_sha256,
+        "weights_sha256": weights_sha256,
+        "edgevit_version": edgevit.__version__,
+    }
+
+
+def _judging(
+    subject: Subject, data: str | Path | None, part: str, progress: Progress, warnings: list[str]
+) -> Judging | None:
+    """The images to judge on; where the model's own cannot be had, say so and go on without."""
+    try:
+        return open_images(subject, data, part=part, progress=progress)
+    except DataError as error:
+        if data is not None:
+            raise
+        warnings.append(f"accuracy not checked: {error}")
+        return None
+
+
+def _sample(judging: Judging | None, input_size: tuple[int, int, int]) -> tuple[Tensor, str]:
+    """A few images for parity and ranges: real ones where there are any."""
+    if judging is None:
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(PARITY_IMAGES, *input_size, generator=generator), "random"
+    images, _ = next(iter(judging.split.subset(PARITY_IMAGES).batches(PARITY_IMAGES)))
+    return images, judging.data
+
+
+def _versions() -> dict[str, str]:
+    names = ["torch", "timm", "onnx", "onnxscript", "onnxruntime"]
+    return {"edgevit": edgevit.__version__, **{name: str(import_module(name).__version__) for name in names}}
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The files of one export, still in their temporary folder."""
+
+    folder: Path
+    nodes: Mapping[str, dict[str, int]]  # by precision: operators and how often each occurs
+
+    def session(self, precision: str, device: str = "cpu") -> OnnxModel:
+        return OnnxModel(self.folder / file_name(precision), device=device)
+
+    def files(self) -> dict[str, ExportedFile]:
+        nodes = {file_name(precision): counts for precision, counts in self.nodes.items()}
+        return {
+            path.name: ExportedFile(file_sha256(path), path.stat().st_size, nodes.get(path.name))
+            for path in sorted(self.folder.iterdir())
+        }
+
+
+def _write_files(
+    network: nn.Module,
+    folder: Path,
+    precisions: tuple[str, ...],
+    stages: _Stages,
+    metadata: Mapping[str, str],
+    **options: Any,
+) -> _Written:
+    nodes = {}
+    for precision in precisions:
+        path = folder / file_name(precision)
+        with stages(f"write {precision}"):
+            form = halved(network) if precision == "fp16" else network
+            write_onnx(form, path, metadata={**metadata, "precision": precision}, **options)
+            del form
+        with stages("check graphs"):
+            nodes[precision] = check_graph(path, options["opset"])
+    return _Written(folder, nodes)
+
+
+def _parity(
+    network: nn.Module, written: _Written, images: Tensor, source: str, tolerances: Tolerances
+) -> dict[str, Parity]:
+    with torch.inference_mode():
+        reference = network(images)
+    return {
+        precision: check_parity(
+            precision, reference, written.session(precision).predict, images, source, tolerances.error(precision)
+        )
+        for precision in written.nodes
+    }
+
+
+def _accuracy(
+    network: nn.Module, written: _Written, judging: Judging, tolerances: Tolerances, device: str, **options: Any
+) -> AccuracyCheck:
+    network = network.to(device)
+    sessions = {precision: written.session(precision, device).predict for precision in written.nodes}
+    return check_accuracy(lambda images: network(images.to(device)), sessions, judging, tolerances, **options)
+
+
+def _fusion(written: _Written, blocks: tuple[BlockDims, ...], warnings: list[str]) -> Fusion | None:
+    if "fp16" not in written.nodes:
+        return None  # attention in fp32 is never fused
+    if not compiler_installed():
+        warnings.append("fused attention not counted: TensorRT-RTX is not installed; try `pip install edgevit[rtx]`")
+        return None
+    path = written.folder / file_name("fp16")
+    fusion = count_fused(path, blocks=len(blocks), expected=sum(b.fusable for b in blocks))
+    if text := remark(fusion):
+        warnings.append(text)
+    return fusion
+
+
+def _padding(model: Model, network: nn.Module) -> dict[str, Any]:
+    family = load_family(model.spec.family)
+    dims = [block.dims for block in family.read(network)]
+    changed = sum(before != after for before, after in zip(model.spec.blocks, dims, strict=True))
+    return {
+        "blocks": changed,
+        "macs_before": model.spec.macs,
+        "macs": family.geometry(network).macs(dims),
+        "widths": [b.qk for b in dims],
+    }
+
+
+def _tensor(name: str, batch: Batch, size: tuple[int, ...], precisions: tuple[str, ...]) -> TensorInfo:
+    shape = ("batch" if batch == "dynamic" else batch, *size)
+    return TensorInfo(name, shape, {file_name(precision): DTYPES[precision] for precision in precisions})
+
+
+def export(
+    model: str | Path,
+    *,
+    batch: Batch = "dynamic",
+    opset: int = 20,
+    pad_heads: bool = False,
+    fp16: bool = True,
+    data: str | Path | None = None,
+    accuracy: bool = True,
+    part: str = "test",
+    max_images: int | None = None,
+    batch_size: int = 32,
+    workers: int = 0,
+    device: str = "cpu",
+    tolerances: Tolerances | None = None,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Write `model.fp32.onnx`, `model.fp16.onnx` and `export.json` into `export/` of a model folder.
+
+    An earlier export is replaced, and only when every check of the new one has passed. Logits are compared with those
+    of the model as it was derived, so that padding is checked, too. Accuracy is measured on `data`, or on the images
+    that the model was derived from; where these are gone it is left out with a warning.
+
+    Raises:
+        ExportError: a check failed; the message says which.
+        CheckpointError, DataError, OptionError, OutputError: the model, the images, an option or the disk is at fault.
+    """
+    _check_options(batch, opset, max_images, batch_size)
+    open_device(device)
+    tolerances = tolerances or Tolerances()
+    stages, warnings = _Stages(progress or Silent()), list[str]()
+    precisions = ("fp32", "fp16") if fp16 else ("fp32",)
+    folder = Path(model)
+    with stages("load"):
+        loaded = load(folder)
+        network = loaded.network.requires_grad_(False)
+        check_finite(network)
+        weights_sha256 = json.loads((folder / SPEC).read_text())["weights_sha256"]
+    subject = subject_of(loaded.spec, data_record(folder))
+    input_size: tuple[int, int, int] = tuple(subject.preprocessing["input_size"])
+    judging = None
+    if accuracy:
+        with stages("find images"):
+            judging = _judging(subject, data, part, stages.progress, warnings)
+    images, source = _sample(judging, input_size)
+    exported = padded_copy(network, loaded.spec.family) if pad_heads else network
+    blocks = tuple(block.dims for block in load_family(loaded.spec.family).read(exported))
+    with stages("check ranges"):
+        seen_range = check_range(exported, images) if fp16 else None
+    with _replaced_folder(folder / "export") as temporary:
+        metadata = _metadata(loaded, subject, weights_sha256)
+        written = _write_files(
+            exported, temporary, precisions, stages, metadata, input_size=input_size, batch=batch, opset=opset
+        )
+        padded = _padding(loaded, exported) if pad_heads else None
+        del exported
+        with stages("check parity"):
+            parity = _parity(network, written, images, source, tolerances)
+        with stages("count fused attention"):
+            fusion = _fusion(written, blocks, warnings)
+        checked = None
+        if judging is not None:
+            with stages("check accuracy"):
+                options = {"batch_size": batch_size, "workers": workers, "progress": stages.progress}
+                checked = _accuracy(network, written, judging.limited(max_images), tolerances, device, **options)
+        report = ExportReport(
+            folder=folder / "export",
+            files=written.files(),
+            batch=batch,
+            opset=opset,
+            inputs=(_tensor(INPUT, batch, input_size, precisions),),
+            outputs=(_tensor(OUTPUT, batch, (subject.outputs,), precisions),),
+            classes=tuple(
+                {"name": name, "column": column}
+                for name, column in zip(subject.class_names, subject.class_columns, strict=True)
+            ),
+            preprocessing=subject.preprocessing,
+            model={"timm_name": loaded.spec.timm_name, "weights_sha256": weights_sha256},
+            padded=padded,
+            range=seen_range,
+            parity=parity,
+            accuracy=checked,
+            fusion=fusion,
+            warnings=tuple(warnings),
+            versions=_versions(),
+            seconds={name: round(seconds, 3) for name, seconds in stages.seconds.items()},
+        )
+        (temporary / RECORD).write_text(report.to_json())
+    return report

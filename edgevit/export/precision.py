@@ -1,0 +1,94 @@
+"""Whether a network survives fp16: weights and activations within its range, and the half network itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from edgevit.errors import ExportError
+
+LARGEST = torch.finfo(torch.float16).max  # 65504
+SMALLEST_NORMAL = torch.finfo(torch.float16).smallest_normal  # 6.1e-5; below it precision fades
+INSTEAD = "derive the model again, or leave fp16 out with --no-fp16"
+
+
+@dataclass(frozen=True)
+class Range:
+    """How a network uses fp16's range."""
+
+    weights_largest: float
+    weights_subnormal: float  # share of the weights that are not zero and below the smallest normal number
+    weights_lost: float  # share of the weights that are not zero and become zero
+    activations_largest: float
+    activations_where: str  # the module whose output that is
+
+
+def check_finite(network: nn.Module) -> None:
+    """Raise ExportError if a weight is no number."""
+    for name, weight in network.state_dict().items():
+        if not torch.isfinite(weight).all():
+            count = int((~torch.isfinite(weight)).sum())
+            raise ExportError(
+                f"{name} holds {count} values of {weight.numel()} that are NaN or infinite; derive the model again"
+            )
+
+
+def _check_weights(network: nn.Module) -> tuple[float, float, float]:
+    total = subnormal = lost = 0
+    largest = 0.0
+    for name, weight in network.named_parameters():
+        size = weight.detach().abs()
+        if (peak := float(size.max())) > LARGEST:
+            raise ExportError(f"{name} overflows fp16: {peak:.4g} seen, {LARGEST:.0f} is the largest; {INSTEAD}")
+        largest = max(largest, peak)
+        small = size[(size < SMALLEST_NORMAL) & (size > 0)]
+        total += size.numel()
+        subnormal += small.numel()
+        lost += int((small.half() == 0).sum())
+    return largest, subnormal / total, lost / total
+
+
+@torch.inference_mode()
+def _largest_activation(network: nn.Module, images: Tensor) -> tuple[float, str]:
+    """The largest magnitude that any module of the fp32 network puts out, and which module."""
+    seen: dict[str, float] = {}
+
+    def watch(name: str) -> Callable[[nn.Module, object, object], None]:
+        def hook(module: nn.Module, inputs: object, output: object) -> None:
+            if isinstance(output, Tensor) and output.numel():
+                seen[name] = float(output.abs().max())
+
+        return hook
+
+    handles = [module.register_forward_hook(watch(name)) for name, module in network.named_modules() if name]
+    try:
+        network(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    where = max(seen, key=seen.__getitem__)
+    return seen[where], where
+
+
+def check_range(network: nn.Module, images: Tensor) -> Range:
+    """Measure on the fp32 network what fp16 would overflow or lose: a CPU runs fp16 files partly in fp32 and hides it.
+
+    Raises:
+        ExportError: a weight or an activation is larger than fp16 can hold.
+    """
+    largest, subnormal, lost = _check_weights(network)
+    activation, where = _largest_activation(network, images)
+    if not activation <= LARGEST:
+        raise ExportError(
+            f"the output of {where} overflows fp16: {activation:.4g} seen, {LARGEST:.0f} is the largest; {INSTEAD}"
+        )
+    return Range(largest, subnormal, lost, activation, where)
+
+
+def halved(network: nn.Module) -> nn.Module:
+    """A copy in fp16: weights, images, logits and all between, as TensorRT's strong typing wants it."""
+    return copy.deepcopy(network).half()

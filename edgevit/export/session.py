@@ -1,0 +1,108 @@
+"""An ONNX file opened by ONNX Runtime, with what its metadata says of its classes and images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from onnxruntime.capi import onnxruntime_pybind11_state as raised
+from torch import Tensor
+
+from edgevit.errors import CheckpointError, ExportError, OptionError, UnknownNameError
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+_FAILURES = (
+    raised.Fail,
+    raised.InvalidArgument,
+    raised.InvalidGraph,
+    raised.InvalidProtobuf,
+    raised.NoSuchFile,
+    raised.NotImplemented,
+    raised.RuntimeException,
+)
+
+
+def open_device(name: str) -> torch.device:
+    """Find the device where both torch and ONNX Runtime compute.
+
+    Raises:
+        UnknownNameError: neither cpu nor cuda.
+        OptionError: this machine has none.
+    """
+    if name not in PROVIDERS:
+        raise UnknownNameError("device", name, PROVIDERS)
+    if name == "cuda" and not torch.cuda.is_available():
+        raise OptionError("torch finds no CUDA device on this machine; try --device cpu")
+    return torch.device(name)
+
+
+@contextmanager
+def runtime_boundary(path: Path, error_type: type[CheckpointError] | type[ExportError]) -> Iterator[None]:
+    """Turn what ONNX Runtime raises into one line."""
+    try:
+        yield
+    except _FAILURES as error:
+        reason = str(error).strip().splitlines()[0]
+        raise error_type(f"ONNX Runtime cannot run {path}: {reason[:200]}; export the model again") from error
+
+
+class OnnxModel:
+    """Calling `predict` runs the file on batches of any size, also where its own batch is fixed."""
+
+    def __init__(self, path: Path, *, device: str = "cpu") -> None:
+        """Open the file.
+
+        Raises:
+            CheckpointError: missing, truncated, or not a file that ONNX Runtime can run.
+            OptionError: ONNX Runtime cannot use the device.
+        """
+        if not path.is_file():
+            raise CheckpointError(f"no ONNX file at {path}; check the path")
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        with runtime_boundary(path, CheckpointError):
+            self.session = onnxruntime.InferenceSession(str(path), options, providers=[PROVIDERS[device]])
+        # Asked for a provider that it lists but cannot start, ONNX Runtime silently runs on the CPU.
+        if self.session.get_providers()[0] != PROVIDERS[device]:
+            raise OptionError(
+                f"ONNX Runtime cannot use {device} on this machine; install edgevit[gpu], or try --device cpu"
+            )
+        self.path = path
+        self.input = self.session.get_inputs()[0]
+        self.output = self.session.get_outputs()[0]
+        self.batch: int | None = shape[0] if isinstance((shape := self.input.shape)[0], int) else None
+        self.dtype = DTYPES[self.input.type]
+        self.metadata: dict[str, str] = dict(self.session.get_modelmeta().custom_metadata_map)
+
+    def described(self, key: str) -> Any:
+        """Read one of the metadata's JSON values.
+
+        Raises:
+            CheckpointError: the file has none, so edgevit did not export it.
+        """
+        if key not in self.metadata:
+            raise CheckpointError(
+                f"{self.path} has no {key!r} in its metadata; give a file that `edgevit export` wrote"
+            )
+        return json.loads(self.metadata[key])
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Images [B, C, H, W] to logits [B, outputs], float32 on the CPU whatever the file computes in."""
+        inputs = images.cpu().numpy().astype(self.dtype)
+        step = self.batch or max(len(inputs), 1)
+        parts = [self._run(inputs[i : i + step], step) for i in range(0, len(inputs), step)]
+        return torch.from_numpy(np.concatenate(parts).astype(np.float32))
+
+    def _run(self, inputs: Any, step: int) -> Any:
+        count = len(inputs)
+        if self.batch and count < step:
+            inputs = np.concatenate([inputs, np.zeros((step - count, *inputs.shape[1:]), inputs.dtype)])
+        with runtime_boundary(self.path, ExportError):
+            return self.session.run([self.output.name], {self.input.name: inputs})[0][:count]

@@ -1,0 +1,338 @@
+"""Open a base by its timm name, and read and write model folders.
+
+A model folder that exists is complete: it is written beside itself and renamed. Weights are safetensors, never pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from timm.data import resolve_data_config
+from timm.models import load_state_dict
+from torch import Tensor, nn
+
+from edgevit.errors import CheckpointError, OptionError, OutputError, UnknownNameError
+from edgevit.models.families import family_of, load_family
+from edgevit.models.spec import BaseFacts, ClassLabel, ModelSpec
+
+WEIGHTS, SPEC = "model.safetensors", "model.json"
+PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
+
+
+@dataclass
+class Model:
+    """A network and its description. Calling it calls the network: images [B, C, H, W] to logits [B, outputs]."""
+
+    network: nn.Module
+    spec: ModelSpec
+
+    def __call__(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.network(images)
+        return logits
+
+    @property
+    def classes(self) -> list[str]:
+        return self.spec.class_names
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        return self.spec.preprocessing
+
+
+def tensors_sha256(state: Mapping[str, Tensor]) -> str:
+    """Hash names, shapes and values, whatever file they came from."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(value.view(torch.uint8).numpy().data if value.numel() else b"")
+    return digest.hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(file)
+
+
+def _sha256(file: Any) -> str:  # Python 3.10 has no file_digest
+    digest = hashlib.sha256()
+    while chunk := file.read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what goes wrong inside a weights file into one line."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise CheckpointError(f"no weights at {path}; check the path") from None
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} is a pickle with more than plain weights and was not opened ({str(error).splitlines()[0][:80]}); "
+            f"save `model.state_dict()`, best as safetensors"
+        ) from error
+    except (SafetensorError, EOFError, OSError, RuntimeError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"cannot read {path}: {reason}; it may be truncated: copy or download it again"
+        ) from error
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read plain weights from safetensors or from a checkpoint that holds nothing but tensors.
+
+    Raises:
+        CheckpointError: missing, truncated, or a pickle that is not plain weights.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"no weights at {path}; check the path")
+    with _reading(path):
+        state = load_state_dict(str(path), use_ema=False, weights_only=True)
+    if not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise CheckpointError(f"{path} does not hold plain weights; save `model.state_dict()`, best as safetensors")
+    return dict(state)
+
+
+def _first(names: list[str], limit: int = 3) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def _fill(network: nn.Module, state: dict[str, Tensor], path: Path, name: str) -> None:
+    """Put weights into a network, which may live on the meta device.
+
+    Raises:
+        CheckpointError: names or shapes differ: the weights are of another architecture.
+    """
+    own = network.state_dict()
+    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if missing or unexpected:
+        parts = [f"lacks {_first(missing)}"] * bool(missing) + [f"has unknown {_first(unexpected)}"] * bool(unexpected)
+        raise CheckpointError(
+            f"{path} does not fit {name}: it {' and '.join(parts)}; check the name of the base and --model-arg"
+        )
+    for key, value in own.items():
+        if value.shape != state[key].shape:
+            raise CheckpointError(
+                f"{path} does not fit {name}: {key} is {list(state[key].shape)}, expected {list(value.shape)}; "
+                f"check the name of the base and --model-arg (img_size, patch_size, num_classes)"
+            )
+    network.load_state_dict({k: v.to(torch.float32) for k, v in state.items()}, assign=True)
+
+
+def _create(name: str, args: Mapping[str, Any], *, pretrained: bool = False) -> nn.Module:
+    """Make a timm model.
+
+    Raises:
+        UnknownNameError: timm has no such model.
+        OptionError: timm refuses an argument.
+        CheckpointError: pretrained weights cannot be had.
+    """
+    if not timm.is_model(name):
+        raise UnknownNameError("timm model or model folder", name, timm.list_models())
+    try:
+        network: nn.Module = timm.create_model(name, pretrained=pretrained, **args)
+    except (TypeError, AssertionError, ValueError) as error:
+        if pretrained and not isinstance(error, TypeError):
+            raise _no_pretrained(name, error) from error
+        shown = ", ".join(f"{k}={v}" for k, v in args.items()) or "no arguments"
+        raise OptionError(f"timm cannot make {name} with {shown}: {error}; check --model-arg") from error
+    except (OSError, RuntimeError) as error:  # huggingface_hub's and requests' errors are OSErrors
+        if not pretrained:
+            raise
+        raise _no_pretrained(name, error) from error
+    return network
+
+
+def _no_pretrained(name: str, error: Exception) -> CheckpointError:
+    reason = str(error).strip().splitlines()[0][:100] if str(error).strip() else type(error).__name__
+    return CheckpointError(
+        f"no pretrained weights for {name}: {reason}; is there a network? "
+        f"Otherwise download the file elsewhere and give it with --checkpoint"
+    )
+
+
+def _preprocessing(network: nn.Module, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The base's own preprocessing, as timm resolves it, with what the user gave on top."""
+    patch = network.patch_embed
+    given = {**overrides, "input_size": (patch.proj.in_channels, *patch.img_size)}
+    config = resolve_data_config(given, model=network, use_test_size=True)
+    return {key: list(v) if isinstance(v := config[key], tuple) else v for key in PREPROCESSING_KEYS}
+
+
+def open_base(
+    base: str | Path,
+    *,
+    checkpoint: str | Path | None = None,
+    pretrained: bool = False,
+    model_args: Mapping[str, Any] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+) -> Model:
+    """Open a base: a timm name with a checkpoint (or timm's own weights), or a model folder.
+
+    Raises:
+        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as their names say.
+    """
+    if Path(base).is_dir():
+        if checkpoint or pretrained or model_args:
+            raise OptionError(
+                f"{base} is a model folder and brings its own weights and arguments; leave those options out"
+            )
+        model = load(base)
+        model.spec.preprocessing.update(preprocessing or {})
+        return model
+    name, args = str(base), dict(model_args or {})
+    if os.sep in name and not timm.is_model(name):
+        raise CheckpointError(f"no model folder at {name}; check the path")
+    state = None
+    if checkpoint is not None:
+        if pretrained:
+            raise OptionError("--checkpoint and --pretrained exclude each other; give one of them")
+        state = read_weights(Path(checkpoint))
+        classifier = state.get("head.weight")
+        if classifier is not None and "num_classes" not in args:
+            args["num_classes"] = classifier.shape[0]  # a base trained on other classes than ImageNet's
+    elif not pretrained:
+        raise CheckpointError(f"{name} needs weights: give --checkpoint FILE, or --pretrained where there is a network")
+    network = _create(name, args, pretrained=pretrained)
+    if state is not None:
+        _fill(network, state, Path(str(checkpoint)), name)
+    return describe(network, name, args, preprocessing)
+
+
+def describe(
+    network: nn.Module, timm_name: str, timm_args: Mapping[str, Any], preprocessing: Mapping[str, Any] | None = None
+) -> Model:
+    """Describe a timm network that is its own base; it must be one that `timm.create_model` makes with these arguments.
+
+    Raises:
+        UnsupportedModelError: the factorisation would break it, or no family reads it.
+    """
+    family = family_of(network)
+    outputs = family.classifiers(network)[0].out_features
+    blocks = tuple(b.dims for b in family.read(network))
+    geometry, params = family.geometry(network), sum(p.numel() for p in network.parameters())
+    base = BaseFacts(tensors_sha256(network.state_dict()), blocks, geometry.macs(blocks), params, outputs)
+    spec = ModelSpec(
+        timm_name=timm_name,
+        timm_args={**timm_args, "num_classes": outputs},
+        family=family.__name__.rpartition(".")[2],
+        blocks=blocks,
+        head="full",
+        classes=(),
+        preprocessing=_preprocessing(network, preprocessing or {}),
+        macs=base.macs,
+        params=params,
+        base=base,
+    )
+    return Model(network.eval(), spec)
+
+
+def load(folder: str | Path) -> Model:
+    """Read a model folder.
+
+    Raises:
+        CheckpointError: a file is missing, altered (wrong hash) or of another schema.
+    """
+    folder = Path(folder)
+    for name in (SPEC, WEIGHTS):
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder} is not a complete model folder: {name} is missing; derive it again")
+    try:
+        data = json.loads((folder / SPEC).read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{folder / SPEC} is not JSON ({error}); derive the model again") from error
+    spec = ModelSpec.from_json(data, str(folder / SPEC))
+    seen = file_sha256(folder / WEIGHTS)
+    if seen != data["weights_sha256"]:
+        raise CheckpointError(
+            f"{folder / WEIGHTS} was altered: its hash is {seen[:12]}, {SPEC} says {data['weights_sha256'][:12]}; "
+            f"copy the folder again, or derive it again"
+        )
+    with torch.device("meta"):
+        network = _create(spec.timm_name, spec.timm_args)
+    load_family(spec.family).resize(network, spec.blocks)
+    with _reading(folder / WEIGHTS):
+        state = load_file(folder / WEIGHTS)
+    _fill(network, state, folder / WEIGHTS, str(folder))
+    return Model(network.eval(), spec)
+
+
+def refuse_existing(folder: Path) -> None:
+    """Raise OutputError if the folder is already there; called before hours of work and again at the end."""
+    if folder.exists():
+        raise OutputError(f"{folder} exists and is not overwritten; choose another --out, or remove it")
+
+
+@contextmanager
+def writing(what: Path) -> Iterator[None]:
+    """Turn a full disk or a missing permission into one line."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).strip().splitlines()[0]
+        raise OutputError(f"cannot write {what}: {reason}; free some space or choose another place") from error
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder that becomes `folder` when the block ends well, and vanishes when it does not."""
+    refuse_existing(folder)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    with writing(folder):
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            refuse_existing(folder)
+            temporary.rename(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def save(model: Model, folder: Path, extra: Mapping[str, str]) -> None:
+    """Write a model folder; `extra` maps further file names to their text.
+
+    Raises:
+        OutputError: the folder exists, or cannot be written; nothing is left behind.
+    """
+    with new_folder(folder) as temporary:
+        state = {k: v.detach().cpu().contiguous() for k, v in model.network.state_dict().items()}
+        save_file(state, temporary / WEIGHTS, metadata={"format": "pt"})
+        (temporary / SPEC).write_text(model.spec.to_json(file_sha256(temporary / WEIGHTS)))
+        for name, text in extra.items():
+            (temporary / name).write_text(text)
+
+
+def derived_spec(base: ModelSpec, network: nn.Module, head: str, classes: tuple[ClassLabel, ...]) -> ModelSpec:
+    """Describe a network that was derived from `base` by surgery."""
+    family = load_family(base.family)
+    blocks = tuple(b.dims for b in family.read(network))
+    outputs = family.classifiers(network)[0].out_features
+    assert head in ("subset", "full")
+    spec = ModelSpec(
+        timm_name=base.timm_name,
+        timm_args={**base.timm_args, "num_classes": outputs},
+        family=base.family,
+        blocks=blocks,
+        head="subset" if head == "subset" else "full",
+        classes=classes,
+        preprocessing=dict(base.preprocessing),
+        macs=family.geometry(network).macs(blocks),
+        params=sum(p.numel() for p in network.parameters()),
+        base=BaseFacts(base.base.weights_sha256, base.blocks, base.macs, base.params, base.timm_args["num_classes"]),
+    )
+    return spec

@@ -1,0 +1,38 @@
+"""Modules for blocks whose QK and VO widths differ, which timm's own attention cannot express."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class SlimAttention(nn.Module):
+    """Multi-head self-attention with separate QK and VO widths; the same in every head.
+
+    Shapes: B batch, N tokens, d embedding width, H heads, q QK width, v VO width.
+    `qkv` stacks all heads' queries, then keys, then values: [H * (2q + v), d]. Logits are divided by sqrt(q).
+    """
+
+    def __init__(
+        self, dim: int, num_heads: int, qk_dim: int, vo_dim: int, *, qkv_bias: bool = True, proj_bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.qk_dim, self.vo_dim = num_heads, qk_dim, vo_dim
+        self.scale = qk_dim**-0.5
+        self.qkv = nn.Linear(dim, num_heads * (2 * qk_dim + vo_dim), bias=qkv_bias)
+        self.attn_drop = nn.Dropout(0.0)
+        self.proj = nn.Linear(num_heads * vo_dim, dim, bias=proj_bias)
+        self.proj_drop = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        batch, tokens, _ = x.shape
+        widths = (self.num_heads * self.qk_dim, self.num_heads * self.qk_dim, self.num_heads * self.vo_dim)
+        # each [B, H, N, q or v]
+        q, k, v = (
+            part.reshape(batch, tokens, self.num_heads, -1).transpose(1, 2) for part in self.qkv(x).split(widths, -1)
+        )
+        dropout = self.attn_drop.p if self.training else 0.0
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=dropout, is_causal=is_causal)
+        x = x.transpose(1, 2).reshape(batch, tokens, widths[2])
+        out: Tensor = self.proj_drop(self.proj(x))
+        return out

@@ -1,0 +1,44 @@
+"""The seam through which long work tells how far it is. The library calls it; only `cli/` draws it.
+
+A stage is a context manager; `update` may be called as often as is convenient:
+
+    with progress.stage("train", total=3000, unit="step") as stage:
+        stage.update(120, loss=0.31, accuracy_pruned=0.87)
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+
+class Stage(Protocol):
+    """One piece of work under way."""
+
+    def update(self, done: int, **figures: float | None) -> None:
+        """Say how many units are done, and the figures to show beside the bar; a figure stays until it is replaced."""
+
+
+class Progress(Protocol):
+    """Where stages and remarks are shown."""
+
+    def stage(self, name: str, total: int | None = None, unit: str = "") -> AbstractContextManager[Stage]:
+        """Open a stage of `total` units (None: not known)."""
+
+    def note(self, text: str) -> None:
+        """Show one line, such as a decision made or a warning."""
+
+
+class _SilentStage:
+    def update(self, done: int, **figures: float | None) -> None:
+        pass
+
+
+class Silent:
+    """Show nothing: the default of every library function."""
+
+    def stage(self, name: str, total: int | None = None, unit: str = "") -> AbstractContextManager[Stage]:
+        return nullcontext(_SilentStage())
+
+    def note(self, text: str) -> None:
+        pass

@@ -1,0 +1,1 @@
+"""Tables and comparisons: pure functions of records. They compute, `cli/` prints."""

@@ -1,0 +1,65 @@
+"""The real agent over a real pipe, under every Python that a board may have."""
+
+import shutil
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from edgevit.agent.measure import Request
+from edgevit.agent.records import Run
+from edgevit.board.client import Agent
+from edgevit.errors import AgentError, UnreachableError
+
+REQUEST = Request("/models/any.onnx", "0" * 64, "any", None, "fake", 4, 20, 0, 3, 0, {"latency_ms": 1})
+
+
+def interpreter(version):
+    name = f"python{version}"
+    candidates = [shutil.which(name), *map(str, sorted(Path.home().glob(f".pyenv/versions/*/bin/{name}")))]
+    for path in filter(None, candidates):
+        # A pyenv shim exists for versions that are not selected, and fails.
+        if subprocess.run([path, "-c", "import json"], capture_output=True).returncode == 0:
+            return path
+    pytest.skip(f"no {name} on this machine")
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.10", "3.12"])
+def test_the_agent_measures_under_each_python(version):
+    with Agent(python=interpreter(version)) as agent:
+        assert agent.hello["python"].startswith(version)
+        assert agent.hello["runners"] == ["fake", "onnxruntime"]
+        run = Run.from_dict(agent.call("measure", **asdict(REQUEST)))
+    assert len(run.latencies_ns) == 20
+    assert run.p50_ns() >= 1e6
+    assert version in run.environment["python"]
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.6", "3.7"])
+def test_a_python_that_is_too_old_is_told_so(version):
+    with (
+        pytest.raises(UnreachableError, match=rf"needs Python 3\.8 or newer, and this is {version}"),
+        Agent(python=interpreter(version)),
+    ):
+        pass
+
+
+def test_progress_arrives_before_the_result():
+    told = []
+    with Agent() as agent:
+        agent.call("measure", told.append, **{**asdict(REQUEST), "min_seconds": 0.5})
+    assert told[0] == {"stage": "load", "done": 0.0}
+    assert told[-1]["stage"] == "measure"
+
+
+def test_a_failing_request_keeps_the_agent_alive():
+    with Agent() as agent:
+        with pytest.raises(AgentError, match="no runner 'nope'") as caught:
+            agent.call("measure", **{**asdict(REQUEST), "runner": "nope"})
+        assert "measure.py" in caught.value.remote_traceback
+        with pytest.raises(AgentError, match=r"TypeError: .*unexpected keyword argument 'volts'"):
+            agent.call("measure", volts=5)
+        with pytest.raises(AgentError, match="KeyError: 'sing'"):
+            agent.call("sing")
+        assert agent.call("hello") == agent.hello

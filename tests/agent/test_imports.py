@@ -1,0 +1,28 @@
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ["torch", "timm", "numpy", "onnx", "onnxruntime"]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "edgevit.errors",
+        "edgevit.agent.__main__",
+        "edgevit.agent.runners.onnxruntime",
+        "edgevit.board.bench",
+        "edgevit.report.runs",
+        "edgevit.cli.bench",
+    ],
+)
+def test_importing_it_in_a_clean_interpreter_loads_nothing_heavy(module):
+    code = f"import sys, {module}; print([m for m in {HEAVY} if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_the_agent_imports_nothing_else_of_edgevit():
+    code = "import sys, edgevit.agent.__main__; print(*[m for m in sys.modules if m.startswith('edgevit.')])"
+    loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert all(module.startswith("edgevit.agent") for module in loaded)

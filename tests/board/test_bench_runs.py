@@ -1,0 +1,210 @@
+"""From a model to runs, through a real agent; with the fake runner where what computes does not matter."""
+
+import hashlib
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+import edgevit.agent.runners.onnxruntime as runner
+from edgevit.agent.runners import RunnerError
+from edgevit.board.bench import bench
+from edgevit.errors import AgentError, CheckpointError, OptionError, UnknownNameError
+
+FAST = dict(samples=20, min_seconds=0, warmup=2, warmup_seconds=0)
+
+
+def write_onnx(path, *, shape=("batch", 3, 32, 32), dtype=TensorProto.FLOAT, name="images"):
+    """A model that flattens its input and multiplies it by one matrix."""
+    width = int(np.prod([size for size in shape[1:] if isinstance(size, int)]))
+    weights = helper.make_tensor("w", dtype, [width, 4], np.zeros(width * 4, helper.tensor_dtype_to_np_dtype(dtype)))
+    nodes = [helper.make_node("Flatten", [name], ["flat"]), helper.make_node("MatMul", ["flat", "w"], ["logits"])]
+    inputs = [helper.make_tensor_value_info(name, dtype, shape)]
+    outputs = [helper.make_tensor_value_info("logits", dtype, [shape[0], 4])]
+    graph = helper.make_graph(nodes, "tiny", inputs, outputs, [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    return path
+
+
+def write_export(folder, *precisions):
+    """The part of a model folder that is measured, with any bytes for models."""
+    export = folder / "export"
+    export.mkdir(parents=True)
+    files = {}
+    for precision in precisions:
+        content = f"weights in {precision}".encode()
+        (export / f"model.{precision}.onnx").write_bytes(content)
+        files[f"model.{precision}.onnx"] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    (export / "export.json").write_text(json.dumps({"schema": 1, "files": files, "batch": "dynamic"}))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_export(tmp_path / "t1", "fp32", "fp16")
+
+
+def test_an_onnx_file_is_measured_at_each_batch_size(tmp_path):
+    path = write_onnx(tmp_path / "tiny.onnx")
+    seen = []
+    one, eight = bench(path, batches=(1, 8), threads=1, on_run=seen.append, **FAST)
+    assert seen == [one, eight]
+    assert (one.batch, eight.batch) == (1, 8)
+    assert one.label == "tiny"
+    assert one.model_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert one.provider == "CPUExecutionProvider"
+    assert one.environment["threads"] == "1"
+    assert one.environment["onnxruntime"]
+    assert one.memory_peak_rss_bytes > 2**20
+    assert len(eight.latencies_ns) == 20
+
+
+def test_memory_of_one_batch_size_is_not_in_the_figures_of_the_next(tmp_path):
+    path = write_onnx(tmp_path / "tiny.onnx", shape=("batch", 3, 64, 64))
+    large, small = bench(path, batches=(1024, 1), **{**FAST, "samples": 3})
+    assert large.memory_peak_rss_bytes - small.memory_peak_rss_bytes > 30 * 2**20
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE])
+def test_the_input_has_the_type_that_the_model_declares(tmp_path, dtype):
+    (run,) = bench(write_onnx(tmp_path / "tiny.onnx", dtype=dtype), **FAST)
+    assert len(run.latencies_ns) == 20
+
+
+def test_a_fixed_batch_must_be_the_one_asked_for(tmp_path):
+    path = write_onnx(tmp_path / "tiny.onnx", shape=(4, 3, 32, 32))
+    assert bench(path, batches=(4,), **FAST)
+    with pytest.raises(
+        AgentError, match=r"at batch 1: batch 1 was asked .* fixed batch of 4; try `edgevit export --batch"
+    ):
+        bench(path, **FAST)
+
+
+def test_only_the_first_axis_may_be_dynamic(tmp_path):
+    path = write_onnx(tmp_path / "tiny.onnx", shape=("batch", 3, 32, "width"))
+    with pytest.raises(AgentError, match=r"'images' has the shape \['batch', 3, 32, 'width'\]; only its first"):
+        bench(path, **FAST)
+
+
+def test_a_provider_that_this_machine_lacks_is_an_error(tmp_path):
+    path = write_onnx(tmp_path / "tiny.onnx")
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime offers CUDA")
+    with pytest.raises(AgentError, match=r"'cuda' is CUDAExecutionProvider, but .* offers .*; install onnxruntime-gpu"):
+        bench(path, provider="cuda", **FAST)
+
+
+def test_a_provider_that_falls_back_silently_is_an_error(tmp_path, monkeypatch):
+    """As ONNX Runtime's GPU build does on a machine without a driver."""
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime offers CUDA")
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    path = write_onnx(tmp_path / "tiny.onnx")
+    with (
+        pytest.warns(UserWarning, match="CUDAExecutionProvider"),
+        pytest.raises(RunnerError, match="but it runs on CPUExecutionProvider instead; install onnxruntime-gpu"),
+        runner.open_runner(str(path), 1, provider="cuda"),
+    ):
+        pass
+
+
+def test_a_file_that_is_no_onnx_model_is_an_error(tmp_path):
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(b"not a model")
+    with pytest.raises(
+        AgentError, match=r"cannot measure .*broken.onnx at batch 1: ONNX Runtime cannot load it: .*"
+    ) as e:
+        bench(path, **FAST)
+    assert "\n" not in str(e.value)
+
+
+def test_a_later_failure_keeps_the_runs_before_it(tmp_path):
+    seen = []
+    with pytest.raises(AgentError):
+        bench(write_onnx(tmp_path / "tiny.onnx", shape=(1, 3, 8, 8)), batches=(1, 2), on_run=seen.append, **FAST)
+    assert [run.batch for run in seen] == [1]
+
+
+def test_a_model_folder_gives_its_export_and_its_name(folder):
+    (run,) = bench(folder, runner="fake", **FAST)
+    assert (run.label, run.model, run.precision) == ("t1", "model.fp32.onnx", "fp32")
+    (run,) = bench(folder, runner="fake", precision="fp16", label="ours", options={"latency_ms": 1}, **FAST)
+    assert (run.label, run.model, run.precision) == ("ours", "model.fp16.onnx", "fp16")
+
+
+def test_a_gpu_provider_takes_the_fp16_export(folder):
+    with pytest.raises(AgentError, match=r"model\.fp16\.onnx at batch 1"):
+        bench(folder, provider="tensorrt", **FAST)
+
+
+def test_a_folder_without_an_export_says_how_to_make_one(tmp_path):
+    with pytest.raises(CheckpointError, match=r"has no export/model\.fp32\.onnx: run `edgevit export .*` first"):
+        bench(tmp_path)
+
+
+def test_a_precision_that_was_not_exported_names_those_that_were(tmp_path):
+    write_export(tmp_path / "t1", "fp16")
+    with pytest.raises(CheckpointError, match=r"model\.fp32\.onnx is missing, and model\.fp16\.onnx is there"):
+        bench(tmp_path / "t1")
+
+
+def test_a_file_that_changed_after_the_export_is_refused(folder):
+    path = folder / "export" / "model.fp32.onnx"
+    path.write_bytes(b"other weights")
+    for model in (folder, path):
+        with pytest.raises(CheckpointError, match=r"is not the file that was exported: its sha256 is .*; export again"):
+            bench(model, runner="fake", **FAST)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"files": 3}', '{"files": {"model.fp32.onnx": {}}}', "\xff"])
+def test_an_export_list_that_cannot_be_read_is_named(folder, text):
+    (folder / "export" / "export.json").write_text(text, encoding="latin-1")
+    with pytest.raises(CheckpointError, match=r"export\.json cannot be read .*; export again"):
+        bench(folder, runner="fake", **FAST)
+
+
+@pytest.mark.parametrize("text", [None, '{"files": {}}'])
+def test_a_file_that_the_export_does_not_list_is_an_incomplete_export(folder, text):
+    listed = folder / "export" / "export.json"
+    listed.unlink()
+    if text:
+        listed.write_text(text)
+    with pytest.raises(CheckpointError, match=r"is not listed in .*the export is incomplete"):
+        bench(folder, runner="fake", **FAST)
+
+
+def test_a_missing_model_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no model at .*nothing\.onnx: expected a model folder or an ONNX file"):
+        bench(tmp_path / "nothing.onnx")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"runner": "onnxruntim"}, UnknownNameError, "no runner 'onnxruntim'; did you mean 'onnxruntime'"),
+        ({"provider": "cudda"}, UnknownNameError, "no provider 'cudda'; did you mean 'cuda'"),
+        ({"precision": "fp8"}, UnknownNameError, "no precision 'fp8'; did you mean"),
+        (
+            {"runner": "fake", "provider": "cpu"},
+            OptionError,
+            "'fake' has no option 'provider'; its options: latency_ms",
+        ),
+        ({"options": {"latency_ms": 1}}, OptionError, "'onnxruntime' has no option 'latency_ms'"),
+        ({"batches": ()}, OptionError, "no batch size"),
+        ({"batches": (1, 0)}, OptionError, "--batch is 0: it must be at least 1"),
+        ({"threads": 0}, OptionError, "--threads is 0"),
+        ({"samples": 0}, OptionError, "--samples is 0"),
+        ({"min_seconds": -1.0}, OptionError, "--min-seconds is -1.0"),
+        ({"min_seconds": float("nan")}, OptionError, "--min-seconds is nan"),
+        ({"warmup": -1}, OptionError, "--warmup is -1"),
+    ],
+)
+def test_a_request_that_makes_no_sense_starts_nothing(folder, monkeypatch, options, error, message):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/nowhere")  # starting an agent would fail otherwise
+    with pytest.raises(error, match=message):
+        bench(folder, **options)

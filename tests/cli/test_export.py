@@ -1,0 +1,99 @@
+"""`edgevit export` and `edgevit evaluate` as a person types them: exit codes, one-line errors, JSON on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import typer
+from typer.testing import CliRunner, Result
+
+from edgevit.cli import evaluate, export
+from edgevit.cli.options import model_arguments, preprocessing_options
+from edgevit.errors import EdgeVitError, OptionError
+from edgevit.models.checkpoint import describe, save
+
+ARGS = {"img_size": 32, "patch_size": 8, "depth": 1, "embed_dim": 32, "num_heads": 2, "num_classes": 10}
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command("export")(export.main)
+app.command("evaluate")(evaluate.main)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    network = timm.create_model("vit_tiny_patch16_224", **ARGS)
+    path = tmp_path_factory.mktemp("cli") / "model"
+    save(describe(network, "vit_tiny_patch16_224", ARGS), path, {})
+    return path
+
+
+def test_export_shows_a_table_and_warns_on_stderr(folder: Path) -> None:
+    result = run("export", folder)
+    assert result.exit_code == 0, result.output
+    assert "model.fp16.onnx" in result.stdout and "logits off by" in result.stdout
+    assert "warning: accuracy not checked" in result.stderr and "warning" not in result.stdout
+
+
+def test_export_json_is_all_of_stdout_and_is_the_record(folder: Path) -> None:
+    result = run("export", folder, "--data", "digits", "--batch", 4, "--no-fp16", "--json", "-q")
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.stdout)
+    assert shown == json.loads((folder / "export" / "export.json").read_text())
+    assert shown["batch"] == 4 and shown["accuracy"]["files"]["fp32"]["agreement"] == 1
+
+
+def test_evaluate_shows_classes_and_gives_the_same_figures_as_json(folder: Path) -> None:
+    table = run("evaluate", folder, "--data", "digits", "--classes", "3,5,8", "--split", "validation")
+    assert table.exit_code == 0, table.output
+    answer = run("evaluate", folder, "--data", "digits", "--classes", "3,5,8", "--split", "validation", "--json")
+    result = json.loads(answer.stdout)
+    assert f"{result['top1']:.2%}" in table.stdout and "all outputs in the running" in table.stdout
+    assert sorted(result["per_class"]) == ["3", "5", "8"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["export", "nowhere"], "model.json is missing"),
+        (["export", "FOLDER", "--batch", "many"], "--batch many"),
+        (["export", "FOLDER", "--opset", "23"], "17 to 20"),
+        (["export", "FOLDER", "--data", "digitz"], "data digitz does not exist"),
+        (["export", "FOLDER", "--device", "gpu"], "no device 'gpu'"),
+        (["export", "FOLDER", "--no-accuracy", "--fp16-tolerance", "0"], "logits in fp16 are off"),
+        (["evaluate", "FOLDER"], "--data"),
+        (["evaluate", "FOLDER", "--data", "digits", "--classes", "33"], "no class with index 33"),
+        (["evaluate", "vit_tiny_patch16_224", "--data", "digits"], "--checkpoint"),
+        (["evaluate", "vit_tiny_patch16_225", "--data", "digits", "--pretrained"], "did you mean"),
+    ],
+)
+def test_bad_input_is_one_line(folder: Path, arguments: list[str], said: str) -> None:
+    result = run(*[str(folder) if a == "FOLDER" else a for a in arguments])
+    assert isinstance(result.exception, EdgeVitError)  # app.main prints it and exits 1
+    assert said in str(result.exception) and "\n" not in str(result.exception)
+    assert result.stdout == ""
+
+
+def test_model_arguments_and_preprocessing_are_read_from_text() -> None:
+    assert model_arguments(["img_size=32", "global_pool=avg"]) == {"img_size": 32, "global_pool": "avg"}
+    assert preprocessing_options("0.5,0.4,0.3", None, 1.0, None) == {"mean": (0.5, 0.4, 0.3), "crop_pct": 1.0}
+    with pytest.raises(OptionError, match="KEY=VALUE"):
+        model_arguments(["img_size"])
+    with pytest.raises(OptionError, match="--std a"):
+        preprocessing_options(None, "a", None, None)
+
+
+def test_help_imports_no_torch() -> None:
+    import subprocess
+
+    program = "import sys; from edgevit.cli import evaluate, export; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

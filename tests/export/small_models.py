@@ -1,0 +1,59 @@
+"""Small random models, and model folders of them, derived for three of the digits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import timm
+import torch
+
+from edgevit.data.task import open_task
+from edgevit.models.checkpoint import derived_spec, describe, save
+from edgevit.models.families import vit
+from edgevit.models.spec import ClassLabel
+
+ARGS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 64, "num_heads": 2, "num_classes": 10}
+CLASSES = ("3", "5", "8")
+
+
+def random_base(**args: Any) -> torch.nn.Module:
+    torch.manual_seed(0)
+    network = timm.create_model("vit_tiny_patch16_224", **{**ARGS, **args}).eval()
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.1)  # timm starts them at zero, where mistakes do not show
+        network.head.weight *= 50  # far enough apart that rounding does not change the top-1
+    return network
+
+
+def slimmed(network: torch.nn.Module, qk: int, vo: int) -> torch.nn.Module:
+    """Cut heads down to the first `qk` and `vo` of their width: other functions, but real dimensions."""
+
+    def rows(bias: torch.Tensor | None, width: int) -> torch.Tensor | None:
+        return None if bias is None else bias[:, :width]
+
+    def cut(b: Any) -> Any:
+        return replace(b, wq=b.wq[:, :qk], bq=rows(b.bq, qk), wk=b.wk[:, :qk], bk=rows(b.bk, qk),
+                       wv=b.wv[:, :vo], bv=rows(b.bv, vo), wo=b.wo[..., :vo])  # fmt: skip
+
+    return vit.build(network, [cut(block) for block in vit.read(network)]).eval()
+
+
+def write_derived(
+    folder: Path, qk: int, vo: int, *, seed: int = 7, head: Literal["subset", "full"] = "subset", **args: Any
+) -> Path:
+    """Write a model folder for three of the digits, with heads of the given widths."""
+    network = random_base(**args)
+    base = describe(network, "vit_tiny_patch16_224", {**ARGS, **args})
+    task = open_task("digits", CLASSES, preprocessing=base.preprocessing, base_outputs=10, seed=seed)
+    slim = slimmed(network, qk, vo)
+    if head == "subset":
+        vit.keep_classes(slim, task.base_columns)
+    labels = tuple(ClassLabel(c.name, c.base_index) for c in task.classes)
+    model = replace(base, network=slim, spec=derived_spec(base.spec, slim, head, labels))
+    save(model, folder, {"derivation.json": json.dumps({"data": task.record()})})
+    return folder

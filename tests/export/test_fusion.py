@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from small_models import random_base, slimmed
+
+from edgevit.errors import ExportError
+from edgevit.export.fusion import Fusion, count_fused, remark
+from edgevit.export.graph import write_onnx
+from edgevit.export.padding import pad_heads
+from edgevit.models.families import vit
+
+pytest.importorskip("tensorrt_rtx")
+
+
+def fused_blocks(network: torch.nn.Module, path: Path) -> Fusion:
+    write_onnx(network.half(), path, input_size=(3, 32, 32), batch=1, opset=20, metadata={})
+    blocks = [block.dims for block in vit.read(network)]
+    return count_fused(path, blocks=len(blocks), expected=sum(b.fusable for b in blocks))
+
+
+@pytest.mark.parametrize("width", [16, 20, 32, 64])
+def test_equal_widths_fuse_in_every_block(width: int, tmp_path: Path) -> None:
+    network = slimmed(random_base(embed_dim=128), width, width)
+    fusion = fused_blocks(network, tmp_path / "model.onnx")
+    assert (fusion.fused, fusion.expected, fusion.blocks) == (2, 2, 2)
+    assert remark(fusion) is None
+
+
+@pytest.mark.parametrize(("qk", "vo"), [(24, 16), (16, 32), (8, 8)])
+def test_unequal_and_tiny_widths_fuse_only_when_padded(qk: int, vo: int, tmp_path: Path) -> None:
+    network = slimmed(random_base(), qk, vo)
+    padded = pad_heads(network, "vit")
+    fusion = fused_blocks(network, tmp_path / "model.onnx")
+    assert (fusion.fused, fusion.expected) == (0, 0)
+    assert "--pad-heads" in str(remark(fusion))
+    assert fused_blocks(padded, tmp_path / "padded.onnx").fused == 2
+
+
+def test_a_file_that_the_parser_refuses_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"no protobuf")
+    with pytest.raises(ExportError, match=r"TensorRT-RTX .* cannot build model\.onnx: ") as error:
+        count_fused(tmp_path / "model.onnx", blocks=1, expected=1)
+    assert "\n" not in str(error.value)
