@@ -32,7 +32,8 @@ from edgevit.progress import Progress, Silent, Stage
 CACHE = Path(__file__).parent / "cache"
 TIMM_NAME = "vit_tiny_patch16_224"
 RENDERED_ARGS = {"img_size": 48, "patch_size": 8, "embed_dim": 192, "depth": 6, "num_heads": 3}
-DIGITS_ARGS = {"img_size": 32, "patch_size": 4, "embed_dim": 192, "depth": 6, "num_heads": 3}
+# Digits have 8 x 8 pixels: 16 patches of 2 x 2 of these learn as much as 64 of one, four times as fast.
+DIGITS_ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 6, "num_heads": 3}
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Recipe:
 
 
 RENDERED_RECIPE = Recipe()
-DIGITS_RECIPE = Recipe(epochs=12, batch_size=32)
+DIGITS_RECIPE = Recipe(epochs=24, batch_size=32, lr=1e-3, shift_px=2)
 
 
 def read_folder(root: Path | str) -> Images:

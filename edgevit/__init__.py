@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "bench", "derive", "evaluate", "export", "load"]
 
 # `derive` and `export` are packages that can be called: see docs/decisions/002-callable-packages.md.
-_WHERE = {"bench": "edgevit.board.bench", "evaluate": "edgevit.data.evaluate", "load": "edgevit.models.checkpoint"}
+_WHERE = {"bench": "edgevit.board.bench", "evaluate": "edgevit.export.evaluate", "load": "edgevit.models.checkpoint"}
 
 
 def __getattr__(name: str) -> Any:

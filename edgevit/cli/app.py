@@ -9,9 +9,12 @@ from edgevit import __version__
 from edgevit.cli import bench, derive, evaluate, export, show
 from edgevit.errors import EdgeVitError, Interrupted
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 for command in (derive, export, bench, evaluate, show):
     app.command(command.__name__.rpartition(".")[2])(command.main)
+
+STOPPED = 130  # what a shell expects of a program that Ctrl-C ended
+UsageError: type[Exception] = typer.BadParameter.__base__  # type: ignore[assignment]  # which typer has no name for
 
 
 def _version(asked: bool) -> None:
@@ -27,12 +30,24 @@ def edgevit(
     """Derive small class-specific Vision Transformers, export them, and measure them."""
 
 
-def main() -> None:
+def _run() -> int:
+    """Run the command that was typed; return its exit code."""
     try:
-        app()
+        code = int(app(sys.argv[1:] or ["--help"], prog_name="edgevit", standalone_mode=False) or 0)
+    except KeyboardInterrupt:
+        code = STOPPED
     except EdgeVitError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(130 if isinstance(error, Interrupted) else 1)
-    except KeyboardInterrupt:
+        return STOPPED if isinstance(error, Interrupted) else 1
+    except UsageError as error:
+        context = getattr(error, "ctx", None)
+        told = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
+        print(f"error: {told}; see {context.command_path if context else 'edgevit'} --help", file=sys.stderr)
+        return 1
+    if code == STOPPED:
         print("stopped", file=sys.stderr)
-        sys.exit(130)
+    return code
+
+
+def main() -> None:
+    sys.exit(_run())

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgevit.cli import arguments
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 
 if TYPE_CHECKING:
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 def main(
     model: Annotated[str, typer.Argument(help="A timm name, a model folder, or an .onnx file.")],
     data: Annotated[str | None, typer.Option(help="Images.  [default: those a model folder was derived from]")] = None,
-    classes: Annotated[str | None, typer.Option(help="Target classes: names, indices, or a file of them.")] = None,
-    base_classes: Annotated[str | None, typer.Option(help="A base's class names in the order of its outputs.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Weights of a base.")] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="A base with timm's own weights.")] = False,
-    model_arg: Annotated[list[str] | None, typer.Option(help="timm argument, KEY=VALUE; repeatable.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Per channel, such as 0.5,0.5,0.5.")] = None,
-    std: Annotated[str | None, typer.Option(help="Per channel.")] = None,
-    crop_pct: Annotated[float | None, typer.Option(help="Share of the image that the crop keeps.")] = None,
-    interpolation: Annotated[str | None, typer.Option(help="bilinear or bicubic.")] = None,
+    classes: arguments.Classes = None,
+    base_classes: arguments.BaseClasses = None,
+    checkpoint: arguments.Checkpoint = None,
+    pretrained: arguments.Pretrained = False,
+    model_arg: arguments.ModelArg = None,
+    mean: arguments.Mean = None,
+    std: arguments.Std = None,
+    crop_pct: arguments.CropPct = None,
+    interpolation: arguments.Interpolation = None,
     split: Annotated[str, typer.Option(help="Part of the data: test or validation.")] = "test",
     seed: Annotated[int | None, typer.Option(help="Of the split.  [default: the model's own, or 42]")] = None,
-    skip_bad_images: Annotated[bool, typer.Option("--skip-bad-images", help="Leave out what cannot be read.")] = False,
+    skip_bad_images: arguments.SkipBadImages = False,
     max_images: Annotated[int | None, typer.Option(help="Judge on so many images only, evenly chosen.")] = None,
     batch_size: Annotated[int, typer.Option(help="Images per inference.")] = 32,
-    workers: Annotated[int, typer.Option(help="Processes that read images.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    workers: arguments.Workers = 0,
+    device: arguments.Device = "auto",
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
@@ -41,7 +41,6 @@ def main(
 
     from dataclasses import asdict
 
-    from edgevit.cli.options import model_arguments, preprocessing_options
     from edgevit.export.evaluate import evaluate
 
     result = evaluate(
@@ -51,8 +50,8 @@ def main(
         base_classes=base_classes,
         checkpoint=checkpoint,
         pretrained=pretrained,
-        model_args=model_arguments(model_arg),
-        preprocessing=preprocessing_options(mean, std, crop_pct, interpolation),
+        model_args=arguments.model_args(model_arg),
+        preprocessing=arguments.preprocessing(mean, std, crop_pct, interpolation),
         part=split,
         seed=seed,
         skip_bad_images=skip_bad_images,

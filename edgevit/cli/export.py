@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgevit.cli import arguments
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 from edgevit.errors import OptionError
 
@@ -31,8 +32,9 @@ def main(
     fp16_tolerance: Annotated[float, typer.Option(help="Relative error of the fp16 logits allowed.")] = 2e-2,
     min_agreement: Annotated[float, typer.Option(help="Share of images with torch's top-1 required in fp16.")] = 0.99,
     batch_size: Annotated[int, typer.Option(help="For the accuracy only.")] = 32,
-    workers: Annotated[int, typer.Option(help="Processes that read images.")] = 0,
-    device: Annotated[str, typer.Option(help="For the accuracy only: cpu or cuda.")] = "cpu",
+    workers: arguments.Workers = 0,
+    device: Annotated[str, typer.Option(help="For the accuracy only: auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    skip_bad_images: arguments.SkipBadImages = False,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
@@ -57,6 +59,7 @@ def main(
         batch_size=batch_size,
         workers=workers,
         device=device,
+        skip_bad_images=skip_bad_images,
         tolerances=Tolerances(fp16_error=fp16_tolerance, fp16_agreement=min_agreement),
         progress=console.progress,
     )

@@ -57,16 +57,13 @@ def _blocks_table(model: Model) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
 
-    def macs(dims: Any) -> int:
-        unit = geometry.unit_costs(dims.heads, "macs")
-        return unit.qk * dims.qk + unit.vo * dims.vo + unit.ffn * dims.ffn
-
     def pair(now: int, before: int) -> str:
         return f"{now}/{before}"
 
     for i, (now, before) in enumerate(zip(spec.blocks, spec.base.blocks, strict=True)):
+        macs = geometry.block_cost(now, "macs")
         widths = [pair(getattr(now, n), getattr(before, n)) for n in ("heads", "qk", "vo", "ffn")]
-        table.add_row(str(i), *widths, readable(macs(now)), f"{100 * macs(now) / macs(before):.1f} %")
+        table.add_row(str(i), *widths, readable(macs), f"{100 * macs / geometry.block_cost(before, 'macs'):.1f} %")
     table.add_section()
     total = (f"{readable(spec.params)} parameters", "", "", "", readable(spec.macs), f"{100 * (1 - spec.rate):.1f} %")
     table.add_row("all", *total)

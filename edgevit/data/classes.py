@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,18 +20,18 @@ def listed(classes: str | Path | Sequence[str | int] | None) -> list[str] | None
     """Turn what a person gave into a list of entries: a file, a comma-separated text, or a list; None means all.
 
     Raises:
-        DataError: the file is empty.
+        DataError: the file is missing, empty or no text.
     """
     if classes is None:
         return None
     if not isinstance(classes, (str, Path)):
         return [str(entry) for entry in classes]
     text = str(classes)
-    if Path(text).is_file():
+    if os.path.isfile(text):  # not Path.is_file, which raises on a list too long for a file name
         # One per line, or the papers' comma-separated indices: a line may hold either.
-        lines = [line.partition("#")[0] for line in Path(text).read_text().splitlines()]
+        lines = [line.partition("#")[0] for line in _read_text(Path(text)).splitlines()]
         entries = [entry.strip() for line in lines for entry in line.split(",")]
-    elif text.endswith((".txt", ".csv")):
+    elif text.endswith((".txt", ".csv")) or isinstance(classes, Path):
         raise DataError(f"no class file at {text}; check the path")
     else:
         entries = [entry.strip() for entry in text.split(",")]
@@ -38,6 +39,15 @@ def listed(classes: str | Path | Sequence[str | int] | None) -> list[str] | None
     if not entries:
         raise DataError(f"{text!r} lists no classes; give names or indices, one per line or separated by commas")
     return entries
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")  # Windows editors put a mark before the first class
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"cannot read the class file {file}: {error}; expected plain text, one class per line"
+        ) from error
 
 
 def imagenet_names(outputs: int) -> dict[str, int]:

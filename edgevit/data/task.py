@@ -185,7 +185,8 @@ def _readable(references: list[Reference], skip: bool, progress: Progress) -> se
             elif not skip:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise DataError(
-                    f"cannot read {reference}: {why}; remove or replace it, or leave such files out with --skip-bad-images"
+                    f"cannot read {reference}: {why}; "
+                    f"remove or replace it, or leave such files out with --skip-bad-images"
                 )
             stage.update(i + 1)
     return good
@@ -258,9 +259,9 @@ def open_task(
         parts = [{k: [r for r in v if r in good] for k, v in part.items()} for part in parts]
     splits = {}
     for name in ("train", "validation", "test"):
+        if bare := [target.name for target, part in zip(targets, parts, strict=True) if not part[name]]:
+            raise DataError(f"no readable {name} images of class {bare[0]!r} in {data}; add some")
         pairs = [(reference, label) for label, part in enumerate(parts) for reference in part[name]]
-        if not pairs:
-            raise DataError(f"no readable {name} images of the target classes in {data}; add some")
         splits[name] = Split(source, tuple(r for r, _ in pairs), tuple(label for _, label in pairs), preprocessing)
     arguments = {
         "data": str(data) if not Path(str(data)).exists() else str(Path(str(data)).resolve()),

@@ -17,13 +17,15 @@ SizeWeight = Literal["parameters", "log_parameters"]
 
 def normalise(activation: Tensor, how: Normalisation) -> Tensor:
     """Make the activations [e] of one block comparable with other blocks' (Vulcan, section H)."""
-    if how == "l2":
-        return activation / activation.norm().clamp_min(torch.finfo(activation.dtype).tiny)
+    tiny = torch.finfo(activation.dtype).tiny
+    shift, scale = torch.zeros(()), torch.linalg.vector_norm(activation)
     if how == "minmax":
-        spread = activation.max() - activation.min()
-        return (activation - activation.min()) / spread.clamp_min(torch.finfo(activation.dtype).tiny)
-    centred = activation - activation.mean()
-    return centred / centred.norm().clamp_min(torch.finfo(activation.dtype).tiny)
+        shift, scale = activation.min(), activation.max() - activation.min()
+    elif how == "zscore":
+        shift = activation.mean()
+        scale = torch.linalg.vector_norm(activation - shift)
+    normalised: Tensor = (activation - shift) / scale.clamp_min(tiny)
+    return normalised
 
 
 def adaptive_widths(scores: Sequence[Tensor], rate: float, minimum: int = 1) -> list[int]:

@@ -49,7 +49,7 @@ def _grams(matrices: Sequence[Tensor], moments: Sequence[Tensor] | None) -> Tens
 def _root(gram: Tensor) -> Tensor:
     """Some R with R^T R = gram: Cholesky where it exists, else the square root through eigenvectors."""
     lower, failed = torch.linalg.cholesky_ex(gram)
-    root = lower.mT
+    root: Tensor = lower.mT
     if failed.any():
         values, vectors = torch.linalg.eigh(gram[failed > 0])
         root = root.clone()
@@ -97,7 +97,8 @@ def singular_values(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     """Singular values of A^T B for every pair, descending: [len(a), H, q] in fp64."""
     with one_thread():
         root = _root(_grams(a, None))
-        return torch.linalg.eigvalsh(root @ _grams(b, None) @ root.mT).clamp_min(0).sqrt().flip(-1)
+        squares: Tensor = torch.linalg.eigvalsh(root @ _grams(b, None) @ root.mT)
+        return squares.clamp_min(0).sqrt().flip(-1)
 
 
 def effective_rank(values: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from edgevit.derive.train import Compute, History, Training, close_compute, eval
 from edgevit.errors import Interrupted, OptionError, OutputError, UnknownNameError
 from edgevit.models.checkpoint import Model, derived_spec, open_base, refuse_existing, save, writing
 from edgevit.models.families import load_family
+from edgevit.models.slim import bare_copy
 from edgevit.models.spec import ClassLabel
 from edgevit.progress import Progress, Silent
 
@@ -104,9 +105,7 @@ def _write_json(file: Path, data: dict[str, Any], compute: Compute) -> None:
 
 def _finetuned(problem: Problem, compute: Compute) -> Accuracy:
     """Train a copy of the whole base exactly as long as the method trains it, and take its accuracy."""
-    import copy
-
-    network: nn.Module = copy.deepcopy(problem.network)
+    network = bare_copy(problem.network)
     steps = problem.training.steps
     assert steps is not None
     train(

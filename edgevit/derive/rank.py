@@ -24,8 +24,8 @@ def query_matrix(block: BlockWeights) -> Tensor:
 class _Tail(torch.autograd.Function):
     """Sums of s_i and of s_i^2 over each matrix's singular values beyond its kept width.
 
-    From the eigenvectors U of W W^T: the gradients are U_t S_t^-1 U_t^T W and 2 U_t U_t^T W on the tail t. Gram matrices
-    in fp64: in fp32 the values stop falling at 1e-4. A zero singular value has gradient zero.
+    From the eigenvectors U of W W^T: on the tail t the gradients are U_t S_t^-1 U_t^T W and 2 U_t U_t^T W. Gram
+    matrices in fp64: in fp32 the values stop falling at 1e-4. A zero singular value has gradient zero.
     """
 
     @staticmethod

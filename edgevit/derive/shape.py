@@ -90,7 +90,9 @@ def _limits(base: int, minimum: int, step: int) -> tuple[int, int]:
     return minimum, floor(base / step) * step
 
 
-def _knobs(base: Sequence[BlockDims], wishes: Sequence[Widths], geometry: Geometry, budget: Budget, policy: Policy) -> list[_Knob]:  # fmt: skip
+def _knobs(
+    base: Sequence[BlockDims], wishes: Sequence[Widths], geometry: Geometry, budget: Budget, policy: Policy
+) -> list[_Knob]:
     knobs = []
     for i, (dims, wish) in enumerate(zip(base, wishes, strict=True)):
         unit = geometry.unit_costs(dims.heads, budget.quantity)
@@ -132,7 +134,7 @@ def check_reachable(base: Sequence[BlockDims], geometry: Geometry, budget: Budge
 
 
 def _settle(knobs: Sequence[_Knob], widths: list[int], slack: int) -> None:
-    """Turn knobs until nothing more fits: down where over the budget, then up, furthest from its wish first, in place."""
+    """Turn knobs in place: down while over the budget, then up until nothing fits, furthest from its wish first."""
 
     def excess(k: int) -> float:
         return (widths[k] - knobs[k].wish) / knobs[k].step
@@ -164,9 +166,9 @@ def fit(
 ) -> tuple[BlockDims, ...]:
     """Find dimensions at or just under the budget that follow a method's wishes.
 
-    `wishes_at(r)` gives the widths wished for when a share r of the prunable part is to go, falling in r. The r at which
-    the wishes cost the budget is found by bisection; then widths are rounded down and the slack handed back, one step at
-    a time, to whichever is furthest below its wish.
+    `wishes_at(r)` gives the widths wished for when a share r of the prunable part is to go, falling in r. The r at
+    which the wishes cost the budget is found by bisection; then widths are rounded down and the slack handed back, one
+    step at a time, to whichever is furthest below its wish.
 
     Raises:
         BudgetError: the policy allows nothing as small as the budget; the message has the reachable minimum.

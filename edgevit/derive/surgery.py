@@ -6,7 +6,6 @@ more rank than is kept.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from edgevit.derive.plan import Plan
 from edgevit.derive.rank import query_matrix
 from edgevit.models.blocks import BlockDims, BlockWeights
 from edgevit.models.families import family_of
+from edgevit.models.slim import bare_copy
 
 Pair = tuple[Tensor, Tensor]  # A [H, w, m] and B [H, w, n] of one block, whose products A^T B matter
 
@@ -96,9 +96,7 @@ def narrow_attention(
         embed = block.wk.shape[-1]
         bq = None if block.bq is None else wq[..., embed]
         narrowed.append(
-            replace(
-                block, wq=wq[..., :embed], bq=bq, wk=wk, bk=None, wv=wv, bv=None, wo=wo.mT, bo=output_bias(block)
-            )  # fmt: skip
+            replace(block, wq=wq[..., :embed], bq=bq, wk=wk, bk=None, wv=wv, bv=None, wo=wo.mT, bo=output_bias(block))
         )
     return narrowed
 
@@ -118,6 +116,6 @@ def apply(network: nn.Module, plan: Plan) -> nn.Module:
 
 def with_classes(network: nn.Module, classes: Sequence[int]) -> nn.Module:
     """Return a copy whose classifier has only these rows, in this order."""
-    copied = copy.deepcopy(network)
+    copied = bare_copy(network)
     family_of(network).keep_classes(copied, classes)
     return copied

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from edgevit.data.accuracy import Accuracy, count_correct, from_counts
 from edgevit.data.task import AUGMENTS, Augment, Split, Task
 from edgevit.errors import Interrupted, OptionError, TrainingError, UnknownNameError
+from edgevit.models.device import find_device
 from edgevit.progress import Progress
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -91,6 +92,8 @@ class Compute:
 
     def mean(self, value: Tensor) -> Tensor:
         """Average over the processes."""
+        if self.accelerator.num_processes == 1:
+            return value
         reduced: Tensor = self.accelerator.reduce(value, reduction="mean")
         return reduced
 
@@ -110,29 +113,24 @@ def open_compute(training: Training) -> Compute:
         UnknownNameError: no such device.
         OptionError: the machine lacks the device, or the device the precision.
     """
-    name, _, index = training.device.partition(":")
-    if name not in ("auto", "cpu", "cuda", "mps"):
-        raise UnknownNameError("device", training.device, ["auto", "cpu", "cuda", "mps"])
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not available.get(name, True):
-        raise OptionError(f"this machine has no {name} device that torch can see; try --device cpu")
-    on_cpu = name == "cpu" or not any(available.values())
-    if on_cpu and training.precision == "fp16":
+    device = find_device(training.device)
+    if device.type == "cpu" and training.precision == "fp16":
         raise OptionError("fp16 trains on CUDA only; on the CPU try --precision bf16 or fp32")
-    if name == "cuda" and index:
-        torch.cuda.set_device(int(index))
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
     if not torch.distributed.is_initialized():
         # Its state outlives an Accelerator: a second derivation in one process may ask for another precision.
         AcceleratorState._reset_state(reset_partial_state=True)
     mixed = "no" if training.precision == "fp32" else training.precision
-    accelerator = Accelerator(mixed_precision=mixed, cpu=on_cpu, gradient_accumulation_steps=training.grad_accum)
-    share = training.batch_size / (training.grad_accum * accelerator.num_processes)
-    if share != int(share):
+    accum, on_cpu = training.grad_accum, device.type == "cpu"
+    accelerator = Accelerator(mixed_precision=mixed, cpu=on_cpu, gradient_accumulation_steps=accum)
+    parts = training.grad_accum * accelerator.num_processes
+    if training.batch_size % parts:
         raise OptionError(
             f"batch size {training.batch_size} does not divide into {training.grad_accum} micro-batches on "
-            f"{accelerator.num_processes} processes; make it a multiple of {training.grad_accum * accelerator.num_processes}"
+            f"{accelerator.num_processes} processes; make it a multiple of {parts}"
         )
-    return Compute(accelerator, max(int(share), 1), training.workers)
+    return Compute(accelerator, training.batch_size // parts, training.workers)
 
 
 def close_compute() -> None:
@@ -258,6 +256,22 @@ def _stop_on_signal() -> Iterator[_StopAsked]:
 
 
 @dataclass
+class Meeting:
+    """Watches trained and pruned accuracy until they have met and the pruned one no longer improves."""
+
+    best: float = -1.0
+    since_best: int = 0
+    met: int = 0
+
+    def add(self, trained: float, pruned: float) -> bool:
+        """Take one evaluation; return whether training may stop."""
+        self.since_best = 0 if pruned > self.best else self.since_best + 1
+        self.best = max(self.best, pruned)
+        self.met = self.met + 1 if abs(trained - pruned) <= MET else 0
+        return self.met >= PATIENCE and self.since_best >= PATIENCE
+
+
+@dataclass
 class _Run:
     """One training under way; exists so that its parts fit in one glance each."""
 
@@ -277,7 +291,7 @@ class _Run:
             self.network.parameters(), lr=self.training.lr, weight_decay=self.training.weight_decay
         )
         self.model, self.optimizer = self.compute.accelerator.prepare(self.network, optimizer)
-        self.best, self.since_best, self.met = -1.0, 0, 0
+        self.meeting = Meeting()
 
     # -- saved state ---------------------------------------------------------------------------------------------------
 
@@ -294,8 +308,7 @@ class _Run:
         if self.compute.is_main:
             if self.constraint is not None:
                 save_file(self.constraint.state(), new / "constraint.safetensors")
-            progress = {"step": step, "best": self.best, "since_best": self.since_best, "met": self.met}
-            (new / "progress.json").write_text(json.dumps(progress))
+            (new / "progress.json").write_text(json.dumps({"step": step, "meeting": asdict(self.meeting)}))
             shutil.rmtree(self.folder, ignore_errors=True)
             new.rename(self.folder)
         self.compute.wait()
@@ -308,7 +321,7 @@ class _Run:
         if self.constraint is not None:
             self.constraint.load_state(load_file(self.folder / "constraint.safetensors"))
         saved = json.loads((self.folder / "progress.json").read_text())
-        self.best, self.since_best, self.met = saved["best"], saved["since_best"], saved["met"]
+        self.meeting = Meeting(**saved["meeting"])
         return int(saved["step"])
 
     # -- one step ------------------------------------------------------------------------------------------------------
@@ -318,13 +331,14 @@ class _Run:
         lr = learning_rate(self.training, step, self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        task_loss, figures = 0.0, {}
+        task_loss = 0.0
+        figures: dict[str, float] = {}
         for _ in range(self.training.grad_accum):
             images, labels = next(batches)
             with accelerator.accumulate(self.model):
                 logits = self.model(images.to(self.compute.device))
                 loss = F.cross_entropy(logits.float(), self.target[labels.to(self.compute.device)])
-                task_loss += float(loss.detach()) / self.training.grad_accum
+                task_loss += float(self.compute.mean(loss.detach())) / self.training.grad_accum
                 if self.constraint is not None and accelerator.sync_gradients:
                     penalty, figures = self.constraint.penalty()
                     loss = loss + penalty * self.training.grad_accum  # accumulate() divides by it
@@ -356,13 +370,9 @@ class _Run:
 
     def has_met(self, looked: dict[str, float]) -> bool:
         """Whether trained and pruned model have met and stopped improving."""
-        pruned = looked.get("accuracy_pruned")
-        if pruned is None or not self.training.early_stop:
+        if "accuracy_pruned" not in looked or not self.training.early_stop:
             return False
-        improved = pruned > self.best
-        self.best, self.since_best = max(self.best, pruned), 0 if improved else self.since_best + 1
-        self.met = self.met + 1 if abs(looked["accuracy_trained"] - pruned) <= MET else 0
-        return self.met >= PATIENCE and self.since_best >= PATIENCE
+        return self.meeting.add(looked["accuracy_trained"], looked["accuracy_pruned"])
 
     def asked_to_stop(self, stop: _StopAsked) -> bool:
         """Whether any process was; all must stop after the same step."""

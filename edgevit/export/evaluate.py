@@ -12,8 +12,9 @@ from torch import Tensor
 from edgevit.data.accuracy import measure_accuracy
 from edgevit.errors import OptionError
 from edgevit.export.images import Part, Subject, data_record, open_images, subject_of
-from edgevit.export.session import OnnxModel, open_device
+from edgevit.export.session import OnnxModel
 from edgevit.models.checkpoint import open_base
+from edgevit.models.device import find_device
 from edgevit.progress import Progress, Silent
 
 
@@ -59,9 +60,10 @@ def _open_onnx(path: Path, device: str) -> _Candidate:
 
 def _open_torch(model: str | Path, device: str, **options: Any) -> _Candidate:
     opened = open_base(model, **options)
-    network = opened.network.to(device)
+    place = find_device(device)
+    network = opened.network.to(place)
     record = data_record(Path(model)) if Path(model).is_dir() else None
-    return _Candidate("torch", lambda images: network(images.to(device)), subject_of(opened.spec, record))
+    return _Candidate("torch", lambda images: network(images.to(place)), subject_of(opened.spec, record))
 
 
 def evaluate(
@@ -80,7 +82,7 @@ def evaluate(
     max_images: int | None = None,
     batch_size: int = 32,
     workers: int = 0,
-    device: str = "cpu",
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> Evaluation:
     """Classify the images of one part of the data, "test" or "validation".
@@ -95,7 +97,7 @@ def evaluate(
     """
     if batch_size < 1 or (max_images is not None and max_images < 1):
         raise OptionError(f"--batch-size {batch_size} and --max-images {max_images} must be at least 1")
-    open_device(device)
+    find_device(device)
     progress = progress or Silent()
     given = {
         "checkpoint": checkpoint,

@@ -25,9 +25,10 @@ from edgevit.export.images import Judging, Subject, data_record, open_images, su
 from edgevit.export.padding import pad_heads as padded_copy
 from edgevit.export.precision import check_finite, check_range, halved
 from edgevit.export.record import RECORD, ExportedFile, ExportReport, TensorInfo
-from edgevit.export.session import OnnxModel, open_device
+from edgevit.export.session import OnnxModel
 from edgevit.models.blocks import BlockDims
 from edgevit.models.checkpoint import SPEC, Model, file_sha256, load, writing
+from edgevit.models.device import find_device
 from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
 
@@ -91,26 +92,56 @@ def _check_options(batch: Batch, opset: int, max_images: int | None, batch_size:
             raise OptionError(f"--{name} is {value}: it must be at least 1")
 
 
-def _metadata(model: Model, subject: Subject, weights_sha256: str) -> dict[str, str]:
-    """What an application needs to use the file, and `evaluate` to judge it. JSON values, strings as they are."""
-    return {
-        "class_names": json.dumps(subject.class_names),
-        "class_columns": json.dumps(subject.class_columns),
-        "preprocessing": json.dumps(subject.preprocessing),
-        "split": json.dumps({"seed": subject.seed, "validation_fraction": subject.validation_fraction}),
-        "base": model.spec.timm_name,
-        "base_weights_sha256": model.spec.base.weights_sha256,
-        "weights_sha256": weights_sha256,
-        "edgevit_version": edgevit.__version__,
-    }
+@dataclass(frozen=True)
+class _Source:
+    """The model folder that is exported."""
+
+    model: Model
+    subject: Subject
+    weights_sha256: str  # of model.safetensors
+
+    @property
+    def network(self) -> nn.Module:
+        return self.model.network
+
+    @property
+    def family_name(self) -> str:
+        return self.model.spec.family
+
+    @property
+    def input_size(self) -> tuple[int, int, int]:
+        channels, height, width = self.subject.preprocessing["input_size"]
+        return channels, height, width
+
+    def dims(self, network: nn.Module) -> tuple[BlockDims, ...]:
+        return tuple(block.dims for block in load_family(self.family_name).read(network))
+
+    def metadata(self) -> dict[str, str]:
+        """What an application needs to use a file, and `evaluate` to judge it. JSON values, strings as they are."""
+        subject, spec = self.subject, self.model.spec
+        return {
+            "class_names": json.dumps(subject.class_names),
+            "class_columns": json.dumps(subject.class_columns),
+            "preprocessing": json.dumps(subject.preprocessing),
+            "split": json.dumps({"seed": subject.seed, "validation_fraction": subject.validation_fraction}),
+            "base": spec.timm_name,
+            "base_weights_sha256": spec.base.weights_sha256,
+            "weights_sha256": self.weights_sha256,
+            "edgevit_version": edgevit.__version__,
+        }
 
 
-def _judging(
-    subject: Subject, data: str | Path | None, part: str, progress: Progress, warnings: list[str]
-) -> Judging | None:
+def _open_source(folder: Path) -> _Source:
+    model = load(folder)
+    check_finite(model.network.requires_grad_(False))
+    weights_sha256 = json.loads((folder / SPEC).read_text())["weights_sha256"]
+    return _Source(model, subject_of(model.spec, data_record(folder)), weights_sha256)
+
+
+def _judging(subject: Subject, data: str | Path | None, warnings: list[str], **options: Any) -> Judging | None:
     """The images to judge on; where the model's own cannot be had, say so and go on without."""
     try:
-        return open_images(subject, data, part=part, progress=progress)
+        return open_images(subject, data, **options)
     except DataError as error:
         if data is not None:
             raise
@@ -186,9 +217,10 @@ def _parity(
 def _accuracy(
     network: nn.Module, written: _Written, judging: Judging, tolerances: Tolerances, device: str, **options: Any
 ) -> AccuracyCheck:
-    network = network.to(device)
+    place = find_device(device)
+    network = network.to(place)
     sessions = {precision: written.session(precision, device).predict for precision in written.nodes}
-    return check_accuracy(lambda images: network(images.to(device)), sessions, judging, tolerances, **options)
+    return check_accuracy(lambda images: network(images.to(place)), sessions, judging, tolerances, **options)
 
 
 def _fusion(written: _Written, blocks: tuple[BlockDims, ...], warnings: list[str]) -> Fusion | None:
@@ -204,21 +236,29 @@ def _fusion(written: _Written, blocks: tuple[BlockDims, ...], warnings: list[str
     return fusion
 
 
-def _padding(model: Model, network: nn.Module) -> dict[str, Any]:
-    family = load_family(model.spec.family)
-    dims = [block.dims for block in family.read(network)]
-    changed = sum(before != after for before, after in zip(model.spec.blocks, dims, strict=True))
+def _padding(source: _Source, padded: nn.Module) -> dict[str, Any]:
+    before, after = source.model.spec.blocks, source.dims(padded)
     return {
-        "blocks": changed,
-        "macs_before": model.spec.macs,
-        "macs": family.geometry(network).macs(dims),
-        "widths": [b.qk for b in dims],
+        "blocks": sum(old != new for old, new in zip(before, after, strict=True)),
+        "macs_before": source.model.spec.macs,
+        "macs": load_family(source.family_name).geometry(padded).macs(after),
+        "widths": [block.qk for block in after],
     }
 
 
-def _tensor(name: str, batch: Batch, size: tuple[int, ...], precisions: tuple[str, ...]) -> TensorInfo:
-    shape = ("batch" if batch == "dynamic" else batch, *size)
-    return TensorInfo(name, shape, {file_name(precision): DTYPES[precision] for precision in precisions})
+def _description(source: _Source, batch: Batch, precisions: tuple[str, ...]) -> dict[str, Any]:
+    """The part of the record that no check contributes to."""
+    subject = source.subject
+    dtypes = {file_name(precision): DTYPES[precision] for precision in precisions}
+    first = "batch" if batch == "dynamic" else batch
+    named = zip(subject.class_names, subject.class_columns, strict=True)
+    return {
+        "inputs": (TensorInfo(INPUT, (first, *source.input_size), dtypes),),
+        "outputs": (TensorInfo(OUTPUT, (first, subject.outputs), dtypes),),
+        "classes": tuple({"name": name, "column": column} for name, column in named),
+        "preprocessing": subject.preprocessing,
+        "model": {"timm_name": source.model.spec.timm_name, "weights_sha256": source.weights_sha256},
+    }
 
 
 def export(
@@ -231,10 +271,11 @@ def export(
     data: str | Path | None = None,
     accuracy: bool = True,
     part: str = "test",
+    skip_bad_images: bool = False,
     max_images: int | None = None,
     batch_size: int = 32,
     workers: int = 0,
-    device: str = "cpu",
+    device: str = "auto",
     tolerances: Tolerances | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
@@ -249,61 +290,44 @@ def export(
         CheckpointError, DataError, OptionError, OutputError: the model, the images, an option or the disk is at fault.
     """
     _check_options(batch, opset, max_images, batch_size)
-    open_device(device)
+    find_device(device)
     tolerances = tolerances or Tolerances()
     stages, warnings = _Stages(progress or Silent()), list[str]()
     precisions = ("fp32", "fp16") if fp16 else ("fp32",)
     folder = Path(model)
     with stages("load"):
-        loaded = load(folder)
-        network = loaded.network.requires_grad_(False)
-        check_finite(network)
-        weights_sha256 = json.loads((folder / SPEC).read_text())["weights_sha256"]
-    subject = subject_of(loaded.spec, data_record(folder))
-    input_size: tuple[int, int, int] = tuple(subject.preprocessing["input_size"])
+        source = _open_source(folder)
     judging = None
     if accuracy:
         with stages("find images"):
-            judging = _judging(subject, data, part, stages.progress, warnings)
-    images, source = _sample(judging, input_size)
-    exported = padded_copy(network, loaded.spec.family) if pad_heads else network
-    blocks = tuple(block.dims for block in load_family(loaded.spec.family).read(exported))
+            options = {"part": part, "skip_bad_images": skip_bad_images, "progress": stages.progress}
+            judging = _judging(source.subject, data, warnings, **options)
+    images, images_from = _sample(judging, source.input_size)
+    exported = padded_copy(source.network, source.family_name) if pad_heads else source.network
+    blocks = source.dims(exported)
+    checks: dict[str, Any] = {"padded": _padding(source, exported) if pad_heads else None, "accuracy": None}
     with stages("check ranges"):
-        seen_range = check_range(exported, images) if fp16 else None
+        checks["range"] = check_range(exported, images) if fp16 else None
     with _replaced_folder(folder / "export") as temporary:
-        metadata = _metadata(loaded, subject, weights_sha256)
-        written = _write_files(
-            exported, temporary, precisions, stages, metadata, input_size=input_size, batch=batch, opset=opset
-        )
-        padded = _padding(loaded, exported) if pad_heads else None
+        graph_options = {"input_size": source.input_size, "batch": batch, "opset": opset}
+        written = _write_files(exported, temporary, precisions, stages, source.metadata(), **graph_options)
         del exported
         with stages("check parity"):
-            parity = _parity(network, written, images, source, tolerances)
+            checks["parity"] = _parity(source.network, written, images, images_from, tolerances)
         with stages("count fused attention"):
-            fusion = _fusion(written, blocks, warnings)
-        checked = None
+            checks["fusion"] = _fusion(written, blocks, warnings)
         if judging is not None:
             with stages("check accuracy"):
-                options = {"batch_size": batch_size, "workers": workers, "progress": stages.progress}
-                checked = _accuracy(network, written, judging.limited(max_images), tolerances, device, **options)
+                loading = {"batch_size": batch_size, "workers": workers, "progress": stages.progress}
+                limited = judging.limited(max_images)
+                checks["accuracy"] = _accuracy(source.network, written, limited, tolerances, device, **loading)
         report = ExportReport(
             folder=folder / "export",
             files=written.files(),
             batch=batch,
             opset=opset,
-            inputs=(_tensor(INPUT, batch, input_size, precisions),),
-            outputs=(_tensor(OUTPUT, batch, (subject.outputs,), precisions),),
-            classes=tuple(
-                {"name": name, "column": column}
-                for name, column in zip(subject.class_names, subject.class_columns, strict=True)
-            ),
-            preprocessing=subject.preprocessing,
-            model={"timm_name": loaded.spec.timm_name, "weights_sha256": weights_sha256},
-            padded=padded,
-            range=seen_range,
-            parity=parity,
-            accuracy=checked,
-            fusion=fusion,
+            **_description(source, batch, precisions),
+            **checks,
             warnings=tuple(warnings),
             versions=_versions(),
             seconds={name: round(seconds, 3) for name, seconds in stages.seconds.items()},

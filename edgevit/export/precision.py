@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,10 +28,16 @@ class Range:
     activations_where: str  # the module whose output that is
 
 
+def _largest(values: Tensor) -> float:
+    """The largest magnitude, or NaN; without a temporary as large as the values."""
+    low, high = values.detach().aminmax()
+    return float(torch.maximum(-low, high))
+
+
 def check_finite(network: nn.Module) -> None:
     """Raise ExportError if a weight is no number."""
     for name, weight in network.state_dict().items():
-        if not torch.isfinite(weight).all():
+        if not math.isfinite(_largest(weight)):
             count = int((~torch.isfinite(weight)).sum())
             raise ExportError(
                 f"{name} holds {count} values of {weight.numel()} that are NaN or infinite; derive the model again"
@@ -41,14 +48,13 @@ def _check_weights(network: nn.Module) -> tuple[float, float, float]:
     total = subnormal = lost = 0
     largest = 0.0
     for name, weight in network.named_parameters():
-        size = weight.detach().abs()
-        if (peak := float(size.max())) > LARGEST:
+        if (peak := _largest(weight)) > LARGEST:
             raise ExportError(f"{name} overflows fp16: {peak:.4g} seen, {LARGEST:.0f} is the largest; {INSTEAD}")
         largest = max(largest, peak)
-        small = size[(size < SMALLEST_NORMAL) & (size > 0)]
-        total += size.numel()
-        subnormal += small.numel()
-        lost += int((small.half() == 0).sum())
+        small = weight.detach()[weight.abs() < SMALLEST_NORMAL]
+        total += weight.numel()
+        subnormal += int(small.count_nonzero())
+        lost += int(((small != 0) & (small.half() == 0)).sum())
     return largest, subnormal / total, lost / total
 
 
@@ -60,7 +66,7 @@ def _largest_activation(network: nn.Module, images: Tensor) -> tuple[float, str]
     def watch(name: str) -> Callable[[nn.Module, object, object], None]:
         def hook(module: nn.Module, inputs: object, output: object) -> None:
             if isinstance(output, Tensor) and output.numel():
-                seen[name] = float(output.abs().max())
+                seen[name] = _largest(output)
 
         return hook
 

@@ -14,9 +14,9 @@ import torch
 from onnxruntime.capi import onnxruntime_pybind11_state as raised
 from torch import Tensor
 
-from edgevit.errors import CheckpointError, ExportError, OptionError, UnknownNameError
+from edgevit.errors import CheckpointError, ExportError, OptionError
+from edgevit.models.device import find_device
 
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _FAILURES = (
     raised.Fail,
@@ -29,18 +29,11 @@ _FAILURES = (
 )
 
 
-def open_device(name: str) -> torch.device:
-    """Find the device where both torch and ONNX Runtime compute.
-
-    Raises:
-        UnknownNameError: neither cpu nor cuda.
-        OptionError: this machine has none.
-    """
-    if name not in PROVIDERS:
-        raise UnknownNameError("device", name, PROVIDERS)
-    if name == "cuda" and not torch.cuda.is_available():
-        raise OptionError("torch finds no CUDA device on this machine; try --device cpu")
-    return torch.device(name)
+def _provider(device: torch.device) -> tuple[str, dict[str, Any]]:
+    """ONNX Runtime's name of a device; what it has no name for runs on the CPU."""
+    if device.type == "cuda":
+        return "CUDAExecutionProvider", {"device_id": device.index or 0}
+    return "CPUExecutionProvider", {}
 
 
 @contextmanager
@@ -57,23 +50,24 @@ class OnnxModel:
     """Calling `predict` runs the file on batches of any size, also where its own batch is fixed."""
 
     def __init__(self, path: Path, *, device: str = "cpu") -> None:
-        """Open the file.
+        """Open the file; `auto` means the GPU where both torch and ONNX Runtime can use it.
 
         Raises:
             CheckpointError: missing, truncated, or not a file that ONNX Runtime can run.
-            OptionError: ONNX Runtime cannot use the device.
+            UnknownNameError, OptionError: no such device, or not on this machine.
         """
         if not path.is_file():
             raise CheckpointError(f"no ONNX file at {path}; check the path")
+        name, settings = _provider(find_device(device))
+        if device == "auto" and name not in onnxruntime.get_available_providers():
+            name, settings = _provider(torch.device("cpu"))
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         with runtime_boundary(path, CheckpointError):
-            self.session = onnxruntime.InferenceSession(str(path), options, providers=[PROVIDERS[device]])
+            self.session = onnxruntime.InferenceSession(str(path), options, providers=[(name, settings)])
         # Asked for a provider that it lists but cannot start, ONNX Runtime silently runs on the CPU.
-        if self.session.get_providers()[0] != PROVIDERS[device]:
-            raise OptionError(
-                f"ONNX Runtime cannot use {device} on this machine; install edgevit[gpu], or try --device cpu"
-            )
+        if device != "auto" and self.session.get_providers()[0] != name:
+            raise OptionError(f"ONNX Runtime cannot use {device} on this machine; try edgevit[gpu], or --device cpu")
         self.path = path
         self.input = self.session.get_inputs()[0]
         self.output = self.session.get_outputs()[0]

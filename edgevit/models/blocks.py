@@ -22,7 +22,7 @@ class BlockDims:
     @property
     def fusable(self) -> bool:
         """Whether NVIDIA's compiler fuses this attention: measured, see docs/decisions/001-fusable-shapes.md."""
-        return self.qk == self.vo and self.qk % 4 == 0 and self.qk >= 12
+        return self.heads >= 2 and self.qk == self.vo and self.qk % 4 == 0 and self.qk >= 12
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ import json
 import os
 import pickle
 import shutil
+import struct
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from timm.data import resolve_data_config
-from timm.models import load_state_dict
+from timm.models import clean_state_dict
 from torch import Tensor, nn
 
 from edgevit.errors import CheckpointError, OptionError, OutputError, UnknownNameError
@@ -74,6 +76,18 @@ def _sha256(file: Any) -> str:  # Python 3.10 has no file_digest
     return digest.hexdigest()
 
 
+# What torch's and safetensors' readers, and timm's model code, raise where a file or an argument is not as they expect.
+FOREIGN = (
+    SafetensorError, OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError, AttributeError,
+    AssertionError, ArithmeticError, MemoryError, struct.error,
+)  # fmt: skip
+
+
+def _line(error: BaseException, length: int) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:length] if lines else type(error).__name__
+
+
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Turn what goes wrong inside a weights file into one line."""
@@ -83,13 +97,12 @@ def _reading(path: Path) -> Iterator[None]:
         raise CheckpointError(f"no weights at {path}; check the path") from None
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} is a pickle with more than plain weights and was not opened ({str(error).splitlines()[0][:80]}); "
+            f"{path} is a pickle with more than plain weights and was not opened ({_line(error, 80)}); "
             f"save `model.state_dict()`, best as safetensors"
         ) from error
-    except (SafetensorError, EOFError, OSError, RuntimeError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
+    except FOREIGN as error:
         raise CheckpointError(
-            f"cannot read {path}: {reason}; it may be truncated: copy or download it again"
+            f"cannot read {path}: {_line(error, 120)}; it may be truncated: copy or download it again"
         ) from error
 
 
@@ -101,11 +114,20 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """
     if not path.is_file():
         raise CheckpointError(f"no weights at {path}; check the path")
-    with _reading(path):
-        state = load_state_dict(str(path), use_ema=False, weights_only=True)
-    if not state or not all(isinstance(value, Tensor) for value in state.values()):
+    with _reading(path), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's about old formats: the file is opened, or the error says why not
+        held: Any = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    for wrapping in ("state_dict", "model"):
+        if isinstance(held, dict) and wrapping in held:
+            held = held[wrapping]
+    if not isinstance(held, dict) or not held or not all(_is_weight(*item) for item in held.items()):
         raise CheckpointError(f"{path} does not hold plain weights; save `model.state_dict()`, best as safetensors")
-    return dict(state)
+    state: dict[str, Tensor] = clean_state_dict(held)
+    return state
+
+
+def _is_weight(name: object, value: object) -> bool:
+    return isinstance(name, str) and isinstance(value, Tensor)
 
 
 def _first(names: list[str], limit: int = 3) -> str:
@@ -146,27 +168,23 @@ def _create(name: str, args: Mapping[str, Any], *, pretrained: bool = False) -> 
         raise UnknownNameError("timm model or model folder", name, timm.list_models())
     try:
         network: nn.Module = timm.create_model(name, pretrained=pretrained, **args)
-    except (TypeError, AssertionError, ValueError) as error:
-        if pretrained and not isinstance(error, TypeError):
+    except FOREIGN as error:
+        # huggingface_hub's errors are OSErrors and ValueErrors, timm's where it knows no weights is a RuntimeError.
+        if pretrained and isinstance(error, (OSError, RuntimeError, ValueError)):
             raise _no_pretrained(name, error) from error
         shown = ", ".join(f"{k}={v}" for k, v in args.items()) or "no arguments"
-        raise OptionError(f"timm cannot make {name} with {shown}: {error}; check --model-arg") from error
-    except (OSError, RuntimeError) as error:  # huggingface_hub's and requests' errors are OSErrors
-        if not pretrained:
-            raise
-        raise _no_pretrained(name, error) from error
+        raise OptionError(f"timm cannot make {name} with {shown}: {_line(error, 120)}; check --model-arg") from error
     return network
 
 
 def _no_pretrained(name: str, error: Exception) -> CheckpointError:
-    reason = str(error).strip().splitlines()[0][:100] if str(error).strip() else type(error).__name__
     return CheckpointError(
-        f"no pretrained weights for {name}: {reason}; is there a network? "
+        f"no pretrained weights for {name}: {_line(error, 100)}; is there a network? "
         f"Otherwise download the file elsewhere and give it with --checkpoint"
     )
 
 
-def _preprocessing(network: nn.Module, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _preprocessing(network: Any, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The base's own preprocessing, as timm resolves it, with what the user gave on top."""
     patch = network.patch_embed
     given = {**overrides, "input_size": (patch.proj.in_channels, *patch.img_size)}
@@ -257,17 +275,24 @@ def load(folder: str | Path) -> Model:
     except ValueError as error:
         raise CheckpointError(f"{folder / SPEC} is not JSON ({error}); derive the model again") from error
     spec = ModelSpec.from_json(data, str(folder / SPEC))
-    seen = file_sha256(folder / WEIGHTS)
-    if seen != data["weights_sha256"]:
+    seen, expected = file_sha256(folder / WEIGHTS), str(data["weights_sha256"])
+    if seen != expected:
         raise CheckpointError(
-            f"{folder / WEIGHTS} was altered: its hash is {seen[:12]}, {SPEC} says {data['weights_sha256'][:12]}; "
+            f"{folder / WEIGHTS} was altered: its hash is {seen[:12]}, {SPEC} says {expected[:12]}; "
             f"copy the folder again, or derive it again"
         )
     with torch.device("meta"):
         network = _create(spec.timm_name, spec.timm_args)
-    load_family(spec.family).resize(network, spec.blocks)
     with _reading(folder / WEIGHTS):
         state = load_file(folder / WEIGHTS)
+    family = family_of(network)
+    depth = len(family.read(network))
+    if load_family(spec.family) is not family or len(spec.blocks) != depth:
+        raise CheckpointError(
+            f"{folder / SPEC} describes {len(spec.blocks)} blocks of family {spec.family}, and {spec.timm_name} has "
+            f"{depth} of {family.__name__.rpartition('.')[2]}; copy the folder again, or derive it again"
+        )
+    family.resize(network, spec.blocks, state)
     _fill(network, state, folder / WEIGHTS, str(folder))
     return Model(network.eval(), spec)
 

@@ -63,12 +63,13 @@ class Geometry:
         block = self.embed * (int(self.attention_out_bias) + int(self.ffn_bias))
         return self.other_params + self.outputs * (self.embed + 1) + depth * block
 
+    def block_cost(self, block: BlockDims, quantity: Quantity) -> int:
+        """Cost of what pruning changes in one block."""
+        unit = self.unit_costs(block.heads, quantity)
+        return unit.qk * block.qk + unit.vo * block.vo + unit.ffn * block.ffn
+
     def cost(self, blocks: Sequence[BlockDims], quantity: Quantity) -> int:
-        total = self.fixed(len(blocks), quantity)
-        for b in blocks:
-            unit = self.unit_costs(b.heads, quantity)
-            total += unit.qk * b.qk + unit.vo * b.vo + unit.ffn * b.ffn
-        return total
+        return self.fixed(len(blocks), quantity) + sum(self.block_cost(b, quantity) for b in blocks)
 
     def macs(self, blocks: Sequence[BlockDims]) -> int:
         """Multiply-accumulates of one image."""

@@ -6,7 +6,6 @@ Schema history: 1  first version
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -75,18 +74,21 @@ class ModelSpec:
         return json.dumps({"schema": SCHEMA, "weights_sha256": weights_sha256, **asdict(self)}, indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], where: str) -> ModelSpec:
+    def from_json(cls, data: Any, where: str) -> ModelSpec:
         """Read the parsed model.json.
 
         Raises:
             CheckpointError: of another schema, or a field is missing.
         """
+        if not isinstance(data, dict):
+            raise CheckpointError(f"{where} is not a model description but a {type(data).__name__}; derive it again")
         if data.get("schema") != SCHEMA:
             raise CheckpointError(
-                f"{where} has schema {data.get('schema')!r}, this edgevit reads {SCHEMA}; update edgevit, or derive again"
+                f"{where} has schema {data.get('schema')!r}, this edgevit reads {SCHEMA}; "
+                f"update edgevit, or derive the model again"
             )
         try:
-            base = data["base"]
+            base, _ = data["base"], data["weights_sha256"]
             return cls(
                 timm_name=data["timm_name"],
                 timm_args=dict(data["timm_args"]),
@@ -99,5 +101,5 @@ class ModelSpec:
                 params=data["params"],
                 base=BaseFacts(**{**base, "blocks": tuple(BlockDims(**b) for b in base["blocks"])}),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{where} is not a model description: {error}; derive the model again") from error

@@ -13,8 +13,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from edgevit.cli import evaluate, export
-from edgevit.cli.options import model_arguments, preprocessing_options
-from edgevit.errors import EdgeVitError, OptionError
+from edgevit.errors import EdgeVitError
 from edgevit.models.checkpoint import describe, save
 
 ARGS = {"img_size": 32, "patch_size": 8, "depth": 1, "embed_dim": 32, "num_heads": 2, "num_classes": 10}
@@ -81,15 +80,6 @@ def test_bad_input_is_one_line(folder: Path, arguments: list[str], said: str) ->
     assert isinstance(result.exception, EdgeVitError)  # app.main prints it and exits 1
     assert said in str(result.exception) and "\n" not in str(result.exception)
     assert result.stdout == ""
-
-
-def test_model_arguments_and_preprocessing_are_read_from_text() -> None:
-    assert model_arguments(["img_size=32", "global_pool=avg"]) == {"img_size": 32, "global_pool": "avg"}
-    assert preprocessing_options("0.5,0.4,0.3", None, 1.0, None) == {"mean": (0.5, 0.4, 0.3), "crop_pct": 1.0}
-    with pytest.raises(OptionError, match="KEY=VALUE"):
-        model_arguments(["img_size"])
-    with pytest.raises(OptionError, match="--std a"):
-        preprocessing_options(None, "a", None, None)
 
 
 def test_help_imports_no_torch() -> None:

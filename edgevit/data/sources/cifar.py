@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,15 @@ from edgevit.errors import DataError
 
 # folder: (files of the training part, files of the test part, key of the labels, meta file, key of the names)
 LAYOUTS = {
-    "cifar-10-batches-py": ([f"data_batch_{i}" for i in range(1, 6)], ["test_batch"], "labels", "batches.meta", "label_names"),
+    "cifar-10-batches-py": (
+        [f"data_batch_{i}" for i in range(1, 6)],
+        ["test_batch"],
+        "labels",
+        "batches.meta",
+        "label_names",
+    ),
     "cifar-100-python": (["train"], ["test"], "fine_labels", "meta", "fine_label_names"),
-}  # fmt: skip
+}
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -29,17 +37,40 @@ class _ArraysOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it wants {module}.{name}, which no CIFAR batch needs")
 
 
-def _load(path: Path) -> dict[str, Any]:
+# What a pickle that is cut off or spoilt makes the unpickler, and NumPy in it, raise.
+_UNREADABLE = (
+    pickle.UnpicklingError, OSError, EOFError, ValueError, LookupError, AttributeError, TypeError, OverflowError,
+    MemoryError, ImportError, struct.error,
+)  # fmt: skip
+
+
+def _load(path: Path, *keys: str) -> dict[str, Any]:
     try:
-        # latin1: the published files were pickled by Python 2.
-        loaded = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NumPy's about the form in which its older self stored data types
+            # latin1: the published files were pickled by Python 2.
+            loaded = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
     except FileNotFoundError:
         raise DataError(f"{path} is missing; unpack the CIFAR archive again") from None
-    except (pickle.UnpicklingError, EOFError, ValueError, KeyError, AttributeError) as error:
-        raise DataError(f"cannot read {path}: {error}; unpack the CIFAR archive again") from error
+    except _UNREADABLE as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"cannot read {path}: {reason}; unpack the CIFAR archive again") from error
     if not isinstance(loaded, dict):
         raise DataError(f"{path} holds a {type(loaded).__name__}, expected a dict; unpack the CIFAR archive again")
+    if missing := [key for key in keys if key not in loaded]:
+        raise DataError(f"{path} has no {missing[0]!r}; unpack the CIFAR archive again")
     return loaded
+
+
+def _load_batch(path: Path, labels: str) -> tuple[list[int], Any]:
+    batch = _load(path, labels, "data")
+    shape = getattr(batch["data"], "shape", None)
+    if shape != (len(batch[labels]), 3 * 32 * 32):
+        raise DataError(
+            f"{path} holds {len(batch[labels])} labels and images of shape {shape}, expected one row of 3072 for each; "
+            f"unpack the CIFAR archive again"
+        )
+    return batch[labels], batch["data"]
 
 
 def _folder(data: str) -> Path | None:
@@ -55,12 +86,12 @@ class Cifar:
 
     def __init__(self, folder: Path) -> None:
         train, test, labels, meta, names = LAYOUTS[folder.name]
-        self.class_names = tuple(_load(folder / meta)[names])
-        batches = [[_load(folder / name) for name in part] for part in (train, test)]
-        self.first_test = sum(len(batch[labels]) for batch in batches[0])
+        self.class_names = tuple(_load(folder / meta, names)[names])
+        batches = [[_load_batch(folder / name, labels) for name in part] for part in (train, test)]
+        self.first_test = sum(len(of_batch) for of_batch, _ in batches[0])
         everything = batches[0] + batches[1]
-        self.labels = np.concatenate([np.asarray(batch[labels]) for batch in everything])
-        self.images = np.concatenate([batch["data"] for batch in everything]).reshape(-1, 3, 32, 32)
+        self.labels = np.concatenate([np.asarray(of_batch) for of_batch, _ in everything])
+        self.images = np.concatenate([images for _, images in everything]).reshape(-1, 3, 32, 32)
 
     def references(self, part: Part, class_name: str) -> list[Reference]:
         found = np.flatnonzero(self.labels == self.class_names.index(class_name))

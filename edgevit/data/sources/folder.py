@@ -45,11 +45,13 @@ class Folder:
         try:
             with warnings.catch_warnings(), Image.open(str(reference)) as image:
                 warnings.simplefilter("ignore")  # odd EXIF or a palette with transparency is no reason to stop
-                return image.convert("RGB")
+                rgb: Image.Image = image.convert("RGB")
+                return rgb
         except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error)
             raise DataError(
-                f"cannot read {reference}: {reason}; remove or replace it, or leave such files out with --skip-bad-images"
+                f"cannot read {reference}: {reason}; "
+                f"remove or replace it, or leave such files out with --skip-bad-images"
             ) from error
 
 

@@ -133,7 +133,7 @@ def make_plan(problem: Problem, config: Config) -> Plan:
 
 def _over_processes(statistics: BlockStatistics, compute: Compute) -> BlockStatistics:
     def mean(value: Tensor) -> Tensor:
-        return compute.mean(value.to(compute.device)).cpu() if compute.accelerator.num_processes > 1 else value
+        return compute.mean(value.to(compute.device)).cpu()
 
     moment = None if statistics.moment is None else mean(statistics.moment)
     return BlockStatistics(mean(statistics.activation), moment)

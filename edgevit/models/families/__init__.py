@@ -5,7 +5,7 @@ def check(model) -> None                      raise UnsupportedModelError, with 
 def read(model) -> list[BlockWeights]         views of the live parameters, so that a regulariser trains through them
 def build(model, blocks) -> nn.Module         a slim copy that holds these weights; `model` is not changed
 def keep_classes(model, classes) -> None      remove every classifier row but these, in place
-def resize(model, dims) -> None               give the blocks these dimensions, weights undefined: for loading
+def resize(model, dims, names=None) -> None   give the blocks these dimensions, weights undefined: for loading `names`
 def geometry(model) -> Geometry               what its cost depends on
 def ffn_activations(model) -> list[nn.Module] per block, the module whose output is the FFN after its non-linearity
 def attention_inputs(model) -> list[nn.Module] per block, the module whose input is the attention's normalised tokens

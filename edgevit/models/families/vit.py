@@ -1,34 +1,40 @@
-"""timm's VisionTransformer and its distilled DeiT: pre-norm or res-post-norm blocks with fused qkv and a two-layer FFN."""
+"""timm's VisionTransformer and distilled DeiT: blocks with fused qkv and a two-layer FFN.
+
+Typed as Any inside: nn.Module tells a type checker nothing of the attributes that timm's models have.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from typing import Any
 
 import torch
-from timm.layers import Mlp
+from timm.layers import Mlp, PatchEmbed
 from timm.models.deit import VisionTransformerDistilled
+from timm.models.eva import Eva
 from timm.models.vision_transformer import Attention, Block, ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.models.blocks import BlockDims, BlockWeights
 from edgevit.models.macs import Geometry
-from edgevit.models.slim import SlimAttention
+from edgevit.models.slim import SlimAttention, bare_copy
+
+ROTARY = "rotary embeddings stand between the projections and the dot product, so QK cannot be factorised"
 
 
-def matches(model: nn.Module) -> bool:
-    return isinstance(model, VisionTransformer)
+def matches(model: Any) -> bool:
+    return isinstance(model, (VisionTransformer, Eva))
 
 
-def _reason_against(block: nn.Module) -> str | None:
+def _reason_against(block: Any) -> str | None:
     """Why this block cannot be factorised, or None."""
     if type(block) not in (Block, ResPostBlock):
         return f"its blocks are {type(block).__name__}, which edgevit cannot read yet"
     attn, mlp = block.attn, block.mlp
     if type(attn) not in (Attention, SlimAttention):
         if "Rope" in type(attn).__name__:
-            return "rotary embeddings stand between the projections and the dot product, so QK cannot be factorised"
+            return ROTARY
         return f"its attention is {type(attn).__name__}, which edgevit cannot read yet"
     if isinstance(attn, Attention):
         if not isinstance(attn.q_norm, nn.Identity):
@@ -44,9 +50,24 @@ def _reason_against(block: nn.Module) -> str | None:
     return None
 
 
-def check(model: nn.Module) -> None:
-    name = model.default_cfg.get("architecture") if isinstance(getattr(model, "default_cfg", None), dict) else None
-    name = name or type(model).__name__
+def _name(model: Any) -> str:
+    config = getattr(model, "default_cfg", None)
+    return str((config.get("architecture") if isinstance(config, dict) else None) or type(model).__name__)
+
+
+def check(model: Any) -> None:
+    name, patch = _name(model), model.patch_embed
+    if getattr(model, "rope", None) is not None:
+        raise UnsupportedModelError(f"cannot prune {name}: {ROTARY}")
+    if type(patch) is not PatchEmbed:
+        raise UnsupportedModelError(
+            f"cannot prune {name}: its patch embedding is {type(patch).__name__}, which edgevit cannot read yet"
+        )
+    if patch.proj.in_channels != 3:
+        raise UnsupportedModelError(
+            f"cannot prune {name}: it reads {patch.proj.in_channels} channel(s), and images are read as RGB: "
+            f"train the base on 3 channels (grey images are read as RGB, too)"
+        )
     if getattr(model, "attn_pool", None) is not None:
         raise UnsupportedModelError(
             f"cannot prune {name}: attention pooling in the head is not supported; try --model-arg global_pool=token"
@@ -57,10 +78,10 @@ def check(model: nn.Module) -> None:
 
 
 def _heads_first(bias: Tensor | None, heads: int) -> Tensor | None:
-    return None if bias is None else bias.unflatten(0, (heads, -1))
+    return None if bias is None else bias.reshape(heads, -1)
 
 
-def _read_block(block: nn.Module) -> BlockWeights:
+def _read_block(block: Any) -> BlockWeights:
     attn, mlp = block.attn, block.mlp
     heads = attn.num_heads
     if isinstance(attn, SlimAttention):
@@ -77,7 +98,7 @@ def _read_block(block: nn.Module) -> BlockWeights:
     )  # fmt: skip
 
 
-def read(model: nn.Module) -> list[BlockWeights]:
+def read(model: Any) -> list[BlockWeights]:
     return [_read_block(block) for block in model.blocks]
 
 
@@ -90,22 +111,24 @@ def _attention(dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias: bool) ->
     return SlimAttention(dim, dims.heads, dims.qk, dims.vo, qkv_bias=qkv_bias, proj_bias=proj_bias)
 
 
-def _resize_block(block: nn.Module, dim: int, dims: BlockDims) -> None:
+def _resize_block(block: Any, dim: int, dims: BlockDims, *, proj_bias: bool) -> None:
     """Replace the four linear layers by ones of `dims` on the meta device: shapes without weights."""
     old, mlp = block.attn, block.mlp
-    qkv_bias = old.qkv.bias is not None
     with torch.device("meta"):
-        # A value bias is folded into the output bias, which must then exist.
-        block.attn = _attention(dim, dims, qkv_bias=qkv_bias, proj_bias=qkv_bias or old.proj.bias is not None)
+        block.attn = _attention(dim, dims, qkv_bias=old.qkv.bias is not None, proj_bias=proj_bias)
         ffn_bias = mlp.fc1.bias is not None
         mlp.fc1, mlp.fc2 = nn.Linear(dim, dims.ffn, bias=ffn_bias), nn.Linear(dims.ffn, dim, bias=ffn_bias)
     block.attn.attn_drop.p, block.attn.proj_drop.p = old.attn_drop.p, old.proj_drop.p
     block.attn.train(block.training)
 
 
-def resize(model: nn.Module, dims: Sequence[BlockDims]) -> None:
-    for block, block_dims in zip(model.blocks, dims, strict=True):
-        _resize_block(block, model.embed_dim, block_dims)
+def resize(model: Any, dims: Sequence[BlockDims], names: Container[str] | None = None) -> None:
+    for i, (block, block_dims) in enumerate(zip(model.blocks, dims, strict=True)):
+        attn = block.attn
+        # Surgery folds a value bias into the output bias, which must then exist; an untouched base may lack it.
+        made = attn.proj.bias is not None or attn.qkv.bias is not None
+        proj_bias = made if names is None else f"blocks.{i}.attn.proj.bias" in names
+        _resize_block(block, model.embed_dim, block_dims, proj_bias=proj_bias)
 
 
 def _parameter(weight: Tensor) -> nn.Parameter:
@@ -120,15 +143,15 @@ def _filled(bias: Tensor | None, like: Tensor) -> Tensor:
     return like.new_zeros(like.shape[0] * like.shape[1]) if bias is None else bias.flatten()
 
 
-def _write_block(block: nn.Module, weights: BlockWeights) -> None:
+def _write_block(block: Any, weights: BlockWeights) -> None:
     attn, mlp = block.attn, block.mlp
     attn.qkv.weight = _parameter(torch.cat([w.flatten(0, 1) for w in (weights.wq, weights.wk, weights.wv)]))
     if attn.qkv.bias is not None:
         pairs = ((weights.bq, weights.wq), (weights.bk, weights.wk), (weights.bv, weights.wv))
         attn.qkv.bias = _parameter(torch.cat([_filled(bias, like) for bias, like in pairs]))
     attn.proj.weight = _parameter(weights.wo.permute(1, 0, 2).flatten(1))  # [H, d, v] -> [d, H * v]
-    if attn.proj.bias is not None:
-        attn.proj.bias = _parameter(weights.wo.new_zeros(weights.wo.shape[1]) if weights.bo is None else weights.bo)
+    if weights.bo is not None:
+        attn.proj.bias = _parameter(weights.bo)
     mlp.fc1.weight, mlp.fc2.weight = _parameter(weights.w1), _parameter(weights.w2)
     if weights.b1 is not None:
         mlp.fc1.bias = _parameter(weights.b1)
@@ -136,14 +159,14 @@ def _write_block(block: nn.Module, weights: BlockWeights) -> None:
         mlp.fc2.bias = _parameter(weights.b2)
 
 
-def classifiers(model: nn.Module) -> list[nn.Linear]:
+def classifiers(model: Any) -> list[nn.Linear]:
     heads = [model.head, model.head_dist] if isinstance(model, VisionTransformerDistilled) else [model.head]
     if not all(isinstance(head, nn.Linear) for head in heads):
-        raise UnsupportedModelError("the model has no classifier; give it one with --model-arg num_classes=...")
+        raise UnsupportedModelError(f"{_name(model)} has no classifier; give it one with --model-arg num_classes=...")
     return heads
 
 
-def keep_classes(model: nn.Module, classes: Sequence[int]) -> None:
+def keep_classes(model: Any, classes: Sequence[int]) -> None:
     """Remove every row of the classifier but these, in this order, in place."""
     index = torch.as_tensor(classes, device=classifiers(model)[0].weight.device)
     for head in classifiers(model):
@@ -154,18 +177,18 @@ def keep_classes(model: nn.Module, classes: Sequence[int]) -> None:
     model.num_classes = len(classes)
 
 
-def build(model: nn.Module, blocks: Sequence[BlockWeights]) -> nn.Module:
+def build(model: Any, blocks: Sequence[BlockWeights]) -> Any:
     # The layers that are replaced anyway need not be copied first: most of the time and of the memory.
     pairs = [(block.attn, block.mlp) for block in model.blocks]
     replaced = [layer for attn, mlp in pairs for layer in (attn.qkv, attn.proj, mlp.fc1, mlp.fc2)]
-    slim = copy.deepcopy(model, {id(layer): layer for layer in replaced})
-    resize(slim, [weights.dims for weights in blocks])
+    slim: Any = bare_copy(model, replaced)
     for block, weights in zip(slim.blocks, blocks, strict=True):
+        _resize_block(block, slim.embed_dim, weights.dims, proj_bias=weights.bo is not None)
         _write_block(block, weights)
     return slim
 
 
-def geometry(model: nn.Module) -> Geometry:
+def geometry(model: Any) -> Geometry:
     heads = classifiers(model)
     patch = model.patch_embed.proj
     first = model.blocks[0]
@@ -186,9 +209,9 @@ def geometry(model: nn.Module) -> Geometry:
     )
 
 
-def ffn_activations(model: nn.Module) -> list[nn.Module]:
+def ffn_activations(model: Any) -> list[nn.Module]:
     return [block.mlp.act for block in model.blocks]
 
 
-def attention_inputs(model: nn.Module) -> list[nn.Module]:
+def attention_inputs(model: Any) -> list[nn.Module]:
     return [block.attn for block in model.blocks]

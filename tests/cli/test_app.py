@@ -1,0 +1,58 @@
+"""What every command shares: help without heavy imports, exit codes, usage errors in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import edgevit
+
+COMMANDS = ["derive", "export", "bench", "evaluate", "show"]
+
+HELP = """
+import sys
+from edgevit.cli.app import main
+sys.argv = ["edgevit", *sys.argv[1:]]
+try:
+    main()
+finally:
+    heavy = {"torch", "numpy", "timm", "onnx", "onnxruntime", "accelerate", "sklearn", "PIL", "safetensors"}
+    print("loaded:", *sorted(heavy & set(sys.modules)), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], [], *([command, "--help"] for command in COMMANDS)], ids=str)
+def test_help_works_and_loads_nothing_heavy(arguments: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", HELP, *arguments], text=True, capture_output=True)
+    assert done.returncode == 0 and "Usage: edgevit" in done.stdout
+    assert done.stderr.split() == ["loaded:"]
+    if len(arguments) < 2:
+        assert all(command in done.stdout for command in COMMANDS)
+
+
+def test_the_installed_command_knows_its_version() -> None:
+    done = subprocess.run([sys.executable, "-m", "edgevit.cli", "--version"], text=True, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"edgevit {edgevit.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["dervie"], "No such command 'dervie'"),
+        (["--verson"], "No such option: --verson"),
+        (["derive"], "Missing argument"),
+        (["derive", "vit", "--out", "o"], "Missing option '--data'"),
+        (["derive", "vit", "--frobnicate"], "No such option: --frobnicate"),
+        (["derive", "vit", "--out", "o", "--data", "digits", "--rate", "half"], "--rate"),
+        (["derive", "vit", "--out", "o", "--data", "digits", "--steps", "1.5"], "--steps"),
+        (["show"], "Missing argument"),
+        (["show", "a", "b"], "unexpected extra argument"),
+        (["bench"], "Missing argument"),
+    ],
+)
+def test_a_mistyped_command_line_is_one_line(edgevit_main: Any, arguments: list[str], said: str) -> None:
+    error = edgevit_main(*arguments).error
+    assert said in error and error.endswith(" --help") and "; see edgevit" in error

@@ -1,0 +1,149 @@
+"""`edgevit derive` and `edgevit show` from end to end on digits, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BASE = ["vit_tiny_patch16_224", "--model-arg", "img_size=32", "--model-arg", "patch_size=8", "--model-arg",
+        "embed_dim=64", "--model-arg", "depth=2", "--model-arg", "num_heads=2"]  # fmt: skip
+TASK = ["--data", "digits", "--classes", "3,5,8"]
+SHORT = ["--steps", "6", "--batch-size", "16", "--lr", "1e-3", "--evaluations", "2", "--device", "cpu"]
+PROGRAM = "import sys; sys.argv[0] = 'edgevit'; from edgevit.cli.app import main; main()"
+
+
+@pytest.fixture(scope="module")
+def derived(tmp_path_factory: pytest.TempPathFactory, digits_checkpoint: Path) -> Any:
+    """One derivation in a process of its own, with its streams."""
+    out = tmp_path_factory.mktemp("derived") / "t1"
+    command = ["derive", *BASE, "--checkpoint", digits_checkpoint, *TASK, *SHORT, "--rate", "0.5", "--out", out]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *map(str, command), "--finetune-base"], text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    return out, done
+
+
+def test_a_person_sees_the_baselines_and_what_to_do_next(derived: Any) -> None:
+    out, done = derived
+    for row in ("base, full head", "base, restricted to the classes", "base, fine-tuned on them", "derived"):
+        assert row in done.stdout
+    assert f"Next: edgevit export {out}" in done.stdout.replace("\n", "")
+    assert "baselines on" in done.stderr and "Traceback" not in done.stderr
+    assert not set(done.stderr) & {"\r", "\x1b"}, "plain lines where stderr is no terminal"
+
+
+def test_the_folder_is_complete_and_nothing_else_is_left(derived: Any) -> None:
+    out, _ = derived
+    names = ["README.md", "derivation.json", "history.jsonl", "model.json", "model.safetensors"]
+    assert sorted(f.name for f in out.iterdir()) == names
+    assert [f.name for f in out.parent.iterdir()] == ["t1"]
+    record = json.loads((out / "derivation.json").read_text())
+    accuracy = record["accuracy"]
+    assert accuracy["base_restricted"]["top1"] > 0.8 and accuracy["derived"]["top1"] > 0.4
+    assert accuracy["base_finetuned"]["images"] == accuracy["derived"]["images"] == record["data"]["images"]["test"]
+    assert set(accuracy["derived"]["per_class"]) == {"3", "5", "8"}
+    assert record["budget"]["asked"] == "rate 0.5" and record["config"]["collapse"] == "weight"
+    lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    assert {"accuracy_trained", "accuracy_pruned", "loss_task", "lr"} <= set(lines[-1])
+    spec = json.loads((out / "model.json").read_text())
+    assert 0 <= spec["base"]["macs"] * 0.5 - spec["macs"] < 0.03 * spec["base"]["macs"]
+    assert [c["name"] for c in spec["classes"]] == ["3", "5", "8"]
+
+
+def test_show_tells_block_by_block(derived: Any, edgevit_main: Any) -> None:
+    out, _ = derived
+    shown = edgevit_main("show", out)
+    assert (shown.code, shown.err) == (0, "")
+    for text in ("block", "/32", "/256", "3 classes, subset head: 3, 5, 8", "method vulcan, rate 0.5", "seed 42"):
+        assert text in shown.out, text
+    answer = edgevit_main("show", out, "--json")
+    assert (answer.code, answer.err) == (0, "")
+    told = json.loads(answer.out)
+    assert told["model"]["blocks"] == json.loads((out / "model.json").read_text())["blocks"]
+    assert told["derivation"] == json.loads((out / "derivation.json").read_text())
+
+
+def test_json_is_all_there_is_on_stdout_and_the_model_can_be_a_base(
+    derived: Any, edgevit_main: Any, tmp_path: Path
+) -> None:
+    out, _ = derived
+    again = tmp_path / "t2"
+    done = edgevit_main("derive", out, "--data", "digits", "--classes", "5,3", "--params", "30k", *SHORT,
+                        "--shape", "paper", "--head", "full", "--out", again, "--json")  # fmt: skip
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert told["folder"] == str(again) and told["params"] <= 30_000 and told["shape"]["name"] == "paper"
+    assert told["data"]["classes"] == [{"name": "5", "base_index": 1}, {"name": "3", "base_index": 0}]
+    assert told["accuracy"]["base_restricted"]["top1"] > 0.5
+    assert edgevit_main("show", again).code == 0
+
+
+def test_a_derived_model_with_a_full_head_can_be_a_base(
+    edgevit_main: Any, tmp_path: Path, digits_checkpoint: Path
+) -> None:
+    common = ["--steps", "0", "--device", "cpu", "--data", "digits", "--json", "-q"]
+    first = edgevit_main("derive", *BASE, "--checkpoint", digits_checkpoint, *common, "--classes", "8,5,3",
+                         "--rate", "0.3", "--head", "full", "--out", tmp_path / "a")  # fmt: skip
+    assert first.code == 0, first.err
+    second = edgevit_main("derive", tmp_path / "a", *common, "--classes", "5,3", "--rate", "0.2",
+                          "--out", tmp_path / "b")  # fmt: skip
+    assert second.code == 0, second.err
+    before, after = (json.loads(done.out) for done in (first, second))
+    expected = before["accuracy"]["derived"]["per_class"]
+    seen = after["accuracy"]["base_restricted"]["per_class"]
+    assert all(seen[name] >= expected[name] for name in ("3", "5")), "one class fewer to be mistaken for"
+
+
+def test_ctrl_c_leaves_a_state_that_the_same_command_resumes(tmp_path: Path, digits_checkpoint: Path) -> None:
+    out = tmp_path / "t1"
+    long = ["--steps", "60", "--batch-size", "16", "--evaluations", "3", "--device", "cpu", "--rate", "0.5"]
+    command = [sys.executable, "-c", PROGRAM, "derive", *BASE, "--checkpoint", str(digits_checkpoint), *TASK, *long,
+               "--out", str(out)]  # fmt: skip
+    process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    history = tmp_path / "t1.partial" / "history.jsonl"
+    deadline = time.monotonic() + 120
+    while not (history.is_file() and '"step": 2' in history.read_text()):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=120)
+    assert (process.returncode, stdout) == (130, ""), stderr
+    assert stderr.splitlines()[-1].startswith("error: stopped at step ") and "--resume goes on from" in stderr
+    assert "Traceback" not in stderr
+    assert [f.name for f in tmp_path.iterdir()] == ["t1.partial"]
+
+    again = subprocess.run(command, text=True, capture_output=True)
+    assert again.returncode == 1 and "holds an unfinished derivation; add --resume" in again.stderr.splitlines()[-1]
+    other = subprocess.run([*command, "--resume", "--lr", "0.5"], text=True, capture_output=True)
+    assert other.returncode == 1 and "cannot resume" in other.stderr and "with other options" in other.stderr
+
+    resumed = subprocess.run([*command, "--resume"], text=True, capture_output=True)
+    assert resumed.returncode == 0, resumed.stderr
+    assert [f.name for f in tmp_path.iterdir()] == ["t1"]
+    steps = [json.loads(line)["step"] for line in (out / "history.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps)) and steps[-1] == 60
+
+
+def test_a_process_that_is_killed_leaves_no_model_folder(tmp_path: Path, digits_checkpoint: Path) -> None:
+    """SIGTERM is what a scheduler sends: it stops as Ctrl-C does."""
+    command = [sys.executable, "-c", PROGRAM, "derive", *BASE, "--checkpoint", str(digits_checkpoint), *TASK,
+               "--steps", "500", "--batch-size", "16", "--device", "cpu", "--rate", "0.5", "--out", "t1"]  # fmt: skip
+    process = subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    history = tmp_path / "t1.partial" / "history.jsonl"
+    deadline = time.monotonic() + 120
+    while not (history.is_file() and '"step": 4' in history.read_text()):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGTERM)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130 and "--resume goes on" in stderr
+    assert [f.name for f in tmp_path.iterdir()] == ["t1.partial"]

@@ -1,0 +1,115 @@
+"""Shared by all tests: small real models, small real image folders, and the command line as a person types it.
+
+torch is imported inside the fixtures: the agent's tests run where there is none.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # these models are too small for more, also in subprocesses
+
+TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 10}
+
+
+@pytest.fixture(scope="session")
+def small_vit() -> Callable[..., Any]:
+    """Make a small timm ViT with random weights, biases included; a name and timm's arguments may be given."""
+    import timm
+    import torch
+
+    def make(name: str = "vit_tiny_patch16_224", **args: Any) -> torch.nn.Module:
+        torch.manual_seed(0)
+        network = timm.create_model(name, **{**TINY, **args}).eval()
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.05)  # timm starts biases and more at 0 or 1
+        return network
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def digits_checkpoint(tmp_path_factory: pytest.TempPathFactory, small_vit: Callable[..., Any]) -> Path:
+    """Weights of a small ViT that has seen a few of scikit-learn's digits, and knows most of them."""
+    import torch
+    from safetensors.torch import save_file
+
+    from edgevit.data.task import open_task
+    from edgevit.models.checkpoint import describe
+
+    network = small_vit()
+    model = describe(network, "vit_tiny_patch16_224", TINY)
+    task = open_task("digits", None, preprocessing=model.preprocessing, base_outputs=10)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3)
+    network.train()
+    order = torch.randperm(len(task.train)).split(64)
+    images, labels = next(task.train.batches(len(task.train)))
+    for _ in range(4):
+        for batch in order:
+            torch.nn.functional.cross_entropy(network(images[batch]), labels[batch]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    file = tmp_path_factory.mktemp("base") / "digits.safetensors"
+    save_file(network.state_dict(), file)
+    return file
+
+
+@pytest.fixture
+def image_folder() -> Callable[..., Path]:
+    """Write a folder of class folders: `image_folder(root, {"cat": 5})` makes root/cat/0.png ... 4.png."""
+    import numpy as np
+    from PIL import Image
+
+    def make(root: Path, counts: dict[str, int]) -> Path:
+        random = np.random.default_rng(0)
+        for name, count in counts.items():
+            (root / name).mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(random.integers(0, 255, (40, 48, 3), np.uint8)).save(root / name / f"{i}.png")
+        return root
+
+    return make
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The only line on stderr, of a command that failed as it should."""
+        assert (self.code, self.out) == (1, ""), self
+        *before, last = self.err.splitlines()
+        assert not before and last.startswith("error: "), self.err
+        return last
+
+
+@pytest.fixture
+def edgevit_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
+    """Run the real command line in this process: torch is imported once."""
+
+    def run(*arguments: object) -> Outcome:
+        from edgevit.cli.app import main
+
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["edgevit", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return Outcome(code, *capsys.readouterr())
+
+    return run

@@ -1,0 +1,313 @@
+"""Tasks: three parts that never mix, timm's own preprocessing, augmentation by seed alone, and opening again."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from timm.data import create_transform
+
+from edgevit.data.sources import open_source
+from edgevit.data.task import Split, Task, open_task, reopen
+from edgevit.errors import DataError, OptionError
+
+PREPROCESSING: dict[str, Any] = {
+    "input_size": (3, 32, 32),
+    "interpolation": "bicubic",
+    "mean": (0.5, 0.4, 0.3),
+    "std": (0.2, 0.3, 0.4),
+    "crop_pct": 0.9,
+    "crop_mode": "center",
+}
+Make = Callable[[Path, dict[str, int]], Path]
+
+
+def task_of(data: str | Path, classes: Any = None, outputs: int = 10, **options: Any) -> Task:
+    return open_task(data, classes, preprocessing=PREPROCESSING, base_outputs=outputs, **options)
+
+
+def images_of(split: Split, label: int) -> set[Any]:
+    return {r for r, at in zip(split.references, split.labels, strict=True) if at == label}
+
+
+@pytest.fixture
+def both(tmp_path: Path, image_folder: Make) -> Path:
+    image_folder(tmp_path / "train", {"cat": 20, "dog": 10, "eel": 10})
+    image_folder(tmp_path / "val", {"cat": 4, "dog": 3, "eel": 3})
+    return tmp_path
+
+
+def test_validation_is_held_out_of_train_and_val_is_untouched(both: Path) -> None:
+    task = task_of(both, "dog,cat", 3)
+    assert task.class_names == ["dog", "cat"] and task.base_columns == [1, 0]
+    assert (len(task.train), len(task.validation), len(task.test)) == (9 + 18, 1 + 2, 3 + 4)
+    for label, name in enumerate(task.class_names):
+        train, held, test = (images_of(split, label) for split in (task.train, task.validation, task.test))
+        assert not train & held
+        assert train | held == {str(f) for f in (both / "train" / name).iterdir()}
+        assert test == {str(f) for f in (both / "val" / name).iterdir()}
+
+
+def test_one_folder_is_split_into_three_that_are_disjoint(tmp_path: Path, image_folder: Make) -> None:
+    image_folder(tmp_path, {"cat": 50, "dog": 10})
+    task = task_of(tmp_path, None, 2)
+    for label, count in enumerate((50, 10)):
+        parts = [images_of(split, label) for split in (task.train, task.validation, task.test)]
+        assert sum(map(len, parts)) == len(set.union(*parts)) == count
+        assert len(parts[2]) == round((count - 1) * 0.2) and len(parts[1]) == round((count - len(parts[2])) * 0.1)
+
+
+def test_a_split_is_stable_under_other_classes_and_changes_with_the_seed() -> None:
+    few, many, other = task_of("digits", "3,5"), task_of("digits", None), task_of("digits", "3,5", seed=7)
+    for split in ("train", "validation", "test"):
+        assert images_of(getattr(few, split), 0) == images_of(getattr(many, split), 3)
+        assert images_of(getattr(few, split), 0) != images_of(getattr(other, split), 0)
+    assert task_of("digits", "3,5").fingerprint() == few.fingerprint() != other.fingerprint()
+
+
+def test_digits_are_scikit_learns() -> None:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    source = open_source("digits")
+    found = sorted(r for name in source.class_names for r in source.references("train", name))
+    assert found == list(range(1797))
+    for reference in source.references("train", "8")[:5]:
+        assert labels[reference] == 8
+        grey = np.asarray(source.read(reference))
+        assert grey.shape == (8, 8, 3)
+        np.testing.assert_allclose(grey[..., 1] / 255 * 16, images[reference].reshape(8, 8), atol=0.04)
+
+
+def test_folders_of_synsets_are_found_in_imagenet(tmp_path: Path, image_folder: Make) -> None:
+    image_folder(tmp_path, {"n01440764": 5, "n01882714": 5, "n02123045": 5})
+    task = task_of(tmp_path, "tench,281", 1000)
+    assert [(c.name, c.base_index) for c in task.classes] == [("n01440764", 0), ("n02123045", 281)]
+
+
+def test_preprocessing_is_timms_own(tmp_path: Path, image_folder: Make) -> None:
+    image_folder(tmp_path, {"cat": 5, "dog": 5})
+    task = task_of(tmp_path, None, 2)
+    transform = create_transform(**PREPROCESSING, is_training=False)
+    batches = list(task.train.batches(4))
+    seen = torch.cat([images for images, _ in batches])
+    assert torch.cat([labels for _, labels in batches]).tolist() == list(task.train.labels)
+    expected = torch.stack([transform(Image.open(str(r)).convert("RGB")) for r in task.train.references])
+    assert seen.dtype == torch.float32 and torch.equal(seen, expected)
+    plain = list(task.train.training_batches([[(i, 9) for i in range(len(task.train))]], "none"))
+    assert torch.equal(plain[0][0], expected)
+
+
+@pytest.mark.parametrize("augment", ["crop", "flip"])
+def test_augmentation_depends_on_the_seed_and_nothing_else(augment: Any) -> None:
+    task = task_of("digits", "3,5")
+    order = [[(0, 1), (1, 2)], [(0, 3), (0, 1), (5, 1)]]
+    random.seed(1)
+    alone = list(task.train.training_batches(order, augment))
+    random.seed(2)
+    torch.manual_seed(2)
+    for workers in (0, 2):
+        again = list(task.train.training_batches(order, augment, workers))
+        assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(alone, again, strict=True))
+    assert torch.equal(alone[0][0][0], alone[1][0][1]), "one image and one seed"
+    assert not torch.equal(alone[0][0][0], alone[1][0][0]), "one image and two seeds"
+
+
+def test_augmentation_leaves_the_generators_as_they_were() -> None:
+    task = task_of("digits", "3,5")
+    batches = task.train.training_batches([[(0, 1)], [(1, 2)]], "flip")
+    next(batches)
+    before = (random.getstate(), torch.get_rng_state())
+    next(batches)
+    assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+
+
+def test_only_flip_mirrors(tmp_path: Path) -> None:
+    half = np.zeros((32, 32, 3), np.uint8)
+    half[:, 16:] = 255
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(3):
+            Image.fromarray(half).save(tmp_path / name / f"{i}.png")
+    task = task_of(tmp_path, None, 2)
+    order = [[(0, seed) for seed in range(64)]]
+    mirrored = {}
+    for augment in ("none", "crop", "flip"):
+        ((images, _),) = task.train.training_batches(order, augment)  # type: ignore[arg-type]
+        mirrored[augment] = int((images[..., :8].mean((1, 2, 3)) > images[..., -8:].mean((1, 2, 3))).sum())
+    assert mirrored["none"] == mirrored["crop"] == 0 and 15 < mirrored["flip"] < 49
+
+
+def test_subsets_are_spread_over_the_classes_and_shares_cover_everything() -> None:
+    train = task_of("digits", "3,5,8").train
+    few = train.subset(9)
+    assert len(few) == 9 and all(2 <= few.labels.count(label) <= 4 for label in range(3))
+    assert train.subset(10**6) is train
+    shares = [train.part(i, 2) for i in range(2)]
+    assert sorted(r for s in shares for r in s.references) == sorted(train.references)
+
+
+# -- opening again -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [42, 3])
+def test_a_task_opened_again_is_the_same(both: Path, seed: int) -> None:
+    task = task_of(both, "eel,cat", 3, seed=seed, validation_fraction=0.3)
+    again = reopen(json.loads(json.dumps(task.record())), PREPROCESSING)
+    assert again.classes == task.classes and again.fingerprint() == task.fingerprint()
+    for split in ("train", "validation", "test"):
+        assert getattr(again, split).references == getattr(task, split).references
+    assert again.record() == task.record()
+
+
+def test_digits_and_a_named_base_open_again() -> None:
+    task = task_of("digits", "3,5", base_names=[str(9 - i) for i in range(10)])
+    assert task.base_columns == [6, 4]
+    assert reopen(task.record(), PREPROCESSING).base_columns == [6, 4]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: (root / "val" / "cat" / "0.png").unlink(),
+        lambda root: (root / "train" / "cat" / "0.png").rename(root / "train" / "cat" / "00.png"),
+        lambda root: Image.new("RGB", (9, 9)).save(root / "train" / "dog" / "3.png"),
+        lambda root: Image.new("RGB", (9, 9)).save(root / "train" / "dog" / "new.png"),
+    ],
+    ids=["gone", "renamed", "other content", "one more"],
+)
+def test_changed_images_are_not_taken_for_the_same(both: Path, change: Callable[[Path], Any]) -> None:
+    record = task_of(both, "dog,cat", 3).record()
+    change(both)
+    with pytest.raises(DataError, match="are not those the model was derived from; give others with --data"):
+        reopen(record, PREPROCESSING)
+
+
+def test_a_class_that_is_not_used_may_change(both: Path) -> None:
+    record = task_of(both, "dog,cat", 3).record()
+    (both / "val" / "eel" / "0.png").unlink()
+    assert reopen(record, PREPROCESSING).record() == record
+
+
+# -- images that are not right -----------------------------------------------------------------------------------------
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-200])
+
+
+SPOILT: list[tuple[str, Callable[[Path], Any], str]] = [
+    ("truncated", truncate, "truncated"),
+    ("text", lambda f: f.write_text("hello"), "not an image"),
+    ("empty", lambda f: f.write_bytes(b""), "not an image"),
+]
+spoilt = pytest.mark.parametrize(("spoil", "reason"), [s[1:] for s in SPOILT], ids=[s[0] for s in SPOILT])
+
+
+@spoilt
+def test_a_bad_image_is_named_before_the_work_starts(both: Path, spoil: Callable[[Path], Any], reason: str) -> None:
+    bad = both / "train" / "cat" / "7.png"
+    spoil(bad)
+    with pytest.raises(DataError, match=reason) as refusal:
+        task_of(both, "cat,dog", 3)
+    assert str(bad) in str(refusal.value) and "--skip-bad-images" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert task_of(both, "dog,eel", 3).skipped == 0, "it is of another class"
+    with pytest.raises(DataError, match=reason):
+        open_source(both).read(str(bad))
+
+
+@spoilt
+def test_bad_images_are_left_out_and_counted_if_asked(both: Path, spoil: Callable[[Path], Any], reason: str) -> None:
+    bad = [both / "train" / "cat" / "7.png", both / "val" / "dog" / "1.png"]
+    for file in bad:
+        spoil(file)
+    task = task_of(both, "cat,dog", 3, skip_bad_images=True)
+    everything = {r for split in (task.train, task.validation, task.test) for r in split.references}
+    assert task.skipped == task.record()["skipped_images"] == 2
+    assert len(everything) == 20 + 10 + 4 + 3 - 2 and not everything & set(map(str, bad))
+    assert reopen(task.record(), PREPROCESSING).record() == task.record()
+
+
+def test_a_truncated_jpeg_is_noticed(both: Path) -> None:
+    file = both / "train" / "cat" / "7.jpg"
+    Image.effect_noise((200, 200), 50).save(file)
+    truncate(file)
+    with pytest.raises(DataError, match=r"7\.jpg.*truncated"):
+        task_of(both, "cat,dog", 3)
+
+
+def test_a_class_that_loses_all_images_is_an_error(both: Path) -> None:
+    for file in (both / "val" / "dog").iterdir():
+        file.write_text("")
+    with pytest.raises(DataError, match="no readable test images of class 'dog'"):
+        task_of(both, "cat,dog", 3, skip_bad_images=True)
+
+
+def test_odd_but_readable_images_are_read(both: Path) -> None:
+    folder = both / "train" / "cat"
+    Image.new("L", (5, 500)).save(folder / "grey.png")
+    Image.new("P", (20, 20)).save(folder / "palette.gif")
+    Image.new("RGBA", (20, 20)).save(folder / "alpha.png")
+    Image.new("CMYK", (20, 20)).save(folder / "print.jpg")
+    Image.new("I;16", (20, 20)).save(folder / "deep.png")
+    (folder / ".hidden").write_text("no image, and not looked at")
+    (folder / "more").mkdir()
+    Image.new("1", (1, 1)).save(folder / "more" / "tiny.png")
+    task = task_of(both, "cat,dog", 3)
+    assert len(images_of(task.train, 0)) + len(images_of(task.validation, 0)) == 20 + 6
+    assert sum(len(images) for images, _ in task.train.batches(8)) == len(task.train)
+
+
+# -- folders that are not right ----------------------------------------------------------------------------------------
+
+
+def test_data_that_is_not_there_says_what_is_expected(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"does not exist; expected a folder of class folders"):
+        task_of(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="is not a folder"):
+        task_of(tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds no class folders"):
+        task_of(tmp_path / "empty")
+
+
+def test_train_without_val_says_what_to_do(tmp_path: Path, image_folder: Make) -> None:
+    image_folder(tmp_path / "train", {"cat": 5, "dog": 5})
+    with pytest.raises(DataError, match=r"has train/ but no val/"):
+        task_of(tmp_path, None, 2)
+    assert len(task_of(tmp_path / "train", None, 2).test) == 2
+
+
+def test_too_few_images_are_counted(tmp_path: Path, image_folder: Make) -> None:
+    image_folder(tmp_path / "a", {"cat": 5, "dog": 2})
+    with pytest.raises(DataError, match="'dog' has 2 training images; it needs 3 or more"):
+        task_of(tmp_path / "a", None, 2)
+    image_folder(tmp_path / "b" / "train", {"cat": 5, "dog": 5})
+    image_folder(tmp_path / "b" / "val", {"cat": 5})
+    with pytest.raises(DataError, match=r"'dog' has no folder in .*val"):
+        task_of(tmp_path / "b", None, 2)
+    (tmp_path / "b" / "val" / "dog").mkdir()
+    with pytest.raises(DataError, match="5 training images and 0 test images"):
+        task_of(tmp_path / "b", None, 2)
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan")])
+def test_a_validation_fraction_outside_0_and_1_is_refused(fraction: float) -> None:
+    with pytest.raises(OptionError, match=r"not between 0 and 1; try 0\.1"):
+        task_of("digits", "3,5", validation_fraction=fraction)
+
+
+@pytest.mark.parametrize("fraction", [1e-9, 0.5, 1 - 1e-9])
+def test_every_part_keeps_an_image_of_every_class(tmp_path: Path, image_folder: Make, fraction: float) -> None:
+    image_folder(tmp_path, {"cat": 3, "dog": 3})
+    task = task_of(tmp_path, None, 2, validation_fraction=fraction)
+    assert [len(s) for s in (task.train, task.validation, task.test)] == [2, 2, 2]

@@ -1,0 +1,36 @@
+"""A small random ViT with a checkpoint on disk, and derivations from it that take a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import save_file
+
+import edgevit
+from edgevit.derive.train import Training
+
+ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
+PREPROCESSING = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
+QUICK = {"steps": 6, "batch_size": 24, "device": "cpu", "evaluations": 2, "lr": 1e-3, "early_stop": False}
+
+
+def write_checkpoint(folder: Path, **more: Any) -> Path:
+    torch.manual_seed(0)
+    network = timm.create_model("vit_tiny_patch16_224", num_classes=10, **{**ARGS, **more})
+    save_file({k: v.contiguous() for k, v in network.state_dict().items()}, folder / "base.safetensors")
+    return folder / "base.safetensors"
+
+
+def derive(checkpoint: Path, out: Path, *, training: dict[str, Any] | None = None, **options: Any) -> Any:
+    given: dict[str, Any] = {"classes": "3,7,9", "rate": 0.5, "data": "digits", "model_args": ARGS}
+    return edgevit.derive(
+        "vit_tiny_patch16_224",
+        checkpoint=checkpoint,
+        preprocessing=PREPROCESSING,
+        out=out,
+        training=Training(**{**QUICK, **(training or {})}),
+        **{**given, **options},
+    )

@@ -1,0 +1,90 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgevit.derive.collapse import (
+    activation_collapse,
+    cluster_neurons,
+    largest_members,
+    make_clusters,
+    merge,
+    neurons,
+    weight_collapse,
+)
+from edgevit.models.blocks import BlockWeights
+
+
+def block_of(w1, b1=None, w2=None):
+    e, d = w1.shape
+    empty = torch.zeros(1, 1, d, dtype=w1.dtype)
+    w2 = torch.randn(d, e, dtype=w1.dtype) if w2 is None else w2
+    return BlockWeights(
+        wq=empty, bq=None, wk=empty, bk=None, wv=empty, bv=None, wo=empty.mT, bo=None, w1=w1, b1=b1, w2=w2, b2=None
+    )
+
+
+@given(st.integers(0, 2**31), st.integers(2, 12), st.data())
+@settings(max_examples=50, deadline=None)
+def test_anchors_are_the_first_largest_member_of_every_cluster(seed, count, data):
+    labels = torch.tensor(data.draw(st.permutations([*range(count), *[0] * count])))
+    scores = torch.randint(0, 4, (len(labels),), generator=torch.Generator().manual_seed(seed)).double()  # ties
+    for k, anchor in enumerate(largest_members(labels, scores, count).tolist()):
+        members = [i for i in range(len(labels)) if labels[i] == k]
+        assert anchor == max(members, key=lambda i: (scores[i], -i))
+
+
+@pytest.mark.parametrize("distinct", [40, 3, 1])
+def test_every_cluster_has_a_member_even_when_neurons_coincide(distinct):
+    rows = torch.randn(distinct, 7, generator=torch.Generator().manual_seed(0))
+    block = block_of(rows.repeat(40 // distinct + 1, 1)[:40], torch.zeros(40))
+    labels = cluster_neurons(block, 9, seed=0)
+    assert sorted(set(labels.tolist())) == list(range(9)) and len(labels) == 40
+
+
+def test_nothing_is_clustered_when_nothing_goes():
+    assert cluster_neurons(block_of(torch.randn(5, 3)), 5, seed=0).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_bias_is_part_of_a_neuron():
+    w1, b1 = torch.randn(4, 3), torch.randn(4)
+    torch.testing.assert_close(neurons(block_of(w1, b1)), torch.cat([w1, b1[:, None]], 1))
+    assert neurons(block_of(w1)) is w1
+
+
+def test_weight_collapse_equals_the_sum_written_out_and_its_gradient_finite_differences():
+    generator = torch.Generator().manual_seed(0)
+    w1 = torch.randn(8, 5, dtype=torch.double, generator=generator, requires_grad=True)
+    b1 = torch.randn(8, dtype=torch.double, generator=generator, requires_grad=True)
+    clusters = make_clusters(torch.tensor([0, 0, 1, 1, 1, 2, 3, 0]), torch.arange(8.0))  # one cluster of one member
+    anchors = clusters.anchor_of
+    assert anchors.tolist() == [7, 7, 4, 4, 4, 5, 6, 7]
+
+    def both(weight, bias):
+        return weight_collapse(block_of(weight, bias, torch.zeros(5, 8, dtype=torch.double)), clusters)
+
+    absolute, square = both(w1, b1)
+    rows = torch.cat([w1, b1[:, None]], 1)
+    torch.testing.assert_close(absolute, (rows - rows[anchors]).abs().sum())
+    torch.testing.assert_close(square, (rows - rows[anchors]).square().sum())
+    assert torch.autograd.gradcheck(both, (w1, b1))
+
+
+def test_activation_collapse_has_the_gradient_of_finite_differences():
+    activations = torch.randn(6, dtype=torch.double, requires_grad=True)
+    clusters = make_clusters(torch.tensor([0, 0, 1, 1, 2, 0]), torch.arange(6.0))
+    assert torch.autograd.gradcheck(lambda a: activation_collapse(a, clusters), (activations,))
+
+
+def test_merging_equal_neurons_changes_no_output():
+    w1, b1 = torch.randn(4, 6), torch.randn(4)
+    copies = torch.tensor([0, 1, 2, 3, 0, 2, 2])
+    block = block_of(w1[copies], b1[copies])
+    merged = merge(block, make_clusters(copies, torch.rand(7)))
+    x = torch.randn(10, 6)
+
+    def ffn(b):
+        return torch.nn.functional.gelu(x @ b.w1.T + b.b1) @ b.w2.T
+
+    assert merged.w1.shape == (4, 6)
+    torch.testing.assert_close(ffn(merged), ffn(block), rtol=1e-5, atol=1e-5)

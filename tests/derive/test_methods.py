@@ -1,0 +1,71 @@
+"""Every file in derive/methods keeps the contract of that folder."""
+
+from dataclasses import fields, is_dataclass
+
+import pytest
+import torch
+from small_base import derive, write_checkpoint
+
+import edgevit
+from edgevit.derive import load_method, method_names
+from edgevit.derive.options import make_config, parse_assignments
+from edgevit.errors import OptionError, UnknownNameError
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("base"))
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_options_are_a_frozen_dataclass_with_defaults(name):
+    config = load_method(name).Config()
+    assert is_dataclass(config) and config.__dataclass_params__.frozen
+    for field in fields(config):
+        with pytest.raises(AttributeError):
+            setattr(config, field.name, getattr(config, field.name))
+
+
+@pytest.mark.parametrize("shape", ["fused", "paper", "free"])
+@pytest.mark.parametrize("name", method_names())
+def test_a_method_derives_a_model_inside_its_budget_that_loads_again(name, shape, checkpoint, tmp_path):
+    derivation = derive(checkpoint, tmp_path / "m", method=name, shape=shape, rate=0.45)
+    spec = derivation.model.spec
+    assert 0.45 <= spec.rate < 0.47
+    assert spec.classes[1].name == "7" and derivation.record["method"] == name
+    images = torch.randn(2, 3, 32, 32)
+    loaded = edgevit.load(tmp_path / "m")
+    torch.testing.assert_close(loaded(images), derivation.model(images))
+    assert loaded(images).shape == (2, 3)
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_the_same_seed_gives_the_same_weights(name, checkpoint, tmp_path):
+    one, two = (derive(checkpoint, tmp_path / n, method=name) for n in ("one", "two"))
+    for key, value in one.model.network.state_dict().items():
+        assert torch.equal(value, two.model.network.state_dict()[key]), key
+
+
+def test_an_unknown_method_suggests_the_nearest():
+    with pytest.raises(UnknownNameError, match="did you mean 'vulcan'"):
+        load_method("vulkan")
+
+
+def test_options_are_read_by_type_and_wrong_ones_refused():
+    vulcan = load_method("vulcan")
+    config = make_config("vulcan", vulcan, {"rho": "0.5", "rank": "no", "anchor_update": "ema"})
+    assert (config.rho, config.rank, config.anchor_update) == (0.5, False, "ema")
+    with pytest.raises(UnknownNameError, match="no option of method 'vulcan' 'roh'; did you mean 'rho'"):
+        make_config("vulcan", vulcan, {"roh": 1})
+    with pytest.raises(UnknownNameError, match=r"no value of vulcan\.anchor_update 'emma'"):
+        make_config("vulcan", vulcan, {"anchor_update": "emma"})
+    with pytest.raises(OptionError, match=r"vulcan\.rho=much is not of type float"):
+        make_config("vulcan", vulcan, {"rho": "much"})
+
+
+def test_assignments_name_the_method_they_are_for():
+    assert parse_assignments("vulcan", ["vulcan.rho=0.5", "vulcan.rank = false"]) == {"rho": "0.5", "rank": "false"}
+    with pytest.raises(OptionError, match=r"not of the form method\.option=value"):
+        parse_assignments("vulcan", ["rho=1"])
+    with pytest.raises(OptionError, match="an option of 'nuwa', but the method is 'vulcan'"):
+        parse_assignments("vulcan", ["nuwa.rho=1"])

@@ -1,0 +1,118 @@
+import pytest
+import timm
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgevit.derive.allocation import adaptive_widths
+from edgevit.derive.budget import make_budget, parse_count, readable
+from edgevit.derive.shape import POLICIES, Widths, fit, make_policy, smallest, uniform
+from edgevit.errors import BudgetError, OptionError, UnknownNameError
+from edgevit.models.blocks import BlockDims
+from edgevit.models.families import vit
+
+DEITS = ("deit_tiny_patch16_224", "deit_small_patch16_224", "deit_base_patch16_224")
+
+
+@pytest.fixture(scope="module")
+def geometries():
+    found = {}
+    for name in DEITS:
+        with torch.device("meta"):
+            model = timm.create_model(name)
+        found[name] = vit.geometry(model), [b.dims for b in vit.read(model)]
+    return found
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", DEITS)
+@given(rate=st.floats(0.1, 0.85), seed=st.integers(0, 2**31))
+@settings(max_examples=15, deadline=None)
+def test_macs_are_at_or_within_half_a_percent_under_the_budget(geometries, name, policy, rate, seed):
+    geometry, base = geometries[name]
+    generator = torch.Generator().manual_seed(seed)
+    scores = [torch.randn(base[0].ffn, generator=generator) * s for s in torch.rand(12, generator=generator)]
+    tilt = torch.rand(12, 2, generator=generator) + 0.5
+
+    def wishes_at(r):
+        ffn = adaptive_widths(scores, r, POLICIES[policy].ffn_minimum)
+        return [
+            Widths(max(64 * (1 - r * a), 1), max(64 * (1 - r * b), 1), e)
+            for (a, b), e in zip(tilt.tolist(), ffn, strict=True)
+        ]
+
+    budget = make_budget(geometry.macs(base), geometry.params(base), rate=rate)
+    dims = fit(wishes_at, base, geometry, budget, make_policy(policy))
+    macs = geometry.macs(dims)
+    assert 0.995 * budget.limit <= macs <= budget.limit
+    for new, old in zip(dims, base, strict=True):
+        assert new.heads == old.heads and new.qk <= old.qk and new.vo <= old.vo and new.ffn <= old.ffn
+        if policy == "fused":
+            assert new.fusable and new.qk == new.vo >= 16 and new.qk % 8 == 0
+        if policy != "free":
+            assert new.qk % 8 == new.vo % 8 == new.ffn % 8 == 0 and min(new.qk, new.vo, new.ffn) >= 8
+
+
+@pytest.mark.parametrize(("name", "reachable"), list(zip(DEITS, (0.865, 0.889, 0.902), strict=True)))
+def test_beyond_what_fused_shapes_reach_the_minimum_is_printed(geometries, name, reachable):
+    geometry, base = geometries[name]
+    macs = geometry.macs(base)
+    assert 1 - geometry.macs(smallest(base, POLICIES["fused"])) / macs == pytest.approx(reachable, abs=5e-4)
+    fit(uniform(base), base, geometry, make_budget(macs, 1, rate=reachable - 0.001), POLICIES["fused"])
+    with pytest.raises(BudgetError, match=rf"reaches no less than .* \(rate {reachable}\); raise the budget"):
+        fit(uniform(base), base, geometry, make_budget(macs, 1, rate=reachable + 0.002), POLICIES["fused"])
+
+
+@pytest.mark.parametrize("multiple", [16, 32, 64])
+def test_ffn_multiples_are_kept(geometries, multiple):
+    geometry, base = geometries[DEITS[2]]
+    budget = make_budget(geometry.macs(base), 1, rate=0.6)
+    dims = fit(uniform(base), base, geometry, budget, make_policy("fused", multiple))
+    assert all(d.ffn % multiple == 0 for d in dims)
+    assert 0.99 * budget.limit <= geometry.macs(dims) <= budget.limit
+
+
+def test_a_parameter_budget_is_kept(geometries):
+    geometry, base = geometries[DEITS[1]]
+    budget = make_budget(geometry.macs(base), geometry.params(base), params="9M")
+    dims = fit(uniform(base), base, geometry, budget, POLICIES["fused"])
+    assert 0.995 * 9e6 <= geometry.params(dims) <= 9e6
+
+
+def test_a_base_that_is_already_slim_keeps_what_cannot_shrink(geometries):
+    geometry, _ = geometries[DEITS[0]]
+    base = [BlockDims(3, 16, 16, 96 + 8 * i) for i in range(12)]
+    budget = make_budget(geometry.macs(base), 1, rate=0.2)
+    dims = fit(uniform(base), base, geometry, budget, POLICIES["fused"])
+    assert all(d.qk == d.vo == 16 for d in dims) and geometry.macs(dims) <= budget.limit
+
+
+def test_budgets_are_read_as_people_write_them():
+    assert parse_count("6.8G", "macs") == 6_800_000_000 and parse_count("34M", "params") == 34_000_000
+    assert parse_count("1.5e6", "params") == 1_500_000
+    assert readable(17.567e9) == "17.57 G" and readable(512) == "512"
+    assert make_budget(1000, 10, rate=0.6).limit == 400
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ({}, "a budget is one of --rate, --macs and --params, not none"),
+        ({"rate": 0.5, "macs": "1G"}, "not --rate and --macs"),
+        ({"rate": 0.0}, "--rate 0 is not between 0 and 1"),
+        ({"rate": 1.0}, "--rate 1 is not between 0 and 1"),
+        ({"macs": "abc"}, "--macs abc is not a positive count"),
+        ({"macs": "-3G"}, "--macs -3G is not a positive count"),
+        ({"params": "2k"}, "--params 2k is not below the base's 1 k parameters"),
+    ],
+)
+def test_bad_budgets_say_what_to_try(given_, message):
+    with pytest.raises(OptionError, match=message.replace("(", r"\(")):
+        make_budget(1000, 1000, **given_)
+
+
+def test_unknown_policies_and_multiples_are_refused():
+    with pytest.raises(UnknownNameError, match="did you mean 'fused'"):
+        make_policy("fusd")
+    with pytest.raises(OptionError, match="FFN multiple 24 is not one of"):
+        make_policy("fused", 24)

@@ -1,0 +1,139 @@
+"""Constructed weights that satisfy both constraints exactly: pruning must then change nothing, biases included."""
+
+import pytest
+import timm
+import torch
+
+from edgevit.derive import surgery
+from edgevit.derive.collapse import Clusters
+from edgevit.derive.plan import Plan, load_plan, save_plan
+from edgevit.derive.statistics import calibrate
+from edgevit.models.blocks import BlockDims
+from edgevit.models.families import vit
+from edgevit.models.slim import SlimAttention
+
+KINDS = {
+    "vit": ("vit_tiny_patch16_224", {}),
+    "no qkv bias": ("vit_tiny_patch16_224", {"qkv_bias": False}),
+    "layer scale, average pooling": ("vit_tiny_patch16_224", {"init_values": 0.1, "global_pool": "avg"}),
+    "registers": ("vit_tiny_patch16_224", {"reg_tokens": 2, "no_embed_class": True}),
+    "distilled deit": ("deit_tiny_distilled_patch16_224", {}),
+}
+SHAPES = {"fused": (16, 16, 40), "paper": (8, 24, 24), "free": (13, 5, 17), "whole": (32, 32, 128)}
+
+
+def random_vit(kind, depth=3):
+    name, more = KINDS[kind]
+    torch.manual_seed(0)
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": depth, "num_heads": 2, "mlp_ratio": 2.0}
+    model = timm.create_model(name, **sizes, num_classes=7, **more).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))  # biases start at zero, where mistakes do not show
+    return model
+
+
+def satisfy(model, dims):
+    """Give W_Q (with its bias) and W_V the rank that is kept, and every neuron the weights of its cluster's anchor."""
+    clusters = []
+    with torch.no_grad():
+        for block, d in zip(vit.read(model), dims, strict=True):
+            low = torch.randn(d.heads, block.wq.shape[1], d.qk) / d.qk**0.5
+            block.wq.copy_(low @ torch.randn(d.heads, d.qk, 64) / 4)
+            if block.bq is not None:
+                joint = low @ torch.randn(d.heads, d.qk, 65) / 4
+                block.wq.copy_(joint[..., :64])
+                block.bq.copy_(joint[..., 64])
+            low = torch.randn(d.heads, block.wv.shape[1], d.vo) / d.vo**0.5
+            block.wv.copy_(low @ torch.randn(d.heads, d.vo, 64) / 4)
+            labels = torch.cat([torch.arange(d.ffn), torch.randint(0, d.ffn, (block.dims.ffn - d.ffn,))])
+            anchors = torch.arange(d.ffn)
+            block.w1.copy_(block.w1[anchors[labels]])
+            if block.b1 is not None:
+                block.b1.copy_(block.b1[anchors[labels]])
+            clusters.append(Clusters(labels, anchors))
+    return Plan(tuple(dims), tuple(clusters))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_pruning_is_exact_where_both_constraints_hold(kind, shape):
+    model = random_vit(kind)
+    qk, vo, ffn = SHAPES[shape]
+    plan = satisfy(model, [BlockDims(2, qk, vo, ffn)] * 3)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    slim = surgery.apply(model, plan)
+    images = torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        logits, pruned = model(images), slim(images)
+    assert logits.std() > 0.1
+    torch.testing.assert_close(pruned, logits, rtol=1e-5, atol=1e-5 * float(logits.abs().max()))
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items()), "the model itself was changed"
+    assert [b.dims for b in vit.read(slim)] == list(plan.dims)
+    assert sum(p.numel() for p in slim.parameters()) == vit.geometry(slim).params(plan.dims)
+    assert isinstance(slim.blocks[0].attn, SlimAttention) == (qk != vo)
+
+
+def test_blocks_of_different_shapes_are_each_cut_to_their_own():
+    model = random_vit("vit")
+    dims = [BlockDims(2, 16, 16, 40), BlockDims(2, 8, 24, 64), BlockDims(2, 32, 32, 128)]
+    once = surgery.apply(model, satisfy(model, dims))
+    again = [BlockDims(2, 8, 16, 24), BlockDims(2, 8, 8, 64), BlockDims(2, 24, 16, 100)]
+    plan = satisfy(once, again)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        logits, twice = once(images), surgery.apply(once, plan)(images)
+    torch.testing.assert_close(twice, logits, rtol=1e-5, atol=1e-5 * float(logits.abs().max()))
+
+
+def test_gradients_reach_the_live_parameters_through_the_blocks():
+    model = random_vit("vit")
+    for block in vit.read(model):
+        (block.wq.sum() + block.wo.square().sum() + block.w1.sum()).backward()
+    assert all(b.attn.qkv.weight.grad is not None and b.attn.proj.weight.grad is not None for b in model.blocks)
+
+
+def test_factorising_for_the_inputs_beats_factorising_for_the_weights_on_them():
+    from edgevit.data.task import open_task
+    from edgevit.progress import Silent
+
+    model = random_vit("vit", depth=1)
+    preprocessing = {
+        "input_size": (3, 32, 32), "interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "center",
+        "mean": (0.5,) * 3, "std": (0.5,) * 3,
+    }  # fmt: skip
+    task = open_task("digits", "1,7", preprocessing=preprocessing, base_outputs=10)
+    cpu = torch.device("cpu")
+    few = calibrate(model, task.train.subset(64), batch_size=16, device=cpu, moments=True, progress=Silent())
+    once = calibrate(model, task.train.subset(64), batch_size=64, device=cpu, moments=True, progress=Silent())
+    torch.testing.assert_close(few[0].activation, once[0].activation)
+    torch.testing.assert_close(few[0].moment, once[0].moment)
+    images = torch.cat([batch for batch, _ in task.test.batches(32)])
+    whole = Clusters(torch.arange(128), torch.arange(128))
+
+    def error(moments):
+        plan = Plan((BlockDims(2, 8, 8, 128),), (whole,), moments)
+        with torch.no_grad():
+            return float((surgery.apply(model, plan)(images) - model(images)).square().mean())
+
+    assert error((few[0].moment,)) < 0.8 * error(None)
+
+
+def test_a_plan_is_stored_and_found_again(tmp_path):
+    model = random_vit("vit")
+    plan = satisfy(model, [BlockDims(2, 16, 16, 40)] * 3)
+    assert load_plan(tmp_path) is None
+    save_plan(plan, tmp_path)
+    found = load_plan(tmp_path)
+    assert found.dims == plan.dims and found.moments is None
+    for a, b in zip(found.clusters, plan.clusters, strict=True):
+        assert torch.equal(a.labels, b.labels) and torch.equal(a.anchors, b.anchors)
+
+
+def test_dropping_classes_keeps_their_logits():
+    model = random_vit("distilled deit")
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        subset = surgery.with_classes(model, [5, 2])(images)
+        torch.testing.assert_close(subset, model(images)[:, [5, 2]])
+    assert model.head.out_features == 7

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from edgevit.data.task import open_task
+from edgevit.errors import ExportError
+from edgevit.export.gates import Tolerances, check_accuracy, check_graph, check_parity
+from edgevit.export.images import Judging
+from edgevit.progress import Silent
+
+PREPROCESSING = {"input_size": (3, 8, 8), "interpolation": "bilinear", "mean": (0.5,) * 3, "std": (0.5,) * 3,
+                 "crop_pct": 1.0, "crop_mode": "center"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def judging() -> Judging:
+    task = open_task("digits", ["3", "5", "8"], preprocessing=PREPROCESSING, base_outputs=10)
+    return Judging(task.test, ("3", "5", "8"), (3, 5, 8), "digits", "test")
+
+
+def linear(images: torch.Tensor) -> torch.Tensor:
+    weight = torch.randn(192, 10, generator=torch.Generator().manual_seed(0))
+    return images.flatten(1) @ weight
+
+
+def check(judging: Judging, **files: object) -> object:
+    options = {"batch_size": 16, "workers": 0, "progress": Silent()}
+    return check_accuracy(linear, files, judging, Tolerances(), **options)
+
+
+def test_files_that_classify_as_torch_does_pass_and_one_odd_image_may_differ(judging: Judging) -> None:
+    swapped = []
+
+    def one_differs(images: torch.Tensor) -> torch.Tensor:
+        logits = linear(images)
+        if not swapped:
+            swapped.append(True)
+            logits[0] = -logits[0]
+        return logits
+
+    checked = check(judging, fp32=linear, fp16=one_differs)
+    assert checked.images == len(judging.split)
+    assert checked.files["fp32"].agreement == 1 and checked.files["fp32"].top1 == checked.torch
+    assert checked.files["fp16"].agreement == pytest.approx(1 - 1 / len(judging.split))
+
+
+def test_a_file_that_classifies_otherwise_fails(judging: Judging) -> None:
+    with pytest.raises(ExportError, match=r"fp16 agrees with torch on \d+ of \d+ images, 99\.0% is required"):
+        check(judging, fp32=linear, fp16=lambda images: -linear(images))
+
+
+def test_logits_that_are_no_numbers_fail() -> None:
+    reference = torch.ones(2, 4)
+    with pytest.raises(ExportError, match="1 of 8 logits in fp16 are NaN or infinite"):
+        broken = reference.clone()
+        broken[0, 0] = torch.inf
+        check_parity("fp16", reference, lambda images: broken, torch.zeros(2, 1), "random", 0.1)
+
+
+def save_graph(path: Path, operator: str, version: int = 20, **attributes: object) -> None:
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
+    graph = helper.make_graph([helper.make_node(operator, ["x"], ["y"], **attributes)], "g", [value], [out])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=10), path)
+
+
+def test_graphs_with_unknown_operators_other_opsets_or_nonsense_fail(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    save_graph(path, "Relu")
+    assert check_graph(path, 20) == {"Relu": 1}
+    with pytest.raises(ExportError, match="opset 20 where 18 was asked for"):
+        check_graph(path, 18)
+    save_graph(path, "Cast", to=TensorProto.FLOAT)
+    with pytest.raises(ExportError, match="holds Cast"):
+        check_graph(path, 20)
+    save_graph(path, "NoSuchOperator")
+    with pytest.raises(ExportError, match="is not valid ONNX") as error:
+        check_graph(path, 20)
+    assert "\n" not in str(error.value)

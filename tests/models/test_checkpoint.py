@@ -1,0 +1,439 @@
+"""Opening bases, and model folders: round trips, and everything that may be wrong with a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import nn
+
+from edgevit.derive.card import model_card
+from edgevit.errors import CheckpointError, EdgeVitError, OptionError, OutputError, UnknownNameError
+from edgevit.models.blocks import BlockDims
+from edgevit.models.checkpoint import Model, derived_spec, describe, load, open_base, read_weights, save
+from edgevit.models.families import family_of
+from edgevit.models.spec import ClassLabel
+
+NAME = "vit_tiny_patch16_224"
+ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    (NAME, {}),
+    ("deit_tiny_distilled_patch16_224", {}),
+    (NAME, {"init_values": 0.1, "global_pool": "avg"}),
+    (NAME, {"reg_tokens": 4, "no_embed_class": True}),
+    (NAME, {"qkv_bias": False}),
+    (NAME, {"proj_bias": False}),
+    (NAME, {"proj_bias": False, "qkv_bias": False}),
+]
+kinds = pytest.mark.parametrize(("name", "args"), KINDS, ids=str)
+
+
+def images() -> torch.Tensor:
+    return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def logits(model: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(images())
+
+
+def derived(network: nn.Module, name: str, args: Any, qk: int, vo: int, *, head: str = "subset") -> Model:
+    """A model of three classes with other dimensions in its two blocks, as surgery leaves them: without a key bias."""
+    base = describe(network, name, {**ARGS, **args, "num_classes": 10})
+    family = family_of(network)
+    blocks = []
+    for i, b in enumerate(family.read(network)):
+        q, v, e = qk + 8 * i, vo + 8 * i, 40 + 8 * i
+        biases = {"bq": None if b.bq is None else b.bq[:, :q], "bk": None, "bv": None}
+        blocks.append(replace(b, wq=b.wq[:, :q], wk=b.wk[:, :q], wv=b.wv[:, :v], wo=b.wo[..., :v], **biases,
+                              w1=b.w1[:e], b1=None if b.b1 is None else b.b1[:e], w2=b.w2[:, :e]))  # fmt: skip
+    slim = family.build(network, blocks).eval()
+    if head == "subset":
+        family.keep_classes(slim, [7, 0, 3])
+    labels = (ClassLabel("seven", 7), ClassLabel("zero", 0), ClassLabel("three", 3))
+    return Model(slim, derived_spec(base.spec, slim, head, labels))
+
+
+@kinds
+@pytest.mark.parametrize("form", ["base", "equal", "unequal", "full head"])
+def test_a_saved_model_is_the_same_model(small_vit: Any, tmp_path: Path, name: str, args: Any, form: str) -> None:
+    network = small_vit(name, **args)
+    if form == "base":
+        model = describe(network, name, {**ARGS, **args})
+    else:
+        head = "full" if form == "full head" else "subset"
+        model = derived(network, name, args, 16, 8 if form == "unequal" else 16, head=head)
+    save(model, tmp_path / "m", {"README.md": "hello\n"})
+    again = load(tmp_path / "m")
+    assert again.spec == model.spec and not again.network.training
+    assert torch.equal(logits(again), logits(model))
+    assert sorted(f.name for f in (tmp_path / "m").iterdir()) == ["README.md", "model.json", "model.safetensors"]
+    assert [f.name for f in tmp_path.iterdir()] == ["m"]
+    assert sum(p.numel() for p in again.network.parameters()) == again.spec.params
+    if form != "base":
+        assert again.spec.blocks[1] == BlockDims(2, 24, 16 if form == "unequal" else 24, 48)
+        assert again.classes == ["seven", "zero", "three"]
+        assert again.spec.class_columns == ([7, 0, 3] if form == "full head" else [0, 1, 2])
+        assert again.spec.plain_timm == (form != "unequal")
+
+
+def test_a_model_folder_is_a_base_again(small_vit: Any, tmp_path: Path) -> None:
+    save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "m", {})
+    base = open_base(tmp_path / "m", preprocessing={"mean": [0.1, 0.2, 0.3]})
+    assert base.preprocessing["mean"] == [0.1, 0.2, 0.3]
+    with pytest.raises(OptionError, match="brings its own weights"):
+        open_base(tmp_path / "m", pretrained=True)
+
+
+PLAIN_TIMM = """
+import builtins, os, sys
+def no_edgevit(name, *rest, real=builtins.__import__, **more):
+    assert name.partition(".")[0] != "edgevit", "edgevit is imported"
+    return real(name, *rest, **more)
+builtins.__import__ = no_edgevit
+import torch
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    readme = open("README.md").read()
+    (code,) = [part.partition("```")[0] for part in readme.split("```python\\n")[1:]]
+    scope = {}
+    exec(code, scope)
+    assert not scope["model"].training
+    with torch.inference_mode():
+        torch.save(scope["model"](torch.load("images.pt")), "logits.pt")
+assert not any(name.partition(".")[0] == "edgevit" for name in sys.modules)
+"""
+
+
+def test_the_code_in_the_readme_loads_a_model_in_plain_timm_without_edgevit(small_vit: Any, tmp_path: Path) -> None:
+    expected = {}
+    for i, (name, args) in enumerate(KINDS):
+        model = derived(small_vit(name, **args), name, args, 16, 16)
+        entry = {"top1": 0.5, "images": 3}
+        accuracy = {**dict.fromkeys(("base_full_head", "base_restricted", "derived"), entry), "base_finetuned": None}
+        card = model_card("m", model.spec, {"method": "vulcan", "accuracy": accuracy})
+        folder = tmp_path / str(i)
+        save(model, folder, {"README.md": card})
+        torch.save(images(), folder / "images.pt")
+        expected[folder] = logits(model)
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN_TIMM, *map(str, expected)], text=True, capture_output=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    for folder, value in expected.items():
+        assert torch.equal(torch.load(folder / "logits.pt"), value), folder
+
+
+def test_the_readme_of_unequal_widths_names_edgevit_instead(small_vit: Any) -> None:
+    model = derived(small_vit(), NAME, {}, 16, 8)
+    accuracy = dict.fromkeys(("base_full_head", "base_restricted", "base_finetuned"), None)
+    card = model_card("m", model.spec, {"method": "x", "accuracy": {**accuracy, "derived": {"top1": 0, "images": 1}}})
+    assert "import edgevit" in card and "timm.create_model" not in card
+
+
+# -- model folders that are not right ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(small_vit: Any, tmp_path: Path) -> Path:
+    save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "m", {})
+    return tmp_path / "m"
+
+
+def change(folder: Path, **fields: Any) -> None:
+    spec = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**spec, **fields}))
+
+
+def drop(folder: Path, field: str) -> None:
+    spec = json.loads((folder / "model.json").read_text())
+    del spec[field]
+    (folder / "model.json").write_text(json.dumps(spec))
+
+
+def flip_a_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+
+
+BROKEN: list[tuple[str, Callable[[Path], Any], str]] = [
+    ("no weights", lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
+    ("no spec", lambda f: (f / "model.json").unlink(), "model.json is missing"),
+    ("altered", lambda f: flip_a_bit(f / "model.safetensors"), "was altered: its hash is"),
+    ("truncated", lambda f: os.truncate(f / "model.safetensors", 1000), "was altered"),
+    ("next schema", lambda f: change(f, schema=2), "has schema 2, this edgevit reads 1"),
+    ("no schema", lambda f: drop(f, "schema"), "has schema None"),
+    ("half a spec", lambda f: os.truncate(f / "model.json", 100), "is not JSON"),
+    ("binary spec", lambda f: (f / "model.json").write_bytes(b"\xff\xfe\x00"), "is not JSON"),
+    ("a list", lambda f: (f / "model.json").write_text("[1]"), "is not a model description"),
+    ("no hash", lambda f: drop(f, "weights_sha256"), "is not a model description"),
+    ("no blocks", lambda f: drop(f, "blocks"), "is not a model description"),
+    ("blocks of text", lambda f: change(f, blocks="many"), "is not a model description"),
+    ("too few blocks", lambda f: change(f, blocks=[]), "0 blocks"),
+    ("no family", lambda f: change(f, family="vot"), "no model family 'vot'; did you mean 'vit'"),
+    ("no such model", lambda f: change(f, timm_name="vit_tinny"), "no timm model"),
+    ("odd arguments", lambda f: change(f, timm_args={"num_heads": 7}), "num_heads=7"),
+    ("other classes", lambda f: change(f, timm_args={**ARGS, "num_classes": 5}), "head.weight is [3, 64], expected [5"),
+    ("deeper", lambda f: change(f, timm_args={**ARGS, "depth": 3, "num_classes": 3}), "describes 2 blocks"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "said"), [b[1:] for b in BROKEN], ids=[b[0] for b in BROKEN])
+def test_a_broken_model_folder_is_one_line(folder: Path, spoil: Callable[[Path], Any], said: str) -> None:
+    spoil(folder)
+    with pytest.raises(EdgeVitError) as refusal:
+        load(folder)
+    assert said in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_a_folder_that_is_none_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"not a complete model folder: model\.json is missing"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="no model folder at"):
+        open_base(str(tmp_path / "nowhere"))
+
+
+def test_an_existing_folder_is_not_touched(small_vit: Any, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "mine.txt").write_text("mine")
+    with pytest.raises(OutputError, match="exists and is not overwritten"):
+        save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "m", {})
+    assert [f.name for f in tmp_path.rglob("*")] == ["m", "mine.txt"]
+    assert (tmp_path / "m" / "mine.txt").read_text() == "mine"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 128 KiB, where this user may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(small_vit: Any, small_disk: Path) -> None:
+    with pytest.raises(OutputError, match=r"cannot write .*No space left on device.*; free some space") as refusal:
+        save(derived(small_vit(), NAME, {}, 16, 16), small_disk / "m", {})
+    assert "\n" not in str(refusal.value)
+    assert list(small_disk.iterdir()) == []
+
+
+@pytest.mark.parametrize("limit", [0, 100_000, 300_000], ids=["at once", "in the weights", "in a later file"])
+def test_a_file_that_may_not_grow_is_one_line_and_leaves_nothing(small_vit: Any, tmp_path: Path, limit: int) -> None:
+    model = derived(small_vit(), NAME, {}, 16, 16)
+    assert 100_000 < 4 * model.spec.params < 300_000
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(OutputError, match="cannot write") as refusal:
+            save(model, tmp_path / "m", {"history.jsonl": "x" * 400_000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(refusal.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_is_one_line(small_vit: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"cannot write .*Not a directory"):
+        save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "file" / "m", {})
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+class Payload:
+    """What a hostile checkpoint does when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, (str(self.marker),))
+
+
+@pytest.mark.parametrize("wrapped", [None, "model", "state_dict"])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_checkpoints_are_found_under_their_usual_wrappings(
+    small_vit: Any, tmp_path: Path, wrapped: str | None, prefix: str
+) -> None:
+    network = small_vit(num_classes=7)
+    state = {prefix + k: v for k, v in network.state_dict().items()}
+    file = tmp_path / "base.pth"
+    torch.save({wrapped: state, "epoch": 3, "lr": 0.1} if wrapped else state, file)
+    model = open_base(NAME, checkpoint=file, model_args=ARGS)
+    assert torch.equal(logits(model), logits(network))
+    assert model.spec.timm_args["num_classes"] == model.spec.base.outputs == 7
+
+
+def test_half_precision_weights_become_fp32(small_vit: Any, tmp_path: Path) -> None:
+    save_file({k: v.half() for k, v in small_vit().state_dict().items()}, tmp_path / "half.safetensors")
+    model = open_base(NAME, checkpoint=tmp_path / "half.safetensors", model_args=ARGS)
+    assert {p.dtype for p in model.network.parameters()} == {torch.float32}
+
+
+def test_the_same_weights_have_the_same_hash_whatever_the_file(small_vit: Any, tmp_path: Path) -> None:
+    state = small_vit().state_dict()
+    save_file(state, tmp_path / "a.safetensors")
+    torch.save({"model": state}, tmp_path / "a.pth")
+    one, two = (open_base(NAME, checkpoint=tmp_path / f, model_args=ARGS) for f in ("a.safetensors", "a.pth"))
+    assert one.spec.base.weights_sha256 == two.spec.base.weights_sha256
+
+
+def test_a_hostile_checkpoint_is_refused_and_not_executed(tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+    for name, content in (("a.pth", {"model": Payload(marker)}), ("b.pth", Payload(marker))):
+        torch.save(content, tmp_path / name)
+        with pytest.raises(CheckpointError, match="more than plain weights and was not opened"):
+            read_weights(tmp_path / name)
+    (tmp_path / "c.pkl").write_bytes(pickle.dumps(Payload(marker)))
+    with pytest.raises(CheckpointError):
+        read_weights(tmp_path / "c.pkl")
+    assert not marker.exists()
+    pickle.loads((tmp_path / "c.pkl").read_bytes())  # it would have
+    assert marker.exists()
+
+
+def test_a_whole_pickled_model_is_refused(small_vit: Any, tmp_path: Path) -> None:
+    torch.save(small_vit(), tmp_path / "model.pth")
+    with pytest.raises(CheckpointError, match=r"save `model\.state_dict\(\)`"):
+        read_weights(tmp_path / "model.pth")
+
+
+CONTENTS: list[Any] = [[1, 2], {}, {"a": 1}, {"model": {"a": "b"}}, {"state_dict": None}, 3, {1: torch.ones(1)}]
+
+
+@pytest.mark.parametrize("content", CONTENTS, ids=str)
+def test_a_file_of_something_else_is_refused(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "x.pth")
+    with pytest.raises(CheckpointError, match="does not hold plain weights") as refusal:
+        read_weights(tmp_path / "x.pth")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".old.pth"])
+def test_a_missing_or_truncated_checkpoint_says_so(small_vit: Any, tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"base{suffix}"
+    with pytest.raises(CheckpointError, match=r"no weights at .*base"):
+        read_weights(file)
+    state = small_vit().state_dict()
+    if suffix == ".safetensors":
+        save_file(state, file)
+    else:
+        torch.save(state, file, _use_new_zipfile_serialization=suffix == ".pth")
+    size = file.stat().st_size
+    for length in (size - 1, size // 2, 1000, 100, 7, 1, 0):
+        os.truncate(file, length)
+        with pytest.raises(CheckpointError, match=r"truncated|plain weights") as refusal:
+            read_weights(file)
+        assert str(file) in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=60), suffix=st.sampled_from([".pth", ".safetensors"]))
+def test_any_bytes_are_refused_in_one_line(tmp_path: Path, data: bytes, suffix: str) -> None:
+    file = tmp_path / f"noise{suffix}"
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError) as refusal:
+        read_weights(file)
+    assert "\n" not in str(refusal.value)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(0, 10**6), byte=st.integers(0, 255), old=st.booleans())
+def test_a_spoilt_byte_is_never_a_traceback(tmp_path: Path, at: int, byte: int, old: bool) -> None:
+    file = tmp_path / "spoilt.pth"
+    torch.save({"a": torch.ones(3), "b": torch.zeros(2, 2)}, file, _use_new_zipfile_serialization=not old)
+    data = bytearray(file.read_bytes())
+    data[at % len(data)] = byte
+    file.write_bytes(data)
+    try:
+        read_weights(file)  # some bytes do not matter
+    except CheckpointError as error:
+        assert "\n" not in str(error)
+
+
+def test_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no weights at"):
+        read_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"depth": 3}, "lacks blocks.2.attn"),
+        ({"depth": 1}, "has unknown blocks.1.attn"),
+        ({"embed_dim": 96}, "is [1, 1, 64], expected [1, 1, 96]"),
+        ({"img_size": 48}, "pos_embed is [1, 17, 64], expected [1, 37, 64]"),
+        ({"init_values": 0.1}, "lacks blocks.0.ls1.gamma"),
+        ({"num_classes": 5}, "head.weight is [10, 64], expected [5, 64]"),
+    ],
+)
+def test_weights_of_another_architecture_say_what_differs(small_vit: Any, tmp_path: Path, args: Any, said: str) -> None:
+    save_file(small_vit().state_dict(), tmp_path / "base.safetensors")
+    with pytest.raises(CheckpointError, match="does not fit") as refusal:
+        open_base(NAME, checkpoint=tmp_path / "base.safetensors", model_args={**ARGS, **args})
+    assert said in str(refusal.value) and "--model-arg" in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{"img_size": "big"}, {"num_heads": 0}, {"num_heads": 7}, {"patch_size": 0}, {"embed_dim": -64}, {"depth": "x"},
+     {"act_layer": "gulu"}, {"global_pool": "median"}, {"colour": 1}, {"img_size": (1, 2, 3)}, {"mlp_ratio": "a"},
+     {"norm_layer": "foo"}, {"patch_size": 64}, {"num_classes": -3}, {"num_classes": "ten"}, {"pos_embed": "fourier"}],
+    ids=str,
+)  # fmt: skip
+def test_arguments_that_timm_refuses_are_one_line(small_vit: Any, tmp_path: Path, args: Any) -> None:
+    save_file(small_vit().state_dict(), tmp_path / "base.safetensors")
+    with pytest.raises(EdgeVitError) as refusal:
+        open_base(NAME, checkpoint=tmp_path / "base.safetensors", model_args={**ARGS, **args})
+    assert "\n" not in str(refusal.value) and "--model-arg" in str(refusal.value)
+
+
+def test_a_name_that_timm_does_not_know_is_corrected() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'deit_base_patch16_224'"):
+        open_base("deit_base_patch16_244", pretrained=True)
+    with pytest.raises(CheckpointError, match="give --checkpoint FILE, or --pretrained"):
+        open_base(NAME)
+    with pytest.raises(OptionError, match="exclude each other"):
+        open_base(NAME, checkpoint="x.pth", pretrained=True)
+
+
+def test_pretrained_without_a_network_is_one_line(tmp_path: Path) -> None:
+    program = "import sys; sys.argv = sys.argv[1:]; from edgevit.cli.app import main; main()"
+    arguments = ["edgevit", "derive", NAME, "--pretrained", "--data", "digits", "--rate", "0.5", "--out", "out"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf"), "TORCH_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], text=True, capture_output=True, cwd=tmp_path, env=environment
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: no pretrained weights for {NAME}") and "--checkpoint" in line
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+
+
+def test_preprocessing_is_the_bases_own_but_for_what_was_given(small_vit: Any) -> None:
+    network = small_vit()
+    own = describe(network, NAME, ARGS).preprocessing
+    assert own["input_size"] == [3, 32, 32] and own["mean"] == [0.5, 0.5, 0.5] and own["crop_pct"] == 0.9
+    changed = describe(network, NAME, ARGS, {"mean": [0.1, 0.2, 0.3], "crop_pct": 1.0}).preprocessing
+    assert changed == {**own, "mean": [0.1, 0.2, 0.3], "crop_pct": 1.0}
+    deit = describe(small_vit("deit_tiny_distilled_patch16_224"), "deit_tiny_distilled_patch16_224", ARGS)
+    assert deit.preprocessing["mean"] == [0.485, 0.456, 0.406]
