@@ -32,7 +32,7 @@ from edgevit.progress import Progress, Silent, Stage
 CACHE = Path(__file__).parent / "cache"
 TIMM_NAME = "vit_tiny_patch16_224"
 RENDERED_ARGS = {"img_size": 48, "patch_size": 8, "embed_dim": 192, "depth": 6, "num_heads": 3}
-# Digits have 8 x 8 pixels: 16 patches of 2 x 2 of these learn as much as 64 of one, four times as fast.
+# Digits have 8 x 8 pixels: each of these 16 patches is 2 x 2 of them, and training is four times as fast as with 64.
 DIGITS_ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 6, "num_heads": 3}
 
 

@@ -20,7 +20,6 @@ from typing import Any
 
 CLASSES = "3,8,9"
 RATES = (0.6, 0.8)
-MODEL_ARGS = {"img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 6, "num_heads": 2}
 TRAIN_ARGS = "--steps 150 --batch-size 64 --lr 3e-4 --evaluations 5 --device cpu"
 
 
@@ -32,7 +31,7 @@ def edgevit(command: str) -> None:
 
 def make_base(folder: Path) -> None:
     """Train the base on the images that derivations train and validate on, and write it as a model folder."""
-    from base import DIGITS_RECIPE, ensure_base, read_digits
+    from base import DIGITS_ARGS, DIGITS_RECIPE, ensure_base, read_digits
 
     from edgevit.cli.console import Console
     from edgevit.data.task import open_task
@@ -45,10 +44,10 @@ def make_base(folder: Path) -> None:
     task = open_task("digits", None, preprocessing=plain, base_outputs=10)
     train = [int(r) for r in (*task.train.references, *task.validation.references)]
     images = read_digits(train, [int(r) for r in task.test.references])
-    trained = ensure_base(images, MODEL_ARGS, DIGITS_RECIPE, progress=Console().progress)
+    trained = ensure_base(images, DIGITS_ARGS, DIGITS_RECIPE, progress=Console().progress)
     name = json.loads((trained / "base.json").read_text())["timm_name"]
     checkpoint = trained / "base.safetensors"
-    base = open_base(name, checkpoint=checkpoint, model_args=MODEL_ARGS, preprocessing=preprocessing)
+    base = open_base(name, checkpoint=checkpoint, model_args=DIGITS_ARGS, preprocessing=preprocessing)
     labels = tuple(ClassLabel(c.name, c.base_index) for c in task.classes)
     save(Model(base.network, replace(base.spec, head="subset", classes=labels)), folder, {})
 

@@ -64,12 +64,14 @@ def preprocessing(
     mean: str | None, std: str | None, crop_pct: float | None, interpolation: str | None
 ) -> dict[str, Any]:
     """Collect what replaces the base's own preprocessing, in timm's names."""
-    given = {
+    given: dict[str, Any] = {
         "mean": None if mean is None else _three(mean, "mean"),
         "std": None if std is None else _three(std, "std"),
         "crop_pct": crop_pct,
         "interpolation": interpolation,
     }
+    if any(not value > 0 for value in given["std"] or ()):
+        raise OptionError(f"--std {std} is not above 0; a standard deviation is, such as 0.229,0.224,0.225")
     if crop_pct is not None and not 0 < crop_pct <= 1:
         raise OptionError(f"--crop-pct {crop_pct:g} is not in (0, 1]; 0.9 keeps the central 90 %")
     if interpolation not in (None, "nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"):

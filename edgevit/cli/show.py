@@ -25,12 +25,12 @@ def main(
 
     console = Console(json=json)
     model = load(folder)
-    file = folder / "derivation.json"
-    record: dict[str, Any] | None = json_.loads(file.read_text()) if file.is_file() else None
+    record = _derivation(folder / "derivation.json")
     console.result({"model": asdict(model.spec), "derivation": record})
     console.show(_blocks_table(model))
     spec = model.spec
-    console.show(f"{spec.timm_name}, {len(spec.classes)} classes, {spec.head} head: {', '.join(spec.class_names)}")
+    classes = f"{len(spec.classes)} classes, {spec.head} head: {', '.join(spec.class_names)}"
+    console.show(f"{spec.timm_name}, {classes if spec.classes else f'{spec.base.outputs} outputs'}")
     fusable = sum(b.fusable for b in spec.blocks)
     console.show(
         f"attention of a fusable shape in {fusable} of {len(spec.blocks)} blocks; base {spec.base.weights_sha256[:12]}"
@@ -42,6 +42,27 @@ def main(
             f"seed {record['training']['seed']}, {record['facts'].get('steps', 0)} steps, made {record['created']} "
             f"with edgevit {record['versions']['edgevit']} from {record['data']['data']}"
         )
+
+
+def _derivation(file: Path) -> dict[str, Any] | None:
+    """How the model was made; None if it is a base.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    from edgevit.derive.pipeline import SCHEMA
+    from edgevit.errors import CheckpointError
+
+    if not file.is_file():
+        return None
+    try:
+        record = json_.loads(file.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{file} is not JSON ({error}); copy the folder again, or derive it again") from error
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if schema != SCHEMA:
+        raise CheckpointError(f"{file} has schema {schema!r}, this edgevit reads {SCHEMA}; update edgevit")
+    return dict(record)
 
 
 def _blocks_table(model: Model) -> Table:

@@ -25,6 +25,7 @@ from edgevit.data.sources import Reference, Source, open_source
 from edgevit.errors import DataError, OptionError
 from edgevit.progress import Progress, Silent
 
+PARTS = ("train", "validation", "test")
 TEST_FRACTION = 0.2  # split off where the data brings no test part
 Augment = Literal["none", "crop", "flip"]
 AUGMENTS: tuple[Augment, ...] = ("none", "crop", "flip")
@@ -171,25 +172,25 @@ def _why_bad(path: str) -> str | None:
     return None
 
 
-def _readable(references: list[Reference], skip: bool, progress: Progress) -> set[Reference]:
-    """The images that can be read; checked before the work starts, not hours into it.
+def _unreadable(references: list[Reference], skip: bool, progress: Progress) -> set[Reference]:
+    """The images that cannot be read; found before the work starts, not hours into it.
 
     Raises:
         DataError: one cannot, and bad images are not to be skipped.
     """
-    good: set[Reference] = set()
+    bad: set[Reference] = set()
     with progress.stage("check images", len(references), "image") as stage, ThreadPoolExecutor(4) as pool:
         for i, (reference, why) in enumerate(zip(references, pool.map(_why_bad, map(str, references)), strict=True)):
-            if why is None:
-                good.add(reference)
-            elif not skip:
+            if why is not None:
+                bad.add(reference)
+            if bad and not skip:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise DataError(
                     f"cannot read {reference}: {why}; "
                     f"remove or replace it, or leave such files out with --skip-bad-images"
                 )
             stage.update(i + 1)
-    return good
+    return bad
 
 
 def _shuffled(references: Sequence[Reference], seed: int, salt: str) -> list[Reference]:
@@ -233,6 +234,7 @@ def open_task(
     validation_fraction: float = 0.1,
     seed: int = 42,
     skip_bad_images: bool = False,
+    check: Sequence[str] = PARTS,
     progress: Progress | None = None,
 ) -> Task:
     """Find the target classes' images and hold out what must be held out.
@@ -240,6 +242,7 @@ def open_task(
     Args:
         classes: names, indices in the base, a file or comma-separated text of either; None for every class.
         base_names: the base's classes in the order of its outputs, where that is known.
+        check: parts whose images must be readable; all of them where bad ones are skipped, because that moves others.
 
     Raises:
         DataError, UnknownNameError: as `edgevit.data.classes` and `edgevit.data.sources` say.
@@ -253,12 +256,13 @@ def open_task(
     parts = [_parts(source, target.name, validation_fraction, seed) for target in targets]
     skipped = 0
     if source.files:
-        everything = [r for part in parts for references in part.values() for r in references]
-        good = _readable(everything, skip_bad_images, progress or Silent())
-        skipped = len(everything) - len(good)
-        parts = [{k: [r for r in v if r in good] for k, v in part.items()} for part in parts]
+        checked = PARTS if skip_bad_images else check
+        everything = [r for part in parts for name in checked for r in part[name]]
+        bad = _unreadable(everything, skip_bad_images, progress or Silent())
+        skipped = len(bad)
+        parts = [{k: [r for r in v if r not in bad] for k, v in part.items()} for part in parts]
     splits = {}
-    for name in ("train", "validation", "test"):
+    for name in PARTS:
         if bare := [target.name for target, part in zip(targets, parts, strict=True) if not part[name]]:
             raise DataError(f"no readable {name} images of class {bare[0]!r} in {data}; add some")
         pairs = [(reference, label) for label, part in enumerate(parts) for reference in part[name]]
@@ -274,7 +278,12 @@ def open_task(
     return Task(targets, splits["train"], splits["validation"], splits["test"], arguments, skipped)
 
 
-def reopen(record: Mapping[str, Any], preprocessing: Mapping[str, Any], progress: Progress | None = None) -> Task:
+def reopen(
+    record: Mapping[str, Any],
+    preprocessing: Mapping[str, Any],
+    progress: Progress | None = None,
+    check: Sequence[str] = PARTS,
+) -> Task:
     """Open a task again from its record, with the same images in the same parts.
 
     Raises:
@@ -289,6 +298,7 @@ def reopen(record: Mapping[str, Any], preprocessing: Mapping[str, Any], progress
         validation_fraction=record["validation_fraction"],
         seed=record["seed"],
         skip_bad_images=record["skip_bad_images"],
+        check=check,
         progress=progress,
     )
     if task.fingerprint() != record["fingerprint"]:

@@ -7,7 +7,7 @@ import json
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,55 @@ class Derivation:
     is_main: bool = True  # False in all but the first of several processes: only that one wrote the folder
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """One derivation as it was asked for, names looked up and defaults filled in."""
+
+    base_name: str
+    base: Model
+    task: Task
+    method: str
+    config: Any
+    budget: Budget
+    policy: Policy
+    head: str
+    labels: tuple[ClassLabel, ...]
+    training: Training
+    finetune_base: bool
+
+    def request(self) -> dict[str, Any]:
+        """What must be the same for an unfinished run to be gone on with."""
+        training = {k: v for k, v in asdict(self.training).items() if k not in ("device", "workers")}
+        asked = {
+            "base": self.base.spec.base.weights_sha256,
+            "data": self.task.fingerprint(),
+            "classes": self.task.class_names,
+            "budget": asdict(self.budget),
+            "method": self.method,
+            "options": asdict(self.config),
+            "shape": asdict(self.policy),
+            "head": self.head,
+            "training": training,
+        }
+        return dict(json.loads(json.dumps(asked)))  # as it will be read back
+
+    def record(self) -> dict[str, Any]:
+        """The part of derivation.json that is known before the work."""
+        return {
+            "schema": SCHEMA,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "base": self.base_name,
+            "method": self.method,
+            "config": asdict(self.config),
+            "training": asdict(self.training),
+            "budget": asdict(self.budget),
+            "shape": asdict(self.policy),
+            "head": self.head,
+            "data": self.task.record(),
+            "versions": _versions(),
+        }
+
+
 def _versions() -> dict[str, str]:
     packages = ("torch", "timm", "accelerate", "scikit-learn", "numpy")
     found = {name: importlib.metadata.version(name) for name in packages}
@@ -78,19 +127,18 @@ def _open_partial(folder: Path, request: dict[str, Any], resume: bool) -> None:
         file.write_text(json.dumps(request))
 
 
-def _baselines(base: Model, task: Task, compute: Compute, problem: Problem, finetune: bool) -> dict[str, Any]:
+def _baselines(wanted: _Wanted, problem: Problem) -> dict[str, Any]:
     """The three that a derived model is judged against, on the test part; kept in a file once taken."""
-    file = problem.folder / "baselines.json"
+    file, task, compute = problem.folder / "baselines.json", problem.task, problem.compute
     taken: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
     if "base_full_head" not in taken:
         problem.progress.note(f"baselines on {len(task.test)} test images")
-        columns = [base.spec.class_columns[c] for c in task.base_columns] if base.spec.classes else task.base_columns
         with problem.stopwatch.stage("baselines"):
-            seen = evaluate(base.network, task.test, columns, task.class_names, compute)
+            seen = evaluate(wanted.base.network, task.test, task.base_columns, task.class_names, compute)
         full = {**seen.to_dict(), "top1": seen.top1_full, "per_class": None}
         taken |= {"base_full_head": full, "base_restricted": seen.to_dict(), "base_finetuned": None}
         _write_json(file, taken, compute)
-    if finetune and taken["base_finetuned"] is None:
+    if wanted.finetune_base and taken["base_finetuned"] is None:
         with problem.stopwatch.stage("finetune_base"):
             taken["base_finetuned"] = _finetuned(problem, compute).to_dict()
         _write_json(file, taken, compute)
@@ -203,65 +251,54 @@ def derive(
         progress.note(f"left out {task.skipped} images that cannot be read")
     network, columns, labels = _start(opened, task, head)
     budget = _budget(opened, network, policy, rate, macs, params)
-    if finetune_base and training.steps is None:
-        raise OptionError("--finetune-base trains the base as long as the method: say how long with --steps")
-    request = {
-        "base": opened.spec.base.weights_sha256,
-        "data": task.fingerprint(),
-        "classes": task.class_names,
-        "budget": asdict(budget),
-        "method": method,
-        "options": asdict(config),
-        "shape": asdict(policy),
-        "head": head,
-        "training": {k: v for k, v in asdict(training).items() if k not in ("device", "workers")},
-    }
-    folder = _partial(out)
+    if training.steps is None:
+        steps = module.default_steps(config, budget.rate, len(task.train), training.batch_size)
+        training = replace(training, steps=steps)
+    wanted = _Wanted(str(base), opened, task, method, config, budget, policy, head, labels, training, finetune_base)
     compute = open_compute(training)
+    folder = _partial(out)
     if compute.is_main:
-        _open_partial(folder, request, resume)
+        _open_partial(folder, wanted.request(), resume)
     compute.wait()
-    torch.manual_seed(training.seed)
-    stopwatch = Stopwatch()
     history = History(folder / "history.jsonl")
-    problem = Problem(network, task, columns, budget, policy, training, compute, folder, history, progress, stopwatch)
+    problem = Problem(
+        network, task, columns, budget, policy, training, compute, folder, history, progress, Stopwatch()
+    )  # fmt: skip
+    derivation = _carry_out(wanted, problem, out)
+    close_compute()
+    return derivation
+
+
+def _carry_out(wanted: _Wanted, problem: Problem, out: Path) -> Derivation:
+    """Take the baselines, let the method work, measure what it made, and write the model folder."""
+    torch.manual_seed(wanted.training.seed)
     try:
-        baselines = _baselines(opened, task, compute, problem, finetune_base)
-        torch.manual_seed(training.seed)  # the method draws the same numbers whether or not baselines were trained
-        derived = module.derive(problem, config)
-        with stopwatch.stage("evaluation"):
-            accuracy = evaluate(derived.network, task.test, columns, task.class_names, compute)
+        baselines = _baselines(wanted, problem)
+        torch.manual_seed(wanted.training.seed)  # the method draws the same whether or not baselines were trained
+        derived = load_method(wanted.method).derive(problem, wanted.config)
+        with problem.stopwatch.stage("evaluation"):
+            task, compute = problem.task, problem.compute
+            accuracy = evaluate(derived.network, task.test, problem.columns, task.class_names, compute)
     except (KeyboardInterrupt, Interrupted) as stop:
         what = str(stop) or "stopped"
-        raise Interrupted(f"{what}; the same command with --resume goes on from {folder}") from stop
-    spec = derived_spec(opened.spec, derived.network.cpu(), head, labels)
-    assert (spec.macs if budget.quantity == "macs" else spec.params) <= budget.limit
+        raise Interrupted(f"{what}; the same command with --resume goes on from {problem.folder}") from stop
+    network = derived.network.cpu().eval()
+    spec = derived_spec(wanted.base.spec, network, wanted.head, wanted.labels)
+    assert (spec.macs if problem.budget.quantity == "macs" else spec.params) <= problem.budget.limit
     record = {
-        "schema": SCHEMA,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "base": str(base),
-        "method": method,
-        "config": asdict(config),
-        "training": asdict(training),
-        "budget": asdict(budget),
-        "shape": asdict(policy),
-        "head": head,
-        "data": task.record(),
-        "versions": _versions(),
-        "seconds": stopwatch.seconds,
+        **wanted.record(),
+        "seconds": problem.stopwatch.seconds,
         "facts": derived.facts,
         "accuracy": {**baselines, "derived": accuracy.to_dict()},
     }
-    model = Model(derived.network.eval(), spec)
-    if compute.is_main:
-        lines = "".join(json.dumps(line) + "\n" for line in history.lines)
+    model = Model(network, spec)
+    if problem.compute.is_main:
         extra = {
             "derivation.json": json.dumps(record, indent=2) + "\n",
-            "history.jsonl": lines,
+            "history.jsonl": "".join(json.dumps(line) + "\n" for line in problem.history.lines),
             "README.md": model_card(out.name, spec, record),
         }
         save(model, out, extra)
-        shutil.rmtree(folder, ignore_errors=True)
-    compute.wait()
-    close_compute()
-    return Derivation(out, model, record, compute.is_main)
+        shutil.rmtree(problem.folder, ignore_errors=True)
+    problem.compute.wait()
+    return Derivation(out, model, record, problem.compute.is_main)

@@ -44,7 +44,7 @@ PATIENCE = 3  # evaluations in which they must have met, and the pruned one not 
 class Training:
     """How to train. Defaults are those published for Vulcan."""
 
-    steps: int | None = None  # None: the method's own rule
+    steps: int | None = None  # None: the method's own rule, filled in before it starts
     batch_size: int = 256  # images per optimiser step, over all processes and micro-batches
     lr: float = 1e-4
     weight_decay: float = 0.05

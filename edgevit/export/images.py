@@ -84,6 +84,7 @@ def _open_data(
     base_classes: str | Path | Sequence[str] | None,
     seed: int | None,
     skip_bad_images: bool,
+    part: str,
     progress: Progress,
 ) -> Task:
     # A derived model's own classes are all it knows: to the data layer they are the base.
@@ -97,6 +98,7 @@ def _open_data(
         validation_fraction=subject.validation_fraction,
         seed=subject.seed if seed is None else seed,
         skip_bad_images=skip_bad_images,
+        check=(part,),
         progress=progress,
     )
 
@@ -126,9 +128,9 @@ def open_images(
         raise OptionError("--classes chooses among the classes of --data; give that, too")
     if data is None:
         assert subject.record is not None
-        task = reopen(subject.record, subject.preprocessing, progress)
+        task = reopen(subject.record, subject.preprocessing, progress, check=(part,))
     else:
-        task = _open_data(subject, data, classes, base_classes, seed, skip_bad_images, progress)
+        task = _open_data(subject, data, classes, base_classes, seed, skip_bad_images, part, progress)
     column_of = dict(zip(subject.class_names, subject.class_columns, strict=True))
     columns = [column_of[name] for name in task.class_names] if column_of else task.base_columns
     chosen: Part = "test" if part == "test" else "validation"

@@ -14,7 +14,7 @@ import struct
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -211,8 +211,12 @@ def open_base(
                 f"{base} is a model folder and brings its own weights and arguments; leave those options out"
             )
         model = load(base)
-        model.spec.preprocessing.update(preprocessing or {})
-        return model
+        spec = model.spec
+        # Whatever it was derived from, it is a base itself now.
+        itself = tensors_sha256(model.network.state_dict())
+        facts = BaseFacts(itself, spec.blocks, spec.macs, spec.params, spec.timm_args["num_classes"])
+        given = {**spec.preprocessing, **(preprocessing or {})}
+        return Model(model.network, replace(spec, preprocessing=given, base=facts))
     name, args = str(base), dict(model_args or {})
     if os.sep in name and not timm.is_model(name):
         raise CheckpointError(f"no model folder at {name}; check the path")
@@ -309,8 +313,19 @@ def writing(what: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).strip().splitlines()[0]
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else _line(error, 120)
         raise OutputError(f"cannot write {what}: {reason}; free some space or choose another place") from error
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in ("PytorchStreamWriter", "iostream", "unexpected pos")):
+            raise  # not torch.save, which says no more than this of a full disk
+        raise OutputError(f"cannot write {what}: is the disk full? Free some space or choose another place") from error
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a small file so that it is there whole or not at all, whatever happens meanwhile."""
+    temporary = file.with_name(file.name + ".tmp")
+    temporary.write_text(text)
+    temporary.replace(file)
 
 
 @contextmanager
@@ -337,6 +352,7 @@ def save(model: Model, folder: Path, extra: Mapping[str, str]) -> None:
     with new_folder(folder) as temporary:
         state = {k: v.detach().cpu().contiguous() for k, v in model.network.state_dict().items()}
         save_file(state, temporary / WEIGHTS, metadata={"format": "pt"})
+        (temporary / WEIGHTS).chmod(0o644)  # safetensors makes it private; the folder is meant to be passed on
         (temporary / SPEC).write_text(model.spec.to_json(file_sha256(temporary / WEIGHTS)))
         for name, text in extra.items():
             (temporary / name).write_text(text)

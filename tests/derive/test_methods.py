@@ -26,6 +26,20 @@ def test_options_are_a_frozen_dataclass_with_defaults(name):
             setattr(config, field.name, getattr(config, field.name))
 
 
+@pytest.mark.parametrize("name", method_names())
+def test_a_method_knows_how_long_to_train(name):
+    module = load_method(name)
+    assert module.default_steps(module.Config(), 0.6, 1000, 64) >= 0
+
+
+def test_vulcan_takes_the_published_steps_or_as_many_passes_over_the_data():
+    vulcan = load_method("vulcan")
+    published, data = vulcan.Config(), vulcan.Config(steps_rule="data")
+    assert vulcan.default_steps(published, 0.6, 500, 64) == 3000
+    assert vulcan.default_steps(data, 0.6, 32_500, 256) == 3000
+    assert vulcan.default_steps(data, 0.6, 3_250, 128) == 600
+
+
 @pytest.mark.parametrize("shape", ["fused", "paper", "free"])
 @pytest.mark.parametrize("name", method_names())
 def test_a_method_derives_a_model_inside_its_budget_that_loads_again(name, shape, checkpoint, tmp_path):

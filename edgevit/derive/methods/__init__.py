@@ -2,6 +2,8 @@
 
     class Config                 frozen dataclass: the method's options, in the CLI (`--set method.option=value`), in
                                  derivation.json and in reports; every field has a default and a comment
+    def default_steps(config, rate, images, batch_size) -> int   optimiser steps where the user gives none; 0 if it
+                                 does not train
     def derive(problem, config) -> Derived
 
 A method decides what to keep and may train `problem.network` in place; only `surgery` changes a structure.

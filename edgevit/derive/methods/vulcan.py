@@ -61,7 +61,7 @@ class Config:
 PUBLISHED_BATCH, PUBLISHED_IMAGES = 256, 32_500  # the rule was made at this batch size, for 25 ImageNet classes
 
 
-def steps_for(rate: float, config: Config, images: int, batch_size: int) -> int:
+def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
     """Table 8: 6250 R^2 + 1250 R steps; with `steps_rule=data`, as many passes over the data as that was there."""
     published = 6250 * rate**2 + 1250 * rate
     if config.steps_rule == "data":
@@ -286,9 +286,7 @@ class Redundancy:
 def derive(problem: Problem, config: Config) -> Derived:
     plan = load_plan(problem.folder) or make_plan(problem, config)
     training = problem.training
-    steps = training.steps
-    if steps is None:
-        steps = steps_for(problem.budget.rate, config, len(problem.task.train), training.batch_size)
+    assert training.steps is not None
     network = problem.network.to(problem.compute.device)
     redundancy = Redundancy(network, plan, config, problem.compute)
     with problem.stopwatch.stage("training"):
@@ -297,7 +295,7 @@ def derive(problem: Problem, config: Config) -> Derived:
             problem.task,
             problem.columns,
             training,
-            steps=steps,
+            steps=training.steps,
             compute=problem.compute,
             progress=problem.progress,
             history=problem.history,
@@ -306,4 +304,4 @@ def derive(problem: Problem, config: Config) -> Derived:
         )
     with problem.stopwatch.stage("surgery"):
         slim = redundancy.pruned()
-    return Derived(slim, {"steps": done, "steps_planned": steps, "images_seen": done * training.batch_size})
+    return Derived(slim, {"steps": done, "steps_planned": training.steps, "images_seen": done * training.batch_size})
