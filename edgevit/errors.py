@@ -12,6 +12,7 @@ EdgeVitError
   OutputError             the output exists, or could not be written
   Interrupted             stopped by Ctrl-C; the message says how to resume
   ExportError             a check of the exported files failed, or the exporter did
+  RunsError               records of measurements that cannot be read, or not be compared
   BoardError
     UnreachableError      the agent could not be started on the host
     AgentError            the agent raised; `.remote_traceback` says where
@@ -78,6 +79,10 @@ class Interrupted(EdgeVitError):
 
 class ExportError(EdgeVitError):
     """A check of the exported files failed, or the exporter did."""
+
+
+class RunsError(EdgeVitError):
+    """Records of measurements that cannot be read, or not be compared."""
 
 
 class BoardError(EdgeVitError):

@@ -9,11 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgevit.agent.records import RecordError, Run, comparable
-from edgevit.errors import EdgeVitError
-
-
-class RunsError(EdgeVitError):
-    """Runs that cannot be read, written or compared."""
+from edgevit.errors import RunsError
 
 
 @dataclass(frozen=True)
