@@ -19,7 +19,7 @@ lint: .venv/ready
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 demo: .venv/ready
 	$(BIN)/python benchmarks/demo.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import inf
 
 from edgevit.errors import OptionError
 from edgevit.models.macs import Quantity
@@ -46,7 +47,7 @@ def parse_count(text: str | float, name: str) -> int:
         value = float(match[1]) * _SUFFIX[match[2]] if match else 0.0
     except ValueError:
         value = 0.0
-    if value <= 0:
+    if not 0 < value < inf:
         raise OptionError(f"--{name} {text} is not a positive count; try 6.8G or 34M")
     return round(value)
 

@@ -27,7 +27,7 @@ from edgevit.derive.problem import Problem, Stopwatch
 from edgevit.derive.shape import Policy, check_reachable, make_policy
 from edgevit.derive.train import Compute, History, Training, close_compute, evaluate, open_compute, train
 from edgevit.errors import Interrupted, OptionError, OutputError, UnknownNameError
-from edgevit.models.checkpoint import Model, derived_spec, open_base, refuse_existing, save, writing
+from edgevit.models.checkpoint import Model, derived_spec, open_base, refuse_existing, save, write_whole, writing
 from edgevit.models.families import load_family
 from edgevit.models.slim import bare_copy
 from edgevit.models.spec import ClassLabel
@@ -69,6 +69,8 @@ class _Wanted:
             "base": self.base.spec.base.weights_sha256,
             "data": self.task.fingerprint(),
             "classes": self.task.class_names,
+            "base_columns": self.task.base_columns,
+            "preprocessing": self.base.preprocessing,
             "budget": asdict(self.budget),
             "method": self.method,
             "options": asdict(self.config),
@@ -124,7 +126,7 @@ def _open_partial(folder: Path, request: dict[str, Any], resume: bool) -> None:
         return
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(request))
+        write_whole(file, json.dumps(request))
 
 
 def _baselines(wanted: _Wanted, problem: Problem) -> dict[str, Any]:
@@ -148,7 +150,7 @@ def _baselines(wanted: _Wanted, problem: Problem) -> dict[str, Any]:
 def _write_json(file: Path, data: dict[str, Any], compute: Compute) -> None:
     if compute.is_main:
         with writing(file):
-            file.write_text(json.dumps(data))
+            write_whole(file, json.dumps(data))
 
 
 def _finetuned(problem: Problem, compute: Compute) -> Accuracy:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from edgevit.derive.collapse import Clusters
 from edgevit.models.blocks import BlockDims, BlockWeights
+from edgevit.models.checkpoint import write_whole, writing
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,10 @@ def save_plan(plan: Plan, folder: Path) -> None:
     tensors = {f"{i}.{name}": t for i, c in enumerate(plan.clusters) for name, t in vars(c).items()}
     for i, moment in enumerate(plan.moments or ()):
         tensors[f"{i}.moment"] = moment
-    save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, folder / "plan.safetensors")
-    # Written last: a plan.json that exists is complete.
-    (folder / "plan.json").write_text(json.dumps([asdict(d) for d in plan.dims]))
+    with writing(folder):
+        save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, folder / "plan.safetensors")
+        # Written last: a plan.json that exists is complete.
+        write_whole(folder / "plan.json", json.dumps([asdict(d) for d in plan.dims]))
 
 
 def load_plan(folder: Path) -> Plan | None:

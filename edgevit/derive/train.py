@@ -29,12 +29,14 @@ from torch import Tensor, nn
 from edgevit.data.accuracy import Accuracy, count_correct, from_counts
 from edgevit.data.task import AUGMENTS, Augment, Split, Task
 from edgevit.errors import Interrupted, OptionError, TrainingError, UnknownNameError
+from edgevit.models.checkpoint import writing
 from edgevit.models.device import find_device
 from edgevit.progress import Progress
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 Schedule = Literal["constant", "cosine"]
+SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine")
 
 MET = 0.002  # trained and pruned accuracy count as met within this
 PATIENCE = 3  # evaluations in which they must have met, and the pruned one not improved, before training stops
@@ -64,11 +66,18 @@ class Training:
         for name in ("batch_size", "grad_accum", "evaluations"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name.replace('_', '-')} {getattr(self, name)} is less than 1")
+        for name in ("weight_decay", "warmup_steps", "workers"):
+            if not getattr(self, name) >= 0:
+                raise OptionError(f"{name.replace('_', '-')} {getattr(self, name):g} is negative")
         if self.steps is not None and self.steps < 0:
             raise OptionError(f"steps {self.steps} is negative; 0 trains not at all")
         if not self.lr > 0:
             raise OptionError(f"lr {self.lr:g} is not above 0; the papers use 1e-4")
-        for kind, value, known in (("precision", self.precision, PRECISIONS), ("augmentation", self.augment, AUGMENTS)):
+        for kind, value, known in (
+            ("precision", self.precision, PRECISIONS),
+            ("augmentation", self.augment, AUGMENTS),
+            ("schedule", self.schedule, SCHEDULES),
+        ):
             if value not in known:
                 raise UnknownNameError(kind, value, known)
 
@@ -186,16 +195,18 @@ class History:
     def add(self, **figures: Any) -> None:
         self.lines.append(figures)
         if self.path is not None:
-            with self.path.open("a") as file:
+            with writing(self.path), self.path.open("a") as file:
                 file.write(json.dumps(figures) + "\n")
 
     def rewind(self, stage: str, step: int) -> None:
         """Forget what an interrupted run logged after its last saved state."""
         if self.path is None or not self.path.is_file():
             return
-        lines = [json.loads(line) for line in self.path.read_text().splitlines()]
+        # A line that a full disk cut off is no line.
+        lines = [json.loads(line) for line in self.path.read_text().splitlines() if line.endswith("}")]
         self.lines = [line for line in lines if line["stage"] != stage or line["step"] <= step]
-        self.path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
+        with writing(self.path):
+            self.path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
 
 
 def sample_order(
@@ -303,14 +314,16 @@ class _Run:
         if self.compute.is_main:
             shutil.rmtree(new, ignore_errors=True)
         self.compute.wait()
-        self.compute.accelerator.save_state(str(new))
+        with writing(self.folder):
+            self.compute.accelerator.save_state(str(new))
         self.compute.wait()
         if self.compute.is_main:
-            if self.constraint is not None:
-                save_file(self.constraint.state(), new / "constraint.safetensors")
-            (new / "progress.json").write_text(json.dumps({"step": step, "meeting": asdict(self.meeting)}))
-            shutil.rmtree(self.folder, ignore_errors=True)
-            new.rename(self.folder)
+            with writing(self.folder):
+                if self.constraint is not None:
+                    save_file(self.constraint.state(), new / "constraint.safetensors")
+                (new / "progress.json").write_text(json.dumps({"step": step, "meeting": asdict(self.meeting)}))
+                shutil.rmtree(self.folder, ignore_errors=True)
+                new.rename(self.folder)
         self.compute.wait()
 
     def restore(self) -> int:

@@ -228,6 +228,10 @@ def open_base(
         classifier = state.get("head.weight")
         if classifier is not None and "num_classes" not in args:
             args["num_classes"] = classifier.shape[0]  # a base trained on other classes than ImageNet's
+    elif pretrained and "num_classes" in args:
+        raise OptionError(
+            "--pretrained weights bring their own classifier; leave num_classes out, or give --checkpoint"
+        )
     elif not pretrained:
         raise CheckpointError(f"{name} needs weights: give --checkpoint FILE, or --pretrained where there is a network")
     network = _create(name, args, pretrained=pretrained)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from math import log
+from math import inf, log
 from typing import Any, Literal
 
 import torch
@@ -36,6 +36,7 @@ from edgevit.derive.rank import query_matrix, tail_sums
 from edgevit.derive.shape import Widths, fit
 from edgevit.derive.statistics import BlockStatistics, calibrate, observed, token_sum
 from edgevit.derive.train import Compute, train
+from edgevit.errors import OptionError
 from edgevit.models.blocks import BlockDims, BlockWeights
 from edgevit.models.families import family_of
 
@@ -56,6 +57,14 @@ class Config:
     qk_svd: Literal["weights", "activations"] = "weights"  # factorise for the weights, or for the task's own tokens
     steps_rule: Literal["published", "data"] = "published"  # 6250 R^2 + 1250 R, or the same number of epochs
     calibration_images: int = 1024  # for activations and moments
+
+    def __post_init__(self) -> None:
+        if self.calibration_images < 1:
+            raise OptionError(f"vulcan.calibration_images={self.calibration_images} is less than 1; try 1024")
+        if not 0 <= self.ema_decay < 1:
+            raise OptionError(f"vulcan.ema_decay={self.ema_decay:g} is not in [0, 1); the default is 0.99")
+        if not 0 <= self.rho < inf:
+            raise OptionError(f"vulcan.rho={self.rho:g} is not a number of at least 0; the default is 1")
 
 
 PUBLISHED_BATCH, PUBLISHED_IMAGES = 256, 32_500  # the rule was made at this batch size, for 25 ImageNet classes
