@@ -1,7 +1,7 @@
 """Accuracy of Vulcan and of each of its open choices, on the project's own rendered data set.
 
     python benchmarks/accuracy.py                 # everything that is not in results/accuracy.json yet
-    python benchmarks/accuracy.py --only main     # the table of rates; --only ablation, --only learning-rate
+    python benchmarks/accuracy.py --only main     # the table of rates; also ablation, learning-rate and schedule
     python benchmarks/accuracy.py --jobs 2        # two derivations side by side, one thread each
 
 Three sub-tasks of 3, 6 and 12 of the 24 classes. Everything is chosen on the validation part, which is held out of the
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
 TASK_SIZES = (3, 6, 12)
@@ -57,7 +57,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 class Case:
     """One derivation."""
 
-    table: str  # "main", "ablation" or "learning-rate"
+    table: str  # "main", "ablation", "learning-rate" or "schedule"
     task: int  # number of classes
     rate: float
     seed: int
@@ -67,6 +67,7 @@ class Case:
     steps: int = STEPS
     batch_size: int = BATCH
     lr: float = LR
+    schedule: Literal["constant", "cosine"] = "constant"
 
     def key(self, base_sha256: str) -> str:
         """What identifies a result: another base or another setting is another result."""
@@ -77,6 +78,9 @@ def cases() -> Iterator[Case]:
     """Every derivation, in the order in which a reader would miss it; seeds outermost."""
     for lr in (3e-4, 1e-3, 5e-4):
         yield Case("learning-rate", ABLATION_TASK, ABLATION_RATE, SEEDS[0], f"lr={lr:g}", lr=lr)
+    for task in TASK_SIZES[1:]:
+        for rate in RATES[1:]:
+            yield Case("schedule", task, rate, SEEDS[0], "schedule=cosine", schedule="cosine")
     for seed in SEEDS:
         for task in TASK_SIZES:
             for rate in RATES:
@@ -115,10 +119,10 @@ def run(case: Case, base: str, data: str, threads: int) -> dict[str, Any]:
             shape=case.shape,
             training=Training(
                 steps=case.steps, batch_size=case.batch_size, lr=case.lr, seed=case.seed, device="cpu", evaluations=5,
-                early_stop=False,
+                early_stop=False, schedule=case.schedule,
             ),
-            # Once per task and seed: it does not depend on the rate.
-            finetune_base=case.table == "main" and case.rate == RATES[0],
+            # Once per task, seed and schedule: it does not depend on the rate.
+            finetune_base=(case.table, case.rate) in (("main", RATES[0]), ("schedule", RATES[1])),
         )  # fmt: skip
         history = (folder / "model" / "history.jsonl").read_text().splitlines()
         last = json.loads(history[-1])
@@ -158,7 +162,7 @@ def store(rows: dict[str, dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["main", "ablation", "learning-rate"])
+    parser.add_argument("--only", choices=["main", "ablation", "learning-rate", "schedule"])
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
     arguments = parser.parse_args()

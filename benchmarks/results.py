@@ -5,6 +5,7 @@ python benchmarks/results.py
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 from collections import defaultdict
@@ -95,12 +96,27 @@ def ablation_table(rows: list[dict[str, Any]]) -> str:
     return table(head, lines)
 
 
+def schedule_table(rows: list[dict[str, Any]], constant: list[dict[str, Any]]) -> str:
+    """The published constant learning rate beside a cosine of it, same tasks, rates and seed."""
+    lines = []
+    for row in rows:
+        same = [r for r in constant if all(r[k] == row[k] for k in ("task", "rate", "seed"))]
+        tuned = [a for r in constant if r["task"] == row["task"] and (a := r["accuracy"]["base_finetuned"])]
+        cells = [f"{row['task']} classes, rate {row['rate']}", percent(derived(same)), percent(derived([row]))]
+        fine = row["accuracy"]["base_finetuned"]
+        lines.append([*cells, percent(tuned), "" if fine is None else percent([fine])])
+    head = ["seed 42", "constant", "cosine", "base fine-tuned, constant", "base fine-tuned, cosine"]
+    return table(head, lines)
+
+
 def accuracy() -> str:
     data = load("accuracy")
     if data is None:
         return ""
     rows = list(data["rows"].values())
-    tables = {name: [r for r in rows if r["table"] == name] for name in ("main", "ablation", "learning-rate")}
+    tables = {
+        name: [r for r in rows if r["table"] == name] for name in ("main", "ablation", "learning-rate", "schedule")
+    }
     first, seeds = tables["main"][0], sorted({r["seed"] for r in tables["main"]})
     parts = [
         ACCURACY.format(**{**first, "seeds": ", ".join(map(str, seeds))}),
@@ -119,6 +135,8 @@ def accuracy() -> str:
             [r["variant"], percent([r["validation"]["pruned"]]), percent(derived([r]))] for r in tables["learning-rate"]
         ]
         parts += ["### Learning rate (chosen on validation)\n", table(["", "validation top-1", "test top-1"], lines)]
+    if tables["schedule"]:
+        parts += ["### Learning-rate schedule\n", schedule_table(tables["schedule"], tables["main"])]
     return "\n".join(parts)
 
 
@@ -188,8 +206,10 @@ def _shape_cell(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=HERE / "RESULTS.md")
     sections = [part for part in (accuracy(), cost(), shapes()) if part]
-    (HERE / "RESULTS.md").write_text("\n".join([HEAD, *sections]))
+    parser.parse_args().out.write_text("\n".join([HEAD, *sections]))
 
 
 if __name__ == "__main__":

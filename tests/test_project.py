@@ -1,0 +1,49 @@
+"""The project's own files say what is so."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import edgevit
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_changelog_begins_with_this_version():
+    versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[0] == edgevit.__version__
+    assert f'version = "{edgevit.__version__}"' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("line", [line for line in README.splitlines() if line.startswith("edgevit ")])
+def test_every_command_in_the_readme_is_one_the_program_knows(line):
+    from typer.main import get_command
+
+    from edgevit.cli.app import app
+
+    name, *arguments = shlex.split(line.partition("#")[0])[1:]
+    known = get_command(app).commands[name]
+    # parses, or raises for an option it does not know; resilient: files need not exist
+    known.make_context(name, arguments, resilient_parsing=False).close()
+
+
+def test_links_in_the_readme_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_results_are_made_from_the_records_in_the_repository(tmp_path):
+    committed = ROOT / "benchmarks" / "RESULTS.md"
+    made = tmp_path / "RESULTS.md"
+    subprocess.run([sys.executable, ROOT / "benchmarks" / "results.py", "--out", made], check=True)
+    assert made.read_text() == committed.read_text(), "run python benchmarks/results.py"
+
+
+def test_nothing_waits_in_a_stub():
+    for file in (ROOT / "edgevit").rglob("*.py"):
+        assert not re.search(r"\b(TODO|FIXME|NotImplementedError)\b", file.read_text()), file
