@@ -50,7 +50,7 @@ def main(
     batch_size: arguments.BatchSize = 256,
     lr: Annotated[float, typer.Option(help="Learning rate.", rich_help_panel=TRAINING)] = 1e-4,
     weight_decay: Annotated[float, typer.Option(rich_help_panel=TRAINING)] = 0.05,
-    schedule: Annotated[str, typer.Option(help="constant or cosine.", rich_help_panel=TRAINING)] = "constant",
+    schedule: Annotated[str, typer.Option(help="constant or cosine.", rich_help_panel=TRAINING)] = "cosine",
     warmup_steps: Annotated[int, typer.Option(rich_help_panel=TRAINING)] = 0,
     grad_accum: Annotated[int, typer.Option(help="Micro-batches per step.", rich_help_panel=TRAINING)] = 1,
     precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.", rich_help_panel=TRAINING)] = "fp32",
@@ -61,7 +61,10 @@ def main(
         int, typer.Option(help="How often both accuracies are taken.", rich_help_panel=TRAINING)
     ] = 10,
     early_stop: Annotated[
-        bool, typer.Option(help="Stop once trained and pruned accuracy have met.", rich_help_panel=TRAINING)
+        bool,
+        typer.Option(
+            help="Stop once trained and pruned accuracy have met; for --schedule constant.", rich_help_panel=TRAINING
+        ),
     ] = True,
     device: arguments.Device = "auto",
     workers: arguments.Workers = 0,

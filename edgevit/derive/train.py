@@ -44,13 +44,13 @@ PATIENCE = 3  # evaluations in which they must have met, and the pruned one not 
 
 @dataclass(frozen=True)
 class Training:
-    """How to train. Defaults are those published for Vulcan."""
+    """How to train. Defaults are those published for Vulcan, but for the schedule: docs/decisions/006-cosine.md."""
 
     steps: int | None = None  # None: the method's own rule, filled in before it starts
     batch_size: int = 256  # images per optimiser step, over all processes and micro-batches
     lr: float = 1e-4
     weight_decay: float = 0.05
-    schedule: Schedule = "constant"
+    schedule: Schedule = "cosine"
     warmup_steps: int = 0
     grad_accum: int = 1  # micro-batches per optimiser step
     precision: Precision = "fp32"
@@ -59,7 +59,7 @@ class Training:
     seed: int = 42
     augment: Augment = "crop"
     evaluations: int = 10  # how often both accuracies are taken, on the validation part
-    early_stop: bool = True
+    early_stop: bool = True  # once both have met; a cosine schedule always ends by itself
 
     def check(self) -> None:
         """Raise OptionError if a value cannot be."""
@@ -383,7 +383,7 @@ class _Run:
 
     def has_met(self, looked: dict[str, float]) -> bool:
         """Whether trained and pruned model have met and stopped improving."""
-        if "accuracy_pruned" not in looked or not self.training.early_stop:
+        if "accuracy_pruned" not in looked or not self.training.early_stop or self.training.schedule == "cosine":
             return False
         return self.meeting.add(looked["accuracy_trained"], looked["accuracy_pruned"])
 
@@ -441,7 +441,8 @@ def train(
             if looked or done % log_every == 0:
                 speed = (done - first) * training.batch_size / (time.monotonic() - started)
                 _note(history, compute, stage=stage, step=done, **figures, **looked, images_per_s=round(speed, 2))
-            shown.update(done, loss=figures["loss_task"], **looked)
+            losses = {name: value for name, value in figures.items() if name.startswith("loss_")}
+            shown.update(done, **losses, **looked)
             ended = bool(looked) and run.has_met(looked)
             stopping = run.asked_to_stop(stop)
             if stopping or (looked and not ended and done < steps):

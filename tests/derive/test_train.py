@@ -59,7 +59,7 @@ def test_images_are_seen_equally_often_and_never_augmented_alike():
 
 
 def test_schedules_warm_up_hold_and_fall():
-    constant, cosine = Training(lr=1.0, warmup_steps=4), Training(lr=1.0, schedule="cosine")
+    constant, cosine = Training(lr=1.0, warmup_steps=4, schedule="constant"), Training(lr=1.0, schedule="cosine")
     assert [learning_rate(constant, s, 10) for s in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     assert learning_rate(cosine, 0, 10) == 1.0 and learning_rate(cosine, 5, 10) == pytest.approx(0.5)
 
@@ -150,7 +150,7 @@ def test_trained_and_pruned_have_met_only_after_both_conditions_hold_for_long_en
 
 def test_training_stops_once_both_accuracies_have_met(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr("edgevit.derive.train.MET", 1.0)  # a random base never meets closely
-    training = {"steps": 60, "evaluations": 30, "early_stop": True, "lr": 1e-7}
+    training = {"steps": 60, "evaluations": 30, "early_stop": True, "lr": 1e-7, "schedule": "constant"}
     derivation = derive(checkpoint, tmp_path / "met", training=training)
     facts = derivation.record["facts"]
     assert facts["steps"] < facts["steps_planned"] == 60
