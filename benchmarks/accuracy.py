@@ -1,7 +1,7 @@
 """Accuracy of Vulcan and of each of its open choices, on the project's own rendered data set.
 
     python benchmarks/accuracy.py                 # everything that is not in results/accuracy.json yet
-    python benchmarks/accuracy.py --only main     # the table of rates; also ablation, learning-rate and schedule
+    python benchmarks/accuracy.py --only main     # one table; untrained, schedule, ablation, learning-rate
     python benchmarks/accuracy.py --jobs 2        # two derivations side by side, one thread each
 
 Three sub-tasks of 3, 6 and 12 of the 24 classes. Everything is chosen on the validation part, which is held out of the
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
+TABLES = ("main", "untrained", "schedule", "ablation", "learning-rate")
 TASK_SIZES = (3, 6, 12)
 RATES = (0.4, 0.6, 0.8)
 SEEDS = (42, 43, 44)
@@ -57,7 +58,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 class Case:
     """One derivation."""
 
-    table: str  # "main", "ablation", "learning-rate" or "schedule"
+    table: str  # one of TABLES
     task: int  # number of classes
     rate: float
     seed: int
@@ -81,6 +82,9 @@ def cases() -> Iterator[Case]:
     for task in TASK_SIZES:
         for rate in RATES:
             yield Case("schedule", task, rate, SEEDS[0], "schedule=constant", schedule="constant")
+    for task in TASK_SIZES:
+        for rate in RATES:
+            yield Case("untrained", task, rate, SEEDS[0], "steps=0", steps=0)
     for seed in SEEDS:
         for task in TASK_SIZES:
             for rate in RATES:
@@ -126,7 +130,7 @@ def run(case: Case, base: str, data: str, threads: int) -> dict[str, Any]:
             finetune_base=case.table in ("main", "schedule") and case.rate == RATES[0],
         )  # fmt: skip
         history = (folder / "model" / "history.jsonl").read_text().splitlines()
-        last = json.loads(history[-1])
+        last = json.loads(history[-1]) if history else {}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     record, spec = derivation.record, derivation.model.spec
@@ -137,8 +141,8 @@ def run(case: Case, base: str, data: str, threads: int) -> dict[str, Any]:
         "base_sha256": spec.base.weights_sha256,
         "accuracy": accuracy,
         "worst_class": worst,
-        "validation": {"trained": last["accuracy_trained"], "pruned": last["accuracy_pruned"]},
-        "last_losses": {name: last[name] for name in ("loss_task", "loss_collapse", "loss_rank", "lambda_1")},
+        "validation": {"trained": last.get("accuracy_trained"), "pruned": last.get("accuracy_pruned")},
+        "last_losses": {name: last.get(name) for name in ("loss_task", "loss_collapse", "loss_rank", "lambda_1")},
         "test_images": record["accuracy"]["derived"]["images"],
         "train_images": record["data"]["images"]["train"],
         "rate_reached": spec.rate,
@@ -163,7 +167,7 @@ def store(rows: dict[str, dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["main", "ablation", "learning-rate", "schedule"])
+    parser.add_argument("--only", choices=TABLES)
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
     arguments = parser.parse_args()

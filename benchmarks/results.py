@@ -28,7 +28,8 @@ ACCURACY = """## Accuracy on the rendered data set
 
 ViT 192 x 6 (head width 64), 24 rendered classes of 48 x 48 pixels, trained from scratch by `base.py`. Top-1 in per cent
 on `val/`, which no derivation sees; choices are made on a tenth of the training images, held out. {steps} steps of
-{batch_size} images, learning rate {lr:g}, {schedule}, shape `fused`. Mean and range over seeds {seeds}. This is no ImageNet result.
+{batch_size} images, learning rate {lr:g}, {schedule}, shape `fused`. Mean and range over seeds {seeds}; `cut only` is
+Vulcan's plan and surgery with no training before it. This is no ImageNet result.
 """
 SHAPES = """## Shapes: latency beside MACs
 
@@ -66,8 +67,8 @@ def derived(rows: Iterable[dict[str, Any]]) -> list[float]:
     return [row["accuracy"]["derived"] for row in rows]
 
 
-def main_table(rows: list[dict[str, Any]]) -> str:
-    """Three baselines and Vulcan at each rate, per sub-task."""
+def main_table(rows: list[dict[str, Any]], untrained: list[dict[str, Any]]) -> str:
+    """Three baselines, Vulcan at each rate, and Vulcan's cut with no training before it, per sub-task."""
     by_task = grouped(rows, "task")
     rates = sorted({row["rate"] for row in rows})
     lines = []
@@ -77,8 +78,10 @@ def main_table(rows: list[dict[str, Any]]) -> str:
             taken = [a for row in group if (a := row["accuracy"][key]) is not None]
             cells.append(percent(sorted(set(taken))) if taken else "")
         cells += [percent(derived(r for r in group if r["rate"] == rate)) for rate in rates]
-        lines.append(cells)
-    return table(["sub-task", *TITLES.values(), *(f"vulcan {r}" for r in rates)], lines)
+        cut = [[r for r in untrained if (r["task"], r["rate"]) == (task, rate)] for rate in rates]
+        lines.append(cells + [percent(derived(rows)) if rows else "" for rows in cut])
+    head = [*(f"vulcan {r}" for r in rates), *(f"cut only {r}" for r in rates)]
+    return table(["sub-task", *TITLES.values(), *head], lines)
 
 
 def ablation_table(rows: list[dict[str, Any]]) -> str:
@@ -123,7 +126,7 @@ def accuracy() -> str:
     first, seeds = tables["main"][0], sorted({r["seed"] for r in tables["main"]})
     parts = [
         ACCURACY.format(**{**first, "seeds": ", ".join(map(str, seeds))}),
-        main_table(tables["main"]),
+        main_table(tables["main"], tables["untrained"]),
     ]
     if tables["ablation"]:
         row = tables["ablation"][0]
