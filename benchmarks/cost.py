@@ -16,6 +16,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -153,7 +154,15 @@ def measure(name: str, batch: int, repeats: int) -> dict[str, Any]:
         "plain SVDs over surgery": statistics.median(p / o for p, o in zip(all_plain, ours, strict=True)),
         "plain SVDs over effective ranks": statistics.median(p / v for p, v in zip(all_plain, values, strict=True)),
     }
-    return {"model": name, "rows": rows, "ratios": ratios, "memory": memory_in_a_process(name)}
+    memory = in_a_process("--memory-of", name)
+    memory["of_the_weights"] = memory["regularisers_peak_bytes"] / memory["weights_bytes"]
+    return {
+        "model": name,
+        "rows": rows,
+        "ratios": ratios,
+        "memory": memory,
+        "export": in_a_process("--export-of", name),
+    }
 
 
 def peak_bytes() -> int:
@@ -173,12 +182,24 @@ def print_memory(name: str) -> None:
     print(json.dumps({"weights_bytes": weights, "regularisers_peak_bytes": peak_bytes() - before}))
 
 
-def memory_in_a_process(name: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, __file__, "--memory-of", name], capture_output=True, text=True, check=True, env={**os.environ}
-    )
+def print_export(name: str) -> None:
+    """In a process of its own: seconds and peak memory of exporting the dense model, all checks but the accuracy."""
+    import edgevit
+    from edgevit.models.checkpoint import describe, save
+
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        save(describe(timm.create_model(name), name, {}), Path(folder) / "model", {})
+        start = time.perf_counter()
+        report = edgevit.export(Path(folder) / "model", accuracy=False)
+        taken = time.perf_counter() - start
+    fused = f"{report.fusion.fused} of {report.fusion.blocks}" if report.fusion else None
+    print(json.dumps({"export_s": taken, "export_peak_bytes": peak_bytes(), "fused": fused}))
+
+
+def in_a_process(what: str, name: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, __file__, what, name], capture_output=True, text=True, check=True)
     measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    measured["of_the_weights"] = measured["regularisers_peak_bytes"] / measured["weights_bytes"]
     return measured
 
 
@@ -188,9 +209,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    parser.add_argument("--export-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.memory_of:
         print_memory(arguments.memory_of)
+        return
+    if arguments.export_of:
+        print_export(arguments.export_of)
         return
     results: dict[str, Any] = {
         "schema": 1,

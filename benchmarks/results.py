@@ -182,11 +182,18 @@ def cost() -> str:
             f"{m['ratios']['plain SVDs over surgery']:.0f} x",
             f"{m['ratios']['plain SVDs over effective ranks']:.0f} x",
             f"{m['memory']['of_the_weights']:.2f} x",
+            f"{m['export']['export_s']:.0f} s, {m['export']['export_peak_bytes'] / 1e9:.2f} GB",
         ]
         for m in models
     ]
-    head = ["", "both regularisers of a training step", "surgery faster than plain SVDs", "effective ranks faster",
-            "peak memory of both regularisers, of the weights"]  # fmt: skip
+    head = [
+        "",
+        "both regularisers of a training step",
+        "surgery faster than plain SVDs",
+        "effective ranks faster",
+        "peak memory of both regularisers, of the weights",
+        "export of the dense model, all checks but accuracy",
+    ]
     parts.append(table(head, lines))
     return "\n".join(parts)
 
