@@ -120,9 +120,8 @@ def accuracy() -> str:
     if data is None:
         return ""
     rows = list(data["rows"].values())
-    tables = {
-        name: [r for r in rows if r["table"] == name] for name in ("main", "ablation", "learning-rate", "schedule")
-    }
+    names = ("main", "untrained", "schedule", "ablation", "learning-rate")
+    tables = {name: [r for r in rows if r["table"] == name] for name in names}
     first, seeds = tables["main"][0], sorted({r["seed"] for r in tables["main"]})
     parts = [
         ACCURACY.format(**{**first, "seeds": ", ".join(map(str, seeds))}),
