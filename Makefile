@@ -2,6 +2,8 @@
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3.10 python3; do \
 	$$p -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+# The pinned versions need Python 3.11; 3.10 takes the newest that still know it.
+PINS = $(shell $(PYTHON) -c 'import sys; print("" if sys.version_info < (3, 11) else "-c constraints.txt")')
 
 .PHONY: test lint demo benchmark constraints clean
 .DEFAULT_GOAL := test
@@ -9,7 +11,7 @@ BIN := .venv/bin
 .venv/ready: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "edgevit needs Python 3.10 or newer with venv; try: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PINS) -e '.[test]'
 	touch $@
 
 lint: .venv/ready

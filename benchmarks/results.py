@@ -217,7 +217,9 @@ def shapes() -> str:
 
 def _shape_cell(row: dict[str, Any]) -> str:
     fused = "" if row["fused"] is None else f", {row['fused']}/{row['blocks']} fused"
-    return f"{row['latency_ratio']:.3f} of {row['macs_ratio']:.3f} MACs (± {row['latency_ratio_iqr'] / 2:.3f}){fused}"
+    memory = "" if row["memory_peak_bytes"] is None else f", {row['memory_peak_bytes'] / 1e6:.0f} MB"
+    ratio = f"{row['latency_ratio']:.3f} of {row['macs_ratio']:.3f} MACs (± {row['latency_ratio_iqr'] / 2:.3f})"
+    return f"{ratio}{memory}{fused}"
 
 
 def main() -> None:
