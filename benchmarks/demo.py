@@ -52,58 +52,72 @@ def make_base(folder: Path) -> None:
     save(Model(base.network, replace(base.spec, head="subset", classes=labels)), folder, {})
 
 
-def results_of(folder: Path) -> dict[str, Any]:
-    """What one model's own files say of it."""
-    exported = json.loads((folder / "export" / "export.json").read_text())
-    fusion = exported.get("fusion")
-    return {
-        "spec": json.loads((folder / "model.json").read_text()),
-        "megabytes": (folder / "model.safetensors").stat().st_size / 1e6,
-        "fused": f"{fusion['fused']} of {fusion['blocks']}" if fusion else "not checked",
-    }
+def table_rows(root: Path, names: list[str]) -> list[dict[str, Any]]:
+    """Read what the models' own files, and the runs, say of each."""
+    from edgevit.report.runs import load_runs
+
+    p50_ns = {run.label: run.p50_ns() for run in load_runs(root / "runs.jsonl")}
+    derivations = {name: json.loads((root / name / "derivation.json").read_text()) for name in names[1:]}
+    accuracy = derivations[names[1]]["accuracy"]
+
+    def row(title: str, name: str, taken: dict[str, Any]) -> dict[str, Any]:
+        spec = json.loads((root / name / "model.json").read_text())
+        fusion = json.loads((root / name / "export" / "export.json").read_text()).get("fusion")
+        return {
+            "title": title,
+            "top1": taken["top1"],
+            "images": taken["images"],
+            "macs": spec["macs"],
+            "params": spec["params"],
+            "file_bytes": (root / name / "model.safetensors").stat().st_size,
+            "p50_ns": p50_ns[name],
+            "speed_up": p50_ns["base"] / p50_ns[name],
+            "fused": f"{fusion['fused']} of {fusion['blocks']}" if fusion else "not checked",
+        }
+
+    rows = [
+        row("base, full head", "base", accuracy["base_full_head"]),
+        row("base, restricted to the classes", "base", accuracy["base_restricted"]),
+        row("base, fine-tuned on them", "base", accuracy["base_finetuned"]),
+    ]
+    for name, record in derivations.items():
+        rows.append(row(f"derived, {record['budget']['asked']}", name, record["accuracy"]["derived"]))
+    return rows
 
 
-def print_table(root: Path, names: list[str]) -> None:
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row as README and terminal show it."""
+    from edgevit.derive.budget import readable
+
+    return [
+        row["title"],
+        f"{100 * row['top1']:.1f} %",
+        readable(row["macs"]),
+        readable(row["params"]),
+        f"{row['file_bytes'] / 1e6:.2f}",
+        f"{row['p50_ns'] / 1e6:.2f}",
+        f"{row['speed_up']:.2f} x",
+        row["fused"],
+    ]
+
+
+def print_table(rows: list[dict[str, Any]], root: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from edgevit.derive.budget import readable
-    from edgevit.report.runs import load_runs
-
-    runs = {run.label: run for run in load_runs(root / "runs.jsonl")}
-    accuracy = json.loads((root / names[1] / "derivation.json").read_text())["accuracy"]
-    images = accuracy["derived"]["images"]
-    table = Table(
-        "", f"top-1 on {images}", "MACs", "parameters", "file MB", "p50 ms", "speed-up", "fused blocks",
-        title=f"digits {CLASSES} of ten",
-    )  # fmt: skip
+    images = rows[0]["images"]
+    head = ("", f"top-1 on {images}", "MACs", "parameters", "file MB", "p50 ms", "speed-up", "fused blocks")
+    table = Table(*head, title=f"digits {CLASSES} of ten")
     for column in table.columns[1:]:
         column.justify = "right"
-    base_ns = runs["base"].p50_ns()
-
-    def cost(name: str) -> list[str]:
-        facts, p50 = results_of(root / name), runs[name].p50_ns()
-        spec = facts["spec"]
-        cells = [readable(spec["macs"]), readable(spec["params"]), f"{facts['megabytes']:.2f}", f"{p50 / 1e6:.2f}"]
-        return [*cells, f"{base_ns / p50:.2f} x", facts["fused"]]
-
-    for title, key in (
-        ("base, full head", "base_full_head"),
-        ("base, restricted to the classes", "base_restricted"),
-        ("base, fine-tuned on them", "base_finetuned"),
-    ):
-        table.add_row(title, f"{100 * accuracy[key]['top1']:.1f} %", *cost("base"))
-    table.add_section()
-    for name in names[1:]:
-        record = json.loads((root / name / "derivation.json").read_text())
-        derived = f"{100 * record['accuracy']['derived']['top1']:.1f} %"
-        table.add_row(f"derived, {record['budget']['asked']}", derived, *cost(name))
+    for i, row in enumerate(rows):
+        table.add_row(*cells(row), end_section=i == 2)
     print()
     Console(width=None if sys.stdout.isatty() else 140).print(table)
     print(
         f"One image is {100 / images:.1f} %. Latency: ONNX Runtime, fp32, batch 1, this machine's CPU. Fused blocks: "
         f"TensorRT-RTX for SM 8.6,\na proxy for Orin and not Orin. Everything is in {root}/; try: edgevit show {root}/"
-        f"{names[1]}"
+        f"digits-{RATES[0]}"
     )
 
 
@@ -126,8 +140,11 @@ def main() -> None:
         edgevit(f"export {root}/{name}" + (" --data digits" if name == "base" else ""))
     for name in names:
         edgevit(f"bench {root}/{name} --batch 1 --output {root}/runs.jsonl")
-    print_table(root, names)
-    print(f"{time.monotonic() - started:.0f} s in all")
+    rows = table_rows(root, names)
+    seconds = time.monotonic() - started
+    (root / "demo.json").write_text(json.dumps({"schema": 1, "seconds": round(seconds), "rows": rows}, indent=1) + "\n")
+    print_table(rows, root)
+    print(f"{seconds:.0f} s in all")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The project's own files say what is so."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -20,16 +21,18 @@ def test_the_changelog_begins_with_this_version():
     assert f'version = "{edgevit.__version__}"' in (ROOT / "pyproject.toml").read_text()
 
 
-@pytest.mark.parametrize("line", [line for line in README.splitlines() if line.startswith("edgevit ")])
+COMMANDS = [line for block in README.split("```")[1::2] for line in block.splitlines() if line.startswith("edgevit ")]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
 def test_every_command_in_the_readme_is_one_the_program_knows(line):
     from typer.main import get_command
 
     from edgevit.cli.app import app
 
     name, *arguments = shlex.split(line.partition("#")[0])[1:]
-    known = get_command(app).commands[name]
-    # parses, or raises for an option it does not know; resilient: files need not exist
-    known.make_context(name, arguments, resilient_parsing=False).close()
+    with get_command(app).commands[name].make_context(name, arguments) as context:
+        assert context.info_name == name and not context.args
 
 
 def test_links_in_the_readme_lead_somewhere():
@@ -42,6 +45,16 @@ def test_results_are_made_from_the_records_in_the_repository(tmp_path):
     made = tmp_path / "RESULTS.md"
     subprocess.run([sys.executable, ROOT / "benchmarks" / "results.py", "--out", made], check=True)
     assert made.read_text() == committed.read_text(), "run python benchmarks/results.py"
+
+
+def test_the_table_in_the_readme_is_that_of_the_recorded_demo(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from demo import cells
+
+    record = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text())
+    for row in record["rows"]:
+        assert "| " + " | ".join(cells(row)) + " |" in README, row["title"]
+    assert f"in {record['seconds']} s" in README
 
 
 def test_nothing_waits_in_a_stub():
