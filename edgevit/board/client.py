@@ -15,7 +15,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +78,13 @@ class Agent:
             encoding="utf-8",
             start_new_session=True,
         )
-        try:
-            self.hello: dict[str, Any] = self.call("hello")
-        except AgentError as error:
-            self._stop()
-            raise UnreachableError(f"cannot start the agent on {self.host} with {self.python}: {error}") from error
-        except BaseException:
-            self._stop()
-            raise
+        with ExitStack() as undo:
+            undo.callback(self._stop)  # also on Ctrl-C: no agent outlives a start that failed
+            try:
+                self.hello: dict[str, Any] = self.call("hello")
+            except AgentError as error:
+                raise UnreachableError(f"cannot start the agent on {self.host} with {self.python}: {error}") from error
+            undo.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -263,9 +263,7 @@ def derive(
         _open_partial(folder, wanted.request(), resume)
     compute.wait()
     history = History(folder / "history.jsonl")
-    problem = Problem(
-        network, task, columns, budget, policy, training, compute, folder, history, progress, Stopwatch()
-    )  # fmt: skip
+    problem = Problem(network, task, columns, budget, policy, training, compute, folder, history, progress, Stopwatch())
     derivation = _carry_out(wanted, problem, out)
     close_compute()
     return derivation
@@ -289,6 +287,7 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path) -> Derivation:
     assert (spec.macs if problem.budget.quantity == "macs" else spec.params) <= problem.budget.limit
     record = {
         **wanted.record(),
+        "processes": problem.compute.accelerator.num_processes,
         "seconds": problem.stopwatch.seconds,
         "facts": derived.facts,
         "accuracy": {**baselines, "derived": accuracy.to_dict()},

@@ -103,7 +103,9 @@ def test_two_processes_match_one(checkpoint, tmp_path):
     one = derive(checkpoint, tmp_path / "one", training={"lr": 1e-4})
     arguments = [f"--model-arg={name}={value}" for name, value in ARGS.items()]
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+        # --multi_gpu means several processes here; with --device cpu they talk through gloo
+        sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+        "--num_machines", "1", "--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no",
         "-m", "edgevit.cli", "derive", "vit_tiny_patch16_224", "--checkpoint", str(checkpoint), *arguments,
         "--mean=0.5", "--std=0.5", "--crop-pct=1.0", "--interpolation=bicubic", "--data=digits", "--classes=3,7,9",
         "--rate=0.5", "--steps=6", "--batch-size=24", "--device=cpu", "--evaluations=2", "--lr=1e-4",
@@ -112,7 +114,8 @@ def test_two_processes_match_one(checkpoint, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["folder"] == str(tmp_path / "two"), "exactly one process speaks"
+    told = json.loads(done.stdout)  # exactly one process speaks
+    assert (told["folder"], told["processes"]) == (str(tmp_path / "two"), 2)
     assert_close(one.folder, tmp_path / "two")
     lines = [json.loads(line) for line in (tmp_path / "two" / "history.jsonl").read_text().splitlines()]
     ours = [json.loads(line) for line in (one.folder / "history.jsonl").read_text().splitlines()]
