@@ -62,23 +62,28 @@ def follow(send: Send, root: str, job: str) -> dict[str, Any]:
     It is `result` or `error` (what an agent would have answered), `started` and `collected_late`: it was finished
     before anybody followed.
     """
-    if not os.path.isdir(_folder(job)):
-        raise RunnerError(GONE)
     late = os.path.exists(_path(job, "result.json"))
+    try:
+        with open(_path(job, "progress"), "rb") as progress:
+            return {**_stream(send, job, progress), "collected_late": late}
+    except FileNotFoundError:
+        raise RunnerError(GONE) from None
+
+
+def _stream(send: Send, job: str, progress: IO[bytes]) -> dict[str, Any]:
     pause, spoken, last = POLL_S[0], time.monotonic(), {"stage": "start", "done": 0.0}
-    with open(_path(job, "progress"), "rb") as progress:
-        while True:
-            outcome = _outcome(job)
-            for last in _new_lines(progress):
-                send({"progress": last})
-                spoken = time.monotonic()
-            if outcome:
-                return {**outcome, "collected_late": late}
-            if time.monotonic() - spoken > REPEAT_S:
-                send({"progress": last})
-                spoken = time.monotonic()
-            time.sleep(pause)
-            pause = min(POLL_S[1], pause * 1.5)
+    while True:
+        outcome = _outcome(job)
+        for last in _new_lines(progress):
+            send({"progress": last})
+            spoken = time.monotonic()
+        if outcome:
+            return outcome
+        if time.monotonic() - spoken > REPEAT_S:
+            send({"progress": last})
+            spoken = time.monotonic()
+        time.sleep(pause)
+        pause = min(POLL_S[1], pause * 1.5)
 
 
 def forget(send: Send, root: str, job: str) -> dict[str, Any]:

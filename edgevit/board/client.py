@@ -217,7 +217,7 @@ class Agent:
         if stored:
             return UnreachableError(
                 f"cannot start the agent on {self.host} with {self.python}: {how}: {tail or 'it said nothing'}; "
-                "try --python with the path of a Python 3.8 or newer there"
+                "it needs a `python3` of 3.8 or newer on its PATH; try `sudo apt install python3` there"
             )
         if is_full(text):
             free = re.search(r"(\d+) +\d+% +(/.*)$", text)  # of `df -Pk`

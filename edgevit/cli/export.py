@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from edgevit.export.record import ExportReport
 
 MIB = 1 << 20
-ENGINE = "TensorRT engine"  # heading of its options in the help
 
 
 def main(
@@ -41,50 +40,25 @@ def main(
     workers: arguments.Workers = 0,
     device: Annotated[str, typer.Option(help="For the accuracy only: auto, cpu, cuda, cuda:1, mps.")] = "auto",
     skip_bad_images: arguments.SkipBadImages = False,
-    trt: Annotated[
-        bool, typer.Option("--trt", help="Build a TensorRT engine on the board, too.", rich_help_panel=ENGINE)
-    ] = False,
-    board: Annotated[
-        str | None,
-        typer.Option(
-            metavar="USER@HOST", help="Where, as ssh knows it.  [default: this machine]", rich_help_panel=ENGINE
-        ),
-    ] = None,
-    ssh_config: Annotated[
-        Path | None, typer.Option(help="Another OpenSSH configuration than your own.", rich_help_panel=ENGINE)
-    ] = None,
-    profile: Annotated[
-        str | None, typer.Option(help="Board profile that must match, by name or path.", rich_help_panel=ENGINE)
-    ] = None,
+    trt: Annotated[bool, typer.Option("--trt", help="Build a TensorRT engine on the board, too.")] = False,
+    board: arguments.Board = None,
+    ssh_config: arguments.SshConfig = None,
+    profile: Annotated[str | None, typer.Option(help="Board profile that must match, by name or path.")] = None,
     batches: Annotated[
-        str,
-        typer.Option(
-            metavar="LEAST,CHOSEN,MOST",
-            help="Of a dynamic batch; kernels are chosen for the one in the middle.",
-            rich_help_panel=ENGINE,
-        ),
+        str, typer.Option(metavar="LEAST,CHOSEN,MOST", help="Of an engine; kernels are chosen for the middle one.")
     ] = "1,1,8",
     workspace: Annotated[
-        int | None,
-        typer.Option(
-            help="MiB that kernels may be tried with.  [default: by what the board has free]", rich_help_panel=ENGINE
-        ),
+        int | None, typer.Option(help="MiB that kernels may be tried with.  [default: by what the board has free]")
     ] = None,
     optimization_level: Annotated[
-        int | None, typer.Option(help="0 to 5; TensorRT 8.6 and newer.  [default: its own]", rich_help_panel=ENGINE)
+        int | None, typer.Option(help="0 to 5, of TensorRT 8.6 and newer.  [default: its own]")
     ] = None,
-    rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Build even if nothing has changed.", rich_help_panel=ENGINE)
-    ] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Build the engine even if nothing has changed.")] = False,
     engine_drop: Annotated[
-        float, typer.Option(help="Share of all images that it may lose against fp32.", rich_help_panel=ENGINE)
+        float, typer.Option(help="Share of all images that the engine may lose against fp32.")
     ] = 0.01,
-    engine_class_drop: Annotated[
-        float, typer.Option(help="Share of any class that it may lose.", rich_help_panel=ENGINE)
-    ] = 0.05,
-    engine_agreement: Annotated[
-        float, typer.Option(help="Share of images with fp32's top-1 required.", rich_help_panel=ENGINE)
-    ] = 0.98,
+    engine_class_drop: Annotated[float, typer.Option(help="Share of any class that it may lose.")] = 0.05,
+    engine_agreement: Annotated[float, typer.Option(help="Share of images with fp32's top-1 required of it.")] = 0.98,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,

@@ -5,7 +5,8 @@ saying so. So an engine counts only when it has classified the model's own valid
 Runtime does in fp32 here; until one does, more and more of the model is kept in fp32. This room joins `export`, which
 writes ONNX files and finds images, with `board`, which carries them over and runs jobs there.
 
-One file per idea: `build` is the public function; `ladder` the order in which precisions are tried, and the search for
-the blocks that need fp32; `gate` the judgement; `store` the folder of engines. To add a rung, give `Rung` what it keeps
-in fp32 and `descend` its place.
+One file per idea: `build` is the public function and `options` what it takes; `ladder` the order in which precisions
+are tried, and the search for the blocks that need fp32; `workshop` has one rung built and judged on the board; `gate`
+is the judgement; `store` the folder of engines, which `edgevit.board.store` reads. To add a rung, give `Rung` what
+it keeps in fp32 and `descend` its place.
 """

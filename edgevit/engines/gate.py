@@ -42,7 +42,7 @@ class GateTolerances:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if not 0 <= value <= 1:
-                raise OptionError(f"{name.replace('_', ' ')} {value:g} is no share; give one between 0 and 1")
+                raise OptionError(f"--engine-{name.replace('_', '-')} {value:g} is no share; give one between 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,6 @@ class Verdict:
     """An engine on the sample."""
 
     per_class: dict[str, ClassResult]  # classes without images are left out; empty: too few images to judge by
-    nonfinite: int
     failure: str | None  # as the end of a sentence that begins with the engine
 
     @property
@@ -133,7 +132,7 @@ def _failure(per_class: Mapping[str, ClassResult], tolerances: GateTolerances) -
     if worst.lost > allowed(tolerances.class_drop, worst.images):
         return f"loses {told}"
     if (lost := sum(c.lost for c in per_class.values())) > allowed(tolerances.drop, images, always):
-        return f"loses {lost / images:.1%} of top-1 on {images} images, most of it on {name!r}: {told}"
+        return f"loses {lost / images:.1%} of top-1 on {images} images, worst {told}"
     if images - (same := sum(c.agreeing for c in per_class.values())) > allowed(
         1 - tolerances.agreement, images, always
     ):
@@ -148,9 +147,9 @@ def _failure(per_class: Mapping[str, ClassResult], tolerances: GateTolerances) -
 def judge(sample: Sample, predicted: Sequence[int], nonfinite: int, tolerances: GateTolerances) -> Verdict:
     """Compare what the engine takes each image for with what fp32 on the host does."""
     if nonfinite:
-        return Verdict({}, nonfinite, f"gives NaN or infinity ({nonfinite} values)")
+        return Verdict({}, f"gives NaN or infinity ({nonfinite} values)")
     if not sample.judges:
-        return Verdict({}, 0, None)
+        return Verdict({}, None)
     if len(predicted) != sample.count:
         raise EngineError(f"the board classified {len(predicted)} of {sample.count} images; run the command again")
     counts: dict[str, list[int]] = {}
@@ -159,7 +158,7 @@ def judge(sample: Sample, predicted: Sequence[int], nonfinite: int, tolerances: 
         for i, hit in enumerate((True, host == label, board == label, host == board)):
             seen[i] += hit
     per_class = {name: ClassResult(*seen) for name, seen in counts.items()}
-    return Verdict(per_class, 0, _failure(per_class, tolerances))
+    return Verdict(per_class, _failure(per_class, tolerances))
 
 
 def remarks(sample: Sample, tolerances: GateTolerances) -> list[str]:

@@ -14,6 +14,17 @@ from typing import Generic, Protocol, TypeVar
 from edgevit.errors import EngineError
 
 
+def _spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers for a person: `0 to 8, 10`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
 @dataclass(frozen=True)
 class Rung:
     """What an engine computes in."""
@@ -35,9 +46,8 @@ class Rung:
         return self.precision + norms + blocks
 
     def __str__(self) -> str:
-        count = len(self.blocks)
         parts = ["LayerNorm"] * self.norms
-        parts += [f"block{'s' * (count > 1)} {', '.join(map(str, self.blocks))}"] if count else []
+        parts += [f"block{'s' * (len(self.blocks) > 1)} {_spans(self.blocks)}"] if self.blocks else []
         return f"{self.precision} with {' and '.join(parts)} in fp32" if parts else self.precision
 
     def modules(self, norms: Sequence[str], blocks: Sequence[str]) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Write a model folder's ONNX files, and prove that they are the model: parity, accuracy, fused attention.
 
 One file per idea: `onnx` is the command; `graph` writes a file and `session` runs one; `precision`, `padding`, `gates`
-and `fusion` each hold one kind of change or check; `images` finds what a model is judged on and `evaluate` judges it.
+and `fusion` each hold one kind of change or check; `images` finds what a model is judged on and `evaluate` judges it;
+`current` reuses an export that is up to date, and `variants` adds the files that only some boards need.
 To add a check, write a function that raises ExportError and returns what export.json should say, and call it in `onnx`.
 """
 

@@ -286,7 +286,7 @@ def test_the_energy_of_a_known_power_curve_is_recovered_within_one_percent(board
 
         request = Request(
             model="any.onnx", model_sha256="0" * 64, label="any", precision=None, runner="fake", batch=1, samples=1,
-            duration_s=0.2 + FLAT_S + SHAPE_S, warmup=1, warmup_seconds=0, options={"latency_ms": 20},
+            duration_s=0.2 + FLAT_S + SHAPE_S + 1.5, warmup=1, warmup_seconds=0, options={"latency_ms": 20},
             total_rails=(("40", "VDD_IN"),),
         )  # fmt: skip
         run = measure(request, told, root=str(root))

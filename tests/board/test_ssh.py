@@ -167,12 +167,12 @@ def test_no_python_there(sshd, tmp_path):
     server = sshd()
     message = refusal(server.host, server.config, python="python3.99")
     assert re.search(
-        r"cannot start the agent on board with python3\.99: exit code 127: .*not found; try --python", message
+        r"cannot start the agent on board with python3\.99: exit code 127: .*not found; it needs a `python3`", message
     )
     old = tmp_path / "old"
     old.write_text("#!/bin/sh\necho 'the agent needs Python 3.8 or newer, and this is 3.6.9' >&2; exit 1\n")
     old.chmod(0o755)
-    assert re.search(r"this is 3\.6\.9; try --python", refusal(server.host, server.config, python=str(old)))
+    assert re.search(r"this is 3\.6\.9; it needs a `python3`", refusal(server.host, server.config, python=str(old)))
 
 
 def test_an_account_that_may_not_log_in(sshd):

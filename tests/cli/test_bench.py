@@ -65,7 +65,7 @@ def test_runs_are_compared_with_earlier_ones(model, tmp_path):
     run_bench(model, "--output", output, *FAST)
     result = run_bench(model, "--compare", output, *FAST)
     assert result.returncode == 0, result.stderr
-    assert "below 1 is faster" in result.stdout
+    assert "below 1 is better" in result.stdout
 
 
 def test_a_comparison_across_environments_is_refused_after_the_runs_are_kept(model, tmp_path):
@@ -81,7 +81,6 @@ def test_a_comparison_across_environments_is_refused_after_the_runs_are_kept(mod
     assert len(load_runs(output)) == 1
     forced = run_bench(model, "--compare", earlier, "--force", *FAST)
     assert forced.returncode == 0
-    assert "environments differ" in forced.stdout
     assert "warning: environments differ in kernel" in forced.stderr
 
 
@@ -93,7 +92,7 @@ def test_a_comparison_across_environments_is_refused_after_the_runs_are_kept(mod
         (["{model}", "--runner", "fak"], "error: no runner 'fak'; did you mean 'fake'?"),
         (["{model}", "--provider", "cud"], "error: no provider 'cud'; did you mean 'cuda'"),
         (["{model}", "--batch", "0"], "error: --batch is 0: it must be at least 1"),
-        (["{model}"], "error: cannot measure {model} at batch 1: ONNX Runtime cannot load it: "),
+        (["{model}"], "error: cannot measure {model} at batch 1 on this machine: ONNX Runtime cannot load it: "),
         (["{model}", "--output", "{folder}"], "error: cannot write runs to {folder}: Is a directory"),
         (["{model}", "--output", "{folder}/no/runs.jsonl"], "error: cannot write runs to "),
         (["{model}", "--compare", "{folder}/no.jsonl"], "error: cannot read runs from "),

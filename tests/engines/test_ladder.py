@@ -113,7 +113,9 @@ def test_then_the_blocks_that_need_it(culprits: set[int]) -> None:
 
 def test_then_fp32_and_it_is_all_that_is_tried_of_a_model_without_fp16() -> None:
     descent, notes = climb(lambda rung: rung.precision == "fp32")
-    assert descent.rung == Rung("fp32") and notes[-1].startswith("not even fp16 with LayerNorm and blocks 0, 1, 2, 3")
+    assert descent.rung == Rung("fp32") and notes[-1].startswith(
+        "not even fp16 with LayerNorm and blocks 0 to 3 in fp32"
+    )
     assert climb(lambda rung: True, fp16=False)[0].rung == Rung("fp32")
 
 
@@ -125,6 +127,7 @@ def test_an_engine_that_is_wrong_even_in_fp32_is_refused_with_the_class() -> Non
 def test_a_rung_says_what_it_is() -> None:
     assert str(Rung("fp16", norms=True, blocks=(1, 4))) == "fp16 with LayerNorm and blocks 1, 4 in fp32"
     assert str(Rung("fp16", norms=True, blocks=(1,))) == "fp16 with LayerNorm and block 1 in fp32"
+    assert str(Rung("fp16", blocks=(0, 1, 2, 4, 5, 9))) == "fp16 with blocks 0 to 2, 4, 5, 9 in fp32"
     assert Rung("fp16", norms=True, blocks=(1, 4)).label == "fp16.norms32.blocks32-1-4"
     assert [r.kind for r in (Rung("fp16"), Rung("fp16", norms=True), Rung("fp32"))] == ["fp16", "mixed", "fp32"]
 
