@@ -50,7 +50,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "ffn_normalisation=l2": {"ffn_normalisation": "l2"},
     "ffn_normalisation=uniform": {"ffn_normalisation": "uniform"},
     "head_allocation=uniform": {"head_allocation": "uniform"},
-    "qk_svd=activations": {"qk_svd": "activations"},
+    "factorisation=activations": {"factorisation": "activations"},
 }
 
 
