@@ -21,13 +21,23 @@ from edgevit.data.classes import listed
 from edgevit.data.task import Task, open_task
 from edgevit.derive import load_method, surgery
 from edgevit.derive.budget import Budget, make_budget
+from edgevit.derive.cache import Cache, cache_folder
 from edgevit.derive.card import model_card
 from edgevit.derive.options import make_config
 from edgevit.derive.problem import Problem, Stopwatch
 from edgevit.derive.shape import Policy, check_reachable, make_policy
 from edgevit.derive.train import Compute, History, Training, close_compute, evaluate, open_compute, train
 from edgevit.errors import Interrupted, OptionError, OutputError, UnknownNameError
-from edgevit.models.checkpoint import Model, derived_spec, open_base, refuse_existing, save, write_whole, writing
+from edgevit.models.checkpoint import (
+    Model,
+    derived_spec,
+    open_base,
+    refuse_existing,
+    save,
+    tensors_sha256,
+    write_whole,
+    writing,
+)
 from edgevit.models.families import load_family
 from edgevit.models.slim import bare_copy
 from edgevit.models.spec import ClassLabel
@@ -190,6 +200,18 @@ def _budget(base: Model, network: nn.Module, policy: Policy, rate: Any, macs: An
     return budget
 
 
+def _identity(base: Model, head: str, columns: Sequence[int], compute: Compute) -> dict[str, Any]:
+    """What a network's outputs for an image depend on, for keys of the cache."""
+    spec = base.spec
+    return {
+        "base": [spec.timm_name, spec.timm_args, spec.base.weights_sha256, [asdict(b) for b in spec.blocks]],
+        "state": tensors_sha256(base.network.state_dict()),
+        "preprocessing": base.preprocessing,
+        "head": [head, *columns],
+        "device": compute.device.type,
+    }
+
+
 def derive(
     base: str | Path,
     *,
@@ -214,6 +236,7 @@ def derive(
     validation_fraction: float = 0.1,
     skip_bad_images: bool = False,
     resume: bool = False,
+    cache: bool = True,
     progress: Progress | None = None,
 ) -> Derivation:
     """Derive a small class-specific model from a base and write it to the folder `out`.
@@ -223,6 +246,7 @@ def derive(
         classes: target classes by name, by index in the base, or a file of either; None keeps all.
         rate, macs, params: the budget; exactly one of them.
         options: of the method, as in its Config.
+        cache: use and keep what derivations of one base or task can share.
 
     Raises:
         EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
@@ -263,7 +287,12 @@ def derive(
         _open_partial(folder, wanted.request(), resume)
     compute.wait()
     history = History(folder / "history.jsonl")
-    problem = Problem(network, task, columns, budget, policy, training, compute, folder, history, progress, Stopwatch())
+    # Several processes would have to agree on what is there: they work everything out.
+    cached = cache and compute.accelerator.num_processes == 1
+    problem = Problem(
+        network, task, columns, budget, policy, training, compute, folder, history, progress, Stopwatch(),
+        Cache(cache_folder() if cached else None, progress), _identity(opened, head, columns, compute),
+    )  # fmt: skip
     derivation = _carry_out(wanted, problem, out)
     close_compute()
     return derivation

@@ -174,6 +174,33 @@ def apply(network: nn.Module, plan: Plan) -> nn.Module:
     return slim
 
 
+@torch.no_grad()
+def rebuild(network: nn.Module, blocks: Sequence[BlockWeights]) -> nn.Module:
+    """Return a slim copy whose blocks have these weights; the network itself is not changed."""
+    slim: nn.Module = family_of(network).build(network, blocks)
+    return slim
+
+
+@torch.no_grad()
+def without_neurons(network: nn.Module, masks: Sequence[Tensor]) -> nn.Module:
+    """Return a copy in which the FFN neurons [e] whose mask is zero no longer reach the output; no shape changes."""
+    copied = bare_copy(network)
+    for block, mask in zip(family_of(copied).read(copied), masks, strict=True):
+        block.w2.mul_(mask.to(block.w2))
+    return copied
+
+
+@torch.no_grad()
+def with_class_bias(network: nn.Module, classes: Sequence[int], bias: float) -> nn.Module:
+    """Return a copy that adds this bias to the logits of all other classes (NuWa's head focus)."""
+    copied = bare_copy(network)
+    for head in family_of(copied).classifiers(copied):
+        others = torch.ones(head.out_features, dtype=torch.bool)
+        others[list(classes)] = False
+        head.bias[others] += bias
+    return copied
+
+
 def with_classes(network: nn.Module, classes: Sequence[int]) -> nn.Module:
     """Return a copy whose classifier has only these rows, in this order."""
     copied = bare_copy(network)
