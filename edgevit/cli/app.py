@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from edgevit import __version__
-from edgevit.cli import bench, derive, evaluate, export, show
+from edgevit.cli import bench, cache, derive, evaluate, export, show
 from edgevit.errors import EdgeVitError, Interrupted
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-for command in (derive, export, bench, evaluate, show):
+for command in (derive, export, bench, evaluate, show, cache):
     app.command(command.__name__.rpartition(".")[2])(command.main)
 
 STOPPED = 130  # what a shell expects of a program that Ctrl-C ended

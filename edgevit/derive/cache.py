@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,8 +147,8 @@ class Cache:
                 _trim(file.parent, self.limit_bytes)
         except OutputError as error:
             self.progress.note(f"not cached: {error}")
-        finally:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # it may never have come to be
+                temporary.unlink()
 
     @contextmanager
     def _alone(self, file: Path) -> Iterator[None]:
