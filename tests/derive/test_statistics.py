@@ -30,7 +30,7 @@ def test_outer_products_add_up_to_the_whole_symmetric_matrix(width):
     for part, w in zip(x.split(20), weight.split(20), strict=True):
         add_outer(total, part, w)
     expected = x.double().mT @ (x * weight[:, None]).double()
-    torch.testing.assert_close(symmetric(total), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(symmetric(total), expected, rtol=1e-5, atol=1e-5)  # fp32 products
 
 
 def test_all_statistics_are_those_of_the_tokens_whatever_the_batches(small_vit, task):
