@@ -32,8 +32,9 @@ MODEL, RATES = "deit_base_patch16_224", (0.6, 0.4)
 def mixing() -> Tensor:
     """[e, e]: neurons share directions whose weight falls to a hundredth."""
     generator = torch.Generator().manual_seed(0)
-    falling: Tensor = torch.logspace(0, -2, WIDTH).unsqueeze(1) / 30
-    return falling * torch.randn(WIDTH, WIDTH, generator=generator)
+    falling = torch.logspace(0, -2, WIDTH).unsqueeze(1) / 30
+    mix: Tensor = falling * torch.randn(WIDTH, WIDTH, generator=generator)
+    return mix
 
 
 def batches(mix: Tensor) -> Iterator[Tensor]:
@@ -44,7 +45,8 @@ def batches(mix: Tensor) -> Iterator[Tensor]:
 
 
 def output_weights() -> Tensor:
-    return torch.randn(EMBED, WIDTH, generator=torch.Generator().manual_seed(2)) / WIDTH**0.5
+    weights: Tensor = torch.randn(EMBED, WIDTH, generator=torch.Generator().manual_seed(2)) / WIDTH**0.5
+    return weights
 
 
 def by_pseudo_inverse(mix: Tensor, w2: Tensor, repeats: int) -> tuple[Tensor, list[float]]:

@@ -1,7 +1,7 @@
 """What a derivation worked out and another can use again: files under the user's cache folder, named by content hash.
 
 An entry's name is the hash of everything that it depends on: the base's weights, the images themselves, options,
-versions of this format and of torch. So an entry is never out of date, only unused; the least recently used go first
+versions of edgevit and of torch. So an entry is never out of date, only unused; the least recently used go first
 when there are too many. An entry that cannot be read is said to be so, and made again.
 """
 
@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+import edgevit
 from edgevit.errors import OutputError
 from edgevit.models.checkpoint import tensors_sha256, writing
 from edgevit.progress import Progress, Silent
@@ -115,7 +116,7 @@ class Cache:
         """
         if self.folder is None:
             return make()
-        told = json.dumps([SCHEMA, torch.__version__, what, key], sort_keys=True)
+        told = json.dumps([SCHEMA, edgevit.__version__, torch.__version__, what, key], sort_keys=True)
         file = self.folder / f"{what}-{hashlib.sha256(told.encode()).hexdigest()[:32]}.safetensors"
         with self._alone(file):
             if (found := self._find(what, file)) is not None:

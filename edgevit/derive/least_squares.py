@@ -83,12 +83,13 @@ class Removal:
         return self.order[len(self.order) - width :].sort().values
 
 
-def removal_order(w2: Tensor, second: Tensor, mean: Tensor, *, ridge: float = 1e-4, group: int = 64) -> Removal:
+def removal_order(w2: Tensor, second: Tensor, mean: Tensor, *, ridge: float = 1e-4, share: int = 32) -> Removal:
     """Order the neurons of a block by what their removal costs, all later ones being refitted after each group.
 
     With G the inverse of the neurons' covariance, removing i costs |w_i|^2 / G_ii and a set S costs
-    tr(W_S G_SS^-1 W_S^T); W and G of the rest follow by the update of `compensate`. Removing groups instead of single
-    neurons turns a matrix-vector update per neuron into a matrix product per group.
+    tr(W_S G_SS^-1 W_S^T); W and G of the rest follow by the update of `compensate`. Of those left, one in `share` goes
+    at a time: an update per group is a matrix product, and a whole block costs little more than inverting its
+    covariance. Larger groups take away the last two of several near copies together.
 
     Shapes: w2 [d, e]; second [e, e] and mean [e] as for `refit`.
     """
@@ -97,6 +98,7 @@ def removal_order(w2: Tensor, second: Tensor, mean: Tensor, *, ridge: float = 1e
     while len(alive) > 0:
         saliency = w.square().sum(0) / inverse.diagonal()
         ranked = torch.argsort(saliency, stable=True)
+        group = max(len(alive) // share, 1)
         gone, rest = ranked[:group], ranked[group:].sort().values
         # G_SS^-1 [W_S^T G_S,rest], one factorisation for the update of both
         both = torch.linalg.solve(inverse[gone][:, gone], torch.cat([w[:, gone].mT, inverse[gone][:, rest]], dim=1))

@@ -129,9 +129,7 @@ def purify(problem: Problem, how: Purification) -> list[Tensor]:
     every = max(how.steps // how.evaluations, 1)
     best = _Best(-1.0, [])
 
-    def look(step: int, **figures: float) -> float:
-        with torch.no_grad():
-            binary = state.binary()
+    def look(step: int, binary: list[Tensor], **figures: float) -> float:
         with masked(network, binary):
             accuracy = evaluate(network, task.validation, problem.columns, task.class_names, compute).top1
         best.offer(accuracy, binary)
@@ -141,7 +139,7 @@ def purify(problem: Problem, how: Purification) -> list[Tensor]:
         return accuracy
 
     network.eval()
-    look(0)
+    look(0, [torch.ones_like(mask).detach() for mask in state.masks])
     with _frozen(network), problem.progress.stage("purify", how.steps, "step") as stage:
         for step, (images, labels) in enumerate(batches, 1):
             with masked(network, state.binary()):
@@ -150,6 +148,8 @@ def purify(problem: Problem, how: Purification) -> list[Tensor]:
             state.step(loss)
             looked = {}
             if step % every == 0 or step == how.steps:
-                looked["accuracy_anchor"] = look(step, loss_task=float(loss.detach()))
+                with torch.no_grad():
+                    binary = state.binary()
+                looked["accuracy_anchor"] = look(step, binary, loss_task=float(loss.detach()))
             stage.update(step, **looked)
     return [mask.cpu() for mask in best.masks]
