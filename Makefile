@@ -5,7 +5,7 @@ BIN := .venv/bin
 # The pinned versions need Python 3.11; 3.10 takes the newest that still know it.
 PINS = $(shell $(PYTHON) -c 'import sys; print("" if sys.version_info < (3, 11) else "-c constraints.txt")')
 
-.PHONY: test lint demo benchmark constraints clean
+.PHONY: test lint sshd demo benchmark constraints clean
 .DEFAULT_GOAL := test
 
 .venv/ready: pyproject.toml constraints.txt
@@ -20,7 +20,13 @@ lint: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
+# The tests over SSH need a server; where there is none and none can be installed, they are skipped and say so.
+sshd:
+	@command -v sshd >/dev/null || test -x /usr/sbin/sshd || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+		{ apt-get -qq install -y openssh-server || { apt-get -qq update && apt-get -qq install -y openssh-server; }; } \
+		>/dev/null 2>&1; } || echo "no sshd here: the tests over SSH are skipped; try: sudo apt install openssh-server"
+
+test: lint sshd
 	$(BIN)/python -m pytest -n 2
 
 demo: .venv/ready

@@ -7,7 +7,7 @@ The same from Python as from the command line; everything heavy is imported at f
     model = edgevit.load("runs/t1")            # a torch module, with .preprocessing and .classes beside it
     edgevit.evaluate("runs/t1", data="/data/imagenet")
     edgevit.export("runs/t1")
-    runs = edgevit.bench("runs/t1", batches=(1, 8))
+    runs = edgevit.bench("runs/t1", batches=(1, 8)).runs
 """
 
 from __future__ import annotations

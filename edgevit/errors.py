@@ -14,8 +14,13 @@ EdgeVitError
   Interrupted             stopped by Ctrl-C; the message says how to resume
   ExportError             a check of the exported files failed, or the exporter did
   RunsError               records of measurements that cannot be read, or not be compared
+  ProfileError            a board profile that cannot be read, or is another board's
+  GateError               a gate that cannot be understood, or asks for what this board cannot tell
+  EngineError             an engine that could not be built, is wrong, or belongs to another board
   BoardError
     UnreachableError      the agent could not be started on the host
+    ConnectionLostError   the connection broke while a job ran; the job goes on and its result is kept
+    UnfitBoardError       the board lacks what was asked of it: TensorRT, memory, disk, a power mode
     AgentError            the agent raised; `.remote_traceback` says where
 """
 
@@ -90,12 +95,32 @@ class RunsError(EdgeVitError):
     """Records of measurements that cannot be read, or not be compared."""
 
 
+class ProfileError(EdgeVitError):
+    """A board profile that cannot be read, or is another board's."""
+
+
+class GateError(EdgeVitError):
+    """A gate that cannot be understood, or asks for what this board cannot tell."""
+
+
+class EngineError(EdgeVitError):
+    """An engine that could not be built, is wrong, or belongs to another board."""
+
+
 class BoardError(EdgeVitError):
     """Something went wrong on, or on the way to, the machine that runs the agent."""
 
 
 class UnreachableError(BoardError):
     """The agent could not be started on the host."""
+
+
+class ConnectionLostError(BoardError):
+    """The connection broke while a job ran; the job goes on and its result is kept."""
+
+
+class UnfitBoardError(BoardError):
+    """The board lacks what was asked of it: TensorRT, memory, disk, a power mode."""
 
 
 class AgentError(BoardError):

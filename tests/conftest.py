@@ -6,6 +6,7 @@ torch is imported inside the fixtures: the agent's tests run where there is none
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest_plugins = ("board_fixtures",)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # these models are too small for more, also in subprocesses
 
@@ -85,6 +88,24 @@ def image_folder() -> Callable[..., Path]:
             (root / name).mkdir(parents=True)
             for i in range(count):
                 Image.fromarray(random.integers(0, 255, (40, 48, 3), np.uint8)).save(root / name / f"{i}.png")
+        return root
+
+    return make
+
+
+@pytest.fixture
+def board_tree(tmp_path: Path) -> Callable[[str], Path]:
+    """Set up a captured board, such as "orin-nx-16gb-jetpack6.2", with its stand-in programs, to read and to change."""
+    boards = Path(__file__).parent / "boards"
+
+    def make(name: str) -> Path:
+        root = tmp_path / "boards" / name
+        for source in (boards / name, boards / "programs"):
+            shutil.copytree(source, root, dirs_exist_ok=True)
+        for line in (root / "sys.txt").read_text().splitlines():
+            path, _, value = line.partition(":")
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(value + "\n")
         return root
 
     return make

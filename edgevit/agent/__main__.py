@@ -3,34 +3,86 @@
 {"method": "measure", "args": {...}}
 {"progress": {"stage": "warm up", "done": 0.4}}
 {"result": {...}}   or   {"error": {"message": "...", "traceback": "..."}}
+
+    python3 AGENT greet      says hello first, on a line that begins with `MARK`: a login shell may have printed others
+    python3 AGENT            waits to be asked
+    python3 AGENT job JOB    does the work of one job, and serves nobody
 """
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import platform
 import sys
 import traceback
+from importlib import import_module
 from typing import Any, Callable, TextIO
 
-from .measure import Request, measure
-from .records import SCHEMA
-from .runners import RunnerError, runner_names
+from .runners import RunnerError
+
+MARK = "edgevit-agent: "  # begins what is said before the first answer
 
 Send = Callable[[Any], None]
+Method = Callable[..., Any]
+
+# Where each method is; imported when it is called, so that the agent starts fast. `root` is where a method reads the
+# machine: "/", or a captured tree.
+MODULES = {
+    "hello": "__main__",
+    "measure": "__main__",
+    "examine": "examine",
+    "size": "files",
+    "offer": "files",
+    "keep": "files",
+    "start": "jobs",
+    "follow": "jobs",
+    "forget": "jobs",
+    "jobs": "jobs",
+    "cancel": "jobs",
+    "bench": "bench",
+    "build": "engine",
+    "classify": "classify",
+    "trtexec": "trtexec",
+}
 
 
-def hello(send: Send) -> dict[str, Any]:
-    return {"python": platform.python_version(), "schema": SCHEMA, "runners": runner_names()}
+def find_method(name: str) -> Method:
+    method: Method = getattr(import_module("." + MODULES[name], __package__), name)
+    return method
 
 
-def measure_request(send: Send, **args: Any) -> dict[str, Any]:
-    run = measure(Request(**args), lambda stage, done: send({"progress": {"stage": stage, "done": done}}))
-    return run.to_dict()
+def hello(send: Send, root: str) -> dict[str, Any]:
+    from .files import cache_folder
+    from .records import SCHEMA
+    from .runners import runner_names
+
+    return {
+        "python": platform.python_version(),
+        "schema": SCHEMA,
+        "runners": runner_names(),
+        "user": user(),
+        "hostname": platform.node(),
+        "cache": cache_folder(),
+    }
 
 
-METHODS: dict[str, Callable[..., dict[str, Any]]] = {"hello": hello, "measure": measure_request}
+def measure(send: Send, root: str, **args: Any) -> dict[str, Any]:
+    from .measure import Request
+    from .measure import measure as measure_once
+
+    def report(stage: str, done: float, **figures: float | None) -> None:
+        send({"progress": {"stage": stage, "done": done, **figures}})
+
+    return measure_once(Request(**args), report, root).to_dict()
+
+
+def user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as containers have
+        return str(os.getuid())
 
 
 def claim_stdout() -> TextIO:
@@ -40,10 +92,10 @@ def claim_stdout() -> TextIO:
     return replies
 
 
-def answer(line: str, send: Send) -> None:
+def answer(act: Callable[[], Any], send: Send) -> None:
+    """Send what `act` returns, or why it failed."""
     try:
-        request = json.loads(line)
-        send({"result": METHODS[request["method"]](send, **request["args"])})
+        send({"result": act()})
     except BrokenPipeError:
         raise  # the host is gone: nobody is left to tell
     except Exception as error:  # the one broad except: every failure must reach the host
@@ -51,18 +103,34 @@ def answer(line: str, send: Send) -> None:
         send({"error": {"message": message, "traceback": traceback.format_exc()}})
 
 
-def main() -> None:
+def serve(root: str, *, greet: bool) -> None:
     replies = claim_stdout()
 
     def send(message: Any) -> None:
         replies.write(json.dumps(message) + "\n")
         replies.flush()
 
+    def handle(line: str) -> Any:
+        request = json.loads(line)
+        return find_method(request["method"])(send, root, **request["args"])
+
     try:
+        if greet:
+            replies.write(MARK)
+            send(hello(send, root))
         for line in sys.stdin:
-            answer(line, send)
+            answer(lambda line=line: handle(line), send)  # type: ignore[misc]
     except BrokenPipeError:
         os._exit(1)  # an ordinary exit would try to flush the pipe once more, and complain
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["job"]:
+        from .jobs import work
+
+        work(sys.argv[2])
+    else:
+        serve(os.environ.get("EDGEVIT_BOARD_ROOT") or "/", greet=sys.argv[1:] == ["greet"])
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+from hashlib import sha256
 from pathlib import Path
 
+from . import jetson
 from .kernel import read_keys, read_text
 
 CPUFREQ = "sys/devices/system/cpu/cpu0/cpufreq"
@@ -31,7 +33,27 @@ def describe_environment(root: str) -> dict[str, str]:
         "gpu_driver": read_keys(root, "proc/driver/nvidia/version").get("NVRM version"),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
     }
+    known.update(_jetson(root))
     return {name: value for name, value in known.items() if value}
+
+
+def _jetson(root: str) -> dict[str, str | None]:
+    """What sets one Jetson apart from another; nothing on other machines."""
+    module = jetson.identify(root)
+    if not module["part"]:
+        return {}
+    mode, clocks = jetson.power_mode(root), jetson.clocks(root)
+    gpu, memory, table = clocks["gpu"], module["memory_bytes"], read_text(root, "etc/nvpmodel.conf")
+    return {
+        "module": module["part"] + ("-super" if module["super"] else ""),
+        "memory": f"{memory / 2**30:.0f} GiB" if memory else None,  # one part number may stand for several modules
+        "l4t": jetson.l4t(root),
+        "jetpack": jetson.jetpack(root),
+        "power_mode": mode and mode["name"],
+        "power_modes": sha256(table.encode()).hexdigest()[:12] if table else None,  # the table may have been edited
+        "gpu_max_khz": str(gpu["max_khz"]) if gpu else None,
+        "clocks": "locked" if jetson.clocks_locked(root) else "free",
+    }
 
 
 def _gpu(root: str) -> str | None:

@@ -4,7 +4,8 @@ Load, first inference and warm inference are three regimes, and are told apart. 
 the page cache and excludes importing the runtime. The first inference allocates and, on a GPU, compiles. Then, after a
 warm-up, come the samples: a monotonic clock around each call, and nothing else between its two readings. Meters are
 read and progress is told between inferences, a few times a second; no thread competes with what is measured, and the
-time they take is left out of the window.
+time they take is left out of the window. With several streams there is no moment between inferences: there that time
+counts, as the streams work on meanwhile.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from datetime import datetime, timezone
 from importlib import import_module
 from time import perf_counter_ns
 from types import ModuleType
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 from .environment import describe_environment
-from .meters import AnyMeter, clocks, load, memory
-from .records import Run
-from .runners import Loaded, RunnerError, import_runner
+from .meters import AnyMeter, clocks, gpu, load, memory, nvpmodel, thermal
+from .power import power_meter
+from .records import Power, Run
+from .runners import Lane, Loaded, RunnerError, import_runner
 
 TICK_NS = 200_000_000  # between two readings of the meters
 
-Report = Callable[[str, float], None]  # stage, and how much of it is done, 0 to 1
+Report = Callable[..., None]  # stage, how much of it is done, 0 to 1, and figures to show beside it
 
 
 @dataclass(frozen=True)
@@ -40,24 +42,45 @@ class Request:
     runner: str
     batch: int
     samples: int = 200  # at least
-    min_seconds: float = 1.0  # of the timed window, at least
+    duration_s: float = 1.0  # of the timed window, at least
     warmup: int = 10  # inferences, at least, after the first one
     warmup_seconds: float = 0.5  # at least
     options: dict[str, Any] = field(default_factory=dict)  # the runner's own
+    power_meter: str | None = None  # name of a file in meters/; None: the best that can be read
+    total_rails: tuple[tuple[str, str], ...] = ()  # I2C address and label of the rails that make up the module
 
 
 def measure(request: Request, report: Report, root: str = "/") -> Run:
     """Raises: RunnerError."""
     runner = import_runner(request.runner)
-    meters = (memory.Meter(root), clocks.Meter(root), load.Meter(root))
-    with meters[0]:
+    power = power_meter(root, request.power_meter, request.total_rails)
+    heat = thermal.Meter(root)
+    around: tuple[AnyMeter, ...] = (memory.Meter(root), nvpmodel.Meter(root))
+    # Power first, so that it ends last: it waits for its sensor, and clocks fall while nothing runs.
+    within: tuple[AnyMeter, ...] = (
+        *((power,) if power else ()),
+        heat,
+        *(kind.Meter(root) for kind in (clocks, gpu, load)),
+    )
+    with ExitStack() as opened:
+        for meter in around:
+            opened.enter_context(meter)
         report("load", 0.0)
         import_requirements(runner)
         started = perf_counter_ns()
-        with runner.open_runner(request.model, request.batch, **request.options) as loaded:
-            load_ns = perf_counter_ns() - started
-            timed = _time(loaded, request, report, meters)
-    figures = {name: value for meter in meters for name, value in meter.figures().items()}
+        loaded = opened.enter_context(runner.open_runner(request.model, request.batch, **request.options))
+        load_ns = perf_counter_ns() - started
+
+        def tick(done: float) -> None:
+            report("measure", done, temperature_c=heat.hottest_c())
+            for meter in (*around, *within):
+                meter.read()
+
+        timed = _time(loaded, request, report, within, tick)
+        for meter in around:  # once more while the model is there, in case the window was shorter than a tick
+            meter.read()
+    figures = {name: value for meter in (*around, *within) for name, value in meter.figures().items()}
+    watts = figures.pop("power", None)
     return Run(
         label=request.label,
         model=os.path.basename(request.model),
@@ -66,7 +89,11 @@ def measure(request: Request, report: Report, root: str = "/") -> Run:
         runner=request.runner,
         provider=loaded.provider,
         batch=request.batch,
+        streams=max(1, len(loaded.lanes)),
         load_ns=load_ns,
+        memory_engine_bytes=loaded.engine_bytes,
+        power=Power.from_dict(watts) if watts else None,
+        idle_power=None,  # measured once, for all runs of a bench
         clock_step_ns=clock_step_ns(),
         environment={**describe_environment(root), **loaded.environment},
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -84,35 +111,42 @@ def import_requirements(runner: ModuleType) -> None:
             raise RunnerError(f"{sys.executable} cannot import {name} ({error}); install it there") from error
 
 
-def _time(loaded: Loaded, request: Request, report: Report, meters: tuple[AnyMeter, ...]) -> dict[str, Any]:
-    """Run the three regimes; the first meter is open already, the others are for the window alone."""
+def _time(
+    loaded: Loaded, request: Request, report: Report, meters: Sequence[AnyMeter], tick: Callable[[float], None]
+) -> dict[str, Any]:
+    """Run the three regimes; the meters are for the window alone."""
     first, _ = repeat(loaded.infer, 1, 0.0)
     warm, _ = repeat(loaded.infer, request.warmup, request.warmup_seconds, lambda done: report("warm up", done))
-
-    def tick(done: float) -> None:
-        report("measure", done)
-        for meter in meters:
-            meter.read()
-
-    meters[0].read()
+    gpu_ns: list[int] = []
     with ExitStack() as window:
-        for meter in meters[1:]:
+        for meter in meters:
             window.enter_context(meter)
-        latencies, wall_ns = repeat(loaded.infer, request.samples, request.min_seconds, tick)
-    meters[0].read()
+        if len(loaded.lanes) > 1:
+            latencies, wall_ns = repeat_lanes(loaded.lanes, request.samples, request.duration_s, tick)
+        else:
+            latencies, wall_ns = repeat(loaded.infer, request.samples, request.duration_s, tick, loaded.gpu_ns, gpu_ns)
     return {
         "first_inference_ns": first[0],
         "warmup": len(warm),
         "latencies_ns": tuple(latencies),
+        "gpu_ns": tuple(gpu_ns) or None,
         "wall_ns": wall_ns,
     }
 
 
 def repeat(
-    infer: Callable[[], object], samples: int, min_seconds: float, tick: Callable[[float], None] = lambda done: None
+    infer: Callable[[], object],
+    samples: int,
+    duration_s: float,
+    tick: Callable[[float], None] = lambda done: None,
+    gpu_ns: Callable[[], int] | None = None,
+    gpu: list[int] | None = None,
 ) -> tuple[list[int], int]:
-    """Run until both `samples` and `min_seconds` are reached; return each latency, and the wall time without ticks."""
-    min_ns = int(min_seconds * 1e9)
+    """Run until both `samples` and `duration_s` are reached; return each latency, and the wall time without ticks.
+
+    `gpu_ns`, where there is one, is asked after each inference, and its answers appended to `gpu`.
+    """
+    min_ns = int(duration_s * 1e9)
     latencies: list[int] = []
     began = perf_counter_ns()
     next_tick, ticks_ns, now = began + TICK_NS, 0, began
@@ -121,12 +155,44 @@ def repeat(
         infer()
         now = perf_counter_ns()
         latencies.append(now - start)
+        if gpu_ns and gpu is not None:
+            gpu.append(gpu_ns())
         if now >= next_tick:
             tick(min(1.0, len(latencies) / max(samples, 1), (now - began) / max(min_ns, 1)))
             ticked = perf_counter_ns()
             ticks_ns += ticked - now
             now, next_tick = ticked, ticked + TICK_NS
     return latencies, now - began - ticks_ns
+
+
+def repeat_lanes(
+    lanes: Sequence[Lane], samples: int, duration_s: float, tick: Callable[[float], None] = lambda done: None
+) -> tuple[list[int], int]:
+    """Keep every lane busy, in turn, until both `samples` and `duration_s` are reached.
+
+    A latency lasts from a batch's start until it was seen to be complete, so it includes waiting for its turn.
+    """
+    min_ns = int(duration_s * 1e9)
+    latencies: list[int] = []
+    began = perf_counter_ns()
+    next_tick, now = began + TICK_NS, began
+    started = []
+    for lane in lanes:
+        started.append(perf_counter_ns())
+        lane.enqueue()
+    while len(latencies) < samples or now - began < min_ns:
+        k = len(latencies) % len(lanes)
+        lanes[k].wait()
+        now = perf_counter_ns()
+        latencies.append(now - started[k])
+        if now >= next_tick:
+            tick(min(1.0, len(latencies) / max(samples, 1), (now - began) / max(min_ns, 1)))
+            next_tick = perf_counter_ns() + TICK_NS
+        started[k] = perf_counter_ns()
+        lanes[k].enqueue()
+    for lane in lanes:
+        lane.wait()
+    return latencies, now - began
 
 
 def clock_step_ns() -> int:

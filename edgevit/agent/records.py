@@ -1,6 +1,8 @@
 """What a measurement is. The board writes it, the host reads it.
 
 Schema history: 1  first version
+                2  streams, GPU times, power, temperatures, throttling, power mode, GPU load, engine memory; runs of
+                   schema 1 are still read: they had one stream, and the rest was not measured
 """
 
 from __future__ import annotations
@@ -8,10 +10,20 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from bisect import bisect_left
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List, Sequence
 
-SCHEMA = 1
+SCHEMA = 2
+
+NOT_IN_SCHEMA_1 = (
+    *("gpu_ns", "memory_engine_bytes", "memory_nvmap_bytes", "gpu_load_permille", "temperatures_before_c"),
+    *("temperatures_during_c", "temperatures_after_c", "throttled", "power_mode_before", "power_mode_after"),
+    *("power", "idle_power"),
+)
+
+# Fields of a run that JSON turns from tuples into lists.
+SERIES = ("latencies_ns", "gpu_ns", "clocks_during_khz", "gpu_load_permille", "temperatures_during_c", "throttled")
 
 P99_SAMPLES = 100  # with fewer, the 99th percentile is the slowest inference
 SPREAD = 0.10  # standard deviation over mean
@@ -19,12 +31,85 @@ OUTLIER = 5.0  # slowest over median
 DRIFT = 0.05  # second half of the window over the first
 CLOCK_STEPS = 100  # a latency is at least this many steps of the clock, so that one step is at most 1 %
 WINDOW_NS = 1_000_000_000
-CLOCKS_MOVED = 1.05  # highest over lowest clock of the fastest core
+CLOCKS_MOVED = 1.05  # highest over lowest clock of the fastest core, or of the GPU
+POWER_WINDOW_NS = 10_000_000_000  # the rails' sensors average over 0.43 s: shorter windows are mostly their edges
 OTHERS = 0.10  # share of the cores' time that other programs took during the window
 
 
 class RecordError(ValueError):
     """The text is not a run that this edgevit can read."""
+
+
+@dataclass(frozen=True)
+class Power:
+    """What the power sensors said, raw: of all rails, from before the timed window until after it.
+
+    A sensor answers with a running mean r that follows the power P by r' = (P - r) / interval, where the interval is
+    430 ms as L4T sets it. So the energy of a window is the integral of the readings, and what the sensor still owes:
+
+        E = integral of r over [started, ended] + interval (r(ended) - r(started))
+    """
+
+    meter: str  # name of the file in agent/meters/
+    rails: dict[str, tuple[float, ...]]  # milliwatts at each time, by "label@address", e.g. "VDD_IN@40"
+    times_ns: tuple[int, ...]  # of the same clock as the window
+    total: tuple[str, ...]  # the rails that make up the module; empty: not known, and so is the energy
+    interval_ms: float | None  # time constant of the sensor's running mean; None: it does not say
+    window_started_ns: int
+    window_ended_ns: int
+
+    def total_mw(self) -> tuple[float, ...] | None:
+        """The module's power at each reading."""
+        if not self.total or not self.times_ns:
+            return None
+        return tuple(sum(values) for values in zip(*(self.rails[name] for name in self.total)))
+
+    def mean_mw(self) -> float | None:
+        """Mean power of the module over the window; None where no reading covers it."""
+        milliwatts = self.total_mw()
+        start, end = self.window_started_ns, self.window_ended_ns
+        if milliwatts is None or end <= start or len(self.times_ns) < 2:
+            return None
+        if self.times_ns[-1] <= start or self.times_ns[0] >= end:
+            return None
+        owed = _at(self.times_ns, milliwatts, end) - _at(self.times_ns, milliwatts, start)
+        drawn = _integral(self.times_ns, milliwatts, start, end) + owed * (self.interval_ms or 0) * 1e6
+        return drawn / (end - start)
+
+    def energy_mj(self) -> float | None:
+        """Energy of the module over the window."""
+        mean = self.mean_mw()
+        return None if mean is None else mean * (self.window_ended_ns - self.window_started_ns) / 1e9
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Power:
+        """Raises: RecordError."""
+        if not isinstance(data, dict) or {field.name for field in fields(cls)} != set(data):
+            raise RecordError(f"power is not {', '.join(field.name for field in fields(cls))}")
+        _check_types(cls, data)
+        times, rails, total = data["times_ns"], data["rails"], data["total"]
+        if any(a > b for a, b in zip(times, times[1:])):
+            raise RecordError("power has times that do not ascend")
+        if any(len(row) != len(times) for row in rails.values()) or not set(total) <= set(rails):
+            raise RecordError("power has rails without a reading at each time, or a total of rails that are not there")
+        rows = {name: tuple(float(milliwatts) for milliwatts in row) for name, row in rails.items()}
+        return cls(**{**data, "rails": rows, "times_ns": tuple(times), "total": tuple(total)})
+
+
+def _at(times: Sequence[int], values: Sequence[float], time: int) -> float:
+    """Linear between readings, and constant before the first and after the last."""
+    i = bisect_left(times, time)
+    if i == 0 or i == len(times):
+        return values[min(i, len(times) - 1)]
+    left, right = times[i - 1], times[i]
+    return values[i - 1] + (values[i] - values[i - 1]) * (time - left) / (right - left)
+
+
+def _integral(times: Sequence[int], values: Sequence[float], start: int, end: int) -> float:
+    """By trapezoids, exact for what is linear between readings."""
+    inside = [(time, value) for time, value in zip(times, values) if start < time < end]
+    points = [(start, _at(times, values, start)), *inside, (end, _at(times, values, end))]
+    return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in zip(points, points[1:]))
 
 
 @dataclass(frozen=True)
@@ -41,7 +126,9 @@ class Run:
     runner: str  # name of the file in agent/runners/
     provider: str | None  # what the runner really ran on, in its own words, e.g. "CPUExecutionProvider"
     batch: int  # images per inference
+    streams: int  # inferences under way at once
     latencies_ns: tuple[int, ...]  # one per inference, after warm-up, in order
+    gpu_ns: tuple[int, ...] | None  # the same inferences by the GPU's own clock, without the host's share
     wall_ns: int  # of the timed window, less the time the meters took
     load_ns: int  # from the file, already in the page cache, to a loaded model; without importing the runtime
     first_inference_ns: int
@@ -51,25 +138,38 @@ class Run:
     memory_available_before_bytes: int | None  # of the machine, before the runtime was imported
     memory_available_min_bytes: int | None  # lowest seen from there to the end of the window
     memory_available_after_bytes: int | None  # with the model unloaded
-    clocks_before_khz: dict[str, int] | None  # by core, right after warm-up
+    memory_engine_bytes: int | None  # weights and activations, by the runtime's own account
+    memory_nvmap_bytes: int | None  # GPU memory of this process, by the kernel's account; needs root
+    clocks_before_khz: dict[str, int] | None  # "cpu0" ..., "gpu", "emc"; right after warm-up
     clocks_during_khz: tuple[dict[str, int], ...] | None  # several times a second
     clocks_after_khz: dict[str, int] | None
     load_average_before: float | None  # of the machine, over the last minute
     cpu_busy_ns: int | None  # by all programs, on the cores this process may use, summed over cores, in the window
     cpu_own_ns: int | None  # the same, by this process alone
+    gpu_load_permille: tuple[int, ...] | None  # several times a second
+    temperatures_before_c: dict[str, float] | None  # by thermal zone, right after warm-up
+    temperatures_during_c: tuple[dict[str, float], ...] | None
+    temperatures_after_c: dict[str, float] | None
+    throttled: tuple[str, ...] | None  # what the kernel held back during the window; empty: it watched, and nothing
+    power_mode_before: str | None
+    power_mode_after: str | None
+    power: Power | None
+    idle_power: Power | None  # the same with nothing running, before the model was loaded
     environment: dict[str, str]  # what must match for two runs to be compared
     created: str  # UTC, ISO 8601
 
     def latency_ns(self, percentile: float) -> int:
         """Nearest rank: the smallest latency that `percentile` % of all are at or below; `percentile` in (0, 100]."""
-        ordered = sorted(self.latencies_ns)
-        return ordered[math.ceil(percentile * len(ordered) / 100) - 1]
+        return nearest_rank(self.latencies_ns, percentile)
 
     def p50_ns(self) -> int:
         return self.latency_ns(50)
 
     def p90_ns(self) -> int:
         return self.latency_ns(90)
+
+    def p95_ns(self) -> int:
+        return self.latency_ns(95)
 
     def p99_ns(self) -> int:
         return self.latency_ns(99)
@@ -80,6 +180,38 @@ class Run:
     def stddev_ns(self) -> float:
         """Sample standard deviation; 0 for a single sample."""
         return statistics.stdev(self.latencies_ns) if len(self.latencies_ns) > 1 else 0.0
+
+    def gpu_percentile_ns(self, percentile: float) -> int | None:
+        return None if self.gpu_ns is None else nearest_rank(self.gpu_ns, percentile)
+
+    def power_mw(self) -> float | None:
+        """Mean power of the whole module over the window."""
+        return self.power.mean_mw() if self.power else None
+
+    def idle_power_mw(self) -> float | None:
+        return self.idle_power.mean_mw() if self.idle_power else None
+
+    def energy_per_image_mj(self) -> float | None:
+        """Gross: all that the module drew, over the images of the window."""
+        power = self.power_mw()
+        return None if power is None else power / self.images_per_second()
+
+    def net_energy_per_image_mj(self) -> float | None:
+        """Less what the module draws when it does nothing."""
+        power, idle = self.power_mw(), self.idle_power_mw()
+        return None if power is None or idle is None else (power - idle) / self.images_per_second()
+
+    def temperature_max_c(self) -> float | None:
+        readings = (self.temperatures_before_c, *(self.temperatures_during_c or ()), self.temperatures_after_c)
+        return max((degrees for reading in readings if reading for degrees in reading.values()), default=None)
+
+    def gpu_load(self) -> float | None:
+        """Mean share of the time that the GPU was busy, 0 to 1."""
+        return statistics.fmean(self.gpu_load_permille) / 1000 if self.gpu_load_permille else None
+
+    def void(self) -> list[str]:
+        """Say why these numbers are not this board's at these settings; such a run is shown and never judged."""
+        return [text for text in (check(self) for check in (_throttled, _mode_changed, _gpu_clock)) if text]
 
     def images_per_second(self) -> float:
         return self.batch * len(self.latencies_ns) * 1e9 / self.wall_ns
@@ -92,7 +224,10 @@ class Run:
 
     def warnings(self) -> list[str]:
         """Say why these numbers may not be what they seem, each time with something to try."""
-        checks = (_few_samples, _short_window, _coarse_clock, _spread, _outlier, _drift, _clocks, _load, _others)
+        checks = (
+            *(_few_samples, _short_window, _coarse_clock, _spread, _outlier, _drift, _clocks, _load, _others),
+            *(_power_window, _no_total),
+        )
         return [text for text in (check(self) for check in checks) if text]
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,26 +242,41 @@ class Run:
         """Raises: RecordError."""
         if not isinstance(data, dict) or "schema" not in data:
             raise RecordError('not a run: no "schema"')
-        if data["schema"] != SCHEMA:
-            raise RecordError(f"schema {data['schema']!r}, and this edgevit reads schema {SCHEMA}: update edgevit")
+        schema = data["schema"]
+        if schema not in (1, SCHEMA):
+            raise RecordError(f"schema {schema!r}, and this edgevit reads schema 1 and {SCHEMA}: update edgevit")
         values = {name: value for name, value in data.items() if name != "schema"}
+        if schema == 1:
+            values = {**dict.fromkeys(NOT_IN_SCHEMA_1), "streams": 1, **values}
         odd = sorted({field.name for field in fields(cls)} ^ set(values))
         if odd:
-            raise RecordError(f"not a run of schema {SCHEMA}: missing or unknown {', '.join(odd)}")
-        if not _positive_integers(values["latencies_ns"]):
-            raise RecordError("latencies_ns is not a list of nanoseconds")
-        during = values["clocks_during_khz"]
-        values["latencies_ns"] = tuple(values["latencies_ns"])
-        values["clocks_during_khz"] = None if during is None else tuple(during)
+            raise RecordError(f"not a run of schema {schema}: missing or unknown {', '.join(odd)}")
+        for name in ("power", "idle_power"):
+            values[name] = None if values[name] is None else Power.from_dict(values[name])
+        _check_types(cls, values)
+        for name in SERIES:
+            values[name] = None if values[name] is None else tuple(values[name])
+        counted = {name: (values[name],) for name in ("batch", "streams", "wall_ns")}
+        timed = {name: values[name] for name in ("latencies_ns", "gpu_ns") if values[name] is not None}
+        for name, numbers in {**counted, **timed}.items():
+            if not numbers or min(numbers) < 1:
+                raise RecordError(f"{name} is empty, or not above 0")
         return cls(**values)
 
     @classmethod
     def from_json(cls, text: str) -> Run:
         """Raises: RecordError."""
         try:
-            return cls.from_dict(json.loads(text))
-        except json.JSONDecodeError as error:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:  # ValueError: not JSON, or a number of thousands of digits
             raise RecordError(f"not JSON: {error}") from None
+        return cls.from_dict(data)
+
+
+def nearest_rank(values: Sequence[int], percentile: float) -> int:
+    """The smallest value that `percentile` % of all are at or below; `percentile` in (0, 100]."""
+    ordered = sorted(values)
+    return ordered[math.ceil(percentile * len(ordered) / 100) - 1]
 
 
 def comparable(a: Run, b: Run) -> list[str]:
@@ -135,8 +285,35 @@ def comparable(a: Run, b: Run) -> list[str]:
     return [name for name in names if a.environment.get(name) != b.environment.get(name)]
 
 
-def _positive_integers(values: Any) -> bool:
-    return isinstance(values, (list, tuple)) and bool(values) and all(type(v) is int and v > 0 for v in values)
+def _check_types(kind: type, data: Dict[str, Any]) -> None:
+    """Check what was read from JSON against the annotations of a record."""
+    for field in fields(kind):
+        if not _fits(data[field.name], str(field.type)):
+            raise RecordError(f"{field.name} is not of type {field.type}")
+
+
+def _fits(value: Any, annotation: str) -> bool:
+    if annotation in _PLAIN:
+        return _PLAIN[annotation](value)
+    if annotation.endswith(" | None"):
+        return value is None or _fits(value, annotation[: -len(" | None")])
+    if annotation.startswith("tuple["):
+        item = annotation[len("tuple[") : -len(", ...]")]
+        return isinstance(value, (list, tuple)) and all(_fits(v, item) for v in value)
+    item = annotation[len("dict[str, ") : -len("]")]
+    return isinstance(value, dict) and all(isinstance(k, str) and _fits(v, item) for k, v in value.items())
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int and abs(value) < 2**63  # larger ones do not fit into a float, and mean nothing
+
+
+_PLAIN: Dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "int": _is_int,
+    "float": lambda value: _is_int(value) or (type(value) is float and math.isfinite(value)),
+    "Power": lambda value: isinstance(value, Power),
+}
 
 
 def _few_samples(run: Run) -> str | None:
@@ -149,7 +326,7 @@ def _few_samples(run: Run) -> str | None:
 def _short_window(run: Run) -> str | None:
     if run.wall_ns >= WINDOW_NS:
         return None
-    return f"the window lasted {run.wall_ns / 1e9:.2f} s, too short to see a machine slow down; try --min-seconds 10"
+    return f"the window lasted {run.wall_ns / 1e9:.2f} s, too short to see a machine slow down; try --duration 10"
 
 
 def _coarse_clock(run: Run) -> str | None:
@@ -184,14 +361,53 @@ def _drift(run: Run) -> str | None:
     return f"the second half of the window was {abs(ratio - 1):.0%} {change} than the first; {advice}"
 
 
-def _clocks(run: Run) -> str | None:
-    readings: List[Dict[str, int]] = [
-        clocks for clocks in (run.clocks_before_khz, *(run.clocks_during_khz or ()), run.clocks_after_khz) if clocks
-    ]
-    if not readings:
+def _readings(run: Run) -> List[Dict[str, int]]:
+    return [c for c in (run.clocks_before_khz, *(run.clocks_during_khz or ()), run.clocks_after_khz) if c]
+
+
+def _throttled(run: Run) -> str | None:
+    if not run.throttled:
         return None
+    return f"the board held itself back ({'; '.join(run.throttled)}); let it cool down, or check fan and power supply"
+
+
+def _mode_changed(run: Run) -> str | None:
+    before, after = run.power_mode_before, run.power_mode_after
+    if before is None or after is None or before == after:
+        return None
+    return f"the power mode changed from {before} to {after} during the run; run again, and leave it alone"
+
+
+def _gpu_clock(run: Run) -> str | None:
+    """A GPU that ran the model all the time had no reason of its own to change its clock; before and after, it had."""
+    clocks = [reading["gpu"] for reading in run.clocks_during_khz or () if "gpu" in reading]
+    on_gpu = run.gpu_ns is not None or run.streams > 1  # which have no GPU times
+    if not on_gpu or not clocks or max(clocks) <= CLOCKS_MOVED * min(clocks):
+        return None
+    low, high = min(clocks) / 1000, max(clocks) / 1000
+    return f"the GPU clock moved between {low:.0f} and {high:.0f} MHz; try --lock-clocks, or a longer --warmup-seconds"
+
+
+def _power_window(run: Run) -> str | None:
+    if run.power is None or run.power.window_ended_ns - run.power.window_started_ns >= POWER_WINDOW_NS:
+        return None
+    seconds = (run.power.window_ended_ns - run.power.window_started_ns) / 1e9
+    return f"power was read over {seconds:.1f} s only, and its sensor averages slowly; try --duration 10 or more"
+
+
+def _no_total(run: Run) -> str | None:
+    if run.power is None or run.power.total:
+        return None
+    seen = ", ".join(run.power.rails)
+    return f"which rails make up this module is not known, so there is no energy ({seen} were read); try --profile"
+
+
+def _clocks(run: Run) -> str | None:
     # The fastest core of each reading: idle cores slow down as they please.
-    fastest = [max(clocks.values()) for clocks in readings]
+    cores = [[khz for name, khz in reading.items() if name.startswith("cpu")] for reading in _readings(run)]
+    fastest = [max(clocks) for clocks in cores if clocks]
+    if not fastest:
+        return None
     low, high = min(fastest), max(fastest)
     if high <= CLOCKS_MOVED * low:
         return None
@@ -201,15 +417,20 @@ def _clocks(run: Run) -> str | None:
     )
 
 
+def _cores(run: Run) -> int:
+    text = run.environment.get("cores", "")
+    return int(text) if text.isdecimal() else 0
+
+
 def _load(run: Run) -> str | None:
-    cores = int(run.environment.get("cores", "0"))
+    cores = _cores(run)
     if run.load_average_before is None or not cores or run.load_average_before <= cores:
         return None
     return f"the load average was {run.load_average_before:.1f} on {cores} cores; close other programs and run again"
 
 
 def _others(run: Run) -> str | None:
-    cores = int(run.environment.get("cores", "0"))
+    cores = _cores(run)
     if run.cpu_busy_ns is None or run.cpu_own_ns is None or not cores:
         return None
     share = (run.cpu_busy_ns - run.cpu_own_ns) / (run.wall_ns * cores)

@@ -9,10 +9,14 @@ import hashlib
 import io
 import json
 import logging
+import os
+import re
+import select
 import shlex
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -20,13 +24,16 @@ from pathlib import Path
 from typing import Any
 
 import edgevit.agent
-from edgevit.errors import AgentError, UnreachableError
+from edgevit.agent.__main__ import MARK
+from edgevit.errors import AgentError, BoardError, ConnectionLostError, UnfitBoardError, UnreachableError
 
 AGENT_DIR = Path(edgevit.agent.__path__[0])
 LOCAL = ("sh", "-c")
 CACHE = '"${XDG_CACHE_HOME:-$HOME/.cache}"/edgevit'
+START_S = 60.0  # for a connection, and for a slow disk to read Python from
 STOP_S = 5.0  # between asking an agent to end and killing it
 TAIL_LINES = 5  # of the agent's stderr, shown when it dies
+LONGEST_LINE = 1 << 28  # bytes; the layers of a large engine are some MB
 
 # Old enough for any Python to run it and say what is wrong.
 BOOTSTRAP = """\
@@ -37,7 +44,22 @@ from agent.__main__ import main
 main()
 """
 
+# Stores the agent, unless it is there whole, and starts it. Written under another name, then renamed: a dropped
+# connection must not leave half an agent behind. On one line and without a backslash or "!", which csh and fish would
+# not leave as they are in quotes.
+START = (
+    "d={cache}; f=$d/{name}; t=$f.$$; "
+    'mkdir -p "$d" || exit 1; '
+    'if [ -f "$f" ] && [ "$(wc -c <"$f")" -eq {size} ]; then :; else echo; echo "{mark}send"; '
+    'head -c {size} >"$t" && [ "$(wc -c <"$t")" -eq {size} ] && mv "$t" "$f" '
+    '|| {{ rm -f "$t"; df -Pk "$d" >&2; exit 1; }}; fi; '
+    'echo; echo "{mark}start"; exec {python} "$f" greet'
+)
+
 logger = logging.getLogger(__name__)
+
+# Says what a command line that failed tells about the way to the machine: None if it is about the command.
+Explain = Callable[[str, int], BoardError | None]
 
 
 def pack_agent() -> tuple[str, bytes]:
@@ -51,105 +73,202 @@ def pack_agent() -> tuple[str, bytes]:
     return f"agent-{hashlib.sha256(content).hexdigest()[:16]}.pyz", content
 
 
+def in_sh(script: str) -> str:
+    """Return a command line that runs `script` with sh, whatever the login shell is."""
+    return f"exec sh -c {shlex.quote(script)}"
+
+
+def is_full(text: str) -> bool:
+    return bool(re.search("No space left on device|Disk quota exceeded", text))
+
+
 class Agent:
     """An agent, running while the `with` block does.
 
+    `silence_seconds` is how long it may say nothing before it is given up; None: for ever.
+
     Raises:
         UnreachableError: on entry; the agent could not be copied there or did not start.
+        UnfitBoardError: on entry; there is no space for the agent.
     """
 
     def __init__(
-        self, *, python: str = sys.executable, shell: Sequence[str] = LOCAL, host: str = "this machine"
+        self,
+        *,
+        python: str = sys.executable,
+        shell: Sequence[str] = LOCAL,
+        host: str = "this machine",
+        explain: Explain = lambda stderr, code: None,
+        start_seconds: float = START_S,
+        silence_seconds: float | None = None,
     ) -> None:
         self.python = python
         self.shell = tuple(shell)
         self.host = host  # what messages call the machine
+        self.explain = explain
+        self.start_seconds = start_seconds
+        self.silence_seconds = silence_seconds
+        self.idle = False  # it waits for the next request: it is neither dead nor in the middle of an answer
 
     def __enter__(self) -> Agent:
-        name = self._store()
+        name, content = pack_agent()
+        script = START.format(cache=CACHE, name=name, size=len(content), mark=MARK, python=shlex.quote(self.python))
         self._stderr = tempfile.TemporaryFile()  # a file never fills up, as a pipe that nobody reads would
-        # A session of its own: Ctrl-C in a terminal goes to us alone, and we end the agent.
-        self._process = subprocess.Popen(
-            [*self.shell, f"exec {shlex.quote(self.python)} {CACHE}/{name}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            text=True,
-            encoding="utf-8",
-            start_new_session=True,
-        )
+        try:
+            # A session of its own: Ctrl-C in a terminal goes to us alone, and we end the agent.
+            self._process = subprocess.Popen(
+                [*self.shell, in_sh(script)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._stderr.close()
+            raise UnreachableError(f"cannot reach {self.host}: {error}") from error
+        assert self._process.stdin and self._process.stdout
+        self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._stdin, False)  # the other side may never read
+        self._unread = bytearray()
         with ExitStack() as undo:
             undo.callback(self._stop)  # also on Ctrl-C: no agent outlives a start that failed
-            try:
-                self.hello: dict[str, Any] = self.call("hello")
-            except AgentError as error:
-                raise UnreachableError(f"cannot start the agent on {self.host} with {self.python}: {error}") from error
+            self.hello = self._start(content, time.monotonic() + self.start_seconds)
             undo.pop_all()
+        self.idle = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._stop(gently=kind is None)
+        self._stop(gently=kind is None and self.idle)
 
-    def call(self, method: str, on_progress: Callable[[dict[str, Any]], None] | None = None, **args: Any) -> Any:
+    def call(self, method: str, /, on_progress: Callable[[dict[str, Any]], None] | None = None, **args: Any) -> Any:
         """Run one method of the agent and return its result.
 
         Raises:
             AgentError: the method failed, or the agent died.
+            ConnectionLostError: the way to the agent broke, or it was silent for too long.
         """
-        assert self._process.stdin and self._process.stdout
+        self.idle = False
         try:
-            self._process.stdin.write(json.dumps({"method": method, "args": args}) + "\n")
-            self._process.stdin.flush()
+            self._write(json.dumps({"method": method, "args": args}).encode() + b"\n", self._deadline())
+            while line := self._read_line(self._deadline()):
+                reply = self._parse(line)
+                if "progress" not in reply:
+                    break
+                if on_progress:
+                    on_progress(reply["progress"])
+            else:
+                raise self._death(method)
         except BrokenPipeError:
             raise self._death(method) from None
-        for line in self._process.stdout:
-            reply = self._parse(line)
-            if "result" in reply:
-                return reply["result"]
-            if "error" in reply:
-                raise AgentError(reply["error"]["message"], remote_traceback=reply["error"]["traceback"])
-            if on_progress:
-                on_progress(reply["progress"])
-        raise self._death(method)
+        except TimeoutError:
+            raise ConnectionLostError(f"{self.host} has said nothing for {self.silence_seconds:g} s") from None
+        self.idle = True
+        if "error" in reply:
+            raise AgentError(reply["error"]["message"], remote_traceback=reply["error"]["traceback"])
+        return reply["result"]
 
-    def _store(self) -> str:
-        """Put the agent in the cache there, unless it is there whole, and return its file name."""
-        name, content = pack_agent()
-        # Written under another name, then renamed: a dropped connection must not leave half an agent behind.
-        script = f"""
-            mkdir -p {CACHE} && cd {CACHE} || exit 1
-            [ "$(wc -c <{name})" -eq {len(content)} ] 2>/dev/null && exit
-            cat >{name}.$$ && mv {name}.$$ {name} || {{ rm -f {name}.$$; exit 1; }}
-        """
+    def _start(self, content: bytes, deadline: float) -> dict[str, Any]:
+        """Read past what a login shell prints until the agent says hello; send the agent if it is asked for."""
+        stored, noise = False, b""
         try:
-            stored = subprocess.run([*self.shell, script], input=content, capture_output=True, check=False)
-        except OSError as error:
-            raise UnreachableError(f"cannot reach {self.host}: {error}") from error
-        if stored.returncode:
-            reason = stored.stderr.decode(errors="replace").strip() or f"exit code {stored.returncode}"
-            raise UnreachableError(f"cannot copy the agent to {self.host}: {reason}")
-        return name
+            while line := self._read_line(deadline):
+                if not line.startswith(MARK.encode()):
+                    noise = line.strip() or noise
+                elif (said := line[len(MARK) :].strip()) == b"send":
+                    self._write(content, deadline)
+                elif said == b"start":
+                    stored = True
+                else:
+                    return self._parse_hello(said)
+        except BrokenPipeError:
+            pass  # it died; what it said says why
+        except TimeoutError:
+            if noise:
+                raise UnreachableError(f"cannot start the agent: {self._not_the_protocol(noise)}") from None
+            raise UnreachableError(
+                f"{self.host} has not answered within {self.start_seconds:g} s; try again when it is less busy"
+            ) from None
+        raise self._failure_to_start(stored, noise.decode(errors="replace"))
 
-    def _parse(self, line: str) -> dict[str, Any]:
-        try:
-            reply = json.loads(line)
-        except json.JSONDecodeError:
-            reply = None
-        if not isinstance(reply, dict) or not reply.keys() & {"progress", "result", "error"}:
-            raise AgentError(f"the agent on {self.host} answered {line.strip()[:80]!r}, which is not its protocol")
-        return reply
+    def _parse_hello(self, said: bytes) -> dict[str, Any]:
+        hello = _from_json(said)
+        if not (isinstance(hello, dict) and isinstance(hello.get("cache"), str)):
+            raise UnreachableError(f"cannot start the agent: {self._not_the_protocol(said)}")
+        return hello
 
-    def _death(self, method: str) -> AgentError:
+    def _parse(self, line: bytes) -> dict[str, Any]:
+        reply: dict[str, Any] = _from_json(line)
+        match reply:
+            case {"result": _} | {"progress": {}} | {"error": {"message": str(), "traceback": str()}} if (
+                len(reply) == 1
+            ):
+                return reply
+        raise AgentError(self._not_the_protocol(line))
+
+    def _not_the_protocol(self, line: bytes) -> str:
+        said = line.decode(errors="replace").strip()[:80]
+        return f"the agent on {self.host} answered {said!r}, which is not its protocol"
+
+    def _failure_to_start(self, stored: bool, noise: str) -> BoardError:
+        code, how, text = self._end()
+        if reason := self.explain(text, code):
+            return reason
+        tail = _tail(text) or noise
+        if stored:
+            return UnreachableError(
+                f"cannot start the agent on {self.host} with {self.python}: {how}: {tail or 'it said nothing'}; "
+                "try --python with the path of a Python 3.8 or newer there"
+            )
+        if is_full(text):
+            free = re.search(r"(\d+) +\d+% +(/.*)$", text)  # of `df -Pk`
+            where = f" on {free[2]} ({int(free[1])} KiB free)" if free else ""
+            return UnfitBoardError(f"{self.host} has no space left{where} for the agent in ~/.cache/edgevit; make room")
+        return UnreachableError(f"cannot copy the agent to {self.host}: {tail or how}")
+
+    def _death(self, method: str) -> BoardError:
+        code, how, text = self._end()
+        if reason := self.explain(text, code):
+            return ConnectionLostError(str(reason))
+        return AgentError(
+            f"the agent died during {method!r} ({how}): {_tail(text) or 'it said nothing'}", remote_traceback=text
+        )
+
+    def _end(self) -> tuple[int, str, str]:
+        """Return the exit code, in words too, and the stderr of an agent that has closed its output."""
         try:
             code = self._process.wait(STOP_S)
+            how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         except subprocess.TimeoutExpired:
-            return AgentError(f"the agent on {self.host} closed its output during {method!r}")
-        text = self._read_stderr()
-        tail = " | ".join(text.splitlines()[-TAIL_LINES:])
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        return AgentError(
-            f"the agent died during {method!r} ({how}): {tail or 'it said nothing'}", remote_traceback=text
-        )
+            code, how = 0, "it closed its output and goes on"
+        return code, how, self._read_stderr()
+
+    def _deadline(self) -> float | None:
+        return None if self.silence_seconds is None else time.monotonic() + self.silence_seconds
+
+    def _write(self, content: bytes, deadline: float | None) -> None:
+        """Raises: BrokenPipeError, TimeoutError."""
+        left = memoryview(content)
+        while left:
+            _wait_for(self._stdin, select.POLLOUT, deadline)
+            with suppress(BlockingIOError):
+                left = left[os.write(self._stdin, left) :]
+
+    def _read_line(self, deadline: float | None) -> bytes:
+        """Return the next line, or nothing at the end. Raises: TimeoutError."""
+        searched = 0
+        while (end := self._unread.find(b"\n", searched)) < 0:
+            searched = len(self._unread)
+            if searched > LONGEST_LINE:
+                raise AgentError(self._not_the_protocol(bytes(self._unread[:80])))
+            _wait_for(self._stdout, select.POLLIN, deadline)
+            chunk = os.read(self._stdout, 1 << 16)
+            if not chunk:
+                end = searched
+                break
+            self._unread += chunk
+        line = bytes(self._unread[: end + 1])
+        del self._unread[: end + 1]
+        return line
 
     def _read_stderr(self) -> str:
         self._stderr.seek(0)
@@ -160,8 +279,7 @@ class Agent:
         assert self._process.stdin and self._process.stdout
         if not gently:
             self._process.terminate()
-        with suppress(BrokenPipeError):  # it was gone already
-            self._process.stdin.close()
+        self._process.stdin.close()
         try:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -171,3 +289,21 @@ class Agent:
         if said := self._read_stderr():
             logger.info("the agent on %s said: %s", self.host, said)
         self._stderr.close()
+
+
+def _wait_for(file: int, event: int, deadline: float | None) -> None:
+    poll = select.poll()
+    poll.register(file, event)
+    if not poll.poll(None if deadline is None else max(0, 1000 * (deadline - time.monotonic()))):
+        raise TimeoutError
+
+
+def _from_json(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _tail(text: str) -> str:
+    return " | ".join(text.splitlines()[-TAIL_LINES:])

@@ -29,20 +29,28 @@ Interpolation = Annotated[str | None, typer.Option(help="Instead of its interpol
 BatchSize = Annotated[int, typer.Option(help="Images per optimiser step, over all processes and micro-batches.")]
 Workers = Annotated[int, typer.Option(help="Processes that read images.")]
 Device = Annotated[str, typer.Option(help="Where torch computes: auto, cpu, cuda, cuda:1, mps.")]
+Board = Annotated[
+    str | None,
+    typer.Option(metavar="USER@HOST", help="A Jetson, as ssh knows it.  [default: this machine]"),
+]
+SshConfig = Annotated[Path | None, typer.Option(help="Another OpenSSH configuration than your own.")]
+ProfileName = Annotated[
+    str | None, typer.Option("--profile", help="Board profile that must match, by name or path; its budgets are gates.")
+]
 SkipBadImages = Annotated[bool, typer.Option(help="Leave out and count images that cannot be read.")]
 
 
-def model_args(assignments: list[str] | None) -> dict[str, Any]:
+def assignments(texts: list[str] | None, example: str = "--model-arg img_size=32") -> dict[str, Any]:
     """Turn `img_size=32` into {"img_size": 32}; a value that is no Python literal is text.
 
     Raises:
         OptionError: it is no assignment.
     """
     args: dict[str, Any] = {}
-    for text in assignments or ():
+    for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise OptionError(f"--model-arg {text} is not of the form name=value; try --model-arg img_size=32")
+            raise OptionError(f"{example.split()[0]} {text} is not of the form name=value; try {example}")
         try:
             args[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

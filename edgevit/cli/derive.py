@@ -99,7 +99,7 @@ def main(
         head=head,
         checkpoint=checkpoint,
         pretrained=pretrained,
-        model_args=arguments.model_args(model_arg),
+        model_args=arguments.assignments(model_arg),
         preprocessing=arguments.preprocessing(mean, std, crop_pct, interpolation),
         base_classes=base_classes,
         training=Training(

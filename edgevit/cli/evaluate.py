@@ -50,7 +50,7 @@ def main(
         base_classes=base_classes,
         checkpoint=checkpoint,
         pretrained=pretrained,
-        model_args=arguments.model_args(model_arg),
+        model_args=arguments.assignments(model_arg),
         preprocessing=arguments.preprocessing(mean, std, crop_pct, interpolation),
         part=split,
         seed=seed,

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,11 @@ from edgevit.errors import OptionError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from edgevit.board.store import EngineRecord
     from edgevit.export.record import ExportReport
+
+MIB = 1 << 20
+ENGINE = "TensorRT engine"  # heading of its options in the help
 
 
 def main(
@@ -28,56 +32,144 @@ def main(
     ] = None,
     accuracy: Annotated[bool, typer.Option(help="Measure accuracy and top-1 agreement on real images.")] = True,
     split: Annotated[str, typer.Option(help="Part of the data: test or validation.")] = "test",
-    max_images: Annotated[int | None, typer.Option(help="Measure on so many images only, evenly chosen.")] = None,
+    max_images: Annotated[
+        int | None, typer.Option(help="Measure on so many images only, evenly chosen.  [default: all; 500 on a board]")
+    ] = None,
     fp16_tolerance: Annotated[float, typer.Option(help="Relative error of the fp16 logits allowed.")] = 2e-2,
     min_agreement: Annotated[float, typer.Option(help="Share of images with torch's top-1 required in fp16.")] = 0.99,
     batch_size: Annotated[int, typer.Option(help="For the accuracy only.")] = 32,
     workers: arguments.Workers = 0,
     device: Annotated[str, typer.Option(help="For the accuracy only: auto, cpu, cuda, cuda:1, mps.")] = "auto",
     skip_bad_images: arguments.SkipBadImages = False,
+    trt: Annotated[
+        bool, typer.Option("--trt", help="Build a TensorRT engine on the board, too.", rich_help_panel=ENGINE)
+    ] = False,
+    board: Annotated[
+        str | None,
+        typer.Option(
+            metavar="USER@HOST", help="Where, as ssh knows it.  [default: this machine]", rich_help_panel=ENGINE
+        ),
+    ] = None,
+    ssh_config: Annotated[
+        Path | None, typer.Option(help="Another OpenSSH configuration than your own.", rich_help_panel=ENGINE)
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Board profile that must match, by name or path.", rich_help_panel=ENGINE)
+    ] = None,
+    batches: Annotated[
+        str,
+        typer.Option(
+            metavar="LEAST,CHOSEN,MOST",
+            help="Of a dynamic batch; kernels are chosen for the one in the middle.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = "1,1,8",
+    workspace: Annotated[
+        int | None,
+        typer.Option(
+            help="MiB that kernels may be tried with.  [default: by what the board has free]", rich_help_panel=ENGINE
+        ),
+    ] = None,
+    optimization_level: Annotated[
+        int | None, typer.Option(help="0 to 5; TensorRT 8.6 and newer.  [default: its own]", rich_help_panel=ENGINE)
+    ] = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Build even if nothing has changed.", rich_help_panel=ENGINE)
+    ] = False,
+    engine_drop: Annotated[
+        float, typer.Option(help="Share of all images that it may lose against fp32.", rich_help_panel=ENGINE)
+    ] = 0.01,
+    engine_class_drop: Annotated[
+        float, typer.Option(help="Share of any class that it may lose.", rich_help_panel=ENGINE)
+    ] = 0.05,
+    engine_agreement: Annotated[
+        float, typer.Option(help="Share of images with fp32's top-1 required.", rich_help_panel=ENGINE)
+    ] = 0.98,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
 ) -> None:
-    """Export a model folder to ONNX, in fp32 and fp16, and check the files against the model."""
+    """Export a model folder to ONNX, in fp32 and fp16, and check the files against the model.
+
+    With --trt, also build an engine on the board, and keep it only if it classifies there as fp32 does here.
+    """
     console = Console(json=json, quiet=quiet, verbose=verbose)
+    for name, value in (("board", board), ("ssh-config", ssh_config), ("profile", profile), ("rebuild", rebuild)):
+        if value and not trt:
+            raise OptionError(f"--{name} is for an engine; give --trt, too")
     fixed = None if batch == "dynamic" else _count(batch)
+    span = _three(batches)
 
     from edgevit.export.gates import Tolerances
     from edgevit.export.onnx import export
+    from edgevit.export.record import read_report
 
-    report = export(
-        model,
-        batch=fixed or "dynamic",
-        opset=opset,
-        pad_heads=pad_heads,
-        fp16=fp16,
-        data=data,
-        accuracy=accuracy,
-        part=split,
-        max_images=max_images,
-        batch_size=batch_size,
-        workers=workers,
-        device=device,
-        skip_bad_images=skip_bad_images,
-        tolerances=Tolerances(fp16_error=fp16_tolerance, fp16_agreement=min_agreement),
-        progress=console.progress,
-    )
+    asked: dict[str, Any] = {
+        "batch": fixed or "dynamic",
+        "opset": opset,
+        "pad_heads": pad_heads,
+        "fp16": fp16,
+        "data": data,
+        "accuracy": accuracy,
+        "part": split,
+        "max_images": max_images,
+        "batch_size": batch_size,
+        "workers": workers,
+        "device": device,
+        "skip_bad_images": skip_bad_images,
+        "tolerances": Tolerances(fp16_error=fp16_tolerance, fp16_agreement=min_agreement),
+    }
+    if not trt:
+        report, engine = export(model, **asked, progress=console.progress), None
+    else:
+        from edgevit.board.connection import open_board
+        from edgevit.engines.build import build_engine
+        from edgevit.engines.gate import GateTolerances
+        from edgevit.engines.options import IMAGES, Options
+
+        options = Options(
+            batches=span,
+            workspace_bytes=None if workspace is None else workspace * MIB,
+            optimization_level=optimization_level,
+            rebuild=rebuild,
+            max_images=IMAGES if max_images is None else max_images,
+            tolerances=GateTolerances(engine_drop, engine_class_drop, engine_agreement),
+            profile=profile,
+            export=asked,
+        )
+        with open_board(board, ssh_config=ssh_config) as opened:
+            engine = build_engine(model, opened, options, console.progress)
+        report = read_report(model / "export")
+    show(console, report, engine)
+
+
+def show(console: Console, report: ExportReport, engine: EngineRecord | None) -> None:
     console.show(files_table(report))
     if report.fusion:
         f = report.fusion
         console.show(
             f"attention fused in {f.fused} of {f.blocks} blocks by {f.compiler} {f.version} for {f.target}: {f.note}"
         )
-    for text in report.warnings:
+    if engine:
+        console.show(engine_table(engine))
+    for text in (*report.warnings, *(engine.warnings if engine else ())):
         console.warn(text)
-    console.result(report.to_dict())
+    built = {"engine": {"path": str(engine.path), **engine.to_dict()}} if engine else {}
+    console.result({**report.to_dict(), **built})
 
 
 def _count(batch: str) -> int:
     if not batch.isdecimal() or int(batch) < 1:
         raise OptionError(f"--batch {batch} is neither a number of images nor 'dynamic'; try 1")
     return int(batch)
+
+
+def _three(batches: str) -> tuple[int, int, int]:
+    parts = batches.split(",")
+    if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
+        raise OptionError(f"--batches {batches} is not three numbers of images; try 1,1,8")
+    least, chosen, most = map(int, parts)
+    return least, chosen, most
 
 
 def files_table(report: ExportReport) -> Table:
@@ -90,9 +182,9 @@ def files_table(report: ExportReport) -> Table:
     if checked := report.accuracy:
         table.caption = f"top-1 of torch {checked.torch:.2%}, on {checked.images} {checked.part} images"
         table.caption_justify = "left"
-    for precision, parity in report.parity.items():
-        name = f"model.{precision}.onnx"
-        seen = checked.files[precision] if checked else None
+    for label, parity in report.parity.items():
+        name = f"model.{label}.onnx"
+        seen = checked.files.get(label) if checked else None
         table.add_row(
             name,
             f"{report.files[name].bytes / 1e6:.1f}",
@@ -100,4 +192,32 @@ def files_table(report: ExportReport) -> Table:
             f"{seen.top1:.2%}" if seen else "",
             f"{seen.agreement:.2%}" if seen else "",
         )
+    return table
+
+
+def engine_table(engine: EngineRecord) -> Table:
+    from rich.table import Table
+
+    seen = engine.accuracy
+    table = Table(title=str(engine.path), title_justify="left", caption_justify="left")
+    table.caption = f"on {engine.fingerprint}, for batches {engine.batches[0]} to {engine.batches[2]}" + (
+        f"; top-1 on {seen['images']} {seen['part']} images" if seen else ""
+    )
+    table.add_column("computes in")
+    for heading in ("top-1 here", "on the board", "agree", "worst class", "fused", "MB", "build s"):
+        table.add_column(heading, justify="right")
+    worst = ""
+    if seen:
+        one = seen["per_class"][seen["worst_class"]]
+        worst = f"{seen['worst_class']} {one['board'] - one['host']:+.1%}"
+    table.add_row(
+        engine.rung,
+        f"{seen['host']:.2%}" if seen else "",
+        f"{seen['board']:.2%}" if seen else "",
+        f"{seen['agreement']:.2%}" if seen else "",
+        worst,
+        "" if engine.fused is None else f"{engine.fused} of {engine.blocks}",
+        f"{engine.bytes / 1e6:.1f}",
+        f"{engine.build_seconds:.1f}",
+    )
     return table

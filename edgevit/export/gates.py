@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from edgevit.progress import Progress
 Predict = Callable[[Tensor], Tensor]
 
 # What a Vision Transformer decomposes to, all of it in TensorRT 8.5 and later. Not here on purpose: Attention, which
-# JetPack's parsers lack, and Cast, which splits fused kernels.
+# JetPack's parsers lack, and Cast, which splits fused kernels and stands only around what is meant to be in fp32.
 OPERATORS = frozenset(
     """
     Add Sub Mul Div Pow Sqrt Erf Gelu Tanh Sigmoid Relu Softmax LayerNormalization MatMul Gemm Conv ReduceMean ReduceMax
@@ -79,8 +79,10 @@ class AccuracyCheck:
     files: dict[str, FileAccuracy]  # by precision
 
 
-def check_graph(path: Path, opset: int) -> dict[str, int]:
+def check_graph(path: Path, opset: int, *, islands: Collection[str] = ()) -> dict[str, int]:
     """Check that the file is valid ONNX of the opset asked for, made of known operators only; return their counts.
+
+    `islands` are the modules of an fp16 file that compute in fp32: they alone may cast.
 
     Raises:
         ExportError: it is not.
@@ -96,7 +98,9 @@ def check_graph(path: Path, opset: int) -> dict[str, int]:
     if seen != {"": opset}:
         raise ExportError(f"{path.name} has opset {seen.get('')} where {opset} was asked for; try --opset 20")
     counts = Counter(node.op_type for node in model.graph.node)
-    if unknown := sorted(counts.keys() - OPERATORS):
+    casting = {node.name.partition("/")[0] for node in model.graph.node if node.op_type == "Cast"}
+    known = OPERATORS | {"Cast"} if casting and casting <= set(islands) else OPERATORS
+    if unknown := sorted(counts.keys() - known):
         raise ExportError(
             f"{path.name} holds {', '.join(unknown)}, which may not run or not run fast on a board; try --opset 20, "
             f"or report the base model's name"

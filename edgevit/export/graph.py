@@ -1,15 +1,22 @@
-"""From a torch network to an ONNX file: decomposed attention, scale on Q, no casts, no trace of this machine."""
+"""From a torch network to an ONNX file: decomposed attention, scale on Q, no trace of this machine.
+
+Every node is named by the module it comes from, `blocks.3.attn.qkv/MatMul`: TensorRT carries these names into its
+layers, so that a board can be told which to keep in fp32 and what it says of a layer can be traced back.
+"""
 
 from __future__ import annotations
 
+import ast
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
+import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
 from torch import nn
@@ -21,6 +28,10 @@ INPUT, OUTPUT = "images", "logits"
 PROTOBUF_LIMIT_BYTES = (
     2_000_000_000  # a protobuf message ends at 2 GiB; larger models keep their weights beside the file
 )
+NATIVE_OPSET = 18  # torch's exporter writes this and newer
+NATIVE_LAYER_NORM = 17  # the first operator set with LayerNormalization
+OLD_IR_VERSION = 8  # of ONNX when these operator sets were current: what old parsers were built to read
+_SCOPES = "pkg.torch.onnx.name_scopes"  # the exporter's note of the modules that a node lies in, outermost first
 _CHATTY = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 
 
@@ -36,6 +47,41 @@ def _attention(  # type: ignore[no-untyped-def]
     factor = op.CastLike(op.Constant(value_float=scale or query.shape[-1] ** -0.5), query)  # folded by the optimiser
     scores = op.MatMul(op.Mul(query, factor), op.Transpose(key, perm=[0, 1, 3, 2]))
     return op.MatMul(op.Softmax(scores, axis=-1), value)
+
+
+def _layer_norm(input, normalized_shape, weight, bias, eps=1e-5, cudnn_enable=True):  # type: ignore[no-untyped-def]
+    """Translate layer normalisation over the last axis to primitives, for parsers that have no operator for it."""
+    assert len(normalized_shape) == 1 and weight is not None and bias is not None, "as every Vision Transformer has it"
+    axis = op.Constant(value_ints=[-1])
+    centred = op.Sub(input, op.ReduceMean(input, axis))
+    variance = op.ReduceMean(op.Mul(centred, centred), axis)
+    least = op.CastLike(op.Constant(value_float=eps), input)
+    return op.Add(op.Mul(op.Div(centred, op.Sqrt(op.Add(variance, least))), weight), bias)
+
+
+def _translations(opset: int) -> dict[Any, Any]:
+    table = {torch.ops.aten.scaled_dot_product_attention.default: _attention}
+    return table if opset >= NATIVE_LAYER_NORM else {**table, torch.ops.aten.layer_norm.default: _layer_norm}
+
+
+def _lower(model: Any, opset: int) -> None:
+    """Turn a graph of operator set 18 into one of 16 or 17, in place.
+
+    Of the operators that a Vision Transformer decomposes to, 18 changed two: the axes of a reduction became an input,
+    and Split got a number of outputs, which is that of its outputs. `check_graph` holds the result to the older rules.
+    """
+    for node in model.graph:
+        if node.op_type in ("ReduceMean", "ReduceMax") and len(node.inputs) > 1:
+            axes = node.inputs[1].const_value.numpy().tolist()
+            node.resize_inputs(1)
+            node.attributes["axes"] = ir.AttrInt64s("axes", axes)
+            node.attributes.pop("noop_with_empty_axes", None)
+        elif node.op_type == "Split":
+            node.attributes.pop("num_outputs", None)
+    for name in [name for name, value in model.graph.initializers.items() if not value.uses()]:
+        del model.graph.initializers[name]
+    model.opset_imports[""] = opset
+    model.ir_version = OLD_IR_VERSION
 
 
 @contextmanager
@@ -61,6 +107,24 @@ def exporter_boundary(what: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
+def _module_of(node: Any, modules: Mapping[str, nn.Module], found: Mapping[Any, str]) -> str:
+    """The module a node lies in; one that the exporter's optimiser made lies where its first input comes from."""
+    if _SCOPES not in node.metadata_props:
+        return next((found[i.producer()] for i in node.inputs if i is not None and i.producer() in found), "")
+    known = [scope for scope in ast.literal_eval(node.metadata_props[_SCOPES]) if scope in modules]
+    return known[-1] if known else ""
+
+
+def _name_nodes(model: Any, network: nn.Module) -> None:
+    """Name every node by its module and operator, numbered where there are several; the same in every run."""
+    modules, seen, found = dict(network.named_modules()), Counter[str](), dict[Any, str]()
+    for node in model.graph:
+        found[node] = module = _module_of(node, modules, found)
+        name = f"{module or 'model'}/{node.op_type}"
+        node.name = f"{name}_{seen[name]}" if seen[name] else name
+        seen[name] += 1
+
+
 def _forget_origin(model: Any) -> None:
     """Remove the exporter's notes: they hold stack traces with this machine's paths, and no two runs agree on them."""
     graph = model.graph
@@ -83,6 +147,8 @@ def write_onnx(
 ) -> None:
     """Write the network as it is: its dtype is the file's, from the images to the logits.
 
+    Below opset 18 the file is of old operators only, below 17 layer normalisation is decomposed, too.
+
     Raises:
         ExportError: the exporter failed.
     """
@@ -94,14 +160,17 @@ def write_onnx(
             network,
             (images,),
             dynamo=True,
-            opset_version=opset,
+            opset_version=max(opset, NATIVE_OPSET),
             input_names=[INPUT],
             output_names=[OUTPUT],
             dynamic_shapes=({0: torch.export.Dim("batch")},) if batch == "dynamic" else None,
-            custom_translation_table={torch.ops.aten.scaled_dot_product_attention.default: _attention},
+            custom_translation_table=_translations(opset),
             verbose=False,
         )
         assert program is not None  # it is None only for torch's older exporter
+        if opset < NATIVE_OPSET:
+            _lower(program.model, opset)
+        _name_nodes(program.model, network)
         _forget_origin(program.model)
         program.model.metadata_props.update(metadata)
         size = sum(p.numel() * p.element_size() for p in network.parameters())

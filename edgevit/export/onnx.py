@@ -34,6 +34,7 @@ from edgevit.progress import Progress, Silent
 
 OPSETS = range(17, 21)  # 17 brings LayerNormalization; JetPack 6's parser reads up to 20
 PARITY_IMAGES = 4
+ENGINES = "engines"  # folder in the export's, which a new export leaves as it is
 DTYPES = {"fp32": "float32", "fp16": "float16"}
 
 
@@ -60,6 +61,8 @@ class _Stages:
 def _replaced_folder(folder: Path) -> Iterator[Path]:
     """Give a temporary folder that takes the place of `folder` when the block ends well, and vanishes when it does not.
 
+    Engines in the folder stay.
+
     Raises:
         OutputError: what is there was not written by `export`, or it cannot be written.
     """
@@ -73,6 +76,9 @@ def _replaced_folder(folder: Path) -> Iterator[Path]:
             if folder.exists():
                 folder.rename(earlier)
             temporary.rename(folder)
+            if (earlier / ENGINES).exists():
+                # They say themselves what they were built from, and took minutes on boards that may be away now.
+                (earlier / ENGINES).rename(folder / ENGINES)
         finally:
             if earlier.exists() and not folder.exists():
                 earlier.rename(folder)
@@ -93,7 +99,7 @@ def _check_options(batch: Batch, opset: int, max_images: int | None, batch_size:
 
 
 @dataclass(frozen=True)
-class _Source:
+class Source:
     """The model folder that is exported."""
 
     model: Model
@@ -116,6 +122,9 @@ class _Source:
     def dims(self, network: nn.Module) -> tuple[BlockDims, ...]:
         return tuple(block.dims for block in load_family(self.family_name).read(network))
 
+    def shape_options(self, batch: Batch, opset: int) -> dict[str, Any]:
+        return {"input_size": self.input_size, "batch": batch, "opset": opset}
+
     def metadata(self) -> dict[str, str]:
         """What an application needs to use a file, and `evaluate` to judge it. JSON values, strings as they are."""
         subject, spec = self.subject, self.model.spec
@@ -131,14 +140,14 @@ class _Source:
         }
 
 
-def _open_source(folder: Path) -> _Source:
+def open_source(folder: Path) -> Source:
     model = load(folder)
     check_finite(model.network.requires_grad_(False))
     weights_sha256 = json.loads((folder / SPEC).read_text())["weights_sha256"]
-    return _Source(model, subject_of(model.spec, data_record(folder)), weights_sha256)
+    return Source(model, subject_of(model.spec, data_record(folder)), weights_sha256)
 
 
-def _judging(subject: Subject, data: str | Path | None, warnings: list[str], **options: Any) -> Judging | None:
+def judging_images(subject: Subject, data: str | Path | None, warnings: list[str], **options: Any) -> Judging | None:
     """The images to judge on; where the model's own cannot be had, say so and go on without."""
     try:
         return open_images(subject, data, **options)
@@ -149,7 +158,7 @@ def _judging(subject: Subject, data: str | Path | None, warnings: list[str], **o
         return None
 
 
-def _sample(judging: Judging | None, input_size: tuple[int, int, int]) -> tuple[Tensor, str]:
+def sample_images(judging: Judging | None, input_size: tuple[int, int, int]) -> tuple[Tensor, str]:
     """A few images for parity and ranges: real ones where there are any."""
     if judging is None:
         generator = torch.Generator().manual_seed(0)
@@ -236,7 +245,7 @@ def _fusion(written: _Written, blocks: tuple[BlockDims, ...], warnings: list[str
     return fusion
 
 
-def _padding(source: _Source, padded: nn.Module) -> dict[str, Any]:
+def _padding(source: Source, padded: nn.Module) -> dict[str, Any]:
     before, after = source.model.spec.blocks, source.dims(padded)
     return {
         "blocks": sum(old != new for old, new in zip(before, after, strict=True)),
@@ -246,7 +255,7 @@ def _padding(source: _Source, padded: nn.Module) -> dict[str, Any]:
     }
 
 
-def _description(source: _Source, batch: Batch, precisions: tuple[str, ...]) -> dict[str, Any]:
+def _description(source: Source, batch: Batch, precisions: tuple[str, ...]) -> dict[str, Any]:
     """The part of the record that no check contributes to."""
     subject = source.subject
     dtypes = {file_name(precision): DTYPES[precision] for precision in precisions}
@@ -296,20 +305,20 @@ def export(
     precisions = ("fp32", "fp16") if fp16 else ("fp32",)
     folder = Path(model)
     with stages("load"):
-        source = _open_source(folder)
+        source = open_source(folder)
     judging = None
     if accuracy:
         with stages("find images"):
             options = {"part": part, "skip_bad_images": skip_bad_images, "progress": stages.progress}
-            judging = _judging(source.subject, data, warnings, **options)
-    images, images_from = _sample(judging, source.input_size)
+            judging = judging_images(source.subject, data, warnings, **options)
+    images, images_from = sample_images(judging, source.input_size)
     exported = padded_copy(source.network, source.family_name) if pad_heads else source.network
     blocks = source.dims(exported)
     checks: dict[str, Any] = {"padded": _padding(source, exported) if pad_heads else None, "accuracy": None}
     with stages("check ranges"):
         checks["range"] = check_range(exported, images) if fp16 else None
     with _replaced_folder(folder / "export") as temporary:
-        graph_options = {"input_size": source.input_size, "batch": batch, "opset": opset}
+        graph_options = source.shape_options(batch, opset)
         written = _write_files(exported, temporary, precisions, stages, source.metadata(), **graph_options)
         del exported
         with stages("check parity"):

@@ -6,12 +6,14 @@ Schema history: 1  first version
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from edgevit.errors import ExportError
 from edgevit.export.fusion import Fusion
-from edgevit.export.gates import AccuracyCheck, Parity
+from edgevit.export.gates import AccuracyCheck, FileAccuracy, Parity
 from edgevit.export.graph import Batch
 from edgevit.export.precision import Range
 
@@ -66,3 +68,44 @@ class ExportReport:
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2) + "\n"
+
+
+def _tensors(listed: list[dict[str, Any]]) -> tuple[TensorInfo, ...]:
+    return tuple(TensorInfo(t["name"], tuple(t["shape"]), t["dtypes"]) for t in listed)
+
+
+def _accuracy(data: dict[str, Any]) -> AccuracyCheck:
+    return AccuracyCheck(**{**data, "files": {name: FileAccuracy(**f) for name, f in data["files"].items()}})
+
+
+def _parsed(folder: Path, data: Mapping[str, Any]) -> ExportReport:
+    return ExportReport(
+        folder=folder,
+        files={name: ExportedFile(**f) for name, f in data["files"].items()},
+        inputs=_tensors(data["inputs"]),
+        outputs=_tensors(data["outputs"]),
+        classes=tuple(data["classes"]),
+        range=Range(**data["range"]) if data["range"] else None,
+        parity={name: Parity(**p) for name, p in data["parity"].items()},
+        accuracy=_accuracy(data["accuracy"]) if data["accuracy"] else None,
+        fusion=Fusion(**data["fusion"]) if data["fusion"] else None,
+        warnings=tuple(data["warnings"]),
+        **{name: data[name] for name in ("batch", "opset", "preprocessing", "model", "padded", "versions", "seconds")},
+    )
+
+
+def read_report(folder: Path) -> ExportReport:
+    """Read the record of an export folder.
+
+    Raises:
+        ExportError: it is missing, or not what `export` writes.
+    """
+    path = folder / RECORD
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["schema"] == SCHEMA:
+            return _parsed(folder, data)
+        why = f"its schema is {data['schema']!r}, this edgevit reads {SCHEMA}"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+    raise ExportError(f"{path} cannot be read ({why}); export the model again")

@@ -5,11 +5,18 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from edgevit.agent.records import RecordError, Run, comparable
 from edgevit.errors import RunsError
+from edgevit.report.intervals import Ratio, ratios
+
+UNITS = {"p50": "ms", "p99": "ms", "mean": "ms", "throughput": "images/s", "energy": "mJ/image"}
+MORE_IS_BETTER = ("throughput",)
+
+Outcome = Literal["better", "worse", "cannot be told apart", "too few samples", "void"]
 
 
 @dataclass(frozen=True)
@@ -21,39 +28,55 @@ class Row:
     runner: str
     provider: str | None
     batch: int
+    streams: int
     p50_ms: float
     p90_ms: float
+    p95_ms: float
     p99_ms: float
+    gpu_p50_ms: float | None
+    gpu_p99_ms: float | None
     spread: float  # standard deviation over mean
     samples: int
     images_per_s: float
     memory_peak_mib: float | None  # resident set of the process
     memory_taken_mib: float | None  # fall of the machine's available memory
+    memory_engine_mib: float | None
     load_ms: float
     first_inference_ms: float
+    power_w: float | None  # of the module: the sum of `rails`
+    idle_power_w: float | None
+    energy_mj: float | None  # per image, gross
+    energy_net_mj: float | None  # less what the module draws when idle
+    rails: tuple[str, ...]  # empty: not known which make up the module
+    power_window_s: float | None
+    gpu_load: float | None  # 0 to 1
+    temperature_max_c: float | None
+    power_mode: str | None
+    roofline_share: float | None  # of what the board can do at most
+    void: tuple[str, ...]  # why these numbers are not this board's
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How much longer `after` takes than `before` at one batch size; below 1 is faster.
-
-    `low` and `high` set the quartiles against each other: 25th percentile of the one over 75th of the other.
-    """
+    """One figure of `after` over that of `before`, at one batch size and number of streams, with its 95 % interval."""
 
     before: str
     after: str
     batch: int
-    before_p50_ms: float
-    after_p50_ms: float
-    ratio: float  # p50 over p50
-    low: float
-    high: float
+    streams: int
+    figure: str  # of UNITS
+    unit: str
+    before_value: float
+    after_value: float
+    ratio: float
+    low: float | None  # None: not judged, because it is void or there are too few samples
+    high: float | None
+    outcome: Outcome
+    runs: tuple[int, int]  # before and after; of one each, the interval leaves out how processes differ
+    blocks: tuple[int, int] | None  # inferences in a row that were resampled together; None: whole runs were
+    void: tuple[str, ...]  # why the runs are
     differing: tuple[str, ...]  # what differs in their environments; not empty only if the comparison was forced
-
-    def within_spread(self) -> bool:
-        """Say whether the two cannot be told apart."""
-        return self.low <= 1 <= self.high
 
 
 def load_runs(path: str | Path) -> list[Run]:
@@ -78,43 +101,72 @@ def load_runs(path: str | Path) -> list[Run]:
     return runs
 
 
-def make_row(run: Run) -> Row:
+def make_row(run: Run, least_s: float | None = None) -> Row:
+    """`least_s` is the time of one inference that the board cannot go below, where that is known."""
+    share = None if least_s is None else least_s / _inference_s(run)
+    power = run.power
     return Row(
         label=run.label,
         precision=run.precision,
         runner=run.runner,
         provider=run.provider,
         batch=run.batch,
+        streams=run.streams,
         p50_ms=run.p50_ns() / 1e6,
         p90_ms=run.p90_ns() / 1e6,
+        p95_ms=run.p95_ns() / 1e6,
         p99_ms=run.p99_ns() / 1e6,
+        gpu_p50_ms=_over(run.gpu_percentile_ns(50), 1e6),
+        gpu_p99_ms=_over(run.gpu_percentile_ns(99), 1e6),
         spread=run.stddev_ns() / run.mean_ns(),
         samples=len(run.latencies_ns),
         images_per_s=run.images_per_second(),
-        memory_peak_mib=_mib(run.memory_peak_rss_bytes),
-        memory_taken_mib=_mib(run.memory_taken_bytes()),
+        memory_peak_mib=_over(run.memory_peak_rss_bytes, 2**20),
+        memory_taken_mib=_over(run.memory_taken_bytes(), 2**20),
+        memory_engine_mib=_over(run.memory_engine_bytes, 2**20),
         load_ms=run.load_ns / 1e6,
         first_inference_ms=run.first_inference_ns / 1e6,
-        warnings=tuple(run.warnings()),
+        power_w=_over(run.power_mw(), 1e3),
+        idle_power_w=_over(run.idle_power_mw(), 1e3),
+        energy_mj=run.energy_per_image_mj(),
+        energy_net_mj=run.net_energy_per_image_mj(),
+        rails=power.total if power else (),
+        power_window_s=(power.window_ended_ns - power.window_started_ns) / 1e9 if power else None,
+        gpu_load=run.gpu_load(),
+        temperature_max_c=run.temperature_max_c(),
+        power_mode=run.power_mode_before,
+        roofline_share=share,
+        void=tuple(run.void()),
+        warnings=(*run.warnings(), *_too_fast(share)),
     )
 
 
 def compare_runs(before: Iterable[Run], after: Iterable[Run], *, force: bool = False) -> list[Comparison]:
-    """Set each model of `after` against each model of `before` at every batch size that both were measured at.
+    """Set each model of `after` against itself in `before`, at every batch size and number of streams of both.
 
-    Several runs of one model at one batch size are pooled, so that the spread between processes counts too.
+    A model is itself by label and precision; one that `before` lacks is set against each model there. Void runs are
+    shown and not judged, unless `force`.
 
     Raises:
         RunsError: they have no batch size in common, or were made in different environments and not `force`.
     """
-    old, new = _group(before), _group(after)
-    pairs = [(a, b) for b in new for a in old if a[0].batch == b[0].batch]
+    old, new = group(before), group(after)
+    pairs = [(a, b) for b in new for a in _partners(b, old)]
     if not pairs:
         raise RunsError(f"no batch size in common: {_batches(old)} before, {_batches(new)} after")
     if not force:
         for a, b in pairs:
             _refuse_different_environments([*a, *b])
-    return [_compare(a, b) for a, b in pairs]
+    return [comparison for a, b in pairs for comparison in _compare(a, b, force=force)]
+
+
+def group(runs: Iterable[Run]) -> list[list[Run]]:
+    """Put repeats together: runs of the same model, run in the same way."""
+    groups: dict[tuple[object, ...], list[Run]] = defaultdict(list)
+    for run in runs:
+        model = (run.label, run.model_sha256, run.precision)
+        groups[model, run.runner, run.provider, run.batch, run.streams].append(run)
+    return list(groups.values())
 
 
 def three_digits(value: float | None) -> str:
@@ -127,12 +179,13 @@ def three_digits(value: float | None) -> str:
     return f"{round(value, decimals):,.{max(decimals, 0)}f}"
 
 
-def _group(runs: Iterable[Run]) -> list[list[Run]]:
-    """Put runs of the same model, run in the same way, together."""
-    groups: dict[tuple[object, ...], list[Run]] = defaultdict(list)
-    for run in runs:
-        groups[run.label, run.model_sha256, run.precision, run.runner, run.provider, run.batch].append(run)
-    return list(groups.values())
+def _partners(runs: Sequence[Run], others: Sequence[Sequence[Run]]) -> list[Sequence[Run]]:
+    alike = [other for other in others if _shape(other[0]) == _shape(runs[0])]
+    return [other for other in alike if _name(other[0]) == _name(runs[0])] or alike
+
+
+def _shape(run: Run) -> tuple[int, int]:
+    return run.batch, run.streams
 
 
 def _refuse_different_environments(runs: Sequence[Run]) -> None:
@@ -145,24 +198,56 @@ def _refuse_different_environments(runs: Sequence[Run]) -> None:
             raise RunsError(f"not comparable: {seen}. Measure both in one place, or compare anyway with --force")
 
 
-def _compare(before: Sequence[Run], after: Sequence[Run]) -> Comparison:
-    old, new = _pool(before), _pool(after)
-    differing = {name for run in (*before, *after) for name in comparable(old, run)}
-    return Comparison(
-        before=_name(old),
-        after=_name(new),
-        batch=old.batch,
-        before_p50_ms=old.p50_ns() / 1e6,
-        after_p50_ms=new.p50_ns() / 1e6,
-        ratio=new.p50_ns() / old.p50_ns(),
-        low=new.latency_ns(25) / old.latency_ns(75),
-        high=new.latency_ns(75) / old.latency_ns(25),
-        differing=tuple(sorted(differing)),
-    )
+def _compare(before: Sequence[Run], after: Sequence[Run], *, force: bool) -> list[Comparison]:
+    both = (*before, *after)
+    void = tuple(dict.fromkeys(reason for run in both for reason in run.void()))
+    differing = {name for run in both for name in comparable(before[0], run)}
+    judged = force or not void
+    return [
+        Comparison(
+            before=_name(before[0]),
+            after=_name(after[0]),
+            batch=after[0].batch,
+            streams=after[0].streams,
+            figure=found.figure,
+            unit=UNITS[found.figure],
+            before_value=found.before,
+            after_value=found.after,
+            ratio=found.ratio,
+            low=found.low if judged else None,
+            high=found.high if judged else None,
+            outcome=_outcome(found) if judged else "void",
+            runs=(len(before), len(after)),
+            blocks=found.blocks if judged else None,
+            void=void,
+            differing=tuple(sorted(differing)),
+        )
+        for found in ratios(before, after)
+    ]
 
 
-def _pool(runs: Sequence[Run]) -> Run:
-    return replace(runs[0], latencies_ns=tuple(latency for run in runs for latency in run.latencies_ns))
+def _outcome(found: Ratio) -> Outcome:
+    if found.low is None or found.high is None:
+        return "too few samples"
+    if found.low <= 1 <= found.high:
+        return "cannot be told apart"
+    return "better" if (found.low > 1) == (found.figure in MORE_IS_BETTER) else "worse"
+
+
+def _inference_s(run: Run) -> float:
+    """What the board took for one inference; where several are under way at once, one by the other."""
+    if run.streams > 1:
+        return run.wall_ns / len(run.latencies_ns) / 1e9
+    return (run.gpu_percentile_ns(50) or run.p50_ns()) / 1e9
+
+
+def _too_fast(share: float | None) -> list[str]:
+    if share is None or share <= 1:
+        return []
+    return [
+        f"an inference took less than the board needs at its peak (share {share:.2f}), and cannot be believed; "
+        "check the batch size, the power mode, and that inference is waited for"
+    ]
 
 
 def _name(run: Run) -> str:
@@ -170,8 +255,11 @@ def _name(run: Run) -> str:
 
 
 def _batches(groups: Iterable[Sequence[Run]]) -> str:
-    return ", ".join(map(str, sorted({group[0].batch for group in groups})))
+    return ", ".join(
+        f"{batch} with {streams} streams" if streams > 1 else str(batch)
+        for batch, streams in sorted({_shape(runs[0]) for runs in groups})
+    )
 
 
-def _mib(size_bytes: int | None) -> float | None:
-    return None if size_bytes is None else size_bytes / 2**20
+def _over(value: float | None, size: float) -> float | None:
+    return None if value is None else value / size

@@ -9,6 +9,7 @@ import pytest
 
 from edgevit.agent.measure import Request
 from edgevit.agent.records import Run
+from edgevit.agent.runners import runner_names
 from edgevit.board.client import Agent
 from edgevit.errors import AgentError, UnreachableError
 
@@ -29,11 +30,25 @@ def interpreter(version):
 def test_the_agent_measures_under_each_python(version):
     with Agent(python=interpreter(version)) as agent:
         assert agent.hello["python"].startswith(version)
-        assert agent.hello["runners"] == ["fake", "onnxruntime"]
+        assert agent.hello["runners"] == runner_names()
         run = Run.from_dict(agent.call("measure", **asdict(REQUEST)))
     assert len(run.latencies_ns) == 20
     assert run.p50_ns() >= 1e6
     assert version in run.environment["python"]
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.10", "3.12"])
+def test_a_job_runs_under_each_python(version, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("EDGEVIT_BOARD_ROOT", str(tmp_path))
+    told = []
+    with Agent(python=interpreter(version)) as agent:
+        assert agent.call("start", job="a", method="measure", args=asdict(REQUEST), owner="anna@desk")["state"] == "new"
+        run = Run.from_dict(agent.call("follow", told.append, job="a")["result"])
+        agent.call("forget", job="a")
+        assert agent.call("cancel") == {"cancelled": []}
+    assert version in run.environment["python"]
+    assert told[0]["stage"] == "load"
 
 
 @pytest.mark.parametrize("version", ["2.7", "3.6", "3.7"])
@@ -48,7 +63,7 @@ def test_a_python_that_is_too_old_is_told_so(version):
 def test_progress_arrives_before_the_result():
     told = []
     with Agent() as agent:
-        agent.call("measure", told.append, **{**asdict(REQUEST), "min_seconds": 0.5})
+        agent.call("measure", told.append, **{**asdict(REQUEST), "duration_s": 0.5})
     assert told[0] == {"stage": "load", "done": 0.0}
     assert told[-1]["stage"] == "measure"
 

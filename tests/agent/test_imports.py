@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-HEAVY = ["torch", "timm", "numpy", "onnx", "onnxruntime"]
+HEAVY = ["torch", "timm", "numpy", "onnx", "onnxruntime", "tensorrt", "pycuda", "jtop"]
 
 
 @pytest.mark.parametrize(
@@ -13,8 +13,12 @@ HEAVY = ["torch", "timm", "numpy", "onnx", "onnxruntime"]
         "edgevit.agent.__main__",
         "edgevit.agent.runners.onnxruntime",
         "edgevit.board.bench",
+        "edgevit.board.doctor",
         "edgevit.report.runs",
         "edgevit.cli.bench",
+        "edgevit.cli.board",
+        "edgevit.cli.compare",
+        "edgevit.cli.profiles",
     ],
 )
 def test_importing_it_in_a_clean_interpreter_loads_nothing_heavy(module):

@@ -1,13 +1,16 @@
 """Meters read a captured tree through `root`, and give None for what a tree does not tell."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from edgevit.agent import environment
-from edgevit.agent.meters import clocks, load, memory
+from edgevit.agent.meters import clocks, gpu, ina3221, jtop, load, memory, nvpmodel, tegrastats, thermal
 
-METERS = {"memory": memory.Meter, "clocks": clocks.Meter, "load": load.Meter}
+FILES_OF_METERS = (clocks, gpu, ina3221, jtop, load, memory, nvpmodel, tegrastats, thermal)
+METERS = {file.__name__.rpartition(".")[2]: file.Meter for file in FILES_OF_METERS}
 
 
 @pytest.fixture
@@ -40,6 +43,7 @@ FILES = {
     "cpuinfo": "proc/cpuinfo",
     "gpu": "proc/driver/nvidia/gpus/0000:01:00.0/information",
     "driver": "proc/driver/nvidia/version",
+    "nvmap": "sys/kernel/debug/nvmap/iovmm/clients",
 }
 
 
@@ -73,7 +77,18 @@ def test_memory_is_the_lowest_that_was_available_and_the_peak_of_the_process(boa
         "memory_available_before_bytes": 8000 * 1024,
         "memory_available_min_bytes": 5000 * 1024,
         "memory_available_after_bytes": 7000 * 1024,
+        "memory_nvmap_bytes": None,
     }
+
+
+def test_memory_of_the_gpu_is_the_most_that_this_process_held(board):
+    table = "CLIENT PROCESS PID SIZE\nuser python3 {pid} {size}K\nuser Xorg 1 9999K\ntotal 1G\n"
+    root = board(nvmap=table.format(pid=os.getpid(), size=100))
+    with memory.Meter(root) as meter:
+        board(nvmap=table.format(pid=os.getpid(), size=300))
+        meter.read()
+        board(nvmap=table.format(pid=os.getpid(), size=200))
+    assert meter.figures()["memory_nvmap_bytes"] == 300 * 1024
 
 
 def test_clocks_are_read_for_each_core_before_during_and_after(board):
@@ -125,3 +140,105 @@ def test_the_environment_names_board_cpu_and_gpu_where_they_are_told(board):
 
 def test_the_environment_leaves_out_what_cannot_be_read(tmp_path):
     assert set(environment.describe_environment(str(tmp_path))) == {"kernel", "machine", "cores", "python"}
+
+
+def test_clocks_of_a_jetson_include_the_gpu_and_where_readable_its_memory(board_tree):
+    for board, emc in (("agx-orin-64gb-jetpack6.2.1", 2133000), ("orin-nx-16gb-jetpack6.2", None)):
+        with clocks.Meter(str(board_tree(board))) as meter:
+            meter.read()
+        during = meter.figures()["clocks_during_khz"][0]
+        assert (during["gpu"], during.get("emc")) == (306000, emc)
+        assert during["cpu0"] > 729600
+
+
+def test_a_core_that_is_switched_off_has_no_clock(board_tree):
+    root = board_tree("orin-nano-8gb-jetpack6.2.1")
+    (root / "sys/devices/system/cpu/cpu5/cpufreq").rename(root / "gone")
+    with clocks.Meter(str(root)) as meter:
+        pass
+    assert set(meter.figures()["clocks_before_khz"]) == {"cpu0", "cpu1", "cpu2", "cpu3", "cpu4", "gpu"}
+
+
+def test_gpu_load_is_read_wherever_the_driver_puts_it(tmp_path):
+    for path in gpu.PATHS:
+        file = tmp_path / path.replace("/", "_") / path
+        file.parent.mkdir(parents=True)
+        file.write_text("990\n")
+        with gpu.Meter(str(tmp_path / path.replace("/", "_"))) as meter:
+            meter.read()
+            file.write_text("1000\n")
+        assert meter.figures() == {"gpu_load_permille": (990, 1000)}
+
+
+def test_the_power_mode_is_asked_before_and_after(board_tree):
+    root = board_tree("orin-nx-16gb-jetpack6.2")
+    with nvpmodel.Meter(str(root)) as meter:
+        meter.read()
+        subprocess.run([root / "usr/sbin/nvpmodel", "-m", "3"], check=True)
+    assert meter.figures() == {"power_mode_before": "MAXN_SUPER", "power_mode_after": "25W"}
+
+
+@pytest.fixture
+def warm(board_tree):
+    """A board, and a way to change one of its files of temperatures, of cooling devices or of over-current events."""
+    root = board_tree("orin-nx-16gb-jetpack6.2")
+    types = {path.read_text().strip(): path.parent for path in root.glob("sys/class/thermal/*/type")}
+    [events] = root.glob("sys/class/hwmon/*/oc1_event_cnt")
+
+    def write(name, value):
+        kind, _, file = name.partition("/")
+        (types.get(kind, events.parent) / file).write_text(f"{value}\n")
+
+    return str(root), write
+
+
+def test_temperatures_are_read_before_during_and_after(warm):
+    root, write = warm
+    with thermal.Meter(root) as meter:
+        write("tj-thermal/temp", 71500)
+        meter.read()
+        assert meter.hottest_c() == 71.5
+        write("tj-thermal/temp", 60000)
+    figures = meter.figures()
+    assert figures["temperatures_before_c"]["tj"] == 52.375
+    assert [reading["tj"] for reading in figures["temperatures_during_c"]] == [71.5]
+    assert figures["temperatures_after_c"]["tj"] == 60
+    assert figures["throttled"] == ()
+
+
+def test_what_was_held_back_during_the_window_is_named_even_if_it_is_over(warm):
+    root, write = warm
+    with thermal.Meter(root) as meter:
+        write("gpu-throttle-alert/cur_state", 1)
+        write("devfreq-17000000.gpu/cur_state", 3)
+        write("pwm-fan/cur_state", 4)
+        write("hot-surface-alert/cur_state", 1)
+        meter.read()
+        write("gpu-throttle-alert/cur_state", 0)
+        write("events/oc1_event_cnt", 2)
+        write("events/oc2_event_cnt", 1)
+    assert set(meter.figures()["throttled"]) == {
+        "gpu-throttle-alert at step 1",
+        "devfreq-17000000.gpu at step 3",
+        "under-voltage 2 times",
+        "average over-current 1 times",
+    }
+
+
+@pytest.mark.parametrize(("events", "throttled"), [(4, ()), (4000, ("instantaneous over-current 4000 times",))])
+def test_single_instantaneous_over_currents_are_an_orins_everyday_and_many_are_not(events, throttled, warm):
+    root, write = warm
+    with thermal.Meter(root) as meter:
+        write("events/oc3_event_cnt", events)
+        meter.started -= 1  # as if the window had lasted a second
+    assert meter.figures()["throttled"] == throttled
+
+
+def test_a_counter_that_appears_or_starts_anew_counts_nothing(warm):
+    root, write = warm
+    write("events/oc1_event_cnt", 9)
+    write("events/oc2_event_cnt", "?")
+    with thermal.Meter(root) as meter:
+        write("events/oc1_event_cnt", 0)
+        write("events/oc2_event_cnt", 5)
+    assert meter.figures()["throttled"] == ()

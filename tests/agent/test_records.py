@@ -2,15 +2,16 @@ import json
 import math
 import re
 import statistics
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgevit.agent.records import RecordError, Run, comparable
+from edgevit.agent.records import NOT_IN_SCHEMA_1, Power, RecordError, Run, comparable
 
 MS = 1_000_000
+S = 1_000_000_000
 QUIET = Run(
     label="t1",
     model="model.fp32.onnx",
@@ -19,7 +20,9 @@ QUIET = Run(
     runner="onnxruntime",
     provider="CPUExecutionProvider",
     batch=8,
+    streams=1,
     latencies_ns=(10 * MS, 11 * MS) * 100,
+    gpu_ns=None,
     wall_ns=2_100 * MS,
     load_ns=100 * MS,
     first_inference_ns=20 * MS,
@@ -29,39 +32,95 @@ QUIET = Run(
     memory_available_before_bytes=2**33,
     memory_available_min_bytes=2**33 - 2**26,
     memory_available_after_bytes=2**33,
+    memory_engine_bytes=None,
+    memory_nvmap_bytes=None,
     clocks_before_khz={"cpu0": 1_500_000, "cpu1": 700_000},
     clocks_during_khz=({"cpu0": 1_500_000, "cpu1": 1_500_000},),
     clocks_after_khz={"cpu0": 800_000, "cpu1": 1_500_000},
     load_average_before=0.5,
     cpu_busy_ns=2_200 * MS,
     cpu_own_ns=2_100 * MS,
+    gpu_load_permille=None,
+    temperatures_before_c=None,
+    temperatures_during_c=None,
+    temperatures_after_c=None,
+    throttled=None,
+    power_mode_before=None,
+    power_mode_after=None,
+    power=None,
+    idle_power=None,
     environment={"kernel": "Linux 5.15", "cores": "2", "threads": "2"},
     created="2026-01-01T00:00:00+00:00",
 )
 
+
+def power(readings, times_ns, *, window, interval_ms=None, total=("VDD_IN@40",), **others):
+    rails = {"VDD_IN@40": tuple(map(float, readings)), **others}
+    return Power("ina3221", rails, tuple(times_ns), total, interval_ms, *window)
+
+
+# An Orin NX whose GPU, supply and cooling were fine.
+BOARD = replace(
+    QUIET,
+    wall_ns=12 * S,
+    cpu_busy_ns=13 * S,
+    cpu_own_ns=12 * S,
+    gpu_ns=(9 * MS, 10 * MS) * 100,
+    clocks_before_khz={"cpu0": 1_984_000, "gpu": 918_000},
+    clocks_during_khz=({"cpu0": 1_984_000, "gpu": 918_000}, {"cpu0": 1_984_000, "gpu": 906_000}),
+    clocks_after_khz={"cpu0": 1_984_000, "gpu": 306_000},
+    throttled=(),
+    power_mode_before="15W",
+    power_mode_after="15W",
+    power=power([10_000] * 13, range(0, 13 * S, S), window=(0, 12 * S)),
+)
+
+SLOWED = ({"cpu0": 1_984_000, "gpu": 918_000}, {"cpu0": 1_984_000, "gpu": 612_000})
+
+integers = st.integers(-(2**62), 2**62)
+counts = st.integers(1, 2**40)
 amounts = st.none() | st.integers(0, 2**40)
-clocks = st.none() | st.dictionaries(st.text(max_size=4), st.integers(0, 4_000_000), max_size=3)
+figures = st.floats(-1e6, 1e6)
 texts = st.text(max_size=12)
+clocks = st.none() | st.dictionaries(texts, st.integers(0, 4_000_000), max_size=3)
+degrees = st.none() | st.dictionaries(texts, figures, max_size=3)
+
+
+@st.composite
+def powers(draw):
+    times = sorted(draw(st.lists(integers, max_size=5)))
+    rails = draw(st.dictionaries(texts, st.lists(figures, min_size=len(times), max_size=len(times)).map(tuple)))
+    total = draw(st.lists(st.sampled_from(sorted(rails)), unique=True)) if rails else []
+    return Power(
+        draw(texts), rails, tuple(times), tuple(total), draw(st.none() | figures), draw(integers), draw(integers)
+    )
+
+
 runs = st.builds(
     Run,
-    latencies_ns=st.lists(st.integers(1, 2**40), min_size=1, max_size=30).map(tuple),
-    wall_ns=st.integers(1, 2**50),
-    label=texts,
-    model=texts,
-    precision=st.none() | texts,
-    provider=st.none() | texts,
-    memory_peak_rss_bytes=amounts,
-    memory_available_before_bytes=amounts,
-    memory_available_min_bytes=amounts,
-    memory_available_after_bytes=amounts,
-    clocks_before_khz=clocks,
+    **{name: texts for name in ("label", "model", "model_sha256", "runner", "created")},
+    **{name: st.none() | texts for name in ("precision", "provider", "power_mode_before", "power_mode_after")},
+    **{name: counts for name in ("batch", "streams", "wall_ns", "load_ns", "first_inference_ns", "warmup")},
+    **{field.name: amounts for field in fields(Run) if field.name.startswith(("memory_", "cpu_"))},
+    **{name: clocks for name in ("clocks_before_khz", "clocks_after_khz")},
+    **{name: degrees for name in ("temperatures_before_c", "temperatures_after_c")},
+    **{name: st.none() | powers() for name in ("power", "idle_power")},
+    latencies_ns=st.lists(counts, min_size=1, max_size=30).map(tuple),
+    gpu_ns=st.none() | st.lists(counts, min_size=1, max_size=30).map(tuple),
+    clock_step_ns=counts,
     clocks_during_khz=st.none() | st.lists(clocks.filter(bool), max_size=3).map(tuple),
-    clocks_after_khz=clocks,
+    temperatures_during_c=st.none() | st.lists(degrees.filter(bool), max_size=3).map(tuple),
+    gpu_load_permille=st.none() | st.lists(st.integers(0, 1000), max_size=3).map(tuple),
+    throttled=st.none() | st.lists(texts, max_size=3).map(tuple),
     load_average_before=st.none() | st.floats(0, 1e3),
-    cpu_busy_ns=amounts,
-    cpu_own_ns=amounts,
     environment=st.dictionaries(texts, texts, max_size=3),
 )
+
+
+def use(run):
+    """Ask a run for everything that it can tell."""
+    run.warnings(), run.void(), run.mean_ns(), run.gpu_percentile_ns(99), run.gpu_load(), run.temperature_max_c()
+    return run.energy_per_image_mj(), run.net_energy_per_image_mj(), run.memory_taken_bytes()
 
 
 @given(runs)
@@ -69,6 +128,7 @@ def test_a_run_survives_a_json_line(run):
     line = run.to_json()
     assert "\n" not in line
     assert Run.from_json(line) == run
+    use(run)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=300), st.integers(1, 100))
@@ -108,7 +168,7 @@ def test_a_run_on_a_machine_that_tells_nothing_has_no_warnings():
     ("changes", "warning"),
     [
         ({"latencies_ns": (10 * MS,) * 99}, "p99 of 99 samples is just the slowest of them; try --samples 100"),
-        ({"wall_ns": 400 * MS, "cpu_busy_ns": None}, "the window lasted 0.40 s, .* try --min-seconds"),
+        ({"wall_ns": 400 * MS, "cpu_busy_ns": None}, "the window lasted 0.40 s, .* try --duration 10"),
         ({"latencies_ns": (900,) * 200}, "takes 900 ns and the clock steps by 50 ns; try a larger --batch"),
         ({"latencies_ns": (5 * MS, 15 * MS) * 100}, "deviation is 50% of the mean; close other programs"),
         ({"latencies_ns": (10 * MS,) * 4999 + (60 * MS,)}, "slowest inference took 6 times the median; close"),
@@ -139,12 +199,30 @@ def test_comparable_names_what_differs():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 2}, "schema 2, and this edgevit reads schema 1"),
+        ({"schema": 3}, "schema 3, and this edgevit reads schema 1 and 2: update edgevit"),
         ({"schema": None}, "schema None"),
         ({"volts": 5}, "missing or unknown volts"),
-        ({"latencies_ns": []}, "not a list of nanoseconds"),
-        ({"latencies_ns": [1.5]}, "not a list of nanoseconds"),
-        ({"latencies_ns": "12"}, "not a list of nanoseconds"),
+        ({"latencies_ns": []}, "latencies_ns is empty, or not above 0"),
+        ({"latencies_ns": [5, 0]}, "latencies_ns is empty, or not above 0"),
+        ({"latencies_ns": [1.5]}, "latencies_ns is not of type"),
+        ({"latencies_ns": "12"}, "latencies_ns is not of type"),
+        ({"gpu_ns": []}, "gpu_ns is empty"),
+        ({"gpu_ns": [True]}, "gpu_ns is not of type"),
+        ({"wall_ns": 0}, "wall_ns is empty, or not above 0"),
+        ({"streams": 0}, "streams is empty, or not above 0"),
+        ({"batch": 10**400}, "batch is not of type int"),
+        ({"label": None}, "label is not of type str"),
+        ({"environment": {"cores": 2}}, "environment is not of type"),
+        ({"environment": []}, "environment is not of type"),
+        ({"clocks_during_khz": [{"cpu0": None}]}, "clocks_during_khz is not of type"),
+        ({"temperatures_after_c": {"cpu": float("nan")}}, "temperatures_after_c is not of type"),
+        ({"load_average_before": float("inf")}, "load_average_before is not of type"),
+        ({"power": {"meter": "ina3221"}}, "power is not meter, rails, times_ns"),
+        ({"power": 5}, "power is not meter"),
+        ({"idle_power": {**BOARD.to_dict()["power"], "times_ns": [1]}}, "rails without a reading at each time"),
+        ({"power": {**BOARD.to_dict()["power"], "total": ["VDD"]}}, "a total of rails that are not there"),
+        ({"power": {**BOARD.to_dict()["power"], "times_ns": [S] * 12 + [0]}}, "times that do not ascend"),
+        ({"power": {**BOARD.to_dict()["power"], "interval_ms": "430"}}, "interval_ms is not of type"),
     ],
 )
 def test_a_record_that_is_not_understood_is_refused(change, message):
@@ -152,8 +230,44 @@ def test_a_record_that_is_not_understood_is_refused(change, message):
         Run.from_json(json.dumps({**QUIET.to_dict(), **change}))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "3"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", "3", '{"schema": 2}', "9" * 5000, "[" * 100_000, '{"schema": ' + "[" * 900 + "]" * 900 + "}"],
+)
 def test_text_that_is_no_record_is_refused(text):
+    with pytest.raises(RecordError):
+        Run.from_json(text)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+names = st.sampled_from([*BOARD.to_dict(), *(f"power.{field.name}" for field in fields(Power))])
+
+
+@given(st.dictionaries(names, json_values, min_size=1, max_size=3))
+@example({"power.rails": {"VDD_IN@40": [None] * 13}})
+@example({"power.times_ns": [10**30] * 13})
+def test_a_record_with_anything_in_it_is_refused_or_can_be_used(changes):
+    record = json.loads(BOARD.to_json())
+    for name, value in changes.items():
+        outer, _, inner = name.partition(".")
+        if not inner:
+            record[outer] = value
+        elif isinstance(record["power"], dict):
+            record["power"][inner] = value
+    try:
+        run = Run.from_json(json.dumps(record))
+    except RecordError as error:
+        assert str(error)
+    else:
+        use(run)
+
+
+@given(st.text() | json_values.map(json.dumps))
+def test_any_text_is_a_record_or_refused(text):
     with pytest.raises(RecordError):
         Run.from_json(text)
 
@@ -163,6 +277,143 @@ def test_a_missing_field_is_named():
     del record["wall_ns"]
     with pytest.raises(RecordError, match="missing or unknown wall_ns"):
         Run.from_dict(record)
+
+
+def test_runs_of_schema_1_are_still_read():
+    record = {name: value for name, value in QUIET.to_dict().items() if name not in (*NOT_IN_SCHEMA_1, "streams")}
+    run = Run.from_dict({**record, "schema": 1})
+    assert run == QUIET
+    assert (run.streams, run.gpu_ns, run.power, run.void()) == (1, None, None, [])
+    del record["batch"]
+    with pytest.raises(RecordError, match="not a run of schema 1: missing or unknown batch"):
+        Run.from_dict({**record, "schema": 1})
+
+
+def test_power_that_does_not_change_is_its_own_mean():
+    steady = power([5000] * 4, [0, S, 2 * S, 3 * S], window=(S // 2, 5 * S // 2))
+    assert steady.mean_mw() == pytest.approx(5000)
+    assert steady.energy_mj() == pytest.approx(10_000)
+
+
+def test_the_integral_of_a_ramp_is_exact_however_irregular_the_readings():
+    times = [0, 130 * MS, 700 * MS, 710 * MS, 1900 * MS, 2500 * MS, 3000 * MS]
+    ramp = power([2000 + 4 * t / MS for t in times], times, window=(250 * MS, 2750 * MS))
+    assert ramp.mean_mw() == pytest.approx(2000 + 4 * 1500)
+    assert ramp.energy_mj() == pytest.approx(8000 * 2.5)
+
+
+def running_mean(drawn, times, interval_ns, step_ns=MS):
+    """What a sensor shows whose register moves by the same share of the way to each new value."""
+    shown, value = {}, drawn(-S)
+    for t in range(-S, max(times) + step_ns, step_ns):
+        value += (drawn(t) - value) * (1 - math.exp(-step_ns / interval_ns))
+        shown[t] = value
+    return [shown[t] for t in times]
+
+
+@pytest.mark.parametrize("seconds", [3, 5, 10])
+def test_what_a_lagging_sensor_still_owes_is_in_the_energy(seconds):
+    """Idle, a warm-up of half a second, the window, and idle again: as a board is measured."""
+
+    def drawn(t):
+        return 15_000 if S // 2 <= t < (seconds + 1) * S else 5000
+
+    times = range(0, (seconds + 2) * S, 200 * MS)
+    window = (S, (seconds + 1) * S)
+    readings = running_mean(drawn, times, 430 * MS)
+    seen = power(readings, times, window=window, interval_ms=430.0)
+    assert seen.energy_mj() == pytest.approx(15_000 * seconds, rel=0.003)
+    taken_at_its_word = power(readings, times, window=window)
+    assert taken_at_its_word.energy_mj() < 15_000 * seconds * (1 - 0.08 / seconds), "the correction is needed"
+
+
+def test_a_pulse_inside_the_window_is_recovered_through_a_lagging_sensor():
+    def drawn(t):
+        return 12_000 if 3 * S <= t < 7 * S else 4000
+
+    times = range(0, 11 * S, 200 * MS)
+    seen = power(running_mean(drawn, times, 430 * MS), times, window=(S, 10 * S), interval_ms=430.0)
+    assert seen.energy_mj() == pytest.approx(12_000 * 4 + 4000 * 5, rel=0.003)
+
+
+def test_the_total_is_the_sum_of_its_rails_and_unknown_without_them():
+    rails = {"VDD_GPU_SOC@40": (3000.0, 3000.0), "VDD_CPU_CV@40": (1000.0, 2000.0), "VIN_SYS_5V0@41": (4000.0, 4000.0)}
+    of_all = Power("ina3221", rails, (0, S), tuple(rails), None, 0, S)
+    assert of_all.total_mw() == (8000, 9000)
+    assert of_all.mean_mw() == pytest.approx(8500)
+    unknown = replace(of_all, total=())
+    assert (unknown.total_mw(), unknown.mean_mw(), unknown.energy_mj()) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("times", "window"),
+    [([], (0, S)), ([0], (0, S)), ([0, S], (S, S)), ([0, S], (2 * S, 3 * S)), ([5 * S, 6 * S], (S, 2 * S))],
+    ids=["no readings", "one", "no window", "all before it", "all after it"],
+)
+def test_readings_that_say_nothing_of_the_window_give_no_power(times, window):
+    nothing = power([5000] * len(times), times, window=window)
+    assert (nothing.mean_mw(), nothing.energy_mj()) == (None, None)
+
+
+def test_energy_per_image_is_power_over_throughput_gross_and_net():
+    idle = power([4000] * 3, [0, S, 2 * S], window=(0, 2 * S))
+    run = replace(BOARD, latencies_ns=(10 * MS,) * 1200, batch=4, idle_power=idle)  # 400 images/s
+    assert (run.power_mw(), run.idle_power_mw()) == pytest.approx((10_000, 4000))
+    assert (run.energy_per_image_mj(), run.net_energy_per_image_mj()) == pytest.approx((25, 15))
+    assert replace(run, idle_power=None).net_energy_per_image_mj() is None
+    assert replace(run, power=None).energy_per_image_mj() is None
+
+
+def test_a_run_on_a_board_that_was_left_alone_is_not_void():
+    assert (BOARD.void(), BOARD.warnings(), QUIET.void()) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"throttled": ("gpu-throttle at step 2", "under-voltage 3 times")},
+            r"\(gpu-throttle at step 2; under-voltage 3",
+        ),
+        ({"power_mode_after": "MAXN"}, "the power mode changed from 15W to MAXN"),
+        ({"clocks_during_khz": SLOWED}, "GPU clock moved between 612 and 918 MHz; try --lock-clocks"),
+        ({"clocks_during_khz": SLOWED, "gpu_ns": None, "streams": 2}, "GPU clock moved between 612 and 918 MHz"),
+    ],
+)
+def test_a_run_whose_clocks_or_mode_moved_or_that_throttled_is_void(changes, reason):
+    (text,) = replace(BOARD, **changes).void()
+    assert re.search(reason, text)
+
+
+def test_the_clock_of_a_gpu_that_was_not_used_voids_nothing():
+    assert replace(BOARD, clocks_during_khz=SLOWED, gpu_ns=None).void() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        (
+            {"power": power([1] * 3, [0, S, 2 * S], window=(0, 2 * S))},
+            "power was read over 2.0 s only, .* --duration 10",
+        ),
+        ({"power": replace(BOARD.power, total=())}, r"no energy \(VDD_IN@40 were read\); try --profile"),
+    ],
+)
+def test_power_that_is_doubtful_says_why_and_what_to_try(changes, warning):
+    (text,) = replace(BOARD, **changes).warnings()
+    assert re.search(warning, text)
+
+
+def test_the_hottest_zone_and_the_mean_load_are_those_of_the_whole_window():
+    warm = {"temperatures_before_c": {"cpu": 48.0}, "temperatures_during_c": ({"cpu": 50.0, "gpu": 61.5},)}
+    run = replace(BOARD, **warm, temperatures_after_c={"gpu": 60.0}, gpu_load_permille=(800, 1000))
+    assert (run.temperature_max_c(), run.gpu_load()) == (61.5, 0.9)
+    assert (BOARD.temperature_max_c(), BOARD.gpu_load()) == (None, None)
+
+
+def test_gpu_times_have_percentiles_of_their_own():
+    assert (BOARD.gpu_percentile_ns(50), BOARD.gpu_percentile_ns(99)) == (9 * MS, 10 * MS)
+    assert QUIET.gpu_percentile_ns(50) is None
 
 
 @given(st.integers(1, 1000))

@@ -14,7 +14,7 @@ from edgevit.agent.runners import RunnerError
 from edgevit.board.bench import bench
 from edgevit.errors import AgentError, CheckpointError, OptionError, UnknownNameError
 
-FAST = dict(samples=20, min_seconds=0, warmup=2, warmup_seconds=0)
+FAST = dict(samples=20, duration_s=0, warmup=2, warmup_seconds=0)
 
 
 def write_onnx(path, *, shape=("batch", 3, 32, 32), dtype=TensorProto.FLOAT, name="images"):
@@ -52,7 +52,7 @@ def folder(tmp_path):
 def test_an_onnx_file_is_measured_at_each_batch_size(tmp_path):
     path = write_onnx(tmp_path / "tiny.onnx")
     seen = []
-    one, eight = bench(path, batches=(1, 8), threads=1, on_run=seen.append, **FAST)
+    one, eight = bench(path, batches=(1, 8), threads=1, on_run=seen.append, **FAST).runs
     assert seen == [one, eight]
     assert (one.batch, eight.batch) == (1, 8)
     assert one.label == "tiny"
@@ -66,21 +66,22 @@ def test_an_onnx_file_is_measured_at_each_batch_size(tmp_path):
 
 def test_memory_of_one_batch_size_is_not_in_the_figures_of_the_next(tmp_path):
     path = write_onnx(tmp_path / "tiny.onnx", shape=("batch", 3, 64, 64))
-    large, small = bench(path, batches=(1024, 1), **{**FAST, "samples": 3})
+    large, small = bench(path, batches=(1024, 1), **{**FAST, "samples": 3}).runs
     assert large.memory_peak_rss_bytes - small.memory_peak_rss_bytes > 30 * 2**20
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE])
 def test_the_input_has_the_type_that_the_model_declares(tmp_path, dtype):
-    (run,) = bench(write_onnx(tmp_path / "tiny.onnx", dtype=dtype), **FAST)
+    (run,) = bench(write_onnx(tmp_path / "tiny.onnx", dtype=dtype), **FAST).runs
     assert len(run.latencies_ns) == 20
 
 
 def test_a_fixed_batch_must_be_the_one_asked_for(tmp_path):
     path = write_onnx(tmp_path / "tiny.onnx", shape=(4, 3, 32, 32))
-    assert bench(path, batches=(4,), **FAST)
+    assert bench(path, batches=(4,), **FAST).runs
     with pytest.raises(
-        AgentError, match=r"at batch 1: batch 1 was asked .* fixed batch of 4; try `edgevit export --batch"
+        AgentError,
+        match=r"at batch 1 on this machine: batch 1 was asked .* fixed batch of 4; try `edgevit export --batch",
     ):
         bench(path, **FAST)
 
@@ -117,7 +118,7 @@ def test_a_file_that_is_no_onnx_model_is_an_error(tmp_path):
     path = tmp_path / "broken.onnx"
     path.write_bytes(b"not a model")
     with pytest.raises(
-        AgentError, match=r"cannot measure .*broken.onnx at batch 1: ONNX Runtime cannot load it: .*"
+        AgentError, match=r"cannot measure .*broken.onnx at batch 1 on this machine: ONNX Runtime cannot load it: .*"
     ) as e:
         bench(path, **FAST)
     assert "\n" not in str(e.value)
@@ -131,9 +132,9 @@ def test_a_later_failure_keeps_the_runs_before_it(tmp_path):
 
 
 def test_a_model_folder_gives_its_export_and_its_name(folder):
-    (run,) = bench(folder, runner="fake", **FAST)
+    (run,) = bench(folder, runner="fake", **FAST).runs
     assert (run.label, run.model, run.precision) == ("t1", "model.fp32.onnx", "fp32")
-    (run,) = bench(folder, runner="fake", precision="fp16", label="ours", options={"latency_ms": 1}, **FAST)
+    (run,) = bench(folder, runner="fake", precision="fp16", label="ours", options={"latency_ms": 1}, **FAST).runs
     assert (run.label, run.model, run.precision) == ("ours", "model.fp16.onnx", "fp16")
 
 
@@ -179,7 +180,9 @@ def test_a_file_that_the_export_does_not_list_is_an_incomplete_export(folder, te
 
 
 def test_a_missing_model_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"no model at .*nothing\.onnx: expected a model folder or an ONNX file"):
+    with pytest.raises(
+        CheckpointError, match=r"no model at .*nothing\.onnx: expected a model folder, an ONNX file or an engine"
+    ):
         bench(tmp_path / "nothing.onnx")
 
 
@@ -199,8 +202,8 @@ def test_a_missing_model_is_named(tmp_path):
         ({"batches": (1, 0)}, OptionError, "--batch is 0: it must be at least 1"),
         ({"threads": 0}, OptionError, "--threads is 0"),
         ({"samples": 0}, OptionError, "--samples is 0"),
-        ({"min_seconds": -1.0}, OptionError, "--min-seconds is -1.0"),
-        ({"min_seconds": float("nan")}, OptionError, "--min-seconds is nan"),
+        ({"duration_s": -1.0}, OptionError, "--duration is -1.0"),
+        ({"duration_s": float("nan")}, OptionError, "--duration is nan"),
         ({"warmup": -1}, OptionError, "--warmup is -1"),
     ],
 )

@@ -13,6 +13,7 @@ from dataclasses import asdict
 import pytest
 
 from edgevit.agent.measure import Request
+from edgevit.agent.records import SCHEMA
 from edgevit.board import client
 from edgevit.board.client import Agent, pack_agent
 from edgevit.errors import AgentError, UnreachableError
@@ -103,7 +104,7 @@ def test_a_truncated_agent_in_the_cache_is_replaced(cache, left_behind):
     cache.mkdir(parents=True)
     (cache / name).write_bytes(left_behind)
     with Agent() as agent:
-        assert agent.hello["schema"] == 1
+        assert agent.hello["schema"] == SCHEMA
     assert (cache / name).read_bytes() == content
 
 
@@ -111,7 +112,7 @@ def test_a_stale_agent_in_the_cache_is_not_started(cache):
     cache.mkdir(parents=True)
     (cache / "agent-0123456789abcdef.pyz").write_text("raise SystemExit('stale')")
     with Agent() as agent:
-        assert agent.hello["schema"] == 1
+        assert agent.hello["schema"] == SCHEMA
 
 
 def test_a_cache_that_cannot_be_written_is_named(cache):
@@ -175,7 +176,7 @@ def test_something_else_on_the_line_is_quoted(tmp_path):
     banner.write_text("#!/bin/sh\necho Welcome to Ubuntu\ncat >/dev/null\n")
     banner.chmod(0o755)
     with pytest.raises(UnreachableError, match="answered 'Welcome to Ubuntu', which is not its protocol"):
-        Agent(python=str(banner)).__enter__()
+        Agent(python=str(banner), start_seconds=1).__enter__()
 
 
 def test_the_agent_ends_with_the_block():
@@ -196,7 +197,7 @@ import sys
 from edgevit.board.client import Agent
 with Agent() as agent:
     print(agent._process.pid, flush=True)
-    agent.call("measure", **{ {**REQUEST, "min_seconds": 60}!r})
+    agent.call("measure", **{ {**REQUEST, "duration_s": 60}!r})
 """
 
 

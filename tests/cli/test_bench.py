@@ -6,7 +6,7 @@ import pytest
 
 from edgevit.report.runs import load_runs
 
-FAST = ["--runner", "fake", "--samples", "20", "--min-seconds", "0"]
+FAST = ["--runner", "fake", "--samples", "20", "--duration", "0"]
 
 # The command alone, so that these tests need no other command; errors are printed as the whole CLI prints them.
 PROGRAM = """

@@ -51,6 +51,30 @@ def test_export_json_is_all_of_stdout_and_is_the_record(folder: Path) -> None:
     assert shown["batch"] == 4 and shown["accuracy"]["files"]["fp32"]["agreement"] == 1
 
 
+@pytest.fixture
+def standin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """This machine is a board, with the stand-in for TensorRT."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "standins"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("EDGEVIT_BOARD_ROOT", str(tmp_path))
+    monkeypatch.setenv("STANDIN_TENSORRT_FAULT", "fp16-layernorm")
+
+
+def test_an_engine_has_its_own_table_and_is_in_the_json(folder: Path, standin: None) -> None:
+    arguments = ("export", folder, "--trt", "--no-accuracy", "--data", "digits", "--max-images", 100)
+    shown = run(*arguments)
+    assert shown.exit_code == 0, shown.output
+    for text in ("fp16 with LayerNorm in fp32", "worst class", "1 of 1", "for batches 1 to 8; top-1 on 100 validation"):
+        assert text in shown.stdout
+    assert "trying fp16 with LayerNorm in fp32" in shown.stderr
+    again = run(*arguments, "--json", "-q")
+    answer = json.loads(again.stdout)
+    engine = answer.pop("engine")
+    assert answer == json.loads((folder / "export" / "export.json").read_text())
+    assert Path(engine["path"]).name == engine["file"] and engine["precision"] == "mixed"
+    assert engine["accuracy"]["images"] == 100 and len(engine["accuracy"]["per_class"]) == 10
+
+
 def test_evaluate_shows_classes_and_gives_the_same_figures_as_json(folder: Path) -> None:
     table = run("evaluate", folder, "--data", "digits", "--classes", "3,5,8", "--split", "validation")
     assert table.exit_code == 0, table.output
@@ -69,6 +93,15 @@ def test_evaluate_shows_classes_and_gives_the_same_figures_as_json(folder: Path)
         (["export", "FOLDER", "--data", "digitz"], "data digitz does not exist"),
         (["export", "FOLDER", "--device", "gpu"], "no device 'gpu'"),
         (["export", "FOLDER", "--no-accuracy", "--fp16-tolerance", "0"], "logits in fp16 are off"),
+        (["export", "FOLDER", "--board", "jetson@orin"], "--board is for an engine; give --trt, too"),
+        (["export", "FOLDER", "--rebuild"], "--rebuild is for an engine"),
+        (["export", "FOLDER", "--trt", "--batches", "1,8"], "--batches 1,8 is not three numbers"),
+        (["export", "FOLDER", "--trt", "--batches", "4,1,8"], "--batches 4,1,8 does not ascend"),
+        (["export", "FOLDER", "--trt", "--batches", "0,1,8"], "does not ascend from 1"),
+        (["export", "FOLDER", "--trt", "--workspace", "0"], "--workspace is 0"),
+        (["export", "FOLDER", "--trt", "--optimization-level", "9"], "not one of 0 to 5"),
+        (["export", "FOLDER", "--trt", "--engine-agreement", "98"], "agreement 98 is no share"),
+        (["export", "FOLDER", "--trt", "--profile", "orin-nxx"], "orin-nxx"),
         (["evaluate", "FOLDER"], "--data"),
         (["evaluate", "FOLDER", "--data", "digits", "--classes", "33"], "no class with index 33"),
         (["evaluate", "vit_tiny_patch16_224", "--data", "digits"], "--checkpoint"),

@@ -1,45 +1,9 @@
 from dataclasses import replace
 
 import pytest
+from some_runs import DENSE, MS, ON_A_BOARD, SLIM, S, watts
 
-from edgevit.agent.records import Run
-from edgevit.report.runs import RunsError, compare_runs, load_runs, make_row, three_digits
-
-MS = 1_000_000
-DENSE = Run(
-    label="dense",
-    model="dense.onnx",
-    model_sha256="d" * 64,
-    precision="fp32",
-    runner="onnxruntime",
-    provider="CPUExecutionProvider",
-    batch=1,
-    latencies_ns=tuple(10 * MS + 1000 * n for n in range(200)),
-    wall_ns=2_100 * MS,
-    load_ns=123 * MS,
-    first_inference_ns=45 * MS,
-    warmup=10,
-    clock_step_ns=50,
-    memory_peak_rss_bytes=96 * 2**20,
-    memory_available_before_bytes=None,
-    memory_available_min_bytes=None,
-    memory_available_after_bytes=None,
-    clocks_before_khz=None,
-    clocks_during_khz=None,
-    clocks_after_khz=None,
-    load_average_before=None,
-    cpu_busy_ns=None,
-    cpu_own_ns=None,
-    environment={"cpu": "ARMv8", "cores": "6"},
-    created="2026-01-01T00:00:00+00:00",
-)
-SLIM = replace(
-    DENSE,
-    label="slim",
-    model_sha256="5" * 64,
-    latencies_ns=tuple(5 * MS + 1000 * n for n in range(200)),
-    wall_ns=1050 * MS,
-)
+from edgevit.report.runs import UNITS, RunsError, compare_runs, load_runs, make_row, three_digits
 
 
 def test_a_row_has_the_figures_in_the_units_of_a_table():
@@ -50,6 +14,41 @@ def test_a_row_has_the_figures_in_the_units_of_a_table():
     assert row.memory_peak_mib == 96
     assert row.memory_taken_mib is None
     assert row.warnings == ()
+
+
+def test_a_row_from_a_board_has_gpu_times_power_and_what_it_is_made_of():
+    row = make_row(ON_A_BOARD)
+    assert (row.p50_ms, row.p95_ms, row.gpu_p50_ms, row.gpu_p99_ms, row.streams) == (8, 10, 7, 9, 1)
+    assert (row.memory_taken_mib, row.memory_engine_mib, row.gpu_load) == (300, 48, pytest.approx(0.95))
+    assert (row.power_w, row.idle_power_w) == pytest.approx((10, 4))
+    assert (row.energy_mj, row.energy_net_mj) == pytest.approx((100, 60))  # 100 images/s
+    assert (row.rails, row.power_window_s) == (("VDD_IN@40",), 12)
+    assert (row.temperature_max_c, row.power_mode, row.void) == (52.5, "MAXN_SUPER", ())
+
+
+def test_what_was_not_measured_is_none_in_a_row():
+    row = make_row(DENSE)
+    nothing = (row.gpu_p50_ms, row.memory_engine_mib, row.power_w, row.energy_mj, row.power_window_s, row.gpu_load)
+    assert nothing == (None,) * 6
+    assert (row.temperature_max_c, row.power_mode, row.roofline_share, row.rails) == (None, None, None, ())
+    no_total = make_row(replace(ON_A_BOARD, power=watts(*(10.0,) * 61, total=())))
+    assert (no_total.power_w, no_total.energy_mj, no_total.rails) == (None, None, ())
+
+
+def test_the_share_of_the_roofline_is_of_the_gpus_time_or_of_throughput_with_several_streams():
+    assert make_row(DENSE, least_s=0.0010099).roofline_share == pytest.approx(0.1)
+    assert make_row(ON_A_BOARD, least_s=0.0014).roofline_share == pytest.approx(0.2)
+    lanes = replace(ON_A_BOARD, gpu_ns=None, streams=2, wall_ns=6 * S)
+    assert make_row(lanes, least_s=0.0014).roofline_share == pytest.approx(0.28)  # 5 ms each
+
+
+def test_an_inference_faster_than_the_board_can_be_is_not_believed():
+    (warning,) = make_row(DENSE, least_s=0.011).warnings
+    assert "cannot be believed; check" in warning
+
+
+def test_a_void_run_says_why_in_its_row():
+    assert make_row(replace(ON_A_BOARD, throttled=("gpu-throttle",))).void[0].startswith("the board held itself back")
 
 
 def test_runs_are_read_back_from_json_lines(tmp_path):
@@ -64,7 +63,7 @@ def test_runs_are_read_back_from_json_lines(tmp_path):
         (None, "cannot read runs from .*runs.jsonl"),
         ("\n", "no runs in .*; write some with `edgevit bench"),
         (DENSE.to_json() + "\n" + DENSE.to_json()[:50], "runs.jsonl, line 2: not JSON"),
-        ('{"schema": 9}', "line 1: schema 9, and this edgevit reads schema 1"),
+        ('{"schema": 9}', "line 1: schema 9, and this edgevit reads schema 1 and 2"),
         ("\xff", "cannot read runs"),
     ],
 )
@@ -76,33 +75,84 @@ def test_a_file_that_is_not_runs_is_named_with_the_line(tmp_path, text, message)
         load_runs(path)
 
 
-def test_a_comparison_is_the_ratio_of_medians_with_its_quartiles():
-    (comparison,) = compare_runs([DENSE], [SLIM])
+def p50(comparisons):
+    (comparison,) = [c for c in comparisons if c.figure == "p50"]
+    return comparison
+
+
+def test_a_comparison_is_the_ratio_of_medians_with_its_interval():
+    comparison = p50(compare_runs([DENSE], [SLIM]))
     assert (comparison.before, comparison.after, comparison.batch) == ("dense fp32", "slim fp32", 1)
+    assert (comparison.before_value, comparison.after_value, comparison.unit) == pytest.approx((10.099, 5.099, "ms"))
     assert comparison.ratio == pytest.approx(5.099 / 10.099)
-    assert comparison.low == pytest.approx(5.049 / 10.149)
-    assert comparison.high == pytest.approx(5.149 / 10.049)
-    assert not comparison.within_spread()
-    assert comparison.differing == ()
+    assert 0.49 < comparison.low < comparison.ratio < comparison.high < 0.53
+    assert comparison.outcome == "better"
+    assert comparison.differing == comparison.void == ()
+    assert comparison.runs == (1, 1)
+
+
+def test_every_figure_that_both_sides_have_is_compared():
+    plain = compare_runs([DENSE], [SLIM])
+    assert [c.figure for c in plain] == ["p50", "p99", "mean", "throughput"]
+    assert [c.outcome for c in plain] == ["better"] * 4
+    assert [c.outcome for c in compare_runs([SLIM], [DENSE])] == ["worse"] * 4
+    frugal = replace(ON_A_BOARD, power=watts(*(4.9, 5.1) * 30, 4.9))
+    energy = compare_runs([ON_A_BOARD], [frugal])[-1]
+    assert (energy.figure, energy.outcome, set(UNITS)) == ("energy", "better", {c.figure for c in plain} | {"energy"})
+    assert energy.low < 0.5 < energy.high
 
 
 def test_a_run_cannot_be_told_from_itself():
-    (comparison,) = compare_runs([DENSE], [DENSE])
-    assert comparison.ratio == 1
-    assert comparison.within_spread()
+    for comparison in compare_runs([DENSE], [DENSE]):
+        assert comparison.ratio == 1
+        assert comparison.outcome == "cannot be told apart"
 
 
-def test_runs_of_one_model_are_pooled_so_that_the_spread_between_processes_counts():
+def test_the_spread_between_processes_counts():
     slow_process = replace(DENSE, latencies_ns=tuple(2 * x for x in DENSE.latencies_ns))
-    (comparison,) = compare_runs([DENSE, slow_process], [DENSE])
+    comparison = p50(compare_runs([DENSE, slow_process], [DENSE]))
+    assert comparison.runs == (2, 1)
     assert comparison.low < 0.55
     assert comparison.high > 1
 
 
-def test_each_model_is_set_against_each_earlier_one_at_the_same_batch():
+def test_too_few_samples_give_a_ratio_and_no_interval():
+    few = replace(DENSE, latencies_ns=(10 * MS,) * 19)
+    assert {c.outcome for c in compare_runs([few], [DENSE])} == {"too few samples"}
+    some = {c.figure: c.outcome for c in compare_runs([replace(DENSE, latencies_ns=(8 * MS,) * 99)], [DENSE])}
+    assert (some["p99"], some["p50"]) == ("too few samples", "worse")
+
+
+def test_a_void_run_is_shown_and_not_judged_unless_forced():
+    void = replace(SLIM, throttled=("gpu-throttle at step 2",))
+    comparison = p50(compare_runs([DENSE], [void]))
+    assert (comparison.outcome, comparison.low, comparison.blocks) == ("void", None, None)
+    assert "gpu-throttle at step 2" in comparison.void[0]
+    forced = p50(compare_runs([DENSE], [void], force=True))
+    assert (forced.outcome, forced.void) == ("better", comparison.void)
+
+
+def pairs(before, after):
+    return list(dict.fromkeys((c.before, c.after, c.batch, c.streams) for c in compare_runs(before, after)))
+
+
+def test_each_model_is_set_against_itself_or_else_against_each_earlier_one():
     eight = replace(DENSE, batch=8)
-    pairs = [(c.before, c.after, c.batch) for c in compare_runs([DENSE, SLIM, eight], [SLIM, eight])]
-    assert pairs == [("dense fp32", "slim fp32", 1), ("slim fp32", "slim fp32", 1), ("dense fp32", "dense fp32", 8)]
+    assert pairs([DENSE, SLIM, eight], [SLIM, eight]) == [
+        ("slim fp32", "slim fp32", 1, 1),
+        ("dense fp32", "dense fp32", 8, 1),
+    ]
+    new = replace(SLIM, label="new")
+    assert pairs([DENSE, SLIM, eight], [new]) == [("dense fp32", "new fp32", 1, 1), ("slim fp32", "new fp32", 1, 1)]
+    half = replace(DENSE, precision="fp16")
+    assert pairs([DENSE], [half]) == [("dense fp32", "dense fp16", 1, 1)]
+
+
+def test_runs_with_different_numbers_of_streams_are_not_set_against_each_other():
+    two = replace(DENSE, streams=2)
+    assert pairs([DENSE, two], [two]) == [("dense fp32", "dense fp32", 1, 2)]
+    with pytest.raises(RunsError, match="no batch size in common: 1 before, 1 with 2 streams after"):
+        compare_runs([DENSE], [two])
 
 
 def test_no_batch_in_common_says_which_there_are():
@@ -114,8 +164,7 @@ def test_different_environments_are_refused_and_marked_when_forced():
     elsewhere = replace(SLIM, environment={"cpu": "Xeon", "cores": "6", "gpu": "H100"})
     with pytest.raises(RunsError, match=r"cpu was 'ARMv8', now 'Xeon'; gpu was 'unknown', now 'H100'\. .*--force"):
         compare_runs([DENSE], [elsewhere])
-    (comparison,) = compare_runs([DENSE], [elsewhere], force=True)
-    assert comparison.differing == ("cpu", "gpu")
+    assert p50(compare_runs([DENSE], [elsewhere], force=True)).differing == ("cpu", "gpu")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """One file per thing that is read beside the latencies. Each defines one class, `Meter`, as below.
 
 To add a meter, write its file, add its figures to `Run` in `records.py` (a new schema), and open it in `measure.py`
-around the part of the work that it is about.
+around the part of the work that it is about. A meter of power gives the one figure `power`, as `records.Power` has it,
+and is chosen in `power.py`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,16 @@
-"""The clock of each core, in kHz, where the kernel offers cpufreq; virtual machines and containers often do not."""
+"""Clocks in kHz: of each core, where the kernel offers cpufreq, and on a Jetson of the GPU and its memory (EMC).
+
+Virtual machines and containers often offer none; a core that is switched off has none; the EMC's is for root alone.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from ..kernel import read_text
+from ..jetson import cpufreq, gpu_devfreq
+from ..kernel import read_integer
+
+EMC = "sys/kernel/debug/bpmp/debug/clk/emc/rate"
 
 
 class Meter:
@@ -18,12 +23,11 @@ class Meter:
         return self
 
     def read(self) -> None:
-        clocks = {}
-        for folder in sorted(Path(self.root, "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq")):
-            khz = read_text(str(folder), "scaling_cur_freq")
-            if khz and khz.isdigit():
-                clocks[folder.parent.name] = int(khz)
-        self.readings.append(clocks)
+        khz = {core: read_integer(folder, "scaling_cur_freq") for core, folder in cpufreq(self.root).items()}
+        gpu = gpu_devfreq(self.root)
+        hz = {"gpu": read_integer(gpu, "cur_freq") if gpu else None, "emc": read_integer(self.root, EMC)}
+        khz.update((name, speed // 1000) for name, speed in hz.items() if speed is not None)
+        self.readings.append({name: speed for name, speed in khz.items() if speed is not None})
 
     def __exit__(self, *_: object) -> None:
         self.read()

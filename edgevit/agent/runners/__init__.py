@@ -6,9 +6,9 @@
     def open_runner(model: str, batch: int, *, threads: int | None = None) -> Iterator[Loaded]:
         yield Loaded(infer, provider, environment)
 
-Keyword arguments are the runner's options. A runner never times itself: `measure.py` does, the same way for all. Heavy
-imports go inside the function, so that the host can list runners and their options. Raise `RunnerError` for what the
-person who asked can put right.
+Keyword arguments are the runner's options. A runner never times itself: `measure.py` does, the same way for all; only
+what a GPU's own clock says of an inference comes from the runner. Heavy imports go inside the function, so that the
+host can list runners and their options. Raise `RunnerError` for what the person who asked can put right.
 """
 
 from __future__ import annotations
@@ -18,11 +18,21 @@ import pkgutil
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import Callable
+from typing import Callable, Protocol, Sequence
 
 
 class RunnerError(Exception):
     """The model cannot be run as asked; the message says what to try and needs no traceback."""
+
+
+class Lane(Protocol):
+    """One of several streams that work side by side."""
+
+    def enqueue(self) -> object:
+        """Start one batch."""
+
+    def wait(self) -> object:
+        """Return when the batch that was started last is complete."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,9 @@ class Loaded:
     infer: Callable[[], object]  # runs one batch, and returns only when its output is complete
     provider: str | None  # what it runs on, as the runtime itself reports
     environment: dict[str, str]  # versions and settings that must match for two runs to be compared
+    gpu_ns: Callable[[], int] | None = None  # GPU time of the batch that `infer` has just run, by the GPU's own clock
+    lanes: Sequence[Lane] = ()  # more than one: throughput is measured with all of them busy
+    engine_bytes: int | None = None  # device memory of weights and activations, by the runtime's own account
 
 
 def runner_names() -> list[str]:

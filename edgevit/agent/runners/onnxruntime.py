@@ -1,11 +1,18 @@
-"""ONNX Runtime, on the CPU or an NVIDIA GPU. Times include copying the input to the GPU and the output back."""
+"""ONNX Runtime, on the CPU or an NVIDIA GPU.
+
+Times include copying the input to the GPU and the output back, unless asked otherwise; the environment says which.
+TensorRT builds an engine while the model is loaded; it is kept, and so is what was measured of kernels for it.
+"""
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 from ..environment import usable_cpus
+from ..files import cache_folder
+from ..protobuf import input_types
 from . import Loaded, RunnerError
 
 if TYPE_CHECKING:
@@ -20,6 +27,8 @@ PROVIDERS = {
     "tensorrt": ("TensorrtExecutionProvider", "CUDAExecutionProvider"),
 }
 
+DEVICES = {"cpu": "cpu", "cuda": "cuda", "tensorrt": "cuda"}
+
 DTYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
@@ -33,7 +42,9 @@ DTYPES = {
 
 
 @contextmanager
-def open_runner(model: str, batch: int, *, provider: str = "cpu", threads: int | None = None) -> Iterator[Loaded]:
+def open_runner(
+    model: str, batch: int, *, provider: str = "cpu", threads: int | None = None, transfers: bool = True
+) -> Iterator[Loaded]:
     """Threads are those within one operator; all cores unless asked otherwise."""
     import onnxruntime as ort
 
@@ -44,8 +55,27 @@ def open_runner(model: str, batch: int, *, provider: str = "cpu", threads: int |
         "onnxruntime": ort.__version__,
         "onnxruntime_providers": ", ".join(ort.get_available_providers()),
         "threads": str(threads),
+        "transfers": "included" if transfers else "excluded",
     }
-    yield Loaded(lambda: session.run(None, feed), session.get_providers()[0], environment)
+    infer = (lambda: session.run(None, feed)) if transfers else _bound(session, feed, DEVICES[provider])
+    yield Loaded(infer, session.get_providers()[0], environment)
+
+
+def _bound(session: ort.InferenceSession, feed: dict[str, Any], device: str) -> Callable[[], object]:
+    """Return what runs the session with its inputs on the device already, and leaves its outputs there."""
+    import onnxruntime as ort
+
+    binding = session.io_binding()
+    for name, values in feed.items():
+        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(values, device, 0))
+    for output in session.get_outputs():
+        binding.bind_output(output.name, device)
+
+    def infer() -> None:
+        session.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+
+    return infer
 
 
 def _open_session(model: str, provider: str, threads: int) -> ort.InferenceSession:
@@ -61,7 +91,7 @@ def _open_session(model: str, provider: str, threads: int) -> ort.InferenceSessi
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors only
     try:
-        session = ort.InferenceSession(model, options, providers=list(wanted))
+        session = ort.InferenceSession(model, options, providers=_with_options(wanted, model))
     except (Fail, InvalidGraph, InvalidProtobuf, NotImplemented) as error:
         reason = str(error).rpartition(" : ")[2].splitlines()[0]
         raise RunnerError(f"ONNX Runtime cannot load it: {reason}; try exporting it again") from error
@@ -69,6 +99,22 @@ def _open_session(model: str, provider: str, threads: int) -> ort.InferenceSessi
     if session.get_providers()[0] != wanted[0]:
         raise RunnerError(_provider_message(provider, f"it runs on {session.get_providers()[0]} instead"))
     return session
+
+
+def _with_options(providers: tuple[str, ...], model: str) -> list[str | tuple[str, dict[str, Any]]]:
+    """Have TensorRT use fp16 if the file does, and keep its engines where the agent keeps its own files."""
+    if providers[0] != "TensorrtExecutionProvider":
+        return list(providers)
+    folder = os.path.join(cache_folder(), "onnxruntime")
+    os.makedirs(folder, exist_ok=True)
+    options = {
+        "trt_fp16_enable": "float16" in input_types(model).values(),
+        "trt_engine_cache_enable": True,
+        "trt_engine_cache_path": folder,
+        "trt_timing_cache_enable": True,
+        "trt_timing_cache_path": folder,
+    }
+    return [(providers[0], options), *providers[1:]]
 
 
 def _provider_message(provider: str, seen: str) -> str:

@@ -1,0 +1,18 @@
+# The host: derive, export, evaluate, and bench boards over SSH. CPU only.
+#
+#   docker build -f deploy/docker/host.Dockerfile -t edgevit .
+#   docker run --rm -it -v "$PWD:/work" -v "$HOME/.ssh:/root/.ssh:ro" edgevit edgevit --help
+FROM python:3.12-slim-bookworm
+
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends openssh-client \
+    && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /opt/edgevit
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY profiles ./profiles
+COPY edgevit ./edgevit
+RUN pip install --no-cache-dir --constraint constraints.txt '.[rtx]'
+
+WORKDIR /work
+CMD ["edgevit", "--help"]

@@ -1,0 +1,101 @@
+"""A bench: the board is set as asked, its idle power taken, then each measurement made in a fresh process of its own.
+
+A process each, so that no memory, thread or CUDA context of one batch size is left in the figures of the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from dataclasses import asdict
+from time import perf_counter_ns
+from typing import Any, Callable, Sequence
+
+from .__main__ import main
+from .control import controlled, own_command
+from .power import power_meter
+from .records import Power
+
+TICK_S = 0.2  # between two readings of the idle power
+TAIL_LINES = 5  # of a measurement's stderr, shown when it dies
+
+Send = Callable[[Any], None]
+
+
+def bench(
+    send: Send,
+    root: str,
+    *,
+    requests: Sequence[dict[str, Any]],
+    idle_s: float = 0.0,
+    power_mode: str | None = None,
+    lock_clocks: bool = False,
+) -> dict[str, Any]:
+    """Make one measurement after another; the first that fails ends the bench, and what was measured is kept.
+
+    Returns `runs` as dicts, what was `changed` on the board for them, and `failed`: the error of the one that failed.
+    """
+    runs: list[dict[str, Any]] = []
+    failed = None
+
+    def report(stage: str, done: float = 0.0, **figures: Any) -> None:
+        send({"progress": {"stage": stage, "done": done, **figures}})
+
+    with controlled(root, power_mode=power_mode, lock_clocks=lock_clocks, report=report) as changed:
+        power = _idle_power(root, requests[0], idle_s, report) if requests and idle_s > 0 else None
+        for number, request in enumerate(requests):
+            place = {"run": number + 1, "of": len(requests), "batch": request["batch"]}
+            answer = _measure(root, request, lambda told, place=place: report(**{**told, **place}))  # type: ignore[misc]
+            if "error" in answer:
+                failed = {"number": number, **answer["error"]}
+                break
+            runs.append({**answer["result"], "idle_power": asdict(power) if power else None})
+    return {"runs": runs, "changed": changed, "failed": failed}
+
+
+def _idle_power(root: str, request: dict[str, Any], seconds: float, report: Callable[..., None]) -> Power | None:
+    """Read the rails while nothing of ours runs."""
+    meter = power_meter(root, request["power_meter"], request["total_rails"])
+    if meter is None:
+        return None
+    began = perf_counter_ns()
+    with meter:
+        while (elapsed := (perf_counter_ns() - began) / 1e9) < seconds:
+            report("idle power", min(1.0, elapsed / seconds))
+            time.sleep(min(TICK_S, seconds - elapsed))
+            meter.read()
+    figures = meter.figures()["power"]
+    return Power.from_dict(figures) if figures else None
+
+
+def _measure(root: str, request: dict[str, Any], on_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Run one measurement in another process of this very program; return its `result` or its `error`."""
+    # A file for what it says: a pipe that nobody reads would fill up and stop it.
+    with tempfile.TemporaryFile() as stderr, subprocess.Popen(
+        own_command(main),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env={**os.environ, "EDGEVIT_BOARD_ROOT": root},
+    ) as process:
+        assert process.stdin and process.stdout
+        try:
+            process.stdin.write(json.dumps({"method": "measure", "args": request}).encode() + b"\n")
+            process.stdin.close()
+            for line in process.stdout:
+                reply = json.loads(line)
+                if "progress" not in reply:
+                    return reply  # type: ignore[no-any-return]
+                on_progress(reply["progress"])
+        finally:
+            process.terminate()
+        code = process.wait()
+        stderr.seek(0)
+        said = stderr.read().decode("utf-8", "replace").strip()
+        tail = " | ".join(said.splitlines()[-TAIL_LINES:]) or "it said nothing"
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        hint = "; out of memory? try a smaller --batch" if code == -9 else ""
+        return {"error": {"message": f"the measurement died ({how}): {tail}{hint}", "traceback": said}}

@@ -1,0 +1,143 @@
+"""Classify preprocessed images with an engine, so that its accuracy can be judged: the engine itself, on this board.
+
+Images arrive as they go in, after resizing and normalising; only their type may have to change. Standard library
+only, so values go through `struct` and not through numpy.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import time
+from contextlib import closing
+from typing import Any, BinaryIO, Callable, Sequence
+
+from .cuda import Cuda, open_cuda
+from .execution import Engine, Execution, Tensor, import_tensorrt, make_log, open_engine
+from .runners import RunnerError
+
+FORMATS = {"float16": "e", "float32": "f"}
+TICK_S = 0.2  # between two messages of progress
+
+Send = Callable[[Any], None]
+
+
+def classify(
+    send: Send,
+    root: str,
+    *,
+    engine: str,
+    images: str,
+    count: int,
+    shape: Sequence[int],
+    dtype: str,
+    batch: int,
+    columns: Sequence[int],
+) -> dict[str, Any]:
+    """Return for each image the position in `columns` of the largest logit there, and how many logits are no numbers.
+
+    `images` is a file of `count` images of `shape`, row by row, in this machine's byte order.
+
+    Raises: RunnerError.
+    """
+    _check_file(images, count, shape, dtype)
+    trt = import_tensorrt()
+    predicted: list[int] = []
+    nonfinite = 0
+    began = told = time.monotonic()
+    with open(images, "rb") as file, open_cuda() as cuda, open_engine(trt, make_log(trt), engine) as opened:
+        logits = _check_engine(opened, shape, columns)
+        with closing(Execution(opened, cuda, batch)) as execution:
+            classifier = _Classifier(execution, cuda, batch, FORMATS[dtype], logits)
+            while len(predicted) < count:
+                rows = classifier.run(file, min(batch, count - len(predicted)))
+                nonfinite += sum(not math.isfinite(value) for row in rows for value in row)
+                predicted += [_largest(row, columns) for row in rows]
+                if time.monotonic() - told >= TICK_S:
+                    told = time.monotonic()
+                    send({"progress": {"stage": "classify", "done": len(predicted) / count}})
+    return {"predicted": predicted, "nonfinite": nonfinite, "seconds": time.monotonic() - began}
+
+
+class _Classifier:
+    """An execution with memory for one batch on the host's side, too."""
+
+    def __init__(self, execution: Execution, cuda: Cuda, batch: int, form: str, logits: Tensor) -> None:
+        engine = execution.engine
+        self._execution, self._cuda, self._batch, self._form, self._logits = execution, cuda, batch, form, logits
+        self._images = engine.inputs[0]
+        self._host_in = cuda.host(self._images.bytes_at(batch))
+        self._host_out = cuda.host(logits.bytes_at(batch))
+        self._done = cuda.event()
+        # A dynamic engine takes a last batch that is smaller; a fixed one takes it filled up with what was there.
+        self._resizable = engine.dynamic
+        self._least = engine.batches()[0]
+
+    def run(self, file: BinaryIO, count: int) -> list[tuple[float, ...]]:
+        """Read the next images and return a row of logits for each."""
+        cuda, execution, stream = self._cuda, self._execution, self._execution.stream
+        batch = max(count, self._least) if self._resizable else self._batch
+        execution.resize(batch)
+        values = self._images.bytes_at(count)
+        self._host_in[:values] = self._read(file, count)
+        cuda.copy_in(execution.addresses[self._images.name], self._host_in[: self._images.bytes_at(batch)], stream)
+        execution.enqueue()
+        host = self._host_out[: self._logits.bytes_at(batch)]
+        cuda.copy_out(host, execution.addresses[self._logits.name], stream)
+        cuda.record(self._done, stream)
+        cuda.wait(self._done)
+        width = self._logits.shape[1]
+        flat = struct.unpack_from(f"{count * width}{self._logits.format}", host)
+        return [flat[i * width : (i + 1) * width] for i in range(count)]
+
+    def _read(self, file: BinaryIO, count: int) -> bytes:
+        values = count * math.prod(self._images.shape[1:])
+        content = file.read(values * struct.calcsize(self._form))
+        if self._form == self._images.format:
+            return content
+        try:
+            return struct.pack(f"{values}{self._images.format}", *struct.unpack(f"{values}{self._form}", content))
+        except OverflowError:
+            raise RunnerError(
+                "an image has values beyond float16, which this engine takes; is it normalised as in training?"
+            ) from None
+
+
+def _largest(row: Sequence[float], columns: Sequence[int]) -> int:
+    """Return the position of the largest; NaN, which compares with nothing, is the least."""
+    values = [row[column] for column in columns]
+    return max(range(len(values)), key=lambda i: -math.inf if math.isnan(values[i]) else values[i])
+
+
+def _check_file(images: str, count: int, shape: Sequence[int], dtype: str) -> None:
+    if dtype not in FORMATS:
+        raise RunnerError(f"images of {dtype} cannot be read; known: {', '.join(FORMATS)}")
+    expected = count * math.prod(shape) * struct.calcsize(FORMATS[dtype])
+    try:
+        found = os.path.getsize(images)
+    except OSError as error:
+        raise RunnerError(f"cannot read {images} ({error.strerror}); send the images again") from error
+    if found != expected:
+        raise RunnerError(
+            f"{images} has {found} bytes, and {count} images of {list(shape)} in {dtype} have {expected}; send it again"
+        )
+
+
+def _check_engine(engine: Engine, shape: Sequence[int], columns: Sequence[int]) -> Tensor:
+    """Return the engine's logits."""
+    if len(engine.inputs) != 1 or len(engine.outputs) != 1 or len(engine.outputs[0].shape) != 2:
+        tensors = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in (*engine.inputs, *engine.outputs))
+        raise RunnerError(f"no classifier of one input and one row of logits for each image: it has {tensors}")
+    images, logits = engine.inputs[0], engine.outputs[0]
+    floating = {form: name for name, form in FORMATS.items()}
+    for tensor in (images, logits):
+        if tensor.format not in floating:
+            raise RunnerError(
+                f"{tensor.name!r} is {tensor.dtype}, and not one of {', '.join(FORMATS)}; export it again"
+            )
+    if images.shape[1:] != tuple(shape):
+        raise RunnerError(f"images of {list(shape)} were sent, and the engine takes {list(images.shape[1:])}")
+    if not columns or not all(0 <= column < logits.shape[1] for column in columns):
+        raise RunnerError(f"columns {list(columns)} were asked for, and the engine has {logits.shape[1]} logits")
+    return logits

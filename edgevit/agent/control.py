@@ -1,0 +1,362 @@
+"""Power mode and clocks: changed only when asked, read back, and put back as they were, whatever becomes of us.
+
+Before the first change `restore.json` says how things were. Who carries it out:
+  this process, when it is done or fails;
+  its guardian, a process that does nothing but wait for this one to end, when it was killed;
+  the next `recover`, when the guardian is gone as well: a reboot undoes the clocks, but not the power mode.
+This process and its guardian hold one lock between them. Whoever gets it knows that both are gone, without process
+numbers, which are given out again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+from . import jetson
+from .files import cache_folder
+from .kernel import find_program
+from .runners import RunnerError
+
+RESTORE = "restore"  # folder in the cache
+RECORD = "restore.json"
+CLOCKS = "clocks.store"  # written and read by jetson_clocks
+SETUP = "deploy/jetson/setup.sh"
+PROGRAM_S = 60.0
+GUARDIAN_S = 30.0  # that a guardian may need to put things back after its process has died
+POLL_S = 0.1
+REFUSED = re.compile(r"^sudo: |^Sorry, user |is not in the sudoers file", re.MULTILINE)
+
+START = """\
+import sys
+from importlib import import_module
+sys.path[0], module, function, *arguments = sys.argv[1:]
+getattr(import_module(module), function)(*arguments)
+"""
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """How the board was before the first change, and the mode that was then set."""
+
+    mode: int | None  # None: it is not changed
+    set_mode: int | None
+    locked: bool | None
+
+
+@contextmanager
+def controlled(
+    root: str,
+    power_mode: str | None = None,
+    lock_clocks: bool = False,
+    *,
+    report: Report,
+    state_dir: Path | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Set the power mode by name and lock the clocks at its maximum, for as long as the block runs.
+
+    Yields how the board now is: `power_mode` (its name), `clocks_locked`, and `told`, which all reports are added to,
+    also those after the block. What is so already is not touched and needs no root. That something could not be put
+    back is told, not raised: the block's own result is worth keeping, and the next start tries again.
+
+    Raises:
+        RunnerError: it cannot be done; nothing has been changed, or it was put back.
+    """
+    folder = state_dir or Path(cache_folder(), RESTORE)
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        report(text)
+
+    recover(root, report=tell, state_dir=folder, wait_s=GUARDIAN_S)
+    mode = None if power_mode is None else _mode_to_set(root, power_mode)
+    locked = jetson.clocks_locked(root)
+    if mode is None and (locked or not lock_clocks):
+        yield {**_state(root), "told": told}
+        return
+    with ExitStack() as ends:
+        lock = ends.enter_context(_held(folder, 0.0))
+        if (folder / RECORD).exists():
+            raise RunnerError("nothing is changed before what an earlier process changed is put back (see above)")
+        guardian = ends.enter_context(_guarded(root, folder, lock))
+        current = jetson.power_mode(root)
+        found = Found(current["id"], mode["id"], locked) if current and mode else Found(None, None, locked)
+        ends.callback(_restore, root, folder, tell, guardian)
+        _remember(root, folder, found)
+        if mode:
+            _set_mode(root, mode, guardian)
+        if lock_clocks:
+            _lock_clocks(root, guardian)
+        yield {**_state(root), "told": told}
+
+
+def recover(root: str, *, report: Report, state_dir: Path | None = None, wait_s: float = 0.0) -> bool:
+    """Put back what a process changed that is dead, and tell; leave what a living one changed.
+
+    Returns whether nothing is left to be put back. `wait_s` is for the guardian of a process that has just died.
+    """
+    folder = state_dir or Path(cache_folder(), RESTORE)
+    if not (folder / RECORD).exists():
+        return True
+    try:
+        with _held(folder, wait_s):
+            return _restore(root, folder, report, late=True)
+    except RunnerError:
+        return False  # its owner is alive, and will do it
+
+
+def can_control(root: str) -> bool:
+    """Whether the board's two programs may be run as root without a password."""
+    try:
+        for program, question in (("nvpmodel", "-q"), ("jetson_clocks", "--show")):
+            _as_root(root, program, question)
+    except RunnerError:
+        return False
+    return True
+
+
+def own_command(function: Callable[..., None], *arguments: str) -> list[str]:
+    """Return the command that runs one of our functions in a new process, from the zip or folder that we are in."""
+    top = Path(__file__).parents[len(__name__.split(".")) - 1]
+    return [sys.executable, "-c", START, str(top), function.__module__, function.__name__, *arguments]
+
+
+def guard(root: str, folder: str) -> None:
+    """Wait for the process that started this one to end, then put back what it did not.
+
+    Its end is that of our stdin, and that of what it ran: see `_as_root`.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(BrokenPipeError):  # it has died already
+        os.write(1, b"ready\n")
+    sys.stdin.buffer.read()
+    if Path(folder, RECORD).exists():
+        _restore(root, Path(folder), lambda text: None)
+
+
+@contextmanager
+def _held(folder: Path, wait_s: float) -> Iterator[int]:
+    """Hold the lock."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise RunnerError(f"cannot write in {folder}: {error.strerror}; nothing was changed") from error
+    try:
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise RunnerError(
+                        f"another process holds power mode and clocks ({folder / 'lock'}); try again when it is done"
+                    ) from None
+                time.sleep(POLL_S)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def _guarded(root: str, folder: Path, lock: int) -> Iterator[int]:
+    """Start the guardian; it waits for as long as anybody has the end of its pipe that is yielded."""
+    with subprocess.Popen(
+        own_command(guard, os.path.abspath(root), str(folder.absolute())),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # not ours: sshd waits for whoever has it
+        pass_fds=(lock,),
+        start_new_session=True,  # a signal to our group, or a closed terminal, is not for it
+        cwd="/",
+    ) as guardian:
+        assert guardian.stdin and guardian.stdout
+        if not guardian.stdout.readline():
+            raise RunnerError(f"{sys.executable} could not start the guardian of the clocks; nothing was changed")
+        yield guardian.stdin.fileno()
+
+
+def _mode_to_set(root: str, name: str) -> dict[str, Any] | None:
+    """Find the mode by its name in the board's own table, where the same name has another id than elsewhere.
+
+    None if it is the current one.
+    """
+    modes = {mode["name"]: mode for mode in jetson.power_modes(root)}
+    current = jetson.power_mode(root)
+    if not modes or current is None or current["id"] is None:
+        raise RunnerError("this machine tells no power modes (nvpmodel); leave out --power-mode")
+    if name not in modes:
+        close = get_close_matches(name.upper(), modes, n=1, cutoff=0.5)
+        nearest = f"did you mean {close[0]}? " if close else ""
+        raise RunnerError(f"no power mode {name!r} on this board; {nearest}known: {', '.join(modes)}")
+    mode = modes[name]
+    if mode["id"] == current["id"]:
+        return None
+    masks = {mode["tpc_mask"], modes.get(current["name"], mode)["tpc_mask"]} - {None}
+    if len(masks) > 1:
+        # It can be done as long as the GPU is unused, and once it was used there is no way back.
+        raise _needs_reboot(current, mode, "they differ in the parts of the GPU that are switched on")
+    return mode
+
+
+def _needs_reboot(current: dict[str, Any], mode: dict[str, Any], why: str) -> RunnerError:
+    return RunnerError(
+        f"from power mode {current['name']} to {mode['name']} this board needs a reboot ({why}); nothing was changed: "
+        f"run `sudo nvpmodel -m {mode['id']}` in a terminal there, answer yes, and try again once it is back"
+    )
+
+
+def _set_mode(root: str, mode: dict[str, Any], guardian: int) -> None:
+    before = jetson.power_mode(root)
+    said = _as_root(root, "nvpmodel", "-m", str(mode["id"]), guardian=guardian)
+    now = jetson.power_mode(root)
+    if now and now == before:
+        # It asks whether to reboot and, as nobody answers, does nothing.
+        raise _needs_reboot(now, mode, f"nvpmodel left it as it was, and said {_last_line(said)}")
+    if now is None or now["id"] != mode["id"]:
+        raise RunnerError(
+            f"`nvpmodel -m {mode['id']}` made the power mode {now and now['name']}, expected {mode['name']}; it said "
+            f"{_last_line(said)}; try `sudo nvpmodel -m {mode['id']}` in a terminal there"
+        )
+
+
+def _lock_clocks(root: str, guardian: int) -> None:
+    said = _as_root(root, "jetson_clocks", guardian=guardian)
+    if jetson.clocks_locked(root):
+        return
+    clocks = jetson.clocks(root).items()
+    free = [name for name, clock in clocks if clock and clock["min_khz"] != clock["max_khz"]]
+    raise RunnerError(
+        f"jetson_clocks ran, and {', '.join(free) or 'no clock that can be read'} is not locked; it said "
+        f"{_last_line(said)}; look at `sudo jetson_clocks --show` there"
+    )
+
+
+def _remember(root: str, folder: Path, found: Found) -> None:
+    """Write down how the board is, so that not even a power cut loses it."""
+    store = folder / CLOCKS
+    try:
+        with suppress(FileNotFoundError):
+            store.unlink()  # else jetson_clocks asks whether it may
+        said = _as_root(root, "jetson_clocks", "--store", str(store))
+        if not store.is_file() or not store.stat().st_size:
+            raise RunnerError(f"`jetson_clocks --store {store}` stored nothing; it said {_last_line(said)}")
+        unfinished = folder / f"{RECORD}.part"
+        unfinished.write_text(json.dumps(asdict(found)), encoding="utf-8")
+        for path in (store, unfinished):
+            _sync(path)
+        unfinished.replace(folder / RECORD)
+        _sync(folder)
+    except OSError as error:
+        raise RunnerError(f"cannot write in {folder}: {error.strerror}; nothing was changed") from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _restore(root: str, folder: Path, report: Report, guardian: int | None = None, *, late: bool = False) -> bool:
+    """Carry out the record, if there is one, and remove it. `late`: anything may have happened to the board since."""
+    record, store = folder / RECORD, folder / CLOCKS
+    try:
+        found = Found(**json.loads(record.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return True  # nothing was changed
+    except (OSError, ValueError, TypeError) as error:
+        report(f"{record} cannot be read ({error}): look at `sudo nvpmodel -q`, put right what is not, and remove it")
+        return False
+    try:
+        said = _put_back(root, found, str(store), guardian, late)
+    except RunnerError as error:
+        mode = "" if found.mode is None else f"sudo nvpmodel -m {found.mode} && "
+        report(f"not as it was found: {error}; try `{mode}sudo jetson_clocks --restore {store}`, and remove {record}")
+        return False
+    for path in (record, store):
+        with suppress(FileNotFoundError):
+            path.unlink()
+    report(f"an earlier process was cut off: {said}" if late else said)
+    return True
+
+
+def _put_back(root: str, found: Found, store: str, guardian: int | None, late: bool) -> str:
+    """Undo in the reverse order. The clocks once more after the mode, as setting that sets their limits, too."""
+    now = jetson.power_mode(root)
+    if late and found.mode is not None and now and now["id"] not in (found.mode, found.set_mode):
+        return f"somebody has set the power mode {now['name']} since, and it is left so"
+    _as_root(root, "jetson_clocks", "--restore", store, guardian=guardian)
+    said = "the clocks are as they were"
+    if found.mode is not None and (now is None or now["id"] != found.mode):
+        told = _as_root(root, "nvpmodel", "-m", str(found.mode), guardian=guardian)
+        _as_root(root, "jetson_clocks", "--restore", store, guardian=guardian)
+        now = jetson.power_mode(root)
+        if now is None or now["id"] != found.mode:
+            raise RunnerError(f"the power mode is {now and now['name']}, nvpmodel said {_last_line(told)}")
+        said = f"the power mode is {now['name']} again, and {said}"
+    locked = jetson.clocks_locked(root)
+    if locked != found.locked:
+        raise RunnerError(f"the clocks are {'' if locked else 'not '}locked")
+    return said
+
+
+def _state(root: str) -> dict[str, Any]:
+    mode = jetson.power_mode(root)
+    return {"power_mode": mode and mode["name"], "clocks_locked": jetson.clocks_locked(root)}
+
+
+def _as_root(root: str, name: str, *arguments: str, guardian: int | None = None) -> str:
+    """Run a program of the board as root, never asking for a password; return what it says.
+
+    What it exits with says little (jetson_clocks: always 0): look at what it should have changed.
+    """
+    program = find_program(root, name)
+    if program is None:
+        raise RunnerError(f"this machine has no {name}, a Jetson does; leave out --power-mode and --lock-clocks")
+    sudo = () if os.geteuid() == 0 or root != "/" else ("sudo", "-n")
+    command = " ".join((name, *arguments))
+    try:
+        done = subprocess.run(
+            [*sudo, program, *arguments],
+            # Nobody answers questions. That it cannot be read from makes the guardian's pipe as good for this as
+            # /dev/null, and the guardian then waits until this program, too, has ended: it may outlive us.
+            stdin=subprocess.DEVNULL if guardian is None else guardian,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "LC_ALL": "C"},
+            timeout=PROGRAM_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise RunnerError(f"`{command}` took more than {PROGRAM_S:.0f} s") from None
+    except OSError as error:
+        raise RunnerError(f"cannot run {error.filename or program}: {error.strerror}") from error
+    said = done.stdout.decode("utf-8", errors="replace").strip()
+    if sudo and done.returncode and REFUSED.search(said):
+        raise RunnerError(
+            f"`sudo -n {command}` was refused ({_last_line(said)}): power mode and clocks need root; {SETUP} lets "
+            f"you run nvpmodel and jetson_clocks without a password, or do it by hand first: `sudo {command}`"
+        )
+    return said
+
+
+def _last_line(said: str) -> str:
+    return repr(said.splitlines()[-1]) if said else "nothing"

@@ -1,0 +1,97 @@
+"""Device memory, streams, events and graphs, behind one small interface.
+
+Two files offer it: `pycuda.py`, where that package is importable, and `runtime.py`, ctypes on the libcudart that every
+JetPack brings. Both use the primary context, which is the one that TensorRT uses. Addresses and streams are integers,
+as TensorRT takes them. What is allocated belongs to the `Cuda` and is freed when it is left, also by an error.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any, Callable, Protocol
+
+from ..runners import RunnerError
+
+LIBRARY = "EDGEVIT_CUDART"  # environment variable that names another libcudart; pycuda is not used then
+
+
+class CaptureError(RunnerError):
+    """The work cannot be captured into a graph; it can still be enqueued."""
+
+
+class Cuda(Protocol):
+    """One device, the first; open it before anything else in the process touches the GPU."""
+
+    binding: str  # "pycuda" or "ctypes"
+    graphs: bool  # whether this binding can capture and launch graphs
+
+    def __enter__(self) -> Cuda: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def describe(self) -> dict[str, Any]:
+        """Return `device`, `sms`, `capability` such as "8.7", and `runtime`, the version of CUDA."""
+
+    def malloc(self, size: int) -> int:
+        """Return the address of `size` bytes of device memory."""
+
+    def host(self, size: int) -> memoryview:
+        """Return pinned host memory, writable, in bytes."""
+
+    def stream(self) -> int: ...
+
+    def event(self) -> Any: ...
+
+    def copy_in(self, device: int, host: memoryview, stream: int) -> None:
+        """Enqueue a copy to the device; `host` may be a slice of pinned memory."""
+
+    def copy_out(self, host: memoryview, device: int, stream: int) -> None: ...
+
+    def record(self, event: Any, stream: int) -> None: ...
+
+    def wait(self, event: Any) -> None:
+        """Return when what was enqueued before `record` is complete: spinning or sleeping, as it was opened."""
+
+    def elapsed_ns(self, start: Any, end: Any) -> int:
+        """Return the GPU's own time between two events; it counts in about half microseconds."""
+
+    def synchronize(self, stream: int) -> None: ...
+
+    def capture(self, stream: int, enqueue: Callable[[], object]) -> Callable[[], None]:
+        """Record what `enqueue` enqueues, without running it; return what launches it on that stream.
+
+        Raises:
+            CaptureError: it cannot be captured; the stream is as before.
+        """
+
+
+def open_cuda(*, spin: bool | None = None) -> Cuda:
+    """Open the first GPU.
+
+    `spin`: wait by asking over and over, which takes a core and answers soonest; False: sleep; None: as CUDA chooses.
+
+    Raises: RunnerError.
+    """
+    if LIBRARY not in os.environ:
+        try:
+            from .pycuda import PycudaCuda
+        except (ImportError, ValueError):  # a ValueError where it was built for another numpy
+            pass
+        else:
+            return PycudaCuda(spin)
+    from .runtime import RuntimeCuda
+
+    return RuntimeCuda(spin, os.environ.get(LIBRARY))
+
+
+def describe_cuda() -> dict[str, Any]:
+    """Say what there is, or in `error` why there is nothing; never raises."""
+    known = {"binding": None, "error": None, "device": None, "sms": None, "capability": None, "runtime": None}
+    try:
+        with open_cuda() as cuda:
+            return {**known, "binding": cuda.binding, **cuda.describe()}
+    except RunnerError as error:
+        return {**known, "error": str(error)}

@@ -1,0 +1,171 @@
+"""Everything that can be known about a machine without changing it: what the doctor, a bench and a build start from.
+
+What cannot be read is None, or says why not. Each library is asked in a process of its own: it may crash there, and the
+memory that it takes is free again afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable
+
+from . import control, jetson
+from .__main__ import claim_stdout, user
+from .files import cache_folder
+from .kernel import find_program, read_bytes, read_text
+from .meters import ina3221
+from .power import power_meters
+
+LIBRARY_S = 60.0  # importing TensorRT from an SD card takes several
+PROGRAMS = ("nvpmodel", "jetson_clocks", "tegrastats")
+
+Send = Callable[[Any], None]
+
+
+def examine(send: Send, root: str) -> dict[str, Any]:
+    """Tell all facts about this machine.
+
+    It changes nothing, but for one thing: a power mode and clocks that a process left changed which was cut off are put
+    back first, and `recovered` says so.
+    """
+    told: list[str] = []
+    clean = control.recover(root, report=told.append)
+    send({"progress": {"stage": "examine", "done": 0.0}})
+    asked = {name: _ask(function) for name, function in LIBRARIES.items()}
+    facts = {
+        **_system(root),
+        **_settings(root),
+        **_power(root),
+        "memory": _memory(root),
+        "disk": {"cache_free_bytes": _free_bytes(cache_folder())},
+        "temperatures_c": jetson.temperatures_c(root),
+        "trtexec": find_program(root, "trtexec"),
+        "programs": {name: find_program(root, name) for name in PROGRAMS},
+        "sudo": control.can_control(root),
+        "recovered": {"clean": clean, "told": told},
+    }
+    send({"progress": {"stage": "examine", "done": 0.5}})
+    answers = {name: _answer(process) for name, process in asked.items()}
+    return {**facts, **answers, "onnxruntime": answers["onnxruntime"].get("found")}
+
+
+def _system(root: str) -> dict[str, Any]:
+    return {
+        "module": jetson.identify(root),
+        "l4t": jetson.l4t(root),
+        "jetpack": jetson.jetpack(root),
+        "ubuntu": _release_name(root),
+        "machine": platform.machine(),
+        "kernel": read_text(root, "proc/sys/kernel/osrelease") or None,
+        "python": platform.python_version(),
+        "python_path": sys.executable,
+        "in_venv": sys.prefix != sys.base_prefix,
+        "user": user(),
+        "root": os.geteuid() == 0,
+        "hostname": platform.node(),
+    }
+
+
+def _settings(root: str) -> dict[str, Any]:
+    return {
+        "power_mode": jetson.power_mode(root),
+        "power_modes": jetson.power_modes(root),
+        "default_power_mode": jetson.default_power_mode(root),
+        "clocks": jetson.clocks(root),
+        "clocks_locked": jetson.clocks_locked(root),
+    }
+
+
+def _power(root: str) -> dict[str, Any]:
+    return {
+        "rails": jetson.rails(root),
+        "power_interval_ms": ina3221.interval_ms(root),
+        "meters": power_meters(root),
+    }
+
+
+def _memory(root: str) -> dict[str, int | None]:
+    keys = {"total_bytes": "MemTotal", "available_bytes": "MemAvailable", "swap_total_bytes": "SwapTotal"}
+    return {name: read_bytes(root, "proc/meminfo", key) for name, key in keys.items()}
+
+
+def _free_bytes(folder: str) -> int | None:
+    """Return the space for files that the user may write in `folder`, which may have to be made first."""
+    for path in (Path(folder), *Path(folder).parents):
+        if path.is_dir():
+            disk = os.statvfs(path)
+            return disk.f_bavail * disk.f_frsize
+    return None
+
+
+def _release_name(root: str) -> str | None:
+    for line in (read_text(root, "etc/os-release") or "").splitlines():
+        key, _, value = line.partition("=")
+        if key == "PRETTY_NAME":
+            return value.strip('"')
+    return None
+
+
+def _ask(function: Callable[[], None]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        control.own_command(function), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def _answer(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    with process:
+        try:
+            output, said = process.communicate(timeout=LIBRARY_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return {"error": f"no answer within {LIBRARY_S:.0f} s"}
+    try:
+        answer: dict[str, Any] = json.loads(output)
+        return answer
+    except ValueError:
+        lines = said.decode("utf-8", errors="replace").strip().splitlines()
+        code = process.returncode
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return {"error": f"{how}: {lines[-1] if lines else 'it said nothing'}"}
+
+
+def _tell(describe: Callable[[], dict[str, Any]]) -> None:
+    """Print what `describe` returns, and nothing that a library prints."""
+    with claim_stdout() as answer:
+        json.dump(describe(), answer)
+
+
+def tell_tensorrt() -> None:
+    from .engine import describe_tensorrt
+
+    _tell(describe_tensorrt)
+
+
+def tell_cuda() -> None:
+    from .cuda import describe_cuda
+
+    _tell(describe_cuda)
+
+
+def tell_onnxruntime() -> None:
+    _tell(_describe_onnxruntime)
+
+
+def _describe_onnxruntime() -> dict[str, Any]:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        return {"found": None, "error": str(error)}
+    return {"found": {"version": onnxruntime.__version__, "providers": onnxruntime.get_available_providers()}}
+
+
+LIBRARIES: dict[str, Callable[[], None]] = {
+    "tensorrt": tell_tensorrt,
+    "cuda": tell_cuda,
+    "onnxruntime": tell_onnxruntime,
+}

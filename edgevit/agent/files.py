@@ -1,0 +1,49 @@
+"""The cache on the board: files from the host, kept under the hash of their content, and the folders of jobs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from typing import Any, Callable
+
+from .runners import RunnerError
+
+Send = Callable[[Any], None]
+
+
+def cache_folder() -> str:
+    """The same folder that the host's shell commands name."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "edgevit")
+
+
+def size(send: Send, root: str, path: str) -> dict[str, Any]:
+    return {"bytes": os.path.getsize(path) if os.path.isfile(path) else None}
+
+
+def offer(send: Send, root: str, path: str, part: str) -> dict[str, Any]:
+    """Say how much of a file is there and how much space is free, without what a broken upload left in `part`."""
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    with suppress(FileNotFoundError):
+        os.remove(part)
+    disk = os.statvfs(folder)
+    return {**size(send, root, path), "free_bytes": disk.f_bavail * disk.f_frsize}
+
+
+def keep(send: Send, root: str, path: str, part: str, sha256: str) -> dict[str, Any]:
+    """Give an upload its name, now that its content is known to be whole."""
+    found = sha256_of(part)
+    if found != sha256:
+        os.remove(part)
+        raise RunnerError(f"the upload of {path} arrived altered: its sha256 is {found[:12]}..., not {sha256[:12]}...")
+    os.replace(part, path)
+    return {"path": path}
+
+
+def sha256_of(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for chunk in iter(lambda: file.read(1 << 20), b""):
+            digest.update(chunk)
+    return digest.hexdigest()

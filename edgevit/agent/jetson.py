@@ -1,0 +1,185 @@
+"""Which Jetson this is and how it is set: read from files that need no root, and from nvpmodel. JetPack 5, 6 and 7.
+
+What a machine does not tell is None or missing, so that all of it may be asked of any machine.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from .kernel import integer, read_bytes, read_integer, read_text, run_program
+from .meters import ina3221
+
+# L4T to JetPack, from NVIDIA's archive of both.
+JETPACK = {
+    "35.2.1": "5.1",
+    "35.3.1": "5.1.1",
+    "35.4.1": "5.1.2",
+    "35.5.0": "5.1.3",
+    "35.6.0": "5.1.4",
+    "35.6.1": "5.1.5",
+    "35.6.2": "5.1.5",
+    "35.6.4": "5.1.6",
+    "36.2.0": "6.0 DP",
+    "36.3.0": "6.0",
+    "36.4.0": "6.1",
+    "36.4.2": "6.1",
+    "36.4.3": "6.2",
+    "36.4.4": "6.2.1",
+    "36.4.7": "6.2.1",
+    "36.5.0": "6.2.2",
+    "38.2.0": "7.0",
+    "38.2.1": "7.0",
+    "38.2.2": "7.0",
+    "38.4.0": "7.1",
+    "39.0.0": "7.2 EA",
+    "39.2.0": "7.2",
+    "39.2.1": "7.2.1",
+}
+
+PART = re.compile(r"p\d{4}-\d{4}")
+RELEASE = re.compile(r"# R(\d+) \(release\), REVISION: (\d+(?:\.\d+)*)")
+MODE = re.compile(r"<\s*POWER_MODEL\s+ID=(\d{1,9})\s+NAME=([^\s>]+)\s*>")
+DEFAULT_MODE = re.compile(r"<\s*PM_CONFIG\s+DEFAULT=(\d{1,9})\s*>")
+ANSWER = re.compile(r"NV Power Mode:[ \t]*(\S+)(?:\s+(\d{1,9})\b)?")  # the name, and the number on the line after it
+SAVED = re.compile(r"pmode:(\d{1,9})\b")
+
+
+def identify(root: str) -> dict[str, Any]:
+    """Name the module: by its part number, as `model` is the carrier board's, which may hold any module."""
+    compatible = [name for name in (read_text(root, "proc/device-tree/compatible") or "").split("\0") if name]
+    numbers = [PART.findall(name) for name in compatible if name.startswith("nvidia,")]
+    return {
+        # "nvidia,p3768-0000+p3767-0000-super": the carrier board, the module on it, and that it runs at Super clocks
+        "part": next((found[-1] for found in numbers if found), None),
+        "compatible": compatible,
+        "model": read_text(root, "proc/device-tree/model") or None,
+        "super": any(name.endswith("-super") for name in compatible),
+        "memory_bytes": read_bytes(root, "proc/meminfo", "MemTotal"),
+    }
+
+
+def l4t(root: str) -> str | None:
+    """Return the release of Jetson Linux, e.g. "36.4.3"."""
+    release = RELEASE.match(read_text(root, "etc/nv_tegra_release") or "")
+    return ".".join(release.groups()) if release else None
+
+
+def jetpack(root: str) -> str | None:
+    return JETPACK.get(l4t(root) or "")
+
+
+def power_modes(root: str) -> list[dict[str, Any]]:
+    """Return the modes of this board's own table; their numbers differ between boards.
+
+    A limit of None is none: what the hardware can do.
+    """
+    modes: list[dict[str, Any]] = []
+    inside = False
+    for line in (read_text(root, "etc/nvpmodel.conf") or "").splitlines():
+        if line.lstrip().startswith("<"):
+            opened = MODE.search(line)
+            inside = opened is not None
+            if opened:
+                limits = {"cpus_online": 0, "tpc_mask": None, "gpu_max_hz": None, "emc_max_hz": None}
+                modes.append({"id": int(opened.group(1)), "name": opened.group(2), **limits})
+        elif inside:
+            _add_setting(modes[-1], line.split())
+    return modes
+
+
+def _add_setting(mode: dict[str, Any], words: list[str]) -> None:
+    value = integer(words[2]) if len(words) == 3 else None
+    if value is None:
+        return
+    if words[0] == "CPU_ONLINE":
+        mode["cpus_online"] += value == 1
+    elif words[:2] == ["TPC_POWER_GATING", "TPC_PG_MASK"]:
+        mode["tpc_mask"] = value
+    elif words[1] == "MAX_FREQ" and words[0] in ("GPU", "EMC"):
+        mode[f"{words[0].lower()}_max_hz"] = value if value > 0 else None  # -1, and for EMC also 0: no limit
+
+
+def default_power_mode(root: str) -> int | None:
+    found = DEFAULT_MODE.search(read_text(root, "etc/nvpmodel.conf") or "")
+    return int(found.group(1)) if found else None
+
+
+def power_mode(root: str) -> dict[str, Any] | None:
+    """Return number and name of the mode, as nvpmodel says, or else as it has saved them."""
+    modes = power_modes(root)
+    answer = parse_answer(run_program(root, "nvpmodel", "-q") or "")
+    if answer:
+        name, number = answer
+        numbers = [number] if number is not None else [mode["id"] for mode in modes if mode["name"] == name]
+        return {"id": numbers[0] if numbers else None, "name": name}
+    saved = SAVED.search(read_text(root, "var/lib/nvpmodel/status") or "")
+    number = integer(saved.group(1)) if saved else None
+    return next(({"id": number, "name": mode["name"]} for mode in modes if mode["id"] == number), None)
+
+
+def parse_answer(text: str) -> tuple[str, int | None] | None:
+    """Return name and number of the mode from what `nvpmodel -q` prints; warnings may come first."""
+    found = ANSWER.search(text)
+    return (found.group(1), integer(found.group(2) or "")) if found else None
+
+
+def gpu_devfreq(root: str) -> str | None:
+    """Return where the GPU's clock is: JetPack 5 calls it 17000000.ga10b, 6 and 7 17000000.gpu."""
+    return next((str(folder) for folder in sorted(Path(root, "sys/class/devfreq").glob("17000000.*"))), None)
+
+
+def cpufreq(root: str) -> dict[str, str]:
+    """Return where each core's clock is; a core that is switched off has none."""
+    folders = Path(root, "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq")
+    return {folder.parent.name: str(folder) for folder in sorted(folders)}
+
+
+def clocks(root: str) -> dict[str, dict[str, Any] | None]:
+    """Return `cur_khz`, `min_khz`, `max_khz` and `governor` of "gpu" (None if not told) and of each core."""
+    gpu = gpu_devfreq(root)
+    found = {"gpu": _clock(gpu, "{}_freq", "governor", 1000) if gpu else None}
+    for core, folder in cpufreq(root).items():
+        clock = _clock(folder, "scaling_{}_freq", "scaling_governor", 1)
+        if clock:
+            found[core] = clock
+    return found
+
+
+def _clock(folder: str, file: str, governor: str, per_khz: int) -> dict[str, Any] | None:
+    clock: dict[str, Any] = {}
+    for name in ("cur", "min", "max"):
+        speed = read_integer(folder, file.format(name))
+        if speed is None:
+            return None
+        clock[f"{name}_khz"] = speed // per_khz
+    return {**clock, "governor": read_text(folder, governor)}
+
+
+def clocks_locked(root: str) -> bool | None:
+    """Whether each clock that can be read has one speed left to choose from, as jetson_clocks does it."""
+    readings = [clock for clock in clocks(root).values() if clock]
+    return all(clock["min_khz"] == clock["max_khz"] for clock in readings) if readings else None
+
+
+def temperatures_c(root: str) -> dict[str, float]:
+    """Return degrees by thermal zone ("cpu", "gpu", "tj"); zones that are switched off are left out."""
+    degrees: dict[str, float] = {}
+    for zone in sorted(Path(root, "sys/class/thermal").glob("thermal_zone*")):
+        name = re.sub(r"-therm(al)?$", "", (read_text(str(zone), "type") or "").lower())
+        millidegrees = read_integer(str(zone), "temp")
+        if name and millidegrees is not None and millidegrees > -256_000:  # -256: off, as JetPack 5 says it
+            degrees[name] = max(millidegrees / 1000, degrees.get(name, -256.0))
+    return degrees
+
+
+def rails(root: str) -> list[dict[str, Any]]:
+    """Return what each power rail draws now."""
+    found = []
+    for rail in ina3221.rails(root):
+        milliwatts = rail.milliwatts()
+        if milliwatts is not None:
+            found.append({"address": rail.address, "label": rail.label, "milliwatts": milliwatts})
+    return found

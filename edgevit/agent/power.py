@@ -1,0 +1,91 @@
+"""Power: which meter reads it, and what all of them write down.
+
+A meter of power is a file in `meters/` that also has `why_not(root)`: None where it can read power, or what is missing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Sequence
+
+from .meters import AnyMeter
+from .runners import RunnerError
+
+METERS = ("ina3221", "tegrastats", "jtop")  # the best first: the other two read the same sensors, more coarsely
+
+Rails = Sequence[Sequence[str]]  # I2C address and label of each
+
+
+def power_meter(root: str, wanted: str | None, total: Rails) -> AnyMeter | None:
+    """Return the meter asked for, or the best that can read power here; None if none can.
+
+    `total` are the rails that make up the module.
+
+    Raises: RunnerError: the one asked for cannot read, or does not exist.
+    """
+    if wanted is not None:
+        if wanted not in METERS:
+            raise RunnerError(f"no power meter {wanted!r}; known: {', '.join(METERS)}")
+        reason = _module(wanted).why_not(root)
+        if reason:
+            raise RunnerError(f"{wanted} cannot read the power here: {reason}")
+    for name in (wanted,) if wanted else METERS:
+        if wanted or _module(name).why_not(root) is None:
+            meter: AnyMeter = _module(name).Meter(root, total)
+            return meter
+    return None
+
+
+def power_meters(root: str) -> dict[str, str | None]:
+    """Say of each meter why it cannot read the power here; None: it can."""
+    return {name: _module(name).why_not(root) for name in METERS}
+
+
+def _module(name: str) -> Any:
+    return import_module(f".meters.{name}", __package__)
+
+
+class Readings:
+    """What one meter has read, in the form of `records.Power`."""
+
+    def __init__(self, meter: str, total: Rails) -> None:
+        self.meter = meter
+        self.wanted = total
+        self.names: list[str] = []
+        self.rows: list[Sequence[float]] = []
+        self.times_ns: list[int] = []
+        self.started_ns = 0
+        self.ended_ns = 0
+
+    def add(self, time_ns: int, milliwatts: dict[str, float]) -> None:
+        """Keep one reading of all rails, "label@address", or "label" where the meter does not tell the address.
+
+        A reading that lacks a rail of the first one is left out: its total would be too low.
+        """
+        self.names = self.names or list(milliwatts)
+        if all(name in milliwatts for name in self.names):
+            self.times_ns.append(time_ns)
+            self.rows.append([milliwatts[name] for name in self.names])
+
+    def total(self) -> list[str]:
+        """Return the names of the rails that make up the module; none of them, if one is missing."""
+        found = [
+            next((name for name in (f"{label}@{address}", label) if name in self.names), None)
+            for address, label in self.wanted
+        ]
+        return [name for name in found if name] if all(found) else []
+
+    def figures(self, interval_ms: float | None) -> dict[str, Any]:
+        if not self.rows:
+            return {"power": None}
+        return {
+            "power": {
+                "meter": self.meter,
+                "rails": {name: list(column) for name, column in zip(self.names, zip(*self.rows))},
+                "times_ns": self.times_ns,
+                "total": self.total(),
+                "interval_ms": interval_ms,
+                "window_started_ns": self.started_ns,
+                "window_ended_ns": self.ended_ns,
+            }
+        }

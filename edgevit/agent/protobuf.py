@@ -1,0 +1,113 @@
+"""What type the inputs of an ONNX file have, read without the onnx package, which a board does not have.
+
+TensorRT's parser takes a DOUBLE input for a FLOAT one and says nothing: only the file itself tells.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Iterator, Tuple, Union
+
+from .runners import RunnerError
+
+# Field numbers of onnx.proto: ModelProto.graph, GraphProto.input, ValueInfoProto.name and .type, TypeProto.tensor_type,
+# TypeProto.Tensor.elem_type.
+GRAPH, INPUT, NAME, TYPE, TENSOR_TYPE, ELEMENT = 7, 11, 1, 2, 1, 1
+
+TYPES = {
+    1: "float32",
+    2: "uint8",
+    3: "int8",
+    6: "int32",
+    7: "int64",
+    8: "string",
+    9: "bool",
+    10: "float16",
+    11: "float64",
+    16: "bfloat16",
+}
+
+VARINT, BYTES, FIXED = 0, 2, {1: 8, 5: 4}  # kinds of fields on the wire; the fixed ones and their sizes
+LONGEST_VARINT = 10
+
+Span = Tuple[int, int]  # where a field that has a length begins and ends
+
+
+def input_types(path: str) -> dict[str, str]:
+    """Return the type of each input.
+
+    Raises:
+        RunnerError: it is no ONNX file.
+    """
+    try:
+        # Mapped, not read: the weights are skipped, and the file may be larger than what is free.
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return _input_types(content)
+    except OSError as error:
+        raise RunnerError(f"cannot read {path} ({error.strerror}); send the model again") from error
+    except ValueError as error:  # an empty file cannot be mapped
+        raise RunnerError(f"{path} is no ONNX file ({error}); export the model again") from None
+
+
+def _input_types(content: mmap.mmap) -> dict[str, str]:
+    types: dict[str, str] = {}
+    for declared in _messages(content, (0, len(content)), GRAPH, INPUT):
+        names = [content[start:end] for start, end in _messages(content, declared, NAME)]
+        elements = [
+            value
+            for tensor in _messages(content, declared, TYPE, TENSOR_TYPE)
+            for number, value in _fields(content, tensor)
+            if number == ELEMENT and isinstance(value, int)
+        ]
+        if names and elements:
+            types[names[-1].decode("utf-8", "replace")] = TYPES.get(elements[-1], f"type {elements[-1]}")
+    if not types:
+        raise ValueError("it declares no input")
+    return types
+
+
+def _messages(content: mmap.mmap, within: Span, *path: int) -> Iterator[Span]:
+    """Yield each message that is reached by these field numbers."""
+    for number, value in _fields(content, within):
+        if number == path[0] and not isinstance(value, int):
+            if len(path) == 1:
+                yield value
+            else:
+                yield from _messages(content, value, *path[1:])
+
+
+def _fields(content: mmap.mmap, within: Span) -> Iterator[tuple[int, Union[int, Span]]]:
+    """Yield number and value of each field.
+
+    Raises:
+        ValueError: it is not protobuf.
+    """
+    at, end = within
+    while at < end:
+        key, at = _varint(content, at, end)
+        kind = key & 7
+        if kind == VARINT:
+            value, at = _varint(content, at, end)
+            yield key >> 3, value
+            continue
+        if kind == BYTES:
+            size, at = _varint(content, at, end)
+        elif kind in FIXED:
+            size = FIXED[kind]
+        else:
+            raise ValueError(f"a field of kind {kind} at byte {at}")
+        if at + size > end:
+            raise ValueError(f"it ends within a field, at byte {end}")
+        yield key >> 3, (at, at + size)
+        at += size
+
+
+def _varint(content: mmap.mmap, at: int, end: int) -> tuple[int, int]:
+    """Return a number and where it ends."""
+    value = 0
+    for i in range(min(LONGEST_VARINT, end - at)):
+        byte = content[at + i]
+        value |= (byte & 0x7F) << 7 * i
+        if byte < 0x80:
+            return value, at + i + 1
+    raise ValueError(f"no number at byte {at}")

@@ -1,0 +1,115 @@
+"""TensorRT: an engine that was built on this board.
+
+Measured as `trtexec --useCudaGraph --useSpinWait --noDataTransfers` does (TensorRT 11's defaults), unless asked
+otherwise: the work captured into a CUDA graph, its end awaited by spinning, images and logits staying on the device.
+What was done is in the environment, so that only like is compared with like.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing, contextmanager
+from typing import Callable, Iterator
+
+from ..cuda import CaptureError, Cuda, open_cuda
+from ..execution import Execution, import_tensorrt, make_log, open_engine, random_bytes
+from . import Loaded, RunnerError
+
+REQUIRES = ("tensorrt",)
+
+
+@contextmanager
+def open_runner(
+    model: str, batch: int, *, cuda_graph: bool = True, spin: bool = True, transfers: bool = False, streams: int = 1
+) -> Iterator[Loaded]:
+    """`transfers`: copy the images to the device and the logits back, from and to pinned memory, for every batch."""
+    if streams < 1:
+        raise RunnerError(f"--streams is {streams}: it must be at least 1")
+    trt = import_tensorrt()
+    log = make_log(trt)
+    with open_cuda(spin=spin) as cuda, open_engine(trt, log, model) as engine, ExitStack() as opened:
+        device = cuda.describe()
+        lanes = []
+        for _ in range(streams):
+            execution = opened.enter_context(closing(Execution(engine, cuda, batch)))
+            lanes.append(TensorrtLane(cuda, execution, batch, transfers))
+        weights = engine.weight_bytes()
+        environment = {
+            "tensorrt": trt.__version__,
+            "cuda": device["runtime"],
+            "cuda_device": f"{device['device']}, {device['sms']} SMs, compute capability {device['capability']}",
+            "cuda_binding": cuda.binding,
+            "cuda_graph": _capture(cuda, lanes) if cuda_graph else "off",
+            "spin": "on" if spin else "off",
+            "transfers": "included" if transfers else "excluded",
+            "streams": str(streams),
+            "engine_memory": "activations and " + ("the engine file" if weights is None else "weights"),
+        }
+        yield Loaded(
+            infer=lanes[0].infer,
+            provider="TensorRT",
+            environment=environment,
+            gpu_ns=lanes[0].gpu_ns,
+            lanes=lanes,
+            engine_bytes=streams * engine.activation_bytes() + (engine.file_bytes if weights is None else weights),
+        )
+
+
+def _capture(cuda: Cuda, lanes: list[TensorrtLane]) -> str:
+    """Have all lanes launch a graph, or none; return what became of it."""
+    if not cuda.graphs:
+        return "unavailable"
+    try:
+        launches = [lane.capture() for lane in lanes]
+    except CaptureError:
+        return "refused"
+    for lane, launch in zip(lanes, launches):
+        lane.launch = launch
+    return "on"
+
+
+class TensorrtLane:
+    """One stream with its own memory, filled with random images."""
+
+    def __init__(self, cuda: Cuda, execution: Execution, batch: int, transfers: bool) -> None:
+        self._cuda = cuda
+        self._execution = execution
+        self._start, self._end, self._done = cuda.event(), cuda.event(), cuda.event()
+        self.launch = execution.enqueue
+        engine, addresses = execution.engine, execution.addresses
+        inputs = [(addresses[tensor.name], cuda.host(tensor.bytes_at(batch))) for tensor in engine.inputs]
+        for tensor, (address, host) in zip(engine.inputs, inputs):
+            host[:] = random_bytes(tensor, batch)
+            cuda.copy_in(address, host, execution.stream)
+        self._copies_in = inputs if transfers else []
+        self._copies_out = [
+            (cuda.host(tensor.bytes_at(batch)), addresses[tensor.name])
+            for tensor in (engine.outputs if transfers else ())
+        ]
+        execution.enqueue()  # TensorRT finishes its preparations with the first, and could not within a capture
+        cuda.synchronize(execution.stream)
+
+    def enqueue(self) -> None:
+        cuda, stream = self._cuda, self._execution.stream
+        for address, host in self._copies_in:
+            cuda.copy_in(address, host, stream)
+        cuda.record(self._start, stream)
+        self.launch()
+        cuda.record(self._end, stream)
+        if self._copies_out:
+            for host, address in self._copies_out:
+                cuda.copy_out(host, address, stream)
+            cuda.record(self._done, stream)
+
+    def wait(self) -> None:
+        self._cuda.wait(self._done if self._copies_out else self._end)
+
+    def infer(self) -> None:
+        self.enqueue()
+        self.wait()
+
+    def gpu_ns(self) -> int:
+        """Return the time of the computation, without copies: what trtexec calls GPU compute time."""
+        return self._cuda.elapsed_ns(self._start, self._end)
+
+    def capture(self) -> Callable[[], None]:
+        return self._cuda.capture(self._execution.stream, self._execution.enqueue)

@@ -1,0 +1,368 @@
+"""A board: short questions, files there and back, and jobs that outlive the connection. This machine is one, too."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edgevit.agent.__main__ import MARK, user
+from edgevit.board.client import LOCAL, Agent, Explain, in_sh, is_full, pack_agent
+from edgevit.board.ssh import Ssh
+from edgevit.errors import (
+    AgentError,
+    BoardError,
+    ConnectionLostError,
+    Interrupted,
+    OutputError,
+    UnfitBoardError,
+    UnreachableError,
+)
+from edgevit.progress import Progress, Stage
+
+THIS_MACHINE = "this machine"
+SILENCE_S = 120.0  # without a sign of life, before a connection is given up; a job gives one every few seconds
+RETRY_S = 60.0  # that a lost connection is tried again for
+PAUSES_S = (0.5, 8.0)  # between two tries, at first and at most
+STEADY_S = 10.0  # that a connection has to last to count as one that came back
+CHUNK = 1 << 18
+MIB = 1 << 20
+
+T = TypeVar("T")
+
+
+@contextmanager
+def open_board(
+    host: str | None,
+    *,
+    ssh_config: Path | None = None,
+    python: str | None = None,
+    connect_seconds: float = 10,
+    retry_seconds: float = RETRY_S,
+) -> Iterator[Board]:
+    """Connect to a host by SSH, or to this machine if it is None.
+
+    A connection that breaks later is tried again for `retry_seconds`.
+
+    Raises:
+        UnreachableError: there is no way there, or no Python that can run the agent.
+        UnfitBoardError: there is no space for the agent.
+    """
+    with ExitStack() as stack:
+        if host is None:
+            board = Board(THIS_MACHINE, LOCAL, python or sys.executable, retry_seconds=retry_seconds)
+        else:
+            ssh = stack.enter_context(Ssh(host, config=ssh_config, connect_seconds=connect_seconds))
+            board = Board(host, ssh.argv, python or "python3", explain=ssh.explain, retry_seconds=retry_seconds)
+        yield stack.enter_context(board)
+
+
+class Board:
+    """A machine with an agent that is kept running while the block does; see `open_board`."""
+
+    def __init__(
+        self,
+        host: str,
+        shell: tuple[str, ...],
+        python: str,
+        *,
+        explain: Explain = lambda stderr, code: None,
+        retry_seconds: float = RETRY_S,
+        silence_seconds: float = SILENCE_S,
+    ) -> None:
+        self.host = host  # what messages call it
+        self._shell = shell
+        self._explain = explain
+        self._retry_seconds = retry_seconds
+        self._agent = Agent(python=python, shell=shell, host=host, explain=explain, silence_seconds=silence_seconds)
+        self._running = ExitStack()  # holds the agent
+        self._lost_at: float | None = None  # when the connection was lost that is being tried again
+
+    def __enter__(self) -> Board:
+        self._running.enter_context(self._agent)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._running.__exit__(*error)
+
+    def call(self, method: str, /, on_progress: Callable[[dict[str, Any]], None] | None = None, **args: Any) -> Any:
+        """Ask the agent a short question, and again if the connection breaks.
+
+        Raises:
+            AgentError: the method failed, or the agent died.
+            ConnectionLostError: the connection broke and did not come back.
+        """
+        return self._persist(lambda: self._connected().call(method, on_progress, **args))
+
+    def put(self, path: Path, sha256: str, progress: Progress) -> str:
+        """Have a file there, named by its hash, and return its path there; it is sent only if it is not there.
+
+        Raises: UnfitBoardError (no space), ConnectionLostError, AgentError.
+        """
+        return self._persist(lambda: self._put(path, sha256, progress))
+
+    def fetch(self, remote: str, path: Path, sha256: str, progress: Progress) -> None:
+        """Get a file from there; `path` is written when it has arrived whole, and replaced if it exists.
+
+        Raises: AgentError (not there, or altered), ConnectionLostError, OutputError.
+        """
+        self._persist(lambda: self._fetch(remote, path, sha256, progress))
+
+    def run_job(self, method: str, args: dict[str, Any], *, name: str, progress: Progress) -> Any:
+        """Have a method run as a job and return its result.
+
+        A job of the same method and arguments that is running or has finished is picked up instead. It outlives the
+        connection, this process and Ctrl-C; its result is kept there until it has been collected. `name` is what is
+        shown beside its progress.
+
+        Raises:
+            AgentError: the job failed or died; the next call starts it anew.
+            ConnectionLostError: the connection broke and did not come back; the next call collects.
+            Interrupted: Ctrl-C; the job goes on, but on this machine it is cancelled.
+        """
+        asked = json.dumps([method, args, pack_agent()[0]], sort_keys=True)
+        job = hashlib.sha256(asked.encode()).hexdigest()[:16]
+        with _Show(name, self.host, progress) as show:
+            try:
+                outcome = self._persist(lambda: self._start_and_follow(job, method, args, show), method)
+            except KeyboardInterrupt as stop:
+                if not show.started:
+                    raise
+                raise self._interrupted(job, method) from stop
+        with suppress(BoardError):  # what matters has been collected
+            self.call("forget", job=job)
+        match outcome:
+            case {"result": result}:
+                return result
+            case {"error": {"message": str(message), "traceback": str(traceback)}}:
+                raise AgentError(message, remote_traceback=traceback)
+        raise AgentError(f"the outcome of {method!r} on {self.host} is neither a result nor an error")
+
+    def _start_and_follow(self, job: str, method: str, args: dict[str, Any], show: _Show) -> Any:
+        agent = self._connected()
+        if not show.started:
+            show.start(method, agent.call("start", job=job, method=method, args=args, owner=_owner()))
+
+        began = time.monotonic()
+
+        def on_progress(progress: dict[str, Any]) -> None:
+            if time.monotonic() - began > STEADY_S:
+                self._lost_at = None
+            show(progress)
+
+        try:
+            return agent.call("follow", on_progress, job=job)
+        except AgentError as error:
+            if agent.idle:  # it lives, so this is its answer
+                raise
+            raise ConnectionLostError(str(error)) from error  # the agent died, which is not the job
+
+    def _interrupted(self, job: str, method: str) -> Interrupted:
+        if self.host != THIS_MACHINE:
+            return Interrupted(
+                f"{method} goes on on {self.host}: the same command collects its result, and "
+                f"`edgevit board {shlex.quote(self.host)} --cancel` ends it"
+            )
+        self.call("cancel", job=job)
+        return Interrupted(f"{method} was cancelled")
+
+    def _connected(self) -> Agent:
+        """Return the agent, started anew if it died or was left in the middle of an answer."""
+        if not self._agent.idle:
+            self._running.pop_all().__exit__(ConnectionLostError, None, None)  # not gently: it may hang
+            self._running.enter_context(self._agent)
+        return self._agent
+
+    def _persist(self, act: Callable[[], T], job: str | None = None) -> T:
+        """Do it; when the connection breaks, do it again once there is one."""
+        self._lost_at, pause = None, PAUSES_S[0]
+        while True:
+            try:
+                return act()
+            except ConnectionLostError as error:
+                lost: BoardError = error
+            except UnreachableError as error:
+                if self._lost_at is None:  # the connection was not lost: there has been none
+                    raise
+                lost = error
+            now = time.monotonic()
+            if self._lost_at is None:
+                self._lost_at, pause = now, PAUSES_S[0]
+            if now + pause > self._lost_at + self._retry_seconds:
+                goes_on = f"{job} goes on there, and the same command collects its result" if job else "try again"
+                raise ConnectionLostError(f"the connection to {self.host} is lost ({lost}); {goes_on}") from lost
+            time.sleep(pause)
+            pause = min(PAUSES_S[1], 2 * pause)
+
+    def _put(self, path: Path, sha256: str, progress: Progress) -> str:
+        agent = self._connected()
+        size = path.stat().st_size
+        there = f"{agent.hello['cache']}/files/{sha256}{path.suffix}"
+        part = f"{there}.{hashlib.sha256(_owner().encode()).hexdigest()[:8]}.part"  # another host sends its own
+        offered = agent.call("offer", path=there, part=part)
+        if _field(offered, "bytes", int, None) == size:
+            return there
+        free = _field(offered, "free_bytes", int)
+        full = f"{self.host} has {free / MIB:.1f} MiB free in {os.path.dirname(there)}, and {path.name} needs "
+        full += f"{size / MIB:.1f} MiB; make room there"
+        if free < size:
+            raise UnfitBoardError(full)
+        with (
+            progress.stage(f"send {path.name}", total=math.ceil(size / MIB), unit="MiB") as stage,
+            path.open("rb") as file,
+            self._command(f"cat >{shlex.quote(part)}", full, stdin=subprocess.PIPE) as process,
+            suppress(BrokenPipeError),  # why, is for the exit code to say
+        ):
+            assert process.stdin
+            while chunk := file.read(CHUNK):
+                while chunk:
+                    chunk = chunk[process.stdin.write(chunk) :]
+                stage.update(file.tell() // MIB)
+            process.stdin.close()
+        agent.call("keep", path=there, part=part, sha256=sha256)
+        return there
+
+    def _fetch(self, remote: str, path: Path, sha256: str, progress: Progress) -> None:
+        size = _field(self._connected().call("size", path=remote), "bytes", int, None)
+        if size is None:
+            raise AgentError(f"{remote} is not on {self.host}")
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        digest, done = hashlib.sha256(), 0
+        try:
+            with (
+                part.open("wb") as file,
+                progress.stage(f"fetch {path.name}", total=math.ceil(size / MIB), unit="MiB") as stage,
+                self._command(f'echo; echo "{MARK}"; cat <{shlex.quote(remote)}', stdout=subprocess.PIPE) as process,
+            ):
+                assert process.stdout
+                while (line := process.stdout.readline()) and not line.startswith(MARK.encode()):
+                    pass  # a login shell may print, too
+                while chunk := process.stdout.read(CHUNK):
+                    file.write(chunk)
+                    digest.update(chunk)
+                    done += len(chunk)
+                    stage.update(done // MIB)
+            if digest.hexdigest() != sha256:
+                raise AgentError(
+                    f"{remote} on {self.host} is not what it was: its sha256 is {digest.hexdigest()[:12]}..."
+                )
+            part.replace(path)
+        except OSError as error:
+            raise OutputError(f"cannot write {path}: {error.strerror}") from error
+        finally:
+            part.unlink(missing_ok=True)
+
+    @contextmanager
+    def _command(
+        self, script: str, full: str = "", *, stdin: int = subprocess.DEVNULL, stdout: int = subprocess.DEVNULL
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Run one shell command line there. `full` is the message for a disk that has no space left."""
+        with (
+            tempfile.TemporaryFile() as stderr,
+            subprocess.Popen(
+                [*self._shell, in_sh(script)],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                bufsize=0,  # what could not be written is not tried again on closing
+                start_new_session=True,
+            ) as process,
+        ):
+            try:
+                yield process
+            except BaseException:
+                process.kill()
+                raise
+            code = process.wait()
+            stderr.seek(0)
+            said = stderr.read().decode(errors="replace").strip()
+        if not code:
+            return
+        if reason := self._explain(said, code):
+            raise ConnectionLostError(str(reason))
+        if is_full(said):
+            raise UnfitBoardError(full)
+        raise AgentError(f"`{script}` failed on {self.host}: {' | '.join(said.splitlines()) or f'exit code {code}'}")
+
+
+class _Show:
+    """Shows the progress of a job: a bar for each of its stages, and a line for whatever it waits for."""
+
+    def __init__(self, name: str, host: str, progress: Progress) -> None:
+        self.started = False  # it is known that the job exists
+        self._name, self._host, self._progress = name, host, progress
+        self._open = ExitStack()  # holds the stage
+        self._stage: Stage | None = None
+        self._stage_name: object = None
+        self._noted: set[str] = set()
+
+    def __enter__(self) -> _Show:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
+
+    def start(self, method: str, found: Any) -> None:
+        """Say what `jobs.start` found."""
+        self.started = True
+        match found:
+            case {"state": "running" | "finished" as state}:
+                how = "is running already" if state == "running" else "has finished, and nobody has seen its result"
+                self._progress.note(f"the same {method} on {self._host} {how}: collecting that one")
+            case {"state": "dead", "said": said}:
+                self._progress.note(f"an earlier {method} on {self._host} died: {said}; trying again")
+
+    def __call__(self, progress: dict[str, Any]) -> None:
+        match progress:
+            case {"stage": "wait", "holder": holder}:
+                self._note(f"waiting for {self._host}: {_describe(holder)}")
+            case {"stage": "wait", "stale": holder}:
+                self._note(f"{self._host} was left locked by one that died: {_describe(holder)}; taken over")
+            case {"stage": str(stage)}:
+                self._update(stage, progress)
+
+    def _update(self, name: str, progress: dict[str, Any]) -> None:
+        if self._stage is None or name != self._stage_name:
+            self._open.close()
+            self._stage = self._open.enter_context(self._progress.stage(f"{self._name}: {name}", total=100, unit="%"))
+            self._stage_name = name
+        numbers = {key: value for key, value in progress.items() if type(value) in (int, float)}
+        done = numbers.pop("done", 0.0)
+        self._stage.update(int(100 * min(1.0, max(0.0, done))), **numbers)
+
+    def _note(self, text: str) -> None:
+        """Say it once, though its age changes."""
+        if text.partition(" since ")[0] not in self._noted:
+            self._noted.add(text.partition(" since ")[0])
+            self._progress.note(text)
+
+
+def _describe(holder: Any) -> str:
+    match holder:
+        case {"method": method, "owner": owner, "age_s": int() | float() as age_s}:
+            age = f"{age_s / 60:.0f} min" if age_s >= 60 else f"{age_s:.0f} s"
+            return f"{method} by {owner} since {age}"
+    return "another job"
+
+
+def _field(reply: Any, name: str, *kinds: type | None) -> Any:
+    """Return what a reply should hold."""
+    value = reply.get(name) if isinstance(reply, dict) else reply
+    if not any(value is None if kind is None else type(value) is kind for kind in kinds):
+        raise AgentError(f"the agent answered {str(reply)[:80]!r} where {name!r} was asked for")
+    return value
+
+
+def _owner() -> str:
+    return f"{user()}@{platform.node()}"

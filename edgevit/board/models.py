@@ -1,0 +1,130 @@
+"""Which file of a model is measured: an exported ONNX file, or the engine that was built for this very board."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgevit.board.store import find_engine
+from edgevit.errors import CheckpointError
+
+SPEC = "model.json"
+EXPORT = "export.json"  # lists the exported files and their hashes
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one image costs, for the roofline."""
+
+    macs: int
+    params: int
+    values: int  # pixels in and logits out
+
+
+@dataclass(frozen=True)
+class Measurable:
+    """A file that a runner takes."""
+
+    path: Path
+    sha256: str
+    precision: str | None
+    label: str  # the folder's name, or the file's
+    work: Work | None = None  # None: a bare file does not say
+
+
+def find_file(model: Path, precision: str | None, provider: str | None) -> Measurable:
+    """Take the file that was given, or the exported one of a model folder.
+
+    Raises:
+        CheckpointError: the model is missing, not exported, or not the file that was exported.
+    """
+    if model.is_dir():
+        if precision is None:
+            precision = "fp32" if provider in (None, "cpu") else "fp16"
+        path = _find_exported(model, precision)
+        digest = _verified_sha256(path, must_be_listed=True)
+        return Measurable(path.absolute(), digest, precision, model.absolute().name, _work(model))
+    if not model.is_file():
+        raise CheckpointError(f"no model at {model}: expected a model folder, an ONNX file or an engine")
+    return Measurable(model.absolute(), _verified_sha256(model, must_be_listed=False), precision, model.stem)
+
+
+def find_engine_file(
+    folder: Path, facts: Mapping[str, Any], batches: Sequence[int], precision: str | None
+) -> Measurable:
+    """Take the engine of a model folder that was built for the board with these facts.
+
+    Raises:
+        EngineError: there is none, or only one for another board or other batches.
+    """
+    engine = find_engine(folder, facts, batches, precision)
+    return Measurable(engine.path.absolute(), engine.sha256, engine.precision, folder.absolute().name, _work(folder))
+
+
+def _work(folder: Path) -> Work | None:
+    """Read model.json, where there is one."""
+    path = folder / SPEC
+    if not path.is_file():
+        return None
+    try:
+        spec = json.loads(path.read_text(encoding="utf-8"))
+        pixels = math.prod(spec["preprocessing"]["input_size"])
+        return Work(spec["macs"], spec["params"], pixels + spec["timm_args"]["num_classes"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({type(error).__name__}: {error}); derive the model again"
+        ) from error
+
+
+def _find_exported(folder: Path, precision: str | None) -> Path:
+    """Return the exported file of that precision in a model folder."""
+    path = folder / "export" / f"model.{precision}.onnx"
+    if path.is_file():
+        return path
+    others = sorted(other.name for other in path.parent.glob("model.*.onnx"))
+    if others:
+        raise CheckpointError(f"{path} is missing, and {', '.join(others)} is there: try another --precision")
+    raise CheckpointError(f"{folder} has no {path.relative_to(folder)}: run `edgevit export {folder}` first")
+
+
+def _verified_sha256(path: Path, *, must_be_listed: bool) -> str:
+    """Hash the file; where export.json lists it, it must be the file that was exported."""
+    digest = _sha256(path)
+    expected = _exported_sha256(path)
+    if expected is None and must_be_listed:
+        raise CheckpointError(
+            f"{path} is not listed in {path.with_name(EXPORT)}: the export is incomplete, export again"
+        )
+    if expected not in (None, digest):
+        raise CheckpointError(
+            f"{path} is not the file that was exported: its sha256 is {digest[:12]}..., and {EXPORT} says "
+            f"{str(expected)[:12]}...; export again"
+        )
+    return digest
+
+
+def _exported_sha256(path: Path) -> str | None:
+    listed = path.with_name(EXPORT)
+    if not listed.is_file():
+        return None
+    try:
+        entry = json.loads(listed.read_text(encoding="utf-8"))["files"].get(path.name)
+        return None if entry is None else str(entry["sha256"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{listed} cannot be read ({type(error).__name__}: {error}); export again") from error
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    return digest.hexdigest()

@@ -1,0 +1,134 @@
+"""The time below which no measurement of a model on a board can be believed, and what share of it was reached.
+
+A model needs at least
+
+    max( 2 MACs / (active tensor cores x FLOP per clock x GPU clock),   bytes beyond the caches / memory bandwidth )
+
+with the clocks, the active SMs and the memory clock of the power mode. MACs are those of `edgevit.models.macs`. Bytes
+are every weight once, the images and the logits: activations between layers may stay on the chip, and so may as much of
+the rest as the caches hold, so that neither is counted. What is left out makes the bound lower and never wrong.
+
+Only dense fp16 has a peak on Orin that NVIDIA publishes. fp32 is bounded by half of it: TensorRT computes fp32 in TF32
+unless told not to, and a TF32 operand is twice as wide as an fp16 one; the CUDA cores' own peak is an eighth, and would
+call true measurements false. Engines with 2:4 sparse weights may be twice as fast; edgevit builds none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edgevit.board.profiles import FLOP_PER_TENSOR_CORE, Mode, Profile
+from edgevit.errors import UnknownNameError
+
+SMS_PER_TPC = 2
+TPC_MASK_BITS = 8  # on every Orin; a bit that is set is a TPC that is off, or not there
+FLOP_SHARE = {"fp16": 1.0, "fp32": 0.5}
+BYTES_PER_VALUE = {"fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What a board can do at most in one power mode."""
+
+    tensor_cores: int  # of the SMs that are on
+    gpu_hz: float
+    bytes_per_s: float
+    cache_bytes: float
+
+    def flop_per_s(self, precision: str = "fp16") -> float:
+        if precision not in FLOP_SHARE:
+            raise UnknownNameError("precision", precision, FLOP_SHARE)
+        return self.tensor_cores * FLOP_PER_TENSOR_CORE * self.gpu_hz * FLOP_SHARE[precision]
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The least time of one inference, by each of its two bounds."""
+
+    compute_s: float
+    memory_s: float
+
+    @property
+    def least_s(self) -> float:
+        return max(self.compute_s, self.memory_s)
+
+    @property
+    def bound(self) -> Literal["compute", "memory"]:
+        return "compute" if self.compute_s >= self.memory_s else "memory"
+
+    def share(self, seconds: float) -> float:
+        """How much of what the board can do at most was reached; above 1 cannot be."""
+        return self.least_s / seconds
+
+    def doubt(self, seconds: float) -> str | None:
+        """Say why a measurement cannot be believed; None if it can."""
+        if seconds >= self.least_s:
+            return None
+        return (
+            f"not credible: {1e3 * seconds:.3g} ms, and the board needs {1e3 * self.least_s:.3g} ms at "
+            f"its {self.bound} peak; check that inference is waited for, the batch size and the power mode"
+        )
+
+
+def ceiling(profile: Profile, mode: Mode | str | None = None, *, super_clocks: bool = False) -> Ceiling:
+    """By the profile alone; without a mode, uncapped: what the module can do at its standard or Super clocks.
+
+    Raises:
+        UnknownNameError: the profile has no such mode.
+    """
+    if mode is None:
+        variant = profile.variant(super_clocks=super_clocks)
+        return _ceiling(profile, profile.sms, variant.gpu_max_mhz * 1e6, variant.emc_max_mhz)
+    found = profile.mode(mode, super_clocks=super_clocks) if isinstance(mode, str) else mode
+    return _ceiling(profile, SMS_PER_TPC * found.tpcs, found.gpu_hz, found.emc_mhz)
+
+
+def ceiling_found(profile: Profile, facts: Mapping[str, Any]) -> Ceiling:
+    """By the caps of the power mode that the board is in, read from its own table; what it does not say is uncapped."""
+    current = facts.get("power_mode") or {}
+    table = facts.get("power_modes") or ()
+    caps: Mapping[str, Any] = next((mode for mode in table if mode["id"] == current.get("id")), {})
+    variant = profile.variant(super_clocks=bool((facts.get("module") or {}).get("super")))
+    gpu_hz = _capped(caps.get("gpu_max_hz"), variant.gpu_max_mhz * 1e6)
+    emc_hz = _capped(caps.get("emc_max_hz"), variant.emc_max_mhz * 1e6)
+    return _ceiling(profile, _sms_on(profile, caps.get("tpc_mask")), gpu_hz, emc_hz / 1e6)
+
+
+def _sms_on(profile: Profile, tpc_mask: int | None) -> int:
+    if tpc_mask is None:
+        return profile.sms
+    off = bin(tpc_mask & (1 << TPC_MASK_BITS) - 1).count("1")
+    return min(profile.sms, SMS_PER_TPC * (TPC_MASK_BITS - off))
+
+
+def _capped(cap: float | None, highest: float) -> float:
+    """nvpmodel writes -1 or 0 for no cap."""
+    return min(cap, highest) if cap and cap > 0 else highest
+
+
+def _ceiling(profile: Profile, sms: int, gpu_hz: float, emc_mhz: float) -> Ceiling:
+    per_sm = profile.tensor_cores // profile.sms
+    return Ceiling(per_sm * sms, gpu_hz, profile.bytes_per_s(emc_mhz), profile.cache_mib * 2**20)
+
+
+def least_bytes(params: int, values_per_image: int, *, batch: int, precision: str) -> int:
+    """What one inference reads and writes at least: every weight, and for each image its pixels and its logits."""
+    if precision not in BYTES_PER_VALUE:
+        raise UnknownNameError("precision", precision, BYTES_PER_VALUE)
+    return (params + batch * values_per_image) * BYTES_PER_VALUE[precision]
+
+
+def roofline(limits: Ceiling, macs: int, moved_bytes: int, precision: str = "fp16") -> Roofline:
+    """Bound one inference; `macs` and `moved_bytes` are those of all its images.
+
+    Raises:
+        UnknownNameError: a precision whose peak is not known.
+    """
+    beyond = max(0.0, moved_bytes - limits.cache_bytes)
+    return Roofline(2 * macs / limits.flop_per_s(precision), beyond / limits.bytes_per_s)
+
+
+def least_seconds(profile: Profile, mode: str | None, macs: int, moved_bytes: int, precision: str = "fp16") -> float:
+    return roofline(ceiling(profile, mode), macs, moved_bytes, precision).least_s

@@ -1,0 +1,129 @@
+"""The way to a board: OpenSSH itself, with the person's own configuration, keys, agents, jump hosts and known hosts.
+
+The first command that is run there opens the connection, the others share it; when it breaks, the next one opens
+another.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from edgevit.errors import UnreachableError
+
+FAILED = 255  # ssh's own exit code, as opposed to the command's
+LONGEST_FOLDER = 60  # characters; the path of a socket may have some 100, and ssh adds its own
+ASK_S = 5.0  # for a word with our own ssh process
+
+OPTIONS = {
+    "BatchMode": "yes",  # nobody is there to type a password
+    "ServerAliveInterval": "5",
+    "ServerAliveCountMax": "3",  # a network that vanishes is noticed within 15 s
+    "ControlMaster": "auto",
+    "ControlPersist": "60",  # also ends the connection of an edgevit that was killed
+    "ClearAllForwardings": "yes",
+    "RemoteCommand": "none",
+    "RequestTTY": "no",
+    "LogLevel": "ERROR",  # to have errors to explain, and no banners
+}
+
+# What ssh says, what that means, and what to try. The first that is found counts.
+REASONS = (
+    (
+        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "ITS HOST KEY HAS CHANGED: the board was installed anew, or this is another machine that poses as it",
+        "only if you know why, `{forget}`, then `{ssh}` once and compare the fingerprint",
+    ),
+    (
+        "Host key verification failed|host key is known for",
+        "its host key is not known here",
+        "`{ssh}` once and compare the fingerprint",
+    ),
+    (
+        r"Permission denied \(|Too many authentication failures|No supported authentication",
+        "it refuses the login: {line}",
+        "`{ssh} -o BatchMode=yes true`; edgevit needs key-based login: `ssh-copy-id`, or `ssh-add` for a key with a "
+        "passphrase",
+    ),
+    ("Could not resolve hostname", "no machine of that name: {line}", "its address, or an entry in ~/.ssh/config"),
+    (
+        "Connection refused",
+        "no SSH server answers there: {line}",
+        "`systemctl status ssh` on the board, or another port",
+    ),
+    ("timed out", "no answer: {line}", "`ping`; is it switched on and on this network?"),
+    ("No route to host|Network is unreachable|Host is down", "no way there: {line}", "`ping`, cables and VPN"),
+    (
+        "[Cc]onfiguration option|[Cc]an't open user config|Bad owner or permissions on|line [0-9]+: ",
+        "ssh cannot use its configuration: {line}",
+        "mending that file, or another --ssh-config",
+    ),
+)
+
+
+class Ssh:
+    """One connection to a host, opened by the first use of `argv` and closed with the block.
+
+    `host` is whatever `ssh` takes: a name from the configuration, user@host, or ssh://user@host:port.
+    """
+
+    argv: tuple[str, ...]  # runs one shell command line there when that is added
+
+    def __init__(self, host: str, *, config: Path | None = None, connect_seconds: float = 10) -> None:
+        self.host = host
+        self._config = () if config is None else ("-F", str(config))
+        self._connect_seconds = connect_seconds
+
+    def __enter__(self) -> Ssh:
+        if shutil.which("ssh") is None:
+            raise UnreachableError(f"cannot reach {self.host}: no ssh program here; try `apt install openssh-client`")
+        parent = tempfile.gettempdir()
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="edgevit-", dir=parent if len(parent) < LONGEST_FOLDER else "/tmp", ignore_cleanup_errors=True
+        )
+        options = {**OPTIONS, "ConnectTimeout": str(max(1, round(self._connect_seconds)))}
+        self._ssh = ("ssh", *self._config, "-S", f"{self._folder.name}/s")
+        self.argv = (*self._ssh, *(f"-o{name}={value}" for name, value in options.items()), "--", self.host)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ask("exit")
+        self._folder.cleanup()
+
+    def explain(self, stderr: str, code: int) -> UnreachableError | None:
+        """Say in one line what failed on the way there, and what to try; None if it was not the way that failed."""
+        # ssh ends with that code also when a signal ended the command; then the connection lives on.
+        if code != FAILED or self._ask("check"):
+            return None
+        lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+        ssh = shlex.join(["ssh", *self._config, self.host])
+        for pattern, what, hint in REASONS:
+            for line in lines:
+                if re.search(pattern, line):
+                    command = re.search(r"ssh-keygen -f .*", stderr)
+                    forget = command[0].strip() if command else shlex.join(["ssh-keygen", "-R", self.host])
+                    told = what.format(line=line)
+                    return UnreachableError(
+                        f"cannot reach {self.host}: {told}; try {hint.format(ssh=ssh, forget=forget)}"
+                    )
+        return UnreachableError(
+            f"cannot reach {self.host}: {lines[-1] if lines else 'the connection broke'}; try `{ssh} true`"
+        )
+
+    def _ask(self, what: str) -> bool:
+        """Put a word to the ssh process that has the connection, if there is one."""
+        with suppress(OSError, subprocess.TimeoutExpired):
+            return not subprocess.run(
+                [*self._ssh, "-O", what, "--", self.host],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                start_new_session=True,
+                timeout=ASK_S,
+                check=False,
+            ).returncode
+        return False

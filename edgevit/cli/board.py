@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgevit.cli.arguments import SshConfig
+from edgevit.cli.console import Console, JsonFlag, VerboseFlag, duration
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from edgevit.board.connection import Board
+    from edgevit.board.doctor import Check
+    from edgevit.board.profiles import Profile
+
+COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
+
+
+def main(
+    host: Annotated[
+        str | None, typer.Argument(metavar="USER@HOST", help="A Jetson, as ssh knows it; this machine if left out.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Board profile that must match, by name or path; the one that does if left out.")
+    ] = None,
+    jobs: Annotated[bool, typer.Option("--jobs", help="List the jobs on the board instead.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="End your jobs on the board instead.")] = False,
+    ssh_config: SshConfig = None,
+    json: JsonFlag = False,
+    verbose: VerboseFlag = False,
+) -> None:
+    """Look a board over: what it is, what is wrong with it, and the command that mends it.
+
+    The exit code is 1 if there is a problem, which makes something fail; a warning says what could be better.
+    """
+    from edgevit.board.connection import open_board
+    from edgevit.board.profiles import load_profile
+
+    console = Console(json=json, verbose=verbose)
+    wanted = load_profile(profile) if profile else None
+    with open_board(host, ssh_config=ssh_config) as board:
+        if cancel:
+            cancelled = board.call("cancel")["cancelled"]
+            console.result({"cancelled": cancelled})
+            console.show(f"cancelled on {board.host}: {', '.join(cancelled) or 'nothing was running'}")
+        elif jobs:
+            listed = board.call("jobs")["jobs"]
+            console.result({"jobs": listed})
+            console.show(jobs_table(board.host, listed) if listed else f"no jobs on {board.host}")
+        else:
+            _doctor(console, board, wanted)
+
+
+def _doctor(console: Console, board: Board, wanted: Profile | None) -> None:
+    from dataclasses import asdict
+
+    from edgevit.board.doctor import diagnose
+    from edgevit.board.profiles import match
+
+    with console.progress.stage(f"examine {board.host}"):
+        facts = board.call("examine")
+    if wanted:
+        wanted.check(facts)
+    checks = diagnose(facts, wanted or match(facts))
+    console.result({"facts": facts, "checks": [asdict(check) for check in checks]})
+    console.show(checks_table(board.host, checks))
+    if any(check.state == "problem" for check in checks):
+        raise typer.Exit(1)
+
+
+def checks_table(host: str, checks: Sequence[Check]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    counts = [(state, sum(check.state == state for check in checks)) for state in ("problem", "warning")]
+    found = ", ".join(f"{count} {state}{'s' * (count > 1)}" for state, count in counts if count)
+    table = Table(title=f"{host}: {found or 'all is well'}", title_justify="left")
+    table.add_column("", no_wrap=True)
+    table.add_column("check", no_wrap=True)
+    table.add_column("seen, expected, and what to do")
+    for check in checks:
+        lines = (check.seen, check.expected and f"expected: {check.expected}", check.mend and f"try: {check.mend}")
+        shown = Text("\n".join(line for line in lines if line))  # no markup: messages may hold brackets
+        table.add_row(Text(check.state, style=COLOURS[check.state]), check.name, shown)
+    return table
+
+
+def jobs_table(host: str, jobs: Sequence[dict[str, Any]]) -> Table:
+    from rich.table import Table
+
+    table = Table(title=f"jobs on {host}", title_justify="left")
+    for heading in ("job", "what", "state", "by", "started", "age"):
+        table.add_column(heading, justify="right" if heading == "age" else "left")
+    for job in jobs:
+        table.add_row(*(str(job.get(key) or "") for key in ("job", "method", "state", "owner", "started")), _age(job))
+    return table
+
+
+def _age(job: dict[str, Any]) -> str:
+    """By this machine's clock; nothing if the board's is ahead of it or says nothing."""
+    from datetime import datetime, timezone
+
+    if not job.get("started"):
+        return ""
+    seconds = (datetime.now(timezone.utc) - datetime.fromisoformat(job["started"])).total_seconds()
+    return duration(seconds) if seconds >= 0 else ""

@@ -1,0 +1,131 @@
+"""Build a model's engine on a board, and ship it only if it is right there."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from edgevit.board.connection import Board
+from edgevit.board.fingerprint import fingerprint
+from edgevit.board.profiles import load_profile
+from edgevit.board.store import SCHEMA, EngineRecord
+from edgevit.engines.gate import Sample, random_sample, take_sample
+from edgevit.engines.ladder import descend
+from edgevit.engines.options import Options
+from edgevit.engines.store import engine_path, key_of, store_engine, stored_engine
+from edgevit.engines.workshop import Workshop, batches_of, power_mode
+from edgevit.errors import EngineError, UnfitBoardError
+from edgevit.export.current import current_export
+from edgevit.export.gates import Tolerances
+from edgevit.export.images import Judging
+from edgevit.export.onnx import Source, file_name, judging_images, open_source
+from edgevit.export.record import ExportReport
+from edgevit.export.variants import Exported
+from edgevit.progress import Progress, Silent
+
+
+def _check_board(host: str, facts: Mapping[str, Any], profile: str | None) -> None:
+    """Refuse a board that cannot build, or is another than was meant."""
+    if profile is not None:
+        load_profile(profile).check(facts)
+    doctor = "edgevit board" if host == "this machine" else f"edgevit board {host}"
+    tensorrt, cuda = facts["tensorrt"], facts["cuda"]
+    if tensorrt.get("version") is None:
+        raise UnfitBoardError(
+            f"no TensorRT on {host} ({tensorrt.get('error')}); on a Jetson try `sudo apt install python3-libnvinfer`, "
+            f"and see `{doctor}`"
+        )
+    if cuda.get("error") is not None:
+        raise UnfitBoardError(f"no GPU to build for on {host} ({cuda['error']}); see `{doctor}`")
+
+
+def _key(report: ExportReport, board: str, options: Options) -> str:
+    """Hash of what decides on the engine: where it was exported first and how TensorRT was timed does not."""
+    built_from = {p: report.files[file_name(p)].sha256 for p in options.precisions}
+    asked = asdict(replace(options, export={}, batches=batches_of(report, options)))
+    for name in ("export", "rebuild", "profile", "timing_cache"):
+        del asked[name]
+    data = options.export.get("data")
+    return key_of({"schema": SCHEMA, "board": board, "files": built_from, "data": data and str(data), **asked})
+
+
+def _reused(record: EngineRecord, facts: Mapping[str, Any], progress: Progress) -> EngineRecord:
+    progress.note(f"{record.path} is up to date: reused")
+    before, now = record.board["power_mode"], power_mode(facts)
+    if before == now:
+        return record
+    text = (
+        f"built in power mode {before}, and the board is in {now}: kernels were chosen at other clocks; try --rebuild"
+    )
+    return replace(record, warnings=(*record.warnings, text))
+
+
+def _open_judging(source: Source, options: Options, progress: Progress, warnings: list[str]) -> Judging | None:
+    """Validation images, because the gate chooses: test images are only reported on."""
+    given = options.export
+    judging = judging_images(
+        source.subject,
+        given.get("data"),
+        warnings,
+        part="validation",
+        skip_bad_images=given.get("skip_bad_images", False),
+        progress=progress,
+    )
+    return judging and judging.limited(options.max_images)
+
+
+def _take_sample(
+    exported: Exported, judging: Judging | None, scratch: Path, options: Options, progress: Progress
+) -> Sample:
+    if judging is not None:
+        fp32, workers = exported.report.folder / file_name("fp32"), options.export.get("workers", 0)
+        return take_sample(judging, fp32, scratch, progress, workers=workers)
+    subject = exported.source.subject
+    return random_sample(exported.images, subject.class_columns or range(subject.outputs), scratch)
+
+
+def build_engine(
+    model: str | Path, board: Board, options: Options | None = None, progress: Progress | None = None
+) -> EngineRecord:
+    """Build a model folder's engine on a board, judge it there, and store it under `export/engines/`.
+
+    The export is made first where none is up to date, and an engine is reused where nothing has changed. Of the
+    precisions the first is taken whose engine classifies validation images as ONNX Runtime does in fp32 here.
+
+    Raises:
+        EngineError: no precision gives a right engine; the class that loses most is named.
+        UnfitBoardError, ProfileError: the board cannot build, or is not the one that was meant.
+        BoardError: the board could not be reached, or the build failed there.
+        ExportError, CheckpointError, DataError, OptionError, OutputError: as for an export.
+    """
+    options, progress, folder = options or Options(), progress or Silent(), Path(model)
+    facts: dict[str, Any] = board.call("examine")
+    _check_board(board.host, facts, options.profile)
+    report, here = current_export(folder, progress=progress, **options.export), fingerprint(facts)
+    if large := [name for name in report.files if name.endswith(".onnx.data")]:
+        raise EngineError(f"{large[0]} lies beside its ONNX file, which ends at 2 GB; such a model has no engine yet")
+    key = _key(report, here, options)
+    target = engine_path(folder, here, key)
+    if not options.rebuild and (stored := stored_engine(target, key)):
+        return _reused(stored, facts, progress)
+    warnings: list[str] = []
+    source = open_source(folder)
+    judging = _open_judging(source, options, progress, warnings)
+    exported = Exported(report, source, judging, options.export.get("tolerances") or Tolerances())
+    with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
+        sample = _take_sample(exported, judging, Path(scratch), options, progress)
+        workshop = Workshop(board, facts, exported, sample, Path(scratch), options, progress)
+        descent = descend(
+            workshop.attempt,
+            fp16="fp16" in options.precisions,
+            blocks=len(exported.blocks),
+            most_probes=options.most_probes,
+            note=progress.note,
+        )
+        record = workshop.record(descent, target, key, warnings)
+        with workshop.fetched(descent, target) as engine:
+            store_engine(engine, record, descent.judged.built["layers"])
+    return record

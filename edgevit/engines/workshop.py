@@ -1,0 +1,214 @@
+"""One command's work with one board: files carried over, engines built and judged there, the right one fetched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from edgevit.board.connection import Board
+from edgevit.board.fingerprint import fingerprint
+from edgevit.board.store import EngineRecord
+from edgevit.engines.gate import Sample, Verdict, judge, remarks
+from edgevit.engines.ladder import Descent, Rung, node_patterns
+from edgevit.engines.options import Options
+from edgevit.export.onnx import file_name
+from edgevit.export.record import ExportReport
+from edgevit.export.variants import Exported, Variant, WrittenVariant
+from edgevit.models.checkpoint import file_sha256, writing
+from edgevit.progress import Progress
+
+NATIVE_OPSET, OLDEST_OPSET = 17, 16  # with LayerNormalization as one operator, from TensorRT 8.6 on; without
+TAKEN_OVER = ("sha256", "bytes", "strongly_typed", "workspace_bytes", "timing_cache", "device_memory_bytes", "fused")
+
+
+def batches_of(report: ExportReport, options: Options) -> tuple[int, int, int]:
+    return options.batches if report.batch == "dynamic" else (report.batch, report.batch, report.batch)
+
+
+def power_mode(facts: Mapping[str, Any]) -> str | None:
+    return facts["power_mode"]["name"] if facts["power_mode"] else None
+
+
+def board_in_short(facts: Mapping[str, Any]) -> dict[str, Any]:
+    module, cuda = facts["module"], facts["cuda"]
+    return {
+        **{name: module[name] for name in ("model", "part", "super")},
+        **{name: facts[name] for name in ("jetpack", "l4t")},
+        "tensorrt": facts["tensorrt"]["version"],
+        "cuda": cuda["runtime"],
+        **{name: cuda[name] for name in ("device", "sms", "capability")},
+        "power_mode": power_mode(facts),
+    }
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An engine on the board, and the verdict on it."""
+
+    onnx: Path
+    written: WrittenVariant | None  # None: a file of the export itself
+    fp32_modules: tuple[str, ...]
+    built: dict[str, Any]  # as the board tells it
+    verdict: Verdict
+
+    @property
+    def failure(self) -> str | None:
+        return self.verdict.failure
+
+
+class Workshop:
+    """Makes an attempt of a rung, and a record of the one that is right."""
+
+    def __init__(
+        self,
+        board: Board,
+        facts: Mapping[str, Any],
+        exported: Exported,
+        sample: Sample,
+        scratch: Path,
+        options: Options,
+        progress: Progress,
+    ) -> None:
+        self.board, self.facts, self.exported, self.sample = board, facts, exported, sample
+        self.scratch, self.options, self.progress = scratch, options, progress
+        self.strongly_typed: bool = facts["tensorrt"]["strongly_typed"]
+        self.batches = batches_of(exported.report, options)
+        self.older: WrittenVariant | None = None  # for releases before strong typing; written once
+
+    def attempt(self, rung: Rung) -> Attempt:
+        """Build an engine and have it classify the sample."""
+        modules = rung.modules(self.exported.norms, self.exported.blocks)
+        onnx, written = self._typed_file(rung, modules) if self.strongly_typed else self._untyped_file()
+        built = self._build(rung, onnx, [] if self.strongly_typed else node_patterns(modules))
+        return Attempt(onnx, written, modules, built, self._judge(rung, built["engine"]))
+
+    def _typed_file(self, rung: Rung, modules: tuple[str, ...]) -> tuple[Path, WrittenVariant | None]:
+        """Where an engine computes in the types of its ONNX file, each rung has a file of its own."""
+        report = self.exported.report
+        if not modules:
+            return report.folder / file_name(rung.precision), None
+        with self.progress.stage(f"write {rung}"):
+            written = self.exported.write(Variant(rung.label, "fp16", report.opset, modules), self.scratch)
+        return written.path, written
+
+    def _untyped_file(self) -> tuple[Path, WrittenVariant | None]:
+        """Where the builder chooses types, one fp32 file serves all rungs; such releases know no newer operators."""
+        report = self.exported.report
+        opset = NATIVE_OPSET if self.facts["tensorrt"]["native_layer_norm"] else OLDEST_OPSET
+        if report.opset == opset:
+            return report.folder / file_name("fp32"), None
+        if self.older is None:
+            with self.progress.stage(f"write opset {opset}"):
+                self.older = self.exported.write(Variant(f"fp32.opset{opset}", "fp32", opset), self.scratch)
+        return self.older.path, self.older
+
+    def _build(self, rung: Rung, onnx: Path, fp32_layers: list[str]) -> dict[str, Any]:
+        options, dynamic = self.options, self.exported.report.batch == "dynamic"
+        args = {
+            "onnx": self.board.put(onnx, file_sha256(onnx), self.progress),
+            "precision": rung.precision,
+            "batches": list(self.batches) if dynamic else None,
+            "fp32_layers": fp32_layers,
+            "workspace_bytes": options.workspace_bytes,
+            "optimization_level": options.optimization_level,
+            "timing_cache": options.timing_cache,
+        }
+        built: dict[str, Any] = self.board.run_job("build", args, name=str(rung), progress=self.progress)
+        return built
+
+    def _judge(self, rung: Rung, engine: str) -> Verdict:
+        sample = self.sample
+        args = {
+            "engine": engine,
+            "images": self.board.put(sample.path, sample.sha256, self.progress),
+            "count": sample.count,
+            "shape": list(sample.shape),
+            "dtype": "float16",
+            "batch": self.batches[1],
+            "columns": list(sample.columns),
+        }
+        seen = self.board.run_job("classify", args, name=str(rung), progress=self.progress)
+        return judge(sample, seen["predicted"], seen["nonfinite"], self.options.tolerances)
+
+    @property
+    def _fuses_nothing(self) -> bool:
+        """TensorRT 8.5, which JetPack 5 has, brings no fused attention for Orin's generation."""
+        return bool(self.facts["tensorrt"]["version"].startswith("8.5.") and self.facts["cuda"]["capability"] == "8.7")
+
+    def _expected_fused(self, rung: Rung) -> int:
+        """Attention blocks that should run as one kernel: fp16, of fusable dimensions, by a compiler that can."""
+        if rung.precision == "fp32" or self._fuses_nothing:
+            return 0
+        return sum(fusable for i, fusable in enumerate(self.exported.fusable) if i not in rung.blocks)
+
+    def _warnings(self, rung: Rung, built: Mapping[str, Any]) -> list[str]:
+        version, fused, expected = built["tensorrt"], built["fused"], self._expected_fused(rung)
+        said = [*built["warnings"], *remarks(self.sample, self.options.tolerances)]
+        if version.startswith("10.3."):
+            by = (
+                "the accuracy gate found none in this engine" if self.sample.judges else "NOTHING WAS THERE TO FIND OUT"
+            )
+            said.append(f"TensorRT {version} is known to miscompile some Vision Transformers; {by}")
+        if self._fuses_nothing:
+            said.append(f"TensorRT {version} (JetPack 5) fuses no attention on Orin; JetPack 6 and newer do")
+        elif fused is not None and fused < expected:
+            said.append(
+                f"TensorRT {version} fuses {fused} of {len(self.exported.blocks)} attention blocks, where {expected} "
+                f"have dimensions that should fuse; the layers are listed beside the engine"
+            )
+        return said
+
+    def record(self, descent: Descent[Attempt], target: Path, key: str, warnings: Sequence[str]) -> EngineRecord:
+        """All that is known of the engine that was found right."""
+        rung, attempt, report = descent.rung, descent.judged, self.exported.report
+        built = attempt.built
+        return EngineRecord(
+            path=target,
+            key=key,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            fingerprint=fingerprint(self.facts),
+            board=board_in_short(self.facts),
+            weights_sha256=report.model["weights_sha256"],
+            onnx={"name": attempt.onnx.name, "sha256": file_sha256(attempt.onnx)},
+            precision=rung.kind,
+            rung=str(rung),
+            fp32_modules=attempt.fp32_modules,
+            batches=self.batches,
+            build_seconds=built["seconds"],
+            optimization_level=self.options.optimization_level,
+            blocks=len(self.exported.blocks),
+            fused_expected=self._expected_fused(rung),
+            fused_proxy=asdict(report.fusion) if report.fusion else None,
+            accuracy=attempt.verdict.to_dict(self.sample),
+            tried=tuple(
+                {"rung": str(r), "seconds": a.built["seconds"], "failure": a.failure} for r, a in descent.tried
+            ),
+            inputs=tuple(built["inputs"]),
+            outputs=tuple(built["outputs"]),
+            warnings=(*warnings, *self._warnings(rung, built)),
+            **{name: built[name] for name in TAKEN_OVER},
+        )
+
+    @contextmanager
+    def fetched(self, descent: Descent[Attempt], target: Path) -> Iterator[Path]:
+        """Give the engine as a temporary file beside its place, and make the ONNX file it came from part of the export.
+
+        Raises:
+            OutputError: the disk is full, or may not be written to.
+        """
+        built, written = descent.judged.built, descent.judged.written
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            self.board.fetch(built["engine"], temporary, built["sha256"], self.progress)
+            if written is not None:
+                self.exported.keep(written)
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)

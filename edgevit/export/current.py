@@ -1,0 +1,71 @@
+"""An export that is up to date: the one that is there where nothing has changed, else a new one."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import edgevit
+from edgevit.errors import ExportError
+from edgevit.export.gates import Tolerances
+from edgevit.export.onnx import export, file_name
+from edgevit.export.record import RECORD, ExportReport, read_report
+from edgevit.models.checkpoint import SPEC, file_sha256
+from edgevit.progress import Progress, Silent
+
+NOT_CHECKED = "accuracy not checked"
+
+
+def _defaults() -> dict[str, Any]:
+    return {name: p.default for name, p in inspect.signature(export).parameters.items() if name != "model"}
+
+
+def _as_asked(report: ExportReport, asked: dict[str, Any]) -> bool:
+    """Whether an export with these options would give the same files and no other figures."""
+    tolerances = asked["tolerances"] or Tolerances()
+    checked, precisions = report.accuracy, ("fp32", "fp16") if asked["fp16"] else ("fp32",)
+    judged_alike = not asked["accuracy"] or any(w.startswith(NOT_CHECKED) for w in report.warnings)
+    if checked and asked["accuracy"]:
+        count = asked["max_images"]
+        judged_alike = (
+            checked.part == asked["part"]
+            and (asked["data"] is None or checked.data in (str(asked["data"]), str(Path(asked["data"]).resolve())))
+            and (count is None or checked.images >= count)
+            and all(checked.files[p].agreement_least >= tolerances.agreement(p) for p in precisions)
+        )
+    return (
+        (report.batch, report.opset) == (asked["batch"], asked["opset"])
+        and (report.padded is not None) == asked["pad_heads"]
+        and report.versions.get("edgevit") == edgevit.__version__
+        and all(report.parity[p].error <= tolerances.error(p) for p in precisions)
+        and judged_alike
+    )
+
+
+def _is_whole(report: ExportReport, precisions: tuple[str, ...]) -> bool:
+    return all(file_name(p) in report.files and p in report.parity for p in precisions) and all(
+        (report.folder / name).is_file() and file_sha256(report.folder / name) == file.sha256
+        for name, file in report.files.items()
+    )
+
+
+def current_export(model: str | Path, *, progress: Progress | None = None, **options: Any) -> ExportReport:
+    """Return the record of the export that is there if it is what `export` would write with these options; else export.
+
+    Raises:
+        As `edgevit.export.onnx.export` does.
+    """
+    folder, asked = Path(model), {**_defaults(), **options}
+    if (folder / SPEC).is_file() and (folder / "export" / RECORD).is_file():
+        try:
+            report = read_report(folder / "export")
+        except ExportError:
+            return export(folder, progress=progress, **options)  # of another edgevit, or broken: made anew
+        weights = json.loads((folder / SPEC).read_text(encoding="utf-8")).get("weights_sha256")
+        precisions = ("fp32", "fp16") if asked["fp16"] else ("fp32",)
+        if report.model.get("weights_sha256") == weights and _is_whole(report, precisions) and _as_asked(report, asked):
+            (progress or Silent()).note(f"{folder / 'export'} is up to date: reused")
+            return report
+    return export(folder, progress=progress, **options)

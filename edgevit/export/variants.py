@@ -1,0 +1,131 @@
+"""Files beside the two of every export, for boards that need them: an older operator set, or some modules in fp32.
+
+They are written where they are wanted, with the same checks as every export, and become part of the export with `keep`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from edgevit.export.gates import Parity, Tolerances, check_graph, check_parity
+from edgevit.export.graph import write_onnx
+from edgevit.export.images import Judging
+from edgevit.export.onnx import DTYPES, Source, sample_images
+from edgevit.export.padding import pad_heads
+from edgevit.export.precision import mixed, norm_names
+from edgevit.export.record import RECORD, ExportedFile, ExportReport, TensorInfo
+from edgevit.export.session import OnnxModel
+from edgevit.models.checkpoint import file_sha256, write_whole, writing
+from edgevit.models.families import load_family
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One more form of the model."""
+
+    label: str  # what tells its file from the others, e.g. "fp32.opset17" or "fp16.norms32"
+    precision: str  # of images and logits, and of all that is not named below
+    opset: int
+    fp32_modules: tuple[str, ...] = ()  # of an fp16 file
+
+    @property
+    def file_name(self) -> str:
+        return f"model.{self.label}.onnx"
+
+
+@dataclass(frozen=True)
+class WrittenVariant:
+    """A variant's file that has passed its checks."""
+
+    variant: Variant
+    path: Path
+    nodes: dict[str, int]
+    parity: Parity
+
+    @property
+    def files(self) -> list[Path]:
+        """The file, and its weights where they lie beside it."""
+        weights = self.path.with_name(self.path.name + ".data")
+        return [self.path, weights] if weights.is_file() else [self.path]
+
+
+class Exported:
+    """A model folder's export with the network it was made from, to be added to."""
+
+    def __init__(self, report: ExportReport, source: Source, judging: Judging | None, tolerances: Tolerances) -> None:
+        """The images to judge on serve for parity, too; without any, random ones do."""
+        self.report, self.source, self.tolerances = report, source, tolerances
+        self.network = pad_heads(source.network, source.family_name) if report.padded is not None else source.network
+        self.images, self.images_from = sample_images(judging, source.input_size)
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """The layer normalisations' module names."""
+        return norm_names(self.network)
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The blocks' module names, in order."""
+        names = {id(module): name for name, module in self.network.named_modules()}
+        attentions: Sequence[nn.Module] = load_family(self.source.family_name).attention_inputs(self.network)
+        return tuple(names[id(attention)].rpartition(".")[0] for attention in attentions)
+
+    @property
+    def fusable(self) -> tuple[bool, ...]:
+        """For each block, whether its dimensions are of those that NVIDIA's compiler fuses."""
+        return tuple(dims.fusable for dims in self.source.dims(self.network))
+
+    def write(self, variant: Variant, folder: Path) -> WrittenVariant:
+        """Write a variant into any folder and check it as every export is checked.
+
+        Raises:
+            ExportError: a check failed.
+            OutputError: the disk is full.
+        """
+        path = folder / variant.file_name
+        form = mixed(self.network, variant.fp32_modules) if variant.precision == "fp16" else self.network
+        metadata = {**self.source.metadata(), "precision": variant.precision}
+        if variant.fp32_modules:
+            metadata["fp32_modules"] = " ".join(variant.fp32_modules)
+        with writing(path):
+            write_onnx(form, path, metadata=metadata, **self.source.shape_options(self.report.batch, variant.opset))
+        del form
+        nodes = check_graph(path, variant.opset, islands=variant.fp32_modules)
+        with torch.inference_mode():
+            reference = self.source.network(self.images)
+        tolerance = self.tolerances.error(variant.precision)
+        predict = OnnxModel(path).predict
+        parity = check_parity(variant.precision, reference, predict, self.images, self.images_from, tolerance)
+        return WrittenVariant(variant, path, nodes, parity)
+
+    def keep(self, written: WrittenVariant) -> None:
+        """Make a variant part of the export: its file, and what export.json says of it."""
+        report, name = self.report, written.variant.file_name
+        files = dict(report.files)
+        with writing(report.folder):
+            for path in reversed(written.files):
+                temporary = report.folder / f".{path.name}.{os.getpid()}"
+                shutil.copyfile(path, temporary)
+                temporary.rename(report.folder / path.name)
+                nodes = written.nodes if path == written.path else None
+                files[path.name] = ExportedFile(file_sha256(path), path.stat().st_size, nodes)
+        dtype = DTYPES[written.variant.precision]
+
+        def with_dtype(tensors: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
+            return tuple(replace(tensor, dtypes={**tensor.dtypes, name: dtype}) for tensor in tensors)
+
+        self.report = replace(
+            report,
+            files=files,
+            inputs=with_dtype(report.inputs),
+            outputs=with_dtype(report.outputs),
+            parity={**report.parity, written.variant.label: written.parity},
+        )
+        write_whole(report.folder / RECORD, self.report.to_json())

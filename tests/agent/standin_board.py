@@ -1,0 +1,91 @@
+"""A board for tests: stand-ins for TensorRT and CUDA in this process, and small models that they run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+STANDINS = Path(__file__).parent.parent / "standins"
+RELEASES = ("8.5.2", "8.6.1", "10.3.0", "10.16", "11.1")
+STRONG = RELEASES[2:]  # take types from the file
+MODULES = ("tensorrt", "pycuda", "pycuda.driver", "edgevit.agent.cuda.pycuda")
+CLASSES = 5
+
+
+def play(monkeypatch: pytest.MonkeyPatch, cache: Path, release: str = "10.3.0", fault: str = "") -> None:
+    """Have `import tensorrt` and `import pycuda` find the stand-ins, afresh, until the test is over."""
+    monkeypatch.syspath_prepend(str(STANDINS))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("STANDIN_TENSORRT", release)
+    monkeypatch.setenv("STANDIN_TENSORRT_FAULT", fault)
+    for name in MODULES:
+        monkeypatch.setitem(sys.modules, name, None)  # so that what the test imports is forgotten with it
+        monkeypatch.delitem(sys.modules, name)
+
+
+def play_cudart(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
+    """Have the ctypes binding load the stand-in library, compiled now."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler for the stand-in libcudart")
+    library = folder / "libcudart-standin.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, STANDINS / "cudart.c"], check=True)
+    monkeypatch.setenv("EDGEVIT_CUDART", str(library))
+    return library
+
+
+def write_model(
+    path: Path, *, fp16: bool = False, batch: int | None = None, layer_norm: bool = True, dtype: int | None = None
+) -> Path:
+    """Write a small network with one block of attention: images [B, 4, 8, 8] to logits [B, 5]."""
+    random = np.random.default_rng(1)
+    kind = dtype or (TensorProto.FLOAT16 if fp16 else TensorProto.FLOAT)
+    numbers = helper.tensor_dtype_to_np_dtype(kind)
+    weights = {
+        "tokens": np.array([0, 4, 64], np.int64),
+        "scale": np.array(0.125, numbers),
+        "norm.weight": np.ones(64, numbers),
+        "norm.bias": np.zeros(64, numbers),
+        "head.weight": random.standard_normal((64, CLASSES)).astype(numbers),
+        **{name: (random.standard_normal((64, 64)) / 8).astype(numbers) for name in ("q", "k", "v")},
+    }
+    norm = ("LayerNormalization", ["x", "norm.weight", "norm.bias"]) if layer_norm else ("Mul", ["x", "norm.weight"])
+    nodes = [
+        ("patch_embed", "Reshape", ["images", "tokens"], {}),
+        ("blocks.0.norm1", *norm, {}),
+        *((f"blocks.0.attn.{name}", "MatMul", ["y", name], {}) for name in ("q", "k", "v")),
+        ("blocks.0.attn", "Mul", ["Q", "scale"], {}),
+        ("blocks.0.attn", "Transpose", ["K"], {"perm": [0, 2, 1]}),
+        ("blocks.0.attn", "MatMul", ["S", "T"], {}),
+        ("blocks.0.attn", "Softmax", ["A"], {"axis": -1}),
+        ("blocks.0.attn", "MatMul", ["P", "V"], {}),
+        ("pool", "ReduceMean", ["O"], {"axes": [1], "keepdims": 0}),
+        ("head", "MatMul", ["M", "head.weight"], {}),
+    ]
+    made = ("x", "y", "Q", "K", "V", "S", "T", "A", "P", "O", "M", "logits")
+    graph = helper.make_graph(
+        [
+            helper.make_node(op, inputs, [output], name=f"{module}/{op}_{output}", **attributes)
+            for (module, op, inputs, attributes), output in zip(nodes, made, strict=True)
+        ],
+        "small",
+        [helper.make_tensor_value_info("images", kind, [batch or "batch", 4, 8, 8])],
+        [helper.make_tensor_value_info("logits", kind, [batch or "batch", CLASSES])],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def model_for(release: str, folder: Path, **options: Any) -> Path:
+    """Write the file that is sent to a board of this release: fp16 where types come from the file."""
+    path = folder / "model.onnx"
+    return write_model(path, fp16=release in STRONG, layer_norm=release != "8.5.2", **options)

@@ -1,0 +1,153 @@
+"""Classification by an engine, against ONNX Runtime on the same file; the engine is a stand-in that runs it, too."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from standin_board import CLASSES, RELEASES, STRONG, model_for, play, play_cudart
+
+from edgevit.agent import engine as builder
+from edgevit.agent.classify import _largest, classify
+from edgevit.agent.runners import RunnerError
+
+COUNT, SHAPE = 11, (4, 8, 8)
+
+
+def ignore(message: object) -> None:
+    pass
+
+
+def build(model: Path, batches: Any = (1, 4, 8)) -> str:
+    return str(builder.build(ignore, "/", onnx=str(model), precision="fp16", batches=batches)["engine"])
+
+
+def images(folder: Path, dtype: str) -> tuple[np.ndarray, str]:
+    values = np.random.default_rng(3).standard_normal((COUNT, *SHAPE)).astype(dtype)
+    (folder / "images.raw").write_bytes(values.tobytes())
+    return values, str(folder / "images.raw")
+
+
+def expected(model: Path, values: np.ndarray, columns: list[int]) -> list[int]:
+    import onnxruntime as ort
+
+    session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    kind = {"tensor(float)": "float32", "tensor(float16)": "float16"}[session.get_inputs()[0].type]
+    step = session.get_inputs()[0].shape[0] if isinstance(session.get_inputs()[0].shape[0], int) else 1
+    padded = np.concatenate([values, values[:1].repeat(-len(values) % step, 0)]).astype(kind)
+    logits = np.concatenate(
+        [session.run(None, {"images": padded[i : i + step]})[0] for i in range(0, len(padded), step)]
+    )
+    return [int(row.argmax()) for row in logits[:COUNT, columns]]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_release_classifies_as_onnx_runtime_does(
+    release: str, dtype: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path, release)
+    model = model_for(release, tmp_path)
+    values, path = images(tmp_path, dtype)
+    asked: dict[str, Any] = dict(engine=build(model), images=path, count=COUNT, shape=SHAPE, dtype=dtype, batch=4)
+    columns = [4, 0, 3, 1]
+    result = classify(ignore, "/", **asked, columns=columns)
+    assert result["predicted"] == expected(model, values, columns) and len(set(result["predicted"])) > 1
+    assert result["nonfinite"] == 0 and result["seconds"] > 0
+
+
+@pytest.mark.parametrize("release", ["8.6.1", "10.3.0"])
+def test_a_last_batch_that_is_not_full_is_filled_up_where_the_batch_is_fixed(
+    release: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path, release)
+    play_cudart(monkeypatch, tmp_path)
+    model = model_for(release, tmp_path, batch=4)
+    values, path = images(tmp_path, "float16")
+    given: dict[str, Any] = dict(images=path, count=COUNT, shape=SHAPE, dtype="float16", batch=4, columns=[0, 1, 2])
+    result = classify(ignore, "/", engine=build(model, None), **given)
+    assert result["predicted"] == expected(model, values, [0, 1, 2])
+
+
+def test_a_last_batch_below_the_least_of_the_profile_is_filled_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path)
+    model = model_for("10.3.0", tmp_path)
+    values, path = images(tmp_path, "float16")
+    given: dict[str, Any] = dict(images=path, count=COUNT, shape=SHAPE, dtype="float16", batch=8, columns=[0, 1, 2])
+    result = classify(ignore, "/", engine=build(model, (4, 8, 8)), **given)  # 8 images, and 3
+    assert result["predicted"] == expected(model, values, [0, 1, 2])
+
+
+def test_a_miscompiled_engine_is_seen_in_its_predictions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play(monkeypatch, tmp_path, "10.3.0", "fp16-layernorm")
+    model = model_for("10.3.0", tmp_path)
+    values, path = images(tmp_path, "float16")
+    columns = list(range(CLASSES))
+    given: dict[str, Any] = dict(images=path, count=COUNT, shape=SHAPE, dtype="float16", batch=8, columns=columns)
+    predicted = classify(ignore, "/", engine=build(model), **given)["predicted"]
+    assert not any(a == b for a, b in zip(predicted, expected(model, values, columns), strict=True))
+
+
+@pytest.mark.parametrize("release", STRONG)
+def test_logits_that_are_no_numbers_are_counted_and_never_win(
+    release: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path, release)
+    path = model_for(release, tmp_path)
+    model = onnx.load(path)
+    weight = next(w for w in model.graph.initializer if w.name == "head.weight")
+    broken = onnx.numpy_helper.to_array(weight).copy()
+    broken[:, 2], broken[:, 4] = np.nan, np.inf
+    weight.CopyFrom(onnx.numpy_helper.from_array(broken, weight.name))
+    onnx.save(model, path)
+    _, sent = images(tmp_path, "float16")
+    given: dict[str, Any] = dict(images=sent, count=COUNT, shape=SHAPE, dtype="float16", batch=8, columns=[2, 0, 1])
+    result = classify(ignore, "/", engine=build(path), **given)
+    assert result["nonfinite"] == 2 * COUNT
+    assert set(result["predicted"]) <= {1, 2}
+
+
+def test_the_largest_of_nothing_but_nan_is_the_first() -> None:
+    assert _largest([math.nan, math.nan], [0, 1]) == 0
+    assert _largest([math.nan, -math.inf, 1.0], [0, 2]) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"count": 12}, r"has 5632 bytes, and 12 images of \[4, 8, 8\] in float16 have 6144; send it again"),
+        ({"dtype": "float64"}, r"images of float64 cannot be read; known: float16, float32"),
+        ({"shape": (8, 8, 4)}, r"images of \[8, 8, 4\] were sent, and the engine takes \[4, 8, 8\]"),
+        ({"columns": [0, 5]}, r"columns \[0, 5\] were asked for, and the engine has 5 logits"),
+        ({"columns": []}, r"columns \[\] were asked for"),
+        ({"images": "/none.raw"}, r"cannot read /none\.raw \(No such file or directory\)"),
+        ({"batch": 100}, r"batch 100 was asked for, and this engine takes batches from 1 to 8"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(
+    changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path)
+    _, path = images(tmp_path, "float16")
+    engine = build(model_for("10.3.0", tmp_path))
+    given = dict(engine=engine, images=path, count=COUNT, shape=SHAPE, dtype="float16", batch=8, columns=[0, 1])
+    with pytest.raises(RunnerError, match=message) as error:
+        classify(ignore, "/", **{**given, **changes})
+    assert "\n" not in str(error.value)
+
+
+def test_an_image_beyond_float16_is_refused_and_not_clipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play(monkeypatch, tmp_path)
+    engine = build(model_for("10.3.0", tmp_path))
+    (tmp_path / "images.raw").write_bytes(np.full(SHAPE, 1e6, np.float32).tobytes())
+    with pytest.raises(RunnerError, match="beyond float16"):
+        classify(
+            ignore, "/", engine=engine, images=str(tmp_path / "images.raw"), count=1, shape=SHAPE, dtype="float32",
+            batch=1, columns=[0],
+        )  # fmt: skip

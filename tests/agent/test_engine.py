@@ -1,0 +1,413 @@
+"""The builder: against stand-ins that are strict per release (API checks), and through TensorRT-RTX's real compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto
+from standin_board import RELEASES, STANDINS, STRONG, model_for, play, write_model
+
+from edgevit.agent import engine as builder
+from edgevit.agent.execution import import_tensorrt, make_log
+from edgevit.agent.layers import count_fused, parse_layers
+from edgevit.agent.protobuf import input_types
+from edgevit.agent.runners import RunnerError
+
+REPOSITORY = Path(__file__).parent.parent.parent
+
+
+def ignore(message: object) -> None:
+    pass
+
+
+def build(onnx: Path, root: str = "/", send: Callable[[Any], None] = ignore, **options: Any) -> dict[str, Any]:
+    return builder.build(send, root, onnx=str(onnx), **{"precision": "fp16", "batches": [1, 4, 8], **options})
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_release_builds_an_fp16_engine_of_dynamic_batch(
+    release: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path / "cache", release)
+    told: list[dict[str, Any]] = []
+    built = build(model_for(release, tmp_path), send=lambda message: told.append(message["progress"]))
+    path = Path(built["engine"])
+    assert path == tmp_path / "cache/edgevit/files" / f"{built['sha256']}.engine"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == built["sha256"]
+    assert (built["bytes"], built["tensorrt"]) == (path.stat().st_size, release)
+    assert built["strongly_typed"] == (release in STRONG)
+    assert built["device_memory_bytes"] == 4 << 20
+    dtype = "float16" if release in STRONG else "float32"
+    assert built["inputs"] == [{"name": "images", "dtype": dtype, "shape": [-1, 4, 8, 8]}]
+    assert built["outputs"] == [{"name": "logits", "dtype": dtype, "shape": [-1, 5]}]
+    # TensorRT 8 shows the network as one layer, so there is nothing to count in.
+    assert built["fused"] == (1 if release in STRONG else None)
+    assert [progress["stage"] for progress in told][:2] == ["parse", "build"] and told[-1]["stage"] == "write"
+    assert list(path.parent.iterdir()) == [path]  # no temporary file is left
+    json.dumps(built)
+
+
+@pytest.mark.parametrize("release", ["8.6.1", "10.3.0"])
+def test_a_file_of_fixed_batch_needs_no_profile(release: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play(monkeypatch, tmp_path, release)
+    built = build(model_for(release, tmp_path, batch=4), batches=None)
+    assert built["inputs"][0]["shape"] == [4, 4, 8, 8]
+    with pytest.raises(RunnerError, match=r"fixed batch of 4; export it with --batch dynamic"):
+        build(tmp_path / "model.onnx", batches=[1, 4, 8])
+
+
+def test_progress_comes_from_tensorrt_where_it_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play(monkeypatch, tmp_path, "10.3.0")
+    monkeypatch.setattr(builder, "TICK_S", 0.0)
+    done: list[float] = []
+    build(model_for("10.3.0", tmp_path), send=lambda message: done.append(message["progress"]["done"]))
+    assert done[1:-1] == sorted(done[1:-1]) and {0.125, 0.25, 0.5, 1.0} <= set(done)
+
+
+@pytest.mark.parametrize(("release", "fault"), [("8.6.1", "fp16-layernorm"), ("8.5.2", "fp16-block:0")])
+def test_layers_kept_in_fp32_mend_what_fp16_breaks(
+    release: str, fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path, release, fault)
+    model = model_for(release, tmp_path)
+
+    def is_garbage(**options: Any) -> bool:
+        header = Path(build(model, **options)["engine"]).read_bytes().split(b"\n")[1]
+        return bool(json.loads(header)["garbage"])
+
+    assert is_garbage()
+    assert not is_garbage(fp32_layers=[r"^blocks\.0\."])
+    assert not is_garbage(precision="fp32")
+    with pytest.raises(RunnerError, match=r"no layer matches blocks\\\.9; TensorRT has e\.g\. 'patch_embed/"):
+        is_garbage(fp32_layers=[r"blocks\.9"])
+
+
+def test_an_fp32_file_is_no_fp16_engine_where_types_come_from_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path, "10.16")
+    model = write_model(tmp_path / "model.onnx")
+    with pytest.raises(RunnerError, match=r"takes types from the file, and this file is fp32.*send the fp16 file"):
+        build(model)
+    assert build(model, precision="fp32")["inputs"][0]["dtype"] == "float32"
+
+
+def test_the_timing_cache_is_kept_per_release_and_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play(monkeypatch, tmp_path, "10.3.0")
+    model = model_for("10.3.0", tmp_path)
+    first, second = (build(model)["timing_cache"] for _ in range(2))
+    path = Path(first["path"])
+    assert path == tmp_path / "edgevit/timing/tensorrt-10.3.0-sm87.cache"
+    assert (first["bytes_before"], second["bytes_before"]) == (0, first["bytes_after"])
+    assert first["bytes_after"] > 0
+    assert build(model, timing_cache=False)["timing_cache"] is None
+    path.write_bytes(path.read_bytes()[:-1])
+    damaged = build(model)
+    assert damaged["timing_cache"]["bytes_before"] == 0
+    assert "is damaged, and was started anew" in damaged["warnings"][0]
+
+
+def test_a_timing_cache_that_tensorrt_does_not_want_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path, "10.3.0")
+    model = model_for("10.3.0", tmp_path)
+    path = Path(build(model)["timing_cache"]["path"])
+    foreign = b"stand-in timing 10.16\n"
+    path.write_bytes(hashlib.sha256(foreign).digest() + foreign)
+    built = build(model)
+    assert any("of another TensorRT or GPU, and was started anew" in warning for warning in built["warnings"])
+    assert built["timing_cache"]["bytes_before"] == 0
+
+
+def test_without_a_gpu_that_can_be_told_there_is_no_timing_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path)
+    monkeypatch.setenv("EDGEVIT_CUDART", str(tmp_path / "none.so"))
+    built = build(model_for("10.3.0", tmp_path))
+    assert built["timing_cache"] is None and built["warnings"][0].startswith("no timing cache")
+
+
+def memory(root: Path, available_bytes: int) -> str:
+    (root / "proc").mkdir(parents=True, exist_ok=True)
+    (root / "proc/meminfo").write_text(f"MemAvailable: {available_bytes // 1024} kB\n")
+    return str(root)
+
+
+def test_the_workspace_is_limited_by_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play(monkeypatch, tmp_path)
+    model = model_for("10.3.0", tmp_path)
+    root = memory(tmp_path / "root", 5 << 30)
+    free = (5 << 30) - builder.BUILD_BYTES - builder.BUILD_PER_FILE_BYTE * model.stat().st_size
+    assert build(model, root)["workspace_bytes"] == int(free * builder.WORKSPACE_SHARE)
+    assert build(model, root, workspace_bytes=1 << 20)["workspace_bytes"] == 1 << 20
+    assert build(model, root, workspace_bytes=1 << 40)["workspace_bytes"] == free
+    assert build(model, str(tmp_path))["workspace_bytes"] is None  # nothing tells what is free: TensorRT's own default
+
+
+def test_too_little_memory_is_refused_before_building(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play(monkeypatch, tmp_path)
+    with pytest.raises(
+        RunnerError, match=r"needs about 1\.1 GB and 0\.5 GB are free; close other.*sudo init 3.*36\.4\.7"
+    ):
+        build(model_for("10.3.0", tmp_path), memory(tmp_path / "root", 500_000_000))
+
+
+@pytest.mark.parametrize(
+    ("release", "fault", "options", "message"),
+    [
+        ("10.3.0", "no-tactic", {}, r"cannot build an engine: .*Could not find any implementation.*; try another"),
+        ("10.3.0", "out-of-memory", {}, r"cannot build an engine: .*OutOfMemory.*; close other programs"),
+        ("8.5.2", "", {"optimization_level": 5}, r"TensorRT 8\.5\.2 has no optimization levels; leave"),
+        ("10.3.0", "", {"batches": None}, r"the file's batch is dynamic: say the least"),
+        ("10.3.0", "", {"batches": [8, 4, 1]}, r"batches \[8, 4, 1\] are not the least, the most likely and the most"),
+    ],
+)
+def test_what_cannot_be_built_is_one_line(
+    release: str,
+    fault: str,
+    options: dict[str, Any],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    play(monkeypatch, tmp_path / "cache", release, fault)
+    with pytest.raises(RunnerError, match=message) as error:
+        build(model_for(release, tmp_path), **options)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "cache/edgevit/files").exists()
+
+
+def test_a_model_that_the_parser_does_not_know_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play(monkeypatch, tmp_path, "8.5.2")
+    with pytest.raises(RunnerError, match=r"TensorRT 8\.5\.2 cannot read the model: No importer .*LayerNormalization"):
+        build(write_model(tmp_path / "model.onnx"))
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.DOUBLE, TensorProto.INT64])
+def test_an_input_of_another_type_is_refused_although_the_parser_takes_it(
+    dtype: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path)
+    with pytest.raises(
+        RunnerError, match=r"input 'images' is (float|int)64, and engines are built for float32 or float16"
+    ):
+        build(write_model(tmp_path / "model.onnx", dtype=dtype))
+
+
+def test_a_disk_that_is_full_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "edgevit").write_text("in the way")
+    play(monkeypatch, tmp_path)
+    with pytest.raises(RunnerError, match=r"cannot write .*\(Not a directory\); see `df -h "):
+        build(model_for("10.3.0", tmp_path))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_release_is_described_by_what_it_has(release: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play(monkeypatch, tmp_path, release)
+    assert builder.describe_tensorrt() == {
+        "version": release,
+        "error": None,
+        "strongly_typed": release in STRONG,
+        "fp16_flag": release != "11.1",
+        "native_layer_norm": release != "8.5.2",
+    }
+
+
+def test_a_missing_tensorrt_says_why_and_what_to_try(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    known = builder.describe_tensorrt()
+    assert known["version"] is known["fp16_flag"] is None
+    assert "apt install python3-libnvinfer" in known["error"] and "--system-site-packages" in known["error"]
+    (tmp_path / "tensorrt.py").write_text("raise ImportError('libnvdla_compiler.so: cannot open shared object file')")
+    monkeypatch.delitem(sys.modules, "tensorrt")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "cannot be loaded (libnvdla_compiler.so" in builder.describe_tensorrt()["error"]
+
+
+def test_the_stand_in_has_the_names_of_its_release_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path, "11.1")
+    trt = import_tensorrt()
+    assert not hasattr(trt.BuilderFlag, "FP16") and hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+    config = trt.Builder(make_log(trt)).create_builder_config()
+    with pytest.raises(AttributeError, match=r"TensorRT 11\.1 has no IBuilderConfig\.max_workspace_size"):
+        config.max_workspace_size = 1
+    with pytest.raises(NotImplementedError, match=r"does not play IBuilderConfig\.max_aux_streams"):
+        _ = config.max_aux_streams
+
+
+def test_the_old_python_of_jetpack_5_is_told_that_it_has_no_tensorrt() -> None:
+    from test_agent import interpreter
+
+    code = (
+        "import json, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from edgevit.agent import classify, engine, trtexec, cuda\n"
+        "from edgevit.agent.runners import import_runner\n"
+        "import_runner('tensorrt')\n"
+        "print(json.dumps([engine.describe_tensorrt(), cuda.describe_cuda()]))"
+    )
+    # Not a copy of it all: only the package's own folder, so that nothing else of it can be imported by mistake.
+    ran = subprocess.run([interpreter("3.8"), "-c", code, REPOSITORY], capture_output=True, text=True, check=True)
+    tensorrt, cuda = json.loads(ran.stdout)
+    assert "no TensorRT for this Python" in tensorrt["error"]
+    assert cuda["binding"] is None or cuda["device"]
+
+
+# Real compiler -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batches", [None, [1, 2, 4]])
+def test_nvidias_own_compiler_builds_what_the_builder_asks_for(
+    batches: list[int] | None, small_vit: Callable[..., Any], tmp_path: Path
+) -> None:
+    rtx = pytest.importorskip("tensorrt_rtx")
+    from edgevit.export.fusion import FUSED_KERNEL
+    from edgevit.export.graph import write_onnx
+
+    path = tmp_path / "model.onnx"
+    options = {"input_size": (3, 32, 32), "opset": 20, "metadata": {}}
+    write_onnx(small_vit().half(), path, batch="dynamic" if batches else 1, **options)
+    told: list[tuple[str, float]] = []
+    trt = without_a_gpu(rtx)
+    log = make_log(trt)
+    settings = builder.Settings(str(path), "fp16", batches, (), 1 << 30, 3)
+    plan = builder.build_plan(trt, log, settings, None, lambda stage, done: told.append((stage, done)))
+    # It cannot be opened without a GPU, so its layers are counted where its list of functions is known to be.
+    assert len(FUSED_KERNEL.findall(memoryview(plan))) == 2
+    done = [share for _, share in told]
+    assert done == sorted(done) and done[-1] > 0 and not log.errors
+    fp32 = builder.Settings(str(path), "fp32", batches, ("blocks",), None, None)
+    assert builder.build_plan(trt, log, fp32, None, lambda stage, done: None) is not None  # the file has the types
+
+
+def without_a_gpu(rtx: Any) -> Any:
+    """TensorRT-RTX as the board's module is: it takes the target from the GPU there is, or else must be told one."""
+
+    class Builder:
+        def __init__(self, logger: Any) -> None:
+            self._builder = rtx.Builder(logger)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._builder, name)
+
+        def create_builder_config(self) -> Any:
+            config = self._builder.create_builder_config()
+            config.num_compute_capabilities = 1
+            config.set_compute_capability(rtx.ComputeCapability.SM86, 0)
+            return config
+
+    return types.SimpleNamespace(**{**vars(rtx), "Builder": Builder})
+
+
+def test_a_real_parser_that_refuses_is_one_line(tmp_path: Path) -> None:
+    rtx = pytest.importorskip("tensorrt_rtx")
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"no protobuf")
+    trt = without_a_gpu(rtx)
+    settings = builder.Settings(str(path), "fp16", None, (), None, None)
+    with pytest.raises(RunnerError, match=r"cannot read the model: ") as error:
+        builder.build_plan(trt, make_log(trt), settings, None, lambda stage, done: None)
+    assert "\n" not in str(error.value)
+
+
+# Layers --------------------------------------------------------------------------------------------------------------
+
+KERNEL = {"Name": "_gemm_mha_v2_myl0_17", "LayerType": "kgen", "TacticName": "_gemm_mha_v2_0x957a2fe283f77dcf35c142c1"}
+
+
+@pytest.mark.parametrize(
+    ("layers", "fused"),
+    [
+        ([KERNEL, {**KERNEL, "Name": "renamed"}], 2),
+        ([{"Name": "fused", "LayerType": "kgen_mha", "TacticName": "x"}], 1),
+        (["_gemm_mha_v2_myl0_17", "/encoder/mha/MatMul_myl0_16"], 1),
+        ([{"Name": "/encoder/mha/attn/mha_prob/key/MatMul_myl0_16", "LayerType": "gemm"}], 0),
+        ([{"Name": "{ForeignNode[a...b]}", "LayerType": "Myelin"}, {"Name": "conv", "LayerType": "Conv"}], None),
+        ([{"Name": "{ForeignNode[a...b]}"}, KERNEL], 1),
+        ([{"Name": 5, "TacticName": None}, None, 7, []], 0),
+        ([], 0),
+    ],
+)
+def test_fused_attention_is_counted_by_the_kernels_own_name(layers: list[Any], fused: int | None) -> None:
+    assert count_fused(parse_layers(json.dumps({"Layers": layers, "Bindings": []}))) == fused
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"Layers": 3}', "[" * 100_000, '{"Layers": {}}'])
+def test_layer_information_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(RunnerError, match="the layer information"):
+        parse_layers(text)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.sampled_from(["Layers", "Name", "TacticName"]) | st.text(), inner)
+    ),
+)
+
+
+@given(st.text() | json_values.map(json.dumps) | st.lists(json_values).map(lambda v: json.dumps({"Layers": v})))
+def test_no_layer_information_crashes(text: str) -> None:
+    try:
+        layers = parse_layers(text)
+    except RunnerError:
+        return
+    fused = count_fused(layers)
+    assert fused is None or 0 <= fused <= len(layers)
+
+
+# ONNX ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["FLOAT", "FLOAT16", "DOUBLE"])
+def test_input_types_are_read_as_the_onnx_package_reads_them(dtype: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.onnx", dtype=getattr(TensorProto, dtype))
+    assert input_types(str(path)) == {"images": {"FLOAT": "float32", "FLOAT16": "float16", "DOUBLE": "float64"}[dtype]}
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    for content in (b"", b"no protobuf at all", b"\xff" * 20, onnx.ModelProto(ir_version=8).SerializeToString()):
+        path.write_bytes(content)
+        with pytest.raises(RunnerError, match="is no ONNX file"):
+            input_types(str(path))
+    with pytest.raises(RunnerError, match=r"cannot read .*No such file"):
+        input_types(str(tmp_path / "none.onnx"))
+
+
+@given(content=st.binary(max_size=200), flipped=st.integers(0, 400), cut=st.integers(0, 400))
+def test_no_file_crashes_the_reader(
+    content: bytes, flipped: int, cut: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    path, model = folder / "fuzzed.onnx", folder / "whole.onnx"
+    if not model.exists():
+        write_model(model)
+    whole = bytearray(model.read_bytes())
+    whole[flipped] ^= 0x55
+    for candidate in (content, bytes(whole), bytes(whole[: len(whole) - cut])):
+        path.write_bytes(candidate)
+        try:
+            assert input_types(str(path))
+        except RunnerError as error:
+            assert "\n" not in str(error)
+
+
+def test_the_table_that_the_stand_in_plays_by_is_whole() -> None:
+    table = json.loads((STANDINS / "tensorrt_api.json").read_text())
+    assert tuple(table["releases"]) == RELEASES
+    assert all(len(has) == len(RELEASES) for names in table["names"].values() for has in names.values())

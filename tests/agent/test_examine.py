@@ -1,0 +1,122 @@
+"""The facts about captured boards, about machines that tell nothing, and about libraries that misbehave."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from edgevit.agent.examine import examine
+from edgevit.board.connection import open_board
+
+BOARDS = [path.name for path in Path(__file__).parents[1].joinpath("boards").iterdir() if (path / "sys.txt").exists()]
+NX = "orin-nx-16gb-jetpack6.2"
+LOCKED = "agx-orin-64gb-jetpack7.2.1"  # captured after jetson_clocks
+PYTHON_38 = next(Path.home().glob(".pyenv/versions/3.8*/bin/python"), None)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "edgevit"
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """Put a stand-in for a Python library before the real one."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "libraries"))
+    (tmp_path / "libraries").mkdir()
+    return lambda name, source: (tmp_path / "libraries" / f"{name}.py").write_text(source)
+
+
+def facts_of(root):
+    messages = []
+    facts = examine(messages.append, str(root))
+    assert all(0 <= message["progress"]["done"] <= 1 for message in messages)
+    assert json.loads(json.dumps(facts)) == facts  # it travels as JSON
+    return facts
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_a_captured_board_tells_all_that_its_files_and_programs_tell(board, board_tree):
+    facts = facts_of(board_tree(board))
+    unread = {name for name, fact in facts.items() if fact is None}
+    assert unread <= {"kernel", "trtexec", "onnxruntime"}  # the first two are not captured
+    assert facts["module"]["part"] and facts["jetpack"] and facts["power_mode"]["name"]
+    assert facts["power_mode"]["id"] in [mode["id"] for mode in facts["power_modes"]]
+    assert facts["clocks"]["gpu"]["max_khz"] > 300_000
+    assert facts["clocks_locked"] is (board == LOCKED)
+    assert 0 < facts["memory"]["available_bytes"] < facts["memory"]["total_bytes"] == facts["module"]["memory_bytes"]
+    assert facts["disk"]["cache_free_bytes"] > 0
+    assert facts["temperatures_c"]["cpu"] > 20
+    assert facts["rails"] and facts["power_interval_ms"] == 430
+    assert facts["meters"]["ina3221"] is None and facts["meters"]["tegrastats"] is None
+    assert "jtop" in facts["meters"]["jtop"]
+    assert facts["sudo"] is True and all(facts["programs"].values()) and "trtexec" in unread
+    assert facts["recovered"] == {"clean": True, "told": []}
+
+
+def test_a_machine_that_tells_nothing_gives_none_and_reasons(tmp_path):
+    facts = facts_of(tmp_path)
+    for name in ("l4t", "jetpack", "ubuntu", "kernel", "power_mode", "clocks_locked", "power_interval_ms", "trtexec"):
+        assert facts[name] is None, name
+    assert facts["module"]["part"] is None and facts["module"]["memory_bytes"] is None
+    assert facts["power_modes"] == [] == facts["rails"] and facts["sudo"] is False
+    assert set(facts["memory"].values()) == set(facts["programs"].values()) == {None}
+    assert all(facts["meters"].values())
+
+
+def test_trtexec_is_found_where_jetpack_keeps_it(board_tree):
+    root = board_tree(NX)
+    trtexec = root / "usr/src/tensorrt/bin/trtexec"
+    trtexec.parent.mkdir(parents=True)
+    trtexec.write_text("#!/bin/sh\n")
+    trtexec.chmod(0o755)
+    assert facts_of(root)["trtexec"] == str(trtexec)
+
+
+def test_a_library_that_takes_its_process_down_is_told_and_the_others_are_not_lost(tmp_path, library):
+    library("tensorrt", "import os, sys\nprint('libnvinfer: symbol lookup error', file=sys.stderr)\nos.abort()\n")
+    library(
+        "onnxruntime",
+        "print('welcome')\n__version__ = '1.2.3'\ndef get_available_providers(): return ['CPUExecutionProvider']\n",
+    )
+    facts = facts_of(tmp_path)
+    assert f"killed by signal {signal.SIGABRT:d}" in facts["tensorrt"]["error"]
+    assert facts["onnxruntime"] == {"version": "1.2.3", "providers": ["CPUExecutionProvider"]}
+
+
+def test_a_library_that_hangs_is_given_up(tmp_path, library, monkeypatch):
+    monkeypatch.setattr("edgevit.agent.examine.LIBRARY_S", 0.5)
+    library("onnxruntime", "import time\ntime.sleep(60)\n")
+    library("tensorrt", "raise ImportError('libnvinfer.so.10: cannot open shared object file')\n")
+    facts = facts_of(tmp_path)
+    assert facts["onnxruntime"] is None
+    assert "libnvinfer.so.10" in facts["tensorrt"]["error"] or "no answer" in facts["tensorrt"]["error"]
+
+
+def test_what_an_earlier_process_left_changed_is_put_back_first(board_tree, cache):
+    root = board_tree(NX)
+    store = cache / "restore"
+    store.mkdir(parents=True)
+    subprocess.run([root / "usr/bin/jetson_clocks", "--store", store / "clocks.store"], check=True)
+    (store / "restore.json").write_text(json.dumps({"mode": 0, "set_mode": 4, "locked": False}))
+    subprocess.run([root / "usr/sbin/nvpmodel", "-m", "4"], check=True)
+    subprocess.run([root / "usr/bin/jetson_clocks"], check=True)
+    facts = facts_of(root)
+    assert (facts["power_mode"]["name"], facts["clocks_locked"]) == ("MAXN_SUPER", False)
+    assert facts["recovered"]["clean"] and "the power mode is MAXN_SUPER again" in facts["recovered"]["told"][0]
+
+
+def test_the_agent_examines_under_the_oldest_python(board_tree, monkeypatch):
+    if PYTHON_38 is None:
+        pytest.skip("no Python 3.8 on this machine")
+    monkeypatch.setenv("EDGEVIT_BOARD_ROOT", str(board_tree(NX)))
+    with open_board(None, python=str(PYTHON_38)) as board:
+        facts = board.call("examine")
+    assert facts["python"].startswith("3.8.") and facts["python_path"] == str(PYTHON_38)
+    assert facts["module"]["part"] == "p3767-0000"
+    assert "tensorrt" in facts["tensorrt"]["error"] and facts["onnxruntime"] is None
+    assert facts["root"] is (os.geteuid() == 0)

@@ -1,0 +1,221 @@
+"""What the agent says of the captured boards, and of machines that are no Jetson."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from edgevit.agent import environment, jetson
+from edgevit.agent.kernel import read_text
+
+AGX6, AGX7 = "agx-orin-64gb-jetpack6.2.1", "agx-orin-64gb-jetpack7.2.1"
+NX, NANO = "orin-nx-16gb-jetpack6.2", "orin-nano-8gb-jetpack6.2.1"
+BOARDS = {AGX6, AGX7, NX, NANO}
+PYTHON_38 = next(Path.home().glob(".pyenv/versions/3.8*/bin/python"), None)
+
+
+@pytest.fixture(params=sorted(BOARDS))
+def any_board(request, board_tree):
+    return str(board_tree(request.param))
+
+
+def test_every_captured_board_is_tested_here_and_says_where_it_is_from():
+    folders = {path for path in Path(__file__).parents[1].joinpath("boards").iterdir() if path.is_dir()}
+    assert {path.name for path in folders} - {"programs"} == BOARDS
+    assert all("[" in (path / "README.md").read_text() for path in folders if path.name in BOARDS)
+
+
+@pytest.mark.parametrize(
+    ("board", "part", "is_super", "gibibytes", "l4t", "jetpack", "mode"),
+    [
+        (AGX6, "p3701-0005", False, 61, "36.4.4", "6.2.1", {"id": 0, "name": "MAXN"}),
+        (AGX7, "p3701-0000", False, 61, "39.2.1", "7.2.1", {"id": 0, "name": "MAXN"}),
+        (NX, "p3767-0000", True, 15, "36.4.3", "6.2", {"id": 0, "name": "MAXN_SUPER"}),
+        (NANO, "p3767-0005", True, 7, "36.4.4", "6.2.1", {"id": 1, "name": "25W"}),
+    ],
+)
+def test_a_board_is_known_by_its_files(board, part, is_super, gibibytes, l4t, jetpack, mode, board_tree):
+    root = str(board_tree(board))
+    module = jetson.identify(root)
+    assert (module["part"], module["super"], module["memory_bytes"] >> 30) == (part, is_super, gibibytes)
+    assert module["compatible"][-1] == "nvidia,tegra234"
+    assert module["model"].startswith("NVIDIA Jetson") and "\0" not in module["model"]
+    assert (jetson.l4t(root), jetson.jetpack(root), jetson.power_mode(root)) == (l4t, jetpack, mode)
+
+
+def test_the_power_modes_are_those_of_the_boards_own_table(board_tree):
+    root = str(board_tree(NX))
+    modes = {mode["name"]: mode for mode in jetson.power_modes(root)}
+    assert list(modes) == ["MAXN_SUPER", "10W", "15W", "25W", "40W"]
+    assert modes["MAXN_SUPER"] == {
+        "id": 0, "name": "MAXN_SUPER", "cpus_online": 8, "tpc_mask": 240, "gpu_max_hz": None, "emc_max_hz": None,
+    }  # fmt: skip
+    assert modes["10W"] == {
+        "id": 1, "name": "10W", "cpus_online": 4, "tpc_mask": 252, "gpu_max_hz": 612000000, "emc_max_hz": 2133000000,
+    }  # fmt: skip
+    assert jetson.default_power_mode(root) == 4
+
+
+def test_the_same_mode_has_another_number_on_another_board(board_tree):
+    numbers = [
+        {mode["name"]: mode["id"] for mode in jetson.power_modes(str(board_tree(board)))}["MAXN_SUPER"]
+        for board in (NX, NANO)
+    ]
+    assert numbers == [0, 2]
+
+
+def test_the_saved_mode_counts_where_nvpmodel_does_not_answer(board_tree):
+    root = board_tree(NANO)
+    (root / "usr/sbin/nvpmodel").write_text("#!/bin/sh\necho 'NVPM ERROR: failed to query'\nexit 1\n")
+    assert jetson.power_mode(str(root)) == {"id": 1, "name": "25W"}
+    (root / "var/lib/nvpmodel/status").write_text("pmode:0009 fmode:quiet\n")
+    assert jetson.power_mode(str(root)) is None
+
+
+def test_clocks_are_read_for_the_gpu_and_each_core_that_is_on(board_tree):
+    root = board_tree(NX)
+    (root / "sys/devices/system/cpu/cpu7").rename(root / "sys/devices/system/cpu/away")
+    clocks = jetson.clocks(str(root))
+    assert set(clocks) == {"gpu", *(f"cpu{i}" for i in range(7))}
+    assert clocks["gpu"] == {"cur_khz": 306000, "min_khz": 306000, "max_khz": 1173000, "governor": "nvhost_podgov"}
+    assert clocks["cpu0"] == {"cur_khz": 1984000, "min_khz": 729600, "max_khz": 1984000, "governor": "schedutil"}
+
+
+def test_jetpack_5_calls_the_gpu_by_another_name(board_tree):
+    root = board_tree(AGX6)
+    (root / "sys/class/devfreq/17000000.gpu").rename(root / "sys/class/devfreq/17000000.ga10b")
+    assert jetson.clocks(str(root))["gpu"]["max_khz"] == 1300500
+
+
+def test_clocks_are_locked_when_each_has_one_speed_left(board_tree, tmp_path):
+    assert jetson.clocks_locked(str(board_tree(AGX7))) is True
+    root = board_tree(NX)
+    assert jetson.clocks_locked(str(root)) is False
+    subprocess.run([root / "usr/bin/jetson_clocks", "--store", tmp_path / "clocks"], check=True)
+    subprocess.run([root / "usr/bin/jetson_clocks"], check=True)
+    assert jetson.clocks_locked(str(root)) is True
+    assert jetson.clocks(str(root))["gpu"]["cur_khz"] == 1173000
+    subprocess.run([root / "usr/bin/jetson_clocks", "--restore", tmp_path / "clocks"], check=True)
+    assert jetson.clocks_locked(str(root)) is False
+    assert jetson.clocks_locked(str(tmp_path)) is None
+
+
+def test_zones_that_are_switched_off_have_no_temperature(board_tree):
+    root = board_tree(NANO)
+    warm = {"cpu": 48.468, "gpu": 48.562, "soc0": 48.062, "soc1": 49.156, "soc2": 47.531, "tj": 49.156}
+    assert jetson.temperatures_c(str(root)) == warm
+    (root / "sys/class/thermal/thermal_zone1/temp").write_text("-256000\n")
+    del warm["gpu"]
+    assert jetson.temperatures_c(str(root)) == warm
+
+
+def test_a_driver_that_has_no_value_now_is_no_value(tmp_path):
+    os.mkfifo(tmp_path / "temp")
+    writer = os.open(tmp_path / "temp", os.O_RDWR)  # as long as it is open and writes nothing, reading says EAGAIN
+    try:
+        assert read_text(str(tmp_path), "temp") is None
+        os.write(writer, b"48468\n")
+        assert read_text(str(tmp_path), "temp") == "48468"
+    finally:
+        os.close(writer)
+
+
+def test_rails_are_those_with_a_sensor_that_is_on(board_tree):
+    rails = jetson.rails(str(board_tree(AGX6)))
+    assert [(rail["address"], rail["label"], int(rail["milliwatts"])) for rail in rails] == [
+        ("40", "VDD_GPU_SOC", 2412),
+        ("40", "VDD_CPU_CV", 1607),
+        ("40", "VIN_SYS_5V0", 4707),
+        ("41", "VDDQ_VDD2_1V8AO", 301),
+    ]
+
+
+def test_a_machine_that_is_no_jetson_has_none_of_it(tmp_path):
+    root = str(tmp_path)
+    assert jetson.identify(root) == {
+        "part": None, "compatible": [], "model": None, "super": False, "memory_bytes": None,
+    }  # fmt: skip
+    assert (
+        jetson.l4t(root) is jetson.jetpack(root) is jetson.power_mode(root) is jetson.default_power_mode(root) is None
+    )
+    assert jetson.power_modes(root) == jetson.rails(root) == []
+    assert (jetson.clocks(root), jetson.temperatures_c(root)) == ({"gpu": None}, {})
+
+
+def test_another_makers_board_has_no_part_number(board_tree):
+    root = board_tree(NX)
+    (root / "proc/device-tree/compatible").write_bytes(b"raspberrypi,p1234-5678\0brcm,bcm2711\0")
+    assert jetson.identify(str(root))["part"] is None
+
+
+def test_two_boards_or_two_settings_are_not_the_same_environment(board_tree):
+    root = board_tree(NX)
+    seen = environment.describe_environment(str(root))
+    assert seen.items() >= {
+        ("module", "p3767-0000-super"),
+        ("memory", "15 GiB"),
+        ("l4t", "36.4.3"),
+        ("jetpack", "6.2"),
+        ("power_mode", "MAXN_SUPER"),
+        ("gpu_max_khz", "1173000"),
+        ("clocks", "free"),
+    }
+    subprocess.run([root / "usr/bin/jetson_clocks"], check=True)
+    subprocess.run([root / "usr/sbin/nvpmodel", "-m", "4"], check=True)
+    table = root / "etc/nvpmodel.conf"
+    table.write_text(table.read_text().replace("1190400", "1113600"))
+    changed = environment.describe_environment(str(root))
+    assert {name for name in seen if seen[name] != changed[name]} == {"clocks", "power_mode", "power_modes"}
+
+
+def test_the_stand_in_nvpmodel_changes_the_mode_and_asks_for_a_reboot_where_the_real_one_does(board_tree):
+    root = board_tree(NX)
+
+    def nvpmodel(*arguments):
+        done = subprocess.run(
+            [root / "usr/sbin/nvpmodel", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        return done.returncode, done.stdout
+
+    assert nvpmodel("-q") == (0, "NVPM WARN: fan mode is not set!\nNV Power Mode: MAXN_SUPER\n0\n")
+    assert nvpmodel("-m", "4")[0] == 0
+    assert jetson.power_mode(str(root)) == {"id": 4, "name": "40W"}
+    assert nvpmodel("-m", "9")[0] != 0
+    code, said = nvpmodel("-m", "2")  # half of the GPU would be switched off
+    assert (code, "REBOOT" in said) == (0, True)
+    assert jetson.power_mode(str(root)) == {"id": 4, "name": "40W"}
+
+
+def test_the_stand_in_jetson_clocks_shows_what_the_real_one_does(any_board):
+    shown = subprocess.run([f"{any_board}/usr/bin/jetson_clocks", "--show"], capture_output=True, text=True, check=True)
+    lines = shown.stdout.splitlines()
+    assert lines[0].startswith("SOC family:tegra234  Machine:NVIDIA Jetson")
+    assert ("Offline CPUs" in lines[1]) == ("jetpack7" in any_board)
+    assert lines[-1] == f"NV Power Mode: {jetson.power_mode(any_board)['name']}"
+
+
+@pytest.mark.skipif(PYTHON_38 is None, reason="no Python 3.8 here, which is JetPack 5's")
+def test_everything_about_a_board_is_read_by_python_3_8(any_board):
+    program = """
+import json, sys
+from edgevit.agent import environment, jetson, power
+from edgevit.agent.meters import clocks, gpu, load, memory, nvpmodel, thermal
+root = sys.argv[1]
+meters = [kind.Meter(root) for kind in (memory, clocks, gpu, load, nvpmodel, thermal)]
+meters += [power.power_meter(root, name, [["40", "VDD_IN"]]) for name in ("ina3221", "tegrastats")]
+figures = {}
+for meter in meters:
+    with meter:
+        meter.read()
+    figures.update(meter.figures())
+print(json.dumps([figures, environment.describe_environment(root), jetson.clocks(root), power.power_meters(root)]))
+"""
+    done = subprocess.run(
+        [PYTHON_38, "-W", "error", "-c", program, any_board],
+        cwd=Path(jetson.__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"meter": "tegrastats"' in done.stdout

@@ -1,0 +1,232 @@
+"""What the doctor says of captured boards, and of each thing that can be wrong with one."""
+
+import copy
+
+import pytest
+
+from edgevit.agent.examine import examine
+from edgevit.board.doctor import CHECKS, diagnose
+from edgevit.board.profiles import load_profile, match
+
+NX = "orin-nx-16gb-jetpack6.2"
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def with_libraries(facts):
+    """The libraries that this machine cannot have; what a board with all of them in order would say."""
+    return {
+        **facts,
+        "in_venv": False,
+        "tensorrt": {"version": "10.16.2", "error": None},
+        "cuda": {
+            "binding": "ctypes",
+            "error": None,
+            "device": "Orin",
+            "sms": 8,
+            "capability": "8.7",
+            "runtime": "12.6",
+        },
+        "trtexec": "/usr/src/tensorrt/bin/trtexec",
+        "clocks_locked": True,
+        "disk": {"cache_free_bytes": 40 * GIB},
+    }
+
+
+@pytest.fixture(scope="module")
+def _healthy(tmp_path_factory):
+    return {}
+
+
+@pytest.fixture
+def healthy(board_tree, _healthy):
+    """The facts about an Orin NX in order, to be spoilt by a test; read from the captured board once."""
+    if not _healthy:
+        _healthy.update(with_libraries(examine(lambda message: None, str(board_tree(NX)))))
+    return copy.deepcopy(_healthy)
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """The facts about a machine that tells nothing."""
+    facts = examine(lambda message: None, str(tmp_path))
+    return {**facts, "disk": {"cache_free_bytes": 40 * GIB}, "onnxruntime": {"version": "1.20", "providers": ["CPU"]}}
+
+
+def check_of(facts, name, profile="match"):
+    checks = {check.name: check for check in diagnose(facts, match(facts) if profile == "match" else profile)}
+    for check in checks.values():
+        assert (check.mend is None) == (check.state == "ok"), check
+        assert check.seen
+    return checks[name]
+
+
+def test_a_board_in_order_has_nothing_to_mend(healthy):
+    checks = diagnose(healthy, match(healthy))
+    assert [check for check in checks if check.state != "ok"] == []
+    seen = {check.name: check.seen for check in checks}
+    assert len(seen) == len(checks) == len(CHECKS) - 1  # nothing was left behind by an earlier process
+    assert seen["module"] == "Jetson Orin NX 16GB (p3767-0000, Super), profile orin-nx-16gb"
+    assert seen["clocks"] == "locked, the GPU at 1173 MHz"
+    assert seen["power mode"] == "MAXN_SUPER"
+    assert seen["CUDA"] == "12.6 on Orin, 8 SMs, through ctypes"
+    assert "VDD_IN 7.96 W" in seen["power rails"] and "each over 430 ms" in seen["power rails"]
+
+
+FREE = {"cur_khz": 1, "min_khz": 306_000, "max_khz": 1_173_000, "governor": "nvhost_podgov"}
+NO_METER = {"ina3221": "no INA3221", "tegrastats": "no program", "jtop": "no socket"}
+ONLY_JTOP = {**NO_METER, "jtop": None}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name", "state", "seen", "mend"),
+    [
+        ({"jetpack": "5.1.2"}, "JetPack", "warning", "no fused attention", "flash JetPack 6"),
+        ({"jetpack": None}, "JetPack", "warning", "not known", "nvidia-jetpack"),
+        ({"l4t": "36.4.7"}, "L4T", "warning", "NvMapMemAllocInternalTagged", "sudo reboot"),
+        ({"l4t": None}, "L4T", "warning", "cannot be read", "docker run -v"),
+        ({"python": "3.6.9"}, "Python", "problem", "3.6.9", "apt install python3.8"),
+        ({"tensorrt": {"version": "10.3.0", "error": None}}, "TensorRT", "warning", "wrong engines", "edgevit export"),
+        ({"cuda": {"error": "no libcudart; install it"}}, "CUDA", "problem", "no libcudart", "nvidia-jetpack"),
+        ({"trtexec": None}, "trtexec", "warning", "--cross-check", "libnvinfer-bin"),
+        ({"clocks_locked": None}, "clocks", "warning", "cannot be read", "--show"),
+        (
+            {"clocks_locked": False, "clocks": {"gpu": FREE}},
+            *("clocks", "warning", "free, the GPU between 306 and 1173 MHz", "--lock-clocks"),
+        ),
+        ({"memory": {"total_bytes": 8 * GIB, "available_bytes": GIB}}, "memory", "warning", "1.0 GiB", "multi-user"),
+        ({"memory": {"total_bytes": 8 * GIB, "available_bytes": GIB // 2}}, "memory", "problem", "0.5", "isolate"),
+        ({"disk": {"cache_free_bytes": 2 * GIB}}, "disk", "warning", "2.0 GiB free", "rm -r ~/.cache/edgevit/files"),
+        ({"disk": {"cache_free_bytes": 0}}, "disk", "problem", "0.0 GiB free", "rm -r"),
+        ({"temperatures_c": {"cpu": 60.0, "tj": 93.4}}, "temperature", "warning", "93 °C at most (tj)", "--fan"),
+        ({"meters": NO_METER, "rails": []}, "power rails", "warning", "no INA3221", "modprobe ina3221"),
+        ({"sudo": False}, "root", "warning", "need a password", "deploy/jetson/setup.sh"),
+        (
+            {"sudo": False, "programs": {"nvpmodel": None, "jetson_clocks": None}},
+            *("root", "warning", "no nvpmodel and no jetson_clocks", "setup.sh"),
+        ),
+        ({"power_mode": None}, "power mode", "warning", "unknown", "sudo nvpmodel -q"),
+        ({"power_mode": {"id": None, "name": "MINE"}}, "power mode", "warning", "MINE", "sudo nvpmodel -q"),
+        (
+            {"recovered": {"clean": False, "told": ["not as it was found: try `sudo nvpmodel -m 2`"]}},
+            *("earlier changes", "problem", "not as it was found", "nvpmodel"),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_wrong_is_told_with_what_mends_it(healthy, spoil, name, state, seen, mend):
+    check = check_of({**healthy, **spoil}, name)
+    assert check.state == state
+    assert seen in check.seen and mend in check.mend
+    others = {other.name: other.state for other in diagnose(healthy, match(healthy)) if other.name != name}
+    told = {c.name: c.state for c in diagnose({**healthy, **spoil}, match(healthy)) if c.name in others}
+    assert told == others
+
+
+@pytest.mark.parametrize("in_venv", [True, False])
+def test_a_missing_tensorrt_is_a_venv_that_hides_it_or_a_missing_package(healthy, in_venv):
+    error = "no TensorRT for this Python (No module named 'tensorrt'); long advice"
+    facts = {**healthy, "in_venv": in_venv, "tensorrt": {"version": None, "error": error}}
+    check = check_of(facts, "TensorRT")
+    assert check.state == "problem" and check.seen.endswith("'tensorrt')")
+    assert "sudo apt install python3-libnvinfer tensorrt" in check.mend
+    assert ("--system-site-packages" in check.mend) is in_venv
+
+
+def in_mode(facts, name):
+    (mode,) = [mode for mode in facts["power_modes"] if mode["name"] == name]
+    return {**facts, "power_mode": {"id": mode["id"], "name": name}}
+
+
+def test_a_faster_power_mode_is_named_with_its_own_number(healthy):
+    check = check_of(in_mode(healthy, "25W"), "power mode")
+    assert check.state == "warning" and check.expected.startswith("MAXN_SUPER, where the GPU is fastest")
+    assert check.mend == "sudo nvpmodel -m 0, or --power-mode MAXN_SUPER of edgevit bench"
+    assert check.seen == "25W: its GPU clock is 408 MHz, below the 612 MHz of 15W"
+
+
+def test_a_faster_mode_with_more_of_the_gpu_says_that_it_needs_a_reboot(healthy):
+    check = check_of(in_mode(healthy, "15W"), "power mode")
+    assert check.mend == "sudo nvpmodel -m 0 (in a terminal: it asks for a reboot)"
+
+
+def test_a_mode_that_is_as_fast_for_the_gpu_is_left(healthy):
+    assert check_of(in_mode(healthy, "40W"), "power mode").state == "ok"
+
+
+def test_without_a_profile_no_mode_is_called_faster_and_the_module_is_unknown(healthy):
+    facts = in_mode(healthy, "15W")
+    assert check_of(facts, "power mode", profile=None).state == "ok"
+    check = check_of(facts, "module", profile=None)
+    assert check.state == "warning" and "--profile FILE" in check.mend
+
+
+def test_rails_that_only_one_coarse_meter_reads_are_enough(healthy):
+    check = check_of({**healthy, "rails": [], "meters": ONLY_JTOP}, "power rails")
+    assert check.state == "ok" and "read through jtop" in check.seen and "no INA3221" in check.seen
+    assert check_of({**healthy, "meters": ONLY_JTOP}, "jtop").seen == "its service answers"
+
+
+def test_a_rail_of_the_total_that_is_missing_is_named(healthy):
+    rails = [rail for rail in healthy["rails"] if rail["label"] != "VDD_IN"]
+    check = check_of({**healthy, "rails": rails}, "power rails")
+    assert check.state == "warning" and "VDD_IN is missing" in check.seen and check.expected == "VDD_IN"
+
+
+def test_what_an_earlier_process_left_is_said(healthy):
+    mended = {"clean": True, "told": ["an earlier process was cut off: the clocks are as they were"]}
+    assert "cut off" in check_of({**healthy, "recovered": mended}, "earlier changes").seen
+    at_work = {"clean": False, "told": []}
+    assert "a job that is running" in check_of({**healthy, "recovered": at_work}, "earlier changes").seen
+
+
+@pytest.mark.parametrize(
+    ("board", "profile", "worst"),
+    [
+        ("agx-orin-64gb-jetpack6.2.1", "agx-orin-64gb", {"clocks"}),
+        ("agx-orin-64gb-jetpack7.2.1", "agx-orin-64gb", set()),
+        ("orin-nano-8gb-jetpack6.2.1", "orin-nano-8gb", {"clocks", "power mode"}),
+        (NX, "orin-nx-16gb", {"clocks"}),
+    ],
+)
+def test_captured_boards_are_known_and_warned_of_what_they_are(board, profile, worst, board_tree):
+    captured = examine(lambda message: None, str(board_tree(board)))
+    facts = {**with_libraries(captured), "clocks_locked": captured["clocks_locked"]}
+    checks = diagnose(facts, match(facts))
+    assert {check.name for check in checks if check.state != "ok"} == worst
+    assert checks[0].seen.endswith(f"profile {profile}")
+
+
+def test_a_machine_that_is_no_jetson_says_so_and_what_still_works(bare):
+    check = check_of(bare, "module")
+    assert check.state == "warning" and check.seen.startswith("no Jetson but ")
+    assert "edgevit bench DIR --runner onnxruntime" in check.mend
+    checks = diagnose(bare, None)
+    assert {check.state for check in checks[1:]} == {"ok"}
+    assert not {"JetPack", "power mode", "power rails", "root"} & {check.name for check in checks}
+
+
+def test_without_a_jetson_and_onnx_runtime_nothing_can_be_measured(bare):
+    check = check_of({**bare, "onnxruntime": None}, "ONNX Runtime")
+    assert check.state == "problem" and check.mend.endswith("-m pip install onnxruntime")
+
+
+def test_on_a_jetson_onnx_runtime_is_optional(healthy):
+    assert check_of({**healthy, "onnxruntime": None}, "ONNX Runtime").state == "ok"
+
+
+def test_a_jetson_that_tells_nothing_else_is_still_judged(bare):
+    facts = {**bare, "module": {**bare["module"], "compatible": ["nvidia,tegra234"]}}
+    checks = {check.name: check.state for check in diagnose(facts, None)}
+    assert checks["TensorRT"] == "problem"
+    assert all(
+        checks[name] == "warning" for name in ("module", "JetPack", "L4T", "power mode", "clocks", "power rails")
+    )
+
+
+def test_the_profile_that_was_given_decides(healthy):
+    assert "agx-orin-64gb" in check_of(healthy, "module", profile=load_profile("agx-orin-64gb")).seen

@@ -1,0 +1,291 @@
+"""Jobs and the board's lock, on this machine: they outlive the agent that started them and take turns."""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from edgevit.agent.lock import hold, lock_path
+from edgevit.agent.measure import Request
+from edgevit.agent.runners import RunnerError
+from edgevit.board import client
+from edgevit.board.client import Agent
+from edgevit.errors import AgentError
+
+REQUEST = asdict(Request("/models/any.onnx", "0" * 64, "any", None, "fake", 1, 5, 0, 0, 0, {"latency_ms": 1}))
+LONG = {**REQUEST, "duration_s": 60}
+
+CAREFUL = """
+import os, sys
+from contextlib import contextmanager
+from . import Loaded
+REQUIRES = ()
+@contextmanager
+def open_runner(model, batch, *, restored):
+    print("one moment please", file=sys.stderr, flush=True)
+    try:
+        yield Loaded(lambda: os.system("sleep 0.05"), None, {})
+    finally:
+        open(restored, "w").close()
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("EDGEVIT_BOARD_ROOT", str(tmp_path))  # another board, with a lock of its own
+    yield tmp_path / "cache" / "edgevit" / "jobs"
+    with Agent() as agent:
+        agent.call("cancel")
+
+
+@pytest.fixture
+def careful(tmp_path, monkeypatch):
+    """A request whose runner puts something back when it is left."""
+    sources = tmp_path / "sources"
+    shutil.copytree(client.AGENT_DIR, sources)
+    (sources / "runners" / "careful.py").write_text(CAREFUL)
+    monkeypatch.setattr(client, "AGENT_DIR", sources)
+    return {**LONG, "runner": "careful", "options": {"restored": str(tmp_path / "restored")}}
+
+
+def start(agent, args=REQUEST, job="a", method="measure"):
+    return agent.call("start", job=job, method=method, args=args, owner="anna@desk")
+
+
+def working(agent, job="a"):
+    """Follow until the job measures; the agent is left in the middle of its answer."""
+
+    class Working(Exception):
+        pass
+
+    def on_progress(progress):
+        if progress["stage"] == "measure":
+            raise Working
+
+    with pytest.raises(Working):
+        agent.call("follow", on_progress, job=job)
+
+
+def wait_until(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_a_job_does_what_the_method_does(folder):
+    told = []
+    with Agent() as agent:
+        assert start(agent)["state"] == "new"
+        outcome = agent.call("follow", told.append, job="a")
+        assert len(outcome["result"]["latencies_ns"]) == 5
+        assert outcome["started"].startswith("20")
+        assert told[0] == {"stage": "load", "done": 0.0}
+        agent.call("forget", job="a")
+        assert agent.call("jobs") == {"jobs": []}
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
+def test_a_job_outlives_the_agent_that_started_it(folder):
+    with Agent() as agent:
+        start(agent, {**REQUEST, "duration_s": 1})
+        working(agent)
+        agent._process.kill()
+    with Agent() as agent:
+        assert start(agent)["state"] == "running"
+        outcome = agent.call("follow", job="a")
+        assert not outcome["collected_late"]
+        assert len(outcome["result"]["latencies_ns"]) > 5
+        assert start(agent)["state"] == "finished"
+        assert agent.call("follow", job="a") == {**outcome, "collected_late": True}
+
+
+def test_the_progress_of_a_job_is_told_from_its_beginning():
+    told = []
+    with Agent() as agent:
+        start(agent, {**REQUEST, "duration_s": 1})
+        working(agent)
+    with Agent() as agent:
+        agent.call("follow", told.append, job="a")
+    assert told[0] == {"stage": "load", "done": 0.0}
+    assert sum(progress == told[0] for progress in told) == 1
+
+
+def test_a_job_that_fails_says_why_and_where():
+    with Agent() as agent:
+        start(agent, {**REQUEST, "runner": "nope"})
+        error = agent.call("follow", job="a")["error"]
+        assert error["message"].startswith("no runner 'nope'; known: ")
+        assert "measure.py" in error["traceback"]
+
+
+def test_a_job_that_dies_leaves_its_last_words_and_can_be_tried_again(careful):
+    with Agent() as agent:
+        start(agent, careful)
+        working(agent)
+    with Agent() as agent:
+        (job,) = agent.call("jobs")["jobs"]
+        assert (job["job"], job["state"], job["method"], job["owner"]) == ("a", "running", "measure", "anna@desk")
+        pid = int((Path(os.environ["XDG_CACHE_HOME"]) / "edgevit/jobs/a/pid").read_text())
+        os.kill(pid, signal.SIGKILL)
+        assert "the job died: one moment please" in agent.call("follow", job="a")["error"]["message"]
+        assert agent.call("jobs")["jobs"][0]["state"] == "dead"
+        again = start(agent)
+        assert again["state"] == "dead" and "one moment please" in again["said"]
+        assert "result" in agent.call("follow", job="a")
+
+
+def test_a_number_given_out_again_is_not_taken_for_the_job(folder):
+    (folder / "a").mkdir(parents=True)
+    (folder / "a" / "pid").write_text(str(os.getpid()))
+    with Agent() as agent:
+        assert agent.call("jobs")["jobs"][0]["state"] == "dead"
+        assert agent.call("cancel") == {"cancelled": []}
+
+
+def test_a_cancelled_job_puts_back_what_it_changed_and_is_gone(careful, tmp_path):
+    with Agent() as agent:
+        start(agent, careful)
+        working(agent)
+    with Agent() as agent, Agent() as other:
+        with pytest.raises(AgentError, match="the job a is still running"):
+            other.call("forget", job="a")
+        assert other.call("cancel", job="a") == {"cancelled": ["a"]}
+        assert (tmp_path / "restored").exists()
+        with pytest.raises(AgentError, match="the job is gone: it was cancelled"):
+            agent.call("follow", job="a")
+
+
+def test_a_follower_learns_that_the_job_was_cancelled():
+    cancelling = []
+
+    def on_progress(progress):
+        if progress["stage"] == "measure" and not cancelling:
+            cancelling.append(subprocess.Popen([sys.executable, "-c", CANCEL]))
+
+    with Agent() as agent:
+        start(agent, LONG)
+        try:  # which of the two depends on who is faster
+            assert agent.call("follow", on_progress, job="a")["error"]["message"] == "the job died: cancelled"
+        except AgentError as error:
+            assert "it was cancelled" in str(error)
+    assert cancelling[0].wait() == 0
+
+
+CANCEL = """
+from edgevit.board.client import Agent
+with Agent() as agent:
+    agent.call("cancel")
+"""
+
+
+def test_a_job_that_does_not_end_when_asked_is_killed(careful, monkeypatch):
+    stubborn = client.AGENT_DIR / "runners" / "careful.py"
+    stubborn.write_text(CAREFUL.replace("open(restored", "import time; time.sleep(60); open(restored"))
+    jobs = client.AGENT_DIR / "jobs.py"
+    jobs.write_text(jobs.read_text().replace("GENTLY_S = 20.0", "GENTLY_S = 0.3"))
+    with Agent() as agent:
+        start(agent, careful)
+        working(agent)
+    with Agent() as agent:
+        assert agent.call("cancel") == {"cancelled": ["a"]}
+        assert agent.call("jobs") == {"jobs": []}
+
+
+def test_two_who_start_the_same_job_share_one(folder):
+    with Agent() as one, Agent() as two:
+        assert {start(one)["state"], start(two)["state"]} <= {"new", "running", "finished"}
+        assert one.call("follow", job="a")["result"] == two.call("follow", job="a")["result"]
+
+
+def test_jobs_take_turns_and_say_who_is_before_them():
+    told = []
+    with Agent() as one, Agent() as two:
+        start(one, {**REQUEST, "duration_s": 3})
+        working(one)
+        two.call("start", job="b", method="measure", args=REQUEST, owner="bert@lab")
+        two.call("follow", told.append, job="b")
+        assert told[0]["stage"] == "wait"
+        assert (told[0]["holder"]["owner"], told[0]["holder"]["method"]) == ("anna@desk", "measure")
+        assert 0 <= told[0]["holder"]["age_s"] < 30
+    with Agent() as agent:
+        assert agent.call("follow", job="a")["collected_late"]
+
+
+def test_a_lock_left_by_a_dead_holder_is_taken_over(tmp_path):
+    with Agent() as agent:
+        start(agent, LONG)
+        working(agent)
+    (tmp_path / "cache/edgevit/jobs/a/pid").read_text()
+    os.kill(int((tmp_path / "cache/edgevit/jobs/a/pid").read_text()), signal.SIGKILL)
+    told = []
+    with Agent() as agent:
+        agent.call("start", job="b", method="measure", args=REQUEST, owner="bert@lab")
+        agent.call("follow", told.append, job="b")
+    assert told[0]["stale"]["owner"] == "anna@desk"
+    assert Path(lock_path(str(tmp_path))).read_text() == ""
+
+
+def test_a_lock_that_says_nothing_readable_is_still_a_lock(tmp_path):
+    path = tmp_path / "lock"
+    path.write_bytes(b"\xff not JSON")
+    told = []
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLD, path], stdout=subprocess.PIPE, text=True, env={**os.environ, "WAIT": "0"}
+        )
+        assert json.loads(holder.stdout.readline()) == {"stage": "wait", "done": 0.0, "holder": None}
+    with holder:
+        assert holder.stdout.readline() == "held\n"
+    with hold(str(path), "anna@desk", "bench", told.append):
+        assert json.loads(path.read_text())["owner"] == "anna@desk"
+    assert told == []
+
+
+HOLD = """
+import json, sys
+from edgevit.agent.lock import hold
+# become
+with hold(sys.argv[1], "bert@lab", "build", lambda waiting: print(json.dumps(waiting), flush=True)):
+    print("held", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as two other users")
+def test_users_of_one_board_share_its_lock():
+    shared = Path(tempfile.mkdtemp())
+    shared.chmod(0o1777)  # as /tmp and /run/lock are
+    try:
+        for uid in (65534, 65533):
+            become = f"import os; os.umask(0o077); os.setuid({uid})"  # when all is imported: root's Python is root's
+            code = HOLD.replace("# become", become)
+            assert subprocess.check_output([sys.executable, "-c", code, shared / "lock"], text=True) == "held\n"
+        assert (shared / "lock").stat().st_uid == 65534
+        assert (shared / "lock").stat().st_mode & 0o777 == 0o666
+    finally:
+        shutil.rmtree(shared)
+
+
+def test_a_lock_that_cannot_be_made_is_named(tmp_path):
+    for path in (tmp_path / "nowhere" / "lock", tmp_path):
+        with (
+            pytest.raises(RunnerError, match=f"cannot lock the board: .*{tmp_path.name}"),
+            hold(str(path), "anna@desk", "bench", print),
+        ):
+            pass
+
+
+def test_a_captured_tree_does_not_lock_this_machine(tmp_path):
+    assert lock_path("/") is None
+    assert lock_path(str(tmp_path)).startswith(os.environ["XDG_CACHE_HOME"])

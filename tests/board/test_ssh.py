@@ -1,0 +1,198 @@
+"""The way to a board, with a real sshd: what stands in it is told in one line, with what to try."""
+
+import re
+import shutil
+import socket
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgevit.board.connection import open_board
+from edgevit.board.ssh import REASONS, Ssh
+from edgevit.errors import UnreachableError
+
+
+def refusal(host, config=None, **options):
+    """The one line that a person sees."""
+    with pytest.raises(UnreachableError) as caught, open_board(host, ssh_config=config, **options):
+        pass
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def masters():
+    """Processes that keep a connection open."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = file.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if line.startswith("ssh: ") and "[mux]" in line:
+            found.append((int(file.parent.name), line))
+    return found
+
+
+def test_a_board_is_reached_and_left_without_a_trace_here(sshd):
+    server = sshd()
+    with ExitStack() as stack:
+        ssh = stack.enter_context(Ssh(server.host, config=server.config))
+        for _ in range(3):
+            assert subprocess.check_output([*ssh.argv, "echo it is there"], text=True) == "it is there\n"
+        assert server.log().count("Accepted publickey") == 1
+        folder = ssh.argv[ssh.argv.index("-S") + 1].removesuffix("/s")
+        assert any(folder in line for _, line in masters())
+    assert not Path(folder).exists()
+    assert not any(folder in line for _, line in masters())
+
+
+def test_opening_a_board_takes_one_login_and_one_session(sshd):
+    server = sshd(options=["LogLevel VERBOSE"])
+    with open_board(server.host, ssh_config=server.config) as board:
+        assert board.call("hello")["cache"] == str(server.cache)
+    assert server.log().count("Accepted publickey") == 1
+    assert server.log().count("Starting session") == 1
+
+
+def test_what_a_login_shell_prints_is_skipped(sshd, tmp_path):
+    shell = tmp_path / "noisy"
+    shell.write_text(
+        '#!/bin/sh\necho "Welcome to Ubuntu"\nprintf "last login: never"\nexec sh -c "$SSH_ORIGINAL_COMMAND"\n'
+    )
+    shell.chmod(0o755)
+    server = sshd(options=[f"ForceCommand {shell}"])
+    for _ in range(2):  # the agent has to be sent, and then is there
+        with open_board(server.host, ssh_config=server.config) as board:
+            assert board.call("hello")["cache"] == str(server.cache)
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash", "zsh", "fish", "tcsh"])
+def test_any_login_shell_will_do(sshd, shell):
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} on this machine")
+    server = sshd(options=[f'ForceCommand {shell} -c "$SSH_ORIGINAL_COMMAND"'])
+    with open_board(server.host, ssh_config=server.config) as board:
+        assert board.call("hello")["python"]
+
+
+def test_a_jump_host_of_the_configuration_is_used(sshd):
+    server = sshd()
+    text = server.config.read_text()
+    server.config.write_text(text + text.replace("Host board", "Host behind\nProxyJump board"))
+    with open_board("behind", ssh_config=server.config) as board:
+        assert board.call("hello")["python"]
+    assert server.log().count("Accepted publickey") == 2
+
+
+def test_a_host_name_cannot_be_an_option(sshd, tmp_path):
+    refusal(f"-oProxyCommand=touch {tmp_path}/made", sshd().config)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_host_that_does_not_exist(tmp_path):
+    message = refusal("no-such-board.invalid")
+    assert re.match(r"cannot reach no-such-board\.invalid: no machine of that name: .*; try its address, or", message)
+
+
+def test_a_host_without_sshd(sshd):
+    server = sshd()
+    server.stop()
+    message = refusal(server.host, server.config)
+    assert re.search(r"no SSH server answers there: .*Connection refused; try `systemctl status ssh`", message)
+
+
+def test_a_host_that_never_answers(sshd):
+    server = sshd()
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        server.configure(f"Port {deaf.getsockname()[1]}")
+        assert re.search("no answer: .*timed out.*; try `ping`", refusal(server.host, server.config, connect_seconds=1))
+
+
+def test_a_host_that_closes_the_connection(sshd):
+    server = sshd()
+    server.configure("ProxyCommand true")
+    assert re.search(r"Connection closed by .*; try `ssh -F .* board true`", refusal(server.host, server.config))
+
+
+def test_a_refused_login(sshd):
+    server = sshd()
+    (server.folder / "authorized_keys").write_text("")
+    message = refusal(server.host, server.config)
+    assert re.search(
+        r"it refuses the login: .*Permission denied \(publickey\).*; try `ssh -F \S+ board -o BatchMode=yes true`; .*"
+        "ssh-copy-id",
+        message,
+    )
+
+
+def test_an_unknown_host_key(sshd):
+    server = sshd()
+    server.known_hosts.write_text("")
+    message = refusal(server.host, server.config)
+    assert re.search(r"its host key is not known here; try `ssh -F \S+ board` once and compare", message)
+    assert server.known_hosts.read_text() == ""
+
+
+def test_a_changed_host_key(sshd):
+    server = sshd()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", server.folder / "other"], check=True)
+    server.trust((server.folder / "other.pub").read_text())
+    message = refusal(server.host, server.config)
+    assert re.search(r"ITS HOST KEY HAS CHANGED: .* poses as it; try only if you know why, `ssh-keygen .*-R ", message)
+    assert str(server.port) in message
+
+
+def test_a_configuration_that_is_missing_or_wrong(sshd, tmp_path):
+    server = sshd()
+    assert re.search(
+        "ssh cannot use its configuration: .*nowhere.*--ssh-config", refusal("board", tmp_path / "nowhere")
+    )
+    server.configure("HostNaem 127.0.0.1")
+    assert re.search(
+        r"ssh cannot use its configuration: .*: line 2: Bad conf.* hostnaem", refusal("board", server.config)
+    )
+
+
+def test_no_ssh_program(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert "no ssh program here; try `apt install openssh-client`" in refusal("board")
+
+
+def test_no_python_there(sshd, tmp_path):
+    server = sshd()
+    message = refusal(server.host, server.config, python="python3.99")
+    assert re.search(
+        r"cannot start the agent on board with python3\.99: exit code 127: .*not found; try --python", message
+    )
+    old = tmp_path / "old"
+    old.write_text("#!/bin/sh\necho 'the agent needs Python 3.8 or newer, and this is 3.6.9' >&2; exit 1\n")
+    old.chmod(0o755)
+    assert re.search(r"this is 3\.6\.9; try --python", refusal(server.host, server.config, python=str(old)))
+
+
+def test_an_account_that_may_not_log_in(sshd):
+    server = sshd(options=['ForceCommand echo "This account is currently not available."; exit 1'])
+    assert "cannot copy the agent to board: This account is currently not available." in refusal("board", server.config)
+
+
+def test_a_command_that_a_signal_ended_is_not_taken_for_the_connection(sshd):
+    server = sshd()
+    with Ssh(server.host, config=server.config) as ssh:
+        killed = subprocess.run([*ssh.argv, "kill -9 $$"], capture_output=True, text=True)
+        assert killed.returncode == 255
+        assert ssh.explain(killed.stderr, killed.returncode) is None
+        assert ssh.explain("whatever", 3) is None
+
+
+@given(st.text() | st.sampled_from([pattern.partition("|")[0] for pattern, _, _ in REASONS]).map("{0} x {{}}".format))
+def test_whatever_ssh_says_becomes_one_line(said):
+    with Ssh("nowhere.invalid") as ssh:
+        ssh._ask = lambda what: False  # an ssh process for each text would take minutes
+        message = str(ssh.explain(said, 255))
+    assert message.startswith("cannot reach nowhere.invalid: ")
+    assert len(message.splitlines()) == 1

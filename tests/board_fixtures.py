@@ -1,0 +1,155 @@
+"""The fixture `sshd` starts a real sshd on loopback, with its own keys and port, whose environment the test gives:
+
+server = sshd(EDGEVIT_BOARD_ROOT=tree)  # unless given, a cache of its own, and a PATH with this Python as python3
+edgevit_main("board", server.host, "--ssh-config", server.config)  # or open_board(server.host, ssh_config=...)
+server.cut()  # and so on; it ends with the test
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from getpass import getuser
+from pathlib import Path
+
+import pytest
+
+SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def processes() -> dict[int, tuple[int, str]]:
+    """The parent and the name of every process."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
+            found[int(stat.parent.name)] = (int(rest.split()[1]), name)
+    return found
+
+
+class Server:
+    """A running sshd, and how to get there: `ssh -F config host`."""
+
+    host = "board"
+
+    def __init__(self, folder: Path, environment: dict[str, object], options: Sequence[str]) -> None:
+        self.folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+        self.cache = Path(str(environment["XDG_CACHE_HOME"])) / "edgevit"
+        self.config = folder / "config"
+        self.known_hosts = folder / "known_hosts"
+        for key in ("host_key", "user_key"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
+        (folder / "authorized_keys").write_text((folder / "user_key.pub").read_text())
+        self.trust((folder / "host_key.pub").read_text())
+        set_environment = " ".join(f'"{name}={value}"' for name, value in environment.items())
+        lines = [
+            *options,  # of a keyword that repeats, the first counts
+            f"Port {self.port}",
+            "ListenAddress 127.0.0.1",
+            f"HostKey {folder}/host_key",
+            f"AuthorizedKeysFile {folder}/authorized_keys",
+            "PidFile none",
+            "StrictModes no",
+            "UsePAM no",
+            "PasswordAuthentication no",
+            "KbdInteractiveAuthentication no",
+            "MaxStartups 100",
+            f"SetEnv {set_environment}",
+        ]
+        (folder / "sshd_config").write_text("\n".join(lines) + "\n")
+        self.configure()
+
+    def configure(self, *more: str) -> None:
+        """Write the client's configuration; lines of `more` come first, and so count."""
+        lines = [
+            f"Host {self.host}",
+            *more,
+            "HostName 127.0.0.1",
+            f"Port {self.port}",
+            f"User {getuser()}",
+            f"IdentityFile {self.folder}/user_key",
+            "IdentitiesOnly yes",
+            "IdentityAgent none",
+            f"UserKnownHostsFile {self.known_hosts}",
+            "GlobalKnownHostsFile /dev/null",
+        ]
+        self.config.write_text("\n".join(lines) + "\n")
+
+    def trust(self, public_key: str) -> None:
+        self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {public_key}")
+
+    def start(self) -> None:
+        if self._process and self._process.poll() is None:
+            return
+        if os.getuid() == 0:
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd confines itself there
+        log = (self.folder / "sshd.log").open("ab")
+        with log:
+            self._process = subprocess.Popen([SSHD, "-D", "-e", "-f", self.folder / "sshd_config"], stderr=log)
+        deadline = time.monotonic() + 10
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return
+            assert self._process.poll() is None and time.monotonic() < deadline, self.log()
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        self.cut()
+        self._process.terminate()
+        self._process.wait(10)
+
+    def log(self) -> str:
+        return (self.folder / "sshd.log").read_text()
+
+    def cut(self) -> None:
+        """Kill every connection, as a cable that is pulled out does; jobs are not touched."""
+        for pid in self.sessions():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def sessions(self) -> list[int]:
+        """The sshd processes that serve a connection."""
+        table = processes()
+        ours: list[int] = [self._process.pid]
+        for pid in ours:
+            ours += [child for child, (parent, name) in table.items() if parent == pid and name.startswith("sshd")]
+        return ours[1:]
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    if SSHD is None or shutil.which("ssh") is None:
+        pytest.skip("no sshd on this machine: apt install openssh-server")
+    with ExitStack() as stop:
+
+        def start(*, options: Sequence[str] = (), **environment: object) -> Server:
+            folder = tmp_path / f"sshd{free_port()}"
+            folder.mkdir()
+            python = folder / "bin"
+            python.mkdir()
+            (python / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+            (python / "python3").chmod(0o755)
+            environment.setdefault("XDG_CACHE_HOME", folder / "cache")
+            environment.setdefault("SHLVL", 1)  # or bash would read the .bashrc of whoever runs the tests
+            environment.setdefault("PATH", f"{python}:{os.environ['PATH']}")
+            server = Server(folder, environment, options)
+            server.start()
+            stop.callback(server.stop)
+            return server
+
+        yield start

@@ -1,0 +1,96 @@
+"""`edgevit board` as a person types it: on this machine, and on a captured board in its place."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from edgevit.board.connection import open_board
+
+NX = "orin-nx-16gb-jetpack6.2"
+
+JOB = """
+import sys
+from edgevit.board.connection import open_board
+from edgevit.progress import Silent
+request = {"model": "any", "model_sha256": "0", "label": "any", "precision": None, "runner": "fake", "batch": 1}
+with open_board(None) as board:
+    board.run_job("measure", {**request, "duration_s": 60}, name="any", progress=Silent())
+"""
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def nx(board_tree, monkeypatch):
+    root = board_tree(NX)
+    monkeypatch.setenv("EDGEVIT_BOARD_ROOT", str(root))
+    return root
+
+
+def test_this_machine_is_looked_over(edgevit_main):
+    done = edgevit_main("board")
+    assert done.code == 0 and done.out.startswith("this machine: ")
+    assert "ONNX Runtime" in done.out and done.err == ""
+
+
+def test_a_captured_board_shows_what_is_seen_expected_and_to_try(edgevit_main, nx):
+    done = edgevit_main("board")
+    assert "Jetson Orin NX 16GB (p3767-0000, Super), profile orin-nx-16gb" in done.out
+    assert "free, the GPU between 306 and 1173 MHz" in done.out
+    assert "expected: locked while measuring" in done.out
+    assert "try: sudo jetson_clocks, or --lock-clocks" in done.out
+    assert done.err == ""
+
+
+def test_json_has_the_facts_and_the_checks(edgevit_main, nx):
+    done = edgevit_main("board", "--json")
+    answer = json.loads(done.out)
+    assert answer["facts"]["module"]["part"] == "p3767-0000"
+    states = {check["name"]: check["state"] for check in answer["checks"]}
+    assert states["module"] == "ok" and states["clocks"] == "warning"
+    assert done.code == ("problem" in states.values())
+
+
+def test_a_problem_is_exit_code_1_and_no_error_line(edgevit_main, nx, tmp_path, monkeypatch):
+    """A TensorRT that cannot be imported, by a stand-in for its package."""
+    (tmp_path / "libraries").mkdir()
+    (tmp_path / "libraries" / "tensorrt.py").write_text("raise ImportError('libnvinfer.so.10 [not] found')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "libraries"))
+    done = edgevit_main("board")
+    assert (done.code, done.err) == (1, "")
+    assert "problem" in done.out and "libnvinfer.so.10 [not] found" in done.out
+    assert "sudo apt install python3-libnvinfer tensorrt" in done.out
+
+
+def test_a_profile_of_another_board_is_refused(edgevit_main, nx):
+    assert "try --profile orin-nx-16gb" in edgevit_main("board", "--profile", "agx-orin-64gb").error
+    assert "did you mean 'orin-nx-16gb'" in edgevit_main("board", "--profile", "orin-nx-16").error
+    assert "profile orin-nx-16gb" in edgevit_main("board", "--profile", "orin-nx-16gb").out
+
+
+def test_a_host_that_cannot_be_reached_is_one_line(edgevit_main, tmp_path):
+    config = tmp_path / "config"
+    config.write_text("Host orin\n  HostName 127.0.0.1\n  Port 1\n")
+    assert "orin" in edgevit_main("board", "orin", "--ssh-config", config).error
+
+
+def test_jobs_are_listed_and_cancelled(edgevit_main):
+    assert edgevit_main("board", "--jobs").out == "no jobs on this machine\n"
+    with subprocess.Popen([sys.executable, "-c", JOB], stderr=subprocess.PIPE) as host:
+        with open_board(None) as board:
+            deadline = time.monotonic() + 20
+            while not board.call("jobs")["jobs"] and time.monotonic() < deadline:
+                time.sleep(0.05)
+        listed = edgevit_main("board", "--jobs").out
+        (job,) = json.loads(edgevit_main("board", "--jobs", "--json").out)["jobs"]
+        assert all(text in listed for text in (job["job"], "measure", "running", job["owner"], "0:0"))
+        assert edgevit_main("board", "--cancel").out == f"cancelled on this machine: {job['job']}\n"
+        assert b"cancelled" in host.communicate(timeout=30)[1]
+    assert edgevit_main("board", "--jobs").out == "no jobs on this machine\n"
+    assert edgevit_main("board", "--cancel").out == "cancelled on this machine: nothing was running\n"

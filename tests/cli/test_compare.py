@@ -1,0 +1,120 @@
+"""`edgevit compare`, on files as `edgevit bench --output` writes them with the runner that sleeps."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from edgevit.agent.measure import Request, measure
+
+COMPARED = "environments differ in kernel: the ratios say little about the models"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three runs at 2 ms and three at 4 ms, nominally."""
+
+    def run(label, milliseconds, batch=1):
+        request = Request(
+            model="/models/m.onnx",
+            model_sha256="0" * 64,
+            label=label,
+            precision="fp16",
+            runner="fake",
+            batch=batch,
+            samples=100,
+            duration_s=0,
+            warmup_seconds=0,
+            options={"latency_ms": milliseconds},
+        )
+        return measure(request, lambda stage, done, **figures: None, root=str(tmp_path_factory.getbasetemp()))
+
+    return [run("t1", 2) for _ in range(3)], [run("t1", 4) for _ in range(3)]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def to(name, *runs):
+        path = tmp_path / name
+        path.write_text("".join(run.to_json() + "\n" for run in runs))
+        return path
+
+    return to
+
+
+def test_two_files_are_set_side_by_side_with_what_can_be_told_apart(edgevit_main, write, runs):
+    fast, slow = runs
+    done = edgevit_main("compare", write("a.jsonl", *slow), write("b.jsonl", *fast))
+    assert (done.code, done.err) == (0, "")
+    rows = [line for line in done.out.splitlines() if line.startswith("│")]
+    assert [row.split("│")[5].strip() for row in rows] == ["p50 ms", "p99 ms", "mean ms", "throughput images/s"]
+    assert rows[0].split("│")[1].strip() == "t1 fp16"
+    assert "better" in rows[0] and "better" in rows[3]
+    assert "--repeat" not in done.out
+    same = edgevit_main("compare", write("a.jsonl", *slow), write("b.jsonl", *slow))
+    assert same.out.count("cannot be told apart") == 4
+
+
+def test_of_one_run_each_it_says_what_the_interval_leaves_out(edgevit_main, write, runs):
+    done = edgevit_main("compare", write("a.jsonl", runs[0][0]), write("b.jsonl", runs[1][0]))
+    assert "worse" in done.out and "leaves out how one process differs from the next; try --repeat 5." in done.out
+    assert "resampled in blocks of" in done.out
+
+
+def test_json_holds_the_intervals_and_the_outcome(edgevit_main, write, runs):
+    done = edgevit_main("compare", write("a.jsonl", *runs[1]), write("b.jsonl", *runs[0]), "--json")
+    p50, *_, throughput = json.loads(done.out)["comparisons"]
+    assert (p50["figure"], p50["outcome"], p50["runs"], p50["unit"]) == ("p50", "better", [3, 3], "ms")
+    assert p50["low"] < p50["ratio"] < p50["high"] < 1
+    assert (throughput["figure"], throughput["outcome"]) == ("throughput", "better")
+
+
+def test_unlike_environments_are_refused_by_name_and_forced_with_a_warning(edgevit_main, write, runs):
+    a, b = runs[0][0], runs[1][0]
+    elsewhere = replace(b, environment={**b.environment, "kernel": "Linux 1.0"})
+    files = write("a.jsonl", a), write("b.jsonl", elsewhere)
+    error = edgevit_main("compare", *files).error
+    assert "not comparable: kernel was" in error and "now 'Linux 1.0'" in error and "--force" in error
+    forced = edgevit_main("compare", *files, "--force")
+    assert forced.code == 0 and f"warning: {COMPARED}" in forced.err
+
+
+def test_a_void_run_is_shown_not_judged_and_exits_4_unless_forced(edgevit_main, write, runs):
+    void = replace(runs[1][0], throttled=("gpu-throttle at step 3",))
+    files = write("a.jsonl", runs[0][0]), write("b.jsonl", void)
+    done = edgevit_main("compare", *files)
+    assert done.code == 4 and done.out.count("void") == 4 and "worse" not in done.out
+    assert "warning: batch 1: void: the board held itself back (gpu-throttle at step 3)" in done.err
+    forced = edgevit_main("compare", *files, "--force")
+    assert forced.code == 0 and "worse" in forced.out and "void: the board held itself back" in forced.err
+
+
+def test_runs_of_schema_1_are_compared_with_newer_ones(edgevit_main, write, runs, tmp_path):
+    from edgevit.agent.records import NOT_IN_SCHEMA_1
+
+    record = {k: v for k, v in asdict(runs[0][0]).items() if k not in (*NOT_IN_SCHEMA_1, "streams")}
+    (tmp_path / "old.jsonl").write_text(json.dumps({"schema": 1, **record}))
+    done = edgevit_main("compare", tmp_path / "old.jsonl", write("b.jsonl", *runs[1]))
+    assert done.code == 0 and "worse" in done.out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot read runs from"),
+        ("", "no runs in"),
+        ("{}", "line 1: not a run"),
+        ("[" * 5000, "line 1: not JSON"),
+        ('{"schema": 7}', "line 1: schema 7, and this edgevit reads schema 1 and 2: update edgevit"),
+    ],
+)
+def test_a_file_that_is_not_runs_is_one_line(edgevit_main, write, runs, tmp_path, content, said):
+    path = tmp_path / "b.jsonl"
+    if content is not None:
+        path.write_text(content)
+    assert said in edgevit_main("compare", write("a.jsonl", *runs[0]), path).error
+
+
+def test_files_without_a_batch_size_in_common_say_which_they_have(edgevit_main, write, runs):
+    files = write("a.jsonl", runs[0][0]), write("b.jsonl", replace(runs[1][0], batch=8))
+    assert "no batch size in common: 1 before, 8 after" in edgevit_main("compare", *files).error

@@ -1,0 +1,110 @@
+"""From a model folder to a gated bench on a board: every command of the README's "On a Jetson", over real SSH.
+
+The far side is a captured Orin NX with the stand-in TensorRT, which runs engines with ONNX Runtime: it shows that the
+commands fit together, and nothing of TensorRT, of an Orin or of its speed.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgevit.board.store import stored_engines
+from edgevit.report.runs import load_runs
+
+TESTS = Path(__file__).parents[1]
+SUMMARY = """\
+[I] === Performance summary ===
+[I] Throughput: 498.03 qps
+[I] Latency: min = 1.9 ms, max = 2.6 ms, mean = 2.0 ms, median = 2.0 ms, percentile(90%) = 2.1 ms, percentile(95%) = 2.2 ms, percentile(99%) = 2.4 ms
+[I] Enqueue Time: min = 0.01 ms, max = 0.1 ms, mean = 0.02 ms, median = 0.02 ms, percentile(90%) = 0.03 ms, percentile(95%) = 0.03 ms, percentile(99%) = 0.05 ms
+[I] H2D Latency: min = 0 ms, max = 0 ms, mean = 0 ms, median = 0 ms, percentile(90%) = 0 ms, percentile(95%) = 0 ms, percentile(99%) = 0 ms
+[I] GPU Compute Time: min = 1.9 ms, max = 2.6 ms, mean = 2.0 ms, median = 2.0 ms, percentile(90%) = 2.1 ms, percentile(95%) = 2.2 ms, percentile(99%) = 2.4 ms
+[I] D2H Latency: min = 0 ms, max = 0 ms, mean = 0 ms, median = 0 ms, percentile(90%) = 0 ms, percentile(95%) = 0 ms, percentile(99%) = 0 ms
+[I] Total Host Walltime: 3.0 s
+&&&& PASSED TensorRT.trtexec [TensorRT v100300]
+"""  # noqa: E501
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    sys.path.insert(0, str(TESTS / "export"))
+    from small_models import write_derived
+
+    from edgevit.export.onnx import export
+
+    folder = write_derived(tmp_path_factory.mktemp("whole") / "t1", 16, 16, depth=2)
+    export(folder, accuracy=False)
+    return folder
+
+
+@pytest.fixture
+def orin_nx(sshd, board_tree):
+    tree = board_tree("orin-nx-16gb-jetpack6.2")
+    trtexec = tree / "usr/src/tensorrt/bin/trtexec"
+    trtexec.parent.mkdir(parents=True)
+    help_text = "--useCudaGraph --useSpinWait --noDataTransfers"
+    trtexec.write_text(f'#!/bin/sh\n[ "$1" = --help ] && echo "{help_text}" && exit\ncat <<"EOF"\n{SUMMARY}EOF\n')
+    trtexec.chmod(0o755)
+    server = sshd(EDGEVIT_BOARD_ROOT=tree, PYTHONPATH=TESTS / "standins", STANDIN_TENSORRT="10.3.0")
+    server.tree = tree
+    server.options = ["--board", server.host, "--ssh-config", server.config]
+    return server
+
+
+def test_the_commands_of_the_readme_lead_to_a_gated_bench(orin_nx, exported, edgevit_main, tmp_path):
+    doctor = edgevit_main("board", orin_nx.host, "--ssh-config", orin_nx.config)
+    assert doctor.code == 0, doctor.out + doctor.err
+    assert "Orin NX" in doctor.out and "10.3.0" in doctor.out
+
+    missing = edgevit_main("bench", exported, *orin_nx.options, "--quiet")
+    assert "has no engine; run `edgevit export" in missing.error
+
+    built = edgevit_main("export", exported, "--trt", "--no-accuracy", *orin_nx.options)
+    assert built.code == 0, built.err
+    (record,) = stored_engines(exported)
+    assert record.fingerprint.startswith("orin-nx-16gb-l4t36.4.3-trt10.3.0")
+    assert record.accuracy["board"] == record.accuracy["host"]
+    assert record.board["power_mode"] == "MAXN_SUPER"
+
+    runs = tmp_path / "runs.jsonl"
+    gates = ["--gate", "p99<5s", "--gate", "energy<1000J", "--gate", "gpu_p99<5s"]
+    shape = ["--batch", 1, "--batch", 8, "--samples", 20, "--duration", 0.5, "--idle", 0.3, "--warmup-seconds", 0]
+    done = edgevit_main("bench", exported, *orin_nx.options, *gates, *shape, "--cross-check", "--output", runs)
+    assert done.code == 0, done.out + done.err
+    assert done.out.count(" pass ") == 6 and "trtexec on the same engine" in done.out and "498" in done.out
+    one, eight = load_runs(runs)
+    assert (one.runner, one.precision, one.batch, eight.batch) == ("tensorrt", "fp16", 1, 8)
+    assert one.model_sha256 == record.sha256
+    assert len(one.gpu_ns) == len(one.latencies_ns) and one.power.total == ("VDD_IN@40",)
+    assert one.environment["tensorrt"] == "10.3.0" and one.environment["l4t"] == "36.4.3"
+
+    streams = edgevit_main("bench", exported, *orin_nx.options, "--streams", 2, *shape[2:], "--json")
+    assert streams.code == 0, streams.err
+    assert [run["streams"] for run in json.loads(streams.out)["runs"]] == [2]
+
+    compared = edgevit_main("compare", runs, runs)
+    assert compared.code == 0 and "cannot be told apart" in compared.out, compared.err
+
+
+def test_an_engine_is_refused_on_another_board(orin_nx, exported, edgevit_main, sshd, board_tree, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(exported, tmp_path / "t1")
+    assert edgevit_main("export", folder, "--trt", "--no-accuracy", "--quiet", *orin_nx.options).code == 0
+    other = sshd(
+        EDGEVIT_BOARD_ROOT=board_tree("orin-nano-8gb-jetpack6.2.1"),
+        PYTHONPATH=TESTS / "standins",
+        STANDIN_TENSORRT="10.3.0",
+    )
+    done = edgevit_main("bench", folder, "--board", other.host, "--ssh-config", other.config, "--quiet")
+    assert "was built for orin-nx-16gb-l4t36.4.3-trt10.3.0" in done.error
+    assert "and this is orin-nano-8gb-l4t36.4.4-trt10.3.0" in done.error
+
+
+def test_a_wrong_profile_builds_and_measures_nothing(orin_nx, exported, edgevit_main):
+    for command in (["export", exported, "--trt", "--no-accuracy"], ["bench", exported]):
+        done = edgevit_main(*command, "--profile", "agx-orin-64gb", "--quiet", *orin_nx.options)
+        assert "profile agx-orin-64gb is for" in done.error and "try --profile orin-nx-16gb" in done.error
+    assert not list(orin_nx.cache.glob("files/*.engine"))

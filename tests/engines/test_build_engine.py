@@ -1,0 +1,302 @@
+"""An engine from a model folder to its record, on this machine as the board, with the stand-in for TensorRT.
+
+The stand-in runs engines with ONNX Runtime, so that the gate sees true logits; its faults spoil them as TensorRT's own
+have been seen to. That shows the way through every part, and says nothing of TensorRT or of an Orin.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from small_models import write_derived
+
+from edgevit.board.connection import open_board
+from edgevit.board.store import EngineRecord, find_engine, stored_engines
+from edgevit.engines.build import build_engine
+from edgevit.engines.gate import GateTolerances
+from edgevit.engines.options import Options
+from edgevit.errors import AgentError, EngineError, ExportError, ProfileError, UnfitBoardError
+from edgevit.export.onnx import export
+from edgevit.models.checkpoint import file_sha256
+from edgevit.progress import Silent
+
+STANDINS = Path(__file__).parents[1] / "standins"
+QUICK: dict[str, Any] = {"accuracy": False}  # of the export; the gate asks nobody
+
+
+class Notes(Silent):
+    """Progress that keeps what was remarked, and which stages there were."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.stages: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def stage(self, name: str, total: int | None = None, unit: str = "") -> Any:
+        self.stages.append(name)
+        return super().stage(name, total, unit)
+
+    @property
+    def builds(self) -> list[str]:
+        """The rungs that were built, in order."""
+        return [name.removesuffix(": build") for name in self.stages if name.endswith(": build")]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_derived(tmp_path_factory.mktemp("engines") / "derived", 16, 16, head="full", depth=3)
+    export(folder, **QUICK)
+    return folder
+
+
+@pytest.fixture
+def folder(exported: Path, tmp_path: Path) -> Path:
+    """A model folder with an export."""
+    return Path(shutil.copytree(exported, tmp_path / "derived"))
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Choose the release that the stand-in plays, and its fault."""
+    monkeypatch.setenv("PYTHONPATH", str(STANDINS))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("EDGEVIT_BOARD_ROOT", str(tmp_path))  # no board, and no other test's either
+
+    def choose(release: str = "10.3.0", fault: str = "") -> None:
+        monkeypatch.setenv("STANDIN_TENSORRT", release)
+        monkeypatch.setenv("STANDIN_TENSORRT_FAULT", fault)
+
+    choose()
+    return choose
+
+
+@contextmanager
+def built(folder: Path, notes: Notes | None = None, **options: Any) -> Iterator[EngineRecord]:
+    with open_board(None) as board:
+        yield build_engine(folder, board, Options(**{"export": QUICK, **options}), notes or Notes())
+
+
+def build(folder: Path, notes: Notes | None = None, **options: Any) -> EngineRecord:
+    with built(folder, notes, **options) as record:
+        return record
+
+
+def hidden(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob(".*")]
+
+
+def test_an_engine_that_is_right_is_stored_with_what_is_known_of_it(folder: Path, play: Callable[..., None]) -> None:
+    notes = Notes()
+    record = build(folder, notes)
+    assert (record.precision, record.rung, record.tried) == ("fp16", "fp16", ())
+    assert notes.builds == ["fp16"]
+    assert record.path.parent.name == record.fingerprint and record.key.startswith(record.path.stem)
+    assert file_sha256(record.path) == record.sha256 and record.path.stat().st_size == record.bytes
+    assert record.onnx == {"name": "model.fp16.onnx", "sha256": file_sha256(folder / "export" / "model.fp16.onnx")}
+    assert (record.fused, record.blocks, record.fused_expected) == (3, 3, 3)
+    assert (record.batches, record.board["tensorrt"]) == ((1, 1, 8), "10.3.0")
+    assert [tensor["name"] for tensor in (*record.inputs, *record.outputs)] == ["images", "logits"]
+    assert len(json.loads(record.layers_path.read_text())) > 3
+    seen = record.accuracy
+    assert seen is not None and seen["part"] == "validation" and seen["data"] == "digits"
+    assert seen["agreement"] == 1 and seen["host"] == seen["board"] and sorted(seen["per_class"]) == ["3", "5", "8"]
+    assert any("10.3.0 is known to miscompile" in text for text in record.warnings)
+    assert stored_engines(folder) == [record] and hidden(folder) == []
+
+
+def test_nothing_is_built_twice_until_something_changes(folder: Path, play: Callable[..., None]) -> None:
+    first, notes = build(folder), Notes()
+    again = build(folder, notes)
+    assert again == first and notes.builds == []
+    assert any("is up to date: reused" in text and text.startswith(str(first.path)) for text in notes.notes)
+    assert build(folder, again := Notes(), rebuild=True).key == first.key and again.builds == ["fp16"]
+    other = build(folder, batches=(1, 2, 4))
+    assert other.key != first.key and {record.key for record in stored_engines(folder)} == {first.key, other.key}
+    first.path.write_bytes(b"altered")
+    assert build(folder, again := Notes()).sha256 == first.sha256 and again.builds == ["fp16"]
+
+
+@pytest.mark.parametrize("release", ["8.6.1", "11.1"])
+def test_fp16_that_layer_norm_spoils_gets_it_in_fp32(folder: Path, play: Callable[..., None], release: str) -> None:
+    play(release, "fp16-layernorm")
+    notes = Notes()
+    record = build(folder, notes)
+    assert record.rung == "fp16 with LayerNorm in fp32" and record.precision == "mixed"
+    assert record.fp32_modules[0] == "blocks.0.norm1" and record.fp32_modules[-1] == "norm"
+    assert notes.builds == ["fp16", "fp16 with LayerNorm in fp32"]
+    assert any(
+        text.startswith("fp16 loses ") and text.endswith("trying fp16 with LayerNorm in fp32") for text in notes.notes
+    )
+    assert [tried["rung"] for tried in record.tried] == ["fp16"] and "loses" in record.tried[0]["failure"]
+    assert record.fused in (None, 3)  # attention stays wholly in fp16; TensorRT 8 does not say
+
+
+@pytest.mark.parametrize(("release", "block"), [("8.5.2", 0), ("8.6.1", 2), ("10.3.0", 1)])
+def test_the_block_that_spoils_fp16_is_found(folder: Path, play: Callable[..., None], release: str, block: int) -> None:
+    play(release, f"fp16-block:{block}")
+    record = build(folder)
+    assert record.rung == f"fp16 with LayerNorm and block {block} in fp32"
+    assert record.fp32_modules[-1] == f"blocks.{block}"
+    assert record.fused in (None, 2) and len(record.tried) <= 5
+    assert record.accuracy is not None and record.accuracy["agreement"] == 1
+
+
+def test_two_blocks_that_spoil_it_are_both_found(folder: Path, play: Callable[..., None]) -> None:
+    play(fault="fp16-block:0,fp16-block:2")
+    record = build(folder)
+    assert record.rung == "fp16 with LayerNorm and blocks 0, 2 in fp32"
+    name = "model.fp16.norms32.blocks32-0-2.onnx"
+    assert record.onnx["name"] == name
+    listed = json.loads((folder / "export" / "export.json").read_text())
+    assert listed["files"][name]["sha256"] == record.onnx["sha256"] == file_sha256(folder / "export" / name)
+    assert sorted(listed["files"]) == [name, "model.fp16.onnx", "model.fp32.onnx"], "no file of a rung that failed"
+    assert listed["parity"]["fp16.norms32.blocks32-0-2"]["error"] < 2e-2
+
+
+def test_fp16_that_is_wrong_everywhere_gives_fp32(folder: Path, play: Callable[..., None]) -> None:
+    play("8.6.1", "fp16")
+    notes = Notes()
+    record = build(folder, notes)
+    assert (record.rung, record.precision, record.fp32_modules) == ("fp32", "fp32", ())
+    assert record.onnx["name"] == "model.fp32.opset17.onnx" and record.fused_expected == 0
+    assert [tried["rung"] for tried in record.tried] == notes.builds[:-1] and notes.builds[-1] == "fp32"
+
+
+@pytest.mark.parametrize("release", ["8.5.2", "10.3.0"])
+def test_an_engine_that_is_always_wrong_is_refused_and_nothing_is_kept(
+    folder: Path, play: Callable[..., None], release: str
+) -> None:
+    play(release, "always")
+    with pytest.raises(EngineError, match=r"no engine is right: fp32 loses \d+% on '[358]' \(of \d+ images"):
+        build(folder)
+    assert stored_engines(folder) == [] and hidden(folder) == []
+    assert sorted(path.name for path in (folder / "export").iterdir()) == [
+        "export.json",
+        "model.fp16.onnx",
+        "model.fp32.onnx",
+    ]
+
+
+def test_a_model_without_fp16_gets_an_engine_in_fp32(folder: Path, play: Callable[..., None]) -> None:
+    notes = Notes()
+    record = build(folder, notes, export={**QUICK, "fp16": False})
+    assert record.rung == "fp32" and notes.builds == ["fp32"]
+    with_it = build(folder)
+    assert with_it.rung == "fp16" and with_it.key != record.key
+
+
+@pytest.mark.parametrize(("release", "opset"), [("8.5.2", 16), ("8.6.1", 17)])
+def test_older_releases_get_a_file_of_operators_that_they_know(
+    folder: Path, play: Callable[..., None], release: str, opset: int
+) -> None:
+    play(release)
+    record = build(folder)
+    path = folder / "export" / f"model.fp32.opset{opset}.onnx"
+    assert record.onnx == {"name": path.name, "sha256": file_sha256(path)} and record.rung == "fp16"
+    assert not record.strongly_typed and onnx.load(path).opset_import[0].version == opset
+    assert any("fuses no attention on Orin" in text for text in record.warnings) == (release == "8.5.2")
+    report = json.loads((folder / "export" / "export.json").read_text())
+    assert report["inputs"][0]["dtypes"][path.name] == "float32"
+    assert build(folder).path == record.path, "the export is still up to date with the file it gained"
+
+
+def test_a_missing_export_is_made_first_and_engines_outlive_a_new_one(folder: Path, play: Callable[..., None]) -> None:
+    shutil.rmtree(folder / "export")
+    record = build(folder, export={**QUICK, "batch": 4})
+    assert record.batches == (4, 4, 4)
+    assert json.loads((folder / "export" / "export.json").read_text())["batch"] == 4
+    export(folder, batch=2, accuracy=False)
+    assert stored_engines(folder) == [record]
+    assert find_engine(folder, board_facts(), 4) == record
+
+
+def board_facts() -> dict[str, Any]:
+    with open_board(None) as board:
+        facts: dict[str, Any] = board.call("examine")
+        return facts
+
+
+def test_an_engine_belongs_to_its_release(folder: Path, play: Callable[..., None]) -> None:
+    built_on = build(folder).fingerprint
+    play("10.16")
+    with pytest.raises(EngineError, match=rf"was built for {built_on}, and this is \S+trt10\.16"):
+        find_engine(folder, board_facts(), 1)
+    assert build(folder).fingerprint != built_on and len(stored_engines(folder)) == 2
+
+
+def test_a_model_whose_images_are_gone_is_built_with_loud_warnings(folder: Path, play: Callable[..., None]) -> None:
+    path = folder / "derivation.json"
+    record = json.loads(path.read_text())
+    record["data"]["data"] = "/nowhere/images"
+    path.write_text(json.dumps(record))
+    play(fault="fp16")  # which nobody can see
+    engine = build(folder)
+    assert engine.accuracy is None and engine.rung == "fp16"
+    told = " ".join(engine.warnings)
+    assert "/nowhere/images" in told and "ACCURACY ON THE BOARD NOT CHECKED" in told and "NOTHING WAS THERE" in told
+
+
+def test_a_gate_can_be_loosened_and_then_judges_anew(folder: Path, play: Callable[..., None]) -> None:
+    play("8.6.1", "fp16")
+    anything = GateTolerances(drop=1, class_drop=1, agreement=0)
+    assert build(folder, tolerances=anything).rung == "fp16"
+    assert build(folder).rung == "fp32"
+
+
+def test_a_board_without_tensorrt_or_of_another_profile_is_refused(
+    folder: Path, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ProfileError, match="orin-nx-16gb"):
+        build(folder, profile="orin-nx-16gb")
+    monkeypatch.delenv("PYTHONPATH")
+    with pytest.raises(UnfitBoardError, match=r"no TensorRT on this machine.*apt install python3-libnvinfer"):
+        build(folder)
+
+
+@pytest.mark.parametrize("fault", ["no-tactic", "out-of-memory"])
+def test_a_build_that_fails_is_told_as_the_board_tells_it(folder: Path, play: Callable[..., None], fault: str) -> None:
+    play(fault=fault)
+    with pytest.raises(AgentError, match="cannot build an engine"):
+        build(folder)
+    assert stored_engines(folder) == []
+
+
+def test_options_reach_the_board(folder: Path, play: Callable[..., None]) -> None:
+    record = build(folder, workspace_bytes=64 << 20, optimization_level=2, batches=(2, 4, 4))
+    assert (record.workspace_bytes, record.optimization_level, record.batches) == (64 << 20, 2, (2, 4, 4))
+    play("8.5.2")
+    with pytest.raises(AgentError, match="no optimization levels"):
+        build(folder, optimization_level=2)
+
+
+def test_a_model_too_large_for_one_file_is_refused(
+    folder: Path, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgevit.export.graph.PROTOBUF_LIMIT_BYTES", 1000)
+    export(folder, accuracy=False)
+    with pytest.raises(EngineError, match=r"model\.fp16\.onnx\.data lies beside"):
+        build(folder)
+
+
+def test_another_power_mode_than_the_engine_was_built_in_is_said(folder: Path, play: Callable[..., None]) -> None:
+    record = build(folder)
+    described = record.path.with_suffix(".json")
+    described.write_text(replace(record, board={**record.board, "power_mode": "15W"}).to_json())
+    assert any("built in power mode 15W" in text and "--rebuild" in text for text in build(folder).warnings)
+
+
+def test_an_export_that_cannot_be_made_builds_nothing(folder: Path, play: Callable[..., None]) -> None:
+    from edgevit.export.gates import Tolerances
+
+    with pytest.raises(ExportError, match="logits in fp16 are off"):
+        build(folder, export={**QUICK, "tolerances": Tolerances(fp16_error=1e-9)})

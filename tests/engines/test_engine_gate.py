@@ -1,0 +1,160 @@
+"""The judgement on an engine, in images: what always may differ, what never may, and what a sample cannot show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from small_models import write_derived
+
+from edgevit.engines.gate import GateTolerances, Sample, allowed, judge, random_sample, remarks, take_sample
+from edgevit.errors import EngineError, OptionError
+from edgevit.export.images import data_record, open_images, subject_of
+from edgevit.export.onnx import export
+from edgevit.export.session import OnnxModel
+from edgevit.models.checkpoint import load
+from edgevit.progress import Silent
+
+NAMES = ("egret", "heron", "stork", "ibis")
+STRICT = GateTolerances()
+
+
+def sample(*sizes: int, expected: tuple[int, ...] | None = None) -> Sample:
+    """So many images of each class, by default all classified rightly in fp32."""
+    labels = tuple(label for label, size in enumerate(sizes) for _ in range(size))
+    names = NAMES[: len(sizes)]
+    columns = tuple(range(len(sizes)))
+    return Sample(
+        Path("images.f16"), "0" * 64, len(labels), (3, 8, 8), columns, names, labels, expected or labels, "birds",
+        "validation",
+    )  # fmt: skip
+
+
+def altered(predicted: tuple[int, ...], changes: dict[int, int]) -> list[int]:
+    """The same, with what the images at these positions are taken for changed."""
+    return [changes.get(i, seen) for i, seen in enumerate(predicted)]
+
+
+def test_an_engine_that_agrees_everywhere_is_right() -> None:
+    images = sample(100, 100)
+    verdict = judge(images, images.expected, 0, STRICT)
+    assert verdict.failure is None
+    record = verdict.to_dict(images)
+    assert record is not None
+    assert (record["host"], record["board"], record["agreement"], record["images"]) == (1, 1, 1, 200)
+    assert record["per_class"]["heron"] == {"images": 100, "host": 1, "board": 1}
+
+
+def test_two_images_may_always_differ_and_a_third_may_not() -> None:
+    images = sample(20, 20)
+    assert judge(images, altered(images.expected, {0: 1, 1: 1}), 0, STRICT).failure is None
+    assert judge(images, altered(images.expected, {0: 1, 1: 1, 2: 1}), 0, STRICT).failure == (
+        "loses 15% on 'egret' (of 20 images 20 are right in fp32 here, 17 on the board)"
+    )
+
+
+def test_the_class_that_loses_most_is_named() -> None:
+    images = sample(100, 40, 100)
+    changes = dict.fromkeys(range(100, 112), 0) | dict.fromkeys(range(6), 2)
+    failure = judge(images, altered(images.expected, changes), 0, STRICT).failure
+    assert failure is not None and failure.startswith("loses 30% on 'heron' (of 40 images 40 are right")
+
+
+def test_a_large_class_over_its_allowance_is_named_before_a_small_one_within_its_own() -> None:
+    images = sample(100, 4)
+    changes = dict.fromkeys(range(6), 1) | {100: 0, 101: 0}  # 6 % of the large, half of the small
+    failure = judge(images, altered(images.expected, changes), 0, STRICT).failure
+    assert failure is not None and failure.startswith("loses 6% on 'egret'")
+
+
+def test_a_loss_spread_thinly_over_many_classes_is_found_in_the_whole() -> None:
+    images = sample(100, 100, 100, 100)
+    changes = {i * 100 + k: (i + 1) % 4 for i in range(4) for k in range(2)}  # 2 of 100 in each, 8 of 400
+    failure = judge(images, altered(images.expected, changes), 0, STRICT).failure
+    assert failure is not None and failure.startswith("loses 2.0% of top-1 on 400 images, most of it on 'egret'")
+
+
+def test_an_engine_that_errs_both_ways_keeps_its_accuracy_and_is_found_out() -> None:
+    labels = sample(50, 50).labels
+    expected = tuple(1 - label if i % 10 == 0 else label for i, label in enumerate(labels))
+    predicted = [1 - label if i % 10 == 1 else label for i, label in enumerate(labels)]
+    verdict = judge(sample(50, 50, expected=expected), predicted, 0, STRICT)
+    assert verdict.failure == ("agrees with fp32 on 80 of 100 images, 98% is required; least on 'egret', 40 of 50")
+
+
+def test_an_engine_may_be_better_than_fp32_where_it_agrees_enough() -> None:
+    labels = sample(50, 50).labels
+    expected = tuple(altered(labels, {0: 1, 1: 1}))
+    assert judge(sample(50, 50, expected=expected), labels, 0, STRICT).failure is None
+
+
+def test_one_logit_that_is_no_number_is_enough() -> None:
+    images = sample(50)
+    assert judge(images, images.expected, 1, STRICT).failure == "gives NaN or infinity (1 values)"
+    nothing = Sample(Path("x"), "0", 4, (3, 8, 8), (0, 1), (), (), (), "random", "none")
+    assert judge(nothing, [0] * 4, 7, STRICT).failure == "gives NaN or infinity (7 values)"
+    assert judge(nothing, [0] * 4, 0, STRICT).failure is None
+
+
+@pytest.mark.parametrize(("images", "may_differ"), [(10, 1), (19, 1), (20, 2), (99, 2)])
+def test_a_small_sample_has_less_to_spare(images: int, may_differ: int) -> None:
+    one = sample(images)
+    assert judge(one, altered(one.expected, dict.fromkeys(range(may_differ), 9)), 0, STRICT).failure is None
+    assert judge(one, altered(one.expected, dict.fromkeys(range(may_differ + 1), 9)), 0, STRICT).failure
+
+
+def test_too_few_images_give_no_verdict_and_a_loud_warning() -> None:
+    few = sample(5, 4)
+    verdict = judge(few, [0] * 9, 0, STRICT)
+    assert verdict.failure is None and verdict.to_dict(few) is None
+    assert "NOT CHECKED: only 9 images" in remarks(few, STRICT)[0]
+
+
+def test_a_class_too_small_to_show_a_loss_is_named() -> None:
+    assert remarks(sample(50, 50), STRICT) == []
+    assert "'heron' has 6 images: an engine that gets 2 of them wrong passes" in remarks(sample(50, 6), STRICT)[0]
+    assert "'heron' has 2 images, too few to notice" in remarks(sample(50, 2), STRICT)[0]
+
+
+@given(st.integers(0, 100), st.integers(1, 2000))
+def test_a_share_in_per_cent_is_counted_exactly(percent: int, images: int) -> None:
+    assert allowed(percent / 100, images, 0) == percent * images // 100
+
+
+def test_a_board_that_answers_for_other_images_is_not_believed() -> None:
+    with pytest.raises(EngineError, match="classified 3 of 50 images"):
+        judge(sample(50), [0, 0, 0], 0, STRICT)
+
+
+@pytest.mark.parametrize("bad", [{"drop": -0.1}, {"class_drop": 5}, {"agreement": 98}])
+def test_tolerances_are_shares(bad: dict[str, float]) -> None:
+    with pytest.raises(OptionError, match="give one between 0 and 1"):
+        GateTolerances(**bad)
+
+
+def test_the_sample_is_what_fp32_saw_rounded_once(tmp_path: Path) -> None:
+    folder = write_derived(tmp_path / "derived", 16, 16, head="full")
+    export(folder, fp16=False, accuracy=False)
+    judging = open_images(
+        subject_of(load(folder).spec, data_record(folder)), None, part="validation", progress=Silent()
+    ).limited(30)
+    taken = take_sample(judging, folder / "export" / "model.fp32.onnx", tmp_path, Silent())
+    raw = np.fromfile(taken.path, np.float16).reshape(taken.count, *taken.shape)
+    assert (taken.count, taken.shape, taken.columns) == (30, (3, 32, 32), (3, 5, 8))
+    images = torch.cat([images for images, _ in judging.split.batches(7)])
+    np.testing.assert_array_equal(raw, images.half().numpy())
+    logits = OnnxModel(folder / "export" / "model.fp32.onnx").predict(torch.from_numpy(raw.astype(np.float32)))
+    assert taken.expected == tuple(logits[:, [3, 5, 8]].argmax(1).tolist())
+    assert taken.labels == tuple(judging.split.labels) and set(taken.labels) == {0, 1, 2}
+    again = take_sample(judging, folder / "export" / "model.fp32.onnx", tmp_path, Silent())
+    assert again.sha256 == taken.sha256
+
+
+def test_random_images_judge_nothing(tmp_path: Path) -> None:
+    images = random_sample(torch.randn(4, 3, 8, 8), range(10), tmp_path)
+    assert images.path.stat().st_size == 4 * 3 * 8 * 8 * 2 and not images.judges
+    assert "NOT CHECKED: no images" in remarks(images, STRICT)[0]

@@ -1,0 +1,190 @@
+"""Which engine of a model folder a board gets, and what is said where it gets none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgevit.board.fingerprint import fingerprint
+from edgevit.board.store import SCHEMA, EngineRecord, find_engine, read_record, stored_engines
+from edgevit.engines.store import engine_path, key_of, store_engine, stored_engine
+from edgevit.errors import EngineError, OutputError
+
+WEIGHTS = "a" * 64
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "module": {
+            "part": "p3767-0000",
+            "compatible": ["nvidia,p3768-0000+p3767-0000-super", "nvidia,tegra234"],
+            "model": "NVIDIA Jetson Orin NX Engineering Reference Developer Kit Super",
+            "super": True,
+            "memory_bytes": 16_416_497_664,
+        },
+        "memory": {"total_bytes": 16_416_497_664},
+        "l4t": "36.4.3",
+        "tensorrt": {"version": "10.3.0"},
+        "cuda": {"device": "Orin", "sms": 8},
+    }
+    return {**found, **changes}
+
+
+ORIN = "orin-nx-16gb-l4t36.4.3-trt10.3.0-8sm"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.json").write_text(json.dumps({"weights_sha256": WEIGHTS}))
+    return folder
+
+
+def add(model: Path, *, board: str = ORIN, created: str = "2026-01-01", **changes: Any) -> EngineRecord:
+    """Store an engine of a few bytes."""
+    key = key_of({"board": board, "created": created, **{k: str(v) for k, v in changes.items()}})
+    path = engine_path(model, board, key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = key.encode()
+    values: dict[str, Any] = {
+        "path": path,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "bytes": len(content),
+        "created": created,
+        "key": key,
+        "fingerprint": board,
+        "board": {"power_mode": "15W"},
+        "weights_sha256": WEIGHTS,
+        "onnx": {"name": "model.fp16.onnx", "sha256": "0" * 64},
+        "precision": "fp16",
+        "rung": "fp16",
+        "fp32_modules": (),
+        "batches": (1, 1, 8),
+        "strongly_typed": True,
+        "build_seconds": 1.5,
+        "workspace_bytes": None,
+        "optimization_level": None,
+        "timing_cache": None,
+        "device_memory_bytes": None,
+        "fused": 12,
+        "blocks": 12,
+        "fused_expected": 12,
+        "fused_proxy": None,
+        "accuracy": None,
+        "tried": ({"rung": "fp16", "failure": "loses 31% on 'heron'"},),
+        "inputs": (),
+        "outputs": (),
+        "warnings": ("beware",),
+    }
+    record = EngineRecord(**{**values, **changes})
+    fetched = path.with_name("fetched")
+    fetched.write_bytes(content)
+    store_engine(fetched, record, [{"Name": "layer"}])
+    return record
+
+
+def test_a_record_reads_back_as_it_was_written_and_nothing_else_is_left(model: Path) -> None:
+    record = add(model)
+    assert read_record(record.path.with_suffix(".json")) == record
+    assert json.loads(record.layers_path.read_text()) == [{"Name": "layer"}]
+    names = {path.name for path in record.path.parent.iterdir()}
+    assert names == {f"{record.key[:16]}.engine", f"{record.key[:16]}.json", f"{record.key[:16]}.layers.json"}
+    written = json.loads(record.path.with_suffix(".json").read_text())
+    assert written["schema"] == SCHEMA and written["file"] == record.path.name and "path" not in written
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ORIN),
+        ({"l4t": None}, "orin-nx-16gb-trt10.3.0-8sm"),
+        ({"cuda": {"device": "Orin", "sms": 4}}, "orin-nx-16gb-l4t36.4.3-trt10.3.0-4sm"),
+        ({"tensorrt": {"version": None}}, "orin-nx-16gb-l4t36.4.3-8sm"),
+        (
+            {"module": {"part": None, "model": None}, "l4t": None, "cuda": {"device": "NVIDIA H100 80GB", "sms": 132}},
+            "nvidia-h100-80gb-trt10.3.0-132sm",
+        ),
+        ({"module": {"part": "p9999-0000", "model": "A/../Board"}, "cuda": None}, "a-board-l4t36.4.3-trt10.3.0"),
+        ({"module": None, "cuda": {}, "l4t": None, "tensorrt": {}}, "unknown"),
+    ],
+)
+def test_a_fingerprint_names_what_an_engine_depends_on(changes: dict[str, Any], expected: str) -> None:
+    assert fingerprint(facts(**changes)) == expected
+
+
+def test_the_engine_for_this_board_is_found(model: Path) -> None:
+    record = add(model)
+    add(model, board="orin-nano-8gb-l4t36.4.3-trt10.3.0-8sm", created="2026-02-01")
+    assert find_engine(model, facts(), 1) == record == find_engine(model, facts(), [1, 8], "fp16")
+
+
+def test_the_one_whose_kernels_were_chosen_for_the_batch_comes_first_then_the_newest(model: Path) -> None:
+    add(model, batches=(1, 1, 8))
+    eight = add(model, batches=(1, 8, 8))
+    newer = add(model, batches=(1, 8, 16), created="2026-03-01")
+    assert find_engine(model, facts(), 8) == newer and find_engine(model, facts(), 1).batches == (1, 1, 8)
+    assert eight in stored_engines(model) and stored_engines(model)[0] == newer
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "said"),
+    [
+        (None, {}, r"has no engine; run `edgevit export \S+ --trt --board HOST`"),
+        ({"board": "orin-nano-8gb-x"}, {}, rf"was built for orin-nano-8gb-x, and this is {ORIN}; run"),
+        ({"weights_sha256": "b" * 64}, {}, "from other weights than the model has now"),
+        ({"precision": "mixed"}, {"precision": "fp16"}, "is mixed, and fp16 was asked for"),
+        ({}, {"batch": [1, 32]}, r"takes 1 to 8 images, and 1, 32 were asked for.*--batches 1,1,32"),
+        ({"batches": (4, 4, 4)}, {"batch": 1}, r"takes 4 to 4 images, and 1 were.*--batches 1,1,4"),
+    ],
+)
+def test_where_there_is_none_it_says_what_there_is_and_what_to_do(
+    model: Path, stored: dict[str, Any] | None, asked: dict[str, Any], said: str
+) -> None:
+    if stored is not None:
+        add(model, **stored)
+    with pytest.raises(EngineError, match=said) as raised:
+        find_engine(model, facts(), **{"batch": 1, **asked})
+    assert "\n" not in str(raised.value)
+
+
+def test_a_folder_that_lost_its_model_is_one_line(model: Path) -> None:
+    add(model)
+    (model / "model.json").write_text("{}")
+    with pytest.raises(EngineError, match=r"model\.json cannot be read \(KeyError"):
+        find_engine(model, facts(), 1)
+
+
+def test_an_engine_that_was_altered_is_refused_and_is_built_again(model: Path) -> None:
+    record = add(model)
+    assert stored_engine(record.path, record.key) == record
+    record.path.write_bytes(b"altered")
+    with pytest.raises(EngineError, match="was altered: its hash is"):
+        find_engine(model, facts(), 1)
+    assert stored_engine(record.path, record.key) is None
+    assert stored_engine(record.path, "0" * 64) is None, "the same file name by chance is not the same engine"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 2}', '{"schema": 1, "batches": 3}'])
+def test_a_record_that_is_none_is_one_line(model: Path, text: str) -> None:
+    record = add(model)
+    record.path.with_suffix(".json").write_text(text)
+    with pytest.raises(EngineError, match="--rebuild") as raised:
+        find_engine(model, facts(), 1)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_engine_without_its_record_does_not_exist(model: Path) -> None:
+    record = add(model)
+    record.path.with_suffix(".json").unlink()
+    assert stored_engine(record.path, record.key) is None and stored_engines(model) == []
+
+
+def test_a_place_that_cannot_be_written_is_named(model: Path, tmp_path: Path) -> None:
+    record = add(model)
+    with pytest.raises(OutputError, match="cannot write"):
+        store_engine(tmp_path / "nothing was fetched", record, [])

@@ -1,0 +1,162 @@
+"""What edgevit uses of `pycuda.driver`, by its documentation; STANDIN_PYCUDA=2020 has no graphs, as that release.
+
+STANDIN_PYCUDA_FAIL names a function that raises as if the GPU were out of memory. `alive` are the things not freed yet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+alive: set[int] = set()
+_initialised = False
+_current: list[Any] = []
+
+
+class Error(Exception):
+    pass
+
+
+class LogicError(Error):
+    pass
+
+
+class MemoryError(Error):
+    pass
+
+
+def _check(function: str) -> None:
+    if not _initialised:
+        raise LogicError(f"{function} failed: initialization error")
+    if os.environ.get("STANDIN_PYCUDA_FAIL") == function:
+        raise MemoryError(f"{function} failed: out of memory")
+
+
+class device_attribute:
+    MULTIPROCESSOR_COUNT = 16
+
+
+class event_flags:
+    DEFAULT, BLOCKING_SYNC = 0, 1
+
+
+def init(flags: int = 0) -> None:
+    global _initialised
+    _initialised = True
+    _check("cuInit")
+
+
+def get_version() -> tuple[int, int, int]:
+    return (12, 6, 0)
+
+
+class Context:
+    def push(self) -> None:
+        _current.append(self)
+
+    @staticmethod
+    def pop() -> None:
+        _current.pop()
+
+
+class Device:
+    def __init__(self, number: int) -> None:
+        _check("cuDeviceGet")
+
+    def name(self) -> str:
+        return "Orin"
+
+    def compute_capability(self) -> tuple[int, int]:
+        return (8, 7)
+
+    def get_attribute(self, attribute: int) -> int:
+        return {device_attribute.MULTIPROCESSOR_COUNT: 8}[attribute]
+
+    def retain_primary_context(self) -> Context:
+        return Context()
+
+
+class DeviceAllocation:
+    def __init__(self, size: int) -> None:
+        self._memory = ctypes.create_string_buffer(size)
+        alive.add(int(self))
+
+    def __int__(self) -> int:
+        return ctypes.addressof(self._memory)
+
+    def free(self) -> None:
+        alive.remove(int(self))
+
+
+def mem_alloc(size: int) -> DeviceAllocation:
+    _check("cuMemAlloc")
+    assert _current, "no context is current"
+    return DeviceAllocation(size)
+
+
+def pagelocked_empty(shape: int, dtype: str, order: str = "C", mem_flags: int = 0) -> Any:
+    _check("cuMemHostAlloc")
+    return np.empty(shape, dtype, order)
+
+
+class Stream:
+    def __init__(self, flags: int = 0) -> None:
+        _check("cuStreamCreate")
+        self.handle = id(self)
+
+    def synchronize(self) -> None:
+        _check("cuStreamSynchronize")
+
+    if os.environ.get("STANDIN_PYCUDA") != "2020":
+
+        def begin_capture(self) -> None:
+            _check("cuStreamBeginCapture")
+
+        def end_capture(self) -> Graph:
+            _check("cuStreamEndCapture")
+            return Graph()
+
+
+class Graph:
+    def instantiate(self) -> GraphExec:
+        return GraphExec()
+
+
+class GraphExec:
+    def launch(self, stream: Stream) -> None:
+        _check("cuGraphLaunch")
+
+
+class Event:
+    def __init__(self, flags: int = 0) -> None:
+        self._ns = 0
+
+    def record(self, stream: Stream) -> Event:
+        self._ns = time.perf_counter_ns()
+        return self
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> Event:
+        _check("cuEventSynchronize")
+        return self
+
+    def time_till(self, event: Event) -> float:
+        return (event._ns - self._ns) / 1e6
+
+
+def memcpy_htod_async(dest: int, src: Any, stream: Stream) -> None:
+    _check("cuMemcpyHtoDAsync")
+    view = memoryview(src)
+    ctypes.memmove(dest, bytes(view), view.nbytes)
+
+
+def memcpy_dtoh_async(dest: Any, src: int, stream: Stream) -> None:
+    _check("cuMemcpyDtoHAsync")
+    view = memoryview(dest)
+    view[:] = ctypes.string_at(src, view.nbytes)
