@@ -108,7 +108,7 @@ def test_factorising_for_the_inputs_beats_factorising_for_the_weights_on_them():
     few = calibrate(model, task.train.subset(64), batch_size=16, **aware)
     once = calibrate(model, task.train.subset(64), batch_size=64, **aware)
     torch.testing.assert_close(few[0].activation, once[0].activation)
-    torch.testing.assert_close(few[0].moment, once[0].moment)
+    torch.testing.assert_close(few[0].moment, once[0].moment, rtol=1e-5, atol=1e-5)  # the forward pass is fp32
     images = torch.cat([batch for batch, _ in task.test.batches(32)])
     whole = Clusters(torch.arange(128), torch.arange(128))
 
