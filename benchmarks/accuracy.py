@@ -1,7 +1,7 @@
-"""Accuracy of Vulcan and of each of its open choices, on the project's own rendered data set.
+"""Accuracy of Vulcan, of NuWa and of each of their open choices, on the project's own rendered data set.
 
     python benchmarks/accuracy.py                 # everything that is not in results/accuracy.json yet
-    python benchmarks/accuracy.py --only main     # one table; untrained, schedule, ablation, learning-rate
+    python benchmarks/accuracy.py --only main     # one table; untrained, nuwa, schedule, ablation ...
     python benchmarks/accuracy.py --jobs 2        # two derivations side by side, one thread each
 
 Three sub-tasks of 3, 6 and 12 of the 24 classes. Everything is chosen on the validation part, which is held out of the
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import random
 import shutil
 import sys
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
-TABLES = ("main", "untrained", "schedule", "ablation", "learning-rate")
+TABLES = ("main", "untrained", "schedule", "ablation", "learning-rate", "nuwa")
 TASK_SIZES = (3, 6, 12)
 RATES = (0.4, 0.6, 0.8)
 SEEDS = (42, 43, 44)
@@ -50,7 +51,28 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "ffn_normalisation=l2": {"ffn_normalisation": "l2"},
     "ffn_normalisation=uniform": {"ffn_normalisation": "uniform"},
     "head_allocation=uniform": {"head_allocation": "uniform"},
-    "qk_svd=activations": {"qk_svd": "activations"},
+    "factorisation=activations": {"factorisation": "activations"},
+}
+
+
+NUWA_RATES = (0.4, 0.6, 0.8)
+AS_PUBLISHED = {"purification": "always", "factorisation": "weights", "widths": "energy", "neurons": "activation"}
+NUWA: dict[str, dict[str, Any]] = {
+    "nuwa": {},
+    "as published": AS_PUBLISHED,
+    "as published, no purification": {**AS_PUBLISHED, "purification": "none"},
+    "as published, random neurons": {**AS_PUBLISHED, "neurons": "random"},
+    "as published, no least squares": {**AS_PUBLISHED, "ffn": "remove"},
+    "purification=none": {"purification": "none"},
+    "purification=always": {"purification": "always"},
+    "neurons=random": {"neurons": "random"},
+    "neurons=activation": {"neurons": "activation"},
+    "ffn=remove": {"ffn": "remove"},
+    "ffn=compensate": {"ffn": "compensate"},
+    "factorisation=weights": {"factorisation": "weights"},
+    "factorisation=tokens": {"factorisation": "tokens"},
+    "widths=uniform": {"widths": "uniform"},
+    "widths=energy": {"widths": "energy"},
 }
 
 
@@ -69,10 +91,14 @@ class Case:
     batch_size: int = BATCH
     lr: float = LR
     schedule: Literal["constant", "cosine"] = "cosine"
+    method: str = "vulcan"
 
     def key(self, base_sha256: str) -> str:
         """What identifies a result: another base or another setting is another result."""
-        return hashlib.sha256(json.dumps([asdict(self), base_sha256], sort_keys=True).encode()).hexdigest()[:16]
+        told = asdict(self)
+        if self.method == "vulcan":
+            told.pop("method")  # rows older than the second method
+        return hashlib.sha256(json.dumps([told, base_sha256], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def cases() -> Iterator[Case]:
@@ -85,6 +111,14 @@ def cases() -> Iterator[Case]:
     for task in TASK_SIZES:
         for rate in RATES:
             yield Case("untrained", task, rate, SEEDS[0], "steps=0", steps=0)
+    for variant, options in NUWA.items():
+        for task in TASK_SIZES:
+            for rate in NUWA_RATES:
+                yield Case("nuwa", task, rate, SEEDS[0], variant, options, steps=0, method="nuwa")
+    for variant in ("nuwa", "as published"):
+        for task in TASK_SIZES:
+            for rate in NUWA_RATES:
+                yield Case("nuwa", task, rate, SEEDS[0], f"{variant}, fine-tuned", NUWA[variant], method="nuwa")
     for seed in SEEDS:
         for task in TASK_SIZES:
             for rate in RATES:
@@ -108,6 +142,7 @@ def run(case: Case, base: str, data: str, threads: int) -> dict[str, Any]:
     from edgevit.derive.train import Training
 
     torch.set_num_threads(threads)
+    os.environ["XDG_CACHE_HOME"] = str(Path(base).parent / "shared")  # the benchmark's own, not the user's
     facts = json.loads((Path(base) / "base.json").read_text())
     folder = Path(tempfile.mkdtemp())
     try:
@@ -120,6 +155,7 @@ def run(case: Case, base: str, data: str, threads: int) -> dict[str, Any]:
             classes=task_classes(facts["classes"], case.task),
             rate=case.rate,
             out=folder / "model",
+            method=case.method,
             options=case.options,
             shape=case.shape,
             training=Training(
@@ -142,6 +178,7 @@ def run(case: Case, base: str, data: str, threads: int) -> dict[str, Any]:
         "accuracy": accuracy,
         "worst_class": worst,
         "validation": {"trained": last.get("accuracy_trained"), "pruned": last.get("accuracy_pruned")},
+        "facts": record["facts"],
         "last_losses": {name: last.get(name) for name in ("loss_task", "loss_collapse", "loss_rank", "lambda_1")},
         "test_images": record["accuracy"]["derived"]["images"],
         "train_images": record["data"]["images"]["train"],

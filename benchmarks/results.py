@@ -31,6 +31,10 @@ on `val/`, which no derivation sees; choices are made on a tenth of the training
 {batch_size} images, learning rate {lr:g}, {schedule}, shape `fused`. Mean and range over seeds {seeds}; `cut only` is
 Vulcan's plan and surgery with no training before it. This is no ImageNet result.
 """
+CLOSED_FORM = """## Cost of NuWa's closed form
+
+{machine}, {threads} thread(s), torch {torch}; load average {load_average:.1f} at the start. Random weights and features.
+"""
 SHAPES = """## Shapes: latency beside MACs
 
 Random weights; each derived model and its dense base are measured in turns in one process. `fused` and `paper` have
@@ -197,6 +201,35 @@ def cost() -> str:
     return "\n".join(parts)
 
 
+def closed_form() -> str:
+    data = load("closed_form")
+    if data is None:
+        return ""
+    layer, whole = data["least_squares"], data["whole_model"]
+    lines = [
+        [how, f"{statistics.median(layer[how]['seconds']):.2f} s", f"{layer[how]['peak_bytes'] / 1e6:.0f} MB"]
+        for how in ("pseudo-inverse", "moments")
+    ]
+    runs = [
+        [
+            f"rate {r['rate']}",
+            *(f"{r['seconds'].get(stage, 0):.1f} s" for stage in ("statistics", "closed_form")),
+            f"{r['total_s']:.1f} s",
+            ", ".join(r["reused"]) or "nothing",
+        ]
+        for r in whole["runs"]
+    ]
+    return "\n".join(
+        [
+            CLOSED_FORM.format(**data["environment"]),
+            table(["one FFN of DeiT-Base, 25216 tokens, 3072 to 1229 neurons", "time", "peak memory"], lines),
+            f"The moments are those of all 3072 neurons and serve every width: {layer['faster']:.1f} x faster, "
+            f"{layer['memory_ratio']:.2f} of the memory, solutions {layer['difference']:.1e} apart.\n",
+            table([f"{whole['model']}, one after the other", "statistics", "closed form", "in all", "reused"], runs),
+        ]
+    )
+
+
 def shapes() -> str:
     data = load("shapes")
     if data is None:
@@ -225,7 +258,7 @@ def _shape_cell(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=HERE / "RESULTS.md")
-    sections = [part for part in (accuracy(), cost(), shapes()) if part]
+    sections = [part for part in (accuracy(), cost(), closed_form(), shapes()) if part]
     parser.parse_args().out.write_text("\n".join([HEAD, *sections]))
 
 

@@ -3,6 +3,7 @@
 EdgeVitError
   UnknownNameError        no method, option, class, runner, device ... of that name; suggests the nearest
   OptionError             an option's value is outside what it may be
+  PlanError               a file of many derivations that is no plan
   DataError               images or classes are missing, empty, corrupt or ambiguous
   ModelError
     UnsupportedModelError a family that the factorisation would break, or that edgevit cannot read yet
@@ -48,6 +49,10 @@ class UnknownNameError(EdgeVitError):
 
 class OptionError(EdgeVitError):
     """An option's value is outside what it may be."""
+
+
+class PlanError(EdgeVitError):
+    """A file of many derivations that cannot be read, or contradicts itself."""
 
 
 class DataError(EdgeVitError):

@@ -22,6 +22,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # these models are too small for 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 10}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep what derivations cache out of the user's own folder."""
+    before, home = os.environ.get("XDG_CACHE_HOME"), tmp_path_factory.mktemp("cache")
+    os.environ["XDG_CACHE_HOME"] = str(home)
+    yield home
+    os.environ.pop("XDG_CACHE_HOME")
+    if before is not None:
+        os.environ["XDG_CACHE_HOME"] = before
+
+
 @pytest.fixture(scope="session")
 def small_vit() -> Callable[..., Any]:
     """Make a small timm ViT with random weights, biases included; a name and timm's arguments may be given."""

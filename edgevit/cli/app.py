@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 
 from edgevit import __version__
-from edgevit.cli import bench, board, compare, derive, evaluate, export, profiles, show
+from edgevit.cli import bench, board, cache, compare, derive, derive_many, evaluate, export, profiles, show
 from edgevit.errors import EdgeVitError, Interrupted
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-for command in (derive, export, bench, compare, evaluate, show, board, profiles):
-    app.command(command.__name__.rpartition(".")[2])(command.main)
+for command in (derive, derive_many, export, bench, compare, evaluate, show, board, profiles, cache):
+    app.command(command.__name__.rpartition(".")[2].replace("_", "-"))(command.main)
 
 STOPPED = 130  # what a shell expects of a program that Ctrl-C ended
 UsageError: type[Exception] = typer.BadParameter.__base__  # type: ignore[assignment]  # which typer has no name for

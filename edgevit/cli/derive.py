@@ -73,6 +73,7 @@ def main(
     finetune_base: Annotated[bool, typer.Option(help="Also train the unpruned base: the third baseline.")] = False,
     skip_bad_images: arguments.SkipBadImages = False,
     resume: Annotated[bool, typer.Option(help="Go on with an interrupted derivation.")] = False,
+    cache: Annotated[bool, typer.Option(help="Use and keep what derivations can share: edgevit cache.")] = True,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
@@ -121,6 +122,7 @@ def main(
         validation_fraction=validation_fraction,
         skip_bad_images=skip_bad_images,
         resume=resume,
+        cache=cache,
         progress=console.progress,
     )
     if not derivation.is_main:

@@ -112,6 +112,15 @@ class Split:
         references, labels = tuple(self.references[i] for i in chosen), tuple(self.labels[i] for i in chosen)
         return Split(self.source, references, labels, self.preprocessing)
 
+    def content_sha256(self) -> str:
+        """Hash of the images themselves and their labels, in order."""
+        digest = hashlib.sha256()
+        for reference, label in zip(self.references, self.labels, strict=True):
+            content = Path(str(reference)).read_bytes() if self.source.files else self.source.read(reference).tobytes()
+            digest.update(f"{label} {len(content)} ".encode())
+            digest.update(content)
+        return digest.hexdigest()
+
     def part(self, index: int, count: int) -> Split:
         """The `index`-th of `count` interleaved shares, for one of several processes."""
         chosen = slice(index, None, count)

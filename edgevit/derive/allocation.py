@@ -1,8 +1,9 @@
-"""Vulcan's allocation of widths to blocks: adaptive FFN widths (Eq. 3, 29) and QK/VO rates (Eq. 5, 6, 30)."""
+"""Widths of blocks: Vulcan's adaptive FFN widths (Eq. 3, 29) and QK/VO rates (Eq. 5, 6, 30), NuWa's, and by error."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil, log
 from typing import Literal
 
@@ -91,3 +92,32 @@ def head_rates(
             caps.append(max(1 - minimum / width, 0.0))
     rates = capped_rates(weights, sizes, caps, rate)
     return list(zip(rates[::2], rates[1::2], strict=True))
+
+
+def energy_width(values: Tensor, share: float) -> int:
+    """The fewest dimensions that hold a share of the squared singular values [H, q], averaged over heads (NuWa)."""
+    energy = values.square()
+    held = (energy.cumsum(-1) / energy.sum(-1, keepdim=True).clamp_min(torch.finfo(energy.dtype).tiny)).mean(0)
+    return int((held < share - 1e-12).sum()) + 1 if held[-1] > 0 else 1
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one width of one block costs and buys. `error` [w]: share of the module's output lost with the i-th unit,
+    the most important first."""
+
+    error: Tensor
+    unit_cost: int  # MACs or parameters of one unit
+
+
+def widths_by_error(curves: Sequence[Curve], rate: float) -> list[int]:
+    """Give up the share `rate` of the curves' cost where it loses least output per cost: a width for each curve."""
+    # A unit is worth no less than those behind it, which go first.
+    worth = [torch.cummax(c.error.flip(0), 0).values.flip(0) / c.unit_cost for c in curves]
+    owner = torch.repeat_interleave(torch.arange(len(curves)), torch.tensor([len(w) for w in worth]))
+    unit_costs = torch.tensor([float(c.unit_cost) for c in curves], dtype=torch.float64)
+    cheapest = torch.argsort(torch.cat(worth), stable=True)
+    spent = unit_costs[owner[cheapest]].cumsum(0)
+    gone = owner[cheapest[: int((spent <= rate * spent[-1]).sum())]]
+    lost = torch.bincount(gone, minlength=len(curves))
+    return [len(w) - int(n) for w, n in zip(worth, lost, strict=True)]

@@ -90,7 +90,7 @@ def decompose(
 def factors(spectrum: Spectrum, a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return (A' [H, rank, m], B' [H, rank, n]) with A'^T B' closest to A^T B, singular values split evenly."""
     with one_thread():
-        return spectrum.left[..., :rank, :].to(a.dtype) @ a, spectrum.right[..., :rank, :].to(b.dtype) @ b
+        return spectrum.left[..., :rank, :].to(a) @ a, spectrum.right[..., :rank, :].to(b) @ b
 
 
 def singular_values(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:

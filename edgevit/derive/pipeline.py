@@ -13,21 +13,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import edgevit
-from edgevit.data.accuracy import Accuracy
+from edgevit.data.accuracy import Accuracy, from_counts
 from edgevit.data.classes import listed
 from edgevit.data.task import Task, open_task
 from edgevit.derive import load_method, surgery
 from edgevit.derive.budget import Budget, make_budget
+from edgevit.derive.cache import Cache, cache_folder
 from edgevit.derive.card import model_card
 from edgevit.derive.options import make_config
 from edgevit.derive.problem import Problem, Stopwatch
 from edgevit.derive.shape import Policy, check_reachable, make_policy
 from edgevit.derive.train import Compute, History, Training, close_compute, evaluate, open_compute, train
 from edgevit.errors import Interrupted, OptionError, OutputError, UnknownNameError
-from edgevit.models.checkpoint import Model, derived_spec, open_base, refuse_existing, save, write_whole, writing
+from edgevit.models.checkpoint import (
+    Model,
+    derived_spec,
+    open_base,
+    refuse_existing,
+    save,
+    tensors_sha256,
+    write_whole,
+    writing,
+)
 from edgevit.models.families import load_family
 from edgevit.models.slim import bare_copy
 from edgevit.models.spec import ClassLabel
@@ -103,7 +113,8 @@ def _versions() -> dict[str, str]:
     return {"edgevit": edgevit.__version__, "python": platform.python_version(), **found}
 
 
-def _partial(out: Path) -> Path:
+def partial_folder(out: Path) -> Path:
+    """Where an unfinished derivation of `out` keeps its state."""
     return out.with_name(out.name + ".partial")
 
 
@@ -136,7 +147,7 @@ def _baselines(wanted: _Wanted, problem: Problem) -> dict[str, Any]:
     if "base_full_head" not in taken:
         problem.progress.note(f"baselines on {len(task.test)} test images")
         with problem.stopwatch.stage("baselines"):
-            seen = evaluate(wanted.base.network, task.test, task.base_columns, task.class_names, compute)
+            seen = _base_accuracy(wanted.base.network, problem)
         full = {**seen.to_dict(), "top1": seen.top1_full, "per_class": None}
         taken |= {"base_full_head": full, "base_restricted": seen.to_dict(), "base_finetuned": None}
         _write_json(file, taken, compute)
@@ -145,6 +156,18 @@ def _baselines(wanted: _Wanted, problem: Problem) -> dict[str, Any]:
             taken["base_finetuned"] = _finetuned(problem, compute).to_dict()
         _write_json(file, taken, compute)
     return taken
+
+
+def _base_accuracy(base: nn.Module, problem: Problem) -> Accuracy:
+    """Accuracy of the base on the test part; the same for every derivation from it."""
+    task, names = problem.task, problem.task.class_names
+    key = {**problem.identity, "test": task.test.content_sha256(), "precision": problem.training.precision}
+
+    def take() -> dict[str, Tensor]:
+        seen = evaluate(base, task.test, task.base_columns, names, problem.compute)
+        return {"counts": torch.tensor([seen.total, seen.restricted, seen.full])}
+
+    return from_counts(names, problem.cache.tensors("baselines", key, take)["counts"])
 
 
 def _write_json(file: Path, data: dict[str, Any], compute: Compute) -> None:
@@ -190,6 +213,18 @@ def _budget(base: Model, network: nn.Module, policy: Policy, rate: Any, macs: An
     return budget
 
 
+def _identity(base: Model, head: str, columns: Sequence[int], compute: Compute) -> dict[str, Any]:
+    """What a network's outputs for an image depend on, for keys of the cache."""
+    spec = base.spec
+    return {
+        "base": [spec.timm_name, spec.timm_args, spec.base.weights_sha256, [asdict(b) for b in spec.blocks]],
+        "state": tensors_sha256(base.network.state_dict()),
+        "preprocessing": base.preprocessing,
+        "head": [head, *columns],
+        "device": compute.device.type,
+    }
+
+
 def derive(
     base: str | Path,
     *,
@@ -214,6 +249,7 @@ def derive(
     validation_fraction: float = 0.1,
     skip_bad_images: bool = False,
     resume: bool = False,
+    cache: bool = True,
     progress: Progress | None = None,
 ) -> Derivation:
     """Derive a small class-specific model from a base and write it to the folder `out`.
@@ -223,6 +259,7 @@ def derive(
         classes: target classes by name, by index in the base, or a file of either; None keeps all.
         rate, macs, params: the budget; exactly one of them.
         options: of the method, as in its Config.
+        cache: use and keep what derivations of one base or task can share.
 
     Raises:
         EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
@@ -258,12 +295,17 @@ def derive(
         training = replace(training, steps=steps)
     wanted = _Wanted(str(base), opened, task, method, config, budget, policy, head, labels, training, finetune_base)
     compute = open_compute(training)
-    folder = _partial(out)
+    folder = partial_folder(out)
     if compute.is_main:
         _open_partial(folder, wanted.request(), resume)
     compute.wait()
     history = History(folder / "history.jsonl")
-    problem = Problem(network, task, columns, budget, policy, training, compute, folder, history, progress, Stopwatch())
+    # Several processes would have to agree on what is there: they work everything out.
+    cached = cache and compute.accelerator.num_processes == 1
+    problem = Problem(
+        network, task, columns, budget, policy, training, compute, folder, history, progress, Stopwatch(),
+        Cache(cache_folder() if cached else None, progress), _identity(opened, head, columns, compute),
+    )  # fmt: skip
     derivation = _carry_out(wanted, problem, out)
     close_compute()
     return derivation

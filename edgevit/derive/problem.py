@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from torch import nn
 
 from edgevit.data.task import Task
 from edgevit.derive.budget import Budget
+from edgevit.derive.cache import Cache
 from edgevit.derive.shape import Policy
 from edgevit.derive.train import Compute, History, Training
 from edgevit.progress import Progress
@@ -47,6 +49,8 @@ class Problem:
     history: History
     progress: Progress
     stopwatch: Stopwatch
+    cache: Cache
+    identity: Mapping[str, Any]  # what the network's outputs depend on, for keys of the cache
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,20 @@ more rank than is kept.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from edgevit.derive.collapse import merge, to_device
-from edgevit.derive.factorise import decompose, factors, singular_values
+from edgevit.derive.factorise import Spectrum, decompose, factors, singular_values
 from edgevit.derive.plan import Plan
 from edgevit.derive.rank import query_matrix
 from edgevit.models.blocks import BlockDims, BlockWeights
 from edgevit.models.families import family_of
 from edgevit.models.slim import bare_copy
+
+FLOOR = 1e-4  # of `metrics`
 
 Pair = tuple[Tensor, Tensor]  # A [H, w, m] and B [H, w, n] of one block, whose products A^T B matter
 
@@ -61,44 +63,102 @@ def head_singular_values(blocks: Sequence[BlockWeights]) -> list[tuple[Tensor, T
     return [(found[0][i], found[1][i]) for i in range(len(blocks))]
 
 
-def _narrow(pairs: Sequence[Pair], widths: Sequence[int], moments: Sequence[Pair] | None) -> list[Pair]:
-    """Factorise each block's pair to its width."""
-    narrow: dict[int, Pair] = {}
+@dataclass(frozen=True)
+class Metrics:
+    """What the error of one block's factors is measured in, from the moment of its input tokens."""
+
+    query: Tensor  # [s, s] second moment of [x 1], or of x where queries have no bias
+    key: Tensor  # [d, d] covariance of x: softmax ignores what all keys of a query have in common
+    mean: Tensor  # [d] of x
+
+
+def metrics(moment: Tensor, query_side: int, floor: float) -> Metrics:
+    """Split the moment [d + 1, d + 1] of [x 1] into the metrics of a block.
+
+    Every direction keeps at least the share `floor` of the mean variance: where the calibration images say nothing,
+    because there are fewer tokens than directions, the weights decide, and nothing is ever divided by zero.
+    """
+    moment = moment.double()
+    embed = len(moment) - 1
+    mean = moment[:-1, -1]
+    least = floor * moment.diagonal()[:-1].mean().clamp_min(torch.finfo(moment.dtype).tiny)
+    eye = torch.eye(embed + 1, dtype=moment.dtype, device=moment.device)
+    query = (moment + least * eye)[:query_side, :query_side]
+    return Metrics(query, moment[:-1, :-1] - torch.outer(mean, mean) + least * eye[:-1, :-1], mean)
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """The decomposed products of every block: any widths can be cut from them."""
+
+    qk: tuple[Spectrum, ...]
+    vo: tuple[Spectrum, ...]
+
+
+def _decompose(
+    pairs: Sequence[Pair], left: Sequence[Tensor] | None, right: Sequence[Tensor] | None
+) -> tuple[Spectrum, ...]:
+    """Decompose each block's product in the metrics of its two sides; None measures the weights."""
+    found: dict[int, Spectrum] = {}
     for members in _alike(pairs):
         sides = [[pairs[i][side] for i in members] for side in (0, 1)]
-        metrics = [None if moments is None else [moments[i][side] for i in members] for side in (0, 1)]
-        for i, spectrum in zip(members, decompose(*sides, *metrics), strict=True):
-            narrow[i] = factors(spectrum, *pairs[i], widths[i])
-    return [narrow[i] for i in range(len(pairs))]
+        of_members = [None if m is None else [m[i] for i in members] for m in (left, right)]
+        found.update(zip(members, decompose(*sides, *of_members), strict=True))
+    return tuple(found[i] for i in range(len(pairs)))
+
+
+def attention_spectra(
+    blocks: Sequence[BlockWeights], moments: Sequence[Tensor] | None = None, floor: float = FLOOR
+) -> Spectra:
+    """Decompose W_Q^T W_K and W_V^T W_O^T of every head (Vulcan, Eq. 10 and 11).
+
+    With `moments` ([d + 1, d + 1] per block) the error of logits and values over those inputs is minimised instead of
+    the error of the weights.
+    """
+    qk, vo = [qk_pair(b) for b in blocks], [vo_pair(b) for b in blocks]
+    if moments is None:
+        return Spectra(_decompose(qk, None, None), _decompose(vo, None, None))
+    device = blocks[0].wq.device
+    measured = [metrics(m.to(device), a.shape[-1], floor) for m, (a, _) in zip(moments, qk, strict=True)]
+    # Attention averages values over tokens, so W_O sees no metric; and what all tokens share passes into the bias.
+    return Spectra(
+        _decompose(qk, [m.query for m in measured], [m.key for m in measured]),
+        _decompose(vo, [m.key for m in measured], None),
+    )
 
 
 def narrow_attention(
-    blocks: Sequence[BlockWeights], dims: Sequence[BlockDims], moments: Sequence[Tensor] | None = None
+    blocks: Sequence[BlockWeights],
+    dims: Sequence[BlockDims],
+    moments: Sequence[Tensor] | None = None,
+    spectra: Spectra | None = None,
 ) -> list[BlockWeights]:
-    """Factorise every head of every block to the widths of `dims` (Vulcan, Eq. 10 and 11).
+    """Factorise every head of every block to the widths of `dims`, from `spectra` if they are there already.
 
-    With `moments` ([d + 1, d + 1] per block) the error of logits and values over those inputs is minimised instead of
-    the error of the weights. Scale: the slim block divides its logits by sqrt(q'), so W_Q' carries sqrt(q' / q).
+    Scale: the slim block divides its logits by sqrt(q'), so W_Q' carries sqrt(q' / q). With `moments`, the mean of what
+    the values lose goes into the output bias: attention rows sum to one, so it passes through exactly.
     """
-    qk, vo = [qk_pair(b) for b in blocks], [vo_pair(b) for b in blocks]
-    qk_moments = vo_moments = None
-    if moments is not None:
-        moments = [m.to(blocks[0].wq.device) for m in moments]
-        sides = [pair[0].shape[-1] for pair in qk]
-        qk_moments = [(m[:s, :s], m[:-1, :-1]) for m, s in zip(moments, sides, strict=True)]
-        # Values are averaged over tokens before W_O: only the input side has a metric.
-        vo_moments = [(m[:-1, :-1], torch.eye(len(m) - 1, dtype=m.dtype, device=m.device)) for m in moments]
-    narrow_qk = _narrow(qk, [d.qk for d in dims], qk_moments)
-    narrow_vo = _narrow(vo, [d.vo for d in dims], vo_moments)
+    spectra = spectra or attention_spectra(blocks, moments)
     narrowed = []
-    for block, new, (wq, wk), (wv, wo) in zip(blocks, dims, narrow_qk, narrow_vo, strict=True):
+    for i, (block, new) in enumerate(zip(blocks, dims, strict=True)):
+        wq, wk = factors(spectra.qk[i], *qk_pair(block), new.qk)
+        wv, wo = factors(spectra.vo[i], *vo_pair(block), new.vo)
         wq = wq * (new.qk / block.wq.shape[1]) ** 0.5
         embed = block.wk.shape[-1]
         bq = None if block.bq is None else wq[..., embed]
-        narrowed.append(
-            replace(block, wq=wq[..., :embed], bq=bq, wk=wk, bk=None, wv=wv, bv=None, wo=wo.mT, bo=output_bias(block))
-        )
+        slim = replace(block, wq=wq[..., :embed], bq=bq, wk=wk, bk=None, wv=wv, bv=None, wo=wo.mT)
+        bias = output_bias(block)
+        if moments is not None:
+            lost = _mean_output(block, moments[i]) - _mean_output(slim, moments[i])
+            bias = lost if bias is None else bias + lost
+        narrowed.append(replace(slim, bo=bias))
     return narrowed
+
+
+def _mean_output(block: BlockWeights, moment: Tensor) -> Tensor:
+    """sum_h W_O W_V m of the mean token m: [d]."""
+    mean = moment[:-1, -1].to(block.wv)
+    return torch.einsum("hdv,hve,e->d", block.wo.detach(), block.wv.detach(), mean)
 
 
 @torch.no_grad()
@@ -112,6 +172,33 @@ def apply(network: nn.Module, plan: Plan) -> nn.Module:
     merged = [merge(block, to_device(c, device)) for block, c in zip(narrowed, plan.clusters, strict=True)]
     slim: nn.Module = family.build(network, merged)
     return slim
+
+
+@torch.no_grad()
+def rebuild(network: nn.Module, blocks: Sequence[BlockWeights]) -> nn.Module:
+    """Return a slim copy whose blocks have these weights; the network itself is not changed."""
+    slim: nn.Module = family_of(network).build(network, blocks)
+    return slim
+
+
+@torch.no_grad()
+def without_neurons(network: nn.Module, masks: Sequence[Tensor]) -> nn.Module:
+    """Return a copy in which the FFN neurons [e] whose mask is zero no longer reach the output; no shape changes."""
+    copied = bare_copy(network)
+    for block, mask in zip(family_of(copied).read(copied), masks, strict=True):
+        block.w2.mul_(mask.to(block.w2))
+    return copied
+
+
+@torch.no_grad()
+def with_class_bias(network: nn.Module, classes: Sequence[int], bias: float) -> nn.Module:
+    """Return a copy that adds this bias to the logits of all other classes (NuWa's head focus)."""
+    copied = bare_copy(network)
+    for head in family_of(copied).classifiers(copied):
+        others = torch.ones(head.out_features, dtype=torch.bool)
+        others[list(classes)] = False
+        head.bias[others] += bias
+    return copied
 
 
 def with_classes(network: nn.Module, classes: Sequence[int]) -> nn.Module:

@@ -106,6 +106,10 @@ class Compute:
         reduced: Tensor = self.accelerator.reduce(value, reduction="mean")
         return reduced
 
+    def mean_on_cpu(self, value: Tensor) -> Tensor:
+        """Average over the processes of a tensor that is kept on the CPU."""
+        return self.mean(value.to(self.device)).cpu()
+
     def share(self, split: Split) -> Split:
         """This process's share of the images."""
         count = self.accelerator.num_processes

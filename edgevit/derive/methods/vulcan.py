@@ -34,7 +34,7 @@ from edgevit.derive.plan import Plan, load_plan, save_plan
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.rank import query_matrix, tail_sums
 from edgevit.derive.shape import Widths, fit
-from edgevit.derive.statistics import BlockStatistics, calibrate, observed, token_sum
+from edgevit.derive.statistics import BlockStatistics, Factorisation, calibrate, observed, token_sum
 from edgevit.derive.train import Compute, train
 from edgevit.errors import OptionError
 from edgevit.models.blocks import BlockDims, BlockWeights
@@ -54,7 +54,7 @@ class Config:
     ffn_normalisation: Normalisation = "zscore"  # of activations, before the global threshold of Eq. 3
     head_allocation: Literal["effective_rank", "uniform"] = "effective_rank"  # of QK and VO widths (Eq. 5, 6)
     size_weight: SizeWeight = "parameters"  # blocks of different size: Eq. 29 and 30, or the released code's logarithm
-    qk_svd: Literal["weights", "activations"] = "weights"  # factorise for the weights, or for the task's own tokens
+    factorisation: Factorisation = "weights"  # of attention: for the weights, the task's tokens, or these weighted
     steps_rule: Literal["published", "data"] = "published"  # 6250 R^2 + 1250 R, or the same number of epochs
     calibration_images: int = 1024  # for activations and moments
 
@@ -118,7 +118,6 @@ def _scores(statistics: BlockStatistics, config: Config, generator: torch.Genera
 
 def make_plan(problem: Problem, config: Config) -> Plan:
     """Decide widths, clusters and anchors; the statistics are taken by all processes, the rest by the first."""
-    moments = config.qk_svd == "activations"
     images = problem.compute.share(problem.task.train.subset(config.calibration_images))
     with problem.stopwatch.stage("statistics"):
         statistics = calibrate(
@@ -127,10 +126,11 @@ def make_plan(problem: Problem, config: Config) -> Plan:
             batch_size=problem.compute.batch_size,
             device=problem.compute.device,
             workers=problem.training.workers,
-            moments=moments,
+            factorisation=config.factorisation,
+            columns=problem.columns,
             progress=problem.progress,
         )
-        statistics = [_over_processes(s, problem.compute) for s in statistics]
+        statistics = [s.map(problem.compute.mean_on_cpu) for s in statistics]
     if problem.compute.is_main:
         with problem.stopwatch.stage("clustering"):
             save_plan(_decide(problem, config, statistics), problem.folder)
@@ -138,14 +138,6 @@ def make_plan(problem: Problem, config: Config) -> Plan:
     plan = load_plan(problem.folder)
     assert plan is not None
     return plan
-
-
-def _over_processes(statistics: BlockStatistics, compute: Compute) -> BlockStatistics:
-    def mean(value: Tensor) -> Tensor:
-        return compute.mean(value.to(compute.device)).cpu()
-
-    moment = None if statistics.moment is None else mean(statistics.moment)
-    return BlockStatistics(mean(statistics.activation), moment)
 
 
 def _decide(problem: Problem, config: Config, statistics: list[BlockStatistics]) -> Plan:

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edgevit.cli.console import Console, JsonFlag
+
+
+def main(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove every entry.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Show what derivations share on this machine, or clear it."""
+    import time
+
+    from rich.table import Table
+
+    from edgevit.derive import cache
+
+    console = Console(json=json)
+    folder = cache.cache_folder()
+    held = cache.clear(folder) if clear else cache.entries(folder)
+    total = sum(entry.bytes for entry in held)
+    table = Table("entry", "MB", "last used")
+    table.columns[1].justify = "right"
+    for entry in held:
+        hours = (time.time() - entry.used_s) / 3600
+        table.add_row(entry.file.stem, f"{entry.bytes / 1e6:.1f}", f"{hours:.1f} h ago")
+    if held and not clear:
+        console.show(table)
+    console.show(f"{'removed' if clear else 'holding'} {len(held)} entries, {total / 1e6:.1f} MB, in {folder}")
+    shown = [{"entry": e.file.stem, "bytes": e.bytes, "used_s": e.used_s} for e in held]
+    console.result({"folder": str(folder), "cleared": clear, "bytes": total, "entries": shown})

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+
+
+def main(
+    plan: Annotated[Path, typer.Argument(help="YAML of tasks, budgets and methods, as edgevit/derive/many.py shows.")],
+    workers: Annotated[int | None, typer.Option(help="Derivations side by side, instead of the plan's.")] = None,
+    json: JsonFlag = False,
+    quiet: QuietFlag = False,
+    verbose: VerboseFlag = False,
+) -> None:
+    """Derive many models from one plan; the same command goes on where it was stopped."""
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    from edgevit.derive.many import HEAD, cells, derive_many
+
+    console = Console(json=json, quiet=quiet, verbose=verbose)
+    rows = derive_many(plan, workers=workers, progress=console.progress)
+    table = Table(*HEAD)
+    for row in rows:
+        table.add_row(*cells(row))
+    console.show(table)
+    console.result({"rows": [asdict(row) for row in rows]})
+    if any(row.state == "failed" for row in rows):
+        raise typer.Exit(1)

@@ -1,0 +1,166 @@
+"""What a derivation worked out and another can use again: files under the user's cache folder, named by content hash.
+
+An entry's name is the hash of everything that it depends on: the base's weights, the images themselves, options,
+versions of edgevit and of torch. So an entry is never out of date, only unused; the least recently used go first
+when there are too many. An entry that cannot be read is said to be so, and made again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+import edgevit
+from edgevit.errors import OutputError
+from edgevit.models.checkpoint import tensors_sha256, writing
+from edgevit.progress import Progress, Silent
+
+SCHEMA = "1"  # of the entries; one of another schema is made again
+LIMIT_BYTES = 20 * 10**9
+
+Tensors = dict[str, Tensor]
+
+
+def cache_folder() -> Path:
+    """Where entries are: $XDG_CACHE_HOME/edgevit/derive, or ~/.cache/edgevit/derive."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "edgevit" / "derive"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of the cache."""
+
+    file: Path
+    what: str
+    bytes: int
+    used_s: float  # seconds since the epoch
+
+
+def entries(folder: Path) -> list[Entry]:
+    """What the cache holds, last used first."""
+    found = []
+    for file in folder.glob("*.safetensors"):
+        facts = file.stat()
+        found.append(Entry(file, file.stem.rpartition("-")[0], facts.st_size, facts.st_mtime))
+    return sorted(found, key=lambda entry: -entry.used_s)
+
+
+def clear(folder: Path) -> list[Entry]:
+    """Remove every entry; return what was there."""
+    gone = entries(folder)
+    with writing(folder):
+        for file in folder.glob("*"):
+            file.unlink(missing_ok=True)
+    return gone
+
+
+def _trim(folder: Path, limit_bytes: int) -> None:
+    """Remove the least recently used entries beyond the limit."""
+    held = 0
+    for entry in entries(folder):
+        held += entry.bytes
+        if held > limit_bytes:
+            entry.file.unlink(missing_ok=True)
+
+
+class _Unusable(Exception):
+    """Why an entry that is there cannot be used."""
+
+
+def _read(file: Path) -> Tensors:
+    """Read an entry and check that it is whole.
+
+    Raises:
+        _Unusable: it is damaged, or of another schema.
+    """
+    try:
+        with safe_open(file, "pt") as opened:
+            facts = opened.metadata() or {}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no dict
+    except (SafetensorError, OSError) as error:
+        raise _Unusable(f"it cannot be read ({str(error).splitlines()[0][:80]})") from error
+    if facts.get("schema") != SCHEMA:
+        raise _Unusable(f"it has schema {facts.get('schema')}, and this version reads {SCHEMA}")
+    if facts.get("sha256") != tensors_sha256(tensors):
+        raise _Unusable("its content does not match its hash")
+    return tensors
+
+
+@dataclass
+class Cache:
+    """Entries in one folder; with `folder` None everything is worked out anew."""
+
+    folder: Path | None
+    progress: Progress = field(default_factory=Silent)
+    limit_bytes: int = LIMIT_BYTES
+    reused: list[str] = field(default_factory=list)  # what this derivation did not have to work out
+
+    def tensors(self, what: str, key: Mapping[str, Any], make: Callable[[], Tensors]) -> Tensors:
+        """Return the entry of this key, or make it and keep it.
+
+        Args:
+            what: a word for it, for people. `key` is all that `make` depends on, as plain values.
+        """
+        if self.folder is None:
+            return make()
+        told = json.dumps([SCHEMA, edgevit.__version__, torch.__version__, what, key], sort_keys=True)
+        file = self.folder / f"{what}-{hashlib.sha256(told.encode()).hexdigest()[:32]}.safetensors"
+        with self._alone(file):
+            if (found := self._find(what, file)) is not None:
+                return found
+            made = {name: t.detach().cpu().contiguous() for name, t in make().items()}
+            self._keep(file, made)
+            return made
+
+    def _find(self, what: str, file: Path) -> Tensors | None:
+        if not file.is_file():
+            return None
+        try:
+            found = _read(file)
+        except _Unusable as why:
+            self.progress.note(f"cached {what} not used: {why}; working it out again")
+            return None
+        os.utime(file)  # it was used just now
+        self.reused.append(what)
+        self.progress.note(f"reusing {what} from the cache")
+        return found
+
+    def _keep(self, file: Path, tensors: Tensors) -> None:
+        """Write an entry so that it is there whole or not at all; a full disk costs the entry, not the derivation."""
+        temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+        try:
+            with writing(file):
+                save_file(tensors, temporary, {"schema": SCHEMA, "sha256": tensors_sha256(tensors)})
+                temporary.replace(file)
+                _trim(file.parent, self.limit_bytes)
+        except OutputError as error:
+            self.progress.note(f"not cached: {error}")
+            with suppress(OSError):  # it may never have come to be
+                temporary.unlink()
+
+    @contextmanager
+    def _alone(self, file: Path) -> Iterator[None]:
+        """Let one process at a time work out an entry, so that derivations side by side share the work."""
+        try:
+            with writing(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                lock = file.with_suffix(".lock").open("w")
+        except OutputError:
+            yield  # a folder that cannot be written to: `_keep` says so
+            return
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield

@@ -1,0 +1,143 @@
+"""The cache gives back what was put in, and never anything else."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_base import derive, write_checkpoint
+
+from edgevit.derive import cache as cache_module
+from edgevit.derive.cache import Cache, clear, entries
+
+
+class Noting:
+    """A progress that remembers the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+class Maker:
+    """Counts how often it was needed."""
+
+    def __init__(self, value: float = 1.0) -> None:
+        self.calls, self.value = 0, value
+
+    def __call__(self) -> dict[str, torch.Tensor]:
+        self.calls += 1
+        return {"a": torch.full((3,), self.value), "b": torch.arange(2)}
+
+
+@pytest.fixture
+def opened(tmp_path: Any) -> Any:
+    return Cache(tmp_path / "cache", Noting())
+
+
+def test_an_entry_is_made_once_and_told_of_when_reused(opened: Any) -> None:
+    make = Maker()
+    first, second = (opened.tensors("masks", {"base": "x"}, make) for _ in range(2))
+    assert make.calls == 1 and opened.reused == ["masks"]
+    assert all(torch.equal(first[name], second[name]) for name in ("a", "b"))
+    assert opened.progress.notes == ["reusing masks from the cache"]
+
+
+def test_another_key_or_word_is_another_entry(opened: Any) -> None:
+    make = Maker()
+    for what, key in (("masks", {"base": "x"}), ("masks", {"base": "y"}), ("spectra", {"base": "x"})):
+        opened.tensors(what, key, make)
+    assert make.calls == 3 and sorted(e.what for e in entries(opened.folder)) == ["masks", "masks", "spectra"]
+
+
+def _truncate(file: Any) -> None:
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def _flip(file: Any) -> None:
+    content = bytearray(file.read_bytes())
+    content[-2] ^= 1
+    file.write_bytes(content)
+
+
+def _of_another_version(file: Any) -> None:
+    save_file(load_file(file), file, {"schema": "0"})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (_truncate, "it cannot be read"),
+        (_flip, "its content does not match its hash"),
+        (_of_another_version, "it has schema 0, and this version reads 1"),
+    ],
+)
+def test_an_entry_that_is_damaged_or_of_another_version_is_said_so_and_made_again(
+    opened: Any, spoil: Any, told: str
+) -> None:
+    make = Maker()
+    good = opened.tensors("masks", {}, make)
+    spoil(entries(opened.folder)[0].file)
+    again = opened.tensors("masks", {}, make)
+    assert make.calls == 2 and torch.equal(good["a"], again["a"])
+    assert told in opened.progress.notes[0] and "working it out again" in opened.progress.notes[0]
+    opened.tensors("masks", {}, make)
+    assert make.calls == 2, "the new entry is whole"
+
+
+def test_the_least_recently_used_go_first(opened: Any) -> None:
+    opened.tensors("one", {}, Maker())
+    size = entries(opened.folder)[0].bytes
+    opened.limit_bytes = 2 * size
+    opened.tensors("two", {}, Maker())
+    for file, age in ((e.file, 100 if e.what == "one" else 50) for e in entries(opened.folder)):
+        os.utime(file, (0, 1e9 - age))
+    opened.tensors("one", {}, Maker())  # used just now
+    opened.tensors("three", {}, Maker())
+    assert {e.what for e in entries(opened.folder)} == {"one", "three"}
+
+
+def test_a_folder_that_cannot_be_written_costs_the_entry_and_nothing_else(tmp_path: Any) -> None:
+    (tmp_path / "file").write_text("in the way")
+    blocked = Cache(tmp_path / "file" / "cache", Noting())
+    assert float(blocked.tensors("masks", {}, Maker())["a"][0]) == 1.0
+    assert blocked.progress.notes and "not cached" in blocked.progress.notes[0]
+
+
+def test_without_a_folder_everything_is_worked_out() -> None:
+    make, none = Maker(), Cache(None)
+    none.tensors("masks", {}, make), none.tensors("masks", {}, make)
+    assert make.calls == 2 and none.reused == []
+
+
+def test_a_second_derivation_reuses_what_does_not_depend_on_the_rate_and_is_the_same_as_a_fresh_one(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    checkpoint = write_checkpoint(tmp_path)
+    asked = {"method": "nuwa", "training": {"steps": 0}, "options": {"purification_steps": 4}}
+    derive(checkpoint, tmp_path / "first", rate=0.5, **asked)
+    second = derive(checkpoint, tmp_path / "second", rate=0.6, **asked)
+    fresh = derive(checkpoint, tmp_path / "fresh", rate=0.6, cache=False, **asked)
+    assert {"masks", "statistics", "spectra", "removal-order"} <= set(second.record["facts"]["reused"])
+    assert fresh.record["facts"]["reused"] == []
+    for name, value in fresh.model.network.state_dict().items():
+        assert torch.equal(value, second.model.network.state_dict()[name]), name
+    folder = cache_module.cache_folder()
+    assert folder == tmp_path / "home" / "edgevit" / "derive"
+    assert len(clear(folder)) >= 4 and entries(folder) == []
+
+
+def test_the_command_shows_and_clears(opened: Any, edgevit_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "cache_folder", lambda: opened.folder)
+    assert "holding 0 entries" in edgevit_main("cache").out
+    opened.tensors("spectra", {}, Maker())
+    shown = edgevit_main("cache")
+    assert "spectra-" in shown.out and "holding 1 entries" in shown.out and shown.err == ""
+    assert "removed 1 entries" in edgevit_main("cache", "--clear").out
+    assert entries(opened.folder) == []
