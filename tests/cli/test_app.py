@@ -10,7 +10,7 @@ import pytest
 
 import edgevit
 
-COMMANDS = ["derive", "export", "bench", "evaluate", "show", "compare", "board", "profiles"]
+COMMANDS = ["derive", "derive-many", "cache", "export", "bench", "evaluate", "show", "compare", "board", "profiles"]
 
 HELP = """
 import sys
