@@ -33,7 +33,8 @@ Vulcan's plan and surgery with no training before it. This is no ImageNet result
 """
 CLOSED_FORM = """## Cost of NuWa's closed form
 
-{machine}, {threads} thread(s), torch {torch}; load average {load_average:.1f} at the start. Random weights and features.
+{machine}, {threads} thread(s), torch {torch}; load average {load_average:.1f} at the start. Random weights and
+features.
 """
 SHAPES = """## Shapes: latency beside MACs
 
