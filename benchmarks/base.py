@@ -14,7 +14,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ class Recipe:
 
 
 RENDERED_RECIPE = Recipe()
+BASE_PER_CLASS = 1200  # images the base learns from; a user of it has the 400 per class of the data set
 DIGITS_RECIPE = Recipe(epochs=24, batch_size=32, lr=1e-3, shift_px=2)
 
 
@@ -232,9 +233,12 @@ def ensure_base(
 
 
 def ensure_rendered_base(*, cache_dir: Path | str = CACHE, progress: Progress | None = None) -> tuple[Path, Path]:
-    """Return the rendered data set's folder and its base's."""
+    """Return the rendered data set's folder and its base's, which was trained on other images of the same classes."""
     root = dataset.ensure(cache_dir, progress=progress)
-    return root, ensure_base(read_folder(root), RENDERED_ARGS, RENDERED_RECIPE, cache_dir=cache_dir, progress=progress)
+    more = dataset.ensure(cache_dir, train_per_class=BASE_PER_CLASS, val_per_class=1, seed=1, progress=progress)
+    images, test = read_folder(more), read_folder(root)
+    images = replace(images, val=test.val, val_labels=test.val_labels)
+    return root, ensure_base(images, RENDERED_ARGS, RENDERED_RECIPE, cache_dir=cache_dir, progress=progress)
 
 
 if __name__ == "__main__":
