@@ -1,17 +1,20 @@
-"""Accuracy of Vulcan, of NuWa and of each of their open choices, on the project's own rendered data set.
+"""Accuracy of every method side by side, and of forge with each of its steps taken away.
 
     python benchmarks/accuracy.py                 # everything that is not in results/accuracy.json yet
-    python benchmarks/accuracy.py --only main     # one table; untrained, nuwa, schedule, ablation ...
+    python benchmarks/accuracy.py --only main     # one table; forge, curve, skd, digits
+    python benchmarks/accuracy.py --method nuwa   # one method
     python benchmarks/accuracy.py --jobs 2        # two derivations side by side, one thread each
 
-Three sub-tasks of 3, 6 and 12 of the 24 classes. Everything is chosen on the validation part, which is held out of the
+Sub-tasks of 6, 12 and 18 of the 24 rendered classes, and of 5 and 10 digits. Every method that trains sees the same
+number of images, and all land on the same MACs. Everything is chosen on the validation part, which is held out of the
 training images; accuracy is reported on `val/`, which no derivation ever sees. Each result is written as soon as it is
-there, so that an interrupted benchmark goes on where it was.
+there, so that an interrupted benchmark goes on where it was; the most telling rows come first.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -19,61 +22,56 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
-TABLES = ("main", "untrained", "schedule", "ablation", "learning-rate", "nuwa")
-TASK_SIZES = (3, 6, 12)
-RATES = (0.4, 0.6, 0.8)
+TABLES = ("main", "forge", "curve", "skd", "digits")
+TASK_SIZES = (6, 12, 18)
+RATES = (0.4, 0.6, 0.8, 0.9)
 SEEDS = (42, 43, 44)
 STEPS, BATCH, LR = 200, 48, 3e-4
-ABLATION_TASK, ABLATION_RATE = 6, 0.6
+BASELINE_RATE = 0.8  # the fine-tuned base does not depend on the rate: it is taken once, beside this one
 
-# Each takes one choice away from the default, or puts another in its place.
-ABLATIONS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "no collapse term": {"collapse": "none"},
-    "no rank term": {"rank": False},
-    "random anchors": {"anchor": "random"},
-    "collapse=activation": {"collapse": "activation"},
-    "anchor_update=batch": {"anchor_update": "batch"},
-    "anchor_update=ema": {"anchor_update": "ema"},
-    "multiplier_update=ascent": {"multiplier_update": "ascent"},
-    "reduction=paper": {"reduction": "paper"},
-    "ascent and paper": {"multiplier_update": "ascent", "reduction": "paper"},
-    "rho=0.1": {"rho": 0.1},
-    "rho=10": {"rho": 10.0},
-    "ffn_normalisation=minmax": {"ffn_normalisation": "minmax"},
-    "ffn_normalisation=l2": {"ffn_normalisation": "l2"},
-    "ffn_normalisation=uniform": {"ffn_normalisation": "uniform"},
-    "head_allocation=uniform": {"head_allocation": "uniform"},
-    "factorisation=activations": {"factorisation": "activations"},
+Options = dict[str, Any]
+
+# Name in the tables: method, its options, steps.
+METHODS: dict[str, tuple[str, Options, int]] = {
+    "forge": ("forge", {}, STEPS),
+    "forge, closed form": ("forge", {}, 0),
+    "vulcan": ("vulcan", {}, STEPS),
+    "vulcan + teacher": ("vulcan", {"teacher": "restricted"}, STEPS),
+    "nuwa": ("nuwa", {}, 0),
+    "nuwa, fine-tuned": ("nuwa", {}, STEPS),
 }
 
-
-NUWA_RATES = (0.4, 0.6, 0.8)
-AS_PUBLISHED = {"purification": "always", "factorisation": "weights", "widths": "energy", "neurons": "activation"}
-NUWA: dict[str, dict[str, Any]] = {
-    "nuwa": {},
-    "as published": AS_PUBLISHED,
-    "as published, no purification": {**AS_PUBLISHED, "purification": "none"},
-    "as published, random neurons": {**AS_PUBLISHED, "neurons": "random"},
-    "as published, no least squares": {**AS_PUBLISHED, "ffn": "remove"},
-    "purification=none": {"purification": "none"},
-    "purification=always": {"purification": "always"},
-    "neurons=random": {"neurons": "random"},
-    "neurons=activation": {"neurons": "activation"},
-    "ffn=remove": {"ffn": "remove"},
-    "ffn=compensate": {"ffn": "compensate"},
-    "factorisation=weights": {"factorisation": "weights"},
-    "factorisation=tokens": {"factorisation": "tokens"},
-    "widths=uniform": {"widths": "uniform"},
-    "widths=energy": {"widths": "energy"},
+# Each takes one step of forge away, or puts another in its place; forge itself is in the table "main".
+FORGE: dict[str, Options] = {
+    "allocation=uniform": {"allocation": "uniform"},
+    "sensitivity=none": {"sensitivity": "none"},
+    "sequential=false": {"sequential": False},
+    "teacher=none": {"teacher": "none"},
+    "drop_heads=false": {"drop_heads": False},
+    "drop_blocks=false": {"drop_blocks": False},
+    "neither dropped": {"drop_heads": False, "drop_blocks": False},
 }
+FORGE_SHAPES = ("paper", "free")  # beside fused, the default
+FORGE_TASK, FORGE_RATES = 12, (0.8, 0.9)
+TRAINING_ONLY = ("teacher=none",)  # says nothing of the closed form
+
+CURVE_TASK, CURVE_RATE, CURVE_STEPS = 12, 0.8, (10, 21, 50, 100)  # and STEPS, which is in the table "main"
+CURVE = [name for name, (_, _, steps) in METHODS.items() if steps]
+
+DIGITS_SIZES, DIGITS_RATES = (5, 10), (0.8, 0.6)
+DIGITS_STEPS, DIGITS_BATCH = 100, 32
+DIGITS_METHODS = ("forge", "forge, closed form", "vulcan", "vulcan + teacher", "nuwa")
+
+SKD_RATES, SKD_STEPS = (0.25, 0.5, 0.75), 50  # steps of a slice, where it is trained at all
+# Steps of the super-network that is sliced; with none, the base is only brought into WPAC's order.
+SKD = {"super-network": STEPS, "WPAC only": 0}
 
 
 @dataclass(frozen=True)
@@ -84,102 +82,258 @@ class Case:
     task: int  # number of classes
     rate: float
     seed: int
-    variant: str = "default"
-    options: dict[str, Any] = field(default_factory=dict)
+    variant: str  # its name in the table
+    method: str
+    options: Options = field(default_factory=dict)
     shape: str = "fused"
     steps: int = STEPS
     batch_size: int = BATCH
     lr: float = LR
     schedule: Literal["constant", "cosine"] = "cosine"
-    method: str = "vulcan"
+    data: Literal["rendered", "digits"] = "rendered"
+    supernet_steps: int | None = None  # of the super-network that the case slices
 
     def key(self, base_sha256: str) -> str:
         """What identifies a result: another base or another setting is another result."""
-        told = asdict(self)
-        if self.method == "vulcan":
-            told.pop("method")  # rows older than the second method
-        return hashlib.sha256(json.dumps([told, base_sha256], sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([asdict(self), base_sha256], sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def takes_finetuned_base(self) -> bool:
+        """Once per task and seed."""
+        return self.table in ("main", "digits") and self.variant == "vulcan" and self.rate == BASELINE_RATE
+
+
+def shape_at(rate: float, keeps_everything: bool) -> str:
+    """Choose the shape: with every head and block kept, `fused` ends at rate 0.892 of this base."""
+    return "paper" if keeps_everything and rate > 0.89 else "fused"
+
+
+def _main_cases(seeds: Iterable[int], rates: Iterable[float]) -> Iterator[Case]:
+    for rate in rates:
+        for seed in seeds:
+            for task in TASK_SIZES:
+                for variant, (method, options, steps) in METHODS.items():
+                    shape = shape_at(rate, method != "forge")
+                    yield Case("main", task, rate, seed, variant, method, options, shape, steps)
+
+
+def _forge_cases(tasks: Iterable[int], steps: int) -> Iterator[Case]:
+    for rate in FORGE_RATES:
+        for task in tasks:
+            for variant, options in FORGE.items():
+                if steps == 0 and variant in TRAINING_ONLY:
+                    continue
+                keeps = options.get("allocation") == "uniform" or FORGE["neither dropped"].items() <= options.items()
+                shape = shape_at(rate, keeps)
+                yield Case("forge", task, rate, SEEDS[0], variant, "forge", options, shape, steps)
+            for shape in FORGE_SHAPES:
+                yield Case("forge", task, rate, SEEDS[0], f"shape={shape}", "forge", {}, shape, steps)
+
+
+def _curve_cases() -> Iterator[Case]:
+    for steps in CURVE_STEPS:
+        for variant in CURVE:
+            method, options, _ = METHODS[variant]
+            yield Case("curve", CURVE_TASK, CURVE_RATE, SEEDS[0], variant, method, options, steps=steps)
+
+
+def _digits_cases() -> Iterator[Case]:
+    for seed in SEEDS:
+        for rate in DIGITS_RATES:
+            for task in DIGITS_SIZES:
+                for variant in DIGITS_METHODS:
+                    method, options, steps = METHODS[variant]
+                    case = Case("digits", task, rate, seed, variant, method, options, data="digits")
+                    yield replace(case, steps=DIGITS_STEPS if steps else 0, batch_size=DIGITS_BATCH)
+
+
+def _skd_cases() -> Iterator[Case]:
+    for task in TASK_SIZES:
+        for rate in SKD_RATES:
+            for name, supernet_steps in SKD.items():
+                for steps, told in ((0, ""), (SKD_STEPS, f", {SKD_STEPS} steps")):
+                    case = Case("skd", task, rate, SEEDS[0], name + told, "skd", steps=steps)
+                    yield replace(case, supernet_steps=supernet_steps)
+
+
+def _beside_skd_cases() -> Iterator[Case]:
+    """Vulcan at the rates of the slices."""
+    for rate in SKD_RATES:
+        for task in TASK_SIZES:
+            yield Case("skd", task, rate, SEEDS[0], "vulcan", "vulcan")
 
 
 def cases() -> Iterator[Case]:
-    """Every derivation, in the order in which a reader would miss it; seeds outermost."""
-    for lr in (3e-4, 1e-3, 5e-4):
-        yield Case("learning-rate", ABLATION_TASK, ABLATION_RATE, SEEDS[0], f"lr={lr:g}", lr=lr, schedule="constant")
-    for task in TASK_SIZES:
-        for rate in RATES:
-            yield Case("schedule", task, rate, SEEDS[0], "schedule=constant", schedule="constant")
-    for task in TASK_SIZES:
-        for rate in RATES:
-            yield Case("untrained", task, rate, SEEDS[0], "steps=0", steps=0)
-    for variant, options in NUWA.items():
-        for task in TASK_SIZES:
-            for rate in NUWA_RATES:
-                yield Case("nuwa", task, rate, SEEDS[0], variant, options, steps=0, method="nuwa")
-    for variant in ("nuwa", "as published"):
-        for task in TASK_SIZES:
-            for rate in NUWA_RATES:
-                yield Case("nuwa", task, rate, SEEDS[0], f"{variant}, fine-tuned", NUWA[variant], method="nuwa")
-    for seed in SEEDS:
-        for task in TASK_SIZES:
-            for rate in RATES:
-                yield Case("main", task, rate, seed)
-        for variant, options in ABLATIONS.items():
-            yield Case("ablation", ABLATION_TASK, ABLATION_RATE, seed, variant, options, schedule="constant")
-        shape = ("ablation", ABLATION_TASK, ABLATION_RATE, seed, "shape=paper")
-        yield Case(*shape, shape="paper", schedule="constant")
+    """Every derivation, in the order in which a reader would miss it."""
+    first, *others = SEEDS
+    yield from _main_cases([first], (0.8, 0.9))
+    yield from _main_cases([first], (0.6, 0.4))
+    yield from _forge_cases(TASK_SIZES, 0)
+    yield from _curve_cases()
+    yield from _digits_cases()
+    yield from _forge_cases([FORGE_TASK], STEPS)
+    yield from _skd_cases()
+    yield from _main_cases(others, (0.8, 0.9))
+    yield from _main_cases(others, (0.6, 0.4))
+    yield from _beside_skd_cases()
 
 
-def task_classes(names: list[str], size: int) -> list[str]:
+def task_classes(names: Sequence[str], size: int) -> list[str]:
     """The sub-task of this size: drawn once, by a seed that is its size."""
     return sorted(random.Random(size).sample(sorted(names), size))
 
 
-def run(case: Case, base: str, data: str, threads: int) -> dict[str, Any]:
-    """Do one derivation and return what is worth keeping of it."""
+# -- data and bases ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a data set and its base are."""
+
+    data: Path
+    base: Path
+    base_sha256: str
+
+
+def _ensure_digits(progress: Any) -> tuple[Path, Path]:
+    """Return the digits as an image folder and the demo's base.
+
+    As a folder the test part is the same whatever the seed, so that it never holds an image the base learnt from.
+    """
+    from base import CACHE, DIGITS_ARGS, DIGITS_RECIPE, ensure_base, read_digits
+    from dataset import complete_folder
+    from PIL import Image
+
+    from edgevit.data.task import open_task
+
+    plain = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
+    plain |= {"input_size": [3, 32, 32], "crop_mode": "center"}
+    task = open_task("digits", None, preprocessing=plain, base_outputs=10)
+    rows = {"train": [*task.train.references, *task.validation.references], "val": list(task.test.references)}
+    images = read_digits([int(str(r)) for r in rows["train"]], [int(str(r)) for r in rows["val"]])
+    base = ensure_base(images, DIGITS_ARGS, DIGITS_RECIPE, progress=progress)
+    folder = CACHE / f"digits-{base.name.removeprefix('base-')}"
+    if not folder.is_dir():
+        with complete_folder(folder) as partial:
+            parts = {"train": (images.train, images.train_labels), "val": (images.val, images.val_labels)}
+            for part, (pixels, labels) in parts.items():
+                for name in images.classes:
+                    (partial / part / name).mkdir(parents=True)
+                for i, (picture, label) in enumerate(zip(pixels.permute(0, 2, 3, 1).numpy(), labels, strict=True)):
+                    Image.fromarray(picture).save(partial / part / images.classes[int(label)] / f"{i:05d}.png")
+    return folder, base
+
+
+def open_places(kinds: Iterable[str], progress: Any) -> dict[str, Place]:
+    from base import ensure_rendered_base
+
+    from edgevit.models.checkpoint import read_weights, tensors_sha256
+
+    places = {}
+    for kind in kinds:
+        data, base = ensure_rendered_base(progress=progress) if kind == "rendered" else _ensure_digits(progress)
+        places[kind] = Place(data, base, tensors_sha256(read_weights(base / "base.safetensors")))
+    return places
+
+
+# -- one derivation ----------------------------------------------------------------------------------------------------
+
+
+def run(case: Case, place: Place, threads: int) -> dict[str, Any] | str:
+    """Do one derivation; return what is worth keeping of it, or why it could not be done."""
     import torch
 
-    import edgevit
-    from edgevit.derive.train import Training
+    from edgevit.errors import EdgeVitError
 
     torch.set_num_threads(threads)
-    os.environ["XDG_CACHE_HOME"] = str(Path(base).parent / "shared")  # the benchmark's own, not the user's
-    facts = json.loads((Path(base) / "base.json").read_text())
+    # The benchmark's own cache, not the user's, and one per method: none gets for nothing what another worked out.
+    os.environ["XDG_CACHE_HOME"] = str(place.base.parent / "shared" / case.method)
     folder = Path(tempfile.mkdtemp())
     try:
-        derivation = edgevit.derive(
-            facts["timm_name"],
-            checkpoint=Path(base) / "base.safetensors",
-            model_args=facts["model_args"],
-            preprocessing={"mean": facts["mean"], "std": facts["std"], "crop_pct": 1.0},
-            data=data,
-            classes=task_classes(facts["classes"], case.task),
-            rate=case.rate,
-            out=folder / "model",
-            method=case.method,
-            options=case.options,
-            shape=case.shape,
-            training=Training(
-                steps=case.steps, batch_size=case.batch_size, lr=case.lr, seed=case.seed, device="cpu", evaluations=5,
-                early_stop=False, schedule=case.schedule,
-            ),
-            # Once per task, seed and schedule: it does not depend on the rate.
-            finetune_base=case.table in ("main", "schedule") and case.rate == RATES[0],
-        )  # fmt: skip
-        history = (folder / "model" / "history.jsonl").read_text().splitlines()
-        last = json.loads(history[-1]) if history else {}
+        return _derive(case, place, folder)
+    except EdgeVitError as error:
+        return str(error)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _training(case: Case, steps: int) -> Any:
+    from edgevit.derive.train import Training
+
+    return Training(
+        steps=steps, batch_size=case.batch_size, lr=case.lr, seed=case.seed, device="cpu", evaluations=5,
+        early_stop=False, schedule=case.schedule,
+    )  # fmt: skip
+
+
+def _base_arguments(place: Place) -> Options:
+    facts = json.loads((place.base / "base.json").read_text())
+    return {
+        "base": facts["timm_name"],
+        "checkpoint": place.base / "base.safetensors",
+        "model_args": facts["model_args"],
+        "preprocessing": {"mean": facts["mean"], "std": facts["std"], "crop_pct": 1.0},
+    }
+
+
+def _ensure_supernet(case: Case, place: Place, classes: list[str]) -> Path:
+    """Return the super-network of this sub-task; train it if it is not there yet."""
+    from edgevit.derive.supernet import supernet
+
+    steps = case.supernet_steps
+    assert steps is not None
+    known = json.dumps([place.base_sha256, classes, case.seed, steps, case.batch_size, case.lr, case.schedule])
+    folder = place.base.parent / f"supernet-{hashlib.sha256(known.encode()).hexdigest()[:16]}"
+    with open(folder.with_suffix(".lock"), "w") as lock:  # two jobs may want the same one
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as scratch:
+                made = Path(scratch) / "net"
+                training = _training(case, steps)
+                supernet(**_base_arguments(place), data=place.data, classes=classes, out=made, training=training)
+                made.rename(folder)
+    return folder
+
+
+def _derive(case: Case, place: Place, folder: Path) -> dict[str, Any]:
+    from edgevit.derive.pipeline import derive
+
+    base = json.loads((place.base / "base.json").read_text())
+    classes = task_classes(base["classes"], case.task)
+    start = _base_arguments(place)
+    if case.supernet_steps is not None:
+        start = {"supernet": _ensure_supernet(case, place, classes)}
+    derivation = derive(
+        **start,
+        data=place.data,
+        classes=classes,
+        rate=case.rate,
+        out=folder / "model",
+        method=case.method,
+        options=case.options,
+        shape=case.shape,
+        training=_training(case, case.steps),
+        finetune_base=case.takes_finetuned_base,
+    )
+    history = (folder / "model" / "history.jsonl").read_text().splitlines()
+    row = _row(case, derivation, json.loads(history[-1]) if history else {})
+    row |= {"base_sha256": place.base_sha256, "base_top1": base["val_top1"]}
+    if "supernet" in start:
+        row["supernet_seconds"] = json.loads((start["supernet"] / "supernet.json").read_text())["seconds"]
+    return row
+
+
+def _row(case: Case, derivation: Any, last: dict[str, Any]) -> dict[str, Any]:
     record, spec = derivation.record, derivation.model.spec
-    accuracy = {name: part and part["top1"] for name, part in record["accuracy"].items()}
     worst = min(record["accuracy"]["derived"]["per_class"].items(), key=lambda pair: pair[1])
     return {
         **asdict(case),
-        "base_sha256": spec.base.weights_sha256,
-        "accuracy": accuracy,
+        "accuracy": {name: part and part["top1"] for name, part in record["accuracy"].items()},
         "worst_class": worst,
         "validation": {"trained": last.get("accuracy_trained"), "pruned": last.get("accuracy_pruned")},
         "facts": record["facts"],
-        "last_losses": {name: last.get(name) for name in ("loss_task", "loss_collapse", "loss_rank", "lambda_1")},
+        "last_losses": {name: value for name, value in last.items() if name.startswith(("loss_", "lambda_"))},
+        "images_seen": (case.steps + (case.supernet_steps or 0)) * case.batch_size,
         "test_images": record["accuracy"]["derived"]["images"],
         "train_images": record["data"]["images"]["train"],
         "rate_reached": spec.rate,
@@ -191,50 +345,76 @@ def run(case: Case, base: str, data: str, threads: int) -> dict[str, Any]:
     }
 
 
-def load() -> dict[str, dict[str, Any]]:
-    return json.loads(RESULTS.read_text())["rows"] if RESULTS.is_file() else {}
+# -- all of them -------------------------------------------------------------------------------------------------------
 
 
-def store(rows: dict[str, dict[str, Any]]) -> None:
-    RESULTS.parent.mkdir(exist_ok=True)
-    temporary = RESULTS.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"schema": 1, "rows": rows}, indent=1) + "\n")
-    temporary.rename(RESULTS)
+def load(file: Path) -> dict[str, dict[str, Any]]:
+    return dict(json.loads(file.read_text())["rows"]) if file.is_file() else {}
+
+
+def store(file: Path, rows: dict[str, dict[str, Any]]) -> None:
+    file.parent.mkdir(exist_ok=True)
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"schema": 2, "rows": rows}, indent=1) + "\n")
+    temporary.rename(file)
+
+
+def run_all(due: dict[str, Case], places: dict[str, Place], file: Path, jobs: int, progress: Any) -> list[str]:
+    """Do what is due, storing each row as it comes; return what could not be done."""
+    import torch
+
+    rows, failed = load(file), []
+    threads = 1 if jobs > 1 else torch.get_num_threads()
+    with ProcessPoolExecutor(jobs) as pool, progress.stage("accuracy", len(due), "derivation") as stage:
+        running = {pool.submit(run, case, places[case.data], threads): key for key, case in due.items()}
+        for done, future in enumerate(as_completed(running), 1):
+            key, row = running[future], future.result()
+            case = due[key]
+            shown = f"{case.table} {case.task} classes, rate {case.rate}, {case.variant}, seed {case.seed}"
+            if isinstance(row, str):
+                failed.append(f"{shown}: {row}")
+                progress.note(failed[-1])
+            else:
+                rows[key] = row
+                store(file, rows)
+                progress.note(f"{shown}: {100 * row['accuracy']['derived']:.2f} %")
+            stage.update(done)
+    return failed
+
+
+def shortened(case: Case, steps: int) -> Case:
+    """The case with so many steps wherever it trains."""
+    supernet_steps = case.supernet_steps and steps
+    return replace(case, steps=case.steps and steps, supernet_steps=supernet_steps)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=TABLES)
+    parser.add_argument("--method", choices=sorted({case.method for case in cases()}))
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
-    arguments = parser.parse_args()
-    from base import ensure_rendered_base
-
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file of the rows; another one for a trial")
+    parser.add_argument("--steps", type=int, help="of every case that trains: for a trial")
+    given = parser.parse_args()
     from edgevit.cli.console import Console
-    from edgevit.models.checkpoint import read_weights, tensors_sha256
 
     progress = Console().progress
-    data, base = ensure_rendered_base(progress=progress)
-    sha256 = tensors_sha256(read_weights(base / "base.safetensors"))
-    rows = load()
-    wanted = [c for c in cases() if c.seed in SEEDS[: arguments.seeds] and arguments.only in (None, c.table)]
-    due = [c for c in wanted if c.key(sha256) not in rows]
-    print(f"{len(wanted)} cases, {len(due)} to do", file=sys.stderr)
-    threads = 1 if arguments.jobs > 1 else 0
-    with (
-        ProcessPoolExecutor(arguments.jobs) as pool,
-        progress.stage("accuracy", len(due), "derivation") as stage,
-    ):
-        import torch
-
-        running = {pool.submit(run, c, str(base), str(data), threads or torch.get_num_threads()): c for c in due}
-        for done, future in enumerate(as_completed(running), 1):
-            row = future.result()
-            rows[running[future].key(sha256)] = row
-            store(rows)
-            stage.update(done)
-            shown = f"{row['table']} {row['task']} classes, rate {row['rate']}, {row['variant']}, seed {row['seed']}"
-            progress.note(f"{shown}: {100 * row['accuracy']['derived']:.2f} %")
+    wanted = [
+        shortened(case, given.steps) if given.steps else case
+        for case in cases()
+        if case.seed in SEEDS[: given.seeds]
+        and given.only in (None, case.table)
+        and given.method in (None, case.method)
+    ]
+    places = open_places(dict.fromkeys(case.data for case in wanted), progress)
+    rows = load(given.results)
+    keyed = {case.key(places[case.data].base_sha256): case for case in wanted}
+    due = {key: case for key, case in keyed.items() if key not in rows}
+    print(f"{len(keyed)} cases, {len(due)} to do", file=sys.stderr)
+    failed = run_all(due, places, given.results, given.jobs, progress)
+    if failed:
+        sys.exit("could not be done:\n" + "\n".join(failed))
 
 
 if __name__ == "__main__":

@@ -33,14 +33,14 @@ RESULTS = Path(__file__).parent / "results" / "attention.json"
 IMAGES, WIDTHS = 128, (4, 8, 16, 32, 48)
 
 
-def open_all() -> tuple[Model, Path, list[str]]:
+def open_all() -> tuple[Model, Path, dict[str, Any]]:
     data, folder = ensure_rendered_base()
     facts = json.loads((folder / "base.json").read_text())
     base = open_base(
         facts["timm_name"], checkpoint=folder / "base.safetensors", model_args=facts["model_args"],
         preprocessing={"mean": facts["mean"], "std": facts["std"], "crop_pct": 1.0},
     )  # fmt: skip
-    return base, data, facts["classes"]
+    return base, data, facts
 
 
 def class_token_moments(network: nn.Module, images: Split) -> list[Tensor]:
@@ -77,7 +77,8 @@ def moments(network: nn.Module, task: Task, columns: list[int]) -> dict[str, lis
 
 
 def main() -> None:
-    base, data, names = open_all()
+    base, data, facts = open_all()
+    names: list[str] = facts["classes"]
     rows: list[dict[str, Any]] = []
     for size in TASK_SIZES:
         task = open_task(
@@ -101,7 +102,10 @@ def main() -> None:
                 rows.append({"task": size, "images": len(task.test), "width": width, "kind": kind, "top1": top1(slim)})
                 print(rows[-1], flush=True)
     environment = {"torch": torch.__version__, "load_average": os.getloadavg()[0]}
-    record = {"schema": 1, "calibration_images": IMAGES, "environment": environment, "rows": rows}
+    record = {
+        "schema": 1, "base_top1": facts["val_top1"], "calibration_images": IMAGES, "environment": environment,
+        "rows": rows,
+    }  # fmt: skip
     RESULTS.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -2,9 +2,11 @@
 
     python benchmarks/least_squares.py            # writes results/closed_form.json
 
-One FFN of DeiT-Base: 128 images of 197 tokens, 3072 neurons of which 1229 stay. The pseudo-inverse is that of the
-(images * tokens) x 1229 matrix, as released; ours sees the neurons batch by batch. Each runs in a process of its own,
-so that its peak memory is its own. Features are random, correlated and of a falling spectrum, as real ones are.
+One FFN of DeiT-Base: 128 images of 197 tokens, 3072 neurons of which 1229 stay. Solved for are the output weights that
+give the FFN's own output from the kept neurons: by the pseudo-inverse of the (images * tokens) x 1229 matrix, as
+released; from the sums of `Regression` over batches of images; and from every neuron's second moments, which serve all
+other widths, too. All read the same neurons and outputs from files, which is not timed. Each runs in a process of its
+own, so that its peak memory is its own. Features are random, correlated and of a falling spectrum, as real ones are.
 """
 
 from __future__ import annotations
@@ -13,95 +15,125 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from cost import peak_bytes
 from torch import Tensor
 
+from edgevit.derive.least_squares import Regression, solve
+from edgevit.derive.statistics import add_outer, symmetric
+
 RESULTS = Path(__file__).parent / "results" / "closed_form.json"
-IMAGES, TOKENS, WIDTH, KEPT, EMBED, BATCH = 128, 197, 3072, 1229, 768, 16
+IMAGES, TOKENS, WIDTH, KEPT, EMBED, BATCH = 128, 197, 3072, 1229, 768, 8
+RIDGE = 1e-9  # to compare solutions with the pseudo-inverse, which has none
 MODEL, RATES = "deit_base_patch16_224", (0.6, 0.4)
 
 
-def mixing() -> Tensor:
-    """[e, e]: neurons share directions whose weight falls to a hundredth."""
+def write_features(folder: Path) -> None:
+    """Neurons h [T, e] that share directions whose weight falls to a hundredth, the kept x [T, r], y = W_2 h [T, d]."""
     generator = torch.Generator().manual_seed(0)
-    falling = torch.logspace(0, -2, WIDTH).unsqueeze(1) / 30
-    mix: Tensor = falling * torch.randn(WIDTH, WIDTH, generator=generator)
-    return mix
+    mix = torch.logspace(0, -2, WIDTH).unsqueeze(1) / 30 * torch.randn(WIDTH, WIDTH, generator=generator)
+    w2 = torch.randn(EMBED, WIDTH, generator=generator) / WIDTH**0.5
+    torch.save(w2, folder / "w2.pt")
+    with ExitStack() as stack:
+        files = [stack.enter_context((folder / name).open("wb")) for name in ("h", "x", "y")]
+        for _ in range(0, IMAGES, BATCH):
+            h = torch.nn.functional.gelu(torch.randn(BATCH * TOKENS, WIDTH, generator=generator) @ mix)
+            for file, part in zip(files, (h, h[:, :KEPT], h @ w2.mT), strict=True):
+                part.contiguous().numpy().tofile(file)
 
 
-def batches(mix: Tensor) -> Iterator[Tensor]:
-    """The neurons [B * N, e] of one batch after the other."""
+def read(file: Path, columns: int, images: slice = slice(0, IMAGES)) -> Tensor:
+    count, start = (images.stop - images.start) * TOKENS * columns, images.start * TOKENS * columns
+    return torch.from_numpy(numpy.fromfile(file, numpy.float32, count, offset=4 * start)).view(-1, columns)
+
+
+def batches(folder: Path, name: str, columns: int) -> Iterator[tuple[Tensor, Tensor]]:
     for start in range(0, IMAGES, BATCH):
-        generator = torch.Generator().manual_seed(1 + start)
-        yield torch.nn.functional.gelu(torch.randn(BATCH * TOKENS, WIDTH, generator=generator) @ mix)
+        images = slice(start, start + BATCH)
+        yield read(folder / name, columns, images), read(folder / "y", EMBED, images)
 
 
-def output_weights() -> Tensor:
-    weights: Tensor = torch.randn(EMBED, WIDTH, generator=torch.Generator().manual_seed(2)) / WIDTH**0.5
-    return weights
+class Clock:
+    """Seconds spent inside it, over several times."""
+
+    seconds = 0.0
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self.start
 
 
-def by_pseudo_inverse(mix: Tensor, w2: Tensor, repeats: int) -> tuple[Tensor, list[float]]:
-    """W_2' as the released code solves for it: every neuron of every token at once."""
-    features = torch.cat(list(batches(mix)))
-    taken = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        solved = (features @ w2.mT).mT @ torch.linalg.pinv(features[:, :KEPT]).mT
-        taken.append(time.perf_counter() - start)
-    return solved, taken
+def by_pseudo_inverse(folder: Path, clock: Clock) -> Tensor:
+    """W_2' as the released code solves for it: every token at once."""
+    x, y = read(folder / "x", KEPT), read(folder / "y", EMBED)
+    with clock:
+        return y.mT @ torch.linalg.pinv(x).mT
 
 
-def by_moments(mix: Tensor, w2: Tensor, repeats: int) -> tuple[Tensor, list[float]]:
-    """W_2' as edgevit solves for it: second moments, batch by batch, then one Cholesky factorisation."""
-    from edgevit.derive.least_squares import solve
-    from edgevit.derive.statistics import add_outer, symmetric
+def by_regression(folder: Path, clock: Clock) -> Tensor:
+    sums = Regression(KEPT, EMBED, torch.device("cpu"))
+    for x, y in batches(folder, "x", KEPT):
+        with clock:
+            sums.add(x, y)
+    with clock:
+        return sums.solve(RIDGE, bias=False)[0].float()
 
-    taken = []
-    for _ in range(repeats):
-        second, seconds = torch.zeros(WIDTH, WIDTH, dtype=torch.float64), 0.0
-        for features in batches(mix):  # making them is not part of it
-            start = time.perf_counter()
-            add_outer(second, features)
-            seconds += time.perf_counter() - start
-        start = time.perf_counter()
+
+def by_moments(folder: Path, clock: Clock) -> Tensor:
+    w2 = torch.load(folder / "w2.pt").double()
+    second = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
+    for h, _ in batches(folder, "h", WIDTH):
+        with clock:
+            add_outer(second, h)
+    with clock:
         second = symmetric(second)
-        solved = solve(second[:KEPT, :KEPT], second[:KEPT] @ w2.double().mT, 1e-9).mT.float()
-        taken.append(seconds + time.perf_counter() - start)
-    return solved, taken
+        lift = RIDGE * float(second.diagonal()[:KEPT].mean())
+        return solve(second[:KEPT, :KEPT], second[:KEPT] @ w2.mT, lift).mT.float()
 
 
-def one_layer(how: str, out: str, repeats: int) -> None:
-    """In a process of its own: seconds, peak memory above what the features' recipe takes, and the solution."""
-    mix, w2 = mixing(), output_weights()
-    torch.linalg.cholesky(torch.eye(64, dtype=torch.float64))  # libraries load at first use
-    before = peak_bytes()
-    solved, taken = (by_pseudo_inverse if how == "pseudo-inverse" else by_moments)(mix, w2, repeats)
-    torch.save(solved, out)
+WAYS = {"pseudo-inverse": by_pseudo_inverse, "regression": by_regression, "moments": by_moments}
+
+
+def one_layer(how: str, folder: Path, repeats: int) -> None:
+    """In a process of its own: seconds, and how far it raises the peak memory of a process that has loaded torch."""
+    for kind in (torch.float32, torch.float64):  # libraries load and take their buffers at first use
+        some = torch.randn(768, 768, dtype=kind)
+        torch.linalg.svd(torch.linalg.cholesky(some @ some.mT + torch.eye(768)))
+    before, taken = peak_bytes(), []
+    for _ in range(repeats):
+        clock = Clock()
+        solved = WAYS[how](folder, clock)
+        taken.append(clock.seconds)
+    torch.save(solved, folder / f"{how}.pt")
     print(json.dumps({"seconds": taken, "peak_bytes": peak_bytes() - before}))
 
 
 def least_squares(folder: Path, repeats: int) -> dict[str, Any]:
-    """Both in turns; the solutions compared."""
+    """All in turns, compared with the pseudo-inverse."""
+    write_features(folder)
     found: dict[str, dict[str, Any]] = {}
-    for how in ("pseudo-inverse", "moments"):
-        found[how] = _in_a_process("--layer", how, folder / f"{how}.pt", repeats)
-    first, second = (torch.load(folder / f"{how}.pt") for how in found)
-    medians = {how: sorted(of["seconds"])[len(of["seconds"]) // 2] for how, of in found.items()}
-    return {
-        **found,
-        "faster": medians["pseudo-inverse"] / medians["moments"],
-        "memory_ratio": found["moments"]["peak_bytes"] / found["pseudo-inverse"]["peak_bytes"],
-        "difference": float((first - second).norm() / first.norm()),
-    }
+    for how in WAYS:
+        found[how] = _in_a_process("--layer", how, folder, repeats)
+        found[how]["median_s"] = statistics.median(found[how]["seconds"])
+    pinv, expected = found["pseudo-inverse"], torch.load(folder / "pseudo-inverse.pt")
+    for how, of in found.items():
+        apart = torch.load(folder / f"{how}.pt") - expected
+        of["faster"] = pinv["median_s"] / of["median_s"]
+        of["memory_ratio"] = of["peak_bytes"] / pinv["peak_bytes"]
+        of["difference"] = float(apart.norm() / expected.norm())
+    return found
 
 
 def whole_model(images: int) -> dict[str, Any]:
@@ -155,7 +187,7 @@ def main() -> None:
     parser.add_argument("--whole", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.layer:
-        one_layer(arguments.layer[0], arguments.layer[1], int(arguments.layer[2]))
+        one_layer(arguments.layer[0], Path(arguments.layer[1]), int(arguments.layer[2]))
         return
     if arguments.whole:
         print(json.dumps(whole_model(arguments.whole)))

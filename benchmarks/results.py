@@ -8,28 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import accuracy_tables
+import first_base
+from tables import grouped, load, table
+
 HERE = Path(__file__).parent
-TITLES = {
-    "base_full_head": "base, full head",
-    "base_restricted": "base, restricted",
-    "base_finetuned": "base, fine-tuned",
-}
 HEAD = """# Results
 
 Made by `python benchmarks/results.py` from `benchmarks/results/*.json`; `make benchmark` measures again. Machines were
 shared: ratios measured side by side mean more than seconds.
-"""
-ACCURACY = """## Accuracy on the rendered data set
-
-ViT 192 x 6 (head width 64), 24 rendered classes of 48 x 48 pixels, trained from scratch by `base.py`. Top-1 in per cent
-on `val/`, which no derivation sees; choices are made on a tenth of the training images, held out. {steps} steps of
-{batch_size} images, learning rate {lr:g}, {schedule}, shape `fused`. Mean and range over seeds {seeds}; `cut only` is
-Vulcan's plan and surgery with no training before it. This is no ImageNet result.
 """
 CLOSED_FORM = """## Cost of NuWa's closed form
 
@@ -43,114 +33,6 @@ equal MACs, `padded` is `paper` with the smaller of QK and VO zero-padded. Laten
 distance between its quartiles. Fused attention blocks: TensorRT-RTX for SM 8.6, a proxy for Orin and not Orin. A CPU
 does not fuse attention: what the shapes cost on a board is not in this table.
 """
-
-
-def load(name: str) -> dict[str, Any] | None:
-    file = HERE / "results" / f"{name}.json"
-    return json.loads(file.read_text()) if file.is_file() else None
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
-    return "\n".join(lines) + "\n"
-
-
-def percent(values: Sequence[float]) -> str:
-    """Mean, and the spread between smallest and largest where there are several."""
-    mean = f"{100 * statistics.mean(values):.1f}"
-    return mean if len(values) < 2 else f"{mean} ({100 * min(values):.1f} to {100 * max(values):.1f})"
-
-
-def grouped(rows: Iterable[dict[str, Any]], *keys: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        groups[tuple(row[k] for k in keys)].append(row)
-    return groups
-
-
-def derived(rows: Iterable[dict[str, Any]]) -> list[float]:
-    return [row["accuracy"]["derived"] for row in rows]
-
-
-def main_table(rows: list[dict[str, Any]], untrained: list[dict[str, Any]]) -> str:
-    """Three baselines, Vulcan at each rate, and Vulcan's cut with no training before it, per sub-task."""
-    by_task = grouped(rows, "task")
-    rates = sorted({row["rate"] for row in rows})
-    lines = []
-    for (task,), group in sorted(by_task.items()):
-        cells = [f"{task} classes, {group[0]['test_images']} test images"]
-        for key in TITLES:
-            taken = [a for row in group if (a := row["accuracy"][key]) is not None]
-            cells.append(percent(sorted(set(taken))) if taken else "")
-        cells += [percent(derived(r for r in group if r["rate"] == rate)) for rate in rates]
-        cut = [[r for r in untrained if (r["task"], r["rate"]) == (task, rate)] for rate in rates]
-        lines.append(cells + [percent(derived(rows)) if rows else "" for rows in cut])
-    head = [*(f"vulcan {r}" for r in rates), *(f"cut only {r}" for r in rates)]
-    return table(["sub-task", *TITLES.values(), *head], lines)
-
-
-def ablation_table(rows: list[dict[str, Any]]) -> str:
-    """Each variant beside the default of the same seed, so that the seed's own luck cancels."""
-    default = {row["seed"]: row["accuracy"]["derived"] for row in rows if row["variant"] == "default"}
-    lines = []
-    for (variant,), group in grouped(rows, "variant").items():
-        differences = [r["accuracy"]["derived"] - default[r["seed"]] for r in group if r["seed"] in default]
-        validation = [r["validation"]["pruned"] for r in group]
-        gap = [r["validation"]["trained"] - r["validation"]["pruned"] for r in group]
-        shown = ", ".join(f"{100 * d:+.1f}" for d in differences) if variant != "default" else ""
-        gap_points = f"{100 * statistics.mean(gap):+.1f}"
-        lines.append([variant, percent(derived(group)), shown, percent(validation), gap_points])
-    head = ["variant", "test top-1", "against the default, per seed", "validation top-1", "trained minus pruned"]
-    return table(head, lines)
-
-
-def schedule_table(constant: list[dict[str, Any]], cosine: list[dict[str, Any]]) -> str:
-    """The published constant learning rate beside a cosine of it: same tasks, rates and seed."""
-    lines = []
-    for row in constant:
-        same = [r for r in cosine if all(r[k] == row[k] for k in ("task", "rate", "seed"))]
-        cells = [f"{row['task']} classes, rate {row['rate']}"]
-        for rows in ([row], same):
-            cells += [
-                percent([r["validation"]["pruned"] for r in rows]) if rows else "",
-                percent(derived(rows)) if rows else "",
-            ]
-        lines.append(cells)
-    head = ["", "constant, validation", "constant, test", "cosine, validation", "cosine, test"]
-    return table([f"seed {constant[0]['seed']}", *head[1:]], lines)
-
-
-def accuracy() -> str:
-    data = load("accuracy")
-    if data is None:
-        return ""
-    rows = list(data["rows"].values())
-    names = ("main", "untrained", "schedule", "ablation", "learning-rate")
-    tables = {name: [r for r in rows if r["table"] == name] for name in names}
-    first, seeds = tables["main"][0], sorted({r["seed"] for r in tables["main"]})
-    parts = [
-        ACCURACY.format(**{**first, "seeds": ", ".join(map(str, seeds))}),
-        main_table(tables["main"], tables["untrained"]),
-    ]
-    if tables["ablation"]:
-        row = tables["ablation"][0]
-        parts += [
-            f"### Each choice on its own: {row['task']} classes, rate {row['rate']}, {row['schedule']} learning rate\n",
-            ablation_table(tables["ablation"]),
-            f"One image of the {row['test_images']} is {100 / row['test_images']:.2f} points; the standard error of "
-            f"one figure near 85 % is {100 * (0.85 * 0.15 / row['test_images']) ** 0.5:.1f} points.\n",
-        ]
-    if tables["learning-rate"]:
-        lines = [
-            [r["variant"], percent([r["validation"]["pruned"]]), percent(derived([r]))] for r in tables["learning-rate"]
-        ]
-        parts += ["### Learning rate (chosen on validation)\n", table(["", "validation top-1", "test top-1"], lines)]
-    if tables["schedule"]:
-        parts += [
-            "### Learning-rate schedule (chosen on validation)\n",
-            schedule_table(tables["schedule"], tables["main"]),
-        ]
-    return "\n".join(parts)
 
 
 def cost() -> str:
@@ -208,8 +90,13 @@ def closed_form() -> str:
         return ""
     layer, whole = data["least_squares"], data["whole_model"]
     lines = [
-        [how, f"{statistics.median(layer[how]['seconds']):.2f} s", f"{layer[how]['peak_bytes'] / 1e6:.0f} MB"]
-        for how in ("pseudo-inverse", "moments")
+        [
+            how,
+            f"{of['median_s']:.2f} s ({of['faster']:.1f} x faster)",
+            f"{of['peak_bytes'] / 1e6:.0f} MB ({of['memory_ratio']:.2f})",
+            f"{of['difference']:.0e}",
+        ]
+        for how, of in layer.items()
     ]
     runs = [
         [
@@ -223,12 +110,29 @@ def closed_form() -> str:
     return "\n".join(
         [
             CLOSED_FORM.format(**data["environment"]),
-            table(["one FFN of DeiT-Base, 25216 tokens, 3072 to 1229 neurons", "time", "peak memory"], lines),
-            f"The moments are those of all 3072 neurons and serve every width: {layer['faster']:.1f} x faster, "
-            f"{layer['memory_ratio']:.2f} of the memory, solutions {layer['difference']:.1e} apart.\n",
+            table(["DeiT-Base's FFN, 25216 tokens, 3072 to 1229 neurons", "time", "peak memory", "off by"], lines),
+            "`regression` knows which neurons stay; `moments` are those of all 3072 and serve every choice of width.\n",
             table([f"{whole['model']}, one after the other", "statistics", "closed form", "in all", "reused"], runs),
         ]
     )
+
+
+def many() -> str:
+    data = load("many")
+    if data is None:
+        return ""
+    lines = [
+        [
+            f"{v['tasks']} tasks x {len(v['rates'])} rates, purification={name}",
+            f"{v['derive_many']['wall_s']:.0f} s, {v['derive_many']['cpu_s']:.0f} s",
+            f"{statistics.mean(t['wall_s'] for t in v['separate']):.1f} s, "
+            f"{statistics.mean(t['cpu_s'] for t in v['separate']):.1f} s ({len(v['separate'])} runs)",
+            f"{v['wall_ratio']:.2f}, {v['cpu_ratio']:.2f}",
+        ]
+        for name, v in data["variants"].items()
+    ]
+    head = ["NuWa, one thread; wall clock, CPU", "derive-many", "a separate run", "ratio per derivation"]
+    return "\n".join(["## Many derivations from one plan\n", table(head, lines)])
 
 
 def shapes() -> str:
@@ -259,8 +163,18 @@ def _shape_cell(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=HERE / "RESULTS.md")
-    sections = [part for part in (accuracy(), cost(), closed_form(), shapes()) if part]
-    parser.parse_args().out.write_text("\n".join([HEAD, *sections]))
+    parser.add_argument("--accuracy", type=Path, default=HERE / "results" / "accuracy.json", help="of a trial")
+    given = parser.parse_args()
+    data = json.loads(given.accuracy.read_text()) if given.accuracy.is_file() else None
+    sections = [
+        accuracy_tables.section(data, load("attention"), given.out.parent),
+        cost(),
+        closed_form(),
+        many(),
+        shapes(),
+        first_base.section(),
+    ]
+    given.out.write_text("\n".join([HEAD, *(part for part in sections if part)]))
 
 
 if __name__ == "__main__":

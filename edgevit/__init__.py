@@ -4,6 +4,7 @@ The same from Python as from the command line; everything heavy is imported at f
 
     import edgevit
     edgevit.derive("deit_base_patch16_224", data="/data/imagenet", classes="classes.txt", rate=0.6, out="runs/t1")
+    edgevit.supernet("deit_base_patch16_224", data="/data/imagenet", out="runs/net")  # slices of every size
     model = edgevit.load("runs/t1")            # a torch module, with .preprocessing and .classes beside it
     edgevit.evaluate("runs/t1", data="/data/imagenet")
     edgevit.export("runs/t1")
@@ -16,10 +17,15 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "bench", "derive", "evaluate", "export", "load"]
+__all__ = ["__version__", "bench", "derive", "evaluate", "export", "load", "supernet"]
 
 # `derive` and `export` are packages that can be called: see docs/decisions/002-callable-packages.md.
-_WHERE = {"bench": "edgevit.board.bench", "evaluate": "edgevit.export.evaluate", "load": "edgevit.models.checkpoint"}
+_WHERE = {
+    "bench": "edgevit.board.bench",
+    "evaluate": "edgevit.export.evaluate",
+    "load": "edgevit.models.checkpoint",
+    "supernet": "edgevit.derive.supernet",
+}
 
 
 def __getattr__(name: str) -> Any:

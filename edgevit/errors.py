@@ -9,6 +9,7 @@ EdgeVitError
     UnsupportedModelError a family that the factorisation would break, or that edgevit cannot read yet
     CheckpointError       weights or a model folder that are missing, truncated, altered or of another architecture
   BudgetError             no shape that the policy allows fits the budget
+  CostTableError          a table of milliseconds that cannot be read, is not monotone, has holes or is another base's
   TrainingError           the loss is no longer a number
   OutputError             the output exists, or could not be written
   Interrupted             stopped by Ctrl-C; the message says how to resume
@@ -73,6 +74,10 @@ class CheckpointError(ModelError):
 
 class BudgetError(EdgeVitError):
     """No shape that the policy allows fits the budget."""
+
+
+class CostTableError(EdgeVitError):
+    """A table of milliseconds that cannot be read, is not monotone, has holes or is another base's."""
 
 
 class TrainingError(EdgeVitError):

@@ -431,6 +431,33 @@ def test_a_camera_frame_is_classified_like_the_file_it_shows(
     assert closed.returncode == 1 and "cannot open the camera /dev/video7" in closed.stderr
 
 
+def test_the_example_calls_other_what_the_model_would(exported: Path, by_onnx: dict[str, str], tmp_path: Path) -> None:
+    from edgevit.export.session import OnnxModel
+    from edgevit.models.rejection import Rejection
+
+    record = json.loads((exported / "export" / "export.json").read_text())
+    model = OnnxModel(exported / "export" / "model.fp32.onnx")
+    logits = {name: model.predict(torch_images(name, record["preprocessing"])) for name in by_onnx}
+    middle = sorted(float(row.logsumexp(1)) for row in logits.values())[len(logits) // 2]
+    rule = {"score": "logsumexp", "threshold": middle - 1e-5, "share": 0.5}
+    shutil.copytree(exported / "export", tmp_path / "export")
+    (tmp_path / "export" / "export.json").write_text(json.dumps({**record, "rejection": rule}))
+    done = run_classify(tmp_path / "export", "--onnx", *by_onnx)
+    said = {name: best for name, *best in (line.split("\t") for line in done.stdout.splitlines())}
+    expected = {name for name, row in logits.items() if Rejection(**rule).rejects(row).item()}
+    assert {name for name, best in said.items() if best[0] == "other"} == expected and len(expected) == len(said) // 2
+    assert all(best[-1].startswith(f"{by_onnx[name]} ") for name, best in said.items())
+    (tmp_path / "export" / "export.json").write_text(json.dumps({**record, "rejection": {**rule, "score": "x"}}))
+    refused = run_classify(tmp_path / "export", "--onnx", *by_onnx)
+    assert refused.returncode == 1 and "the model rejects by 'x', which this program does not know" in refused.stderr
+
+
+def torch_images(file: str, settings: dict[str, Any]) -> Any:
+    import torch
+
+    return torch.from_numpy(classify.preprocess(Image.open(file), settings))
+
+
 def test_the_example_says_what_it_lacks(exported: Path, tmp_path: Path) -> None:
     assert "no export.json in" in run_classify(tmp_path, "x.png").stderr
     assert "give images, or --camera" in run_classify(exported / "export").stderr
@@ -463,9 +490,9 @@ Cpp = Callable[..., subprocess.CompletedProcess[str]]
 def run_cpp(program: Path, tmp_path: Path) -> Cpp:
     """Run the C++ program with a stand-in engine, whose logits are values of its input."""
 
-    def run(settings: dict[str, Any], image: Image.Image, *, batch: int = -1, dtype: str = "float") -> Any:
+    def run(settings: dict[str, Any], image: Image.Image, *, batch: int = -1, dtype: str = "float", **more: Any) -> Any:
         classes = [{"name": f"class number {i}", "column": i} for i in range(8)]
-        (tmp_path / "model.txt").write_text(classify.plain({"preprocessing": settings, "classes": classes}))
+        (tmp_path / "model.txt").write_text(classify.plain({"preprocessing": settings, "classes": classes, **more}))
         (tmp_path / "a.engine").write_text(f"standin {batch} {settings['input_size'][1]} 8 {dtype}")
         image.save(tmp_path / "a.ppm")
         command = [program, tmp_path / "model.txt", tmp_path / "a.engine", tmp_path / "a.ppm"]
@@ -494,6 +521,21 @@ def test_the_cpp_program_makes_the_same_input_as_the_python_one(
     # One step of 255 in a pixel is 0.02 in its value: fixed-point and real arithmetic may round a tie apart.
     assert float(share) == pytest.approx(float(odds.max() / odds.sum()), rel=0.03)
     assert odds[int(label.rpartition(" ")[2])] == pytest.approx(1, rel=0.03)
+
+
+def test_the_cpp_program_calls_other_what_the_python_one_would(run_cpp: Cpp) -> None:
+    settings = {"input_size": [3, 32, 32], "interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "center",
+                "mean": [0.5] * 3, "std": [0.25] * 3}  # fmt: skip
+    image = Image.fromarray(np.random.default_rng(2).integers(0, 255, (32, 32, 3), np.uint8))
+    values = classify.preprocess(image, settings).ravel()
+    logits = values[[i * values.size // 8 for i in range(8)]]
+    score = classify.score(logits, [{"column": i} for i in range(8)])
+    assert score == pytest.approx(float(np.log(np.exp(logits.astype(np.float64)).sum())))
+    for shift, expected in ((-1e-3, []), (1e-3, ["other"])):
+        rule = {"score": "logsumexp", "threshold": score + shift, "share": 0.05}
+        done = run_cpp(settings, image, rejection=rule)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.rstrip("\n").split("\t")[1:-1] == expected
 
 
 def test_the_cpp_program_says_what_is_wrong(program: Path, run_cpp: Cpp, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@
     python3 classify.py runs/t1/export --plain > model.txt   what the C++ program needs to know of the model
 
 Needs Python 3.8, numpy and Pillow; for an engine TensorRT 8.5 or later, as JetPack brings it; for ONNX onnxruntime; for
-cameras cv2. Prints one line per image: its name, then the likeliest classes and their probabilities.
+cameras cv2. Prints one line per image: its name, then the likeliest classes and their probabilities; before them
+`other` where the model was derived with --reject and takes the image for none of its classes.
 """
 
 from __future__ import annotations
@@ -185,6 +186,20 @@ def likeliest(logits: np.ndarray, classes: list[dict[str, Any]], count: int) -> 
     return [(classes[i]["name"], float(odds[i] / odds.sum())) for i in order]
 
 
+def threshold(record: dict[str, Any]) -> float | None:
+    """The score below which an image is of none of the target classes; None where every image is of one."""
+    rule = record.get("rejection")
+    if rule and rule["score"] != "logsumexp":
+        sys.exit(f"the model rejects by {rule['score']!r}, which this program does not know; take a newer one")
+    return rule["threshold"] if rule else None
+
+
+def score(logits: np.ndarray, classes: list[dict[str, Any]]) -> float:
+    """Log-sum-exp of the target classes' logits."""
+    chosen = logits[[entry["column"] for entry in classes]]
+    return float(chosen.max() + np.log(np.exp(chosen - chosen.max()).sum()))
+
+
 def frames(camera: str, count: int | None) -> Iterator[tuple[str, Image.Image]]:
     import cv2
 
@@ -216,6 +231,7 @@ def plain(record: dict[str, Any]) -> str:
         f"resize {math.floor(settings['input_size'][1] / settings['crop_pct'])}",
         f"interpolation {settings['interpolation']}",
         *(f"{name} {' '.join(f'{value:.9g}' for value in settings[name])}" for name in ("mean", "std")),
+        *([] if threshold(record) is None else [f"other {threshold(record):.9g}"]),
         *(f"class {entry['column']} {entry['name']}" for entry in record["classes"]),
     ]
     return "\n".join(lines)
@@ -241,12 +257,15 @@ def main() -> None:
         return
     if not given.images and not given.camera:
         parser.error("give images, or --camera")
+    least = threshold(record)
     model = open_model(given.export, given.engine, given.onnx)
     files = ((str(path), Image.open(path)) for path in given.images)
     for name, image in frames(given.camera, given.frames) if given.camera else files:
         logits = model(preprocess(image, record["preprocessing"]))
-        best = likeliest(logits, record["classes"], given.top)
-        print("\t".join([name, *(f"{label} {share:.3f}" for label, share in best)]), flush=True)
+        best = [f"{label} {share:.3f}" for label, share in likeliest(logits, record["classes"], given.top)]
+        if least is not None and not score(logits, record["classes"]) >= least:
+            best.insert(0, "other")
+        print("\t".join([name, *best]), flush=True)
 
 
 if __name__ == "__main__":

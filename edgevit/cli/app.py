@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from edgevit import __version__
-from edgevit.cli import bench, board, cache, compare, derive, derive_many, evaluate, export, profiles, show
+from edgevit.cli import bench, board, cache, compare, derive, derive_many, evaluate, export, profiles, show, supernet
 from edgevit.errors import EdgeVitError, Interrupted
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-for command in (derive, derive_many, export, bench, compare, evaluate, show, board, profiles, cache):
+for command in (derive, derive_many, supernet, export, bench, compare, evaluate, show, board, profiles, cache):
     app.command(command.__name__.rpartition(".")[2].replace("_", "-"))(command.main)
 
 STOPPED = 130  # what a shell expects of a program that Ctrl-C ended

@@ -15,7 +15,9 @@ Pretrained = Annotated[bool, typer.Option(help="Take timm's own weights from its
 ModelArg = Annotated[
     list[str] | None, typer.Option(metavar="NAME=VALUE", help="Argument for timm, such as img_size=32; repeatable.")
 ]
-Data = Annotated[str, typer.Option(help="Image folder (train/ and val/, or class folders), CIFAR folder, or digits.")]
+_IMAGES = typer.Option(help="Image folder (train/ and val/, or class folders), CIFAR folder, or digits.")
+Data = Annotated[str, _IMAGES]
+OptionalData = Annotated[str | None, _IMAGES]
 Classes = Annotated[
     str | None, typer.Option(help="Target classes: names or base indices, comma-separated, or a file; all if left out.")
 ]

@@ -11,19 +11,28 @@ from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from edgevit.models.rejection import Rejection
     from edgevit.models.spec import ModelSpec
 
 BUDGET, TRAINING, BASE, SHAPE = "Budget (one of them)", "Training", "Base", "Shape and method"
 
 
 def main(
-    base: Annotated[str, typer.Argument(help="timm name, such as deit_base_patch16_224, or a model folder.")],
     out: Annotated[Path, typer.Option(help="Model folder to write; it must not exist.")],
-    data: arguments.Data,
+    base: Annotated[
+        str | None, typer.Argument(help="timm name, such as deit_base_patch16_224, or a model folder.")
+    ] = None,
+    data: arguments.OptionalData = None,
     classes: arguments.Classes = None,
     rate: Annotated[float | None, typer.Option(help="Share of the MACs to remove.", rich_help_panel=BUDGET)] = None,
     macs: Annotated[str | None, typer.Option(help="MACs to keep, such as 6.8G.", rich_help_panel=BUDGET)] = None,
     params: Annotated[str | None, typer.Option(help="Parameters to keep, such as 34M.", rich_help_panel=BUDGET)] = None,
+    ms: Annotated[
+        float | None, typer.Option(help="Milliseconds to keep, by --cost-table.", rich_help_panel=BUDGET)
+    ] = None,
+    cost_table: Annotated[
+        Path | None, typer.Option(help="File of what each width takes, as measured.", rich_help_panel=BUDGET)
+    ] = None,
     checkpoint: arguments.Checkpoint = None,
     pretrained: arguments.Pretrained = False,
     model_arg: arguments.ModelArg = None,
@@ -33,6 +42,9 @@ def main(
     crop_pct: arguments.CropPct = None,
     interpolation: arguments.Interpolation = None,
     method: Annotated[str, typer.Option(help="File name in derive/methods/.", rich_help_panel=SHAPE)] = "vulcan",
+    supernet: Annotated[
+        Path | None, typer.Option(help="For --method skd, in place of BASE; needs no --data.", rich_help_panel=SHAPE)
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="METHOD.OPTION=VALUE", help="Repeatable.", rich_help_panel=SHAPE),
@@ -63,7 +75,9 @@ def main(
     early_stop: Annotated[
         bool,
         typer.Option(
-            help="Stop once trained and pruned accuracy have met; for --schedule constant.", rich_help_panel=TRAINING
+            help="Stop once trained and pruned accuracy have met, or the best no longer improves; "
+            "for --schedule constant.",
+            rich_help_panel=TRAINING,
         ),
     ] = True,
     device: arguments.Device = "auto",
@@ -72,6 +86,13 @@ def main(
     validation_fraction: Annotated[float, typer.Option(help="Held out of the training images.")] = 0.1,
     finetune_base: Annotated[bool, typer.Option(help="Also train the unpruned base: the third baseline.")] = False,
     skip_bad_images: arguments.SkipBadImages = False,
+    unlabelled: Annotated[
+        Path | None, typer.Option(help="Folder of images of any class, to be distilled with.", rich_help_panel=TRAINING)
+    ] = None,
+    reject: Annotated[
+        float | None,
+        typer.Option(help="Share of the target classes' images that may be called `other`.  [default: off]"),
+    ] = None,
     resume: Annotated[bool, typer.Option(help="Go on with an interrupted derivation.")] = False,
     cache: Annotated[bool, typer.Option(help="Use and keep what derivations can share: edgevit cache.")] = True,
     json: JsonFlag = False,
@@ -79,12 +100,12 @@ def main(
     verbose: VerboseFlag = False,
 ) -> None:
     """Derive a small class-specific model from a large base, inside a budget."""
-    import edgevit
     from edgevit.derive.options import parse_assignments
+    from edgevit.derive.pipeline import derive
     from edgevit.derive.train import Training
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
-    derivation = edgevit.derive(
+    derivation = derive(
         base,
         data=data,
         classes=classes,
@@ -92,6 +113,8 @@ def main(
         rate=rate,
         macs=macs,
         params=params,
+        ms=ms,
+        cost_table=cost_table,
         method=method,
         options=parse_assignments(method, set_ or ()),
         shape=shape,
@@ -102,6 +125,7 @@ def main(
         model_args=arguments.assignments(model_arg),
         preprocessing=arguments.preprocessing(mean, std, crop_pct, interpolation),
         base_classes=base_classes,
+        supernet=supernet,
         training=Training(
             steps=steps,
             batch_size=batch_size,
@@ -121,6 +145,8 @@ def main(
         finetune_base=finetune_base,
         validation_fraction=validation_fraction,
         skip_bad_images=skip_bad_images,
+        unlabelled=unlabelled,
+        reject=reject,
         resume=resume,
         cache=cache,
         progress=console.progress,
@@ -128,8 +154,13 @@ def main(
     if not derivation.is_main:
         return  # of several processes one speaks
     spec = derivation.model.spec
-    console.show(accuracy_table(spec, derivation.record))
-    console.show(f"wrote {out}: {100 * spec.rate:.1f} % fewer MACs. Next: edgevit export {out}")
+    if derivation.record["accuracy"]["derived"]:
+        console.show(accuracy_table(spec, derivation.record))
+    if spec.rejection is not None:
+        console.show(rejection_table(spec.rejection, derivation.record))
+    budget = derivation.record["budget"]
+    timed = f", {budget['reached']:.4g} ms by the cost table" if budget["quantity"] == "ms" else ""
+    console.show(f"wrote {out}: {100 * spec.rate:.1f} % fewer MACs{timed}. Next: edgevit export {out}")
     console.result(
         {"folder": str(out), "macs": spec.macs, "params": spec.params, "rate": spec.rate, **derivation.record}
     )
@@ -155,4 +186,20 @@ def accuracy_table(spec: ModelSpec, record: dict[str, Any]) -> Table:
         taken = accuracy[key]
         shown = f"{100 * taken['top1']:.2f} %" if taken else "not asked for"
         table.add_row(name, shown, readable(macs), readable(params))
+    return table
+
+
+def rejection_table(rule: Rejection, record: dict[str, Any]) -> Table:
+    """How many images are called `other`, on the part that the threshold comes from and on the test part."""
+    from rich.table import Table
+
+    title = f"called other: {rule.score} below {rule.threshold:.4g}, for {rule.share:.1%} of the target classes' images"
+    table = Table("part", "target classes", "called other", "other classes", "called other", title=title)
+    table.title_justify = "left"
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for part, seen in record["accuracy"]["derived"]["rejection"].items():
+        counts = [(seen["images"], seen["other"]), (seen["foreign_images"], seen["foreign_other"])]
+        cells = [text for n, other in counts for text in (f"{n} images", f"{other / n:.1%}" if n else "not measured")]
+        table.add_row(part, *cells)
     return table

@@ -10,6 +10,7 @@ from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from edgevit.data.rejection import Rejected
     from edgevit.export.evaluate import Evaluation
 
 
@@ -62,6 +63,8 @@ def main(
         progress=console.progress,
     )
     console.show(classes_table(result))
+    if result.rejected is not None:
+        console.show(rejected_line(result.rejected))
     console.result(asdict(result))
 
 
@@ -76,3 +79,11 @@ def classes_table(result: Evaluation) -> Table:
     for name, accuracy in result.per_class.items():
         table.add_row(name, str(result.images_per_class[name]), "" if accuracy is None else f"{accuracy:.2%}")
     return table
+
+
+def rejected_line(seen: Rejected) -> str:
+    """How often the model calls an image `other`."""
+    told = f"called other: {seen.share:.2%} of these images, {seen.right / max(seen.images, 1):.2%} are called rightly"
+    if seen.foreign_share is None:
+        return f"{told}; the data has no other classes"
+    return f"{told}; {seen.foreign_share:.2%} of {seen.foreign_images} images of other classes"

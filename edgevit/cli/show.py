@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json as json_
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from edgevit.cli.console import Console, JsonFlag
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from edgevit.derive.slices import Point, SuperNet
     from edgevit.models.checkpoint import Model
 
 
@@ -19,14 +21,17 @@ def main(
     folder: Annotated[Path, typer.Argument(help="Model folder.")],
     json: JsonFlag = False,
 ) -> None:
-    """Show a model block by block, its classes, its accuracy and how it was made."""
-    from edgevit.cli.derive import accuracy_table
+    """Show a model block by block, its classes, its accuracy (of a super-network, its slices'), and how it was made."""
+    from edgevit.cli.derive import accuracy_table, rejection_table
+    from edgevit.derive.slices import RECORD, read_supernet
     from edgevit.models.checkpoint import load
 
     console = Console(json=json)
     model = load(folder)
     record = _derivation(folder / "derivation.json")
-    console.result({"model": asdict(model.spec), "derivation": record})
+    supernet = read_supernet(folder) if (folder / RECORD).is_file() else None
+    told = {"model": asdict(model.spec), "derivation": record}
+    console.result(told if supernet is None else {**told, "supernet": supernet.record})
     console.show(_blocks_table(model))
     spec = model.spec
     classes = f"{len(spec.classes)} classes, {spec.head} head: {', '.join(spec.class_names)}"
@@ -35,12 +40,27 @@ def main(
     console.show(
         f"attention of a fusable shape in {fusable} of {len(spec.blocks)} blocks; base {spec.base.weights_sha256[:12]}"
     )
+    if supernet is not None:
+        console.show(curve_table(supernet))
+        console.show(_curve_drawing(supernet.curve))
+        settings = supernet.record["settings"]
+        console.show(
+            f"super-network of {supernet.record['base']}, shape {settings['shape']['name']}, "
+            f"seed {settings['training']['seed']}, {settings['training']['steps']} steps, made "
+            f"{supernet.record['created']} with edgevit {supernet.record['versions']['edgevit']}; "
+            f"slices: edgevit derive --method skd --supernet {folder} --rate R --out DIR"
+        )
     if record is not None:
-        console.show(accuracy_table(spec, record))
+        if record["accuracy"]["derived"]:
+            console.show(accuracy_table(spec, record))
+        if spec.rejection is not None:
+            console.show(rejection_table(spec.rejection, record))
+        trained, data = record["training"], record["data"]
+        seed = f"seed {trained['seed']}, " if trained else ""
         console.show(
             f"method {record['method']}, {record['budget']['asked']}, shape {record['shape']['name']}, "
-            f"seed {record['training']['seed']}, {record['facts'].get('steps', 0)} steps, made {record['created']} "
-            f"with edgevit {record['versions']['edgevit']} from {record['data']['data']}"
+            f"{seed}{record['facts'].get('steps', 0)} steps, made {record['created']} "
+            f"with edgevit {record['versions']['edgevit']} from {data['data'] if data else record['base']}"
         )
 
 
@@ -89,3 +109,38 @@ def _blocks_table(model: Model) -> Table:
     total = (f"{readable(spec.params)} parameters", "", "", "", readable(spec.macs), f"{100 * (1 - spec.rate):.1f} %")
     table.add_row("all", *total)
     return table
+
+
+def curve_table(supernet: SuperNet) -> Table:
+    """Accuracy of the slices that were measured, and of the base."""
+    from rich.table import Table
+
+    from edgevit.derive.budget import readable
+
+    images = supernet.record["data"]["images"]["validation"]
+    table = Table("slice", "MACs", "parameters", f"top-1 on {images} validation images")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for point in supernet.curve:
+        name = f"rate {point.rate:.3f}" if point.rate else "whole"
+        table.add_row(name, readable(point.macs), readable(point.params), f"{100 * point.top1:.2f} %")
+    table.add_section()
+    table.add_row("the base", "", "", f"{100 * supernet.record['base_top1']:.2f} %")
+    return table
+
+
+def _curve_drawing(curve: Sequence[Point], width: int = 60, height: int = 8) -> str:
+    """Accuracy against MACs, each measured slice a dot at its place."""
+    from edgevit.derive.budget import readable
+
+    low, high = min(p.top1 for p in curve), max(p.top1 for p in curve)
+    least, most = min(p.macs for p in curve), max(p.macs for p in curve)
+    rows = [[" "] * width for _ in range(height)]
+    for p in curve:
+        across = round((width - 1) * (p.macs - least) / max(most - least, 1))
+        up = round((height - 1) * (p.top1 - low) / max(high - low, 1e-9))
+        rows[height - 1 - up][across] = "●"
+    labels = [f"{high:7.1%}", *[" " * 7] * (height - 2), f"{low:7.1%}"]
+    drawn = [f"{label} ┤{''.join(row)}" for label, row in zip(labels, rows, strict=True)]
+    ends = f"{readable(least)}{readable(most):>{width - len(readable(least))}} MACs"
+    return "\n".join([*drawn, " " * 8 + "└" + "─" * width, " " * 9 + ends])

@@ -1,7 +1,8 @@
 """A task: the images of the target classes, and which of them are for what.
 
 Three parts, never mixed: `train`; `validation`, held out of the training data for every choice the code makes; `test`,
-which is only reported on. Where the data brings no test part, one is split off by seed.
+which is only reported on. Where the data brings no test part, one is split off by seed. Beside them there may be images
+of any class, known or not, that only a teacher judges.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from edgevit.data.classes import TargetClass, base_order, listed, resolve
-from edgevit.data.sources import Reference, Source, open_source
+from edgevit.data.sources import Reference, Source, open_source, open_unlabelled
 from edgevit.errors import DataError, OptionError
 from edgevit.progress import Progress, Silent
 
@@ -79,13 +80,28 @@ class _Images(Dataset[tuple[Tensor, int]]):
             torch.set_rng_state(torch_state)
 
 
+class _Joined(Dataset[tuple[Tensor, int]]):
+    """The images of two sets, the second's positions after the first's."""
+
+    def __init__(self, first: _Images, second: _Images) -> None:
+        self.first, self.second = first, second
+
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int]:
+        position, seed = key
+        beyond = position - len(self.first)
+        return self.first[position, seed] if beyond < 0 else self.second[beyond, seed]
+
+
+UNLABELLED = -1  # the label of images of no known class
+
+
 @dataclass(frozen=True)
 class Split:
     """Images of one part, in a fixed order."""
 
     source: Source
     references: tuple[Reference, ...]
-    labels: tuple[int, ...]  # position in the task's classes
+    labels: tuple[int, ...]  # position in the task's classes, or UNLABELLED
     preprocessing: Mapping[str, Any]
 
     def __len__(self) -> int:
@@ -97,10 +113,22 @@ class Split:
         yield from DataLoader(images, batch_size=batch_size, num_workers=workers)
 
     def training_batches(
-        self, order: Iterable[Sequence[tuple[int, int]]], augment: Augment, workers: int = 0
+        self,
+        order: Iterable[Sequence[tuple[int, int]]],
+        augment: Augment,
+        workers: int = 0,
+        unlabelled: Split | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Augmented batches; `order` gives for each batch the position and the augmentation seed of its images."""
-        images = _Images(self.source, self.references, self.labels, training_transform(self.preprocessing, augment))
+        """Augmented batches; `order` gives for each batch the position and the augmentation seed of its images.
+
+        Positions from `len(self)` on are of the unlabelled images.
+        """
+        transform = training_transform(self.preprocessing, augment)
+        images: Dataset[tuple[Tensor, int]]
+        images = labelled = _Images(self.source, self.references, self.labels, transform)
+        if unlabelled is not None:
+            more = _Images(unlabelled.source, unlabelled.references, unlabelled.labels, transform)
+            images = _Joined(labelled, more)
         yield from DataLoader(images, batch_sampler=order, num_workers=workers)  # type: ignore[arg-type]
 
     def subset(self, count: int) -> Split:
@@ -116,9 +144,23 @@ class Split:
         """Hash of the images themselves and their labels, in order."""
         digest = hashlib.sha256()
         for reference, label in zip(self.references, self.labels, strict=True):
-            content = Path(str(reference)).read_bytes() if self.source.files else self.source.read(reference).tobytes()
+            content = _content(self.source, reference)
             digest.update(f"{label} {len(content)} ".encode())
             digest.update(content)
+        return digest.hexdigest()
+
+    def listing(self) -> Iterator[str]:
+        """A line per image: its label, name and, for files, size."""
+        for reference, label in zip(self.references, self.labels, strict=True):
+            path = Path(str(reference)) if self.source.files else None
+            told = f"{path.parent.name}/{path.name} {path.stat().st_size}" if path else str(reference)
+            yield f"{label} {told}\n"
+
+    def fingerprint(self) -> str:
+        """Hash of which images these are: names and, for files, sizes."""
+        digest = hashlib.sha256()
+        for line in self.listing():
+            digest.update(line.encode())
         return digest.hexdigest()
 
     def part(self, index: int, count: int) -> Split:
@@ -137,6 +179,7 @@ class Task:
     test: Split
     arguments: dict[str, Any] = field(repr=False)  # what `reopen` needs
     skipped: int = 0  # images left out because they could not be read
+    unlabelled: Split | None = None  # of any class, none of them held out: for a teacher alone
 
     @property
     def class_names(self) -> list[str]:
@@ -149,23 +192,29 @@ class Task:
 
     def record(self) -> dict[str, Any]:
         """What derivation.json says of the data, and `reopen` reads."""
+        unlabelled = None
+        if (more := self.unlabelled) is not None:
+            unlabelled = {"data": self.arguments["unlabelled"], "images": len(more), "fingerprint": more.fingerprint()}
         return {
             **self.arguments,
             "classes": [{"name": c.name, "base_index": c.base_index} for c in self.classes],
             "images": {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)},
             "skipped_images": self.skipped,
             "fingerprint": self.fingerprint(),
+            "unlabelled": unlabelled,
         }
 
     def fingerprint(self) -> str:
         """Hash of which images are in which part: names and, for files, sizes."""
         digest = hashlib.sha256()
         for name, split in (("train", self.train), ("validation", self.validation), ("test", self.test)):
-            for reference, label in zip(split.references, split.labels, strict=True):
-                path = Path(str(reference)) if split.source.files else None
-                told = f"{path.parent.name}/{path.name} {path.stat().st_size}" if path else str(reference)
-                digest.update(f"{name} {label} {told}\n".encode())
+            for line in split.listing():
+                digest.update(f"{name} {line}".encode())
         return digest.hexdigest()
+
+
+def _content(source: Source, reference: Reference) -> bytes:
+    return Path(str(reference)).read_bytes() if source.files else source.read(reference).tobytes()
 
 
 def _why_bad(path: str) -> str | None:
@@ -181,7 +230,7 @@ def _why_bad(path: str) -> str | None:
     return None
 
 
-def _unreadable(references: list[Reference], skip: bool, progress: Progress) -> set[Reference]:
+def find_unreadable(references: list[Reference], skip: bool, progress: Progress) -> set[Reference]:
     """The images that cannot be read; found before the work starts, not hours into it.
 
     Raises:
@@ -209,11 +258,15 @@ def _shuffled(references: Sequence[Reference], seed: int, salt: str) -> list[Ref
     return mixed
 
 
+def _resolved(data: str | Path) -> str:
+    return str(Path(data).resolve()) if Path(data).exists() else str(data)
+
+
 def _count(total: int, fraction: float) -> int:
     return min(max(1, round(total * fraction)), total - 1)
 
 
-def _parts(source: Source, name: str, validation_fraction: float, seed: int) -> dict[str, list[Reference]]:
+def parts_of(source: Source, name: str, validation_fraction: float, seed: int) -> dict[str, list[Reference]]:
     """Split one class into train, validation and test.
 
     Raises:
@@ -233,6 +286,43 @@ def _parts(source: Source, name: str, validation_fraction: float, seed: int) -> 
     return {"train": sorted(mixed[held:], key=str), "validation": sorted(mixed[:held], key=str), "test": test}
 
 
+def _open_unlabelled(
+    data: str | Path, held_out: Sequence[Split], skip_bad_images: bool, progress: Progress
+) -> tuple[Split, int]:
+    """Open images of any class, without those that are held out of training; and how many could not be read.
+
+    A held-out image is known by its content, so that a copy of it is left out, too; only files of its size are read.
+
+    Raises:
+        DataError: there are none, or one cannot be read and bad images are not to be skipped.
+    """
+    source, references = open_unlabelled(data)
+    bad = find_unreadable(references, skip_bad_images, progress) if source.files else set()
+    held = {
+        hashlib.sha256(_content(split.source, r)).digest()
+        for split in held_out
+        if split.source.files == source.files
+        for r in split.references
+    }
+    sizes = {Path(str(r)).stat().st_size for split in held_out if split.source.files for r in split.references}
+
+    def may_be_seen(reference: Reference) -> bool:
+        if source.files and Path(str(reference)).stat().st_size not in sizes:
+            return True
+        return hashlib.sha256(_content(source, reference)).digest() not in held
+
+    readable = [r for r in references if r not in bad]
+    kept = tuple(r for r in readable if may_be_seen(r))
+    if not kept:
+        raise DataError(
+            f"{data} holds no images to train on: of {len(references)} files {len(bad)} cannot be read and "
+            f"{len(readable)} are held out for validation or test; add others"
+        )
+    if len(kept) < len(readable):
+        progress.note(f"left out {len(readable) - len(kept)} unlabelled images that are held out of training")
+    return Split(source, kept, (UNLABELLED,) * len(kept), held_out[0].preprocessing), len(bad)
+
+
 def open_task(
     data: str | Path,
     classes: str | Path | Sequence[str | int] | None,
@@ -244,6 +334,7 @@ def open_task(
     seed: int = 42,
     skip_bad_images: bool = False,
     check: Sequence[str] = PARTS,
+    unlabelled: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Task:
     """Find the target classes' images and hold out what must be held out.
@@ -252,6 +343,7 @@ def open_task(
         classes: names, indices in the base, a file or comma-separated text of either; None for every class.
         base_names: the base's classes in the order of its outputs, where that is known.
         check: parts whose images must be readable; all of them where bad ones are skipped, because that moves others.
+        unlabelled: more images, of any class; what lies between them and their folder does not matter.
 
     Raises:
         DataError, UnknownNameError: as `edgevit.data.classes` and `edgevit.data.sources` say.
@@ -262,12 +354,12 @@ def open_task(
     source = open_source(data)
     order = base_order(source.class_names, base_names, base_outputs)
     targets = resolve(listed(classes), source.class_names, order)
-    parts = [_parts(source, target.name, validation_fraction, seed) for target in targets]
+    parts = [parts_of(source, target.name, validation_fraction, seed) for target in targets]
     skipped = 0
     if source.files:
         checked = PARTS if skip_bad_images else check
         everything = [r for part in parts for name in checked for r in part[name]]
-        bad = _unreadable(everything, skip_bad_images, progress or Silent())
+        bad = find_unreadable(everything, skip_bad_images, progress or Silent())
         skipped = len(bad)
         parts = [{k: [r for r in v if r not in bad] for k, v in part.items()} for part in parts]
     splits = {}
@@ -276,15 +368,21 @@ def open_task(
             raise DataError(f"no readable {name} images of class {bare[0]!r} in {data}; add some")
         pairs = [(reference, label) for label, part in enumerate(parts) for reference in part[name]]
         splits[name] = Split(source, tuple(r for r, _ in pairs), tuple(label for _, label in pairs), preprocessing)
+    more = None
+    if unlabelled is not None:
+        held_out = (splits["validation"], splits["test"])
+        more, unreadable = _open_unlabelled(unlabelled, held_out, skip_bad_images, progress or Silent())
+        skipped += unreadable
     arguments = {
-        "data": str(data) if not Path(str(data)).exists() else str(Path(str(data)).resolve()),
+        "data": _resolved(data),
         "base_outputs": base_outputs,
         "base_names": list(base_names) if base_names is not None else None,
         "validation_fraction": validation_fraction,
         "seed": seed,
         "skip_bad_images": skip_bad_images,
+        "unlabelled": _resolved(unlabelled) if unlabelled is not None else None,
     }
-    return Task(targets, splits["train"], splits["validation"], splits["test"], arguments, skipped)
+    return Task(targets, splits["train"], splits["validation"], splits["test"], arguments, skipped, more)
 
 
 def reopen(

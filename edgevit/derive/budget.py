@@ -1,31 +1,64 @@
-"""How large the derived model may be."""
+"""How large or how slow the derived model may be."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgevit.errors import OptionError
-from edgevit.models.macs import Quantity
+from edgevit.models.blocks import BlockDims
+from edgevit.models.macs import Geometry, Quantity
+
+if TYPE_CHECKING:
+    from edgevit.derive.cost_table import CostTable
 
 _SUFFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_NAMES = {"macs": "MACs", "params": "parameters"}
+_NAMES = {"macs": "MACs", "params": "parameters", "ms": "ms"}
+ROUNDING = 1e-9  # of sums of milliseconds; MACs and parameters are whole numbers
 
 
 @dataclass(frozen=True)
 class Budget:
-    """At most `limit` MACs or parameters."""
+    """At most `limit` MACs, parameters or milliseconds."""
 
-    quantity: Quantity
-    limit: int
-    base: int  # the base's own, in the same quantity
+    quantity: Quantity | Literal["ms"]
+    limit: float
+    base: float  # the base's own, in the same quantity
     asked: str  # in the user's words, for messages and records
+    table: CostTable | None = None  # what the milliseconds are counted by
 
     @property
     def rate(self) -> float:
         """Share of the base that must go: the papers' R."""
         return 1 - self.limit / self.base
+
+    @property
+    def linear(self) -> Quantity:
+        """MACs or parameters, whose cost is linear in every width: for methods that count on it."""
+        assert self.quantity != "ms", "such a method has no `ms` among its QUANTITIES"
+        return self.quantity
+
+    def cost(self, blocks: Sequence[BlockDims], geometry: Geometry, kept: Sequence[int] | None = None) -> float:
+        """What a model costs in this quantity; `kept` says which of the base's blocks these are, if not all."""
+        if self.table is not None:
+            return self.table.cost(blocks, kept)
+        return geometry.cost(blocks, self.linear)
+
+    def holds(self, cost: float) -> bool:
+        """Whether a model of this cost is within the limit."""
+        return cost <= self.limit * (1 + ROUNDING if self.quantity == "ms" else 1)
+
+    def told(self, cost: float) -> str:
+        """A cost as a person reads it: 1.25 G MACs, 4.2 ms."""
+        return f"{cost:.4g} ms" if self.quantity == "ms" else f"{readable(cost)} {_NAMES[self.quantity]}"
+
+    def record(self) -> dict[str, Any]:
+        """What derivation.json says of it."""
+        plain = {"quantity": self.quantity, "limit": self.limit, "base": self.base, "asked": self.asked}
+        return plain if self.table is None else {**plain, "table": self.table.record()}
 
 
 def readable(count: float) -> str:
@@ -59,20 +92,31 @@ def make_budget(
     rate: float | None = None,
     macs: str | float | None = None,
     params: str | float | None = None,
+    ms: float | None = None,
+    table: CostTable | None = None,
 ) -> Budget:
-    """Turn exactly one of rate, MACs and parameters into a budget.
+    """Turn exactly one of rate, MACs, parameters and milliseconds, which need a table, into a budget.
 
     Raises:
         OptionError: none or several are given, or it asks for nothing to be pruned.
     """
-    given = [name for name, value in (("rate", rate), ("macs", macs), ("params", params)) if value is not None]
+    asked_for = (("rate", rate), ("macs", macs), ("params", params), ("ms", ms))
+    given = [name for name, value in asked_for if value is not None]
     if len(given) != 1:
         seen = " and ".join(f"--{name}" for name in given) or "none"
-        raise OptionError(f"a budget is one of --rate, --macs and --params, not {seen}; try --rate 0.6")
+        raise OptionError(f"a budget is one of --rate, --macs, --params and --ms, not {seen}; try --rate 0.6")
+    if (ms is None) != (table is None):
+        raise OptionError(
+            f"--ms {ms:g} needs --cost-table FILE: what each width takes, as measured"
+            if ms is not None
+            else f"--cost-table is for --ms, not --{given[0]}; leave it out, or give --ms instead"
+        )
     if rate is not None:
         if not 0 < rate < 1:
             raise OptionError(f"--rate {rate:g} is not between 0 and 1; 0.6 leaves 40 % of the base's MACs")
         return Budget("macs", int(base_macs * (1 - rate)), base_macs, f"rate {rate:g}")
+    if ms is not None and table is not None:
+        return _milliseconds(ms, table)
     quantity: Quantity = "macs" if macs is not None else "params"
     asked = macs if macs is not None else params
     assert asked is not None
@@ -83,6 +127,17 @@ def make_budget(
             f"--{quantity} {asked} is not below the base's {readable(base)} {name}; give less, or use the base as it is"
         )
     return Budget(quantity, limit, base, f"{quantity} {asked}")
+
+
+def _milliseconds(ms: float, table: CostTable) -> Budget:
+    if not 0 < ms < inf:
+        raise OptionError(f"--ms {ms:g} is not a positive number of milliseconds; try 5.0")
+    if ms >= table.base_ms:
+        raise OptionError(
+            f"--ms {ms:g} is not below the base's {table.base_ms:.4g} ms by the cost table; "
+            f"give less, or use the base as it is"
+        )
+    return Budget("ms", ms, table.base_ms, f"ms {ms:g}", table)
 
 
 def quantity_name(quantity: Quantity) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgevit.derive.budget import readable
+from edgevit.models.rejection import Rejection
 from edgevit.models.spec import ModelSpec
 
 _PLAIN = """Every block is timm's own attention, so plain timm loads it:
@@ -41,8 +42,19 @@ def _percent(entry: dict[str, Any] | None) -> str:
     return "not asked for" if entry is None else f"{100 * entry['top1']:.2f} %"
 
 
+def _other(rule: Rejection, test: dict[str, int]) -> str:
+    told = f"{test['other']} of {test['images']} test images of these classes"
+    if test["foreign_images"]:
+        told += f" and {test['foreign_other']} of {test['foreign_images']} of others"
+    return f"""
+An image is called `other`, of none of these classes, where the {rule.score} of their logits is below
+{rule.threshold:.6g}: {told}.
+"""
+
+
 def model_card(name: str, spec: ModelSpec, record: dict[str, Any]) -> str:
     accuracy, p = record["accuracy"], spec.preprocessing
+    measured = accuracy["derived"]
     rows = [
         ("base, full head", accuracy["base_full_head"], spec.base.macs, spec.base.params),
         ("base, restricted to the classes", accuracy["base_restricted"], spec.base.macs, spec.base.params),
@@ -51,19 +63,20 @@ def model_card(name: str, spec: ModelSpec, record: dict[str, Any]) -> str:
     ]
     table = "\n".join(f"| {n} | {_percent(a)} | {readable(m)} | {readable(k)} |" for n, a, m, k in rows)
     classes = ", ".join(spec.class_names[:50]) + (", ..." if len(spec.classes) > 50 else "")
+    other = "" if spec.rejection is None else _other(spec.rejection, measured["rejection"]["test"])
     order = "in this order" if spec.head == "subset" else "among all outputs of the base"
     return f"""# {name}
 
 {spec.timm_name}, {100 * spec.rate:.1f} % of its multiply-accumulates removed with `{record["method"]}` for
 {len(spec.classes)} classes ({order}): {classes}.
 
-| | top-1 on {accuracy["derived"]["images"]} test images | MACs | parameters |
+| | {f"top-1 on {measured['images']} test images" if measured else "top-1"} | MACs | parameters |
 |---|---|---|---|
 {table}
 
 Input: {p["input_size"]} (channels, height, width), crop {p["crop_pct"]}, {p["interpolation"]}, mean {p["mean"]},
 standard deviation {p["std"]}. MACs are what the papers call FLOPs. `derivation.json` says how it was made.
-
+{other}
 ## Load it
 
 {_PLAIN if spec.plain_timm else _OWN}"""

@@ -63,6 +63,8 @@ class PlannedBudget(_Strict):
     rate: float | None = None
     macs: str | float | None = None
     params: str | float | None = None
+    ms: float | None = None
+    cost_table: str | None = None
 
 
 class PlannedMethod(_Strict):
@@ -102,6 +104,8 @@ class PlanFile(_Strict):
     finetune_base: bool = False
     validation_fraction: float = 0.1
     skip_bad_images: bool = False
+    unlabelled: str | None = None
+    reject: float | None = None
     training: dict[str, Any] = {}
 
 
@@ -232,6 +236,9 @@ def _job(
         "method": method.method or method.name,
         "options": method.options,
         "training": training,
+        **({} if plan.unlabelled is None else {"unlabelled": plan.unlabelled}),
+        **{name: value for name in ("ms", "cost_table") if (value := getattr(budget, name)) is not None},
+        **({} if plan.reject is None else {"reject": plan.reject}),  # jobs done without it stay done
     }
     out = entry.out or str(Path(plan.out) / entry.name)
     return Job(entry.name, entry.task, entry.budget, entry.method, out, arguments)

@@ -23,9 +23,13 @@ from edgevit.derive import load_method, surgery
 from edgevit.derive.budget import Budget, make_budget
 from edgevit.derive.cache import Cache, cache_folder
 from edgevit.derive.card import model_card
+from edgevit.derive.cost_table import CostTable, load_cost_table, refuse_linear
+from edgevit.derive.distill import refuse_untaught
 from edgevit.derive.options import make_config
 from edgevit.derive.problem import Problem, Stopwatch
+from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_rejection_images
 from edgevit.derive.shape import Policy, check_reachable, make_policy
+from edgevit.derive.slices import SuperNet, find_supernet
 from edgevit.derive.train import Compute, History, Training, close_compute, evaluate, open_compute, train
 from edgevit.errors import Interrupted, OptionError, OutputError, UnknownNameError
 from edgevit.models.checkpoint import (
@@ -71,6 +75,7 @@ class _Wanted:
     labels: tuple[ClassLabel, ...]
     training: Training
     finetune_base: bool
+    rejection: RejectionImages | None
 
     def request(self) -> dict[str, Any]:
         """What must be the same for an unfinished run to be gone on with."""
@@ -81,12 +86,14 @@ class _Wanted:
             "classes": self.task.class_names,
             "base_columns": self.task.base_columns,
             "preprocessing": self.base.preprocessing,
-            "budget": asdict(self.budget),
+            "budget": self.budget.record(),
             "method": self.method,
             "options": asdict(self.config),
             "shape": asdict(self.policy),
             "head": self.head,
             "training": training,
+            "unlabelled": self.task.unlabelled and self.task.unlabelled.fingerprint(),
+            "reject": self.rejection and self.rejection.share,
         }
         return dict(json.loads(json.dumps(asked)))  # as it will be read back
 
@@ -99,15 +106,15 @@ class _Wanted:
             "method": self.method,
             "config": asdict(self.config),
             "training": asdict(self.training),
-            "budget": asdict(self.budget),
+            "budget": self.budget.record(),
             "shape": asdict(self.policy),
             "head": self.head,
             "data": self.task.record(),
-            "versions": _versions(),
+            "versions": versions(),
         }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     packages = ("torch", "timm", "accelerate", "scikit-learn", "numpy")
     found = {name: importlib.metadata.version(name) for name in packages}
     return {"edgevit": edgevit.__version__, "python": platform.python_version(), **found}
@@ -118,7 +125,7 @@ def partial_folder(out: Path) -> Path:
     return out.with_name(out.name + ".partial")
 
 
-def _open_partial(folder: Path, request: dict[str, Any], resume: bool) -> None:
+def open_partial(folder: Path, request: dict[str, Any], resume: bool) -> None:
     """Make the folder for an unfinished run, or check that the one there is of the same request.
 
     Raises:
@@ -196,7 +203,7 @@ def _finetuned(problem: Problem, compute: Compute) -> Accuracy:
     return evaluate(network, problem.task.test, problem.columns, problem.task.class_names, compute)
 
 
-def _start(base: Model, task: Task, head: str) -> tuple[nn.Module, list[int], tuple[ClassLabel, ...]]:
+def with_head(base: Model, task: Task, head: str) -> tuple[nn.Module, list[int], tuple[ClassLabel, ...]]:
     """The network a method starts from, the column of each target class, and the classes as model.json has them."""
     if head not in ("subset", "full"):
         raise UnknownNameError("head", head, ["subset", "full"])
@@ -207,9 +214,24 @@ def _start(base: Model, task: Task, head: str) -> tuple[nn.Module, list[int], tu
     return surgery.with_classes(base.network, indices), list(range(len(indices))), labels
 
 
-def _budget(base: Model, network: nn.Module, policy: Policy, rate: Any, macs: Any, params: Any) -> Budget:
-    budget = make_budget(base.spec.macs, base.spec.params, rate=rate, macs=macs, params=params)
-    check_reachable(base.spec.blocks, load_family(base.spec.family).geometry(network), budget, policy)
+def _budget(
+    base: Model,
+    network: nn.Module,
+    policy: Policy,
+    rate: Any,
+    macs: Any,
+    params: Any,
+    ms: Any,
+    table: CostTable | None,
+    *,
+    drops: bool,
+) -> Budget:
+    geometry = load_family(base.spec.family).geometry(network)
+    if ms is not None and table is not None:
+        table.check(base.spec.family, base.spec.blocks, geometry, policy)
+    budget = make_budget(base.spec.macs, base.spec.params, rate=rate, macs=macs, params=params, ms=ms, table=table)
+    if not drops:  # else the method itself knows how small it can get
+        check_reachable(base.spec.blocks, geometry, budget, policy)
     return budget
 
 
@@ -226,14 +248,16 @@ def _identity(base: Model, head: str, columns: Sequence[int], compute: Compute) 
 
 
 def derive(
-    base: str | Path,
+    base: str | Path | None = None,
     *,
-    data: str | Path,
-    classes: str | Path | Sequence[str | int] | None,
+    data: str | Path | None = None,
+    classes: str | Path | Sequence[str | int] | None = None,
     out: str | Path,
     rate: float | None = None,
     macs: str | float | None = None,
     params: str | float | None = None,
+    ms: float | None = None,
+    cost_table: str | Path | None = None,
     method: str = "vulcan",
     options: Mapping[str, Any] | None = None,
     shape: str = "fused",
@@ -244,10 +268,13 @@ def derive(
     model_args: Mapping[str, Any] | None = None,
     preprocessing: Mapping[str, Any] | None = None,
     base_classes: str | Path | Sequence[str] | None = None,
+    supernet: str | Path | None = None,
     training: Training | None = None,
     finetune_base: bool = False,
     validation_fraction: float = 0.1,
     skip_bad_images: bool = False,
+    unlabelled: str | Path | None = None,
+    reject: float | None = None,
     resume: bool = False,
     cache: bool = True,
     progress: Progress | None = None,
@@ -257,8 +284,11 @@ def derive(
     Args:
         base: a timm name (with `checkpoint`, or `pretrained`), or a model folder.
         classes: target classes by name, by index in the base, or a file of either; None keeps all.
-        rate, macs, params: the budget; exactly one of them.
+        rate, macs, params, ms: the budget; exactly one of them. Milliseconds are those of `cost_table`.
         options: of the method, as in its Config.
+        supernet: for method skd, in place of a base; slices need no data unless they are to be measured or trained.
+        unlabelled: images of any class to be distilled with; the method must have a teacher.
+        reject: share of the target classes' images that may be called `other`; None: no image is.
         cache: use and keep what derivations of one base or task can share.
 
     Raises:
@@ -269,12 +299,28 @@ def derive(
     refuse_existing(out)
     training.check()
     module = load_method(method)
+    if ms is not None:
+        refuse_linear(method)
+    table = None if cost_table is None else load_cost_table(cost_table)
+    net = find_supernet(method, base, supernet or (options or {}).get("supernet"))
+    if net is not None:
+        base, options = net.folder, {**(options or {}), "supernet": str(net.folder)}
+    if base is None:
+        raise OptionError("nothing to derive from: give a BASE, a timm name or a model folder")
+    if data is None and (net is None or training.steps or finetune_base or reject is not None or unlabelled):
+        raise OptionError("no images: give --data; only a slice of a super-network that is not trained needs none")
     config = make_config(method, module, options or {})
     policy = make_policy(shape, ffn_multiple)
     opened = open_base(
         base, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args, preprocessing=preprocessing
     )
-    names = listed(base_classes) or (opened.classes if opened.spec.head == "subset" else None)
+    if net is not None:
+        net.check(opened.spec, opened.network, classes, rate=rate, macs=macs, params=params)
+    if data is None and net is not None:
+        budget = make_budget(opened.spec.macs, opened.spec.params, rate=rate, macs=macs, params=params)
+        return _slice(net, opened, config, budget, policy, head, classes, out)
+    names = listed(base_classes) or opened.spec.output_names
+    assert data is not None
     task = open_task(
         data,
         classes,
@@ -284,20 +330,26 @@ def derive(
         validation_fraction=validation_fraction,
         seed=training.seed,
         skip_bad_images=skip_bad_images,
+        unlabelled=unlabelled,
         progress=progress,
     )
     if task.skipped:
         progress.note(f"left out {task.skipped} images that cannot be read")
-    network, columns, labels = _start(opened, task, head)
-    budget = _budget(opened, network, policy, rate, macs, params)
+    rejection = None if reject is None else find_rejection_images(reject, task, progress)
+    network, columns, labels = with_head(opened, task, head)
+    budget = _budget(opened, network, policy, rate, macs, params, ms, table, drops=getattr(module, "DROPS", False))
     if training.steps is None:
         steps = module.default_steps(config, budget.rate, len(task.train), training.batch_size)
         training = replace(training, steps=steps)
-    wanted = _Wanted(str(base), opened, task, method, config, budget, policy, head, labels, training, finetune_base)
+    if unlabelled is not None:
+        refuse_untaught(method, config, training.steps)
+    wanted = _Wanted(
+        str(base), opened, task, method, config, budget, policy, head, labels, training, finetune_base, rejection
+    )
     compute = open_compute(training)
     folder = partial_folder(out)
     if compute.is_main:
-        _open_partial(folder, wanted.request(), resume)
+        open_partial(folder, wanted.request(), resume)
     compute.wait()
     history = History(folder / "history.jsonl")
     # Several processes would have to agree on what is there: they work everything out.
@@ -311,6 +363,39 @@ def derive(
     return derivation
 
 
+def _slice(
+    net: SuperNet, base: Model, config: Any, budget: Budget, policy: Policy, head: str, classes: Any, out: Path
+) -> Derivation:
+    """Cut a slice of a super-network without any image, and write the model folder; nothing is measured."""
+    stopwatch = Stopwatch()
+    with stopwatch.stage("slice"):
+        chosen = net.classes(base.spec, classes)
+        network = net.slice(base.network, budget, policy, [c.base_index for c in chosen] if head == "subset" else None)
+    spec = derived_spec(base.spec, network, head, tuple(ClassLabel(c.name, c.base_index) for c in chosen))
+    nothing = dict.fromkeys(("base_full_head", "base_restricted", "base_finetuned", "derived"))
+    record = {
+        "schema": SCHEMA,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "base": str(net.folder),
+        "method": "skd",
+        "config": asdict(config),
+        "training": None,
+        "budget": budget.record(),
+        "shape": asdict(policy),
+        "head": head,
+        "data": None,
+        "versions": versions(),
+        "processes": 1,
+        "seconds": stopwatch.seconds,
+        "facts": {"steps": 0},
+        "accuracy": nothing,
+    }
+    model = Model(network.eval(), spec)
+    told = json.dumps(record, indent=2) + "\n"
+    save(model, out, {"derivation.json": told, "README.md": model_card(out.name, spec, record)})
+    return Derivation(out, model, record)
+
+
 def _carry_out(wanted: _Wanted, problem: Problem, out: Path) -> Derivation:
     """Take the baselines, let the method work, measure what it made, and write the model folder."""
     torch.manual_seed(wanted.training.seed)
@@ -321,18 +406,24 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path) -> Derivation:
         with problem.stopwatch.stage("evaluation"):
             task, compute = problem.task, problem.compute
             accuracy = evaluate(derived.network, task.test, problem.columns, task.class_names, compute)
+        rule, rejected = None, None
+        if wanted.rejection is not None:
+            with problem.stopwatch.stage("rejection"):
+                rule, rejected = calibrate_rejection(derived.network, problem.columns, wanted.rejection, compute)
     except (KeyboardInterrupt, Interrupted) as stop:
         what = str(stop) or "stopped"
         raise Interrupted(f"{what}; the same command with --resume goes on from {problem.folder}") from stop
     network = derived.network.cpu().eval()
-    spec = derived_spec(wanted.base.spec, network, wanted.head, wanted.labels)
-    assert (spec.macs if problem.budget.quantity == "macs" else spec.params) <= problem.budget.limit
+    spec = replace(derived_spec(wanted.base.spec, network, wanted.head, wanted.labels), rejection=rule)
+    cost = problem.budget.cost(spec.blocks, load_family(spec.family).geometry(network), derived.kept)
+    assert problem.budget.holds(cost)
     record = {
         **wanted.record(),
+        "budget": {**problem.budget.record(), "reached": cost},
         "processes": problem.compute.accelerator.num_processes,
         "seconds": problem.stopwatch.seconds,
         "facts": derived.facts,
-        "accuracy": {**baselines, "derived": accuracy.to_dict()},
+        "accuracy": {**baselines, "derived": {**accuracy.to_dict(), "rejection": rejected}},
     }
     model = Model(network, spec)
     if problem.compute.is_main:

@@ -59,3 +59,4 @@ class Derived:
 
     network: nn.Module
     facts: dict[str, object]
+    kept: Sequence[int] | None = None  # which of the base's blocks the network has; None: all

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 
-from edgevit.derive.budget import Budget, quantity_name, readable
+from edgevit.derive.budget import Budget
 from edgevit.errors import BudgetError, OptionError, UnknownNameError
 from edgevit.models.blocks import BlockDims
 from edgevit.models.macs import Geometry
@@ -95,7 +95,7 @@ def _knobs(
 ) -> list[_Knob]:
     knobs = []
     for i, (dims, wish) in enumerate(zip(base, wishes, strict=True)):
-        unit = geometry.unit_costs(dims.heads, budget.quantity)
+        unit = geometry.unit_costs(dims.heads, budget.linear)
         if policy.equal:
             low, high = _limits(min(dims.qk, dims.vo), policy.head_minimum, policy.head_step)
             knobs.append(
@@ -124,16 +124,15 @@ def smallest(base: Sequence[BlockDims], policy: Policy) -> tuple[BlockDims, ...]
 
 def check_reachable(base: Sequence[BlockDims], geometry: Geometry, budget: Budget, policy: Policy) -> None:
     """Raise BudgetError, with the reachable minimum, if the policy allows nothing as small as the budget."""
-    least = geometry.cost(smallest(base, policy), budget.quantity)
-    if least > budget.limit:
-        what = quantity_name(budget.quantity)
+    least = budget.cost(smallest(base, policy), geometry)
+    if not budget.holds(least):
         raise BudgetError(
-            f"{budget.asked} leaves {readable(budget.limit)} {what}, but shape {policy.name!r} reaches no less than "
-            f"{readable(least)} (rate {1 - least / budget.base:.3f}); raise the budget, or try another --shape"
+            f"{budget.asked} leaves {budget.told(budget.limit)}, but shape {policy.name!r} reaches no less than "
+            f"{budget.told(least)} (rate {1 - least / budget.base:.3f}); raise the budget, or try another --shape"
         )
 
 
-def _settle(knobs: Sequence[_Knob], widths: list[int], slack: int) -> None:
+def _settle(knobs: Sequence[_Knob], widths: list[int], slack: float) -> None:
     """Turn knobs in place: down while over the budget, then up until nothing fits, furthest from its wish first."""
 
     def excess(k: int) -> float:
@@ -174,7 +173,7 @@ def fit(
         BudgetError: the policy allows nothing as small as the budget; the message has the reachable minimum.
     """
     check_reachable(base, geometry, budget, policy)
-    fixed = geometry.fixed(len(base), budget.quantity)
+    fixed = geometry.fixed(len(base), budget.linear)
 
     def knobs_at(rate: float) -> list[_Knob]:
         return _knobs(base, wishes_at(rate), geometry, budget, policy)

@@ -32,6 +32,7 @@ class BlockStatistics:
     mean: Tensor  # [e] mean of the same
     moment: Tensor | None = None  # [d + 1, d + 1] mean of [x 1]^T [x 1], x the attention's normalised input
     hidden: Tensor | None = None  # [e, e] mean of h^T h, h the FFN after its non-linearity
+    query: Tensor | None = None  # [d + 1, d + 1] as `moment`, tokens weighted as queries matter
 
     def tensors(self) -> dict[str, Tensor]:
         """Those that were taken, by name."""
@@ -57,13 +58,13 @@ def token_sum(activations: Tensor) -> Tensor:
 
 
 def add_outer(total: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
-    """Add x^T diag(weight) x to the upper triangle of `total` [m, m]. Shapes: x [T, m], weight [T].
+    """Add the first m rows of x^T diag(weight) x to `total` [m, n], its upper triangle. Shapes: x [T, n], weight [T].
 
     Products in the precision of x, sums over batches in that of `total`: an fp32 product of 3152 tokens was off by 3e-9
     of the largest eigenvalue, far below any ridge, at half the time of fp64. What lies below the diagonal is left
     undefined until `symmetric`.
     """
-    left = x if weight is None else x * weight.unsqueeze(1)
+    left = x[:, : len(total)] if weight is None else x[:, : len(total)] * weight.unsqueeze(1)
     step = ceil(len(total) / PANELS)
     for start in range(0, len(total), step):
         total[start : start + step, start:] += left[:, start : start + step].mT @ x[:, start:]
@@ -71,7 +72,7 @@ def add_outer(total: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
 
 def symmetric(upper: Tensor) -> Tensor:
     """The whole matrix of which `add_outer` filled the upper triangle."""
-    return upper.triu() + upper.triu(1).mT
+    return upper.triu().add_(upper.triu(1).mT)
 
 
 def minimum_images(network: nn.Module) -> int:
@@ -96,32 +97,46 @@ class _Sums:
     """Sums over all tokens seen so far; their size does not depend on how many those are."""
 
     def __init__(
-        self, width: int, embed: int, factorisation: Factorisation, hidden: bool, device: torch.device
+        self,
+        width: int,
+        embed: int,
+        factorisation: Factorisation,
+        hidden: bool,
+        device: torch.device,
+        by_token: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
-        self.tokens = 0
+        self.tokens = 0.0
         self.signed, self.absolute = zeros(width), zeros(width)
         self.hidden = zeros(width, width) if hidden else None
+        self.query = None if by_token is None else zeros(embed + 1, embed + 1)
+        self.by_token = by_token and tuple(w.to(device) for w in by_token)
         self.moment = None if factorisation == "weights" else zeros(embed + 1, embed + 1)
         self.weight = zeros()  # of the tokens in `moment`
 
     def see_hidden(self, h: Tensor) -> None:
+        weight = None if self.by_token is None else self.by_token[1].float().repeat(len(h))
         h = h.detach().flatten(0, 1).float()
-        self.tokens += len(h)
-        self.signed += h.sum(dim=0, dtype=torch.float64)
-        self.absolute += h.abs().sum(dim=0, dtype=torch.float64)
+        weighted = h if weight is None else h * weight.unsqueeze(1)
+        self.tokens += len(h) if weight is None else float(weight.sum())
+        self.signed += weighted.sum(dim=0, dtype=torch.float64)
+        self.absolute += weighted.abs().sum(dim=0, dtype=torch.float64)
         if self.hidden is not None:
-            add_outer(self.hidden, h)
+            add_outer(self.hidden, h, weight)
 
     def see_input(self, x: Tensor, gradient: Tensor | None) -> None:
         """Take the attention's input [B, N, d], each token weighted by sum |x * gradient| if that is given (WPAC)."""
         assert self.moment is not None
+        images = len(x)
         x = x.detach().flatten(0, 1).float()
         weight = None if gradient is None else (x * gradient.flatten(0, 1)).abs().sum(dim=1)
         self.weight += len(x) if weight is None else weight.sum()
-        add_outer(self.moment, torch.cat([x, x.new_ones(len(x), 1)], dim=1), weight)
+        tokens = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
+        add_outer(self.moment, tokens, weight)
+        if self.by_token is not None and self.query is not None:
+            add_outer(self.query, tokens, self.by_token[0].float().repeat(images))
 
     def statistics(self, images: int) -> BlockStatistics:
         tiny = torch.finfo(torch.float64).tiny
@@ -131,6 +146,8 @@ class _Sums:
             mean=self.signed / self.tokens,
             moment=None if self.moment is None else symmetric(self.moment) / self.weight.clamp_min(tiny),
             hidden=None if self.hidden is None else symmetric(self.hidden) / self.tokens,
+            # weights by token have mean one
+            query=None if self.query is None else symmetric(self.query) / self.weight.clamp_min(tiny),
         ).map(torch.Tensor.cpu)
 
 
@@ -144,6 +161,7 @@ def calibrate(
     factorisation: Factorisation = "weights",
     columns: Sequence[int] = (),
     hidden: bool = False,
+    by_token: Sequence[tuple[Tensor, Tensor]] | None = None,
     progress: Progress,
 ) -> list[BlockStatistics]:
     """Run the images through the network once; memory does not grow with their number.
@@ -152,13 +170,19 @@ def calibrate(
         factorisation: what the moments are of; "weights" takes none, "tokens" needs gradients of the task's loss.
         columns: for each target class, its column in the logits; used with "tokens".
         hidden: take the FFN's second moments, too.
+        by_token: per block, how much queries and FFN outputs matter at each token [N], mean one: all of the FFN's
+            statistics are weighted so, and `query` is taken.
 
     Raises:
         DataError: a statistic is not finite.
     """
     family = family_of(network)
     blocks = family.read(network)
-    sums = [_Sums(b.w1.shape[0], b.w1.shape[1], factorisation, hidden, device) for b in blocks]
+    shares: Sequence[tuple[Tensor, Tensor] | None] = by_token or [None] * len(blocks)
+    sums = [
+        _Sums(b.w1.shape[0], b.w1.shape[1], factorisation, hidden, device, w)
+        for b, w in zip(blocks, shares, strict=True)
+    ]
     inputs: list[Tensor] = []
     weighted = factorisation == "tokens"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,21 +109,26 @@ def _decompose(
 
 
 def attention_spectra(
-    blocks: Sequence[BlockWeights], moments: Sequence[Tensor] | None = None, floor: float = FLOOR
+    blocks: Sequence[BlockWeights],
+    moments: Sequence[Tensor] | None = None,
+    floor: float = FLOOR,
+    query_moments: Sequence[Tensor] | None = None,
 ) -> Spectra:
     """Decompose W_Q^T W_K and W_V^T W_O^T of every head (Vulcan, Eq. 10 and 11).
 
     With `moments` ([d + 1, d + 1] per block) the error of logits and values over those inputs is minimised instead of
-    the error of the weights.
+    the error of the weights. `query_moments`, alike, where queries matter at other tokens than keys and values do.
     """
     qk, vo = [qk_pair(b) for b in blocks], [vo_pair(b) for b in blocks]
     if moments is None:
         return Spectra(_decompose(qk, None, None), _decompose(vo, None, None))
     device = blocks[0].wq.device
     measured = [metrics(m.to(device), a.shape[-1], floor) for m, (a, _) in zip(moments, qk, strict=True)]
+    asking = [m.to(device) for m in query_moments or moments]
+    queries = [metrics(m, a.shape[-1], floor).query for m, (a, _) in zip(asking, qk, strict=True)]
     # Attention averages values over tokens, so W_O sees no metric; and what all tokens share passes into the bias.
     return Spectra(
-        _decompose(qk, [m.query for m in measured], [m.key for m in measured]),
+        _decompose(qk, queries, [m.key for m in measured]),
         _decompose(vo, [m.key for m in measured], None),
     )
 
@@ -159,6 +165,22 @@ def _mean_output(block: BlockWeights, moment: Tensor) -> Tensor:
     """sum_h W_O W_V m of the mean token m: [d]."""
     mean = moment[:-1, -1].to(block.wv)
     return torch.einsum("hdv,hve,e->d", block.wo.detach(), block.wv.detach(), mean)
+
+
+@torch.no_grad()
+def keep_heads(block: BlockWeights, heads: Sequence[int], moment: Tensor) -> BlockWeights:
+    """Keep these heads of a block; the mean output of the others, over the tokens of the moment, goes into the bias."""
+    kept = list(heads)
+    if len(kept) == len(block.wq):
+        return block
+    of_heads = {name: getattr(block, name) for name in ("wq", "bq", "wk", "bk", "wv", "bv", "wo")}
+    chosen: dict[str, Any] = {name: None if t is None else t[kept] for name, t in of_heads.items()}
+    fewer = replace(block, **chosen)
+    lost = _mean_output(block, moment) - _mean_output(fewer, moment)
+    before, after = output_bias(block), output_bias(fewer)
+    if before is not None and after is not None:
+        lost = lost + before - after  # what the dropped value biases passed through
+    return replace(fewer, bo=lost if block.bo is None else block.bo + lost)
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 The images of every step, and their augmentation, are a function of seed and step alone: not of the number of workers,
 of processes, of accumulated micro-batches, or of interruptions. `batch_size` counts the images of one optimiser step
-over all of them.
+over all of them, whether or not their class is known.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from edgevit.data.accuracy import Accuracy, count_correct, from_counts
 from edgevit.data.task import AUGMENTS, Augment, Split, Task
+from edgevit.derive.distill import Distillation, Lesson
 from edgevit.errors import Interrupted, OptionError, TrainingError, UnknownNameError
 from edgevit.models.checkpoint import writing
 from edgevit.models.device import find_device
@@ -37,9 +38,11 @@ Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 Schedule = Literal["constant", "cosine"]
 SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine")
+Keep = Literal["last", "best"]
 
 MET = 0.002  # trained and pruned accuracy count as met within this
-PATIENCE = 3  # evaluations in which they must have met, and the pruned one not improved, before training stops
+IGNORED = -100  # the target that cross_entropy passes over
+PATIENCE = 3  # evaluations in which they must have met, and the best not improved, before training stops
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Training:
     seed: int = 42
     augment: Augment = "crop"
     evaluations: int = 10  # how often both accuracies are taken, on the validation part
-    early_stop: bool = True  # once both have met; a cosine schedule always ends by itself
+    early_stop: bool = True  # once both have met, or the best improves no more; a cosine schedule ends by itself
 
     def check(self) -> None:
         """Raise OptionError if a value cannot be."""
@@ -212,26 +215,63 @@ class History:
         with writing(self.path):
             self.path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
 
+    def kept_step(self, stage: str) -> int | None:
+        """The step whose weights a stage ended with, where it kept the best."""
+        kept = [line["kept_step"] for line in self.lines if line["stage"] == stage and "kept_step" in line]
+        return int(kept[-1]) if kept else None
+
+
+class _Epochs:
+    """Permutations laid end to end, so that every image is seen equally often to within one."""
+
+    def __init__(self, images: int, seed: int) -> None:
+        self.images, self.seed = images, seed
+        self.permutation, self.epoch = torch.empty(0), -1
+
+    def __getitem__(self, number: int) -> int:
+        if number // self.images != self.epoch:
+            self.epoch = number // self.images
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            self.permutation = torch.randperm(self.images, generator=generator)
+        return int(self.permutation[number % self.images])
+
+
+def unlabelled_share(images: int, unlabelled: int, batch_size: int) -> int:
+    """How many images of a step are of no known class: in proportion to both sets, at least one and at most half."""
+    if not unlabelled:
+        return 0
+    return min(max(round(batch_size * unlabelled / (images + unlabelled)), 1), batch_size // 2)
+
 
 def sample_order(
-    images: int, training: Training, first_step: int, last_step: int, rank: int = 0, world: int = 1
+    images: int,
+    training: Training,
+    first_step: int,
+    last_step: int,
+    rank: int = 0,
+    world: int = 1,
+    unlabelled: int = 0,
 ) -> Iterator[list[tuple[int, int]]]:
     """For each micro-batch of one process, the position and augmentation seed of its images.
 
-    Epochs are permutations laid end to end, so that every image is seen equally often to within one.
+    Positions from `images` on are of the unlabelled ones, which are spread evenly over the step.
     """
-    micro = training.batch_size // (training.grad_accum * world)
-    permutation, of_epoch = torch.empty(0), -1
+    size = training.batch_size
+    micro = size // (training.grad_accum * world)
+    share = unlabelled_share(images, unlabelled, size)
+    seed = training.seed * 1_000_003
+    known, unknown = _Epochs(images, seed), _Epochs(unlabelled, seed + (1 << 40))
     for step in range(first_step, last_step):
         for accumulated in range(training.grad_accum):
-            start = step * training.batch_size + (accumulated * world + rank) * micro
+            start = (accumulated * world + rank) * micro
             batch = []
-            for p in range(start, start + micro):
-                if p // images != of_epoch:
-                    of_epoch = p // images
-                    generator = torch.Generator().manual_seed(training.seed * 1_000_003 + of_epoch)
-                    permutation = torch.randperm(images, generator=generator)
-                batch.append((int(permutation[p % images]), (training.seed << 40) + p))
+            for i in range(start, start + micro):
+                before = i * share // size  # unlabelled images of this step so far
+                if (i + 1) * share // size > before:
+                    position = images + unknown[step * share + before]
+                else:
+                    position = known[step * (size - share) + i - before]
+                batch.append((position, (training.seed << 40) + step * size + i))
             yield batch
 
 
@@ -287,26 +327,52 @@ class Meeting:
 
 
 @dataclass
+class Best:
+    """Watches the accuracy of one model; of equal ones the earlier, which has trained less, is the best."""
+
+    accuracy: float = -1.0
+    step: int = 0
+    since: int = 0  # evaluations since then
+
+    def add(self, accuracy: float, step: int) -> bool:
+        """Take one evaluation; return whether it is the best so far."""
+        is_best = accuracy > self.accuracy
+        if is_best:
+            self.accuracy, self.step = accuracy, step
+        self.since = 0 if is_best else self.since + 1
+        return is_best
+
+
+@dataclass
 class _Run:
     """One training under way; exists so that its parts fit in one glance each."""
 
     network: nn.Module
     task: Task
-    target: Tensor  # [C] column of each class
+    columns: Sequence[int]  # of each class
     training: Training
     steps: int
     compute: Compute
     constraint: Constraint | None
+    lesson: Lesson | None
+    unlabelled: Split | None
+    keep: Keep
     folder: Path | None
     stage: str
     history: History
 
     def __post_init__(self) -> None:
+        # The last entry is that of UNLABELLED = -1: cross_entropy passes over it.
+        self.target = torch.as_tensor([*self.columns, IGNORED], device=self.compute.device)
+        size, more = self.training.batch_size, len(self.unlabelled or ())
+        labelled = 1 - unlabelled_share(len(self.task.train), more, size) / size
+        self.labelled = self.compute.batch_size * labelled  # images of a micro-batch, on average
         optimizer = torch.optim.AdamW(
             self.network.parameters(), lr=self.training.lr, weight_decay=self.training.weight_decay
         )
         self.model, self.optimizer = self.compute.accelerator.prepare(self.network, optimizer)
-        self.meeting = Meeting()
+        self.meeting, self.best = Meeting(), Best()
+        self.best_state: dict[str, Tensor] = {}  # on the CPU: the network's, and the constraint's
 
     # -- saved state ---------------------------------------------------------------------------------------------------
 
@@ -325,7 +391,10 @@ class _Run:
             with writing(self.folder):
                 if self.constraint is not None:
                     save_file(self.constraint.state(), new / "constraint.safetensors")
-                (new / "progress.json").write_text(json.dumps({"step": step, "meeting": asdict(self.meeting)}))
+                if self.best_state:
+                    save_file(self.best_state, new / "best.safetensors")
+                told = {"step": step, "meeting": asdict(self.meeting), "best": asdict(self.best)}
+                (new / "progress.json").write_text(json.dumps(told))
                 shutil.rmtree(self.folder, ignore_errors=True)
                 new.rename(self.folder)
         self.compute.wait()
@@ -338,8 +407,17 @@ class _Run:
         if self.constraint is not None:
             self.constraint.load_state(load_file(self.folder / "constraint.safetensors"))
         saved = json.loads((self.folder / "progress.json").read_text())
-        self.meeting = Meeting(**saved["meeting"])
+        self.meeting, self.best = Meeting(**saved["meeting"]), Best(**saved.get("best", {}))
+        if self.keep == "best":
+            self.best_state = load_file(self.folder / "best.safetensors")
         return int(saved["step"])
+
+    def batches(self, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's micro-batches from a step on."""
+        accelerator, train, training = self.compute.accelerator, self.task.train, self.training
+        rank, world = accelerator.process_index, accelerator.num_processes
+        order = sample_order(len(train), training, first, self.steps, rank, world, len(self.unlabelled or ()))
+        return train.training_batches(order, training.augment, training.workers, self.unlabelled)
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
@@ -348,14 +426,15 @@ class _Run:
         lr = learning_rate(self.training, step, self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        task_loss = 0.0
+        means: dict[str, float] = {}
         figures: dict[str, float] = {}
         for _ in range(self.training.grad_accum):
             images, labels = next(batches)
             with accelerator.accumulate(self.model):
-                logits = self.model(images.to(self.compute.device))
-                loss = F.cross_entropy(logits.float(), self.target[labels.to(self.compute.device)])
-                task_loss += float(self.compute.mean(loss.detach())) / self.training.grad_accum
+                loss, losses = self.losses(images.to(self.compute.device), labels.to(self.compute.device))
+                for name, value in losses.items():
+                    mean = float(self.compute.mean(value.detach()))
+                    means[name] = means.get(name, 0.0) + mean / self.training.grad_accum
                 if self.constraint is not None and accelerator.sync_gradients:
                     penalty, figures = self.constraint.penalty()
                     loss = loss + penalty * self.training.grad_accum  # accumulate() divides by it
@@ -364,32 +443,66 @@ class _Run:
                 self.optimizer.zero_grad()
         if self.constraint is not None:
             self.constraint.after_step()
-        if not math.isfinite(task_loss) or not all(map(math.isfinite, figures.values())):
+        if not all(map(math.isfinite, (*means.values(), *figures.values()))):
             raise TrainingError(
-                f"the loss is {task_loss:g} at step {step + 1} of {self.stage}, no longer a number; "
+                f"the loss is {means['loss_task']:g} at step {step + 1} of {self.stage}, no longer a number; "
                 f"try a lower --lr, or --precision bf16 instead of fp16"
             )
-        return {"loss_task": task_loss, **figures, "lr": lr}
+        return {**means, **figures, "lr": lr}
+
+    def losses(self, images: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a micro-batch, and its parts: of the labels, and of the teacher."""
+        logits = self.model(images)
+        # The mean over the labelled images of the whole step, however many of them this process has.
+        loss = F.cross_entropy(logits.float(), self.target[labels], reduction="sum") / self.labelled
+        if self.lesson is None:
+            return loss, {"loss_task": loss}
+        with self.compute.accelerator.autocast():
+            parts = {"loss_task": loss, **self.lesson.losses(images, logits)}
+        return self.lesson.total(parts), parts
 
     # -- looking on ----------------------------------------------------------------------------------------------------
 
-    def look(self) -> dict[str, float]:
+    def look(self, step: int) -> dict[str, float]:
         """Accuracy on the validation part, of the model in training and of the one that surgery would make now."""
-        names, columns = self.task.class_names, self.target.tolist()
 
         def accuracy(network: nn.Module) -> float:
-            return evaluate(network, self.task.validation, columns, names, self.compute).top1
+            return evaluate(network, self.task.validation, self.columns, self.task.class_names, self.compute).top1
 
         figures = {"accuracy_trained": accuracy(self.network)}
         if self.constraint is not None:
             figures["accuracy_pruned"] = accuracy(self.constraint.pruned())
+        if self.keep == "best":
+            if self.best.add(figures.get("accuracy_pruned", figures["accuracy_trained"]), step):
+                self.best_state = self.state()
+            figures["kept_step"] = self.best.step
         return figures
 
-    def has_met(self, looked: dict[str, float]) -> bool:
-        """Whether trained and pruned model have met and stopped improving."""
-        if "accuracy_pruned" not in looked or not self.training.early_stop or self.training.schedule == "cosine":
-            return False
-        return self.meeting.add(looked["accuracy_trained"], looked["accuracy_pruned"])
+    def has_ended(self, looked: dict[str, float]) -> str | None:
+        """Why training may stop here, or None. A cosine that is cut off has not yet done what it is there for."""
+        if not self.training.early_stop or self.training.schedule == "cosine":
+            return None
+        if "accuracy_pruned" in looked:
+            has_met = self.meeting.add(looked["accuracy_trained"], looked["accuracy_pruned"])
+            return "trained and pruned accuracy have met" if has_met else None
+        is_over = self.keep == "best" and self.best.since >= PATIENCE
+        return f"validation accuracy has not improved {PATIENCE} times in a row" if is_over else None
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy of the network's state, and of the constraint's."""
+        parts = {"network": self.network.state_dict(), "constraint": self.constraint.state() if self.constraint else {}}
+        copied = {f"{p}.{n}": t.detach().cpu().clone() for p, tensors in parts.items() for n, t in tensors.items()}
+        return {name: tensor.contiguous() for name, tensor in copied.items()}  # as safetensors wants them
+
+    def take_best(self) -> None:
+        """Put back the best state that was seen."""
+        parts: dict[str, dict[str, Tensor]] = {"network": {}, "constraint": {}}
+        for name, tensor in self.best_state.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = tensor
+        self.network.load_state_dict(parts["network"])
+        if self.constraint is not None:
+            self.constraint.load_state(parts["constraint"])
 
     def asked_to_stop(self, stop: _StopAsked) -> bool:
         """Whether any process was; all must stop after the same step."""
@@ -411,59 +524,83 @@ def train(
     history: History,
     stage: str = "train",
     constraint: Constraint | None = None,
+    distillation: Distillation | None = None,
+    unlabelled: Split | None = None,
+    keep: Keep = "last",
     folder: Path | None = None,
 ) -> int:
     """Train `network` in place on the task's training part; return the number of steps done.
 
     Args:
         columns: for each target class, its column in the logits.
+        distillation: a teacher, which sees the images that the network sees, augmented alike.
+        unlabelled: images that only the teacher judges; they take up to half of every batch.
+        keep: what the network holds in the end: its last state, or the one with the best accuracy on the validation
+            part among all evaluations, that before the first step included (`history.kept_step(stage)` says which).
         folder: where the state is kept; one that is there is taken up.
 
     Raises:
         Interrupted: Ctrl-C; the state is saved.
+        OptionError: the teacher does not fit the network, or unlabelled images have none.
         TrainingError: the loss is no longer a number.
     """
-    network.to(compute.device).train()
-    target = torch.as_tensor(columns, device=compute.device)
-    run = _Run(network, task, target, training, steps, compute, constraint, folder, stage, history)
+    network.to(compute.device).eval()
+    lesson = _lesson(distillation, network, task, columns, compute)
+    if unlabelled is not None and lesson is None:
+        raise OptionError("unlabelled images need a teacher that says what they show; give one, or leave them out")
+    network.train()
+    run = _Run(
+        network, task, columns, training, steps, compute, constraint, lesson, unlabelled, keep, folder, stage, history
+    )
     first = run.restore()
     history.rewind(stage, first)
-    accelerator = compute.accelerator
-    order = sample_order(len(task.train), training, first, steps, accelerator.process_index, accelerator.num_processes)
-    batches = iter(task.train.training_batches(order, training.augment, training.workers))
+    batches = run.batches(first)
     every, log_every = max(math.ceil(steps / training.evaluations), 1), max(steps // 200, 1)
     done = first
-    watched: Callable[[], AbstractContextManager[None]] = constraint.watch if constraint else _nothing
-    with progress.stage(stage, steps, "step") as shown, _stop_on_signal() as stop, watched():
-        if first == 0 and constraint is not None and steps > 0:
-            _note(history, compute, stage=stage, step=0, **run.look())
+    with ExitStack() as stack:
+        shown, stop = stack.enter_context(progress.stage(stage, steps, "step")), stack.enter_context(_stop_on_signal())
+        for watched in (constraint, lesson):
+            if watched is not None:
+                stack.enter_context(watched.watch())
+        if first == 0 and (constraint is not None or keep == "best") and steps > 0:
+            _note(history, compute, stage=stage, step=0, **run.look(0))
         started = time.monotonic()
         for step in range(first, steps):
             figures = run.step(batches, step)
             done = step + 1
-            looked = run.look() if done % every == 0 or done == steps else {}
+            looked = run.look(done) if done % every == 0 or done == steps else {}
             if looked or done % log_every == 0:
                 speed = (done - first) * training.batch_size / (time.monotonic() - started)
                 _note(history, compute, stage=stage, step=done, **figures, **looked, images_per_s=round(speed, 2))
             losses = {name: value for name, value in figures.items() if name.startswith("loss_")}
             shown.update(done, **losses, **looked)
-            ended = bool(looked) and run.has_met(looked)
+            ended = run.has_ended(looked) if looked else None
             stopping = run.asked_to_stop(stop)
             if stopping or (looked and not ended and done < steps):
                 run.save(done)
             if stopping:
                 raise Interrupted(f"stopped at step {done} of {steps} of {stage}; the state is saved")
             if ended:
-                progress.note(f"{stage}: trained and pruned accuracy have met after {done} of {steps} steps")
+                progress.note(f"{stage}: {ended} after {done} of {steps} steps")
                 break
-    accelerator.free_memory()
+    compute.accelerator.free_memory()
+    if run.best_state:
+        run.take_best()
+        seen = f"{100 * run.best.accuracy:.1f} % on the validation part"
+        progress.note(f"{stage}: kept the weights of step {run.best.step} of {done}, {seen}")
     network.eval()
     return done
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
+def _lesson(
+    distillation: Distillation | None, network: nn.Module, task: Task, columns: Sequence[int], compute: Compute
+) -> Lesson | None:
+    if distillation is None:
+        return None
+    distillation.teacher.to(compute.device)
+    lesson = Lesson(distillation, network, columns)
+    lesson.check(torch.zeros(1, *task.train.preprocessing["input_size"], device=compute.device))
+    return lesson
 
 
 def _note(history: History, compute: Compute, **figures: Any) -> None:

@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from edgevit.data.accuracy import measure_accuracy
+from edgevit.data.rejection import Rejected, count_rejected, foreign_images
+from edgevit.data.task import Split
 from edgevit.errors import OptionError
-from edgevit.export.images import Part, Subject, data_record, open_images, subject_of
+from edgevit.export.images import Judging, Part, Subject, data_record, open_images, subject_of
 from edgevit.export.session import OnnxModel
 from edgevit.models.checkpoint import open_base
 from edgevit.models.device import find_device
+from edgevit.models.rejection import Rejection
 from edgevit.progress import Progress, Silent
 
 
@@ -32,6 +36,7 @@ class Evaluation:
     outputs: int
     per_class: dict[str, float | None]  # top-1 among the target classes; None: no images
     images_per_class: dict[str, int]
+    rejected: Rejected | None = None  # images called `other`; None: the model never calls one so
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -53,6 +58,7 @@ def _open_onnx(path: Path, device: str) -> _Candidate:
         class_columns=tuple(model.described("class_columns")),
         outputs=model.output.shape[1],
         preprocessing=model.described("preprocessing"),
+        rejection=Rejection(**model.described("rejection")) if "rejection" in model.metadata else None,
         **model.described("split"),
     )
     return _Candidate("onnx", model.predict, subject)
@@ -64,6 +70,24 @@ def _open_torch(model: str | Path, device: str, **options: Any) -> _Candidate:
     network = opened.network.to(place)
     record = data_record(Path(model)) if Path(model).is_dir() else None
     return _Candidate("torch", lambda images: network(images.to(place)), subject_of(opened.spec, record))
+
+
+def _foreign_images(subject: Subject, judging: Judging, max_images: int | None, progress: Progress) -> Split | None:
+    """Images of none of the model's classes, for one that may call them `other`."""
+    if subject.rejection is None:
+        return None
+    found = foreign_images(judging.task, judging.part, subject.class_names, progress)
+    return found if max_images is None else found.subset(max_images)
+
+
+def _rejected(subject: Subject, judging: Judging, kept: list[Tensor]) -> Rejected | None:
+    """Count from the logits [B, C] of the judged images, and after them of the foreign ones."""
+    if subject.rejection is None:
+        return None
+    logits, own = torch.cat(kept), len(judging.split)
+    position = [subject.class_names.index(name) for name in judging.class_names]
+    labels = [position[label] for label in judging.split.labels]
+    return count_rejected(subject.rejection.rejects, logits[:own], labels, logits[own:])
 
 
 def evaluate(
@@ -89,7 +113,8 @@ def evaluate(
 
     `model` is a timm name with `checkpoint` or `pretrained`, a model folder, or an .onnx file that `export` wrote.
     `classes` are those of a base, or some of a derived model's own, by name or by position. Without `data`, a model
-    folder is judged on the images it was derived from; `seed` is that of its split unless given.
+    folder is judged on the images it was derived from; `seed` is that of its split unless given. Accuracy is that of
+    the logits; of a model that may call an image `other` it is counted beside it how often it does.
 
     Raises:
         UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the model cannot be opened as asked.
@@ -121,7 +146,9 @@ def evaluate(
         skip_bad_images=skip_bad_images,
         progress=progress,
     ).limited(max_images)
-    with progress.stage("evaluate", len(judging.split), "image") as stage:
+    foreign = _foreign_images(candidate.subject, judging, max_images, progress)
+    kept: list[Tensor] = []  # of a model that may call an image `other`: the target classes' logits
+    with progress.stage("evaluate", len(judging.split) + len(foreign or ()), "image") as stage:
         done = 0
 
         def predict(images: Tensor) -> Tensor:
@@ -129,10 +156,16 @@ def evaluate(
             logits = candidate.predict(images)
             done += len(images)
             stage.update(done)
+            if foreign is not None:
+                kept.append(logits[:, list(candidate.subject.class_columns)].float().cpu())
             return logits
 
         batches = judging.split.batches(batch_size, workers)
         accuracy = measure_accuracy(predict, batches, judging.columns, judging.class_names)
+        if foreign is not None and len(foreign):
+            with torch.inference_mode():
+                for images, _ in foreign.batches(batch_size, workers):
+                    predict(images)
     return Evaluation(
         model=str(model),
         form=candidate.form,
@@ -144,4 +177,5 @@ def evaluate(
         outputs=candidate.subject.outputs,
         per_class=accuracy.per_class(),
         images_per_class=dict(zip(accuracy.class_names, accuracy.total, strict=True)),
+        rejected=_rejected(candidate.subject, judging, kept),
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from edgevit.data.classes import listed
 from edgevit.data.task import Split, Task, open_task, reopen
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError
+from edgevit.models.rejection import Rejection
 from edgevit.models.spec import ModelSpec
 from edgevit.progress import Progress
 
@@ -30,6 +31,7 @@ class Subject:
     seed: int = 42  # of the split it was derived with, so that what is called test here was not trained on there
     validation_fraction: float = 0.1
     record: dict[str, Any] | None = None  # of the images it was derived from, where they are known
+    rejection: Rejection | None = None
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,13 @@ class Judging:
     columns: tuple[int, ...]
     data: str
     part: Part
+    task: Task  # that the images are of
 
     def limited(self, count: int | None) -> Judging:
         """At most `count` images, spread evenly over the classes."""
         if count is None:
             return self
-        return Judging(self.split.subset(count), self.class_names, self.columns, self.data, self.part)
+        return replace(self, split=self.split.subset(count))
 
 
 def data_record(folder: Path) -> dict[str, Any] | None:
@@ -73,6 +76,7 @@ def subject_of(spec: ModelSpec, record: dict[str, Any] | None = None) -> Subject
         outputs=spec.timm_args["num_classes"],
         preprocessing=spec.preprocessing,
         record=record,
+        rejection=spec.rejection,
         **split,
     )
 
@@ -135,4 +139,4 @@ def open_images(
     columns = [column_of[name] for name in task.class_names] if column_of else task.base_columns
     chosen: Part = "test" if part == "test" else "validation"
     split = task.test if chosen == "test" else task.validation
-    return Judging(split, tuple(task.class_names), tuple(columns), task.arguments["data"], chosen)
+    return Judging(split, tuple(task.class_names), tuple(columns), task.arguments["data"], chosen, task)

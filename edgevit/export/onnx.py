@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,9 @@ class Source:
     def metadata(self) -> dict[str, str]:
         """What an application needs to use a file, and `evaluate` to judge it. JSON values, strings as they are."""
         subject, spec = self.subject, self.model.spec
+        rule = {} if subject.rejection is None else {"rejection": json.dumps(asdict(subject.rejection))}
         return {
+            **rule,
             "class_names": json.dumps(subject.class_names),
             "class_columns": json.dumps(subject.class_columns),
             "preprocessing": json.dumps(subject.preprocessing),
@@ -265,6 +267,7 @@ def _description(source: Source, batch: Batch, precisions: tuple[str, ...]) -> d
         "inputs": (TensorInfo(INPUT, (first, *source.input_size), dtypes),),
         "outputs": (TensorInfo(OUTPUT, (first, subject.outputs), dtypes),),
         "classes": tuple({"name": name, "column": column} for name, column in named),
+        "rejection": subject.rejection and asdict(subject.rejection),
         "preprocessing": subject.preprocessing,
         "model": {"timm_name": source.model.spec.timm_name, "weights_sha256": source.weights_sha256},
     }

@@ -1,6 +1,7 @@
 """export.json: what the exported files are, and every check they passed.
 
 Schema history: 1  first version
+                2  rejection; exports of schema 1 are still read: they have none
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from edgevit.export.gates import AccuracyCheck, FileAccuracy, Parity
 from edgevit.export.graph import Batch
 from edgevit.export.precision import Range
 
-SCHEMA = 1
+SCHEMA = 2
 RECORD = "export.json"
 
 
@@ -50,6 +51,7 @@ class ExportReport:
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     classes: tuple[dict[str, Any], ...]  # name and column in the logits
+    rejection: dict[str, Any] | None  # score and threshold below which an image is called `other`
     preprocessing: dict[str, Any]
     model: dict[str, Any]
     padded: dict[str, Any] | None  # what --pad-heads changed
@@ -85,6 +87,7 @@ def _parsed(folder: Path, data: Mapping[str, Any]) -> ExportReport:
         inputs=_tensors(data["inputs"]),
         outputs=_tensors(data["outputs"]),
         classes=tuple(data["classes"]),
+        rejection=data["rejection"] if data["schema"] == SCHEMA else None,
         range=Range(**data["range"]) if data["range"] else None,
         parity={name: Parity(**p) for name, p in data["parity"].items()},
         accuracy=_accuracy(data["accuracy"]) if data["accuracy"] else None,
@@ -103,9 +106,9 @@ def read_report(folder: Path) -> ExportReport:
     path = folder / RECORD
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        if data["schema"] == SCHEMA:
+        if data["schema"] in (1, SCHEMA):
             return _parsed(folder, data)
-        why = f"its schema is {data['schema']!r}, this edgevit reads {SCHEMA}"
+        why = f"its schema is {data['schema']!r}, this edgevit reads 1 and {SCHEMA}"
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
     raise ExportError(f"{path} cannot be read ({why}); export the model again")

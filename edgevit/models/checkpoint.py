@@ -26,8 +26,9 @@ from timm.data import resolve_data_config
 from timm.models import clean_state_dict
 from torch import Tensor, nn
 
-from edgevit.errors import CheckpointError, OptionError, OutputError, UnknownNameError
+from edgevit.errors import CheckpointError, OptionError, OutputError, UnknownNameError, UnsupportedModelError
 from edgevit.models.families import family_of, load_family
+from edgevit.models.rejection import OTHER
 from edgevit.models.spec import BaseFacts, ClassLabel, ModelSpec
 
 WEIGHTS, SPEC = "model.safetensors", "model.json"
@@ -44,6 +45,18 @@ class Model:
     def __call__(self, images: Tensor) -> Tensor:
         logits: Tensor = self.network(images)
         return logits
+
+    def names(self, logits: Tensor) -> list[str]:
+        """What each image is called, by its logits [B, outputs]: a target class, or `other` by the model's own rule.
+
+        Raises:
+            UnsupportedModelError: the model is a base, which knows no names.
+        """
+        if not self.classes:
+            raise UnsupportedModelError("a base has no class names; give a derived model's folder")
+        chosen, rule = logits[:, self.spec.class_columns], self.spec.rejection
+        called = [self.classes[i] for i in chosen.argmax(1).tolist()]
+        return called if rule is None else [OTHER if o else n for o, n in zip(rule.rejects(chosen), called, strict=True)]
 
     @property
     def classes(self) -> list[str]:
@@ -368,9 +381,10 @@ def derived_spec(base: ModelSpec, network: nn.Module, head: str, classes: tuple[
     blocks = tuple(b.dims for b in family.read(network))
     outputs = family.classifiers(network)[0].out_features
     assert head in ("subset", "full")
+    depth = {} if len(blocks) == len(base.blocks) else {"depth": len(blocks)}
     spec = ModelSpec(
         timm_name=base.timm_name,
-        timm_args={**base.timm_args, "num_classes": outputs},
+        timm_args={**base.timm_args, "num_classes": outputs, **depth},
         family=base.family,
         blocks=blocks,
         head="subset" if head == "subset" else "full",

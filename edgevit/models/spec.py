@@ -1,6 +1,7 @@
 """model.json: everything about a model but its weights and how it came to be.
 
 Schema history: 1  first version
+                2  rejection; models of schema 1 are still read: they have none
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Any, Literal
 
 from edgevit.errors import CheckpointError
 from edgevit.models.blocks import BlockDims
+from edgevit.models.rejection import Rejection
 
-SCHEMA = 1
+SCHEMA = 2
 
 Head = Literal["subset", "full"]
 
@@ -50,10 +52,18 @@ class ModelSpec:
     macs: int
     params: int
     base: BaseFacts
+    rejection: Rejection | None = None  # when an image is called `other`; None: never
 
     @property
     def class_names(self) -> list[str]:
         return [c.name for c in self.classes]
+
+    @property
+    def output_names(self) -> list[str] | None:
+        """The class of every output, in order, where all of them are known."""
+        by_column = dict(zip(self.class_columns, self.class_names, strict=True))
+        outputs = range(self.timm_args["num_classes"])
+        return [by_column[i] for i in outputs] if by_column.keys() == set(outputs) else None
 
     @property
     def class_columns(self) -> list[int]:
@@ -82,13 +92,14 @@ class ModelSpec:
         """
         if not isinstance(data, dict):
             raise CheckpointError(f"{where} is not a model description but a {type(data).__name__}; derive it again")
-        if data.get("schema") != SCHEMA:
+        if data.get("schema") not in (1, SCHEMA):
             raise CheckpointError(
-                f"{where} has schema {data.get('schema')!r}, this edgevit reads {SCHEMA}; "
+                f"{where} has schema {data.get('schema')!r}, this edgevit reads 1 and {SCHEMA}; "
                 f"update edgevit, or derive the model again"
             )
         try:
             base, _ = data["base"], data["weights_sha256"]
+            rejection = data["rejection"] if data["schema"] == SCHEMA else None
             return cls(
                 timm_name=data["timm_name"],
                 timm_args=dict(data["timm_args"]),
@@ -100,6 +111,7 @@ class ModelSpec:
                 macs=data["macs"],
                 params=data["params"],
                 base=BaseFacts(**{**base, "blocks": tuple(BlockDims(**b) for b in base["blocks"])}),
+                rejection=Rejection(**rejection) if rejection else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{where} is not a model description: {error}; derive the model again") from error

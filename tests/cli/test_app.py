@@ -10,7 +10,9 @@ import pytest
 
 import edgevit
 
-COMMANDS = ["derive", "derive-many", "cache", "export", "bench", "evaluate", "show", "compare", "board", "profiles"]
+COMMANDS = [
+    "derive", "derive-many", "supernet", "cache", "export", "bench", "evaluate", "show", "compare", "board", "profiles",
+]  # fmt: skip
 
 HELP = """
 import sys
@@ -43,8 +45,9 @@ def test_the_installed_command_knows_its_version() -> None:
     [
         (["dervie"], "No such command 'dervie'"),
         (["--verson"], "No such option: --verson"),
-        (["derive"], "Missing argument"),
-        (["derive", "vit", "--out", "o"], "Missing option '--data'"),
+        (["derive"], "Missing option '--out'"),
+        (["supernet"], "Missing argument"),
+        (["supernet", "vit", "--out", "o"], "Missing option '--data'"),
         (["derive", "vit", "--frobnicate"], "No such option: --frobnicate"),
         (["derive", "vit", "--out", "o", "--data", "digits", "--rate", "half"], "--rate"),
         (["derive", "vit", "--out", "o", "--data", "digits", "--steps", "1.5"], "--steps"),

@@ -26,6 +26,8 @@ def write_checkpoint(folder: Path, **more: Any) -> Path:
 
 def derive(checkpoint: Path, out: Path, *, training: dict[str, Any] | None = None, **options: Any) -> Any:
     given: dict[str, Any] = {"classes": "3,7,9", "rate": 0.5, "data": "digits", "model_args": ARGS}
+    if options.get("method") == "skd":
+        return _slice(checkpoint, out, Training(**{**QUICK, "steps": 0, **(training or {})}), {**given, **options})
     return edgevit.derive(
         "vit_tiny_patch16_224",
         checkpoint=checkpoint,
@@ -34,3 +36,25 @@ def derive(checkpoint: Path, out: Path, *, training: dict[str, Any] | None = Non
         training=Training(**{**QUICK, **(training or {})}),
         **{**given, **options},
     )
+
+
+def make_supernet(checkpoint: Path, out: Path, *, training: dict[str, Any] | None = None, **options: Any) -> Any:
+    given: dict[str, Any] = {"rate": 0.5, "data": "digits", "model_args": ARGS, "preprocessing": PREPROCESSING}
+    few = {"proxy_images": 32, "updates": 2, "points": 3}
+    return edgevit.supernet(
+        "vit_tiny_patch16_224",
+        checkpoint=checkpoint,
+        out=out,
+        training=Training(**{**QUICK, **(training or {})}),
+        options={**few, **options.pop("options", {})},
+        **{**given, **options},
+    )
+
+
+def _slice(checkpoint: Path, out: Path, training: Training, given: dict[str, Any]) -> Any:
+    """A slice of one super-network for all of a checkpoint's tests."""
+    net = checkpoint.with_name("supernet")
+    if not net.exists():
+        make_supernet(checkpoint, net)
+    given.pop("model_args")
+    return edgevit.derive(supernet=net, out=out, training=training, **given)

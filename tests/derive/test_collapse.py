@@ -88,3 +88,35 @@ def test_merging_equal_neurons_changes_no_output():
 
     assert merged.w1.shape == (4, 6)
     torch.testing.assert_close(ffn(merged), ffn(block), rtol=1e-5, atol=1e-5)
+
+
+def centres_of(rows, labels):
+    return torch.stack([rows[labels == k].mean(0) for k in range(int(labels.max()) + 1)])
+
+
+def test_every_neuron_is_in_the_cluster_whose_mean_is_nearest():
+    rows = torch.randn(120, 10, generator=torch.Generator().manual_seed(0)).double()
+    labels = cluster_neurons(block_of(rows + 100), 30, seed=0)
+    distances = torch.cdist(rows, centres_of(rows, labels))
+    assert torch.equal(distances.argmin(1), labels)
+
+
+def test_clusters_are_as_tight_as_those_of_scikit_learn():
+    from sklearn.cluster import KMeans
+
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(256, 64, generator=generator) @ torch.diag(torch.logspace(0, -1, 64))
+    ours, theirs = [], []
+    for seed in range(5):
+        labels = cluster_neurons(block_of(rows[:, :-1], rows[:, -1]), 100, seed)
+        ours.append(float((rows - centres_of(rows, labels)[labels]).square().sum()))
+        theirs.append(float(KMeans(100, n_init=1, random_state=seed).fit(rows.numpy()).inertia_))
+    assert sum(ours) < 1.02 * sum(theirs)
+
+
+def test_one_seed_gives_one_clustering_and_copies_are_found():
+    rows = torch.randn(12, 9, generator=torch.Generator().manual_seed(1))
+    copies = torch.arange(60) % 12
+    labels = cluster_neurons(block_of(rows[copies]), 12, seed=3)
+    assert torch.equal(labels, cluster_neurons(block_of(rows[copies]), 12, seed=3))
+    assert all(len(set(labels[copies == c].tolist())) == 1 for c in range(12))

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from edgevit.derive.least_squares import refit, solve
+from edgevit.derive.least_squares import Regression, refit, removal_in_order, removal_order, solve
 from edgevit.errors import DataError
 from edgevit.models.families import vit
 
@@ -80,5 +80,117 @@ def test_keeping_every_neuron_changes_nothing(block):
 
 def test_a_singular_system_says_what_to_raise():
     gram = torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64))
-    with pytest.raises(DataError, match=r"2 neurons .* singular \(ridge 0\); raise nuwa.ridge"):
+    with pytest.raises(DataError, match=r"2 neurons .* singular \(ridge 0\); raise the ridge"):
         solve(gram, torch.ones(2, 1, dtype=torch.float64), 0.0)
+
+
+def regression(x, y, weight=None, batch=500):
+    sums = Regression(x.shape[1], y.shape[1], x.device)
+    for start in range(0, len(x), batch):
+        part = slice(start, start + batch)
+        sums.add(x[part], y[part], None if weight is None else weight[part])
+    return sums
+
+
+def samples(count=2000, inputs=40, outputs=7):
+    h = hidden(count, inputs + 30)
+    noise = torch.randn(count, outputs, generator=torch.Generator().manual_seed(2), dtype=h.dtype)
+    return h[:, :inputs], h @ torch.linspace(-1, 2, (inputs + 30) * outputs).double().view(-1, outputs) + noise
+
+
+def solved_outright(x, y, weight, lift, prior, bias):
+    """The same problem as one tall system of equations."""
+    root = (weight / weight.sum()).sqrt().unsqueeze(1)
+    ones = torch.ones(len(x), int(bias), dtype=x.dtype)
+    design = torch.cat([root * torch.cat([x, ones], 1), lift**0.5 * torch.eye(x.shape[1], x.shape[1] + bias).double()])
+    found = torch.linalg.lstsq(design, torch.cat([root * y, lift**0.5 * prior.mT])).solution
+    return found[: x.shape[1]].mT, found[-1] if bias else None
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_regression_is_that_of_all_samples_at_once(bias, weighted, drawn):
+    x, y = samples()
+    weight = torch.rand(len(x), generator=torch.Generator().manual_seed(3)).double() if weighted else None
+    prior = torch.randn(7, 40, generator=torch.Generator().manual_seed(4)).double()
+    sums = regression(x, y, weight)
+    found = sums.solve(1e-2, prior=prior if drawn else None, bias=bias)
+    given = torch.ones(len(x)).double() if weight is None else weight
+    square = (given @ x.square() / given.sum()).mean()
+    expected = solved_outright(x, y, given, 1e-2 * square, prior if drawn else torch.zeros_like(prior), bias)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-8, atol=1e-9)
+    assert (found[1] is None) == (not bias)
+    if bias:
+        torch.testing.assert_close(found[1], expected[1], rtol=1e-8, atol=1e-9)
+    residual = y - x @ found[0].mT - (found[1] if bias else 0)
+    assert sums.error(*found) == pytest.approx(float(given @ residual.square().sum(1) / given.sum()), rel=1e-9)
+
+
+def test_a_regression_agrees_with_the_refit_from_all_moments(block):
+    h = hidden(2000, 256)
+    y = h @ block.w2.mT + block.b2
+    for how, prior in (("least_squares", None), ("compensate", block.w2[:, KEPT])):
+        slim = refit(block, KEPT, *moments(h), how, ridge=1e-3)
+        weight, bias = regression(h[:, KEPT], y).solve(1e-3, prior=prior)
+        torch.testing.assert_close(slim.w2, weight, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(slim.b2, bias, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_mean_a_thousand_times_the_spread_costs_no_precision(bias):
+    x, y = samples()
+    far, y = (x + 1000).float(), y.float()
+    sums, exact = regression(far, y), regression(far.double(), y.double())
+    found, best = sums.solve(1e-12, bias=bias), exact.solve(1e-12, bias=bias)
+    torch.testing.assert_close(found[0], best[0], rtol=1e-3, atol=1e-4)
+    assert exact.error(*found) == pytest.approx(exact.error(*best), rel=1e-6)
+    assert sums.error(*found) == pytest.approx(exact.error(*found), rel=1e-4)
+
+
+def test_the_sums_of_several_processes_make_one_regression():
+    x, y = samples()
+    x[1000:] += 5  # so that the shares' own means differ
+    shares = [regression(x[:700], y[:700]), regression(x[700:], y[700:])]
+    taken = []
+    for sums in shares:
+        taken.append([])
+        sums.map(lambda total: taken[-1].append(total) or total)
+    means = iter([(a + b) / 2 for a, b in zip(*taken, strict=True)])
+    merged, whole = shares[0].map(lambda _: next(means)), regression(x, y)
+    for found, expected in zip(merged.solve(), whole.solve(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert merged.error(*merged.solve()) == pytest.approx(whole.error(*whole.solve()), rel=1e-9)
+
+
+def test_a_regression_on_nothing_is_refused():
+    with pytest.raises(DataError, match="no samples"):
+        Regression(3, 2, torch.device("cpu")).solve()
+
+
+@pytest.mark.parametrize("share", [1, 4, 32])
+def test_the_order_of_removal_is_that_of_optimal_brain_surgeon_written_out(block, share):
+    h = hidden(2000, 256)
+    second, mean = moments(h)
+    removal = removal_order(block.w2, second, mean, ridge=1e-3, share=share)
+    hessian = second - torch.outer(mean, mean) + 1e-3 * second.diagonal().mean() * torch.eye(256)
+    w, alive, order = block.w2.detach(), torch.arange(256), []
+    while len(alive):
+        inverse = torch.linalg.inv(hessian[alive][:, alive])
+        saliency = w.square().sum(0) / inverse.diagonal()
+        ranked = saliency.argsort()[: max(len(alive) // share, 1)]
+        order.append(alive[ranked])
+        alive = torch.tensor(sorted({*alive.tolist()} - {*order[-1].tolist()}), dtype=torch.int64)
+        right = (hessian[alive] @ block.w2.detach().mT).mT
+        w = right @ torch.linalg.inv(hessian[alive][:, alive])
+    assert torch.equal(removal.order, torch.cat(order))
+    # Group by group, the cost is what that order of removal costs.
+    by_order = removal_in_order(removal.order, block.w2, second, mean, ridge=1e-3)
+    ends = torch.tensor([len(o) for o in order]).cumsum(0) - 1
+    torch.testing.assert_close(removal.cost.cumsum(0)[ends], by_order.cost.cumsum(0)[ends], rtol=1e-7, atol=1e-9)
+
+
+def test_singular_moments_say_what_to_raise_before_neurons_are_ordered(block):
+    second = torch.zeros(256, 256, dtype=torch.float64)
+    with pytest.raises(DataError, match=r"256 neurons .* raise the ridge"):
+        removal_order(block.w2, second - torch.eye(256), torch.zeros(256).double(), ridge=0)

@@ -97,7 +97,7 @@ def test_budgets_are_read_as_people_write_them():
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        ({}, "a budget is one of --rate, --macs and --params, not none"),
+        ({}, "a budget is one of --rate, --macs, --params and --ms, not none"),
         ({"rate": 0.5, "macs": "1G"}, "not --rate and --macs"),
         ({"rate": 0.0}, "--rate 0 is not between 0 and 1"),
         ({"rate": 1.0}, "--rate 1 is not between 0 and 1"),

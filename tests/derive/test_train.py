@@ -99,8 +99,11 @@ def test_micro_batches_match_one_batch(checkpoint, tmp_path):
     assert_close(one.folder, three.folder)
 
 
-def test_two_processes_match_one(checkpoint, tmp_path):
-    one = derive(checkpoint, tmp_path / "one", training={"lr": 1e-4})
+@pytest.mark.parametrize("taught", [False, True])
+def test_two_processes_match_one(checkpoint, tmp_path, image_folder, taught):
+    options = {"teacher": "restricted", "token_weight": "0.1"} if taught else {}
+    more = image_folder(tmp_path / "more", {"any": 40}) if taught else None
+    one = derive(checkpoint, tmp_path / "one", training={"lr": 1e-4}, options=options, unlabelled=more)
     arguments = [f"--model-arg={name}={value}" for name, value in ARGS.items()]
     command = [
         # --multi_gpu means several processes here; with --device cpu they talk through gloo
@@ -110,6 +113,8 @@ def test_two_processes_match_one(checkpoint, tmp_path):
         "--mean=0.5", "--std=0.5", "--crop-pct=1.0", "--interpolation=bicubic", "--data=digits", "--classes=3,7,9",
         "--rate=0.5", "--steps=6", "--batch-size=24", "--device=cpu", "--evaluations=2", "--lr=1e-4",
         "--no-early-stop", "--quiet", "--json", "--out", str(tmp_path / "two"),
+        *(f"--set=vulcan.{name}={value}" for name, value in options.items()),
+        *([f"--unlabelled={more}"] if more else []),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
@@ -120,7 +125,8 @@ def test_two_processes_match_one(checkpoint, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "two" / "history.jsonl").read_text().splitlines()]
     ours = [json.loads(line) for line in (one.folder / "history.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [line["step"] for line in ours]
-    assert lines[-1]["loss_task"] == pytest.approx(ours[-1]["loss_task"], rel=1e-3)
+    for name in ("loss_task", "loss_teacher", "loss_tokens") if taught else ("loss_task",):
+        assert lines[-1][name] == pytest.approx(ours[-1][name], rel=1e-3)
 
 
 def test_workers_change_nothing(checkpoint, tmp_path):

@@ -20,7 +20,7 @@ PREPROCESSING = {"input_size": (3, 8, 8), "interpolation": "bilinear", "mean": (
 @pytest.fixture(scope="module")
 def judging() -> Judging:
     task = open_task("digits", ["3", "5", "8"], preprocessing=PREPROCESSING, base_outputs=10)
-    return Judging(task.test, ("3", "5", "8"), (3, 5, 8), "digits", "test")
+    return Judging(task.test, ("3", "5", "8"), (3, 5, 8), "digits", "test", task)
 
 
 def linear(images: torch.Tensor) -> torch.Tensor:

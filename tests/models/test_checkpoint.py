@@ -175,7 +175,7 @@ BROKEN: list[tuple[str, Callable[[Path], Any], str]] = [
     ("no spec", lambda f: (f / "model.json").unlink(), "model.json is missing"),
     ("altered", lambda f: flip_a_bit(f / "model.safetensors"), "was altered: its hash is"),
     ("truncated", lambda f: os.truncate(f / "model.safetensors", 1000), "was altered"),
-    ("next schema", lambda f: change(f, schema=2), "has schema 2, this edgevit reads 1"),
+    ("next schema", lambda f: change(f, schema=3), "has schema 3, this edgevit reads 1 and 2"),
     ("no schema", lambda f: drop(f, "schema"), "has schema None"),
     ("half a spec", lambda f: os.truncate(f / "model.json", 100), "is not JSON"),
     ("binary spec", lambda f: (f / "model.json").write_bytes(b"\xff\xfe\x00"), "is not JSON"),

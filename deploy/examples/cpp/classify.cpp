@@ -18,6 +18,7 @@
 #include <functional>
 #include <iostream>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
@@ -32,6 +33,7 @@ struct Model {
     std::string interpolation;
     float mean[3] = {}, std[3] = {};
     std::vector<std::pair<int, std::string>> classes;  // column in the logits, and name
+    double other = -std::numeric_limits<double>::infinity();  // an image with a lower score is of none of them
 };
 
 struct Image {
@@ -51,6 +53,7 @@ Model readModel(std::string const& path) {
         if (key == "interpolation") words >> model.interpolation;
         if (key == "mean") words >> model.mean[0] >> model.mean[1] >> model.mean[2];
         if (key == "std") words >> model.std[0] >> model.std[1] >> model.std[2];
+        if (key == "other") words >> model.other;
         if (key == "class") {
             int column = 0;
             std::string name;
@@ -252,7 +255,8 @@ void printLikeliest(std::string const& name, std::vector<float> const& logits, M
     auto const best = std::max_element(chosen.begin(), chosen.end());
     double sum = 0;
     for (float value : chosen) sum += std::exp(double(value) - *best);
-    std::cout << name << '\t' << model.classes[size_t(best - chosen.begin())].second << ' ' << 1 / sum << '\n';
+    bool const fits = *best + std::log(sum) >= model.other;  // the score: log-sum-exp of the target classes' logits
+    std::cout << name << '\t' << (fits ? "" : "other\t") << model.classes[size_t(best - chosen.begin())].second << ' ' << 1 / sum << '\n';
 }
 
 }  // namespace

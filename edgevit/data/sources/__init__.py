@@ -2,6 +2,7 @@
 
     def matches(data: str) -> bool          is it of this kind?
     def open_source(data: str) -> Source    list it, without reading any image
+    def open_images(data: str) -> Source    optional: the same where images need not be sorted by class
 
 Sources are tried in the order of their names; `folder` matches any directory and so comes last.
 """
@@ -12,6 +13,7 @@ import pkgutil
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Literal, Protocol
 
 from PIL.Image import Image
@@ -40,23 +42,41 @@ class Source(Protocol):
         """
 
 
-def open_source(data: str | Path) -> Source:
-    """Open image data by name or path.
-
-    Raises:
-        DataError: there is nothing there, or nothing that any source understands.
-    """
-    text = str(data)
+def _kind(text: str) -> ModuleType:
+    """Find the source that understands this data."""
     names = sorted(
         (module.name for module in pkgutil.iter_modules(__path__)), key=lambda name: (name == "folder", name)
     )
     for name in names:
         module = import_module(f"{__name__}.{name}")
         if module.matches(text):
-            source: Source = module.open_source(text)
-            return source
+            return module
     what = "is not a folder" if Path(text).exists() else "does not exist"
     raise DataError(
         f"data {text} {what}; expected a folder of class folders (or train/ and val/ of them), "
         f"a CIFAR folder as torchvision lays it out, or the name digits"
     )
+
+
+def open_source(data: str | Path) -> Source:
+    """Open image data by name or path.
+
+    Raises:
+        DataError: there is nothing there, or nothing that any source understands.
+    """
+    source: Source = _kind(str(data)).open_source(str(data))
+    return source
+
+
+def open_unlabelled(data: str | Path) -> tuple[Source, list[Reference]]:
+    """Open images whose classes do not matter: those below a folder, at any depth, or another source's training part.
+
+    Raises:
+        DataError: there is nothing there, or no file.
+    """
+    kind = _kind(str(data))
+    source: Source = getattr(kind, "open_images", kind.open_source)(str(data))
+    references = [r for name in source.class_names for r in source.references("train", name)]
+    if not references:
+        raise DataError(f"{data} holds no images; give a folder that has some, at any depth")
+    return source, references

@@ -17,11 +17,42 @@ def _class_folders(folder: Path) -> dict[str, Path]:
     return {f.name: f for f in sorted(folder.iterdir()) if f.is_dir() and not f.name.startswith(".")}
 
 
-class Folder:
+def _files(folder: Path) -> list[Reference]:
+    return [str(f) for f in sorted(folder.rglob("*")) if f.is_file() and not f.name.startswith(".")]
+
+
+class Images:
+    """Every file below a folder, as if of one class."""
+
+    has_test = False
     files = True
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.class_names: tuple[str, ...] = (root.name,)
+
+    def references(self, part: Part, class_name: str) -> list[Reference]:
+        return _files(self.root)
+
+    def read(self, reference: Reference) -> Image.Image:
+        try:
+            with warnings.catch_warnings(), Image.open(str(reference)) as image:
+                warnings.simplefilter("ignore")  # odd EXIF or a palette with transparency is no reason to stop
+                rgb: Image.Image = image.convert("RGB")
+                return rgb
+        except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error)
+            raise DataError(
+                f"cannot read {reference}: {reason}; "
+                f"remove or replace it, or leave such files out with --skip-bad-images"
+            ) from error
+
+
+class Folder(Images):
+    """Class folders."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
         train = root / "train"
         test = next((root / name for name in TEST_NAMES if (root / name).is_dir()), None)
         if train.is_dir() and test is None:
@@ -39,20 +70,7 @@ class Folder:
         if folder is None:
             where = self.root / ("train" if part == "train" else "val")
             raise DataError(f"class {class_name!r} has no folder in {where}; add it, or leave the class out")
-        return [str(f) for f in sorted(folder.rglob("*")) if f.is_file() and not f.name.startswith(".")]
-
-    def read(self, reference: Reference) -> Image.Image:
-        try:
-            with warnings.catch_warnings(), Image.open(str(reference)) as image:
-                warnings.simplefilter("ignore")  # odd EXIF or a palette with transparency is no reason to stop
-                rgb: Image.Image = image.convert("RGB")
-                return rgb
-        except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error)
-            raise DataError(
-                f"cannot read {reference}: {reason}; "
-                f"remove or replace it, or leave such files out with --skip-bad-images"
-            ) from error
+        return _files(folder)
 
 
 def matches(data: str) -> bool:
@@ -61,3 +79,7 @@ def matches(data: str) -> bool:
 
 def open_source(data: str) -> Folder:
     return Folder(Path(data))
+
+
+def open_images(data: str) -> Images:
+    return Images(Path(data))

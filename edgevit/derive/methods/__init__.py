@@ -5,6 +5,8 @@
     def default_steps(config, rate, images, batch_size) -> int   optimiser steps where the user gives none; 0 if it
                                  does not train
     def derive(problem, config) -> Derived
+    QUANTITIES = ("macs", "params", "ms")    if it can meet a budget in milliseconds too; left out by those that cannot
+    DROPS = True                 if it can leave out heads and blocks, and so get below the policy's smallest widths
 
 A method decides what to keep and may train `problem.network` in place; only `surgery` changes a structure.
 tests/derive/test_methods.py sweeps this folder.

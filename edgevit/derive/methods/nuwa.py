@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from edgevit.derive import surgery
 from edgevit.derive.allocation import Curve, energy_width, widths_by_error
+from edgevit.derive.distill import TeacherOptions, make_distillation
 from edgevit.derive.factorise import Spectrum
 from edgevit.derive.least_squares import Refit, Removal, refit, removal_in_order, removal_order
 from edgevit.derive.problem import Derived, Problem
@@ -41,7 +42,7 @@ HEAD_BIAS = -100.0  # of the classes outside the task, where the head is left wh
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(TeacherOptions):
     purification: Literal["validated", "always", "none"] = "validated"  # from the anchor, the base, or the better one
     purification_steps: int = 250  # optimiser steps of the masks
     purification_batch: int = 16  # images per step
@@ -60,6 +61,7 @@ class Config:
     finetune_epochs: int = 0  # passes over the training images after the cut; --steps counts steps instead
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("purification_steps", "purification_batch", "calibration_images"):
             if getattr(self, name) < 1:
                 raise OptionError(f"nuwa.{name}={getattr(self, name)} is less than 1")
@@ -233,7 +235,7 @@ def _wishes(
     geometry = family_of(problem.network).geometry(problem.network)
     curves = []
     for d, qk, vo, removal in zip(dims, spectra.qk, spectra.vo, removals, strict=True):
-        unit = geometry.unit_costs(d.heads, problem.budget.quantity)
+        unit = geometry.unit_costs(d.heads, problem.budget.linear)
         curves.append(Curve(_share(qk.values.square().sum(0)).cpu(), unit.qk))
         curves.append(Curve(_share(vo.values.square().sum(0)).cpu(), unit.vo))
         curves.append(Curve(_share(removal.cost.flip(0)).cpu(), unit.ffn))
@@ -305,6 +307,8 @@ def derive(problem: Problem, config: Config) -> Derived:
                 progress=problem.progress,
                 history=problem.history,
                 stage="finetune",
+                distillation=make_distillation(problem, config),
+                unlabelled=problem.task.unlabelled,
                 folder=problem.folder / "train",
             )
     return Derived(slim, {"steps": done, "steps_planned": training.steps, **facts, "reused": problem.cache.reused})

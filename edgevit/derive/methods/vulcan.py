@@ -30,6 +30,7 @@ from edgevit.derive.collapse import (
     to_device,
     weight_collapse,
 )
+from edgevit.derive.distill import TeacherOptions, make_distillation
 from edgevit.derive.plan import Plan, load_plan, save_plan
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.rank import query_matrix, tail_sums
@@ -42,7 +43,7 @@ from edgevit.models.families import family_of
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(TeacherOptions):
     collapse: Literal["weight", "activation", "none"] = "weight"  # what of a neuron is drawn to its anchor (Eq. 4)
     rank: bool = True  # empty the tails of the QK and VO spectra (Eq. 7)
     anchor: Literal["activation", "random"] = "activation"  # a cluster's anchor: the most active member, or any
@@ -59,6 +60,7 @@ class Config:
     calibration_images: int = 1024  # for activations and moments
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.calibration_images < 1:
             raise OptionError(f"vulcan.calibration_images={self.calibration_images} is less than 1; try 1024")
         if not 0 <= self.ema_decay < 1:
@@ -288,6 +290,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     plan = load_plan(problem.folder) or make_plan(problem, config)
     training = problem.training
     assert training.steps is not None
+    distillation = make_distillation(problem, config)
     network = problem.network.to(problem.compute.device)
     redundancy = Redundancy(network, plan, config, problem.compute)
     with problem.stopwatch.stage("training"):
@@ -301,6 +304,8 @@ def derive(problem: Problem, config: Config) -> Derived:
             progress=problem.progress,
             history=problem.history,
             constraint=redundancy,
+            distillation=distillation,
+            unlabelled=problem.task.unlabelled,
             folder=problem.folder / "train",
         )
     with problem.stopwatch.stage("surgery"):

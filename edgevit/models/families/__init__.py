@@ -9,6 +9,17 @@ def resize(model, dims, names=None) -> None   give the blocks these dimensions, 
 def geometry(model) -> Geometry               what its cost depends on
 def ffn_activations(model) -> list[nn.Module] per block, the module whose output is the FFN after its non-linearity
 def attention_inputs(model) -> list[nn.Module] per block, the module whose input is the attention's normalised tokens
+def projections(model) -> list[nn.Module]     per block, the module whose output is all queries, then keys, then values
+def final_tokens(model) -> nn.Module           the module whose output is the normalised tokens that the head pools
+def attention_outputs(model) -> list[nn.Module] per block, the module that maps all heads' outputs to the attention's
+def ffn_outputs(model) -> list[nn.Module]     per block, the module that maps the neurons to the FFN's output
+def layers(model) -> list[nn.Module]          the blocks themselves, each from tokens [B, N, d] to tokens
+def first_tokens(model, images) -> Tensor     the tokens [B, N, d] that the first block is given
+def answers(model, tokens) -> Tensor          the logits [B, C] for the tokens that the last block gives
+def residual_scales(model) -> list[...]       per block, what attention and FFN output are multiplied by before they are
+                                              added to the tokens: a pair of Tensor [d] or 1.0; None where it is no such
+                                              sum (a norm comes after)
+def keep_blocks(model, indices) -> None       remove every block but these, in place
 def classifiers(model) -> list[nn.Linear]     the linear heads, one row per class
 """
 

@@ -9,7 +9,7 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
-from timm.layers import Mlp, PatchEmbed
+from timm.layers import LayerScale, Mlp, PatchEmbed
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.eva import Eva
 from timm.models.vision_transformer import Attention, Block, ResPostBlock, VisionTransformer
@@ -215,3 +215,45 @@ def ffn_activations(model: Any) -> list[nn.Module]:
 
 def attention_inputs(model: Any) -> list[nn.Module]:
     return [block.attn for block in model.blocks]
+
+
+def projections(model: Any) -> list[nn.Module]:
+    return [block.attn.qkv for block in model.blocks]
+
+
+def final_tokens(model: Any) -> nn.Module:
+    norm: nn.Module = model.norm
+    return norm
+
+
+def attention_outputs(model: Any) -> list[nn.Module]:
+    return [block.attn.proj for block in model.blocks]
+
+
+def ffn_outputs(model: Any) -> list[nn.Module]:
+    return [block.mlp.fc2 for block in model.blocks]
+
+
+def layers(model: Any) -> list[nn.Module]:
+    return list(model.blocks)
+
+
+def first_tokens(model: Any, images: Tensor) -> Tensor:
+    tokens: Tensor = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
+    return tokens
+
+
+def answers(model: Any, tokens: Tensor) -> Tensor:
+    logits: Tensor = model.forward_head(model.norm(tokens))
+    return logits
+
+
+def residual_scales(model: Any) -> list[tuple[Tensor | float, Tensor | float] | None]:
+    def scale(module: Any) -> Tensor | float:
+        return module.gamma if isinstance(module, LayerScale) else 1.0
+
+    return [(scale(b.ls1), scale(b.ls2)) if isinstance(b, Block) else None for b in model.blocks]
+
+
+def keep_blocks(model: Any, indices: Sequence[int]) -> None:
+    model.blocks = nn.Sequential(*(model.blocks[i] for i in indices))

@@ -1,0 +1,138 @@
+"""What a slice of a super-network costs: seconds and memory, for DeiT shapes with random weights.
+
+    python benchmarks/supernet.py                 # writes results/supernet.json
+
+A super-network that was never trained costs as much to slice as one that was. Figures are medians with the smallest and
+the largest; what is compared is measured in one process in turns, memory in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from cost import peak_bytes, summary
+
+from edgevit.derive.budget import make_budget
+from edgevit.derive.piad import make_units
+from edgevit.derive.pipeline import derive
+from edgevit.derive.shape import POLICIES
+from edgevit.derive.slices import RECORD, SCHEMA, read_supernet
+from edgevit.models.checkpoint import describe, load, save
+from edgevit.models.families import vit
+from edgevit.models.spec import ClassLabel
+
+RESULTS = Path(__file__).parent / "results" / "supernet.json"
+MODELS = ("deit_tiny_patch16_224", "deit_small_patch16_224", "deit_base_patch16_224")
+RATES = (0.25, 0.5, 0.75)
+
+
+def write_supernet(folder: Path, name: str) -> None:
+    """A random network whose units go in a random order that leaves prefixes."""
+    torch.manual_seed(0)
+    model = describe(timm.create_model(name), name, {})
+    labels = tuple(ClassLabel(f"class {i}", i) for i in range(model.spec.base.outputs))
+    model.spec = replace(model.spec, classes=labels)
+    units = make_units(model.spec.blocks, vit.geometry(model.network), POLICIES["fused"], 8, 32)
+    left = {module: [u for u in units if u.module == module] for module in {u.module for u in units}}
+    turns = [u.module for u in units]
+    random.Random(0).shuffle(turns)
+    order = [left[module].pop(0) for module in turns]
+    save(model, folder, {RECORD: json.dumps({"schema": SCHEMA, "order": [asdict(u) for u in order], "curve": []})})
+
+
+def measure(name: str, folder: Path, repeats: int) -> dict[str, Any]:
+    net = folder / name
+    write_supernet(net, name)
+    supernet, spec = read_supernet(net), load(net).spec
+    rows = []
+    for rate in RATES:
+        taken: dict[str, list[float]] = {"load": [], "slice": [], "derive": []}
+        for turn in range(repeats + 1):
+            begun = time.perf_counter()
+            model = load(net)
+            loaded = time.perf_counter()
+            budget = make_budget(spec.macs, spec.params, rate=rate)
+            supernet.slice(model.network, budget, POLICIES["fused"])
+            sliced = time.perf_counter()
+            del model
+            out = folder / "slice"
+            start = time.perf_counter()
+            derive(method="skd", supernet=net, rate=rate, out=out)
+            whole = time.perf_counter() - start
+            shutil.rmtree(out)
+            if turn > 0:  # the first warms up
+                for what, seconds in (("load", loaded - begun), ("slice", sliced - loaded), ("derive", whole)):
+                    taken[what].append(seconds)
+        ratios = [s / t for s, t in zip(taken["slice"], taken["load"], strict=True)]
+        memory = memory_of(net, rate)
+        rows.append(
+            {
+                "rate": rate,
+                "seconds": {what: summary(seconds) for what, seconds in taken.items()},
+                "slice_over_load": statistics.median(ratios),
+                "memory": memory,
+            }
+        )
+    return {"model": name, "bytes": (net / "model.safetensors").stat().st_size, "rows": rows}
+
+
+def memory_of(net: Path, rate: float) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--memory-of", f"{net}:{rate}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+def print_memory(net: str, rate: float) -> None:
+    """In a process of its own: how far loading and slicing raise the peak, beside the weights of both models."""
+    supernet = read_supernet(net)
+    before = peak_bytes()
+    model = load(net)
+    budget = make_budget(model.spec.macs, model.spec.params, rate=rate)
+    slim = supernet.slice(model.network, budget, POLICIES["fused"])
+    both = sum(p.numel() * p.element_size() for network in (model.network, slim) for p in network.parameters())
+    raised = peak_bytes() - before
+    print(json.dumps({"both_models_bytes": both, "peak_bytes": raised, "peak_over_both": raised / both}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.memory_of:
+        net, _, rate = arguments.memory_of.rpartition(":")
+        print_memory(net, float(rate))
+        return
+    environment = {
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "load_average": os.getloadavg()[0],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        models = [measure(name, Path(folder), arguments.repeats) for name in arguments.models]
+    RESULTS.write_text(json.dumps({"schema": 1, "environment": environment, "models": models}, indent=1) + "\n")
+    for model in models:
+        for row in model["rows"]:
+            seconds = {what: round(taken["median_s"], 3) for what, taken in row["seconds"].items()}
+            print(model["model"], row["rate"], seconds, f"memory {row['memory']['peak_over_both']:.2f} of both models")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgevit.cli import arguments
+from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+
+TRAINING, SHAPE = "Training", "Slices"
+
+
+def main(
+    base: Annotated[str, typer.Argument(help="timm name, such as deit_base_patch16_224, or a model folder.")],
+    out: Annotated[Path, typer.Option(help="Folder to write; it must not exist.")],
+    data: arguments.Data,
+    classes: arguments.Classes = None,
+    checkpoint: arguments.Checkpoint = None,
+    pretrained: arguments.Pretrained = False,
+    model_arg: arguments.ModelArg = None,
+    base_classes: arguments.BaseClasses = None,
+    mean: arguments.Mean = None,
+    std: arguments.Std = None,
+    crop_pct: arguments.CropPct = None,
+    interpolation: arguments.Interpolation = None,
+    rate: Annotated[
+        float, typer.Option(help="Share of the MACs that the smallest slice lacks.", rich_help_panel=SHAPE)
+    ] = 0.75,
+    shape: Annotated[str, typer.Option(help="fused, paper or free.", rich_help_panel=SHAPE)] = "fused",
+    ffn_multiple: Annotated[
+        int | None, typer.Option(help="FFN widths are multiples of 8, 16, 32 or 64.", rich_help_panel=SHAPE)
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="supernet.OPTION=VALUE", help="Repeatable.", rich_help_panel=SHAPE),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Optimiser steps; supernet.epochs passes if left out.", rich_help_panel=TRAINING)
+    ] = None,
+    batch_size: arguments.BatchSize = 256,
+    lr: Annotated[float, typer.Option(help="Learning rate.", rich_help_panel=TRAINING)] = 1e-4,
+    weight_decay: Annotated[float, typer.Option(rich_help_panel=TRAINING)] = 0.05,
+    schedule: Annotated[str, typer.Option(help="constant or cosine.", rich_help_panel=TRAINING)] = "cosine",
+    warmup_steps: Annotated[int, typer.Option(rich_help_panel=TRAINING)] = 0,
+    grad_accum: Annotated[int, typer.Option(help="Micro-batches per step.", rich_help_panel=TRAINING)] = 1,
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.", rich_help_panel=TRAINING)] = "fp32",
+    augment: Annotated[
+        str, typer.Option(help="none, crop, or flip (crop and mirror).", rich_help_panel=TRAINING)
+    ] = "crop",
+    evaluations: Annotated[
+        int, typer.Option(help="How often the whole and the smallest are looked at.", rich_help_panel=TRAINING)
+    ] = 10,
+    device: arguments.Device = "auto",
+    workers: arguments.Workers = 0,
+    seed: int = 42,
+    validation_fraction: Annotated[float, typer.Option(help="Held out of the training images.")] = 0.1,
+    skip_bad_images: arguments.SkipBadImages = False,
+    resume: Annotated[bool, typer.Option(help="Go on with an interrupted training.")] = False,
+    json: JsonFlag = False,
+    quiet: QuietFlag = False,
+    verbose: VerboseFlag = False,
+) -> None:
+    """Train one network from which models of every size are cut at once: edgevit derive --method skd."""
+    from edgevit.derive.options import parse_assignments
+    from edgevit.derive.supernet import supernet
+    from edgevit.derive.train import Training
+
+    console = Console(json=json, quiet=quiet, verbose=verbose)
+    made = supernet(
+        base,
+        data=data,
+        out=out,
+        classes=classes,
+        rate=rate,
+        options=parse_assignments("supernet", set_ or ()),
+        shape=shape,
+        ffn_multiple=ffn_multiple,
+        checkpoint=checkpoint,
+        pretrained=pretrained,
+        model_args=arguments.assignments(model_arg),
+        preprocessing=arguments.preprocessing(mean, std, crop_pct, interpolation),
+        base_classes=base_classes,
+        training=Training(
+            steps=steps,
+            batch_size=batch_size,
+            lr=lr,
+            weight_decay=weight_decay,
+            schedule=schedule,  # type: ignore[arg-type]  # Training.check refuses others
+            warmup_steps=warmup_steps,
+            grad_accum=grad_accum,
+            precision=precision,  # type: ignore[arg-type]
+            device=device,
+            workers=workers,
+            seed=seed,
+            augment=augment,  # type: ignore[arg-type]
+            evaluations=evaluations,
+        ),
+        validation_fraction=validation_fraction,
+        skip_bad_images=skip_bad_images,
+        resume=resume,
+        progress=console.progress,
+    )
+    if not made.is_main:
+        return  # of several processes one speaks
+    from edgevit.cli.show import curve_table
+
+    console.show(curve_table(made))
+    console.show(
+        f"wrote {out}. Next: edgevit derive --method skd --supernet {out} --rate {made.curve[-1].rate / 2:.2g} --out DIR"
+    )
+    console.result({"folder": str(out), **made.record})

@@ -1,0 +1,79 @@
+"""How many images are called `other`: of the target classes, wrongly, and of all other classes that the data holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from edgevit.data.task import UNLABELLED, Split, Task, find_unreadable, parts_of
+from edgevit.errors import DataError
+from edgevit.progress import Progress, Silent
+
+FOREIGN_IMAGES = 2000  # of one part at most: a standard error of 1.1 points, however large the data
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Counts on one part of the data."""
+
+    images: int  # of the target classes
+    other: int  # of these called `other`
+    right: int  # of these called by their own name
+    foreign_images: int  # of classes that are no targets; 0: the data has none, so nothing is known of such images
+    foreign_other: int
+
+    @property
+    def share(self) -> float:
+        """Of the target classes' images, those called `other`."""
+        return self.other / max(self.images, 1)
+
+    @property
+    def foreign_share(self) -> float | None:
+        """Of the other classes' images, those called `other`."""
+        return self.foreign_other / self.foreign_images if self.foreign_images else None
+
+
+def foreign_images(
+    task: Task, part: Literal["validation", "test"], known: Collection[str], progress: Progress | None = None
+) -> Split:
+    """Images of one part whose class is not `known` to the model, spread evenly over the classes.
+
+    Raises:
+        DataError: one cannot be read, and bad images are not to be skipped.
+    """
+    source, asked = task.test.source, task.arguments
+    found = []
+    for name in source.class_names:
+        if name not in known:
+            with suppress(DataError):  # a class too small to be split, which nobody asked for
+                found += parts_of(source, name, asked["validation_fraction"], asked["seed"])[part]
+    split = Split(source, tuple(found), (UNLABELLED,) * len(found), task.test.preprocessing).subset(FOREIGN_IMAGES)
+    if not source.files:
+        return split
+    bad = find_unreadable(list(split.references), asked["skip_bad_images"], progress or Silent())
+    good = tuple(r for r in split.references if r not in bad)
+    return Split(source, good, (UNLABELLED,) * len(good), split.preprocessing)
+
+
+def target_logits(
+    predict: Callable[[Tensor], Tensor], split: Split, columns: Sequence[int], *, batch_size: int, workers: int = 0
+) -> Tensor:
+    """The target classes' logits of every image, [N, C] on the CPU. `predict` gives [B, outputs], on any device."""
+    with torch.inference_mode():
+        batches = split.batches(batch_size, workers) if len(split) else ()
+        found = [predict(images)[:, list(columns)].float().cpu() for images, _ in batches]
+    return torch.cat([torch.empty(0, len(columns)), *found])
+
+
+def count_rejected(
+    rejects: Callable[[Tensor], Tensor], logits: Tensor, labels: Sequence[int], foreign_logits: Tensor
+) -> Rejected:
+    """Count what is called `other`; `rejects` gives bool [N] from the target classes' logits [N, C]."""
+    other, right = rejects(logits), logits.argmax(1) == torch.as_tensor(labels)
+    foreign = int(rejects(foreign_logits).sum())
+    return Rejected(len(logits), int(other.sum()), int((right & ~other).sum()), len(foreign_logits), foreign)

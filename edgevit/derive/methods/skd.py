@@ -1,0 +1,45 @@
+"""SKD super-network: cut a slice out of a network that was trained for every size (`edgevit supernet`).
+
+No training and, through the pipeline, no data; `--steps N` trains the slice afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgevit.derive.problem import Derived, Problem
+from edgevit.derive.slices import read_supernet
+from edgevit.derive.train import train
+
+
+@dataclass(frozen=True)
+class Config:
+    supernet: str = ""  # its folder, which is the base, too: --supernet
+
+
+def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
+    """A slice is good as it is."""
+    return 0
+
+
+def derive(problem: Problem, config: Config) -> Derived:
+    training = problem.training
+    assert training.steps is not None
+    with problem.stopwatch.stage("slice"):
+        slim = read_supernet(config.supernet).slice(problem.network, problem.budget, problem.policy)
+    done = 0
+    if training.steps > 0:
+        with problem.stopwatch.stage("training"):
+            done = train(
+                slim,
+                problem.task,
+                problem.columns,
+                training,
+                steps=training.steps,
+                compute=problem.compute,
+                progress=problem.progress,
+                history=problem.history,
+                stage="finetune",
+                folder=problem.folder / "train",
+            )
+    return Derived(slim, {"steps": done, "steps_planned": training.steps})

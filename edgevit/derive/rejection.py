@@ -1,0 +1,62 @@
+"""Calibrate when a derived model calls an image `other`, and count how often it then does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from edgevit.data.rejection import count_rejected, foreign_images, target_logits
+from edgevit.data.task import Split, Task
+from edgevit.derive.train import Compute
+from edgevit.models.rejection import Rejection, calibrate, check_share
+from edgevit.progress import Progress
+
+
+@dataclass(frozen=True)
+class RejectionImages:
+    """What to calibrate on, and to judge with, found before the work starts."""
+
+    share: float
+    validation: Split
+    test: Split
+    foreign_validation: Split
+    foreign_test: Split
+
+
+def find_rejection_images(share: float, task: Task, progress: Progress) -> RejectionImages:
+    """Find the images, and refuse before hours of work what could not be held after them.
+
+    Raises:
+        OptionError: it is no share.
+        DataError: too few validation images, or one of the other classes' cannot be read.
+    """
+    check_share(share, len(task.validation))
+    validation, test = (foreign_images(task, part, task.class_names, progress) for part in ("validation", "test"))
+    return RejectionImages(share, task.validation, task.test, validation, test)
+
+
+def calibrate_rejection(
+    network: nn.Module, columns: Sequence[int], found: RejectionImages, compute: Compute
+) -> tuple[Rejection, dict[str, Any]]:
+    """Calibrate on the target classes' validation images, and on nothing else; count on both held-out parts.
+
+    In fp32, as the model is exported. Every process does all of it.
+    """
+    network.to(compute.device).eval()
+
+    def logits(split: Split) -> Tensor:
+        loading = {"batch_size": compute.batch_size, "workers": compute.workers}
+        return target_logits(lambda images: network(images.to(compute.device)), split, columns, **loading)
+
+    validation = logits(found.validation)
+    rule = calibrate(validation, found.share)
+    counted = {
+        "validation": count_rejected(
+            rule.rejects, validation, found.validation.labels, logits(found.foreign_validation)
+        ),
+        "test": count_rejected(rule.rejects, logits(found.test), found.test.labels, logits(found.foreign_test)),
+    }
+    return rule, {part: asdict(seen) for part, seen in counted.items()}

@@ -1,0 +1,204 @@
+"""A super-network's slices: which there are, how good each was, and how one of any size is cut.
+
+A super-network is a model folder whose dimensions are in order of importance, with `supernet.json` beside the weights:
+the units in the order in which they are dropped, and the accuracy of some slices on the validation part. Any budget
+inside its range is met by following that order, so a slice costs no more than copying the weights it keeps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from edgevit.data.classes import TargetClass, imagenet_names, listed, resolve
+from edgevit.derive.budget import Budget, parse_count, quantity_name, readable
+from edgevit.derive.piad import Unit, cut, without
+from edgevit.derive.shape import Policy, Widths, fit
+from edgevit.errors import BudgetError, CheckpointError, OptionError, UnknownNameError
+from edgevit.models.blocks import BlockDims
+from edgevit.models.families import family_of
+from edgevit.models.macs import Quantity
+from edgevit.models.spec import ModelSpec
+
+METHOD = "skd"
+SCHEMA = 1  # of supernet.json; history: 1  first version
+RECORD = "supernet.json"
+
+Classes = str | Path | Sequence[str | int] | None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A slice whose accuracy was measured when the super-network was made."""
+
+    rate: float  # share of the super-network's MACs that it lacks
+    macs: int
+    params: int
+    top1: float  # on the validation part
+
+
+@dataclass(frozen=True)
+class SuperNet:
+    """What supernet.json says."""
+
+    folder: Path
+    order: tuple[Unit, ...]  # the first to be dropped first
+    curve: tuple[Point, ...]  # from the whole network to its smallest slice
+    record: dict[str, Any]  # the whole file
+    is_main: bool = True  # False in all but the first of several processes: only that one wrote the folder
+
+    def slice(self, network: nn.Module, budget: Budget, policy: Policy, rows: Sequence[int] | None = None) -> nn.Module:
+        """The slice of this budget, as a model of its own, with only these rows of the classifier unless None."""
+        family = family_of(network)
+        whole = [b.dims for b in family.read(network)]
+        geometry = family.geometry(network)
+        if rows is not None:
+            geometry = geometry.with_classes(len(rows))
+        slim = cut(network, fit(lambda share: self._wishes(whole, share), whole, geometry, budget, policy))
+        if rows is not None:
+            family.keep_classes(slim, rows)
+        return slim
+
+    def _wishes(self, dims: Sequence[BlockDims], share: float) -> list[Widths]:
+        """The widths left after a share of the order's MACs; the last unit to go goes in part."""
+        due = share * sum(unit.macs for unit in self.order)
+        wishes = [Widths(float(d.qk), float(d.vo), float(d.ffn)) for d in dims]
+        for unit in self.order:
+            part = min(due / unit.macs, 1.0)
+            width, now = unit.last - part * (unit.last - unit.first), wishes[unit.block]
+            if unit.kind == "ffn":
+                wishes[unit.block] = replace(now, ffn=min(now.ffn, width))
+            else:
+                wishes[unit.block] = replace(now, qk=min(now.qk, width), vo=min(now.vo, width))
+            due -= part * unit.macs
+            if part < 1:
+                break
+        return wishes
+
+    # -- what may be asked for -------------------------------------------------------------------------------------
+
+    def check(self, spec: ModelSpec, network: nn.Module, classes: Classes, **size: Any) -> None:
+        """Refuse what the super-network cannot give. `size` is rate, macs and params, as `make_budget` takes them.
+
+        Raises:
+            BudgetError: no slice is of this size; the message has the range.
+            OptionError: it was made for other classes.
+        """
+        if spec.head == "subset":
+            self.classes(spec, classes)
+        given = [name for name, value in size.items() if value is not None]
+        if len(given) != 1:
+            return  # make_budget says so
+        quantity: Quantity = "params" if given == ["params"] else "macs"
+        largest = spec.params if quantity == "params" else spec.macs
+        asked = size[given[0]]
+        limit = int(largest * (1 - asked)) if given == ["rate"] else parse_count(asked, quantity)
+        least = family_of(network).geometry(network).cost(without(spec.blocks, self.order), quantity)
+        if not least <= limit < largest:
+            raise BudgetError(
+                f"{given[0]} {asked} asks for {readable(limit)} {quantity_name(quantity)}, and {self.folder} has "
+                f"slices of {readable(least)} (rate {1 - least / largest:.3f}) to just under {readable(largest)} "
+                f"(rate 0); ask for one of these, or make one for smaller slices: edgevit supernet --rate"
+            )
+
+    def classes(self, spec: ModelSpec, classes: Classes) -> tuple[TargetClass, ...]:
+        """The classes that a slice is for, with their rows in the super-network's classifier; None is all it knows.
+
+        Raises:
+            OptionError: it was made for other classes.
+            DataError: as `edgevit.data.classes.resolve` says.
+        """
+        order = dict(zip(spec.class_names, spec.class_columns, strict=True))
+        if spec.head == "full":
+            order = {**imagenet_names(spec.timm_args["num_classes"]), **order}
+        try:
+            return resolve(listed(classes), spec.class_names, order)
+        except UnknownNameError as error:
+            known = f"{', '.join(spec.class_names[:8])}{', ...' if len(spec.classes) > 8 else ''}"
+            raise OptionError(
+                f"{self.folder} was made for {len(spec.classes)} classes ({known}): {error}; "
+                f"choose among them, or make a super-network for others"
+            ) from error
+
+
+def find_supernet(method: str, base: str | Path | None, given: str | Path | None) -> SuperNet | None:
+    """The super-network that a derivation slices; None where the method works on a base.
+
+    Raises:
+        OptionError: one is given to another method, or none to this one, or a base beside it.
+        CheckpointError: as `read_supernet` says.
+    """
+    if method != METHOD:
+        if given is not None:
+            raise OptionError(f"--supernet {given} is for --method {METHOD}, and the method is {method!r}")
+        return None
+    if given is None and (base is None or not (Path(base) / RECORD).is_file()):
+        raise OptionError(
+            f"--method {METHOD} slices a super-network: give it with --supernet NET; edgevit supernet makes one"
+        )
+    if given is not None and base is not None and Path(base) != Path(given):
+        raise OptionError(f"--supernet {given} is the base itself; leave {base} out")
+    return read_supernet(str(given or base))
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def _parsed(kind: Any, data: Any) -> Any:
+    """One Unit or Point, every field of its own type.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is none.
+    """
+    expected: dict[str, Any] = {"int": int, "float": (int, float)}
+    for field in fields(kind):
+        if not isinstance(data[field.name], expected.get(str(field.type), str)):
+            raise ValueError(f"{field.name} is {data[field.name]!r}")
+    return kind(**{field.name: data[field.name] for field in fields(kind)})
+
+
+def read_supernet(folder: str | Path) -> SuperNet:
+    """Read what a super-network says of its slices.
+
+    Raises:
+        CheckpointError: the folder is no super-network, or the file is damaged or of another schema.
+    """
+    folder = Path(folder)
+    file = folder / RECORD
+    if not file.is_file():
+        what = f"no {RECORD} in it" if folder.is_dir() else "no such folder"
+        raise CheckpointError(f"{folder} is no super-network: {what}; make one with edgevit supernet")
+    try:
+        data = json.loads(file.read_text())
+        if not isinstance(data, dict):
+            raise ValueError(f"it is a {type(data).__name__}")
+        if data.get("schema") == SCHEMA:
+            order = tuple(_parsed(Unit, u) for u in data["order"])
+            curve = tuple(_parsed(Point, p) for p in data["curve"])
+            _check_order(order, json.loads((folder / "model.json").read_text())["blocks"])
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        told = " ".join(str(error).split())[:100]
+        raise CheckpointError(
+            f"{file} is damaged ({told}); copy the folder again, or make it again with edgevit supernet"
+        ) from error
+    if data.get("schema") != SCHEMA:
+        raise CheckpointError(
+            f"{file} has schema {data.get('schema')!r}, this edgevit reads {SCHEMA}; "
+            f"update edgevit, or make it again with edgevit supernet"
+        )
+    return SuperNet(folder, order, curve, data)
+
+
+def _check_order(order: Sequence[Unit], blocks: Sequence[dict[str, int]]) -> None:
+    """Raise ValueError unless each module's units go from its last dimension on, one after the other."""
+    ends = {(i, "ffn"): b["ffn"] for i, b in enumerate(blocks)}
+    ends |= {(i, "attention"): max(b["qk"], b["vo"]) for i, b in enumerate(blocks)}
+    for unit in order:
+        if not (unit.macs > 0 and 0 < unit.first < unit.last == ends.get(unit.module)):
+            raise ValueError(f"{unit} is out of order")
+        ends[unit.module] = unit.first

@@ -1,0 +1,283 @@
+"""`edgevit.supernet`: train one network from which slices of every size are cut (SKD super-network).
+
+1. WPAC puts what the network knows into the first dimensions of every module; its function stays.
+2. PIAD trains it while dropping the least important dimensions: the slices are trained, and the order is found.
+3. Some slices are measured on the validation part; nothing is ever chosen or measured on the test part.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgevit.data.classes import listed
+from edgevit.data.task import Split, Task, open_task
+from edgevit.derive.budget import make_budget, readable
+from edgevit.derive.options import make_config
+from edgevit.derive.piad import Growth, ProgressiveDropout, Unit, make_units
+from edgevit.derive.pipeline import open_partial, partial_folder, versions, with_head
+from edgevit.derive.problem import Stopwatch
+from edgevit.derive.shape import Policy, check_reachable, make_policy
+from edgevit.derive.slices import RECORD, SCHEMA, Point, SuperNet, read_supernet
+from edgevit.derive.train import Compute, History, Training, close_compute, evaluate, open_compute, train
+from edgevit.derive.wpac import concentrate
+from edgevit.errors import Interrupted, OptionError
+from edgevit.models.checkpoint import Model, derived_spec, open_base, refuse_existing, save
+from edgevit.models.families import family_of
+from edgevit.models.spec import ClassLabel, ModelSpec
+from edgevit.progress import Progress, Silent
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a super-network is made. The paper: 1024 proxy images, 50 of 150 or more epochs of growth."""
+
+    attention_groups: int = 8  # units of an attention module; fewer where the shape policy allows no more
+    ffn_groups: int = 32  # units of an FFN
+    updates: int = 8  # times that the dropout list grows (P_e)
+    growth: float = 1 / 3  # share of the steps during which it does
+    proxy_images: int = 128  # of the training part, for importance; as many for WPAC's moments
+    epochs: int = 30  # passes over the training images, where --steps gives none
+    points: int = 10  # slices on the accuracy curve
+
+    def __post_init__(self) -> None:
+        for name in ("attention_groups", "ffn_groups", "updates", "proxy_images", "epochs"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"supernet.{name}={getattr(self, name)} is less than 1")
+        if not 0 <= self.growth <= 1:
+            raise OptionError(f"supernet.growth={self.growth:g} is not in [0, 1]; the paper's is about 1/3")
+        if self.points < 2:
+            raise OptionError(f"supernet.points={self.points} is less than 2: the whole network and the smallest slice")
+
+
+@dataclass(frozen=True)
+class _Making:
+    """One super-network as it was asked for, names looked up and defaults filled in."""
+
+    base_name: str
+    base: Model
+    task: Task
+    config: Config
+    policy: Policy
+    rate: float
+    head: str
+    labels: tuple[ClassLabel, ...]
+    columns: list[int]
+    training: Training
+    compute: Compute
+    progress: Progress
+    stopwatch: Stopwatch
+
+    @property
+    def proxy(self) -> Split:
+        return self.task.train.subset(self.config.proxy_images)
+
+    def settings(self) -> dict[str, Any]:
+        """What made it what it is; also what must be the same for an unfinished run to be gone on with."""
+        training = {k: v for k, v in asdict(self.training).items() if k not in ("device", "workers")}
+        asked = {
+            "base": self.base.spec.base.weights_sha256,
+            "data": self.task.fingerprint(),
+            "classes": self.task.class_names,
+            "columns": self.columns,
+            "preprocessing": self.base.preprocessing,
+            "rate": self.rate,
+            "options": asdict(self.config),
+            "shape": asdict(self.policy),
+            "head": self.head,
+            "training": training,
+        }
+        return dict(json.loads(json.dumps(asked)))  # as it will be read back
+
+    def top1(self, network: nn.Module, columns: Sequence[int]) -> float:
+        """Accuracy on the validation part."""
+        return evaluate(network, self.task.validation, columns, self.task.class_names, self.compute).top1
+
+    def record(self) -> dict[str, Any]:
+        """The part of supernet.json that says how the network came to be."""
+        with self.stopwatch.stage("evaluation"):
+            base_top1 = self.top1(self.base.network, self.task.base_columns)
+        return {
+            "schema": SCHEMA,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "base": self.base_name,
+            "base_top1": base_top1,
+            "settings": self.settings(),
+            "data": self.task.record(),
+            "versions": versions(),
+            "processes": self.compute.accelerator.num_processes,
+            "seconds": self.stopwatch.seconds,
+        }
+
+
+def supernet(
+    base: str | Path,
+    *,
+    data: str | Path,
+    out: str | Path,
+    classes: str | Path | Sequence[str | int] | None = None,
+    rate: float = 0.75,
+    options: Mapping[str, Any] | None = None,
+    shape: str = "fused",
+    ffn_multiple: int | None = None,
+    checkpoint: str | Path | None = None,
+    pretrained: bool = False,
+    model_args: Mapping[str, Any] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    base_classes: str | Path | Sequence[str] | None = None,
+    training: Training | None = None,
+    validation_fraction: float = 0.1,
+    skip_bad_images: bool = False,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> SuperNet:
+    """Train a super-network from a base and write it to the folder `out`, a model folder with `supernet.json`.
+
+    Args:
+        base, data, checkpoint and what else has the same name: as for `edgevit.derive`.
+        classes: train for these only; None keeps every output of the base, so that slices for any of them can be cut.
+        rate: share of the MACs that the smallest slice lacks.
+        options: of `Config`.
+        shape: what its slices may look like; a slice may ask for another policy.
+
+    Raises:
+        EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
+        Interrupted: Ctrl-C; the same call with `resume` goes on and ends in the same weights.
+    """
+    out, training, progress = Path(out), training or Training(), progress or Silent()
+    refuse_existing(out)
+    training.check()
+    config: Config = make_config("supernet", sys.modules[__name__], options or {})
+    policy = make_policy(shape, ffn_multiple)
+    opened = open_base(
+        base, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args, preprocessing=preprocessing
+    )
+    task = open_task(
+        data,
+        classes,
+        preprocessing=opened.preprocessing,
+        base_outputs=opened.spec.timm_args["num_classes"],
+        base_names=listed(base_classes) or opened.spec.output_names,
+        validation_fraction=validation_fraction,
+        seed=training.seed,
+        skip_bad_images=skip_bad_images,
+        progress=progress,
+    )
+    if task.skipped:
+        progress.note(f"left out {task.skipped} images that cannot be read")
+    head = "full" if classes is None else "subset"
+    network, columns, labels = with_head(opened, task, head)
+    budget = make_budget(opened.spec.macs, opened.spec.params, rate=rate)
+    check_reachable(opened.spec.blocks, family_of(network).geometry(network), budget, policy)
+    steps = training.steps
+    if steps is None:
+        steps = ceil(config.epochs * len(task.train) / training.batch_size)
+    training = replace(training, steps=steps, early_stop=False)  # trained and smallest network need not meet
+    compute = open_compute(training)
+    made = _Making(
+        str(base), opened, task, config, policy, rate, head, labels, columns, training, compute, progress, Stopwatch()
+    )
+    folder = partial_folder(out)
+    if compute.is_main:
+        open_partial(folder, made.settings(), resume)
+    compute.wait()
+    history = History(folder / "history.jsonl")
+    torch.manual_seed(training.seed)
+    try:
+        network, order = _train(made, network, folder, history)
+        spec = derived_spec(opened.spec, network, head, labels)
+        curve = _curve(made, order, network, spec)
+        record = {**made.record(), "order": [asdict(u) for u in order], "curve": [asdict(p) for p in curve]}
+    except (KeyboardInterrupt, Interrupted) as stop:
+        what = str(stop) or "stopped"
+        raise Interrupted(f"{what}; the same command with --resume goes on from {folder}") from stop
+    if compute.is_main:
+        extra = {
+            RECORD: json.dumps(record, indent=1) + "\n",
+            "history.jsonl": "".join(json.dumps(line) + "\n" for line in history.lines),
+            "README.md": _card(out.name, spec, curve, record),
+        }
+        save(Model(network.cpu().eval(), spec), out, extra)
+        shutil.rmtree(folder, ignore_errors=True)
+    compute.wait()
+    close_compute()
+    return replace(read_supernet(out), is_main=compute.is_main)
+
+
+def _train(made: _Making, network: nn.Module, folder: Path, history: History) -> tuple[nn.Module, list[Unit]]:
+    """Concentrate and train; return the network and its units in the order in which they are dropped."""
+    config, training, compute = made.config, made.training, made.compute
+    assert training.steps is not None
+    with made.stopwatch.stage("wpac"):
+        network = concentrate(network, made.proxy, made.columns, compute, made.progress)
+    family = family_of(network)
+    dims, geometry = [b.dims for b in family.read(network)], family.geometry(network)
+    units = make_units(dims, geometry, made.policy, config.attention_groups, config.ffn_groups)
+    growth = Growth(ceil(made.rate * geometry.macs(dims)), config.updates, round(config.growth * training.steps))
+    dropout = ProgressiveDropout(network, units, growth, made.proxy, made.columns, compute, training.seed)
+    with made.stopwatch.stage("training"):
+        train(
+            network,
+            made.task,
+            made.columns,
+            training,
+            steps=training.steps,
+            compute=compute,
+            progress=made.progress,
+            history=history,
+            stage="supernet",
+            constraint=dropout,
+            folder=folder / "train",
+        )
+        dropout.finish()
+    return network, dropout.dropped
+
+
+def _curve(made: _Making, order: Sequence[Unit], network: nn.Module, spec: ModelSpec) -> list[Point]:
+    """Measure the whole network and slices at equal distances, down to the smallest."""
+    supernet = SuperNet(Path(), tuple(order), (), {})
+    count = made.config.points - 1
+    points = []
+    with made.stopwatch.stage("evaluation"), made.progress.stage("slices", count, "slice") as stage:
+        for i in range(count + 1):
+            slim = network
+            if i > 0:
+                budget = make_budget(spec.macs, spec.params, rate=made.rate * i / count)
+                slim = supernet.slice(network, budget, made.policy)
+            family = family_of(slim)
+            macs = family.geometry(slim).macs([b.dims for b in family.read(slim)])
+            params = sum(p.numel() for p in slim.parameters())
+            points.append(Point(1 - macs / spec.macs, macs, params, made.top1(slim, made.columns)))
+            stage.update(i)
+    return points
+
+
+def _card(name: str, spec: ModelSpec, curve: Sequence[Point], record: dict[str, Any]) -> str:
+    cells = [(f"{100 * p.rate:.1f} %", readable(p.macs), readable(p.params), f"{100 * p.top1:.2f} %") for p in curve]
+    rows = "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    return f"""# {name}
+
+A super-network of {spec.timm_name}: slices of {readable(curve[-1].macs)} to {readable(spec.macs)} multiply-accumulates
+are cut from it at once, without training and without images:
+
+```
+edgevit derive --method skd --supernet {name} --rate {curve[-1].rate / 2:.2g} --out slice
+```
+
+| rate | MACs | parameters | top-1 on {record["data"]["images"]["validation"]} validation images |
+|---|---|---|---|
+{rows}
+
+The base has {100 * record["base_top1"]:.2f} % on the same images. `supernet.json` says how the network was made, which is
+a model folder itself.
+"""

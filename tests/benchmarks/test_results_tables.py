@@ -1,0 +1,140 @@
+"""The tables of the accuracy benchmark: what they compute, and that they bear missing rows."""
+
+from __future__ import annotations
+
+import sys
+from copy import deepcopy
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # scripts, in no package
+
+import accuracy
+import accuracy_tables
+import first_base
+import line_plot
+import tables
+
+LEVELS = {"forge": 0.90, "forge, closed form": 0.88, "vulcan": 0.85, "vulcan + teacher": 0.91, "nuwa": 0.84}
+
+
+def row(case: accuracy.Case, seconds: dict[str, float] | None = None, **changed: Any) -> tables.Row:
+    """A row as the benchmark would store it, with an accuracy that only its variant decides."""
+    level = LEVELS.get(case.variant, 0.80)
+    finetuned = 0.95 if case.takes_finetuned_base else None
+    return {
+        **asdict(case),
+        "base_sha256": "b",
+        "base_top1": 0.9,
+        "accuracy": {
+            "base_full_head": 0.92,
+            "base_restricted": 0.94,
+            "base_finetuned": finetuned,
+            "derived": level,
+        },
+        "facts": {},
+        "images_seen": case.steps * case.batch_size,
+        "test_images": 100 * case.task,
+        "rate_reached": case.rate + 0.001,
+        "seconds": seconds or {"baselines": 5.0, "statistics": 2.0, "training": 60.0 if case.steps else 0.0},
+        **changed,
+    }
+
+
+ALL = [row(case) for case in accuracy.cases()]
+MAIN = tables.picked(ALL, table="main")
+
+
+def line_of(table: str, start: str) -> list[str]:
+    line = next(line for line in table.splitlines() if line.startswith(f"| {start} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_a_target_says_by_how_much_it_is_met_or_missed() -> None:
+    table = accuracy_tables.targets_table(MAIN, 9)
+    assert line_of(table, "forge minus vulcan, 0.8")[1:] == ["at least +4.0", "9 of 9", "+5.00", "met by 1.00"]
+    missed = line_of(table, "forge minus vulcan + teacher, 0.9")
+    assert missed[1:] == ["above +0.0", "9 of 9", "-1.00", "missed by 1.00"]
+
+
+def test_an_equal_number_meets_not_below_but_not_ahead_of() -> None:
+    equal, ahead = (accuracy_tables.Target("a", "b", (0.8,), equal_will_do=e) for e in (True, False))
+    assert accuracy_tables.verdict(0.0, equal) == "met by 0.00"
+    assert accuracy_tables.verdict(0.0, ahead) == "missed by 0.00"
+
+
+def test_a_target_without_rows_is_not_measured() -> None:
+    table = accuracy_tables.targets_table(tables.picked(MAIN, method="vulcan"), 9)
+    assert line_of(table, "forge minus vulcan, 0.8")[2:] == ["0 of 9", "", "not measured"]
+
+
+def test_differences_are_of_the_same_sub_task_and_seed() -> None:
+    some = [r for r in MAIN if r["variant"] != "forge" or r["task"] == 6]
+    found = accuracy_tables.differences(some, "forge", "vulcan", 0.8)
+    assert found == pytest.approx({(6, seed): 0.05 for seed in accuracy.SEEDS})
+
+
+def test_the_time_of_a_method_is_of_derivations_that_found_nothing_cached() -> None:
+    case = next(accuracy.cases())
+    cold = row(case, {"statistics": 9.0, "closed_form": 1.0, "training": 50.0, "finetune_base": 70.0})
+    warm = row(case, {"statistics": 0.1, "closed_form": 2.0}, facts={"reused": ["baselines", "statistics"]})
+    assert accuracy_tables.preparation_s([cold, warm]) == 10.0
+    cold["facts"] = {"reused": ["spectra"]}
+    assert accuracy_tables.preparation_s([cold, warm]) == 11.0  # each stage where it was paid
+
+
+def test_a_step_of_forge_is_compared_within_its_shape() -> None:
+    rows = accuracy_tables.forge_rows(deepcopy(ALL))
+    uniform = tables.picked(rows, variant="allocation=uniform", rate=0.9, task=12, steps=0)
+    assert [r["shape"] for r in uniform] == ["paper"]
+    for r in tables.picked(rows, variant="shape=paper"):
+        r["accuracy"]["derived"] = 0.77
+    assert accuracy_tables.against_forge(rows, uniform) == [pytest.approx(0.80 - 0.77)]
+
+
+def test_the_mean_over_sub_tasks_leaves_out_a_seed_that_lacks_one() -> None:
+    rows = tables.picked(MAIN, rate=0.8, variant="vulcan")
+    partial = [r for r in rows if (r["task"], r["seed"]) != (6, 43)]
+    assert len(accuracy_tables.mean_per_seed(rows, (6, 12, 18))) == 3
+    assert len(accuracy_tables.mean_per_seed(partial, (6, 12, 18))) == 2
+
+
+def test_rows_of_an_older_base_are_not_mixed_in() -> None:
+    case = next(accuracy.cases())
+    old, new = row(case, base_sha256="old"), row(case, base_sha256="new")
+    assert accuracy_tables.of_newest_base([old, new]) == [new]
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 60, 100, 150, 200, len(ALL)])
+def test_tables_bear_missing_rows(count: int, tmp_path: Path) -> None:
+    for rows in (ALL[:count], ALL[len(ALL) - count :]):
+        data = {"rows": {str(i): r for i, r in enumerate(rows)}}
+        assert "nan" not in accuracy_tables.section(data, None, tmp_path)
+
+
+def test_no_row_of_the_first_base_is_lost() -> None:
+    record = tables.load("accuracy_first_base")
+    assert record is not None
+    assert len(record["rows"]) == 211
+    assert first_base.section().count("\n| as published") == 5
+
+
+def test_the_plot_is_xml_with_every_point_inside() -> None:
+    lines = {"a < b": [(0.0, 40.0), (9600.0, 91.5)], "c": [(480.0, 17.3), (9600.0, 88.0)]}
+    panels = [line_plot.Panel("images", lines), line_plot.Panel("seconds", lines)]
+    root = ElementTree.fromstring(line_plot.line_plot(panels, "top-1"))
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    circles = root.findall("{*}circle")
+    assert len(circles) == 8
+    assert all(0 < float(c.attrib["cx"]) < width and 0 < float(c.attrib["cy"]) < height for c in circles)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 9600.0), (17.3, 91.5), (0.2, 0.7), (80.0, 80.0)])
+def test_ticks_span_the_numbers(low: float, high: float) -> None:
+    found = line_plot.ticks(low, high)
+    assert found[0] <= low <= high <= found[-1]
+    assert 1 <= len(found) <= 8

@@ -1,0 +1,101 @@
+"""Images of no known class: found at any depth, never those that are held out, read as the rest are."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from edgevit.data.task import UNLABELLED, Task, open_task
+from edgevit.errors import DataError
+
+PREPROCESSING: dict[str, Any] = {
+    "input_size": (3, 32, 32),
+    "interpolation": "bicubic",
+    "mean": (0.5, 0.4, 0.3),
+    "std": (0.2, 0.3, 0.4),
+    "crop_pct": 0.9,
+    "crop_mode": "center",
+}
+
+
+@pytest.fixture
+def data(tmp_path: Path, image_folder: Callable[..., Path]) -> Path:
+    return image_folder(tmp_path / "data", {"cat": 10, "dog": 10})
+
+
+def task_of(data: str | Path, unlabelled: str | Path, outputs: int = 2, **options: Any) -> Task:
+    return open_task(data, None, preprocessing=PREPROCESSING, base_outputs=outputs, unlabelled=unlabelled, **options)
+
+
+def paint(file: Path, shade: int) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (20 + shade, 16), (shade, 0, 0)).save(file)
+    return file
+
+
+def test_images_are_found_flat_and_nested(data: Path, tmp_path: Path) -> None:
+    files = [paint(tmp_path / "more" / name, i) for i, name in enumerate(["a.png", "b.jpg", "deep/er/c.png"])]
+    more = task_of(data, tmp_path / "more").unlabelled
+    assert more is not None and set(more.references) == set(map(str, files))
+    assert more.labels == (UNLABELLED,) * 3
+    images, labels = next(more.batches(3))
+    assert images.shape == (3, 3, 32, 32) and labels.tolist() == [-1] * 3
+
+
+def test_images_that_are_held_out_are_not_trained_on_not_even_copies(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "copies" / "all")
+    for place in (data, tmp_path / "copies"):
+        task = task_of(data, place)
+        assert task.unlabelled is not None
+
+        def content(references: Any) -> set[bytes]:
+            return {Path(r).read_bytes() for r in references}
+
+        assert content(task.unlabelled.references) == content(task.train.references)
+
+
+def test_the_other_classes_of_digits_serve_as_unlabelled_images() -> None:
+    task = open_task("digits", "3,7", preprocessing=PREPROCESSING, base_outputs=10, unlabelled="digits")
+    assert task.unlabelled is not None
+    held = {*task.validation.references, *task.test.references}
+    assert held.isdisjoint(task.unlabelled.references) and set(task.train.references) < set(task.unlabelled.references)
+    assert len(task.unlabelled) == 1797 - len(held)
+
+
+def test_nothing_to_train_on_is_refused(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty" / "deeper").mkdir(parents=True)
+    with pytest.raises(DataError, match="empty holds no images; give a folder that has some"):
+        task_of(data, tmp_path / "empty")
+    with pytest.raises(DataError, match=r"data .*missing does not exist"):
+        task_of(data, tmp_path / "missing")
+    held = task_of(data, data).test.references
+    (tmp_path / "held").mkdir()
+    for i, reference in enumerate(held):
+        shutil.copy(str(reference), tmp_path / "held" / f"{i}.png")
+    with pytest.raises(DataError, match="holds no images to train on: of 4 files 0 cannot be read and 4 are held out"):
+        task_of(data, tmp_path / "held")
+
+
+def test_a_file_that_is_no_image_is_refused_or_skipped(data: Path, tmp_path: Path) -> None:
+    paint(tmp_path / "more" / "good.png", 3)
+    (tmp_path / "more" / "notes.txt").write_text("not an image")
+    with pytest.raises(DataError, match=r"cannot read .*notes\.txt: not an image; .* --skip-bad-images"):
+        task_of(data, tmp_path / "more")
+    task = task_of(data, tmp_path / "more", skip_bad_images=True)
+    assert task.skipped == 1 and task.unlabelled is not None and len(task.unlabelled) == 1
+
+
+def test_the_record_tells_one_set_from_another_and_parts_stay_as_they_are(data: Path, tmp_path: Path) -> None:
+    paint(tmp_path / "more" / "a.png", 1)
+    one = task_of(data, tmp_path / "more").record()
+    paint(tmp_path / "more" / "b.png", 2)
+    two = task_of(data, tmp_path / "more").record()
+    plain = open_task(data, None, preprocessing=PREPROCESSING, base_outputs=2).record()
+    assert one["unlabelled"]["images"] == 1 and plain["unlabelled"] is None
+    assert one["unlabelled"]["fingerprint"] != two["unlabelled"]["fingerprint"]
+    assert one["fingerprint"] == two["fingerprint"] == plain["fingerprint"]

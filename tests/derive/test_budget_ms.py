@@ -1,0 +1,128 @@
+"""A derivation inside a budget in milliseconds, from the table that was measured on the benchmarks' own base."""
+
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from small_base import PREPROCESSING
+
+import edgevit
+from edgevit.derive import methods
+from edgevit.derive.cost_table import load_cost_table
+from edgevit.derive.shape import POLICIES
+from edgevit.derive.train import Training
+from edgevit.errors import BudgetError, CostTableError, OptionError
+from edgevit.models.families import vit
+
+TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "cost_table.yaml"
+ARGS = {"img_size": 48, "patch_size": 8, "embed_dim": 192, "depth": 6, "num_heads": 3}
+# The least that a method can be: widths by the allocation, each the same loss per share of its module that goes.
+METHOD = """
+from dataclasses import dataclass
+
+import torch
+
+from edgevit.derive import surgery
+from edgevit.derive.collapse import make_clusters
+from edgevit.derive.knapsack import BlockMenu, Choice, allocate
+from edgevit.derive.plan import Plan
+from edgevit.derive.problem import Derived
+from edgevit.models.blocks import BlockDims
+from edgevit.models.families import family_of
+
+QUANTITIES = ("macs", "params", "ms")
+
+
+@dataclass(frozen=True)
+class Config:
+    pass
+
+
+def default_steps(config, rate, images, batch_size):
+    return 0
+
+
+def derive(problem, config):
+    table, blocks = problem.budget.table, family_of(problem.network).read(problem.network)
+    menus = [
+        BlockMenu(
+            [Choice(table.attention_ms(i, b.dims.heads, w, w), 1 - w / b.dims.qk, w) for w in range(16, 65, 8)],
+            [Choice(table.ffn_ms(i, w), 1 - w / b.dims.ffn, w) for w in range(8, 769, 8)],
+            None,
+        )
+        for i, b in enumerate(blocks)
+    ]
+    found = allocate(menus, problem.budget.limit - table.fixed_ms)
+    dims = tuple(BlockDims(b.dims.heads, a.value, a.value, f.value) for b, (a, f) in zip(blocks, found))
+    clusters = [make_clusters(torch.arange(768) % d.ffn, torch.ones(768)) for d in dims]
+    return Derived(surgery.apply(problem.network, Plan(dims, tuple(clusters))), {})
+"""
+
+
+@pytest.fixture
+def tabled(tmp_path, monkeypatch):
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods" / "tabled.py").write_text(METHOD)
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path / "methods")])
+    return "tabled"
+
+
+@pytest.fixture
+def derive(tmp_path):
+    torch.manual_seed(0)
+    network = timm.create_model("vit_tiny_patch16_224", num_classes=10, **ARGS)
+    save_file(network.state_dict(), tmp_path / "base.safetensors")
+
+    def run(**more):
+        given = {"cost_table": TABLE, "model_args": ARGS, "checkpoint": tmp_path / "base.safetensors", **more}
+        return edgevit.derive(
+            "vit_tiny_patch16_224",
+            preprocessing=PREPROCESSING,
+            data="digits",
+            classes="3,7,9",
+            out=tmp_path / "out",
+            training=Training(steps=0, batch_size=64, device="cpu"),
+            cache=False,
+            **given,
+        )
+
+    return run
+
+
+def test_the_measured_table_is_of_the_benchmarks_base():
+    network = timm.create_model("vit_tiny_patch16_224", **ARGS)
+    table, dims = load_cost_table(TABLE), [b.dims for b in vit.read(network)]
+    table.check("vit", dims, vit.geometry(network), POLICIES["fused"])
+    assert "torch" in table.measured_on and table.fixed_ms < table.base_ms == table.cost(dims)
+
+
+def test_a_model_is_derived_inside_the_milliseconds_asked_for(derive, tabled):
+    table = load_cost_table(TABLE)
+    limit = round(0.7 * table.base_ms, 3)
+    made = derive(ms=limit, method=tabled)
+    reached = table.cost(made.model.spec.blocks)
+    slowest_step = max(table.ffn_ms(0, w + 32) - table.ffn_ms(0, w) for w in range(8, 737, 8))
+    assert limit - slowest_step < reached <= limit
+    record = json.loads((made.folder / "derivation.json").read_text())["budget"]
+    assert (record["quantity"], record["limit"], record["reached"]) == ("ms", limit, reached)
+    assert record["table"]["measured_on"] == table.measured_on
+
+
+def test_too_few_milliseconds_are_refused_with_the_least(derive, tabled, tmp_path):
+    with pytest.raises(BudgetError, match=r"ms 0\.1 leaves 0\.1 ms, but shape 'fused' reaches no less than [\d.]+ ms"):
+        derive(ms=0.1, method=tabled)
+    with pytest.raises(CostTableError, match=r"lists QK widths 16 to 64 of 3 heads, and 8 to 64 can be asked for"):
+        derive(ms=2.0, method=tabled, shape="paper")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+
+
+def test_methods_that_count_on_linear_costs_name_those_that_do_not(derive, tabled, tmp_path):
+    for method in ("vulcan", "nuwa"):
+        with pytest.raises(
+            OptionError, match=rf"method '{method}' cannot allocate milliseconds; try .*--method tabled"
+        ):
+            derive(ms=2.0, method=method)
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["base.safetensors", "methods"]

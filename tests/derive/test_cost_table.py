@@ -1,0 +1,220 @@
+"""Budgets in milliseconds: what a table says, and every way in which it may not be the right one."""
+
+import json
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgevit.derive.budget import make_budget
+from edgevit.derive.cost_table import CostTable, load_cost_table
+from edgevit.derive.shape import POLICIES, check_reachable, smallest
+from edgevit.errors import BudgetError, CostTableError, OptionError
+from edgevit.models.blocks import BlockDims
+from edgevit.models.families import vit
+
+SIZES = {"heads": 2, "qk": 32, "vo": 32, "ffn": 256}
+
+
+def block(**more):
+    return {
+        "base": SIZES,
+        "attention": [{"heads": h, "width": w, "ms": round(h / 10 + w / 100, 3)} for h in (1, 2) for w in (16, 24, 32)],
+        "ffn": [{"width": w, "ms": round(0.05 + w / 1000, 3)} for w in (8, 64, 128, 256)],
+        **more,
+    }  # fmt: skip
+
+
+def content(**more):
+    return {
+        "schema": 1,
+        "measured_on": "a board, a power mode, fp16, batch 1",
+        "base": {"family": "vit", "embed": 64, "tokens": 17, "patch_values": 192, "depth": 2},
+        "fixed_ms": 0.125,
+        "blocks": [block()],
+        **more,
+    }
+
+
+@pytest.fixture(scope="module")
+def base(small_vit):
+    network = small_vit()
+    return [b.dims for b in vit.read(network)], vit.geometry(network)
+
+
+@pytest.fixture
+def table(tmp_path):
+    def make(suffix="yaml", **more):
+        file = tmp_path / f"table.{suffix}"
+        file.write_text(yaml.safe_dump(content(**more)) if suffix == "yaml" else json.dumps(content(**more)))
+        return load_cost_table(file)
+
+    return make
+
+
+def test_a_width_between_two_that_are_listed_takes_what_the_next_above_takes(table):
+    t = table()
+    assert t.ffn_ms(0, 64) == 0.114 and t.ffn_ms(1, 65) == t.ffn_ms(1, 128) == 0.178 and t.ffn_ms(0, 1) == 0.058
+    assert t.attention_ms(0, 2, 16, 16) == 0.36 and t.attention_ms(0, 2, 17, 8) == t.attention_ms(0, 2, 24, 24) == 0.44
+    assert t.attention_ms(0, 1, 8, 32) == t.attention_ms(0, 1, 32, 32) == 0.42, "the wider of QK and VO decides"
+    with pytest.raises(CostTableError, match="block 1 lists nothing as wide as FFN width 257; measure that as well"):
+        t.ffn_ms(1, 257)
+    with pytest.raises(CostTableError, match="nothing as wide as attention of 3 heads, QK 16, VO 16"):
+        t.attention_ms(0, 3, 16, 16)
+
+
+@given(heads=st.integers(1, 2), qk=st.integers(1, 32), vo=st.integers(1, 32), ffn=st.integers(1, 256))
+def test_no_width_takes_more_than_a_wider_one(heads, qk, vo, ffn):
+    t = CostTable.model_validate(content())
+    more = BlockDims(2, min(qk + 5, 32), min(vo + 3, 32), min(ffn + 40, 256))
+    assert (
+        t.block_cost(0, BlockDims(heads, qk, vo, ffn)) <= t.block_cost(0, more) <= t.block_cost(0, BlockDims(**SIZES))
+    )
+
+
+def test_json_and_yaml_are_one_table_and_blocks_may_differ(table, base):
+    t, dims = table("json"), base[0]
+    assert t == table("yaml") and t.record() == table("yaml").record()
+    assert t.base_ms == t.cost(dims) == pytest.approx(0.125 + 2 * (0.52 + 0.306))
+    slow = table(blocks=[block(), block(ffn=[{"width": 8, "ms": 1}, {"width": 256, "ms": 2}])])
+    assert slow.cost(dims) == pytest.approx(0.125 + 2 * 0.52 + 0.306 + 2) and slow.record() != t.record()
+    assert slow.cost(dims[:1], kept=[1]) == pytest.approx(0.125 + 0.52 + 2)
+    pairs = [{"heads": 2, "qk": qk, "vo": vo, "ms": qk + 2 * vo} for qk in (16, 32) for vo in (16, 32)]
+    separate = table(blocks=[block(attention=pairs)])
+    assert separate.attention_ms(0, 2, 24, 16) == 64 and separate.attention_ms(0, 2, 16, 24) == 80
+
+
+def test_a_table_of_the_base_passes_for_every_policy_it_covers(table, base):
+    dims, geometry = base
+    table().check("vit", dims, geometry, POLICIES["fused"])
+    with pytest.raises(
+        CostTableError, match="lists QK widths 16 to 32 of 2 heads, and 8 to 32 can be asked for by sha"
+    ):
+        table().check("vit", dims, geometry, POLICIES["paper"])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"base": {**content()["base"], "embed": 192}}, "the base was measured with embed 192 (the base has 64)"),
+        (
+            {"base": {**content()["base"], "depth": 12, "tokens": 5}},
+            "tokens 5 (the base has 17), depth 12 (the base has 2)",
+        ),
+        ({"base": {**content()["base"], "family": "swin"}}, "family swin (the base has vit)"),
+        ({"blocks": [block(base={**SIZES, "ffn": 128})]}, "block 0 was measured with ffn 128 (the base has 256)"),
+        (
+            {"blocks": [block(), block(ffn=[{"width": 8, "ms": 3}, {"width": 64, "ms": 2}, {"width": 256, "ms": 4}])]},
+            "block 1: FFN width 64 takes 2 ms, less than the 3 ms of width 8; measure again",
+        ),
+        (
+            {"blocks": [block(attention=[{"heads": 1, "width": 32, "ms": 3}, {"heads": 2, "width": 32, "ms": 2.5}])]},
+            "block 0: attention of 2 heads, QK 32, VO 32 takes 2.5 ms, less than the 3 ms of attention of 1 heads",
+        ),
+        ({"blocks": [block(ffn=[{"width": 8, "ms": 1}] * 2)]}, "block 0: lists FFN width 8 twice"),
+        ({"blocks": [block(attention=[{"heads": 2, "width": 8, "ms": 1}] * 2)]}, "QK 8, VO 8 twice"),
+        (
+            {"blocks": [block(ffn=[{"width": 64, "ms": 1}, {"width": 256, "ms": 2}])]},
+            "FFN widths 64 to 256, and 8 to 256",
+        ),
+        (
+            {"blocks": [block(ffn=[{"width": 8, "ms": 1}, {"width": 128, "ms": 2}])]},
+            "FFN widths 8 to 128, and 8 to 256",
+        ),
+        ({"blocks": [block(attention=[{"heads": 1, "width": 64, "ms": 1}])]}, "lists no attention of 2 heads"),
+        (
+            {"blocks": [block(attention=[{"heads": 2, "width": 24, "ms": 1}])]},
+            "QK widths 24 to 24 of 2 heads, and 16 to 32",
+        ),
+        (
+            {
+                "blocks": [
+                    block(
+                        attention=[{"heads": 2, "qk": 16, "vo": 32, "ms": 1}, {"heads": 2, "qk": 32, "vo": 16, "ms": 1}]
+                    )
+                ]
+            },
+            "lists nothing as wide as attention of 2 heads, QK 32, VO 32",
+        ),
+    ],
+)
+def test_a_table_of_another_base_or_with_faults_is_refused(table, base, more, said):
+    with pytest.raises(CostTableError) as error:
+        table(**more).check("vit", *base, POLICIES["fused"])
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"schema": 2}, "schema: Input should be 1"),
+        ({"fixd_ms": 1}, "unknown key 'fixd_ms'"),
+        ({"measured_on": ""}, "measured_on: "),
+        ({"fixed_ms": -1}, "fixed_ms: "),
+        ({"blocks": [block()] * 3}, "blocks has 3 entries; give one for all, or 2"),
+        ({"blocks": [block(ffn=[])]}, "blocks.0.ffn: "),
+        ({"blocks": [block(ffn=[{"width": 8, "ms": 0}])]}, "blocks.0.ffn.0.ms: Input should be greater than 0"),
+        ({"blocks": [block(ffn=[{"width": 8, "ms": float("nan")}])]}, "blocks.0.ffn.0.ms: "),
+        ({"blocks": [block(attention=[{"heads": 2, "ms": 1}])]}, "attention of 2 heads needs width, or qk and vo"),
+        ({"blocks": [block(attention=[{"heads": 2, "width": 8, "vo": 8, "ms": 1}])]}, "needs width, or qk and vo"),
+        ({"blocks": [block(attention=[{"heads": 2, "qk": 8, "ms": 1}])]}, "needs width, or qk and vo"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused_in_one_line(table, more, said):
+    with pytest.raises(CostTableError) as error:
+        table(**more)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("missing.yaml", None, "cannot read the cost table .*: No such file"),
+        ("list.yaml", "- 1", "is not a cost table but a list"),
+        ("broken.yaml", "a: [", "is neither YAML nor JSON"),
+        ("broken.json", "{", "is neither YAML nor JSON"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused(tmp_path, name, text, said):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(CostTableError, match=said):
+        load_cost_table(tmp_path / name)
+
+
+def test_a_budget_in_milliseconds_is_counted_by_its_table(table, base):
+    (dims, geometry), t = base, table()
+    budget = make_budget(geometry.macs(dims), geometry.params(dims), ms=1.2, table=t)
+    assert (budget.quantity, budget.limit, budget.base, budget.asked) == ("ms", 1.2, t.base_ms, "ms 1.2")
+    assert budget.rate == pytest.approx(1 - 1.2 / t.base_ms)
+    least = t.cost(smallest(dims, POLICIES["fused"]))
+    assert (
+        budget.cost(smallest(dims, POLICIES["fused"]), geometry) == least == pytest.approx(0.125 + 2 * (0.36 + 0.058))
+    )
+    check_reachable(dims, geometry, budget, POLICIES["fused"])
+    check_reachable(dims, geometry, make_budget(1, 1, ms=least, table=t), POLICIES["fused"])
+    with pytest.raises(BudgetError, match=r"ms 0\.9 leaves 0\.9 ms, but shape 'fused' reaches no less than 0\.961 ms"):
+        check_reachable(dims, geometry, make_budget(1, 1, ms=0.9, table=t), POLICIES["fused"])
+    record = json.loads(json.dumps(budget.record()))
+    assert (
+        record["table"]["measured_on"] == "a board, a power mode, fp16, batch 1"
+        and len(record["table"]["sha256"]) == 64
+    )
+
+
+@pytest.mark.parametrize(
+    ("given_", "with_table", "said"),
+    [
+        ({"ms": 1.0}, False, "--ms 1 needs --cost-table FILE"),
+        ({"rate": 0.5}, True, "--cost-table is for --ms, not --rate"),
+        ({"ms": 1.0, "rate": 0.5}, True, "not --rate and --ms"),
+        ({"ms": 9.0}, True, "--ms 9 is not below the base's 1.777 ms by the cost table"),
+        ({"ms": 0.0}, True, "--ms 0 is not a positive number of milliseconds"),
+        ({"ms": float("nan")}, True, "--ms nan is not a positive number"),
+    ],
+)
+def test_bad_budgets_in_milliseconds_say_what_to_try(table, given_, with_table, said):
+    with pytest.raises(OptionError) as error:
+        make_budget(1000, 1000, **given_, table=table() if with_table else None)
+    assert said in str(error.value)

@@ -1,0 +1,188 @@
+"""Progressive importance-aware dropout: masks are slices, units obey the shapes, the list grows and stays nested."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from edgevit.data.task import open_task
+from edgevit.derive.piad import (
+    Growth,
+    Importance,
+    ProgressiveDropout,
+    Unit,
+    cut,
+    make_units,
+    masked,
+    measure_importance,
+    score_units,
+    without,
+)
+from edgevit.derive.shape import POLICIES, make_policy, smallest
+from edgevit.derive.train import Training, open_compute
+from edgevit.models.blocks import BlockDims
+from edgevit.models.checkpoint import describe
+from edgevit.models.families import vit
+
+CPU, COLUMNS = torch.device("cpu"), list(range(10))
+
+
+@pytest.fixture(scope="module")
+def compute():
+    return open_compute(Training(device="cpu", batch_size=32))
+
+
+@pytest.fixture(scope="module")
+def images(small_vit):
+    task = open_task("digits", None, preprocessing=describe(small_vit(), "x", {}).preprocessing, base_outputs=10)
+    return task.train.subset(32)
+
+
+def dims_of(network):
+    return [b.dims for b in vit.read(network)]
+
+
+def make_dropout(network, images, compute, *, share=0.5, updates=3, steps=6, policy="fused"):
+    dims, geometry = dims_of(network), vit.geometry(network)
+    units = make_units(dims, geometry, POLICIES[policy], 8, 32)
+    growth = Growth(int(share * geometry.macs(dims)), updates, steps)
+    return ProgressiveDropout(network, units, growth, images, COLUMNS, compute, seed=1)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        [BlockDims(2, 16, 16, 8), BlockDims(2, 32, 32, 256)],
+        [BlockDims(2, 8, 24, 40), BlockDims(2, 24, 8, 200)],
+        [BlockDims(2, 1, 5, 3), BlockDims(2, 7, 1, 1)],
+    ],
+    ids=["fused", "paper", "free"],
+)
+@pytest.mark.parametrize("args", [{}, {"qkv_bias": False}], ids=str)
+def test_a_masked_network_computes_what_its_slice_does(small_vit, args, kept):
+    network, x = small_vit(**args), torch.randn(4, 3, 32, 32)
+    slim = cut(network, kept)
+    assert dims_of(slim) == kept and dims_of(network)[0] == BlockDims(2, 32, 32, 256)
+    with torch.no_grad():
+        with masked(network, kept, CPU):
+            seen = network(x)
+        torch.testing.assert_close(slim(x), seen, rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(network(x), seen, atol=1e-3), "the masks are gone again"
+
+
+def test_deit_base_has_eight_groups_per_attention_and_32_per_ffn_as_far_as_fused_shapes_allow():
+    with torch.device("meta"):
+        network = timm.create_model("deit_base_patch16_224")
+    dims, geometry = dims_of(network), vit.geometry(network)
+    units = [u for u in make_units(dims, geometry, POLICIES["fused"], 8, 32) if u.block == 0]
+    attention, ffn = ([u for u in units if u.kind == kind] for kind in ("attention", "ffn"))
+    assert [(u.first, u.last) for u in attention] == [(w - 8, w) for w in range(64, 16, -8)]
+    assert [(u.first, u.last) for u in ffn] == [(max(w - 96, 8), w) for w in range(3072, 0, -96)] and len(ffn) == 32
+    unit = geometry.unit_costs(12, "macs")
+    assert attention[0].macs == 8 * (unit.qk + unit.vo) and ffn[0].macs == 96 * unit.ffn
+
+
+@pytest.mark.parametrize(("name", "multiple"), [("fused", None), ("fused", 64), ("paper", None), ("free", None)])
+@pytest.mark.parametrize(
+    "dims", [BlockDims(3, 64, 64, 768), BlockDims(3, 40, 24, 100), BlockDims(3, 12, 12, 20)], ids=str
+)
+def test_every_boundary_is_a_shape_that_the_policy_allows(small_vit, name, multiple, dims):
+    policy, geometry = make_policy(name, multiple), vit.geometry(small_vit())
+    units = make_units([dims], geometry, policy, 8, 32)
+    assert without([dims], units) == smallest([dims], policy) or (name == "fused" and dims.qk != dims.vo)
+    for kind, step in (("attention", policy.head_step), ("ffn", policy.ffn_step)):
+        mine = [u for u in units if u.kind == kind]
+        assert all(u.first % step == 0 or u.first == smallest([dims], policy)[0].ffn for u in mine)
+        assert all(a.first == b.last for a, b in pairwise(mine)), "one after the other"
+    left = geometry.macs(without([dims], units))
+    assert geometry.macs([dims]) - left == sum(u.macs for u in units)
+
+
+def test_importance_counts_modules_units_and_macs_and_stays_nested():
+    units = [Unit(0, "ffn", 2, 4, 10), Unit(0, "ffn", 0, 2, 10), Unit(1, "ffn", 2, 4, 10), Unit(1, "ffn", 0, 2, 30)]
+    taylor = {(0, "ffn"): torch.tensor([3.0, 3, 1, 1]), (1, "ffn"): torch.tensor([1.0, 1, 3, 3])}
+    importance = Importance(loss=2.0, taylor=taylor, skipped={(0, "ffn"): 4.0, (1, "ffn"): 2.5})
+    scores = score_units(units, importance)
+    # gamma = 1: shares 1/4 and 3/4 of 10 MACs each
+    assert scores[:2] == pytest.approx([0.025, 0.075])
+    # gamma = 1/4: later units score higher than earlier ones, so both count with their mean over 40 MACs
+    assert scores[2:] == pytest.approx([0.25 / 40] * 2)
+
+
+def test_importance_is_that_of_the_slice_it_is_asked_for(small_vit, images, compute):
+    network = small_vit().train()
+    kept = [BlockDims(2, 16, 16, 64), BlockDims(2, 32, 32, 128)]
+    importance = measure_importance(network, images, COLUMNS, compute, kept=kept, skip=[(0, "ffn"), (1, "attention")])
+    assert network.training
+    x, labels = next(iter(images.batches(len(images))))
+    with torch.no_grad():
+        assert importance.loss == pytest.approx(float(F.cross_entropy(cut(network.eval(), kept)(x), labels)), rel=1e-4)
+        for module, dims in (((0, "ffn"), replace(kept[0], ffn=0)), ((1, "attention"), replace(kept[1], qk=0, vo=0))):
+            blocks = [dims if i == module[0] else d for i, d in enumerate(kept)]
+            with masked(network, blocks, CPU):
+                loss = float(F.cross_entropy(network(x), labels))
+            assert importance.skipped[module] == pytest.approx(loss, rel=1e-4)
+    scores = importance.taylor[0, "attention"]
+    assert scores.shape == (32,) and (scores[:16] > 0).all() and (scores[16:] == 0).all()
+
+
+def test_the_list_grows_to_its_target_and_leaves_prefixes(small_vit, images, compute):
+    network = small_vit()
+    dropout = make_dropout(network, images, compute)
+    for update in range(1, 4):
+        dropout.grow()
+        dropped = sum(u.macs for u in dropout.dropped)
+        due = dropout.growth.macs * update / 3
+        assert due <= dropped < due + max(u.macs for u in dropout.units)
+    assert len(set(dropout.order)) == len(dropout.order)
+    ends = {u.module: w for u in dropout.units for w in [256 if u.kind == "ffn" else 32]}
+    for unit in dropout.dropped:
+        assert unit.last == ends[unit.module]
+        ends[unit.module] = unit.first
+    dropout.finish()
+    assert dropout.updates == 3
+
+
+def test_a_module_without_influence_is_dropped_first(small_vit, digits_checkpoint, images, compute):
+    network = small_vit()
+    network.load_state_dict(load_file(digits_checkpoint))
+    with torch.no_grad():
+        network.blocks[1].mlp.fc2.weight.zero_()
+    dropout = make_dropout(network, images, compute, share=0.15, updates=1)
+    dropout.grow()
+    assert {u.module for u in dropout.dropped} == {(1, "ffn")}
+
+
+def test_each_step_trains_a_sub_network_that_seed_and_step_decide(small_vit, images, compute):
+    network, x = small_vit().train(), torch.randn(4, 3, 32, 32)
+    dropout = make_dropout(network, images, compute)
+    shares = []
+    with dropout.watch():
+        for _ in range(8):
+            network.zero_grad()
+            network(x).sum().backward()
+            shares.append(dropout.penalty()[1]["units_kept"])
+            masks = [m for pair in dropout.masks for m in pair]
+            dropped = (masks[1] == 0).nonzero().flatten()
+            assert (network.blocks[0].mlp.fc1.weight.grad[dropped] == 0).all()
+            assert (network.blocks[0].mlp.fc1.weight.grad != 0).any()
+            dropout.after_step()
+        state = dropout.state()
+        network.eval()
+        with torch.no_grad():
+            whole = network(x)
+    with torch.no_grad():
+        torch.testing.assert_close(network(x), whole)  # an evaluation is of the whole network
+    assert len(set(shares)) > 3 and min(shares) > 0 and dropout.updates == 3
+
+    again = make_dropout(network.train(), images, compute)
+    again.load_state(state)
+    with again.watch():
+        assert (again.order, again.steps, again.kept_share) == (dropout.order, 8, dropout.kept_share)
+        for a, b in zip(again.masks, dropout.masks, strict=True):
+            assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+    assert dims_of(dropout.pruned()) == list(without(dims_of(network), dropout.dropped))

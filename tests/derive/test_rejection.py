@@ -1,0 +1,216 @@
+"""`--reject`: the threshold, what it promises, where it is written, and who honours it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_base import ARGS, PREPROCESSING, QUICK, derive
+
+import edgevit
+from edgevit.data.rejection import count_rejected, foreign_images
+from edgevit.data.task import open_task
+from edgevit.derive import method_names
+from edgevit.derive.many import read_plan
+from edgevit.derive.train import Training
+from edgevit.errors import CheckpointError, DataError, OptionError
+from edgevit.export.evaluate import evaluate
+from edgevit.export.record import read_report
+from edgevit.models.checkpoint import load, save
+from edgevit.models.rejection import Rejection, calibrate, check_share, scores
+
+CLASSES = ["3", "5", "8"]
+
+
+def test_the_threshold_lets_no_more_than_the_share_fall_below_it() -> None:
+    logits = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
+    for share, rejected in ((0.05, 4), (0.1, 9), (0.0099009901, 0), (0.5, 49)):
+        rule = calibrate(logits, share)
+        assert int(rule.rejects(logits).sum()) == rejected
+        assert rule.threshold in scores(logits).tolist()
+
+
+def test_the_promise_holds_on_images_it_was_not_calibrated_on() -> None:
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(4000, 25, 3, generator=generator)  # 25 images: the plain 5 % quantile rejects 7.7 %
+    seen = [calibrate(logits[:24], 0.05).rejects(logits[24:]).float().mean() for logits in drawn]
+    assert 0.03 < float(torch.stack(seen).mean()) < 0.05
+
+
+@pytest.mark.parametrize(("share", "need"), [(0.05, 19), (0.1, 9), (0.01, 99), (0.29, 3), (0.5, 1), (1 / 49, 48)])
+def test_too_few_images_are_refused_with_the_number_needed(share: float, need: int) -> None:
+    with pytest.raises(
+        DataError, match=f"needs {need} validation images of the target classes, and there are {need - 1};"
+    ):
+        check_share(share, need - 1)
+    assert math.isfinite(calibrate(torch.randn(need, 2), share).threshold)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 5.0, math.nan])
+def test_a_share_is_between_0_and_1(share: float) -> None:
+    with pytest.raises(OptionError, match="is not between 0 and 1"):
+        check_share(share, 1000)
+
+
+def test_what_is_no_number_is_other_and_no_ground_for_a_threshold() -> None:
+    logits = torch.tensor([[1.0, 2.0], [math.nan, 2.0], [-3.0, -3.0]])
+    assert Rejection("logsumexp", 0.0, 0.1).rejects(logits).tolist() == [False, True, True]
+    with pytest.raises(DataError, match="not finite"):
+        calibrate(torch.full((30, 2), math.nan), 0.1)
+
+
+def test_a_rejected_image_is_not_called_by_its_name() -> None:
+    logits = torch.tensor([[5.0, 0.0], [0.0, 5.0], [0.5, 0.0]])
+    seen = count_rejected(
+        Rejection("logsumexp", 3.0, 0.1).rejects, logits, [0, 0, 0], torch.tensor([[4.0, 4.0], [0.0, 0.0]])
+    )
+    assert (seen.images, seen.other, seen.right, seen.foreign_images, seen.foreign_other) == (3, 1, 1, 2, 1)
+    assert replace(seen, foreign_images=0).foreign_share is None
+
+
+def test_foreign_images_are_of_no_known_class_and_of_one_part_only() -> None:
+    task = open_task("digits", CLASSES, preprocessing={**PREPROCESSING, "input_size": (3, 32, 32)}, base_outputs=10)
+    parts = [foreign_images(task, part, task.class_names) for part in ("validation", "test")]
+    labels = [{int(task.test.source.labels[r]) for r in split.references} for split in parts]  # type: ignore[attr-defined]
+    assert labels == [{0, 1, 2, 4, 6, 7, 9}] * 2
+    whole = open_task("digits", None, preprocessing=task.test.preprocessing, base_outputs=10)
+    for split, part in zip(parts, (whole.validation, whole.test), strict=True):
+        assert set(split.references) < set(part.references), "what training sees of a class is never in it"
+
+
+def test_a_foreign_class_too_small_to_split_is_left_out_and_a_bad_image_is_named(
+    tmp_path: Path, image_folder: Any
+) -> None:
+    image_folder(tmp_path, {"cat": 8, "dog": 8, "emu": 8, "few": 2})
+    given = {"preprocessing": {**PREPROCESSING, "input_size": (3, 32, 32)}, "base_outputs": 4}
+    task = open_task(tmp_path, ["cat", "dog"], **given)
+    found = foreign_images(task, "test", task.class_names)
+    assert {Path(str(r)).parent.name for r in found.references} == {"emu"}
+    Path(str(found.references[0])).write_text("no image")
+    with pytest.raises(DataError, match=r"cannot read .*emu"):
+        foreign_images(task, "test", task.class_names)
+    lenient = open_task(tmp_path, ["cat", "dog"], skip_bad_images=True, **given)
+    assert len(foreign_images(lenient, "test", task.class_names)) == len(found) - 1
+
+
+def derived(checkpoint: Path, out: Path, **options: Any) -> Any:
+    training = Training(**{**QUICK, **options.pop("training", {})})
+    given: dict[str, Any] = {"rate": 0.3, "data": "digits", "classes": CLASSES, "model_args": ARGS, "reject": 0.1}
+    return edgevit.derive(
+        "vit_tiny_patch16_224", checkpoint=checkpoint, out=out, training=training, **{**given, **options}
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, digits_checkpoint: Path) -> Path:
+    """A model of three digits that may call an image `other`, and its export."""
+    out = tmp_path_factory.mktemp("rejection") / "m"
+    derived(digits_checkpoint, out, method="nuwa", options={"purification": "none"}, head="full", training={"steps": 0})
+    edgevit.export(out)
+    return out
+
+
+def test_the_folder_says_what_is_counted_by_hand(model: Path) -> None:
+    opened = load(model)
+    rule = opened.spec.rejection
+    assert rule is not None and (rule.score, rule.share) == ("logsumexp", 0.1)
+    task = open_task("digits", CLASSES, preprocessing=opened.preprocessing, base_outputs=10)
+    told = json.loads((model / "derivation.json").read_text())["accuracy"]["derived"]["rejection"]
+    for part, split in (("validation", task.validation), ("test", task.test)):
+        images, labels = next(split.batches(1000))
+        with torch.inference_mode():
+            logits = opened(images)[:, [3, 5, 8]].double()
+            names = opened.names(opened(images))
+        low = logits.exp().sum(1).log() < rule.threshold - 1e-5
+        assert told[part]["images"] == len(split) and abs(told[part]["other"] - int(low.sum())) <= 1
+        assert abs(told[part]["right"] - int(((logits.argmax(1) == labels) & ~low).sum())) <= 1
+        assert names.count("other") == told[part]["other"]
+        assert sum(name == CLASSES[label] for name, label in zip(names, labels, strict=True)) == told[part]["right"]
+        assert told[part]["foreign_images"] == len(foreign_images(task, part, CLASSES))
+    assert told["validation"]["other"] == math.floor(0.1 * (len(task.validation) + 1)) - 1
+    assert (
+        told["test"]["foreign_other"] / told["test"]["foreign_images"]
+        > 2 * told["test"]["other"] / told["test"]["images"]
+    )
+
+
+def test_evaluate_finds_the_same_in_the_folder_and_in_the_exported_files(model: Path) -> None:
+    told = json.loads((model / "derivation.json").read_text())["accuracy"]["derived"]["rejection"]
+    for part in ("validation", "test"):
+        own = evaluate(model, part=part)
+        assert own.rejected is not None and asdict(own.rejected) == told[part]
+    for precision in ("fp32", "fp16"):
+        file = evaluate(model / "export" / f"model.{precision}.onnx", "digits").rejected
+        assert file is not None and file.foreign_images == told["test"]["foreign_images"]
+        assert (
+            abs(file.other - told["test"]["other"]) <= 1
+            and abs(file.foreign_other - told["test"]["foreign_other"]) <= 3
+        )
+    some = evaluate(model, "digits", classes="8,3").rejected
+    assert some is not None and some.foreign_images == told["test"]["foreign_images"], "5 is no foreign class to it"
+    assert read_report(model / "export").rejection == asdict(load(model).spec.rejection)  # type: ignore[call-overload]
+
+
+def test_the_command_line_tells_of_it(model: Path, edgevit_main: Any) -> None:
+    shown = edgevit_main("show", model)
+    assert (
+        shown.code == 0 and "called other: logsumexp below" in shown.out and "10.0% of the target classes'" in shown.out
+    )
+    judged = edgevit_main("evaluate", model, "--device", "cpu")
+    assert judged.code == 0 and "images of other classes" in judged.out.replace("\n", " ")
+    assert "called `other`" in (model / "README.md").read_text()
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_every_method_takes_it(method: str, tmp_path: Path, digits_checkpoint: Path) -> None:
+    made = derive(digits_checkpoint, tmp_path / "m", method=method, reject=0.05)
+    rule = load(tmp_path / "m").spec.rejection
+    assert rule == made.model.spec.rejection and rule is not None and rule.share == 0.05
+    assert (
+        made.record["accuracy"]["derived"]["rejection"]["validation"]["other"]
+        <= 0.05 * made.record["data"]["images"]["validation"]
+    )
+
+
+def test_a_share_that_cannot_be_held_is_refused_before_any_work(tmp_path: Path, digits_checkpoint: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"--reject 0.01 needs 99 validation images of the target classes, and there are \d\d;"
+    ):
+        derived(digits_checkpoint, tmp_path / "m", reject=0.01)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_of_schema_1_has_no_rejection_and_a_rule_of_a_later_version_is_not_ignored(
+    model: Path, tmp_path: Path
+) -> None:
+    save(load(model), tmp_path / "old", {})
+    file = tmp_path / "old" / "model.json"
+    spec = json.loads(file.read_text())
+    rule = spec.pop("rejection")
+    file.write_text(json.dumps({**spec, "schema": 1}))
+    assert load(tmp_path / "old").spec.rejection is None
+    file.write_text(json.dumps({**spec, "rejection": {**rule, "score": "distance"}}))
+    with pytest.raises(CheckpointError, match="rejects by 'distance', this edgevit knows 'logsumexp'"):
+        load(tmp_path / "old")
+
+
+def test_without_it_nothing_is_called_other(tmp_path: Path, digits_checkpoint: Path) -> None:
+    made = derived(digits_checkpoint, tmp_path / "m", reject=None, training={"steps": 0})
+    images = torch.zeros(2, 3, 32, 32)
+    assert set(made.model.names(made.model(images))) < set(CLASSES)
+    assert made.model.spec.rejection is None and made.record["accuracy"]["derived"]["rejection"] is None
+    assert evaluate(tmp_path / "m").rejected is None
+
+
+def test_a_plan_may_ask_for_it_and_jobs_done_without_it_stay_done(tmp_path: Path) -> None:
+    plan = {"base": "vit", "out": "runs", "data": "digits", "tasks": [{"name": "t"}],
+            "budgets": [{"name": "b", "rate": 0.5}], "methods": [{"name": "nuwa"}]}  # fmt: skip
+    for reject in (None, 0.1):
+        (tmp_path / "plan.yaml").write_text(json.dumps(plan if reject is None else {**plan, "reject": reject}))
+        [job], _ = read_plan(tmp_path / "plan.yaml")
+        assert job.arguments.get("reject") == reject and ("reject" in job.arguments) == (reject is not None)

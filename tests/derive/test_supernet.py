@@ -1,0 +1,278 @@
+"""One network for every size: made from a base that knows digits, sliced, resumed, and refused what it cannot give."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import edgevit
+from edgevit.data.task import reopen
+from edgevit.derive.budget import make_budget
+from edgevit.derive.pipeline import derive
+from edgevit.derive.shape import POLICIES
+from edgevit.derive.slices import read_supernet
+from edgevit.derive.supernet import supernet
+from edgevit.derive.train import Training, evaluate, open_compute
+from edgevit.errors import BudgetError, CheckpointError, Interrupted, OptionError
+from edgevit.models.checkpoint import load, open_base
+from edgevit.models.families import vit
+
+ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
+QUICK = {"steps": 40, "batch_size": 32, "device": "cpu", "evaluations": 2, "lr": 1e-3}
+FEW = {"proxy_images": 48, "updates": 3, "points": 4}
+
+
+def make(checkpoint, out, *, training=None, options=None, **more):
+    how = Training(**{**QUICK, **(training or {})})
+    given = {"data": "digits", "model_args": ARGS, "rate": 0.65, **more}
+    return supernet(
+        "vit_tiny_patch16_224",
+        checkpoint=checkpoint,
+        out=out,
+        training=how,
+        options={**FEW, **(options or {})},
+        **given,
+    )
+
+
+@pytest.fixture(scope="module")
+def net(digits_checkpoint, tmp_path_factory):
+    return make(digits_checkpoint, tmp_path_factory.mktemp("general") / "net")
+
+
+@pytest.fixture(scope="module")
+def task_net(digits_checkpoint, tmp_path_factory):
+    """For classes 3, 7 and 9 only; few steps."""
+    return make(digits_checkpoint, tmp_path_factory.mktemp("task") / "net", classes="3,7,9", training={"steps": 6})
+
+
+@pytest.fixture
+def copied(net, tmp_path):
+    shutil.copytree(net.folder, tmp_path / "copied")
+    return tmp_path / "copied"
+
+
+def edit(folder, change):
+    file = Path(folder) / "supernet.json"
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))
+
+
+def weights(folder):
+    return load_file(Path(folder) / "model.safetensors")
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def test_the_folder_is_a_model_folder_and_its_curve_is_that_of_its_slices(net):
+    opened = open_base(net.folder)
+    assert opened.spec.head == "full" and opened.spec.rate == 0 and edgevit.load(net.folder).classes == opened.classes
+    task = reopen(net.record["data"], opened.preprocessing)
+    compute = open_compute(Training(device="cpu", batch_size=32))
+    assert [round(p.rate, 1) for p in net.curve] == [0.0, 0.2, 0.4, 0.7]
+    for point in net.curve:
+        slim = opened.network
+        if point.rate:
+            budget = make_budget(opened.spec.macs, opened.spec.params, macs=point.macs)
+            slim = net.slice(slim, budget, POLICIES["fused"])
+        blocks = [b.dims for b in vit.read(slim)]
+        assert vit.geometry(slim).macs(blocks) == point.macs
+        assert sum(p.numel() for p in slim.parameters()) == point.params
+        seen = evaluate(slim, task.validation, task.base_columns, task.class_names, compute)
+        assert seen.top1 == point.top1
+    lines = [json.loads(line) for line in (net.folder / "history.jsonl").read_text().splitlines()]
+    assert {"accuracy_trained", "accuracy_pruned", "units_kept", "loss_task"} <= set(lines[-1])
+    assert lines[-1]["accuracy_pruned"] == net.curve[-1].top1 and lines[-1]["accuracy_trained"] == net.curve[0].top1
+
+
+def test_training_under_dropout_makes_the_small_slices_better(net, digits_checkpoint, tmp_path):
+    untrained = make(digits_checkpoint, tmp_path / "net", training={"steps": 0})
+    assert untrained.curve[0].top1 == pytest.approx(untrained.record["base_top1"], abs=0.01), "the same function"
+    assert net.curve[-1].top1 > untrained.curve[-1].top1 + 0.1
+    assert net.curve[0].top1 > untrained.curve[0].top1 - 0.05
+
+
+@pytest.mark.parametrize("shape", list(POLICIES))
+@pytest.mark.parametrize("rate", [0.1, 0.33, 0.5, 0.65])
+def test_a_slice_of_any_size_obeys_the_shape_policy_and_is_part_of_the_network(net, tmp_path, rate, shape):
+    made = derive(method="skd", supernet=net.folder, rate=rate, shape=shape, out=tmp_path / "m")
+    spec, whole = made.model.spec, load(net.folder)
+    assert rate <= spec.rate < rate + 0.01
+    policy = POLICIES[shape]
+    for block, slim, full in zip(spec.blocks, vit.read(made.model.network), vit.read(whole.network), strict=True):
+        assert block.qk % policy.head_step == block.vo % policy.head_step == block.ffn % policy.ffn_step == 0
+        assert min(block.qk, block.vo) >= policy.head_minimum and (block.qk == block.vo or not policy.equal)
+        assert torch.equal(slim.w1, full.w1[: block.ffn]) and torch.equal(slim.wv, full.wv[:, : block.vo])
+    assert edgevit.load(tmp_path / "m")(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_without_data_a_slice_is_the_same_and_nothing_is_claimed_to_be_measured(net, tmp_path):
+    blind = derive(method="skd", supernet=net.folder, rate=0.5, out=tmp_path / "blind")
+    seen = derive(method="skd", supernet=net.folder, rate=0.5, out=tmp_path / "seen", data="digits",
+                  training=Training(device="cpu", batch_size=32))  # fmt: skip
+    assert_same(weights(tmp_path / "blind"), weights(tmp_path / "seen"))
+    assert blind.model.spec == seen.model.spec
+    assert set(blind.record["accuracy"].values()) == {None} and blind.record["data"] is None
+    assert seen.record["accuracy"]["derived"]["images"] == 360 and seen.record["facts"]["steps"] == 0
+    assert seen.record["accuracy"]["derived"]["top1"] > 0.4
+    with pytest.raises(edgevit.errors.DataError, match="give them with --data"):
+        edgevit.evaluate(tmp_path / "blind", device="cpu")
+
+
+def test_a_general_network_serves_any_classes_by_their_rows(net, tmp_path):
+    everything = derive(method="skd", supernet=net.folder, macs="1M", out=tmp_path / "all", head="full")
+    some = derive(method="skd", supernet=net.folder, macs="1M", classes="7,2", out=tmp_path / "some")
+    images = torch.randn(4, 3, 32, 32)
+    assert [(c.name, c.base_index) for c in some.model.spec.classes] == [("7", 7), ("2", 2)]
+    with torch.no_grad():
+        assert everything.model.spec.blocks == some.model.spec.blocks
+        torch.testing.assert_close(some.model(images), everything.model(images)[:, [7, 2]])
+
+
+def test_a_restricted_network_keeps_its_classes_or_some_of_them(task_net, tmp_path):
+    assert load(task_net.folder).classes == ["3", "7", "9"]
+    whole = derive(method="skd", supernet=task_net.folder, rate=0.5, out=tmp_path / "whole")
+    two = derive(method="skd", supernet=task_net.folder, rate=0.5, classes=["9", "3"], out=tmp_path / "two")
+    images = torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(two.model(images), whole.model(images)[:, [2, 0]])
+    with pytest.raises(OptionError, match=r"was made for 3 classes \(3, 7, 9\): no class '5'.*; choose among them"):
+        derive(method="skd", supernet=task_net.folder, rate=0.5, classes="3,5", out=tmp_path / "no")
+    with pytest.raises(OptionError, match=r"was made for 3 classes"):
+        derive(method="skd", supernet=task_net.folder, rate=0.5, classes="3,5", data="digits", out=tmp_path / "no")
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["two", "whole"]
+
+
+def test_steps_train_the_slice_through_the_shared_loop(net, tmp_path):
+    how = Training(**{**QUICK, "steps": 30})
+    plain = derive(method="skd", supernet=net.folder, rate=0.65, classes="3,5,8", out=tmp_path / "plain")
+    tuned = derive(
+        method="skd",
+        supernet=net.folder,
+        rate=0.65,
+        classes="3,5,8",
+        out=tmp_path / "tuned",
+        data="digits",
+        training=how,
+    )
+    assert plain.model.spec.blocks == tuned.model.spec.blocks and tuned.record["facts"]["steps"] == 30
+    judged = edgevit.evaluate(tmp_path / "plain", data="digits", device="cpu")
+    assert tuned.record["accuracy"]["derived"]["top1"] > max(judged.top1, 0.6)
+
+
+def test_an_interrupted_training_resumed_ends_in_the_same_network(digits_checkpoint, tmp_path, monkeypatch):
+    import edgevit.derive.train as loop
+
+    short = {"training": {"steps": 8, "batch_size": 16}, "options": {"growth": 1.0}}
+    whole = make(digits_checkpoint, tmp_path / "whole", **short)
+    step, interrupted = loop._Run.step, []
+
+    def step_then_ctrl_c(self, batches, number):
+        figures = step(self, batches, number)
+        if number == 4 and not interrupted:
+            interrupted.append(number)
+            os.kill(os.getpid(), signal.SIGINT)
+        return figures
+
+    monkeypatch.setattr(loop._Run, "step", step_then_ctrl_c)
+    with pytest.raises(Interrupted, match=r"stopped at step 5 of 8 .* --resume goes on from .*resumed\.partial"):
+        make(digits_checkpoint, tmp_path / "resumed", **short)
+    with pytest.raises(OptionError, match="cannot resume .* with other options: rate was 0.65 and is 0.5"):
+        make(digits_checkpoint, tmp_path / "resumed", resume=True, rate=0.5, **short)
+    resumed = make(digits_checkpoint, tmp_path / "resumed", resume=True, **short)
+    assert_same(weights(whole.folder), weights(resumed.folder))
+    assert (resumed.order, resumed.curve) == (whole.order, whole.curve)
+    assert not (tmp_path / "resumed.partial").exists()
+
+
+def test_one_thread_or_several_give_the_same_accuracy(digits_checkpoint, tmp_path):
+    before = torch.get_num_threads()
+    curves = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            curves.append(make(digits_checkpoint, tmp_path / str(threads), training={"steps": 6}).curve)
+    finally:
+        torch.set_num_threads(before)
+    for one, two in zip(*curves, strict=True):
+        assert one.macs == two.macs and one.top1 == pytest.approx(two.top1, abs=0.011)
+
+
+def test_a_size_out_of_range_is_refused_with_the_range(net, tmp_path):
+    told = r"has slices of 6\d\d.* k MACs? ?.*\(rate 0\.6\d\d\) to just under 1\.9\d\d M \(rate 0\)"
+    for size in ({"rate": 0.9}, {"macs": "100k"}, {"macs": "3M"}):
+        for data in (None, "digits"):
+            with pytest.raises(BudgetError, match=told.replace(" k MACs? ?.*", " k ")):
+                derive(method="skd", supernet=net.folder, out=tmp_path / "m", data=data, **size)
+    with pytest.raises(BudgetError, match=r"params 1k asks for 1 k parameters"):
+        derive(method="skd", supernet=net.folder, out=tmp_path / "m", params="1k")
+    with pytest.raises(OptionError, match="a budget is one of --rate"):
+        derive(method="skd", supernet=net.folder, out=tmp_path / "m")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_no_super_network_is_refused(net, copied, tmp_path):
+    (copied / "supernet.json").unlink()
+    for folder, why in ((copied, "no supernet.json in it"), (tmp_path / "nowhere", "no such folder")):
+        with pytest.raises(CheckpointError, match=f"is no super-network: {why}; make one with edgevit supernet"):
+            derive(method="skd", supernet=folder, rate=0.5, out=tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d.update(schema=7), "has schema 7, this edgevit reads 1; update edgevit"),
+        (lambda d: d["order"][0].pop("macs"), "is damaged"),
+        (lambda d: d["order"][0].update(first="8"), r"is damaged \(first is '8'\)"),
+        (lambda d: d["order"].reverse(), r"is damaged \(Unit\(.*out of order"),
+        (lambda d: d["order"][0].update(block=9), "is damaged"),
+        (lambda d: d["curve"][0].update(top1="good"), "is damaged"),
+        (lambda d: d.pop("order"), "is damaged"),
+    ],
+)
+def test_a_damaged_record_is_one_line(copied, change, said):
+    edit(copied, change)
+    with pytest.raises(CheckpointError, match=said):
+        read_supernet(copied)
+    with pytest.raises(CheckpointError, match=said):
+        derive(method="skd", supernet=copied, rate=0.5, out=copied.parent / "m")
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"schema": 1'])
+def test_a_record_that_is_cut_off_is_one_line(copied, text):
+    (copied / "supernet.json").write_text(text)
+    with pytest.raises(CheckpointError, match="is damaged .*copy the folder again, or make it again"):
+        read_supernet(copied)
+
+
+def test_options_that_do_not_belong_together_are_refused(net, digits_checkpoint, tmp_path):
+    out = tmp_path / "m"
+    with pytest.raises(OptionError, match=r"--supernet .* is for --method skd, and the method is 'vulcan'"):
+        derive(supernet=net.folder, rate=0.5, out=out, data="digits")
+    with pytest.raises(OptionError, match="--method skd slices a super-network: give it with --supernet"):
+        derive("vit_tiny_patch16_224", checkpoint=digits_checkpoint, method="skd", rate=0.5, out=out, data="digits")
+    with pytest.raises(OptionError, match="is the base itself; leave vit_tiny_patch16_224 out"):
+        derive("vit_tiny_patch16_224", supernet=net.folder, method="skd", rate=0.5, out=out)
+    with pytest.raises(OptionError, match="brings its own weights and arguments"):
+        derive(supernet=net.folder, checkpoint=digits_checkpoint, method="skd", rate=0.5, out=out)
+    with pytest.raises(OptionError, match="no images: give --data"):
+        derive(supernet=net.folder, method="skd", rate=0.5, out=out, training=Training(steps=3))
+    with pytest.raises(OptionError, match="no images: give --data"):
+        derive("vit_tiny_patch16_224", checkpoint=digits_checkpoint, rate=0.5, out=out)
+    with pytest.raises(BudgetError, match="rate 0.95 leaves .* shape 'fused' reaches no less than"):
+        make(digits_checkpoint, out, rate=0.95)
+    with pytest.raises(OptionError, match=r"supernet\.updates=0 is less than 1"):
+        make(digits_checkpoint, out, options={"updates": 0})
+    assert not list(tmp_path.iterdir())
+    by_folder = derive(net.folder, method="skd", rate=0.5, out=out)  # the folder alone says what it is
+    assert by_folder.record["config"] == {"supernet": str(net.folder)}

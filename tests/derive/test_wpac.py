@@ -1,0 +1,82 @@
+"""WPAC changes no logit before anything is dropped, and puts what matters first."""
+
+import pytest
+import torch
+
+from edgevit.data.task import open_task
+from edgevit.derive import surgery
+from edgevit.derive.piad import cut, measure_importance
+from edgevit.derive.statistics import calibrate
+from edgevit.derive.train import Training, open_compute
+from edgevit.derive.wpac import concentrate, rotate_attention
+from edgevit.models.blocks import BlockDims
+from edgevit.models.checkpoint import describe
+from edgevit.models.families import vit
+from edgevit.progress import Silent
+
+
+@pytest.fixture(scope="module")
+def compute():
+    return open_compute(Training(device="cpu", batch_size=32))
+
+
+@pytest.fixture(scope="module")
+def task(small_vit):
+    return open_task("digits", None, preprocessing=describe(small_vit(), "x", {}).preprocessing, base_outputs=10)
+
+
+def slim(network):
+    """A network whose QK and VO widths differ."""
+    return cut(network, [BlockDims(2, 24, 16, 100), BlockDims(2, 16, 32, 256)])
+
+
+VARIANTS = {"plain": {}, "no qkv bias": {"qkv_bias": False}, "scaled": {"init_values": 0.1, "global_pool": "avg"}}
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, "slim"])
+def test_logits_are_unchanged_biases_included(small_vit, task, compute, variant):
+    network = slim(small_vit()) if variant == "slim" else small_vit(**VARIANTS[variant])
+    images = next(iter(task.validation.batches(32)))[0]
+    made = concentrate(network, task.train.subset(48), list(range(10)), compute, Silent())
+    with torch.no_grad():
+        torch.testing.assert_close(made(images), network(images), rtol=1e-5, atol=1e-5)
+    before, after = vit.read(network), vit.read(made)
+    assert not torch.allclose(before[0].wq, after[0].wq) and not torch.equal(before[0].w1, after[0].w1)
+
+
+def test_slices_of_untrained_attention_are_the_best_factors_for_the_tokens(small_vit, task):
+    network, columns = small_vit(), list(range(10))
+    taken = calibrate(
+        network, task.train.subset(48), batch_size=16, device=torch.device("cpu"), factorisation="tokens",
+        columns=columns, progress=Silent(),
+    )  # fmt: skip
+    moments, blocks = [s.moment for s in taken], vit.read(network)
+    dims = [BlockDims(2, 8, 16, 256), BlockDims(2, 24, 8, 256)]
+    expected = surgery.rebuild(network, surgery.narrow_attention(blocks, dims, moments))
+    rotated = surgery.rebuild(network, rotate_attention(blocks, moments))
+    images = next(iter(task.validation.batches(32)))[0]
+    with torch.no_grad():
+        # Also the means of the values that are dropped: they lie in the output bias from the start.
+        torch.testing.assert_close(cut(rotated, dims)(images), expected(images), rtol=1e-4, atol=1e-4)
+        assert (expected(images) - network(images)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_moments_of_fewer_tokens_than_dimensions_leave_the_function_alone(small_vit, tokens):
+    network = small_vit()
+    x = torch.randn(tokens, 65, dtype=torch.float64)
+    x[:, -1] = 1
+    rotated = surgery.rebuild(network, rotate_attention(vit.read(network), [x.mT @ x / tokens] * 2))
+    images = torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(rotated(images), network(images), rtol=1e-4, atol=1e-4)
+
+
+def test_neurons_come_in_falling_order_of_importance(small_vit, task, compute):
+    images, columns = task.train.subset(48), list(range(10))
+    made = concentrate(small_vit(), images, columns, compute, Silent())
+    importance = measure_importance(made, images, columns, compute)
+    for block in range(2):
+        scores = importance.taylor[block, "ffn"]
+        assert (scores[1:] <= scores[:-1] * (1 + 1e-4)).all()
+        assert scores[0] > 2 * scores[-1] > 0
