@@ -41,7 +41,7 @@ def main(
     std: arguments.Std = None,
     crop_pct: arguments.CropPct = None,
     interpolation: arguments.Interpolation = None,
-    method: Annotated[str, typer.Option(help="File name in derive/methods/.", rich_help_panel=SHAPE)] = "vulcan",
+    method: Annotated[str, typer.Option(help="File name in derive/methods/.", rich_help_panel=SHAPE)] = "forge",
     supernet: Annotated[
         Path | None, typer.Option(help="For --method skd, in place of BASE; needs no --data.", rich_help_panel=SHAPE)
     ] = None,
@@ -91,7 +91,7 @@ def main(
     ] = None,
     reject: Annotated[
         float | None,
-        typer.Option(help="Share of the target classes' images that may be called `other`.  [default: off]"),
+        typer.Option(help="Share of the target classes' images that may be called `other`; none if left out."),
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on with an interrupted derivation.")] = False,
     cache: Annotated[bool, typer.Option(help="Use and keep what derivations can share: edgevit cache.")] = True,

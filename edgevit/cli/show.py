@@ -32,7 +32,7 @@ def main(
     supernet = read_supernet(folder) if (folder / RECORD).is_file() else None
     told = {"model": asdict(model.spec), "derivation": record}
     console.result(told if supernet is None else {**told, "supernet": supernet.record})
-    console.show(_blocks_table(model))
+    console.show(_blocks_table(model, record))
     spec = model.spec
     classes = f"{len(spec.classes)} classes, {spec.head} head: {', '.join(spec.class_names)}"
     console.show(f"{spec.timm_name}, {classes if spec.classes else f'{spec.base.outputs} outputs'}")
@@ -85,8 +85,8 @@ def _derivation(file: Path) -> dict[str, Any] | None:
     return dict(record)
 
 
-def _blocks_table(model: Model) -> Table:
-    """Dimensions and MACs of each block beside the base's."""
+def _blocks_table(model: Model, record: dict[str, Any] | None) -> Table:
+    """Dimensions and MACs of each block beside those of the base's block that it was."""
     from rich.table import Table
 
     from edgevit.derive.budget import readable
@@ -101,7 +101,9 @@ def _blocks_table(model: Model) -> Table:
     def pair(now: int, before: int) -> str:
         return f"{now}/{before}"
 
-    for i, (now, before) in enumerate(zip(spec.blocks, spec.base.blocks, strict=True)):
+    kept = record["facts"].get("kept_blocks") if record else None  # methods that drop none do not say
+    for i, now in zip(kept or range(len(spec.blocks)), spec.blocks, strict=True):
+        before = spec.base.blocks[i]
         macs = geometry.block_cost(now, "macs")
         widths = [pair(getattr(now, n), getattr(before, n)) for n in ("heads", "qk", "vo", "ffn")]
         table.add_row(str(i), *widths, readable(macs), f"{100 * macs / geometry.block_cost(before, 'macs'):.1f} %")

@@ -106,7 +106,6 @@ def main(
     from edgevit.cli.show import curve_table
 
     console.show(curve_table(made))
-    console.show(
-        f"wrote {out}. Next: edgevit derive --method skd --supernet {out} --rate {made.curve[-1].rate / 2:.2g} --out DIR"
-    )
+    middle = made.curve[-1].rate / 2
+    console.show(f"wrote {out}. Next: edgevit derive --method skd --supernet {out} --rate {middle:.2g} --out DIR")
     console.result({"folder": str(out), **made.record})

@@ -46,12 +46,13 @@ def _cholesky(gram: Tensor, ridge: float) -> Tensor:
 
 
 def solve(gram: Tensor, right: Tensor, ridge: float) -> Tensor:
-    """Solve (gram + ridge * 1) X = right by Cholesky. Shapes: gram [r, r], its lower triangle, and right [r, n], fp64.
+    """Solve (gram + ridge * 1) X = right by Cholesky; the ridge is added to gram in place, which may be large.
+
+    Shapes: gram [r, r], of which the lower triangle is read, and right [r, n], fp64.
 
     Raises:
         DataError: it is singular in spite of the ridge, or not finite.
     """
-    gram = gram.clone()
     gram.diagonal().add_(ridge)
     return torch.cholesky_solve(right, _cholesky(gram, ridge))
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.derive import surgery
+from edgevit.derive.factorise import one_thread
 from edgevit.derive.shape import Policy, smallest
 from edgevit.derive.statistics import observed
 from edgevit.derive.train import Compute
@@ -101,18 +102,20 @@ def without(dims: Sequence[BlockDims], dropped: Sequence[Unit]) -> tuple[BlockDi
 def cut(network: nn.Module, kept: Sequence[BlockDims]) -> nn.Module:
     """Return a slim copy that has the first dimensions of every module.
 
-    The slice divides its logits by sqrt(q'), so W_Q carries sqrt(q' / q).
+    The slice divides its logits by sqrt(q'), so W_Q carries sqrt(q' / q): multiplied in place, so that nothing but the
+    slice takes memory. On one thread: copies are too short to share on a busy machine.
     """
+    family = family_of(network)
+    whole = family.read(network)
     blocks = []
-    for block, dims in zip(family_of(network).read(network), kept, strict=True):
-        whole = block.dims
-        assert dims.heads == whole.heads and dims.qk <= whole.qk and dims.vo <= whole.vo and dims.ffn <= whole.ffn
-        scale = (dims.qk / whole.qk) ** 0.5
+    for block, dims in zip(whole, kept, strict=True):
+        old = block.dims
+        assert dims.heads == old.heads and dims.qk <= old.qk and dims.vo <= old.vo and dims.ffn <= old.ffn
         blocks.append(
             replace(
                 block,
-                wq=scale * block.wq[:, : dims.qk],
-                bq=None if block.bq is None else scale * block.bq[:, : dims.qk],
+                wq=block.wq[:, : dims.qk],
+                bq=None if block.bq is None else block.bq[:, : dims.qk],
                 wk=block.wk[:, : dims.qk],
                 bk=None if block.bk is None else block.bk[:, : dims.qk],
                 wv=block.wv[:, : dims.vo],
@@ -123,7 +126,14 @@ def cut(network: nn.Module, kept: Sequence[BlockDims]) -> nn.Module:
                 w2=block.w2[:, : dims.ffn],
             )
         )
-    return surgery.rebuild(network, blocks)
+    with one_thread():
+        slim = surgery.rebuild(network, blocks)
+        for block, before in zip(family.read(slim), whole, strict=True):
+            scale = (block.dims.qk / before.dims.qk) ** 0.5
+            block.wq.mul_(scale)
+            if block.bq is not None:
+                block.bq.mul_(scale)
+    return slim
 
 
 # -- masks -------------------------------------------------------------------------------------------------------------

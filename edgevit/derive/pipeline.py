@@ -258,7 +258,7 @@ def derive(
     params: str | float | None = None,
     ms: float | None = None,
     cost_table: str | Path | None = None,
-    method: str = "vulcan",
+    method: str = "forge",
     options: Mapping[str, Any] | None = None,
     shape: str = "fused",
     ffn_multiple: int | None = None,

@@ -19,7 +19,7 @@ from edgevit.data.classes import TargetClass, imagenet_names, listed, resolve
 from edgevit.derive.budget import Budget, parse_count, quantity_name, readable
 from edgevit.derive.piad import Unit, cut, without
 from edgevit.derive.shape import Policy, Widths, fit
-from edgevit.errors import BudgetError, CheckpointError, OptionError, UnknownNameError
+from edgevit.errors import BudgetError, CheckpointError, OptionError
 from edgevit.models.blocks import BlockDims
 from edgevit.models.families import family_of
 from edgevit.models.macs import Quantity
@@ -116,14 +116,15 @@ class SuperNet:
         order = dict(zip(spec.class_names, spec.class_columns, strict=True))
         if spec.head == "full":
             order = {**imagenet_names(spec.timm_args["num_classes"]), **order}
-        try:
-            return resolve(listed(classes), spec.class_names, order)
-        except UnknownNameError as error:
+        entries = listed(classes)
+        indices = {str(index) for index in order.values()}
+        if unknown := [entry for entry in entries or () if entry not in order and entry not in indices]:
             known = f"{', '.join(spec.class_names[:8])}{', ...' if len(spec.classes) > 8 else ''}"
             raise OptionError(
-                f"{self.folder} was made for {len(spec.classes)} classes ({known}): {error}; "
-                f"choose among them, or make a super-network for others"
-            ) from error
+                f"{self.folder} was made for {len(spec.classes)} classes ({known}), and {unknown[0]!r} is none of "
+                f"them; choose among them, or make a super-network for others"
+            )
+        return resolve(entries, spec.class_names, order)
 
 
 def find_supernet(method: str, base: str | Path | None, given: str | Path | None) -> SuperNet | None:

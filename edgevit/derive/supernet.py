@@ -23,6 +23,7 @@ from torch import nn
 from edgevit.data.classes import listed
 from edgevit.data.task import Split, Task, open_task
 from edgevit.derive.budget import make_budget, readable
+from edgevit.derive.distill import TeacherOptions, make_distillation
 from edgevit.derive.options import make_config
 from edgevit.derive.piad import Growth, ProgressiveDropout, Unit, make_units
 from edgevit.derive.pipeline import open_partial, partial_folder, versions, with_head
@@ -39,7 +40,7 @@ from edgevit.progress import Progress, Silent
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(TeacherOptions):
     """How a super-network is made. The paper: 1024 proxy images, 50 of 150 or more epochs of growth."""
 
     attention_groups: int = 8  # units of an attention module; fewer where the shape policy allows no more
@@ -51,6 +52,7 @@ class Config:
     points: int = 10  # slices on the accuracy curve
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("attention_groups", "ffn_groups", "updates", "proxy_images", "epochs"):
             if getattr(self, name) < 1:
                 raise OptionError(f"supernet.{name}={getattr(self, name)} is less than 1")
@@ -66,6 +68,7 @@ class _Making:
 
     base_name: str
     base: Model
+    network: nn.Module  # the base, its classifier already as asked
     task: Task
     config: Config
     policy: Policy
@@ -185,7 +188,20 @@ def supernet(
     training = replace(training, steps=steps, early_stop=False)  # trained and smallest network need not meet
     compute = open_compute(training)
     made = _Making(
-        str(base), opened, task, config, policy, rate, head, labels, columns, training, compute, progress, Stopwatch()
+        str(base),
+        opened,
+        network,
+        task,
+        config,
+        policy,
+        rate,
+        head,
+        labels,
+        columns,
+        training,
+        compute,
+        progress,
+        Stopwatch(),
     )
     folder = partial_folder(out)
     if compute.is_main:
@@ -194,7 +210,7 @@ def supernet(
     history = History(folder / "history.jsonl")
     torch.manual_seed(training.seed)
     try:
-        network, order = _train(made, network, folder, history)
+        network, order = _train(made, folder, history)
         spec = derived_spec(opened.spec, network, head, labels)
         curve = _curve(made, order, network, spec)
         record = {**made.record(), "order": [asdict(u) for u in order], "curve": [asdict(p) for p in curve]}
@@ -214,12 +230,12 @@ def supernet(
     return replace(read_supernet(out), is_main=compute.is_main)
 
 
-def _train(made: _Making, network: nn.Module, folder: Path, history: History) -> tuple[nn.Module, list[Unit]]:
+def _train(made: _Making, folder: Path, history: History) -> tuple[nn.Module, list[Unit]]:
     """Concentrate and train; return the network and its units in the order in which they are dropped."""
     config, training, compute = made.config, made.training, made.compute
     assert training.steps is not None
     with made.stopwatch.stage("wpac"):
-        network = concentrate(network, made.proxy, made.columns, compute, made.progress)
+        network = concentrate(made.network, made.proxy, made.columns, compute, made.progress)
     family = family_of(network)
     dims, geometry = [b.dims for b in family.read(network)], family.geometry(network)
     units = make_units(dims, geometry, made.policy, config.attention_groups, config.ffn_groups)
@@ -238,6 +254,7 @@ def _train(made: _Making, network: nn.Module, folder: Path, history: History) ->
             stage="supernet",
             constraint=dropout,
             folder=folder / "train",
+            distillation=make_distillation(made, made.config),
         )
         dropout.finish()
     return network, dropout.dropped
@@ -278,6 +295,6 @@ edgevit derive --method skd --supernet {name} --rate {curve[-1].rate / 2:.2g} --
 |---|---|---|---|
 {rows}
 
-The base has {100 * record["base_top1"]:.2f} % on the same images. `supernet.json` says how the network was made, which is
-a model folder itself.
+The base has {100 * record["base_top1"]:.2f} % on the same images. `supernet.json` says how the network was made; it is
+a model folder, too.
 """

@@ -56,7 +56,9 @@ class Model:
             raise UnsupportedModelError("a base has no class names; give a derived model's folder")
         chosen, rule = logits[:, self.spec.class_columns], self.spec.rejection
         called = [self.classes[i] for i in chosen.argmax(1).tolist()]
-        return called if rule is None else [OTHER if o else n for o, n in zip(rule.rejects(chosen), called, strict=True)]
+        if rule is None:
+            return called
+        return [OTHER if other else name for other, name in zip(rule.rejects(chosen), called, strict=True)]
 
     @property
     def classes(self) -> list[str]:

@@ -42,7 +42,7 @@ def make(checkpoint, out, *, training=None, options=None, **more):
 
 @pytest.fixture(scope="module")
 def net(digits_checkpoint, tmp_path_factory):
-    return make(digits_checkpoint, tmp_path_factory.mktemp("general") / "net")
+    return make(digits_checkpoint, tmp_path_factory.mktemp("general") / "net", training={"steps": 120})
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_the_folder_is_a_model_folder_and_its_curve_is_that_of_its_slices(net):
 def test_training_under_dropout_makes_the_small_slices_better(net, digits_checkpoint, tmp_path):
     untrained = make(digits_checkpoint, tmp_path / "net", training={"steps": 0})
     assert untrained.curve[0].top1 == pytest.approx(untrained.record["base_top1"], abs=0.01), "the same function"
-    assert net.curve[-1].top1 > untrained.curve[-1].top1 + 0.1
+    assert net.curve[-1].top1 > untrained.curve[-1].top1 + 0.05
     assert net.curve[0].top1 > untrained.curve[0].top1 - 0.05
 
 
@@ -107,7 +107,7 @@ def test_training_under_dropout_makes_the_small_slices_better(net, digits_checkp
 def test_a_slice_of_any_size_obeys_the_shape_policy_and_is_part_of_the_network(net, tmp_path, rate, shape):
     made = derive(method="skd", supernet=net.folder, rate=rate, shape=shape, out=tmp_path / "m")
     spec, whole = made.model.spec, load(net.folder)
-    assert rate <= spec.rate < rate + 0.01
+    assert 0 <= (1 - rate) * whole.spec.macs - spec.macs < max(u.macs for u in net.order), "no unit more would fit"
     policy = POLICIES[shape]
     for block, slim, full in zip(spec.blocks, vit.read(made.model.network), vit.read(whole.network), strict=True):
         assert block.qk % policy.head_step == block.vo % policy.head_step == block.ffn % policy.ffn_step == 0
@@ -123,7 +123,8 @@ def test_without_data_a_slice_is_the_same_and_nothing_is_claimed_to_be_measured(
     assert_same(weights(tmp_path / "blind"), weights(tmp_path / "seen"))
     assert blind.model.spec == seen.model.spec
     assert set(blind.record["accuracy"].values()) == {None} and blind.record["data"] is None
-    assert seen.record["accuracy"]["derived"]["images"] == 360 and seen.record["facts"]["steps"] == 0
+    test = reopen(net.record["data"], load(net.folder).preprocessing).test
+    assert seen.record["accuracy"]["derived"]["images"] == len(test) and seen.record["facts"]["steps"] == 0
     assert seen.record["accuracy"]["derived"]["top1"] > 0.4
     with pytest.raises(edgevit.errors.DataError, match="give them with --data"):
         edgevit.evaluate(tmp_path / "blind", device="cpu")
@@ -146,7 +147,7 @@ def test_a_restricted_network_keeps_its_classes_or_some_of_them(task_net, tmp_pa
     images = torch.randn(4, 3, 32, 32)
     with torch.no_grad():
         torch.testing.assert_close(two.model(images), whole.model(images)[:, [2, 0]])
-    with pytest.raises(OptionError, match=r"was made for 3 classes \(3, 7, 9\): no class '5'.*; choose among them"):
+    with pytest.raises(OptionError, match=r"for 3 classes \(3, 7, 9\), and '5' is none of them; choose"):
         derive(method="skd", supernet=task_net.folder, rate=0.5, classes="3,5", out=tmp_path / "no")
     with pytest.raises(OptionError, match=r"was made for 3 classes"):
         derive(method="skd", supernet=task_net.folder, rate=0.5, classes="3,5", data="digits", out=tmp_path / "no")
@@ -155,16 +156,9 @@ def test_a_restricted_network_keeps_its_classes_or_some_of_them(task_net, tmp_pa
 
 def test_steps_train_the_slice_through_the_shared_loop(net, tmp_path):
     how = Training(**{**QUICK, "steps": 30})
-    plain = derive(method="skd", supernet=net.folder, rate=0.65, classes="3,5,8", out=tmp_path / "plain")
-    tuned = derive(
-        method="skd",
-        supernet=net.folder,
-        rate=0.65,
-        classes="3,5,8",
-        out=tmp_path / "tuned",
-        data="digits",
-        training=how,
-    )
+    same = {"method": "skd", "supernet": net.folder, "rate": 0.65, "classes": "3,5,8"}
+    tuned = derive(out=tmp_path / "tuned", data="digits", training=how, **same)
+    plain = derive(out=tmp_path / "plain", **same)
     assert plain.model.spec.blocks == tuned.model.spec.blocks and tuned.record["facts"]["steps"] == 30
     judged = edgevit.evaluate(tmp_path / "plain", data="digits", device="cpu")
     assert tuned.record["accuracy"]["derived"]["top1"] > max(judged.top1, 0.6)
@@ -187,7 +181,7 @@ def test_an_interrupted_training_resumed_ends_in_the_same_network(digits_checkpo
     monkeypatch.setattr(loop._Run, "step", step_then_ctrl_c)
     with pytest.raises(Interrupted, match=r"stopped at step 5 of 8 .* --resume goes on from .*resumed\.partial"):
         make(digits_checkpoint, tmp_path / "resumed", **short)
-    with pytest.raises(OptionError, match="cannot resume .* with other options: rate was 0.65 and is 0.5"):
+    with pytest.raises(OptionError, match=r"cannot resume .* with other options: rate was 0.65 and is 0.5"):
         make(digits_checkpoint, tmp_path / "resumed", resume=True, rate=0.5, **short)
     resumed = make(digits_checkpoint, tmp_path / "resumed", resume=True, **short)
     assert_same(weights(whole.folder), weights(resumed.folder))
@@ -201,11 +195,13 @@ def test_one_thread_or_several_give_the_same_accuracy(digits_checkpoint, tmp_pat
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            curves.append(make(digits_checkpoint, tmp_path / str(threads), training={"steps": 6}).curve)
+            few = {"classes": "3,7", "validation_fraction": 0.05, "training": {"steps": 2, "batch_size": 16}}
+            little = {"proxy_images": 16, "updates": 1, "points": 3}
+            curves.append(make(digits_checkpoint, tmp_path / str(threads), options=little, **few).curve)
     finally:
         torch.set_num_threads(before)
     for one, two in zip(*curves, strict=True):
-        assert one.macs == two.macs and one.top1 == pytest.approx(two.top1, abs=0.011)
+        assert one == two
 
 
 def test_a_size_out_of_range_is_refused_with_the_range(net, tmp_path):
@@ -251,7 +247,7 @@ def test_a_damaged_record_is_one_line(copied, change, said):
 @pytest.mark.parametrize("text", ["", "[1]", '{"schema": 1'])
 def test_a_record_that_is_cut_off_is_one_line(copied, text):
     (copied / "supernet.json").write_text(text)
-    with pytest.raises(CheckpointError, match="is damaged .*copy the folder again, or make it again"):
+    with pytest.raises(CheckpointError, match=r"is damaged .*copy the folder again, or make it again"):
         read_supernet(copied)
 
 
@@ -269,10 +265,22 @@ def test_options_that_do_not_belong_together_are_refused(net, digits_checkpoint,
         derive(supernet=net.folder, method="skd", rate=0.5, out=out, training=Training(steps=3))
     with pytest.raises(OptionError, match="no images: give --data"):
         derive("vit_tiny_patch16_224", checkpoint=digits_checkpoint, rate=0.5, out=out)
-    with pytest.raises(BudgetError, match="rate 0.95 leaves .* shape 'fused' reaches no less than"):
+    with pytest.raises(BudgetError, match=r"rate 0.95 leaves .* shape 'fused' reaches no less than"):
         make(digits_checkpoint, out, rate=0.95)
     with pytest.raises(OptionError, match=r"supernet\.updates=0 is less than 1"):
         make(digits_checkpoint, out, options={"updates": 0})
     assert not list(tmp_path.iterdir())
     by_folder = derive(net.folder, method="skd", rate=0.5, out=out)  # the folder alone says what it is
-    assert by_folder.record["config"] == {"supernet": str(net.folder)}
+    assert by_folder.record["config"]["supernet"] == str(net.folder)
+
+
+def test_the_base_can_teach_the_network_while_it_trains(net, digits_checkpoint, tmp_path):
+    taught = {"teacher": "restricted", "teacher_weight": 1.0}
+    made = make(digits_checkpoint, tmp_path / "net", training={"steps": 4}, options=taught)
+    lines = [json.loads(line) for line in (made.folder / "history.jsonl").read_text().splitlines()]
+    assert all(line["loss_teacher"] > 0 for line in lines[1:]) and "units_kept" in lines[-1]
+    how = Training(**{**QUICK, "steps": 2})
+    slim = derive(
+        method="skd", supernet=net.folder, rate=0.5, out=tmp_path / "m", data="digits", training=how, options=taught
+    )
+    assert '"loss_teacher"' in (slim.folder / "history.jsonl").read_text()

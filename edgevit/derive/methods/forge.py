@@ -36,7 +36,7 @@ from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.sequential import solve_in_sequence
 from edgevit.derive.shape import fit, uniform
-from edgevit.derive.statistics import BlockStatistics, calibrate
+from edgevit.derive.statistics import BlockStatistics, calibrate, minimum_images
 from edgevit.derive.surgery import Spectra
 from edgevit.derive.train import evaluate, train
 from edgevit.errors import BudgetError, OptionError
@@ -166,6 +166,11 @@ def _curves(problem: Problem, config: Config) -> list[_Block]:
 
 def _make_curves(problem: Problem, config: Config) -> list[_Block]:
     network = problem.network.to(problem.compute.device).eval()
+    images, enough = min(len(problem.task.train), config.calibration_images), minimum_images(network)
+    if images < enough:
+        problem.progress.note(
+            f"{images} calibration images do not determine the widest layer, {enough} would: the ridge decides the rest"
+        )
     blocks = family_of(network).read(network)
     by_loss = config.sensitivity == "fisher"
     with problem.stopwatch.stage("sensitivity"):

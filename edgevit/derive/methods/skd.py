@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgevit.derive.distill import TeacherOptions, make_distillation
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.slices import read_supernet
 from edgevit.derive.train import train
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(TeacherOptions):  # the teacher of --steps is the whole super-network
     supernet: str = ""  # its folder, which is the base, too: --supernet
 
 
@@ -41,5 +42,6 @@ def derive(problem: Problem, config: Config) -> Derived:
                 history=problem.history,
                 stage="finetune",
                 folder=problem.folder / "train",
+                distillation=make_distillation(problem, config),
             )
     return Derived(slim, {"steps": done, "steps_planned": training.steps})

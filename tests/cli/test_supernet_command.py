@@ -1,0 +1,104 @@
+"""`edgevit supernet`, its slices and its curve, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
+BASE = ["vit_tiny_patch16_224", *(f"--model-arg={name}={value}" for name, value in ARGS.items())]
+FEW = ["--set", "supernet.proxy_images=32", "--set", "supernet.updates=2", "--set", "supernet.points=4"]
+SHORT = ["--steps", "6", "--batch-size", "16", "--lr", "1e-3", "--evaluations", "1", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory, digits_checkpoint: Path) -> Path:
+    from edgevit.derive.supernet import supernet
+    from edgevit.derive.train import Training
+
+    return supernet(
+        BASE[0],
+        checkpoint=digits_checkpoint,
+        model_args=ARGS,
+        data="digits",
+        out=tmp_path_factory.mktemp("nets") / "net",
+        rate=0.6,
+        options={"proxy_images": 32, "updates": 2, "points": 4},
+        training=Training(steps=4, batch_size=16, device="cpu"),
+    ).folder
+
+
+def test_a_network_is_made_and_says_what_to_do_next(edgevit_main: Any, digits_checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "net"
+    made = edgevit_main("supernet", *BASE, "--checkpoint", digits_checkpoint, "--data", "digits", "--classes", "3,5,8",
+                        "--rate", "0.6", *FEW, *SHORT, "--out", out, "-q")  # fmt: skip
+    assert (made.code, made.err) == (0, "")
+    assert f"Next: edgevit derive --method skd --supernet {out} --rate 0.3" in made.out.replace("\n", "")
+    names = ["README.md", "history.jsonl", "model.json", "model.safetensors", "supernet.json"]
+    assert sorted(f.name for f in out.iterdir()) == names and [f.name for f in tmp_path.iterdir()] == ["net"]
+    record = json.loads((out / "supernet.json").read_text())
+    assert record["schema"] == 1 and record["settings"]["options"]["updates"] == 2 and len(record["curve"]) == 4
+    assert [c["name"] for c in record["data"]["classes"]] == ["3", "5", "8"]
+    card = (out / "README.md").read_text()
+    assert "edgevit derive --method skd --supernet net" in card and f"{100 * record['curve'][-1]['top1']:.2f} %" in card
+
+
+def test_show_draws_the_curve(net: Path, edgevit_main: Any) -> None:
+    shown = edgevit_main("show", net)
+    assert (shown.code, shown.err) == (0, "")
+    record = json.loads((net / "supernet.json").read_text())
+    for point in record["curve"][1:]:
+        assert re.search(rf"rate {point['rate']:.3f} .*{100 * point['top1']:.2f} %", shown.out)
+    assert shown.out.count("●") == len({(p["macs"], p["top1"]) for p in record["curve"]}) == 4
+    assert f"{100 * record['base_top1']:.2f} %" in shown.out and "10 classes, full head" in shown.out
+    answer = edgevit_main("show", net, "--json")
+    assert json.loads(answer.out)["supernet"] == record
+
+
+def test_a_slice_needs_no_images_and_can_be_shown_and_measured(net: Path, edgevit_main: Any, tmp_path: Path) -> None:
+    out = tmp_path / "slice"
+    asked = ["--method", "skd", "--supernet", net, "--rate", "0.5", "--classes", "3,5"]
+    cut = edgevit_main("derive", *asked, "--out", out)
+    assert (cut.code, cut.err) == (0, "")
+    assert "fewer MACs. Next: edgevit export" in cut.out and "top-1" not in cut.out
+    shown = edgevit_main("show", out)
+    assert shown.code == 0 and "2 classes, subset head: 3, 5" in shown.out
+    assert "method skd, rate 0.5, shape fused, 0 steps, made" in shown.out and "top-1" not in shown.out
+    images = ["--data", "digits", "--device", "cpu"]
+    measured = edgevit_main("derive", *asked, *images, "--out", tmp_path / "measured", "-q")
+    assert measured.code == 0 and re.search(r"derived .*\d %", measured.out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--method", "skd", "--rate", "0.5"], "--method skd slices a super-network: give it with --supernet NET"),
+        (["--supernet", "NET", "--rate", "0.5"], "is for --method skd, and the method is 'vulcan'"),
+        (["--method", "skd", "--supernet", "NET", "--rate", "0.9"], "slices of "),
+        (["--method", "skd", "--supernet", "nowhere", "--rate", "0.5"], "nowhere is no super-network: no such folder"),
+        (["--method", "skd", "--supernet", "NET", "--rate", "0.5", "--classes", "zwölf"], "'zwölf' is none of them"),
+        (["--method", "skd", "--supernet", "NET", "--rate", "0.5", "--steps", "3"], "no images: give --data"),
+        (["--method", "skd", "--supernet", "NET"], "a budget is one of --rate"),
+        (["--rate", "0.5"], "nothing to derive from: give a BASE"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    net: Path, edgevit_main: Any, tmp_path: Path, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [str(net) if a == "NET" else a for a in arguments]
+    assert said in edgevit_main("derive", *given, "--out", "m").error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_super_network_is_not_shown(net: Path, edgevit_main: Any, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(net, tmp_path / "net")
+    (tmp_path / "net" / "supernet.json").write_text('{"schema": 2}')
+    error = edgevit_main("show", tmp_path / "net").error
+    assert "supernet.json has schema 2, this edgevit reads 1; update edgevit, or make it again" in error

@@ -1,0 +1,266 @@
+"""What is forge's own: sensitivities in nats, menus, the sequential closed form, heads and blocks that go."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from small_base import derive, write_checkpoint
+
+import edgevit
+from edgevit.data.task import open_task
+from edgevit.derive import load_method, surgery
+from edgevit.derive.menus import Heads, attention_menu, ffn_menu, tails
+from edgevit.derive.sensitivity import Sensitivity, curvature_sample, measure_sensitivity
+from edgevit.derive.sequential import solve_in_sequence
+from edgevit.derive.shape import make_policy
+from edgevit.errors import BudgetError, OptionError
+from edgevit.models.blocks import BlockDims
+from edgevit.models.checkpoint import describe
+from edgevit.models.families import vit
+from edgevit.models.slim import bare_copy
+from edgevit.progress import Silent
+
+UNTRAINED = {"steps": 0}
+FEW = {"calibration_images": 128, "sensitivity_images": 64}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def task(small_vit: Any) -> Any:
+    preprocessing = describe(small_vit(), "vit_tiny_patch16_224", {}).preprocessing
+    return open_task("digits", "3,7,9", preprocessing=preprocessing, base_outputs=10)
+
+
+@pytest.fixture(scope="module")
+def network(small_vit: Any) -> Any:
+    """A small random ViT whose modules put out enough to be felt."""
+    made = small_vit()
+    with torch.no_grad():
+        for block in made.blocks:
+            block.attn.proj.weight.mul_(3)
+            block.mlp.fc2.weight.mul_(3)
+        made.head.weight.mul_(5)
+    return made.eval()
+
+
+def _felt(network: Any, task: Any) -> list[Sensitivity]:
+    outputs = range(network.head.out_features)
+    return measure_sensitivity(
+        network, task.train.subset(128), batch_size=32, device=torch.device("cpu"), columns=outputs, progress=Silent()
+    )
+
+
+def _images(task: Any, count: int = 128) -> torch.Tensor:
+    return torch.cat([batch for batch, _ in task.train.subset(count).batches(32)])
+
+
+# -- sensitivities -----------------------------------------------------------------------------------------------------
+
+
+def test_the_random_gradients_have_the_curvature_of_the_cross_entropy() -> None:
+    logits = torch.tensor([[0.3, 2.0, -1.0, 0.0]])
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.cat([curvature_sample(logits, generator) for _ in range(20_000)]).double()
+    p = logits.softmax(1)[0].double()
+    torch.testing.assert_close(samples.mT @ samples / len(samples), p.diag() - torch.outer(p, p), atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("block", [0, 1])
+def test_the_predicted_loss_of_a_head_is_what_weakening_it_a_little_costs(block: int, network: Any, task: Any) -> None:
+    felt, images, share = _felt(network, task), _images(task), 0.05
+    for head in range(2):
+        weaker = bare_copy(network)
+        with torch.no_grad():
+            wo = vit.read(weaker)[block].wo
+            wo[head] *= 1 - share
+            whole, changed = (F.log_softmax(n(images).double(), 1) for n in (network, weaker))
+        measured = float(F.kl_div(changed, whole, log_target=True, reduction="batchmean")) / share**2
+        assert float(felt[block].heads[head]) == pytest.approx(measured, rel=0.35)
+
+
+def test_tokens_that_no_answer_depends_on_weigh_least(network: Any, task: Any) -> None:
+    attention, ffn = _felt(network, task)[-1].by_token
+    assert attention.argmax() == ffn.argmax() == 0  # after the last block only the class token is read
+    torch.testing.assert_close(ffn[1:], torch.full_like(ffn[1:], 0.1))
+    torch.testing.assert_close(ffn.mean(), torch.ones_like(ffn.mean()))
+
+
+# -- menus -------------------------------------------------------------------------------------------------------------
+
+
+def _sensitivity(heads: list[float]) -> Sensitivity:
+    generator = torch.Generator().manual_seed(0)
+    falling = torch.rand(len(heads), 32, generator=generator, dtype=torch.float64).sort(-1, descending=True).values
+    nothing = torch.zeros(1)
+    return Sensitivity(falling / 100, falling / 50, torch.tensor(heads).double(), nothing, nothing, nothing)
+
+
+def test_tails_are_what_is_lost_at_each_width() -> None:
+    assert tails(torch.tensor([[3.0, 2.0, 1.0]])).tolist() == [[6.0, 3.0, 1.0, 0.0]]
+
+
+def test_the_head_that_loses_least_goes_first_and_two_stay_where_attention_is_to_be_fused() -> None:
+    felt = _sensitivity([5.0, 1.0, 9.0, 7.0])
+    dims = BlockDims(4, 32, 32, 64)
+    menu = attention_menu(dims, felt, make_policy("fused"), lambda h, q, v: h * (q + v), drop_heads=True)
+    assert {len(c.value.heads) for c in menu} == {2, 3, 4}
+    whole = next(c for c in menu if c.value == Heads((0, 1, 2, 3), 32, 32))
+    assert whole.loss == 0
+    (without_one,) = (c for c in menu if len(c.value.heads) == 3 and c.value.qk == 32)
+    assert without_one.value.heads == (0, 2, 3) and without_one.loss == pytest.approx(1.0)
+    (narrow,) = (c for c in menu if len(c.value.heads) == 4 and c.value.qk == 16)
+    assert narrow.loss == pytest.approx(float(felt.qk[:, 16:].sum() + felt.vo[:, 16:].sum()))
+    assert {len(c.value.heads) for c in attention_menu(dims, felt, make_policy("free"), max, drop_heads=True)} == {
+        1, 2, 3, 4,
+    }  # fmt: skip
+    assert {len(c.value.heads) for c in attention_menu(dims, felt, make_policy("paper"), max, drop_heads=False)} == {4}
+
+
+def test_an_ffn_loses_what_the_neurons_that_go_cost() -> None:
+    menu = ffn_menu(torch.arange(1.0, 33.0), make_policy("fused"), lambda w: 10.0 * w)
+    assert [(c.value, c.cost, c.loss) for c in menu] == [
+        (8, 80.0, float(sum(range(1, 25)))), (16, 160.0, float(sum(range(1, 17)))),
+        (24, 240.0, float(sum(range(1, 9)))), (32, 320.0, 0.0),
+    ]  # fmt: skip
+
+
+# -- sequential closed form --------------------------------------------------------------------------------------------
+
+
+def _solve(base: Any, slim: Any, kept: list[int], task: Any, ridge: float = 1e-4) -> None:
+    even = [(torch.ones(17).double(), torch.ones(17).double())] * len(base.blocks)
+    solve_in_sequence(
+        base, slim, kept, task.train.subset(128), even, ridge=ridge, batch_size=32, device=torch.device("cpu"),
+        reduce=lambda t: t, progress=Silent(),
+    )  # fmt: skip
+
+
+def test_a_network_that_lost_nothing_is_left_as_it_is(network: Any, task: Any) -> None:
+    same, images = bare_copy(network), _images(task, 32)
+    _solve(network, same, [0, 1], task)
+    torch.testing.assert_close(same(images), network(images), atol=1e-3, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_later_blocks_mend_what_earlier_ones_lost(network: Any, task: Any) -> None:
+    damaged, images = bare_copy(network), _images(task, 64)
+    generator = torch.Generator().manual_seed(0)
+    block = vit.read(damaged)[0]
+    block.w1[::2] = 0.05 * torch.randn(block.w1[::2].shape, generator=generator)
+    wanted = network.forward_features(images)
+    before = float((damaged.forward_features(images) - wanted).square().mean())
+    _solve(network, damaged, [0, 1], task)
+    assert float((damaged.forward_features(images) - wanted).square().mean()) < 0.5 * before
+
+
+@torch.no_grad()
+def test_a_block_takes_over_what_it_can_of_those_dropped_after_it(network: Any, task: Any) -> None:
+    shorter, images = bare_copy(network), _images(task, 64)
+    vit.keep_blocks(shorter, [0])
+    wanted = network.forward_features(images)
+    before = float((shorter.forward_features(images) - wanted).square().mean())
+    _solve(network, shorter, [0], task)
+    assert float((shorter.forward_features(images) - wanted).square().mean()) < 0.7 * before
+
+
+@torch.no_grad()
+def test_what_dropped_heads_put_out_on_average_stays_in_the_bias(network: Any) -> None:
+    block = vit.read(network)[0]
+    x = torch.ones(1, 5, 64) * torch.randn(64, generator=torch.Generator().manual_seed(0))  # all tokens alike
+    token = torch.cat([x[0, 0], torch.ones(1)]).double()
+    fewer = surgery.keep_heads(block, [1], torch.outer(token, token))
+    rest = surgery.rebuild(network, [fewer, *vit.read(network)[1:]])
+    torch.testing.assert_close(rest.blocks[0].attn(x), network.blocks[0].attn(x), atol=1e-5, rtol=1e-5)
+
+
+# -- the method --------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_and_heads_go_where_no_width_is_small_enough(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match="reaches no less"):
+        derive(checkpoint, tmp_path / "n", method="nuwa", rate=0.8, training=UNTRAINED)
+    made = derive(checkpoint, tmp_path / "m", method="forge", rate=0.8, options=FEW, training=UNTRAINED)
+    kept = made.record["facts"]["kept_blocks"]
+    assert kept == [0] and len(made.model.spec.blocks) == 1 and made.model.spec.rate >= 0.8
+    loaded = edgevit.load(tmp_path / "m")
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(loaded(images), made.model(images))
+    assert loaded.network.default_cfg is not None and len(loaded.network.blocks) == 1
+
+
+def test_a_budget_below_everything_is_refused_with_what_can_be_reached(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match=r"less than forge reaches in shape 'fused': .* cheapest choices cost"):
+        derive(checkpoint, tmp_path / "m", method="forge", rate=0.99, options=FEW, training=UNTRAINED)
+
+
+def test_a_second_budget_reuses_the_curves(checkpoint: Path, tmp_path: Path, cache_home: Path) -> None:
+    options = {**FEW, "calibration_images": 96}
+    first = derive(checkpoint, tmp_path / "a", method="forge", rate=0.5, options=options, training=UNTRAINED)
+    second = derive(checkpoint, tmp_path / "b", method="forge", rate=0.4, options=options, training=UNTRAINED)
+    assert "curves" not in first.record["facts"]["reused"] and "curves" in second.record["facts"]["reused"]
+    assert "statistics" not in second.record["seconds"]
+    again = derive(
+        checkpoint, tmp_path / "c", method="forge", rate=0.4, options=options, training=UNTRAINED, cache=False
+    )
+    for key, value in second.model.network.state_dict().items():
+        torch.testing.assert_close(value, again.model.network.state_dict()[key], msg=key)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"sensitivity": "none"}, {"allocation": "uniform"}, {"sequential": "false"}, {"drop_heads": "false"}],
+    ids=str,
+)
+def test_each_step_can_be_taken_away(options: dict[str, str], checkpoint: Path, tmp_path: Path) -> None:
+    made = derive(checkpoint, tmp_path / "m", method="forge", rate=0.45, options={**FEW, **options}, training=UNTRAINED)
+    assert 0.45 <= made.model.spec.rate < 0.48
+    if "drop_heads" in options or "allocation" in options:
+        assert all(b.heads == 2 for b in made.model.spec.blocks)
+
+
+def test_distillation_keeps_the_best_state_of_the_validation_part(checkpoint: Path, tmp_path: Path) -> None:
+    made = derive(checkpoint, tmp_path / "m", method="forge", options=FEW)
+    lines = [json.loads(line) for line in (tmp_path / "m" / "history.jsonl").read_text().splitlines()]
+    looked = {line["step"]: line["accuracy_trained"] for line in lines if "accuracy_trained" in line}
+    facts = made.record["facts"]
+    assert looked[facts["kept_step"]] == max(looked.values()) and 0 in looked
+    assert any("loss_teacher" in line for line in lines)
+
+
+def test_a_budget_in_milliseconds_is_kept(checkpoint: Path, tmp_path: Path) -> None:
+    attention = [{"heads": h, "width": w, "ms": 0.02 * h * w / 16} for h in (1, 2) for w in (16, 24, 32)]
+    block = {"attention": attention, "ffn": [{"width": w, "ms": w / 256} for w in range(8, 257, 8)]}
+    sizes = {"embed": 64, "tokens": 17, "depth": 2, "patch_values": 192}
+    table = {
+        "schema": 1, "measured_on": "made up for a test", "fixed_ms": 0.1,
+        "base": {"family": "vit", **sizes}, "blocks": [{"base": {"heads": 2, "qk": 32, "vo": 32, "ffn": 256}, **block}],
+    }  # fmt: skip
+    (tmp_path / "table.yaml").write_text(yaml.safe_dump(table))
+    made = derive(
+        checkpoint, tmp_path / "m", method="forge", rate=None, ms=1.2, cost_table=tmp_path / "table.yaml", options=FEW,
+        training=UNTRAINED,
+    )  # fmt: skip
+    assert 1.0 < made.record["budget"]["reached"] <= 1.2 and made.record["budget"]["quantity"] == "ms"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("calibration_images", 0, r"forge\.calibration_images=0 is less than 1"),
+        ("sequential_ridge", -1, r"forge\.sequential_ridge=-1 is not a number of at least 0"),
+        ("temperature", 0, r"forge\.temperature=0"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(option: str, value: float, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        load_method("forge").Config(**{option: value})
