@@ -43,7 +43,7 @@ METHODS: dict[str, tuple[str, Options, int]] = {
     "forge": ("forge", {}, STEPS),
     "forge, closed form": ("forge", {}, 0),
     "vulcan": ("vulcan", {}, STEPS),
-    "vulcan + teacher": ("vulcan", {"teacher": "restricted"}, STEPS),
+    "vulcan + teacher": ("vulcan", {"teacher": "restricted", "token_weight": 1.0}, STEPS),  # forge's distillation
     "nuwa": ("nuwa", {}, 0),
     "nuwa, fine-tuned": ("nuwa", {}, STEPS),
 }
@@ -70,8 +70,12 @@ DIGITS_STEPS, DIGITS_BATCH = 100, 32
 DIGITS_METHODS = ("forge", "forge, closed form", "vulcan", "vulcan + teacher", "nuwa")
 
 SKD_RATES, SKD_STEPS = (0.25, 0.5, 0.75), 50  # steps of a slice, where it is trained at all
-# Steps of the super-network that is sliced; with none, the base is only brought into WPAC's order.
-SKD = {"super-network": STEPS, "WPAC only": 0}
+# Steps and options of the super-network that is sliced; with no steps, the base is only brought into WPAC's order.
+SKD: dict[str, tuple[int, Options]] = {
+    "super-network": (STEPS, {}),
+    "super-network + teacher": (STEPS, {"teacher": "restricted"}),
+    "WPAC only": (0, {}),
+}
 
 
 @dataclass(frozen=True)
@@ -108,13 +112,16 @@ def shape_at(rate: float, keeps_everything: bool) -> str:
     return "paper" if keeps_everything and rate > 0.89 else "fused"
 
 
-def _main_cases(seeds: Iterable[int], rates: Iterable[float]) -> Iterator[Case]:
+def _main_cases(seeds: Iterable[int], rates: Iterable[float], variants: Iterable[str]) -> Iterator[Case]:
     for rate in rates:
         for seed in seeds:
             for task in TASK_SIZES:
-                for variant, (method, options, steps) in METHODS.items():
+                for variant in variants:
+                    method, options, steps = METHODS[variant]
                     shape = shape_at(rate, method != "forge")
                     yield Case("main", task, rate, seed, variant, method, options, shape, steps)
+                    if method == "forge" and shape != shape_at(rate, True):  # as narrow as the others may be there
+                        yield Case("main", task, rate, seed, f"{variant}, paper", method, options, "paper", steps)
 
 
 def _forge_cases(tasks: Iterable[int], steps: int) -> Iterator[Case]:
@@ -148,9 +155,9 @@ def _digits_cases() -> Iterator[Case]:
 
 
 def _skd_cases() -> Iterator[Case]:
-    for task in TASK_SIZES:
+    for task in (FORGE_TASK, *(size for size in TASK_SIZES if size != FORGE_TASK)):
         for rate in SKD_RATES:
-            for name, supernet_steps in SKD.items():
+            for name, (supernet_steps, _) in SKD.items():
                 for steps, told in ((0, ""), (SKD_STEPS, f", {SKD_STEPS} steps")):
                     case = Case("skd", task, rate, SEEDS[0], name + told, "skd", steps=steps)
                     yield replace(case, supernet_steps=supernet_steps)
@@ -166,15 +173,19 @@ def _beside_skd_cases() -> Iterator[Case]:
 def cases() -> Iterator[Case]:
     """Every derivation, in the order in which a reader would miss it."""
     first, *others = SEEDS
-    yield from _main_cases([first], (0.8, 0.9))
-    yield from _main_cases([first], (0.6, 0.4))
+    taught = "vulcan + teacher"
+    most = [name for name in METHODS if name != taught]
+    yield from _main_cases([first], (0.8, 0.9), METHODS)
+    yield from _main_cases([first], (0.6, 0.4), most)
     yield from _forge_cases(TASK_SIZES, 0)
     yield from _curve_cases()
+    yield from _main_cases(others, (0.8, 0.9), most)
+    yield from _skd_cases()
+    yield from _main_cases([first], (0.6, 0.4), [taught])
+    yield from _main_cases(others, (0.8, 0.9), [taught])
+    yield from _main_cases(others, (0.6, 0.4), METHODS)
     yield from _digits_cases()
     yield from _forge_cases([FORGE_TASK], STEPS)
-    yield from _skd_cases()
-    yield from _main_cases(others, (0.8, 0.9))
-    yield from _main_cases(others, (0.6, 0.4))
     yield from _beside_skd_cases()
 
 
@@ -282,7 +293,9 @@ def _ensure_supernet(case: Case, place: Place, classes: list[str]) -> Path:
 
     steps = case.supernet_steps
     assert steps is not None
-    known = json.dumps([place.base_sha256, classes, case.seed, steps, case.batch_size, case.lr, case.schedule])
+    options = SKD[case.variant.partition(",")[0]][1]
+    how = [case.seed, steps, case.batch_size, case.lr, case.schedule, options]
+    known = json.dumps([place.base_sha256, classes, *how])
     folder = place.base.parent / f"supernet-{hashlib.sha256(known.encode()).hexdigest()[:16]}"
     with open(folder.with_suffix(".lock"), "w") as lock:  # two jobs may want the same one
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -290,7 +303,8 @@ def _ensure_supernet(case: Case, place: Place, classes: list[str]) -> Path:
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as scratch:
                 made = Path(scratch) / "net"
                 training = _training(case, steps)
-                supernet(**_base_arguments(place), data=place.data, classes=classes, out=made, training=training)
+                base = _base_arguments(place)
+                supernet(**base, data=place.data, classes=classes, out=made, training=training, options=options)
                 made.rename(folder)
     return folder
 

@@ -135,6 +135,62 @@ def many() -> str:
     return "\n".join(["## Many derivations from one plan\n", table(head, lines)])
 
 
+def allocation() -> str:
+    data = load("allocation")
+    if data is None:
+        return ""
+    by_bins: dict[int, list[dict[str, float]]] = {}
+    for rate in data["rates"]:
+        for row in rate["bins"]:
+            by_bins.setdefault(row["bins"], []).append(row)
+    finest = max(by_bins)
+    lines = [
+        [f"{bins:,}", f"{max(r['max_s'] for r in rows):.2f} s", f"{100 * max(r['largest_gap'] for r in rows):.2f} %"]
+        for bins, rows in sorted(by_bins.items())
+    ]
+    shape = data["shape"]
+    choices = f"{shape['attention']} + {shape['ffn']} choices each"
+    title = f"## Allocation: {shape['depth']} blocks, {choices}, rates 0.4 to 0.9\n"
+    return "\n".join([title, table(["bins", "CPU time, at most", f"loss above that of {finest:,} bins"], lines)])
+
+
+def supernet() -> str:
+    data = load("supernet")
+    if data is None:
+        return ""
+    lines = [
+        [
+            f"{model['model']}, rate {row['rate']}",
+            f"{row['seconds']['slice']['median_s']:.2f} s",
+            f"{row['seconds']['derive']['median_s']:.2f} s",
+            f"{row['memory']['peak_over_both']:.2f}",
+        ]
+        for model in data["models"]
+        for row in model["rows"]
+    ]
+    head = ["slice of a super-network", "the slice", "read, hashed, sliced and written", "peak memory, of both models"]
+    return "\n".join([f"## Slices of a super-network, {data['environment']['threads']} thread\n", table(head, lines)])
+
+
+def forge() -> str:
+    data = load("forge")
+    if data is None:
+        return ""
+    lines = [
+        [name, *(f"{run['seconds'].get(name, 0.0):.1f} s" for run in data["runs"])]
+        for name in data["runs"][0]["seconds"]
+    ]
+    lines.append(["peak memory", *(f"{run['peak_bytes'] / 1e9:.1f} GB" for run in data["runs"])])
+    told = (
+        f"{data['model']}, random weights, {data['calibration_images']} calibration images of {data['pixels']} px, "
+        f"{data['sensitivity_images']} of them for gradients; {data['threads']} threads, load average "
+        f"{data['load_average']:.1f} at the start. A forward pass of the calibration images alone: "
+        f"{data['forward_s']:.0f} s.\n"
+    )
+    head = ["stage", *(run["title"] for run in data["runs"])]
+    return "\n".join(["## Cost of forge's closed form\n", told, table(head, lines)])
+
+
 def shapes() -> str:
     data = load("shapes")
     if data is None:
@@ -170,6 +226,9 @@ def main() -> None:
         accuracy_tables.section(data, load("attention"), given.out.parent),
         cost(),
         closed_form(),
+        forge(),
+        allocation(),
+        supernet(),
         many(),
         shapes(),
         first_base.section(),

@@ -53,9 +53,9 @@ def test_the_folder_is_complete_and_nothing_else_is_left(derived: Any) -> None:
     assert accuracy["base_restricted"]["top1"] > 0.8 and accuracy["derived"]["top1"] > 0.4
     assert accuracy["base_finetuned"]["images"] == accuracy["derived"]["images"] == record["data"]["images"]["test"]
     assert set(accuracy["derived"]["per_class"]) == {"3", "5", "8"}
-    assert record["budget"]["asked"] == "rate 0.5" and record["config"]["collapse"] == "weight"
+    assert record["budget"]["asked"] == "rate 0.5" and record["method"] == "forge"
     lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
-    assert {"accuracy_trained", "accuracy_pruned", "loss_task", "lr"} <= set(lines[-1])
+    assert {"accuracy_trained", "loss_teacher", "loss_task", "lr"} <= set(lines[-1])
     spec = json.loads((out / "model.json").read_text())
     assert 0 <= spec["base"]["macs"] * 0.5 - spec["macs"] < 0.03 * spec["base"]["macs"]
     assert [c["name"] for c in spec["classes"]] == ["3", "5", "8"]
@@ -65,7 +65,7 @@ def test_show_tells_block_by_block(derived: Any, edgevit_main: Any) -> None:
     out, _ = derived
     shown = edgevit_main("show", out)
     assert (shown.code, shown.err) == (0, "")
-    for text in ("block", "/32", "/256", "3 classes, subset head: 3, 5, 8", "method vulcan, rate 0.5", "seed 42"):
+    for text in ("block", "/32", "/256", "3 classes, subset head: 3, 5, 8", "method forge, rate 0.5", "seed 42"):
         assert text in shown.out, text
     answer = edgevit_main("show", out, "--json")
     assert (answer.code, answer.err) == (0, "")

@@ -26,6 +26,7 @@ def write_checkpoint(folder: Path, **more: Any) -> Path:
 
 def derive(checkpoint: Path, out: Path, *, training: dict[str, Any] | None = None, **options: Any) -> Any:
     given: dict[str, Any] = {"classes": "3,7,9", "rate": 0.5, "data": "digits", "model_args": ARGS}
+    given |= {"method": "vulcan"}
     if options.get("method") == "skd":
         return _slice(checkpoint, out, Training(**{**QUICK, "steps": 0, **(training or {})}), {**given, **options})
     return edgevit.derive(

@@ -52,7 +52,8 @@ PROBE = 8  # FFN curves are scaled to the loss measured at this part of the widt
 
 @dataclass(frozen=True)
 class Config(TeacherOptions):
-    teacher: Literal["none", "restricted"] = "restricted"
+    teacher: Literal["none", "restricted"] = "restricted"  # whose answers are learnt
+    token_weight: float = 1.0  # of the final tokens' squared error relative to the teacher's square
     calibration_images: int = 512  # for moments and the sequential solution
     sensitivity_images: int = 128  # of these, for gradients and measured losses
     sensitivity: Literal["fisher", "none"] = "fisher"  # what widths are judged by: loss, or output lost per module

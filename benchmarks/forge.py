@@ -1,0 +1,87 @@
+"""What forge's closed form costs on DeiT-Base: seconds per stage of a first and a second budget, and peak memory.
+
+    python benchmarks/forge.py                    # writes results/forge.json
+    python benchmarks/forge.py --images 64
+
+Random weights cost what trained ones do; images are the rendered data set's, scaled up. Each budget runs in a process
+of its own with one cache, as two commands of a user would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "forge.json"
+MODEL = "deit_base_patch16_224"
+BUDGETS = (("first budget, rate 0.6", 0.6), ("second, rate 0.8", 0.8))
+
+
+def derive(folder: Path, data: Path, rate: float, images: int, gradients: int) -> dict[str, Any]:
+    """One derivation without training, in this process."""
+    import edgevit
+    from edgevit.derive.train import Training
+
+    derivation = edgevit.derive(
+        MODEL, checkpoint=folder / "base.safetensors", model_args={"num_classes": 24}, data=data, rate=rate,
+        classes=["plain_disc", "plain_ring", "plain_star"], out=folder / f"m{rate}", method="forge",
+        options={"calibration_images": images, "sensitivity_images": gradients},
+        training=Training(steps=0, device="cpu", batch_size=32),
+    )  # fmt: skip
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+    return {"seconds": derivation.record["seconds"], "peak_bytes": peak_bytes}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=512)
+    parser.add_argument("--gradients", type=int, default=128)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # folder, data, rate: what a process of ours does
+    given = parser.parse_args()
+    if given.one:
+        folder, data, rate = given.one
+        print(json.dumps(derive(Path(folder), Path(data), float(rate), given.images, given.gradients)))
+        return
+    import dataset
+    import timm
+    import torch
+    from base import CACHE
+    from safetensors.torch import save_file
+
+    load = os.getloadavg()[0]
+    data = dataset.ensure(CACHE)
+    with tempfile.TemporaryDirectory() as temporary:
+        network = timm.create_model(MODEL, num_classes=24).eval()
+        save_file(network.state_dict(), Path(temporary) / "base.safetensors")
+        few = torch.randn(16, 3, 224, 224)
+        with torch.inference_mode():
+            network(few)
+            started = time.monotonic()
+            network(few)
+        forward_s = (time.monotonic() - started) / len(few) * given.images
+        environment = {**os.environ, "XDG_CACHE_HOME": temporary}
+        runs = []
+        for title, rate in BUDGETS:
+            command = [sys.executable, __file__, "--images", str(given.images), "--gradients", str(given.gradients)]
+            command += ["--one", temporary, str(data), str(rate)]
+            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            runs.append({"title": title, **json.loads(done.stdout)})
+    record = {
+        "schema": 1, "model": MODEL, "pixels": 224, "calibration_images": given.images,
+        "sensitivity_images": given.gradients, "threads": torch.get_num_threads(), "load_average": load,
+        "forward_s": forward_s, "runs": runs,
+    }  # fmt: skip
+    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
