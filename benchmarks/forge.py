@@ -27,10 +27,10 @@ BUDGETS = (("first budget, rate 0.6", 0.6), ("second, rate 0.8", 0.8))
 
 def derive(folder: Path, data: Path, rate: float, images: int, gradients: int) -> dict[str, Any]:
     """One derivation without training, in this process."""
-    import edgevit
+    from edgevit.derive.pipeline import derive as derive_model
     from edgevit.derive.train import Training
 
-    derivation = edgevit.derive(
+    derivation = derive_model(
         MODEL, checkpoint=folder / "base.safetensors", model_args={"num_classes": 24}, data=data, rate=rate,
         classes=["plain_disc", "plain_ring", "plain_star"], out=folder / f"m{rate}", method="forge",
         options={"calibration_images": images, "sensitivity_images": gradients},

@@ -146,7 +146,7 @@ def main() -> None:
 
         data, base = ensure_rendered_base(progress=Silent())
     measured = measure(base, data, arguments.tasks, arguments.separate or arguments.tasks, arguments.purification)
-    record = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"schema": 1, "variants": {}}
+    record: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"schema": 1, "variants": {}}
     record["environment"] = {
         "machine": platform.machine(),
         "cores": os.cpu_count(),

@@ -253,7 +253,7 @@ def test_a_record_that_is_cut_off_is_one_line(copied, text):
 
 def test_options_that_do_not_belong_together_are_refused(net, digits_checkpoint, tmp_path):
     out = tmp_path / "m"
-    with pytest.raises(OptionError, match=r"--supernet .* is for --method skd, and the method is 'vulcan'"):
+    with pytest.raises(OptionError, match=r"--supernet .* is for --method skd, and the method is 'forge'"):
         derive(supernet=net.folder, rate=0.5, out=out, data="digits")
     with pytest.raises(OptionError, match="--method skd slices a super-network: give it with --supernet"):
         derive("vit_tiny_patch16_224", checkpoint=digits_checkpoint, method="skd", rate=0.5, out=out, data="digits")
