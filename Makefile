@@ -35,6 +35,12 @@ demo: .venv/ready
 benchmark: .venv/ready
 	$(BIN)/python benchmarks/cost.py
 	$(BIN)/python benchmarks/shapes.py
+	$(BIN)/python benchmarks/allocation.py
+	$(BIN)/python benchmarks/least_squares.py
+	$(BIN)/python benchmarks/supernet.py
+	$(BIN)/python benchmarks/forge.py
+	$(BIN)/python benchmarks/many.py
+	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/accuracy.py
 	$(BIN)/python benchmarks/results.py
 

@@ -48,6 +48,7 @@ from edgevit.models.slim import bare_copy
 QUANTITIES = ("macs", "params", "ms")
 DROPS = True
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
+PASSES = 10  # over the training images, in distillation
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,10 @@ class Config(TeacherOptions):
     teacher: Literal["none", "restricted"] = "restricted"  # whose answers are learnt
     token_weight: float = 1.0  # of the final tokens' squared error relative to the teacher's square
     calibration_images: int = 512  # for moments and the sequential solution
-    sensitivity_images: int = 128  # of these, for gradients and measured losses
+    sensitivity_images: int = 128  # for gradients and measured losses
     sensitivity: Literal["fisher", "none"] = "fisher"  # what widths are judged by: loss, or output lost per module
     allocation: Literal["joint", "uniform"] = "joint"  # one budget over everything, or all widths cut alike
-    drop_heads: bool = True  # whole heads may go, the same number in no two blocks
+    drop_heads: bool = True  # whole heads may go; those of a block that stay have one width
     drop_blocks: bool = True  # whole blocks may go
     sequential: bool = True  # output weights solved again for the slim network's own inputs
     ridge: float = 1e-4  # of the refit of neurons, in units of their mean square
@@ -74,11 +75,8 @@ class Config(TeacherOptions):
                 raise OptionError(f"forge.{name}={getattr(self, name):g} is not a number of at least 0")
 
 
-PASSES = 10
-
-
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
-    """Steps of distillation: ten passes over the training images."""
+    """Steps of distillation."""
     return max(round(PASSES * images / batch_size), 1)
 
 
