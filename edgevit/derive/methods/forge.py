@@ -187,14 +187,7 @@ def _make_curves(problem: Problem, config: Config) -> list[_Block]:
             progress=problem.progress,
         )
         statistics = [s.map(problem.compute.mean_on_cpu) for s in taken]
-    with problem.stopwatch.stage("closed_form"), torch.no_grad():
-        moments = [_moment(s) for s in statistics]
-        queries = [s.query for s in statistics if s.query is not None] or None
-        spectra = surgery.attention_spectra(blocks, moments, query_moments=queries)
-        whole = surgery.narrow_attention(blocks, [b.dims for b in blocks], moments, spectra)
-        rotated = surgery.rebuild(network, whole)
-    with problem.stopwatch.stage("sensitivity"):
-        felt = _sensitivities(problem, config, rotated)
+    spectra, felt = _directions(problem, config, blocks, statistics)
     if not by_loss:
         felt = [_blind(s, qk, vo) for s, qk, vo in zip(felt, spectra.qk, spectra.vo, strict=True)]
     made = []
@@ -211,6 +204,20 @@ def _make_curves(problem: Problem, config: Config) -> list[_Block]:
     if not by_loss:
         return [replace(b, ffn_losses=b.ffn_losses / b.ffn_losses.sum()) for b in made]
     return _scaled(problem, config, blocks, made)
+
+
+def _directions(
+    problem: Problem, config: Config, blocks: Sequence[BlockWeights], statistics: Sequence[BlockStatistics]
+) -> tuple[Spectra, list[Sensitivity]]:
+    """Factorise attention for the task's tokens, and measure each direction in the equal network that has them."""
+    with problem.stopwatch.stage("closed_form"), torch.no_grad():
+        moments = [_moment(s) for s in statistics]
+        queries = [s.query for s in statistics if s.query is not None] or None
+        spectra = surgery.attention_spectra(blocks, moments, query_moments=queries)
+        whole = surgery.narrow_attention(blocks, [b.dims for b in blocks], moments, spectra)
+        rotated = surgery.rebuild(problem.network, whole)
+    with problem.stopwatch.stage("sensitivity"):
+        return spectra, _sensitivities(problem, config, rotated)
 
 
 def _blind(felt: Sensitivity, qk: Spectrum, vo: Spectrum) -> Sensitivity:
