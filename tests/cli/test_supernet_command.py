@@ -77,7 +77,7 @@ def test_a_slice_needs_no_images_and_can_be_shown_and_measured(net: Path, edgevi
     ("arguments", "said"),
     [
         (["--method", "skd", "--rate", "0.5"], "--method skd slices a super-network: give it with --supernet NET"),
-        (["--supernet", "NET", "--rate", "0.5"], "is for --method skd, and the method is 'vulcan'"),
+        (["--supernet", "NET", "--rate", "0.5"], "is for --method skd, and the method is 'forge'"),
         (["--method", "skd", "--supernet", "NET", "--rate", "0.9"], "slices of "),
         (["--method", "skd", "--supernet", "nowhere", "--rate", "0.5"], "nowhere is no super-network: no such folder"),
         (["--method", "skd", "--supernet", "NET", "--rate", "0.5", "--classes", "zwölf"], "'zwölf' is none of them"),
