@@ -14,8 +14,9 @@ from torch import nn
 from edgevit.data.task import Task
 from edgevit.derive.budget import Budget
 from edgevit.derive.cache import Cache
+from edgevit.derive.distill import Distillation
 from edgevit.derive.shape import Policy
-from edgevit.derive.train import Compute, History, Training
+from edgevit.derive.train import Compute, Constraint, History, Keep, Training, train
 from edgevit.progress import Progress
 
 
@@ -60,3 +61,36 @@ class Derived:
     network: nn.Module
     facts: dict[str, object]
     kept: Sequence[int] | None = None  # which of the base's blocks the network has; None: all
+
+
+def train_for(
+    problem: Problem,
+    network: nn.Module,
+    *,
+    stage: str = "train",
+    constraint: Constraint | None = None,
+    distillation: Distillation | None = None,
+    keep: Keep = "last",
+) -> int:
+    """Train `network` in place for the steps that the problem asks for; return how many were done."""
+    training = problem.training
+    assert training.steps is not None
+    if training.steps == 0:
+        return 0
+    with problem.stopwatch.stage("training"):
+        return train(
+            network,
+            problem.task,
+            problem.columns,
+            training,
+            steps=training.steps,
+            compute=problem.compute,
+            progress=problem.progress,
+            history=problem.history,
+            stage=stage,
+            constraint=constraint,
+            distillation=distillation,
+            unlabelled=problem.task.unlabelled,
+            keep=keep,
+            folder=problem.folder / "train",
+        )

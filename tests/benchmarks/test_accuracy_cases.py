@@ -52,7 +52,8 @@ def test_every_case_has_a_key_of_its_own_and_of_its_base() -> None:
 def test_every_option_that_a_case_gives_is_one_of_its_method(method: str) -> None:
     for case in ALL:
         if case.method == method:
-            make_config(method, load_method(method), case.options)
+            module = load_method(method)
+            assert isinstance(make_config(method, module, case.options), module.Config)
 
 
 def test_methods_that_keep_every_head_and_block_have_a_shape_that_reaches_their_rate() -> None:
@@ -61,6 +62,7 @@ def test_methods_that_keep_every_head_and_block_have_a_shape_that_reaches_their_
         for c in ALL
         if c.method in ("vulcan", "nuwa") or c.options.get("allocation") == "uniform"
     }
+    assert {rate for data, rate, _ in kept if data == "rendered"} >= set(accuracy.RATES)
     for case in kept.values():
         check(case)
 

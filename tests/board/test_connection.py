@@ -325,6 +325,7 @@ def test_a_fetched_file_is_free_of_what_a_login_shell_prints(sshd, tmp_path):
         sha256 = write(tmp_path / "model.onnx")
         there = board.put(tmp_path / "model.onnx", sha256, Silent())
         board.fetch(there, tmp_path / "back", sha256, Silent())
+    assert (tmp_path / "back").read_bytes() == (tmp_path / "model.onnx").read_bytes()
 
 
 @pytest.fixture

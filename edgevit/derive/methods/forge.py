@@ -32,13 +32,13 @@ from edgevit.derive.factorise import Spectrum
 from edgevit.derive.knapsack import BlockMenu, allocate
 from edgevit.derive.least_squares import Removal, refit, removal_in_order, removal_order
 from edgevit.derive.menus import Heads, attention_menu, ffn_menu
-from edgevit.derive.problem import Derived, Problem
+from edgevit.derive.problem import Derived, Problem, train_for
 from edgevit.derive.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.sequential import solve_in_sequence
 from edgevit.derive.shape import fit, uniform
 from edgevit.derive.statistics import BlockStatistics, calibrate, minimum_images
 from edgevit.derive.surgery import Spectra
-from edgevit.derive.train import evaluate, train
+from edgevit.derive.train import evaluate
 from edgevit.errors import BudgetError, OptionError
 from edgevit.models.blocks import BlockDims, BlockWeights
 from edgevit.models.families import family_of
@@ -403,9 +403,6 @@ def _solve(problem: Problem, config: Config, curves: Sequence[_Block], shape: _S
 
 
 def derive(problem: Problem, config: Config) -> Derived:
-    training = problem.training
-    assert training.steps is not None
-    distillation = make_distillation(problem, config)
     curves = _curves(problem, config)
     with problem.stopwatch.stage("allocation"):
         blocks = family_of(problem.network).read(problem.network)
@@ -413,28 +410,12 @@ def derive(problem: Problem, config: Config) -> Derived:
     slim = _solve(problem, config, curves, shape)
     task = problem.task
     validation = evaluate(slim, task.validation, problem.columns, task.class_names, problem.compute).top1
-    done = 0
-    if training.steps > 0:
-        with problem.stopwatch.stage("training"):
-            done = train(
-                slim,
-                task,
-                problem.columns,
-                training,
-                steps=training.steps,
-                compute=problem.compute,
-                progress=problem.progress,
-                history=problem.history,
-                stage="distil",
-                folder=problem.folder / "train",
-                distillation=distillation,
-                unlabelled=task.unlabelled,
-                keep="best",
-            )
+    distillation = make_distillation(problem, config)
+    done = train_for(problem, slim, stage="distil", distillation=distillation, keep="best")
     facts: dict[str, object] = {
         "reused": problem.cache.reused,
         "steps": done,
-        "steps_planned": training.steps,
+        "steps_planned": problem.training.steps,
         "kept_step": problem.history.kept_step("distil") if done else None,
         "accuracy_validation_closed_form": validation,
         "predicted_nats": shape.predicted_nats,

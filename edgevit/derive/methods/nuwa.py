@@ -27,12 +27,12 @@ from edgevit.derive.allocation import Curve, energy_width, widths_by_error
 from edgevit.derive.distill import TeacherOptions, make_distillation
 from edgevit.derive.factorise import Spectrum
 from edgevit.derive.least_squares import Refit, Removal, refit, removal_in_order, removal_order
-from edgevit.derive.problem import Derived, Problem
+from edgevit.derive.problem import Derived, Problem, train_for
 from edgevit.derive.purify import Purification, purify
 from edgevit.derive.shape import Widths, fit, uniform
 from edgevit.derive.statistics import BlockStatistics, Factorisation, calibrate, check_enough
 from edgevit.derive.surgery import Spectra
-from edgevit.derive.train import evaluate, train
+from edgevit.derive.train import evaluate
 from edgevit.errors import OptionError
 from edgevit.models.blocks import BlockDims, BlockWeights
 from edgevit.models.checkpoint import tensors_sha256, writing
@@ -288,27 +288,10 @@ def _cut_best(problem: Problem, config: Config) -> tuple[nn.Module, dict[str, ob
 
 
 def derive(problem: Problem, config: Config) -> Derived:
-    training = problem.training
-    assert training.steps is not None
     if family_of(problem.network).classifiers(problem.network)[0].out_features > len(problem.columns):
         focused = surgery.with_class_bias(problem.network, problem.columns, HEAD_BIAS)
         problem = replace(problem, network=focused)
     slim, facts = _cut_best(problem, config)
-    done = 0
-    if training.steps > 0:
-        with problem.stopwatch.stage("training"):
-            done = train(
-                slim,
-                problem.task,
-                problem.columns,
-                training,
-                steps=training.steps,
-                compute=problem.compute,
-                progress=problem.progress,
-                history=problem.history,
-                stage="finetune",
-                distillation=make_distillation(problem, config),
-                unlabelled=problem.task.unlabelled,
-                folder=problem.folder / "train",
-            )
-    return Derived(slim, {"steps": done, "steps_planned": training.steps, **facts, "reused": problem.cache.reused})
+    done = train_for(problem, slim, stage="finetune", distillation=make_distillation(problem, config))
+    steps = {"steps": done, "steps_planned": problem.training.steps}
+    return Derived(slim, {**steps, **facts, "reused": problem.cache.reused})

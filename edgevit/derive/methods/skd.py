@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgevit.derive.distill import TeacherOptions, make_distillation
-from edgevit.derive.problem import Derived, Problem
+from edgevit.derive.problem import Derived, Problem, train_for
 from edgevit.derive.slices import read_supernet
-from edgevit.derive.train import train
 
 
 @dataclass(frozen=True)
@@ -24,24 +23,7 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
 
 
 def derive(problem: Problem, config: Config) -> Derived:
-    training = problem.training
-    assert training.steps is not None
     with problem.stopwatch.stage("slice"):
         slim = read_supernet(config.supernet).slice(problem.network, problem.budget, problem.policy)
-    done = 0
-    if training.steps > 0:
-        with problem.stopwatch.stage("training"):
-            done = train(
-                slim,
-                problem.task,
-                problem.columns,
-                training,
-                steps=training.steps,
-                compute=problem.compute,
-                progress=problem.progress,
-                history=problem.history,
-                stage="finetune",
-                folder=problem.folder / "train",
-                distillation=make_distillation(problem, config),
-            )
-    return Derived(slim, {"steps": done, "steps_planned": training.steps})
+    done = train_for(problem, slim, stage="finetune", distillation=make_distillation(problem, config))
+    return Derived(slim, {"steps": done, "steps_planned": problem.training.steps})

@@ -32,11 +32,11 @@ from edgevit.derive.collapse import (
 )
 from edgevit.derive.distill import TeacherOptions, make_distillation
 from edgevit.derive.plan import Plan, load_plan, save_plan
-from edgevit.derive.problem import Derived, Problem
+from edgevit.derive.problem import Derived, Problem, train_for
 from edgevit.derive.rank import query_matrix, tail_sums
 from edgevit.derive.shape import Widths, fit
 from edgevit.derive.statistics import BlockStatistics, Factorisation, calibrate, observed, token_sum
-from edgevit.derive.train import Compute, train
+from edgevit.derive.train import Compute
 from edgevit.errors import OptionError
 from edgevit.models.blocks import BlockDims, BlockWeights
 from edgevit.models.families import family_of
@@ -288,26 +288,10 @@ class Redundancy:
 
 def derive(problem: Problem, config: Config) -> Derived:
     plan = load_plan(problem.folder) or make_plan(problem, config)
-    training = problem.training
-    assert training.steps is not None
     distillation = make_distillation(problem, config)
-    network = problem.network.to(problem.compute.device)
+    network, training = problem.network.to(problem.compute.device), problem.training
     redundancy = Redundancy(network, plan, config, problem.compute)
-    with problem.stopwatch.stage("training"):
-        done = train(
-            network,
-            problem.task,
-            problem.columns,
-            training,
-            steps=training.steps,
-            compute=problem.compute,
-            progress=problem.progress,
-            history=problem.history,
-            constraint=redundancy,
-            distillation=distillation,
-            unlabelled=problem.task.unlabelled,
-            folder=problem.folder / "train",
-        )
+    done = train_for(problem, network, constraint=redundancy, distillation=distillation)
     with problem.stopwatch.stage("surgery"):
         slim = redundancy.pruned()
     return Derived(slim, {"steps": done, "steps_planned": training.steps, "images_seen": done * training.batch_size})
