@@ -51,16 +51,18 @@ METHODS: dict[str, tuple[str, Options, int]] = {
 # Each takes one step of forge away, or puts another in its place; forge itself is in the table "main".
 FORGE: dict[str, Options] = {
     "allocation=uniform": {"allocation": "uniform"},
+    "allocation=vulcan": {"allocation": "vulcan"},
     "sensitivity=none": {"sensitivity": "none"},
     "sequential=false": {"sequential": False},
     "teacher=none": {"teacher": "none"},
+    "teacher=finetuned": {"teacher": "finetuned"},
     "drop_heads=false": {"drop_heads": False},
     "drop_blocks=false": {"drop_blocks": False},
     "neither dropped": {"drop_heads": False, "drop_blocks": False},
 }
 FORGE_SHAPES = ("paper", "free")  # beside fused, the default
 FORGE_TASK, FORGE_RATES = 12, (0.8, 0.9)
-TRAINING_ONLY = ("teacher=none",)  # says nothing of the closed form
+TRAINING_ONLY = ("teacher=none", "teacher=finetuned")  # say nothing of the closed form
 
 CURVE_TASK, CURVE_RATE, CURVE_STEPS = 12, 0.8, (10, 21, 50, 100)  # and STEPS, which is in the table "main"
 CURVE = [name for name, (_, _, steps) in METHODS.items() if steps]
@@ -130,7 +132,7 @@ def _forge_cases(tasks: Iterable[int], steps: int) -> Iterator[Case]:
             for variant, options in FORGE.items():
                 if steps == 0 and variant in TRAINING_ONLY:
                     continue
-                keeps = options.get("allocation") == "uniform" or FORGE["neither dropped"].items() <= options.items()
+                keeps = "allocation" in options or FORGE["neither dropped"].items() <= options.items()
                 shape = shape_at(rate, keeps)
                 yield Case("forge", task, rate, SEEDS[0], variant, "forge", options, shape, steps)
             for shape in FORGE_SHAPES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, log
 from typing import Literal
@@ -11,8 +11,12 @@ import torch
 from torch import Tensor
 
 from edgevit.derive.factorise import effective_rank
+from edgevit.derive.shape import Policy, Widths
+from edgevit.derive.surgery import head_singular_values
+from edgevit.models.blocks import BlockWeights
 
 Normalisation = Literal["zscore", "minmax", "l2", "uniform"]
+HeadAllocation = Literal["effective_rank", "uniform"]
 SizeWeight = Literal["parameters", "log_parameters"]
 
 
@@ -92,6 +96,43 @@ def head_rates(
             caps.append(max(1 - minimum / width, 0.0))
     rates = capped_rates(weights, sizes, caps, rate)
     return list(zip(rates[::2], rates[1::2], strict=True))
+
+
+def adaptive(
+    blocks: Sequence[BlockWeights],
+    activations: Sequence[Tensor],
+    policy: Policy,
+    *,
+    normalisation: Normalisation = "zscore",
+    heads: HeadAllocation = "effective_rank",
+    size_weight: SizeWeight = "parameters",
+) -> Callable[[float], list[Widths]]:
+    """Vulcan's allocation: the widths that each block is to have where a share of everything prunable goes.
+
+    FFN widths follow the neurons' activations [e] per block (Eq. 3), QK and VO the effective ranks (Eq. 5, 6).
+    """
+    dims = [b.dims for b in blocks]
+    scores = [normalise(a, normalisation) for a in activations]
+    if size_weight == "log_parameters":  # Eq. 29
+        ffn_params = [b.w1.numel() + b.w2.numel() for b in blocks]
+        scores = [s / log(p) for s, p in zip(scores, ffn_params, strict=True)]
+    values = head_singular_values(blocks)
+    attention_params = [sum(w.numel() for w in (b.wq, b.wk, b.wv, b.wo)) for b in blocks]
+    widths = [(d.qk, d.vo) for d in dims]
+
+    def wishes_at(rate: float) -> list[Widths]:
+        if normalisation == "uniform":
+            ffn: list[float] = [d.ffn * (1 - rate) for d in dims]
+        else:
+            ffn = [float(k) for k in adaptive_widths(scores, rate, policy.ffn_minimum)]
+        if heads == "uniform":
+            rates = [(rate, rate)] * len(dims)
+        else:
+            rates = head_rates(values, attention_params, widths, rate, policy.head_minimum, size_weight)
+        kept = zip(dims, rates, ffn, strict=True)
+        return [Widths(d.qk * (1 - r_qk), d.vo * (1 - r_vo), e) for d, (r_qk, r_vo), e in kept]
+
+    return wishes_at
 
 
 def energy_width(values: Tensor, share: float) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from math import inf
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -125,7 +125,8 @@ class Lesson:
 class TeacherOptions:
     """The options of every method that can be distilled: its Config inherits them, and calls `__post_init__`."""
 
-    teacher: Literal["none", "restricted"] = "none"  # whose answers are learnt: the base's, restricted to the classes
+    # Whose answers are learnt: the base's, restricted to the classes, as it is or after training on them.
+    teacher: Literal["none", "restricted", "finetuned"] = "none"
     teacher_weight: float = 0.9  # share of the teacher in the loss; the labels have the rest
     temperature: float = 2.0  # of both softmaxes in the teacher's part
     token_weight: float = 0.0  # of the final tokens' squared error relative to the teacher's square
@@ -135,18 +136,11 @@ class TeacherOptions:
         _check(self.teacher_weight, self.temperature, self.token_weight, f"{owner}.")
 
 
-class _HasNetwork(Protocol):
-    """What is needed of a Problem, which is built upon this file."""
-
-    @property
-    def network(self) -> nn.Module: ...
-
-
-def make_distillation(problem: _HasNetwork, options: TeacherOptions) -> Distillation | None:
-    """The teacher that was asked for: the problem's network as it is now, frozen. Call it before training."""
+def make_distillation(base: nn.Module, options: TeacherOptions) -> Distillation | None:
+    """The teacher that was asked for: a network as it is now, frozen. Call it before training that network."""
     if options.teacher == "none":
         return None
-    teacher = bare_copy(problem.network).eval().requires_grad_(False)
+    teacher = bare_copy(base).eval().requires_grad_(False)
     return Distillation(teacher, options.teacher_weight, options.temperature, options.token_weight)
 
 

@@ -26,11 +26,11 @@ from edgevit.derive.card import model_card
 from edgevit.derive.cost_table import CostTable, load_cost_table, refuse_linear
 from edgevit.derive.distill import refuse_untaught
 from edgevit.derive.options import make_config
-from edgevit.derive.problem import Problem, Stopwatch
+from edgevit.derive.problem import Problem, Stopwatch, finetuned_base
 from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_rejection_images
 from edgevit.derive.shape import Policy, check_reachable, make_policy
 from edgevit.derive.slices import SuperNet, find_supernet
-from edgevit.derive.train import Compute, History, Training, close_compute, evaluate, open_compute, train
+from edgevit.derive.train import Compute, History, Training, close_compute, evaluate, open_compute
 from edgevit.errors import Interrupted, OptionError, OutputError, UnknownNameError
 from edgevit.models.checkpoint import (
     Model,
@@ -43,7 +43,6 @@ from edgevit.models.checkpoint import (
     writing,
 )
 from edgevit.models.families import load_family
-from edgevit.models.slim import bare_copy
 from edgevit.models.spec import ClassLabel
 from edgevit.progress import Progress, Silent
 
@@ -159,8 +158,8 @@ def _baselines(wanted: _Wanted, problem: Problem) -> dict[str, Any]:
         taken |= {"base_full_head": full, "base_restricted": seen.to_dict(), "base_finetuned": None}
         _write_json(file, taken, compute)
     if wanted.finetune_base and taken["base_finetuned"] is None:
-        with problem.stopwatch.stage("finetune_base"):
-            taken["base_finetuned"] = _finetuned(problem, compute).to_dict()
+        finetuned = evaluate(finetuned_base(problem), task.test, problem.columns, task.class_names, compute)
+        taken["base_finetuned"] = finetuned.to_dict()
         _write_json(file, taken, compute)
     return taken
 
@@ -181,26 +180,6 @@ def _write_json(file: Path, data: dict[str, Any], compute: Compute) -> None:
     if compute.is_main:
         with writing(file):
             write_whole(file, json.dumps(data))
-
-
-def _finetuned(problem: Problem, compute: Compute) -> Accuracy:
-    """Train a copy of the whole base exactly as long as the method trains it, and take its accuracy."""
-    network = bare_copy(problem.network)
-    steps = problem.training.steps
-    assert steps is not None
-    train(
-        network,
-        problem.task,
-        problem.columns,
-        problem.training,
-        steps=steps,
-        compute=compute,
-        progress=problem.progress,
-        history=problem.history,
-        stage="finetune base",
-        folder=problem.folder / "finetune",
-    )
-    return evaluate(network, problem.task.test, problem.columns, problem.task.class_names, compute)
 
 
 def with_head(base: Model, task: Task, head: str) -> tuple[nn.Module, list[int], tuple[ClassLabel, ...]]:
@@ -401,7 +380,6 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path) -> Derivation:
     torch.manual_seed(wanted.training.seed)
     try:
         baselines = _baselines(wanted, problem)
-        torch.manual_seed(wanted.training.seed)  # the method draws the same whether or not baselines were trained
         derived = load_method(wanted.method).derive(problem, wanted.config)
         with problem.stopwatch.stage("evaluation"):
             task, compute = problem.task, problem.compute

@@ -9,14 +9,18 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from edgevit.data.task import Task
 from edgevit.derive.budget import Budget
 from edgevit.derive.cache import Cache
-from edgevit.derive.distill import Distillation
+from edgevit.derive.distill import Distillation, TeacherOptions, make_distillation
 from edgevit.derive.shape import Policy
 from edgevit.derive.train import Compute, Constraint, History, Keep, Training, train
+from edgevit.models.checkpoint import writing
+from edgevit.models.slim import bare_copy
 from edgevit.progress import Progress
 
 
@@ -61,6 +65,43 @@ class Derived:
     network: nn.Module
     facts: dict[str, object]
     kept: Sequence[int] | None = None  # which of the base's blocks the network has; None: all
+
+
+def finetuned_base(problem: Problem) -> nn.Module:
+    """A copy of the whole base, trained exactly as long as the method trains: a baseline, and a teacher."""
+    network, file = bare_copy(problem.network), problem.folder / "finetuned.safetensors"
+    if file.is_file():  # as the baseline, or before an interruption
+        network.load_state_dict(load_file(file))
+        return network.to(problem.compute.device).eval()
+    assert problem.training.steps is not None
+    torch.manual_seed(problem.training.seed)
+    with problem.stopwatch.stage("finetune_base"):
+        train(
+            network,
+            problem.task,
+            problem.columns,
+            problem.training,
+            steps=problem.training.steps,
+            compute=problem.compute,
+            progress=problem.progress,
+            history=problem.history,
+            stage="finetune base",
+            folder=problem.folder / "finetune",
+        )
+    if problem.compute.is_main:
+        state = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
+        temporary = file.with_suffix(".tmp")
+        with writing(file):
+            save_file(state, temporary)
+            temporary.replace(file)
+    problem.compute.wait()
+    torch.manual_seed(problem.training.seed)  # what follows draws the same whether this was trained or read
+    return network
+
+
+def distillation_for(problem: Problem, options: TeacherOptions) -> Distillation | None:
+    """The teacher that was asked for; call it before training the problem's network."""
+    return make_distillation(finetuned_base(problem) if options.teacher == "finetuned" else problem.network, options)
 
 
 def train_for(

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -43,6 +43,7 @@ from edgevit.progress import Progress, Silent
 class Config(TeacherOptions):
     """How a super-network is made. The paper: 1024 proxy images, 50 of 150 or more epochs of growth."""
 
+    teacher: Literal["none", "restricted"] = "none"  # whose answers are learnt: the base's own, as it is
     attention_groups: int = 8  # units of an attention module; fewer where the shape policy allows no more
     ffn_groups: int = 32  # units of an FFN
     updates: int = 8  # times that the dropout list grows (P_e)
@@ -254,7 +255,7 @@ def _train(made: _Making, folder: Path, history: History) -> tuple[nn.Module, li
             stage="supernet",
             constraint=dropout,
             folder=folder / "train",
-            distillation=make_distillation(made, made.config),
+            distillation=make_distillation(made.network, made.config),
         )
         dropout.finish()
     return network, dropout.dropped

@@ -325,6 +325,25 @@ def test_a_method_learns_from_the_restricted_base(
     assert made.record["config"]["teacher"] == "restricted" and made.record["data"]["unlabelled"]["images"] > 1000
 
 
+def test_the_finetuned_base_is_baseline_and_teacher_and_trained_once(digits_checkpoint: Path, tmp_path: Path) -> None:
+    given: Any = {"method": "nuwa", "training": {"steps": 4, "evaluations": 2}}
+    quick = {"purification": "none"}
+    taught = {**quick, "teacher": "finetuned", "teacher_weight": "1"}
+    alone = derive_small(digits_checkpoint, tmp_path / "a", options=taught, **given)
+    judged = derive_small(digits_checkpoint, tmp_path / "b", options=taught, finetune_base=True, **given)
+    restricted = derive_small(
+        digits_checkpoint, tmp_path / "c", options={**taught, "teacher": "restricted"}, finetune_base=True, **given
+    )
+    for name, tensor in judged.model.network.state_dict().items():
+        torch.testing.assert_close(tensor, alone.model.network.state_dict()[name], rtol=0, atol=0, msg=name)
+    for made in (alone, judged):
+        lines = [json.loads(line) for line in (made.folder / "history.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines if line["stage"] == "finetune base"] == [1, 2, 3, 4]
+    assert judged.record["accuracy"]["base_finetuned"] == restricted.record["accuracy"]["base_finetuned"]
+    pairs = zip(judged.model.network.parameters(), restricted.model.network.parameters(), strict=True)
+    assert any(not torch.equal(a, b) for a, b in pairs)
+
+
 def test_resuming_with_other_unlabelled_images_is_refused(
     digits_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,7 +218,13 @@ def test_a_second_budget_reuses_the_curves(checkpoint: Path, tmp_path: Path, cac
 
 @pytest.mark.parametrize(
     "options",
-    [{"sensitivity": "none"}, {"allocation": "uniform"}, {"sequential": "false"}, {"drop_heads": "false"}],
+    [
+        {"sensitivity": "none"},
+        {"allocation": "uniform"},
+        {"allocation": "vulcan"},
+        {"sequential": "false"},
+        {"drop_heads": "false"},
+    ],
     ids=str,
 )
 def test_each_step_can_be_taken_away(options: dict[str, str], checkpoint: Path, tmp_path: Path) -> None:
@@ -226,6 +232,16 @@ def test_each_step_can_be_taken_away(options: dict[str, str], checkpoint: Path, 
     assert 0.45 <= made.model.spec.rate < 0.48
     if "drop_heads" in options or "allocation" in options:
         assert all(b.heads == 2 for b in made.model.spec.blocks)
+
+
+def test_vulcans_allocation_is_vulcans(checkpoint: Path, tmp_path: Path) -> None:
+    """Where no token counts more than another, as without gradients."""
+    options = {**FEW, "allocation": "vulcan", "sensitivity": "none"}
+    made = derive(checkpoint, tmp_path / "m", method="forge", rate=0.45, options=options, training=UNTRAINED)
+    options = {"calibration_images": FEW["calibration_images"]}
+    theirs = derive(checkpoint, tmp_path / "v", method="vulcan", rate=0.45, options=options, training=UNTRAINED)
+    assert made.model.spec.blocks == theirs.model.spec.blocks
+    assert len({b.ffn for b in made.model.spec.blocks}) > 1
 
 
 def test_distillation_keeps_the_best_state_of_the_validation_part(checkpoint: Path, tmp_path: Path) -> None:

@@ -26,13 +26,14 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.derive import surgery
+from edgevit.derive.allocation import adaptive
 from edgevit.derive.budget import Budget
-from edgevit.derive.distill import TeacherOptions, make_distillation
+from edgevit.derive.distill import TeacherOptions
 from edgevit.derive.factorise import Spectrum
 from edgevit.derive.knapsack import BlockMenu, allocate
 from edgevit.derive.least_squares import Removal, refit, removal_in_order, removal_order
 from edgevit.derive.menus import Heads, attention_menu, ffn_menu
-from edgevit.derive.problem import Derived, Problem, train_for
+from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.sequential import solve_in_sequence
 from edgevit.derive.shape import fit, uniform
@@ -53,12 +54,12 @@ PASSES = 10  # over the training images, in distillation
 
 @dataclass(frozen=True)
 class Config(TeacherOptions):
-    teacher: Literal["none", "restricted"] = "restricted"  # whose answers are learnt
+    teacher: Literal["none", "restricted", "finetuned"] = "restricted"  # whose answers are learnt: a form of the base
     token_weight: float = 1.0  # of the final tokens' squared error relative to the teacher's square
     calibration_images: int = 512  # for moments and the sequential solution
     sensitivity_images: int = 128  # for gradients and measured losses
     sensitivity: Literal["fisher", "none"] = "fisher"  # what widths are judged by: loss, or output lost per module
-    allocation: Literal["joint", "uniform"] = "joint"  # one budget over everything, or all widths cut alike
+    allocation: Literal["joint", "uniform", "vulcan"] = "joint"  # one budget over all, or all cut alike, or as Vulcan
     drop_heads: bool = True  # whole heads may go; those of a block that stay have one width
     drop_blocks: bool = True  # whole blocks may go
     sequential: bool = True  # output weights solved again for the slim network's own inputs
@@ -309,8 +310,10 @@ def _allocate(problem: Problem, config: Config, blocks: Sequence[BlockWeights], 
     budget, policy = problem.budget, problem.policy
     geometry = family_of(problem.network).geometry(problem.network)
     dims = [b.dims for b in blocks]
-    if config.allocation == "uniform":
-        chosen = fit(uniform(dims), dims, geometry, budget, policy)
+    if config.allocation != "joint":
+        activations = [known.statistics.activation for known in curves]
+        wishes = uniform(dims) if config.allocation == "uniform" else adaptive(blocks, activations, policy)
+        chosen = fit(wishes, dims, geometry, budget, policy)
         return _Shape([(Heads(tuple(range(d.heads)), d.qk, d.vo), d.ffn) for d in chosen], None)
     costs = [_costs(budget, geometry, i) for i in range(len(dims))]
     menus = [
@@ -410,7 +413,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     slim = _solve(problem, config, curves, shape)
     task = problem.task
     validation = evaluate(slim, task.validation, problem.columns, task.class_names, problem.compute).top1
-    distillation = make_distillation(problem, config)
+    distillation = distillation_for(problem, config)
     done = train_for(problem, slim, stage="distil", distillation=distillation, keep="best")
     facts: dict[str, object] = {
         "reused": problem.cache.reused,

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from edgevit.derive import surgery
 from edgevit.derive.allocation import Curve, energy_width, widths_by_error
-from edgevit.derive.distill import TeacherOptions, make_distillation
+from edgevit.derive.distill import TeacherOptions
 from edgevit.derive.factorise import Spectrum
 from edgevit.derive.least_squares import Refit, Removal, refit, removal_in_order, removal_order
-from edgevit.derive.problem import Derived, Problem, train_for
+from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.purify import Purification, purify
 from edgevit.derive.shape import Widths, fit, uniform
 from edgevit.derive.statistics import BlockStatistics, Factorisation, calibrate, check_enough
@@ -292,6 +292,6 @@ def derive(problem: Problem, config: Config) -> Derived:
         focused = surgery.with_class_bias(problem.network, problem.columns, HEAD_BIAS)
         problem = replace(problem, network=focused)
     slim, facts = _cut_best(problem, config)
-    done = train_for(problem, slim, stage="finetune", distillation=make_distillation(problem, config))
+    done = train_for(problem, slim, stage="finetune", distillation=distillation_for(problem, config))
     steps = {"steps": done, "steps_planned": problem.training.steps}
     return Derived(slim, {**steps, **facts, "reused": problem.cache.reused})

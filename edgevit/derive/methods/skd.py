@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgevit.derive.distill import TeacherOptions, make_distillation
-from edgevit.derive.problem import Derived, Problem, train_for
+from edgevit.derive.distill import TeacherOptions
+from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.slices import read_supernet
 
 
@@ -25,5 +25,5 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
 def derive(problem: Problem, config: Config) -> Derived:
     with problem.stopwatch.stage("slice"):
         slim = read_supernet(config.supernet).slice(problem.network, problem.budget, problem.policy)
-    done = train_for(problem, slim, stage="finetune", distillation=make_distillation(problem, config))
+    done = train_for(problem, slim, stage="finetune", distillation=distillation_for(problem, config))
     return Derived(slim, {"steps": done, "steps_planned": problem.training.steps})

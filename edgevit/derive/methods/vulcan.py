@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from math import inf, log
+from math import inf
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from edgevit.derive import surgery
-from edgevit.derive.allocation import Normalisation, SizeWeight, adaptive_widths, head_rates, normalise
+from edgevit.derive.allocation import HeadAllocation, Normalisation, SizeWeight, adaptive
 from edgevit.derive.collapse import (
     Clusters,
     activation_collapse,
@@ -30,11 +30,11 @@ from edgevit.derive.collapse import (
     to_device,
     weight_collapse,
 )
-from edgevit.derive.distill import TeacherOptions, make_distillation
+from edgevit.derive.distill import TeacherOptions
 from edgevit.derive.plan import Plan, load_plan, save_plan
-from edgevit.derive.problem import Derived, Problem, train_for
+from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.rank import query_matrix, tail_sums
-from edgevit.derive.shape import Widths, fit
+from edgevit.derive.shape import fit
 from edgevit.derive.statistics import BlockStatistics, Factorisation, calibrate, observed, token_sum
 from edgevit.derive.train import Compute
 from edgevit.errors import OptionError
@@ -53,7 +53,7 @@ class Config(TeacherOptions):
     rho: float = 1.0  # penalty parameter: the multipliers' learning rate
     reduction: Literal["released", "paper"] = "released"  # divide by collapsing clusters and heads, or by K(l) and 1
     ffn_normalisation: Normalisation = "zscore"  # of activations, before the global threshold of Eq. 3
-    head_allocation: Literal["effective_rank", "uniform"] = "effective_rank"  # of QK and VO widths (Eq. 5, 6)
+    head_allocation: HeadAllocation = "effective_rank"  # of QK and VO widths (Eq. 5, 6)
     size_weight: SizeWeight = "parameters"  # blocks of different size: Eq. 29 and 30, or the released code's logarithm
     factorisation: Factorisation = "weights"  # of attention: for the weights, the task's tokens, or these weighted
     steps_rule: Literal["published", "data"] = "published"  # 6250 R^2 + 1250 R, or the same number of epochs
@@ -87,28 +87,15 @@ def choose_dims(problem: Problem, config: Config, statistics: list[BlockStatisti
     """Widths of every block, from activations and effective ranks, fitted to the budget."""
     family = family_of(problem.network)
     blocks: list[BlockWeights] = family.read(problem.network)
+    wishes_at = adaptive(
+        blocks,
+        [s.activation for s in statistics],
+        problem.policy,
+        normalisation=config.ffn_normalisation,
+        heads=config.head_allocation,
+        size_weight=config.size_weight,
+    )
     dims = [b.dims for b in blocks]
-    ffn_params = [b.w1.numel() + b.w2.numel() for b in blocks]
-    scores = [normalise(s.activation, config.ffn_normalisation) for s in statistics]
-    if config.size_weight == "log_parameters":  # Eq. 29
-        scores = [s / log(p) for s, p in zip(scores, ffn_params, strict=True)]
-    values = surgery.head_singular_values(blocks)
-    attention_params = [sum(w.numel() for w in (b.wq, b.wk, b.wv, b.wo)) for b in blocks]
-    widths = [(d.qk, d.vo) for d in dims]
-
-    def wishes_at(rate: float) -> list[Widths]:
-        if config.ffn_normalisation == "uniform":
-            ffn: list[float] = [d.ffn * (1 - rate) for d in dims]
-        else:
-            ffn = [float(k) for k in adaptive_widths(scores, rate, problem.policy.ffn_minimum)]
-        if config.head_allocation == "uniform":
-            rates = [(rate, rate)] * len(dims)
-        else:
-            minimum = problem.policy.head_minimum
-            rates = head_rates(values, attention_params, widths, rate, minimum, config.size_weight)
-        kept = zip(dims, rates, ffn, strict=True)
-        return [Widths(d.qk * (1 - r_qk), d.vo * (1 - r_vo), e) for d, (r_qk, r_vo), e in kept]
-
     return fit(wishes_at, dims, family.geometry(problem.network), problem.budget, problem.policy)
 
 
@@ -288,7 +275,7 @@ class Redundancy:
 
 def derive(problem: Problem, config: Config) -> Derived:
     plan = load_plan(problem.folder) or make_plan(problem, config)
-    distillation = make_distillation(problem, config)
+    distillation = distillation_for(problem, config)
     network, training = problem.network.to(problem.compute.device), problem.training
     redundancy = Redundancy(network, plan, config, problem.compute)
     done = train_for(problem, network, constraint=redundancy, distillation=distillation)
