@@ -10,6 +10,8 @@ import typer
 
 from edgevit.errors import OptionError
 
+TRAINING, SHAPE = "Training", "Shape and method"  # panels of --help
+
 Checkpoint = Annotated[Path | None, typer.Option(help="Weights of the base: safetensors, or a plain state dict.")]
 Pretrained = Annotated[bool, typer.Option(help="Take timm's own weights from its hub; needs a network.")]
 ModelArg = Annotated[
@@ -30,6 +32,18 @@ CropPct = Annotated[float | None, typer.Option(help="Instead of its central shar
 Interpolation = Annotated[str | None, typer.Option(help="Instead of its interpolation: bilinear, bicubic ...")]
 BatchSize = Annotated[int, typer.Option(help="Images per optimiser step, over all processes and micro-batches.")]
 Workers = Annotated[int, typer.Option(help="Processes that read images.")]
+Shape = Annotated[str, typer.Option(help="fused, paper or free.", rich_help_panel=SHAPE)]
+FfnMultiple = Annotated[
+    int | None, typer.Option(help="FFN widths are multiples of 8, 16, 32 or 64.", rich_help_panel=SHAPE)
+]
+LearningRate = Annotated[float, typer.Option(help="Learning rate.", rich_help_panel=TRAINING)]
+WeightDecay = Annotated[float, typer.Option(rich_help_panel=TRAINING)]
+Schedule = Annotated[str, typer.Option(help="constant or cosine.", rich_help_panel=TRAINING)]
+WarmupSteps = Annotated[int, typer.Option(rich_help_panel=TRAINING)]
+GradAccum = Annotated[int, typer.Option(help="Micro-batches per step.", rich_help_panel=TRAINING)]
+Precision = Annotated[str, typer.Option(help="fp32, bf16 or fp16.", rich_help_panel=TRAINING)]
+Augment = Annotated[str, typer.Option(help="none, crop, or flip (crop and mirror).", rich_help_panel=TRAINING)]
+ValidationFraction = Annotated[float, typer.Option(help="Held out of the training images.")]
 Device = Annotated[str, typer.Option(help="Where torch computes: auto, cpu, cuda, cuda:1, mps.")]
 Board = Annotated[
     str | None,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edgevit.models.rejection import Rejection
     from edgevit.models.spec import ModelSpec
 
-BUDGET, TRAINING, BASE, SHAPE = "Budget (one of them)", "Training", "Base", "Shape and method"
+BUDGET = "Budget (one of them)"
 
 
 def main(
@@ -41,53 +41,55 @@ def main(
     std: arguments.Std = None,
     crop_pct: arguments.CropPct = None,
     interpolation: arguments.Interpolation = None,
-    method: Annotated[str, typer.Option(help="File name in derive/methods/.", rich_help_panel=SHAPE)] = "forge",
+    method: Annotated[
+        str, typer.Option(help="File name in derive/methods/.", rich_help_panel=arguments.SHAPE)
+    ] = "forge",
     supernet: Annotated[
-        Path | None, typer.Option(help="For --method skd, in place of BASE; needs no --data.", rich_help_panel=SHAPE)
+        Path | None,
+        typer.Option(help="For --method skd, in place of BASE; needs no --data.", rich_help_panel=arguments.SHAPE),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="METHOD.OPTION=VALUE", help="Repeatable.", rich_help_panel=SHAPE),
+        typer.Option("--set", metavar="METHOD.OPTION=VALUE", help="Repeatable.", rich_help_panel=arguments.SHAPE),
     ] = None,
-    shape: Annotated[str, typer.Option(help="fused, paper or free.", rich_help_panel=SHAPE)] = "fused",
-    ffn_multiple: Annotated[
-        int | None, typer.Option(help="FFN widths are multiples of 8, 16, 32 or 64.", rich_help_panel=SHAPE)
-    ] = None,
+    shape: arguments.Shape = "fused",
+    ffn_multiple: arguments.FfnMultiple = None,
     head: Annotated[
-        str, typer.Option(help="subset: only the target classes; full: all of the base's.", rich_help_panel=SHAPE)
+        str,
+        typer.Option(help="subset: only the target classes; full: all of the base's.", rich_help_panel=arguments.SHAPE),
     ] = "subset",
     steps: Annotated[
-        int | None, typer.Option(help="Optimiser steps; the method's own rule if left out.", rich_help_panel=TRAINING)
+        int | None,
+        typer.Option(help="Optimiser steps; the method's own rule if left out.", rich_help_panel=arguments.TRAINING),
     ] = None,
     batch_size: arguments.BatchSize = 256,
-    lr: Annotated[float, typer.Option(help="Learning rate.", rich_help_panel=TRAINING)] = 1e-4,
-    weight_decay: Annotated[float, typer.Option(rich_help_panel=TRAINING)] = 0.05,
-    schedule: Annotated[str, typer.Option(help="constant or cosine.", rich_help_panel=TRAINING)] = "cosine",
-    warmup_steps: Annotated[int, typer.Option(rich_help_panel=TRAINING)] = 0,
-    grad_accum: Annotated[int, typer.Option(help="Micro-batches per step.", rich_help_panel=TRAINING)] = 1,
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.", rich_help_panel=TRAINING)] = "fp32",
-    augment: Annotated[
-        str, typer.Option(help="none, crop, or flip (crop and mirror).", rich_help_panel=TRAINING)
-    ] = "crop",
+    lr: arguments.LearningRate = 1e-4,
+    weight_decay: arguments.WeightDecay = 0.05,
+    schedule: arguments.Schedule = "cosine",
+    warmup_steps: arguments.WarmupSteps = 0,
+    grad_accum: arguments.GradAccum = 1,
+    precision: arguments.Precision = "fp32",
+    augment: arguments.Augment = "crop",
     evaluations: Annotated[
-        int, typer.Option(help="How often both accuracies are taken.", rich_help_panel=TRAINING)
+        int, typer.Option(help="How often both accuracies are taken.", rich_help_panel=arguments.TRAINING)
     ] = 10,
     early_stop: Annotated[
         bool,
         typer.Option(
             help="Stop once trained and pruned accuracy have met, or the best no longer improves; "
             "for --schedule constant.",
-            rich_help_panel=TRAINING,
+            rich_help_panel=arguments.TRAINING,
         ),
     ] = True,
     device: arguments.Device = "auto",
     workers: arguments.Workers = 0,
     seed: int = 42,
-    validation_fraction: Annotated[float, typer.Option(help="Held out of the training images.")] = 0.1,
+    validation_fraction: arguments.ValidationFraction = 0.1,
     finetune_base: Annotated[bool, typer.Option(help="Also train the unpruned base: the third baseline.")] = False,
     skip_bad_images: arguments.SkipBadImages = False,
     unlabelled: Annotated[
-        Path | None, typer.Option(help="Folder of images of any class, to be distilled with.", rich_help_panel=TRAINING)
+        Path | None,
+        typer.Option(help="Folder of images of any class, to be distilled with.", rich_help_panel=arguments.TRAINING),
     ] = None,
     reject: Annotated[
         float | None,

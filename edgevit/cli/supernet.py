@@ -8,8 +8,6 @@ import typer
 from edgevit.cli import arguments
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 
-TRAINING, SHAPE = "Training", "Slices"
-
 
 def main(
     base: Annotated[str, typer.Argument(help="timm name, such as deit_base_patch16_224, or a model folder.")],
@@ -25,36 +23,34 @@ def main(
     crop_pct: arguments.CropPct = None,
     interpolation: arguments.Interpolation = None,
     rate: Annotated[
-        float, typer.Option(help="Share of the MACs that the smallest slice lacks.", rich_help_panel=SHAPE)
+        float, typer.Option(help="Share of the MACs that the smallest slice lacks.", rich_help_panel=arguments.SHAPE)
     ] = 0.75,
-    shape: Annotated[str, typer.Option(help="fused, paper or free.", rich_help_panel=SHAPE)] = "fused",
-    ffn_multiple: Annotated[
-        int | None, typer.Option(help="FFN widths are multiples of 8, 16, 32 or 64.", rich_help_panel=SHAPE)
-    ] = None,
+    shape: arguments.Shape = "fused",
+    ffn_multiple: arguments.FfnMultiple = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="supernet.OPTION=VALUE", help="Repeatable.", rich_help_panel=SHAPE),
+        typer.Option("--set", metavar="supernet.OPTION=VALUE", help="Repeatable.", rich_help_panel=arguments.SHAPE),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(help="Optimiser steps; supernet.epochs passes if left out.", rich_help_panel=TRAINING)
+        int | None,
+        typer.Option(help="Optimiser steps; supernet.epochs passes if left out.", rich_help_panel=arguments.TRAINING),
     ] = None,
     batch_size: arguments.BatchSize = 256,
-    lr: Annotated[float, typer.Option(help="Learning rate.", rich_help_panel=TRAINING)] = 1e-4,
-    weight_decay: Annotated[float, typer.Option(rich_help_panel=TRAINING)] = 0.05,
-    schedule: Annotated[str, typer.Option(help="constant or cosine.", rich_help_panel=TRAINING)] = "cosine",
-    warmup_steps: Annotated[int, typer.Option(rich_help_panel=TRAINING)] = 0,
-    grad_accum: Annotated[int, typer.Option(help="Micro-batches per step.", rich_help_panel=TRAINING)] = 1,
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.", rich_help_panel=TRAINING)] = "fp32",
-    augment: Annotated[
-        str, typer.Option(help="none, crop, or flip (crop and mirror).", rich_help_panel=TRAINING)
-    ] = "crop",
+    lr: arguments.LearningRate = 1e-4,
+    weight_decay: arguments.WeightDecay = 0.05,
+    schedule: arguments.Schedule = "cosine",
+    warmup_steps: arguments.WarmupSteps = 0,
+    grad_accum: arguments.GradAccum = 1,
+    precision: arguments.Precision = "fp32",
+    augment: arguments.Augment = "crop",
     evaluations: Annotated[
-        int, typer.Option(help="How often the whole and the smallest are looked at.", rich_help_panel=TRAINING)
+        int,
+        typer.Option(help="How often the whole and the smallest are looked at.", rich_help_panel=arguments.TRAINING),
     ] = 10,
     device: arguments.Device = "auto",
     workers: arguments.Workers = 0,
     seed: int = 42,
-    validation_fraction: Annotated[float, typer.Option(help="Held out of the training images.")] = 0.1,
+    validation_fraction: arguments.ValidationFraction = 0.1,
     skip_bad_images: arguments.SkipBadImages = False,
     resume: Annotated[bool, typer.Option(help="Go on with an interrupted training.")] = False,
     json: JsonFlag = False,

@@ -298,6 +298,20 @@ def _open_unlabelled(
     """
     source, references = open_unlabelled(data)
     bad = find_unreadable(references, skip_bad_images, progress) if source.files else set()
+    readable = tuple(r for r in references if r not in bad)
+    found = Split(source, readable, (UNLABELLED,) * len(readable), held_out[0].preprocessing)
+    if not readable:
+        raise DataError(f"none of the {len(references)} unlabelled images in {data} can be read; add others")
+    return without(found, held_out, progress), len(bad)
+
+
+def without(unlabelled: Split, held_out: Sequence[Split], progress: Progress) -> Split:
+    """Leave out the images that are held out of training, by their content; only files of their size are read.
+
+    Raises:
+        DataError: none would be left.
+    """
+    source = unlabelled.source
     held = {
         hashlib.sha256(_content(split.source, r)).digest()
         for split in held_out
@@ -311,16 +325,12 @@ def _open_unlabelled(
             return True
         return hashlib.sha256(_content(source, reference)).digest() not in held
 
-    readable = [r for r in references if r not in bad]
-    kept = tuple(r for r in readable if may_be_seen(r))
+    kept = tuple(r for r in unlabelled.references if may_be_seen(r))
     if not kept:
-        raise DataError(
-            f"{data} holds no images to train on: of {len(references)} files {len(bad)} cannot be read and "
-            f"{len(readable)} are held out for validation or test; add others"
-        )
-    if len(kept) < len(readable):
-        progress.note(f"left out {len(readable) - len(kept)} unlabelled images that are held out of training")
-    return Split(source, kept, (UNLABELLED,) * len(kept), held_out[0].preprocessing), len(bad)
+        raise DataError(f"all {len(unlabelled)} unlabelled images are held out for validation or test; add others")
+    if gone := len(unlabelled) - len(kept):
+        progress.note(f"left out {gone} unlabelled images that are held out of training")
+    return Split(source, kept, (UNLABELLED,) * len(kept), unlabelled.preprocessing)
 
 
 def open_task(
@@ -373,6 +383,8 @@ def open_task(
         held_out = (splits["validation"], splits["test"])
         more, unreadable = _open_unlabelled(unlabelled, held_out, skip_bad_images, progress or Silent())
         skipped += unreadable
+    if skipped:
+        (progress or Silent()).note(f"left out {skipped} images that cannot be read")
     arguments = {
         "data": _resolved(data),
         "base_outputs": base_outputs,

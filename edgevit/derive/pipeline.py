@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import edgevit
 from edgevit.data.accuracy import Accuracy, from_counts
 from edgevit.data.classes import listed
-from edgevit.data.task import Task, open_task
+from edgevit.data.task import Task, open_task, without
 from edgevit.derive import load_method, surgery
 from edgevit.derive.budget import Budget, make_budget
 from edgevit.derive.cache import Cache, cache_folder
@@ -298,23 +298,23 @@ def derive(
     if data is None and net is not None:
         budget = make_budget(opened.spec.macs, opened.spec.params, rate=rate, macs=macs, params=params)
         return _slice(net, opened, config, budget, policy, head, classes, out)
-    names = listed(base_classes) or opened.spec.output_names
     assert data is not None
     task = open_task(
         data,
         classes,
         preprocessing=opened.preprocessing,
         base_outputs=opened.spec.timm_args["num_classes"],
-        base_names=names,
+        base_names=listed(base_classes) or opened.spec.output_names,
         validation_fraction=validation_fraction,
         seed=training.seed,
         skip_bad_images=skip_bad_images,
         unlabelled=unlabelled,
         progress=progress,
     )
-    if task.skipped:
-        progress.note(f"left out {task.skipped} images that cannot be read")
     rejection = None if reject is None else find_rejection_images(reject, task, progress)
+    if rejection is not None and task.unlabelled is not None:
+        foreign = (rejection.foreign_validation, rejection.foreign_test)
+        task = replace(task, unlabelled=without(task.unlabelled, foreign, progress))
     network, columns, labels = with_head(opened, task, head)
     budget = _budget(opened, network, policy, rate, macs, params, ms, table, drops=getattr(module, "DROPS", False))
     if training.steps is None:

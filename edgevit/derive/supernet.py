@@ -177,8 +177,6 @@ def supernet(
         skip_bad_images=skip_bad_images,
         progress=progress,
     )
-    if task.skipped:
-        progress.note(f"left out {task.skipped} images that cannot be read")
     head = "full" if classes is None else "subset"
     network, columns, labels = with_head(opened, task, head)
     budget = make_budget(opened.spec.macs, opened.spec.params, rate=rate)

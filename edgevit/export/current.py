@@ -63,9 +63,10 @@ def current_export(model: str | Path, *, progress: Progress | None = None, **opt
             report = read_report(folder / "export")
         except ExportError:
             return export(folder, progress=progress, **options)  # of another edgevit, or broken: made anew
-        weights = json.loads((folder / SPEC).read_text(encoding="utf-8")).get("weights_sha256")
+        spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
+        same = (report.model.get("weights_sha256"), report.rejection) == (spec["weights_sha256"], spec.get("rejection"))
         precisions = ("fp32", "fp16") if asked["fp16"] else ("fp32",)
-        if report.model.get("weights_sha256") == weights and _is_whole(report, precisions) and _as_asked(report, asked):
+        if same and _is_whole(report, precisions) and _as_asked(report, asked):
             (progress or Silent()).note(f"{folder / 'export'} is up to date: reused")
             return report
     return export(folder, progress=progress, **options)

@@ -77,7 +77,7 @@ def test_nothing_to_train_on_is_refused(data: Path, tmp_path: Path) -> None:
     (tmp_path / "held").mkdir()
     for i, reference in enumerate(held):
         shutil.copy(str(reference), tmp_path / "held" / f"{i}.png")
-    with pytest.raises(DataError, match="holds no images to train on: of 4 files 0 cannot be read and 4 are held out"):
+    with pytest.raises(DataError, match="all 4 unlabelled images are held out for validation or test"):
         task_of(data, tmp_path / "held")
 
 
@@ -88,6 +88,9 @@ def test_a_file_that_is_no_image_is_refused_or_skipped(data: Path, tmp_path: Pat
         task_of(data, tmp_path / "more")
     task = task_of(data, tmp_path / "more", skip_bad_images=True)
     assert task.skipped == 1 and task.unlabelled is not None and len(task.unlabelled) == 1
+    (tmp_path / "more" / "good.png").unlink()
+    with pytest.raises(DataError, match=r"none of the 1 unlabelled images in .*more can be read"):
+        task_of(data, tmp_path / "more", skip_bad_images=True)
 
 
 def test_the_record_tells_one_set_from_another_and_parts_stay_as_they_are(data: Path, tmp_path: Path) -> None:

@@ -98,6 +98,17 @@ def test_a_foreign_class_too_small_to_split_is_left_out_and_a_bad_image_is_named
     assert len(foreign_images(lenient, "test", task.class_names)) == len(found) - 1
 
 
+def test_foreign_images_that_are_counted_are_not_trained_on(digits_checkpoint: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"unlabelled": "digits", "options": {"teacher": "restricted"}, "training": {"steps": 1}}
+    task = open_task("digits", CLASSES, preprocessing={**PREPROCESSING, "input_size": (3, 32, 32)}, base_outputs=10)
+    counted = sum(len(foreign_images(task, part, task.class_names)) for part in ("validation", "test"))
+    seen = []
+    for reject in (0.1, None):
+        made = derived(digits_checkpoint, tmp_path / str(reject), reject=reject, method="vulcan", **given)
+        seen.append(made.record["data"]["unlabelled"]["images"])
+    assert seen[1] - seen[0] == counted > 100
+
+
 def derived(checkpoint: Path, out: Path, **options: Any) -> Any:
     training = Training(**{**QUICK, **options.pop("training", {})})
     given: dict[str, Any] = {"rate": 0.3, "data": "digits", "classes": CLASSES, "model_args": ARGS, "reject": 0.1}

@@ -206,6 +206,7 @@ def test_an_export_of_other_weights_or_judged_by_less_is_made_anew(copied: Path,
     for changed in (
         replace(report, model={**report.model, "weights_sha256": "0" * 64}),
         replace(report, accuracy=None),
+        replace(report, rejection={"score": "logsumexp", "threshold": 1.0, "share": 0.1}),
     ):
         (folder / "export" / "export.json").write_text(changed.to_json())
         assert not is_reused(folder, max_images=20)
