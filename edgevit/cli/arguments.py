@@ -32,7 +32,7 @@ CropPct = Annotated[float | None, typer.Option(help="Instead of its central shar
 Interpolation = Annotated[str | None, typer.Option(help="Instead of its interpolation: bilinear, bicubic ...")]
 BatchSize = Annotated[int, typer.Option(help="Images per optimiser step, over all processes and micro-batches.")]
 Workers = Annotated[int, typer.Option(help="Processes that read images.")]
-Shape = Annotated[str, typer.Option(help="fused, paper or free.", rich_help_panel=SHAPE)]
+Shape = Annotated[str, typer.Option(help="fused, fused4, paper or free.", rich_help_panel=SHAPE)]
 FfnMultiple = Annotated[
     int | None, typer.Option(help="FFN widths are multiples of 8, 16, 32 or 64.", rich_help_panel=SHAPE)
 ]

@@ -1,8 +1,9 @@
 """From real-valued widths to dimensions that hardware likes and that land just under a budget.
 
-Three policies. `fused` (default): QK = VO in each block, so that NVIDIA's compiler fuses the attention; multiples of 8,
-at least 16; FFN a multiple of 8, 16, 32 or 64. `paper`: QK and VO on their own, multiples of 8, at least 8, as Vulcan's
-released code. `free`: any width. Heads of a block always share one width.
+`fused` (default): QK = VO in each block, so that NVIDIA's compiler fuses the attention; multiples of 8, at least 16;
+FFN a multiple of 8, 16, 32 or 64. `fused4`: all that it fuses, some with more copies: multiples of 4, at least 12.
+`paper`: QK and VO on their own, multiples of 8, at least 8, as Vulcan's released code. `free`: any width. Heads of a
+block always share one width.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Policy:
 
 POLICIES = {
     "fused": Policy("fused", head_step=8, head_minimum=16, ffn_step=8, equal=True),
+    "fused4": Policy("fused4", head_step=4, head_minimum=12, ffn_step=8, equal=True),
     "paper": Policy("paper", head_step=8, head_minimum=8, ffn_step=8, equal=False),
     "free": Policy("free", head_step=1, head_minimum=1, ffn_step=1, equal=False),
 }

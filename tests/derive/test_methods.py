@@ -9,6 +9,7 @@ from small_base import derive, write_checkpoint
 import edgevit
 from edgevit.derive import load_method, method_names
 from edgevit.derive.options import make_config, parse_assignments
+from edgevit.derive.shape import POLICIES
 from edgevit.errors import OptionError, UnknownNameError
 
 
@@ -40,12 +41,13 @@ def test_vulcan_takes_the_published_steps_or_as_many_passes_over_the_data():
     assert vulcan.default_steps(data, 0.6, 3_250, 128) == 600
 
 
-@pytest.mark.parametrize("shape", ["fused", "paper", "free"])
+@pytest.mark.parametrize("shape", POLICIES)
 @pytest.mark.parametrize("name", method_names())
 def test_a_method_derives_a_model_inside_its_budget_that_loads_again(name, shape, checkpoint, tmp_path):
     derivation = derive(checkpoint, tmp_path / "m", method=name, shape=shape, rate=0.45)
     spec = derivation.model.spec
     assert 0.45 <= spec.rate < 0.47
+    assert all(b.fusable for b in spec.blocks) or not derivation.record["shape"]["equal"]
     assert spec.classes[1].name == "7" and derivation.record["method"] == name
     images = torch.randn(2, 3, 32, 32)
     loaded = edgevit.load(tmp_path / "m")
