@@ -4,7 +4,8 @@
     python benchmarks/forge.py --images 64
 
 Random weights cost what trained ones do; images are the rendered data set's, scaled up. Each budget runs in a process
-of its own with one cache, as two commands of a user would.
+of its own with one cache, as two commands of a user would. Of the stages that run images through networks, what is not
+a pass of a network is timed beside it: sums over tokens and least squares.
 """
 
 from __future__ import annotations
@@ -17,27 +18,63 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "forge.json"
 MODEL = "deit_base_patch16_224"
+NO_PASSES = ("closed_form", "allocation")  # stages that run no image through a network
 BUDGETS = (("first budget, rate 0.6", 0.6), ("second, rate 0.8", 0.8))
+
+
+@contextmanager
+def timed(owner: Any, name: str, stage: str, seconds: dict[str, float]) -> Iterator[None]:
+    """Add what calls of a function take to the seconds of a stage."""
+    function = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - started
+
+    setattr(owner, name, call)
+    try:
+        yield
+    finally:
+        setattr(owner, name, function)
 
 
 def derive(folder: Path, data: Path, rate: float, images: int, gradients: int) -> dict[str, Any]:
     """One derivation without training, in this process."""
+    from edgevit.derive import sensitivity, statistics
+    from edgevit.derive.least_squares import Regression
     from edgevit.derive.pipeline import derive as derive_model
     from edgevit.derive.train import Training
 
-    derivation = derive_model(
-        MODEL, checkpoint=folder / "base.safetensors", model_args={"num_classes": 24}, data=data, rate=rate,
-        classes=["plain_disc", "plain_ring", "plain_star"], out=folder / f"m{rate}", method="forge",
-        options={"calibration_images": images, "sensitivity_images": gradients},
-        training=Training(steps=0, device="cpu", batch_size=32),
-    )  # fmt: skip
+    beside: dict[str, float] = {}
+    with ExitStack() as stack:
+        for stage, owner, name in (
+            ("sensitivity", sensitivity, "_of_batch"),
+            ("statistics", statistics._Sums, "see_hidden"),
+            ("statistics", statistics._Sums, "see_input"),
+            ("sequential", Regression, "add"),
+            ("sequential", Regression, "solve"),
+        ):
+            stack.enter_context(timed(owner, name, stage, beside))
+        derivation = derive_model(
+            MODEL, checkpoint=folder / "base.safetensors", model_args={"num_classes": 24}, data=data, rate=rate,
+            classes=["plain_disc", "plain_ring", "plain_star"], out=folder / f"m{rate}", method="forge",
+            options={"calibration_images": images, "sensitivity_images": gradients},
+            training=Training(steps=0, device="cpu", batch_size=32),
+        )  # fmt: skip
+    seconds = derivation.record["seconds"]
+    beside |= {stage: seconds[stage] for stage in NO_PASSES}
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
-    return {"seconds": derivation.record["seconds"], "peak_bytes": peak_bytes}
+    return {"seconds": seconds, "beside_passes_s": beside, "peak_bytes": peak_bytes}
 
 
 def main() -> None:

@@ -176,16 +176,21 @@ def forge() -> str:
     data = load("forge")
     if data is None:
         return ""
-    lines = [
-        [name, *(f"{run['seconds'].get(name, 0.0):.1f} s" for run in data["runs"])]
-        for name in data["runs"][0]["seconds"]
-    ]
+    lines = []
+    for name in data["runs"][0]["seconds"]:
+        cells = [name]
+        for run in data["runs"]:
+            beside = run["beside_passes_s"].get(name)
+            cells.append(f"{run['seconds'].get(name, 0.0):.1f} s" + ("" if beside is None else f" ({beside:.1f})"))
+        lines.append(cells)
+    sums = [sum(run["beside_passes_s"].values()) for run in data["runs"]]
+    lines.append(["all but passes", *(f"{seconds:.1f} s" for seconds in sums)])
     lines.append(["peak memory", *(f"{run['peak_bytes'] / 1e9:.1f} GB" for run in data["runs"])])
     told = (
         f"{data['model']}, random weights, {data['calibration_images']} calibration images of {data['pixels']} px, "
         f"{data['sensitivity_images']} of them for gradients; {data['threads']} threads, load average "
         f"{data['load_average']:.1f} at the start. A forward pass of the calibration images alone: "
-        f"{data['forward_s']:.0f} s.\n"
+        f"{data['forward_s']:.0f} s. In brackets: without the passes of networks.\n"
     )
     head = ["stage", *(run["title"] for run in data["runs"])]
     return "\n".join(["## Cost of forge's closed form\n", told, table(head, lines)])
