@@ -177,18 +177,21 @@ def _beside_skd_cases() -> Iterator[Case]:
 def cases() -> Iterator[Case]:
     """Every derivation, in the order in which a reader would miss it."""
     first, *others = SEEDS
-    taught = "vulcan + teacher"
+    taught, tuned = "vulcan + teacher", "nuwa, fine-tuned"
     most = [name for name in METHODS if name != taught]
+    judged = [name for name in METHODS if name != tuned]  # all that a target is about
     yield from _main_cases([first], (0.8, 0.9), METHODS)
     yield from _main_cases([first], (0.6, 0.4), most)
     yield from _forge_cases(TASK_SIZES, 0)
     yield from _curve_cases()
-    yield from _main_cases(others, (0.8, 0.9), METHODS)
+    yield from _main_cases(others, (0.8, 0.9), judged)
     yield from _skd_cases()
-    yield from _main_cases([first], (0.6, 0.4), [taught])
     yield from _digits_cases()
+    yield from _main_cases([first], (0.6, 0.4), [taught])
+    yield from _main_cases(others, (0.6, 0.4), [name for name in judged if name != taught])
     yield from _forge_cases([FORGE_TASK], STEPS)
-    yield from _main_cases(others, (0.6, 0.4), METHODS)
+    yield from _main_cases(others, (0.6, 0.4), [taught])
+    yield from _main_cases(others, RATES, [tuned])
     yield from _beside_skd_cases()
 
 
