@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 import timm
 import torch
 from safetensors.torch import save_file
 
 import edgevit
+import edgevit.derive.train as loop
 from edgevit.derive.train import Training
 
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
@@ -50,6 +54,20 @@ def make_supernet(checkpoint: Path, out: Path, *, training: dict[str, Any] | Non
         options={**few, **options.pop("options", {})},
         **{**given, **options},
     )
+
+
+def press_ctrl_c_in_step(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt the next training in this step, the first being 0, and no training after it."""
+    step, pressed = loop._Run.step, []
+
+    def step_then_ctrl_c(self: Any, batches: Any, now: int) -> dict[str, float]:
+        figures = step(self, batches, now)
+        if now == number and not pressed:
+            pressed.append(now)
+            os.kill(os.getpid(), signal.SIGINT)
+        return figures
+
+    monkeypatch.setattr(loop._Run, "step", step_then_ctrl_c)
 
 
 def _slice(checkpoint: Path, out: Path, training: Training, given: dict[str, Any]) -> Any:

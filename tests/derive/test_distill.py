@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from small_base import ARGS, PREPROCESSING
+from small_base import ARGS, PREPROCESSING, press_ctrl_c_in_step
 from small_base import derive as derive_small
 from torch import Tensor, nn
 
@@ -202,8 +200,6 @@ def test_unlabelled_images_have_no_part_in_the_loss_of_the_labels(bench: Bench) 
 def test_an_interrupted_distillation_resumed_ends_in_the_same_weights(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lr: float
 ) -> None:
-    import edgevit.derive.train as loop
-
     def run(folder: Path, network: nn.Module) -> History:
         return bench.train(
             network, 9, folder / "history.jsonl", folder=folder / "state", distillation=bench.teacher(tokens=0.1),
@@ -214,18 +210,9 @@ def test_an_interrupted_distillation_resumed_ends_in_the_same_weights(
         (tmp_path / name).mkdir()
     whole, resumed = bench.spoilt(), bench.spoilt()
     history = run(tmp_path / "whole", whole)
-    step = loop._Run.step
-
-    def step_then_ctrl_c(self: Any, batches: Any, number: int) -> dict[str, float]:
-        figures = step(self, batches, number)
-        if number == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-        return figures
-
-    monkeypatch.setattr(loop._Run, "step", step_then_ctrl_c)
+    press_ctrl_c_in_step(4, monkeypatch)
     with pytest.raises(Interrupted, match="stopped at step 5 of 9"):
         run(tmp_path / "resumed", bench.spoilt())
-    monkeypatch.setattr(loop._Run, "step", step)
     again = run(tmp_path / "resumed", resumed)
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, resumed.state_dict()[name]), name

@@ -1,14 +1,13 @@
 """One network for every size: made from a base that knows digits, sliced, resumed, and refused what it cannot give."""
 
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_base import press_ctrl_c_in_step
 
 import edgevit
 from edgevit.data.task import reopen
@@ -165,20 +164,9 @@ def test_steps_train_the_slice_through_the_shared_loop(net, tmp_path):
 
 
 def test_an_interrupted_training_resumed_ends_in_the_same_network(digits_checkpoint, tmp_path, monkeypatch):
-    import edgevit.derive.train as loop
-
     short = {"training": {"steps": 8, "batch_size": 16}, "options": {"growth": 1.0}}
     whole = make(digits_checkpoint, tmp_path / "whole", **short)
-    step, interrupted = loop._Run.step, []
-
-    def step_then_ctrl_c(self, batches, number):
-        figures = step(self, batches, number)
-        if number == 4 and not interrupted:
-            interrupted.append(number)
-            os.kill(os.getpid(), signal.SIGINT)
-        return figures
-
-    monkeypatch.setattr(loop._Run, "step", step_then_ctrl_c)
+    press_ctrl_c_in_step(4, monkeypatch)
     with pytest.raises(Interrupted, match=r"stopped at step 5 of 8 .* --resume goes on from .*resumed\.partial"):
         make(digits_checkpoint, tmp_path / "resumed", **short)
     with pytest.raises(OptionError, match=r"cannot resume .* with other options: rate was 0.65 and is 0.5"):

@@ -1,6 +1,5 @@
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_base import ARGS, derive, write_checkpoint
+from small_base import ARGS, derive, press_ctrl_c_in_step, write_checkpoint
 
 import edgevit
 from edgevit.derive.train import Meeting, Training, learning_rate, open_compute, sample_order
@@ -67,18 +66,7 @@ def test_schedules_warm_up_hold_and_fall():
 @pytest.mark.parametrize("options", [{}, {"anchor_update": "ema"}, {"multiplier_update": "ascent"}])
 def test_an_interrupted_derivation_resumed_ends_in_the_same_weights(checkpoint, tmp_path, options, monkeypatch):
     whole = derive(checkpoint, tmp_path / "whole", options=options)
-    import edgevit.derive.train as loop
-
-    step, interrupted = loop._Run.step, []
-
-    def step_then_ctrl_c(self, batches, number):
-        figures = step(self, batches, number)
-        if number == 3 and not interrupted:
-            interrupted.append(number)
-            os.kill(os.getpid(), signal.SIGINT)
-        return figures
-
-    monkeypatch.setattr(loop._Run, "step", step_then_ctrl_c)
+    press_ctrl_c_in_step(3, monkeypatch)
     with pytest.raises(Interrupted, match=r"stopped at step 4 of 6 .* --resume goes on from .*resumed\.partial"):
         derive(checkpoint, tmp_path / "resumed", options=options)
     assert not (tmp_path / "resumed").exists()
