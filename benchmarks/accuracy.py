@@ -158,8 +158,8 @@ def _digits_cases() -> Iterator[Case]:
                     yield replace(case, steps=DIGITS_STEPS if steps else 0, batch_size=DIGITS_BATCH)
 
 
-def _skd_cases() -> Iterator[Case]:
-    for task in (FORGE_TASK, *(size for size in TASK_SIZES if size != FORGE_TASK)):
+def _skd_cases(tasks: Iterable[int]) -> Iterator[Case]:
+    for task in tasks:
         for rate in SKD_RATES:
             for name, (supernet_steps, _) in SKD.items():
                 for steps, told in ((0, ""), (SKD_STEPS, f", {SKD_STEPS} steps")):
@@ -185,9 +185,10 @@ def cases() -> Iterator[Case]:
     yield from _forge_cases(TASK_SIZES, 0)
     yield from _curve_cases()
     yield from _main_cases(others, (0.8, 0.9), judged)
-    yield from _skd_cases()
     yield from _digits_cases()
+    yield from _skd_cases([FORGE_TASK])
     yield from _main_cases([first], (0.6, 0.4), [taught])
+    yield from _skd_cases(size for size in TASK_SIZES if size != FORGE_TASK)
     yield from _main_cases(others, (0.6, 0.4), [name for name in judged if name != taught])
     yield from _forge_cases([FORGE_TASK], STEPS)
     yield from _main_cases(others, (0.6, 0.4), [taught])
