@@ -67,15 +67,16 @@ def attention_menu(
         pairs = [(w, w) for w in shared]
     else:
         pairs = [(q, v) for q in qk_widths for v in vo_widths]
-    return [
-        Choice(
-            cost(count, q, v),
-            max(float(loss_without[count - 1, q, v]), 0.0),
-            Heads(tuple(sorted(heads_first[:count, q, v].tolist())), q, v),
-        )
-        for count in range(least, dims.heads + 1)
-        for q, v in pairs
-    ]
+    qk, vo = torch.tensor(pairs, device=saved.device).unbind(1)
+    menu = []
+    for count in range(least, dims.heads + 1):
+        losses = loss_without[count - 1, qk, vo].clamp_min(0).tolist()
+        stay = heads_first[:count, qk, vo].sort(dim=0).values.mT.tolist()
+        menu += [
+            Choice(cost(count, *pair), loss, Heads(tuple(heads), *pair))
+            for pair, loss, heads in zip(pairs, losses, stay, strict=True)
+        ]
+    return menu
 
 
 def ffn_menu(losses: Tensor, policy: Policy, cost: Callable[[int], float]) -> list[Choice]:
