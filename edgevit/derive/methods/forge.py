@@ -49,6 +49,7 @@ from edgevit.models.slim import bare_copy
 QUANTITIES = ("macs", "params", "ms")
 DROPS = True
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
+TOKENS = 2048  # of one batch with gradients: 2 GB of activations for DeiT-Base
 PASSES = 10  # over the training images, in distillation
 
 
@@ -121,10 +122,11 @@ def _images(problem: Problem, count: int) -> Split:
 
 
 def _sensitivities(problem: Problem, config: Config, network: nn.Module) -> list[Sensitivity]:
+    tokens: int = family_of(network).geometry(network).tokens
     found = measure_sensitivity(
         network,
         _images(problem, config.sensitivity_images),
-        batch_size=min(problem.compute.batch_size, 32),
+        batch_size=min(problem.compute.batch_size, 32, max(TOKENS // tokens, 1)),
         device=problem.compute.device,
         workers=problem.training.workers,
         seed=problem.training.seed,
