@@ -109,12 +109,14 @@ def measure_sensitivity(
         for batch, _ in images.batches(batch_size, workers):
             logits = network(batch.to(device).requires_grad_())[:, index]
             target = (logits * curvature_sample(logits, generator).to(device)).sum()
-            flat = [tensor for s in seen for tensor in vars(s).values()]
-            gradients = torch.autograd.grad(target, flat)
-            for i, (d, s) in enumerate(zip(dims, seen, strict=True)):
-                now = _of_batch(d.heads, d.qk, s, _Seen(*gradients[4 * i : 4 * i + 4]))
+            gradients = list(torch.autograd.grad(target, [tensor for s in seen for tensor in vars(s).values()]))
+            for i, d in enumerate(dims):
+                now = _of_batch(d.heads, d.qk, seen[i], _Seen(*gradients[:4]))
                 before = sums[i]
                 sums[i] = now if before is None else _add(before, now)
+                del gradients[:4]  # the next batch's activations come where these were
+                seen[i] = _Seen(*[torch.empty(0)] * 4)
+            del logits, target
             done += len(batch)
             stage.update(done)
     found = [total.map(lambda t: (t / done).cpu()) for total in sums if total is not None]

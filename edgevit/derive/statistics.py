@@ -211,7 +211,10 @@ def calibrate(
                 inputs.clear()
             done += len(batch)
             stage.update(done)
-    return [_finite(s.statistics(done), i) for i, s in enumerate(sums)]
+    found: list[BlockStatistics] = []
+    while sums:  # each goes as its statistics come: second moments are most of what is in memory
+        found.append(_finite(sums.pop(0).statistics(done), len(found)))
+    return found
 
 
 def _finite(statistics: BlockStatistics, block: int) -> BlockStatistics:
