@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -106,7 +106,7 @@ def by_moments(folder: Path, clock: Clock) -> Tensor:
 
 
 FP32, FP64 = "pseudo-inverse", "pseudo-inverse in fp64"  # the second as exact as sums in fp64 are
-WAYS = {
+WAYS: dict[str, Callable[[Path, Clock], Tensor]] = {
     FP32: by_pseudo_inverse,
     FP64: partial(by_pseudo_inverse, kind=torch.float64),
     "regression": by_regression,
