@@ -245,8 +245,10 @@ def forge_rows(rows: Iterable[Row]) -> list[Row]:
     rows = list(rows)
     own = picked(rows, table="forge")
     seeds, rates = {row["seed"] for row in own}, {row["rate"] for row in own}
-    whole = picked(rows, table="main", method="forge", shape="fused")
-    return [{**r, "variant": "forge"} for r in whole if r["seed"] in seeds and r["rate"] in rates] + own
+    whole = [r for r in picked(rows, table="main", method="forge") if r["seed"] in seeds and r["rate"] in rates]
+    known = {(r["variant"], r["task"], r["rate"], r["steps"]) for r in own}
+    named = [{**r, "variant": "forge" if r["shape"] == "fused" else f"shape={r['shape']}"} for r in whole]
+    return [r for r in named if (r["variant"], r["task"], r["rate"], r["steps"]) not in known] + own
 
 
 def against_forge(rows: Sequence[Row], found: Sequence[Row]) -> list[float]:
@@ -265,7 +267,8 @@ def forge_table(rows: Sequence[Row]) -> str:
     trained_tasks = sorted({row["task"] for row in picked(rows, table="forge") if row["steps"]})
     lines = []
     for rate in sorted({row["rate"] for row in rows}):
-        for variant in ("forge", *FORGE, *(f"shape={s}" for s in FORGE_SHAPES)):
+        shapes = dict.fromkeys((*NARROW, *FORGE_SHAPES))
+        for variant in ("forge", *FORGE, *(f"shape={s}" for s in shapes)):
             found = picked(rows, rate=rate, variant=variant)
             if not found:
                 continue
