@@ -193,7 +193,6 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=160, help="of the whole model's task")
     parser.add_argument("--layer", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--whole", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--only-layer", action="store_true", help="keep the whole model's figures as they are")
     arguments = parser.parse_args()
     if arguments.layer:
         one_layer(arguments.layer[0], Path(arguments.layer[1]), int(arguments.layer[2]))
@@ -210,8 +209,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         layer = least_squares(Path(folder), arguments.repeats)
     print(json.dumps(layer, indent=1), file=sys.stderr)
-    before = json.loads(RESULTS.read_text())["whole_model"] if arguments.only_layer else None
-    whole = before or _in_a_process("--whole", arguments.images)
+    whole = _in_a_process("--whole", arguments.images)
     record = {"schema": 1, "environment": environment, "least_squares": layer, "whole_model": whole}
     RESULTS.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(whole, indent=1), file=sys.stderr)

@@ -380,6 +380,7 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path) -> Derivation:
     torch.manual_seed(wanted.training.seed)
     try:
         baselines = _baselines(wanted, problem)
+        torch.manual_seed(wanted.training.seed)  # the method draws the same whether or not baselines were worked out
         derived = load_method(wanted.method).derive(problem, wanted.config)
         with problem.stopwatch.stage("evaluation"):
             task, compute = problem.task, problem.compute
