@@ -57,11 +57,7 @@ def test_every_option_that_a_case_gives_is_one_of_its_method(method: str) -> Non
 
 
 def test_methods_that_keep_every_head_and_block_have_a_shape_that_reaches_their_rate() -> None:
-    kept = {
-        (c.data, c.rate, c.shape): c
-        for c in ALL
-        if c.method in ("vulcan", "nuwa") or "allocation" in c.options
-    }
+    kept = {(c.data, c.rate, c.shape): c for c in ALL if c.method in ("vulcan", "nuwa") or "allocation" in c.options}
     assert {rate for data, rate, _ in kept if data == "rendered"} >= set(accuracy.RATES)
     for case in kept.values():
         check(case)
