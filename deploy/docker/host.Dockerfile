@@ -1,7 +1,7 @@
 # The host: derive, export, evaluate, and bench boards over SSH. CPU only.
 #
 #   docker build -f deploy/docker/host.Dockerfile -t edgevit .
-#   docker run --rm -it -v "$PWD:/work" -v "$HOME/.ssh:/root/.ssh:ro" edgevit edgevit --help
+#   docker run --rm -it -v "$PWD:/work" -v "$HOME/.ssh:/ssh:ro" edgevit edgevit --help
 FROM python:3.12-slim-bookworm
 
 RUN apt-get update \
@@ -15,4 +15,6 @@ COPY edgevit ./edgevit
 RUN pip install --no-cache-dir --constraint constraints.txt '.[rtx]'
 
 WORKDIR /work
+# ssh refuses a configuration that another user owns, so root gets copies of its own.
+ENTRYPOINT ["sh", "-c", "if [ -d /ssh ]; then cp -r /ssh /root/.ssh; fi; exec \"$@\"", "edgevit"]
 CMD ["edgevit", "--help"]

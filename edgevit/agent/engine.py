@@ -61,6 +61,10 @@ CAPABILITIES: dict[str, Callable[[Any], bool]] = {
 }
 
 
+class NoEngine(RunnerError):
+    """TensorRT has no kernels for this network in this precision; it may have some in another."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What an engine is built from."""
@@ -85,7 +89,7 @@ def build(
     optimization_level: int | None = None,
     timing_cache: bool = True,
 ) -> dict[str, Any]:
-    """Build an engine into the cache and describe it.
+    """Build an engine into the cache and describe it; say in `refused` why TensorRT could not, if it could not.
 
     `batches` are least, most likely and most; None for a file of fixed batch. `fp32_layers` are patterns of node names,
     for releases that choose types themselves; others find the types in the file.
@@ -101,12 +105,16 @@ def build(
     report = _reporter(send)
     report("parse", 0.0)
     began = time.monotonic()
-    plan = build_plan(trt, log, settings, cache, report)
+    try:
+        plan = build_plan(trt, log, settings, cache, report)
+    except NoEngine as refusal:
+        return {"refused": str(refusal), "seconds": time.monotonic() - began}
     report("write", 0.0)
     path, sha256, size = _write(plan)
     del plan  # before the engine is opened: on a small board there is no room for both
     return {
         "engine": path,
+        "refused": None,
         "sha256": sha256,
         "bytes": size,
         "seconds": time.monotonic() - began,
@@ -154,7 +162,8 @@ def build_plan(
     """Return the engine as a buffer.
 
     Raises:
-        RunnerError: TensorRT refuses the file or the settings.
+        NoEngine: TensorRT takes the file and the settings, and finds no engine.
+        RunnerError: it refuses them, or lacks memory.
     """
     builder = trt.Builder(log)
     network = _parse(trt, log, builder, settings.onnx)
@@ -176,8 +185,9 @@ def build_plan(
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         reason = first_error(log)
-        hint = FREE_MEMORY if "memory" in reason.lower() else "try another --precision or --opset"
-        raise RunnerError(f"TensorRT {trt.__version__} cannot build an engine: {reason}; {hint}")
+        if "memory" in reason.lower():
+            raise RunnerError(f"TensorRT {trt.__version__} cannot build an engine: {reason}; {FREE_MEMORY}")
+        raise NoEngine(f"cannot be built: TensorRT {trt.__version__} says {reason}")
     if cache:
         cache.save(config, log.warnings)
     return plan

@@ -40,14 +40,16 @@ GONE = "the job is gone: it was cancelled, or its result was collected by anothe
 
 
 def start(send: Send, root: str, job: str, method: str, args: dict[str, Any], owner: str) -> dict[str, Any]:
-    """Start a job, unless it is running or finished.
+    """Start a job, unless it is running or has a result.
 
-    Returns its `state` as it was found: "new", "running", "finished" or "dead"; a new or dead one has been started.
-    `said` are a dead one's last words. Progress of an earlier attempt is not shown again.
+    Returns its `state` as it was found: "new", "running", "finished", "failed" or "dead"; but for those that run or
+    have finished it has been started. `said` is why it failed, or a dead one's last words: what was wrong then may have
+    been put right since. Progress of an earlier attempt is not shown again.
     """
     with _registry():
-        state, said = _state(job), _tail(job)
-        if state in ("new", "dead"):
+        state = _state(job)
+        said = (_outcome(job) or {})["error"]["message"] if state == "failed" else _tail(job)
+        if state in ("new", "failed", "dead"):
             _remove(job)
             os.makedirs(_folder(job))
             request = {"method": method, "args": args, "owner": owner, "root": root, "started": _now()}
@@ -195,8 +197,9 @@ def _state(job: str) -> str:
     if not os.path.isdir(_folder(job)):
         return "new"
     alive = _is_running(job)  # asked first: a job writes its result and then ends
-    if os.path.exists(_path(job, "result.json")):
-        return "finished"
+    outcome = _read_json(_path(job, "result.json"))
+    if outcome is not None:
+        return "failed" if "error" in outcome else "finished"
     return "running" if alive else "dead"
 
 

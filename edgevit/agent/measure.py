@@ -95,7 +95,7 @@ def measure(request: Request, report: Report, root: str = "/") -> Run:
         power=Power.from_dict(watts) if watts else None,
         idle_power=None,  # measured once, for all runs of a bench
         clock_step_ns=clock_step_ns(),
-        environment={**describe_environment(root), **loaded.environment},
+        environment={**describe_environment(root), **timed.pop("environment")},
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **timed,
         **figures,
@@ -116,6 +116,7 @@ def _time(
 ) -> dict[str, Any]:
     """Run the three regimes; the meters are for the window alone."""
     first, _ = repeat(loaded.infer, 1, 0.0)
+    environment = {**loaded.environment, **loaded.settle()}
     warm, _ = repeat(loaded.infer, request.warmup, request.warmup_seconds, lambda done: report("warm up", done))
     gpu_ns: list[int] = []
     with ExitStack() as window:
@@ -126,6 +127,7 @@ def _time(
         else:
             latencies, wall_ns = repeat(loaded.infer, request.samples, request.duration_s, tick, loaded.gpu_ns, gpu_ns)
     return {
+        "environment": environment,
         "first_inference_ns": first[0],
         "warmup": len(warm),
         "latencies_ns": tuple(latencies),

@@ -32,7 +32,7 @@ DRIFT = 0.05  # second half of the window over the first
 CLOCK_STEPS = 100  # a latency is at least this many steps of the clock, so that one step is at most 1 %
 WINDOW_NS = 1_000_000_000
 CLOCKS_MOVED = 1.05  # highest over lowest clock of the fastest core, or of the GPU
-POWER_WINDOW_NS = 10_000_000_000  # the rails' sensors average over 0.43 s: shorter windows are mostly their edges
+POWER_WINDOW_S = 10.0  # the rails' sensors average over 0.43 s: shorter windows are mostly their edges
 OTHERS = 0.10  # share of the cores' time that other programs took during the window
 
 
@@ -76,10 +76,14 @@ class Power:
         drawn = _integral(self.times_ns, milliwatts, start, end) + owed * (self.interval_ms or 0) * 1e6
         return drawn / (end - start)
 
+    def window_s(self) -> float:
+        """All of it: unlike a run's wall time, with what the meters took, as the module draws power then, too."""
+        return (self.window_ended_ns - self.window_started_ns) / 1e9
+
     def energy_mj(self) -> float | None:
         """Energy of the module over the window."""
         mean = self.mean_mw()
-        return None if mean is None else mean * (self.window_ended_ns - self.window_started_ns) / 1e9
+        return None if mean is None else mean * self.window_s()
 
     @classmethod
     def from_dict(cls, data: Any) -> Power:
@@ -193,13 +197,15 @@ class Run:
 
     def energy_per_image_mj(self) -> float | None:
         """Gross: all that the module drew, over the images of the window."""
-        power = self.power_mw()
-        return None if power is None else power / self.images_per_second()
+        energy = self.power.energy_mj() if self.power else None
+        return None if energy is None else energy / self.images()
 
     def net_energy_per_image_mj(self) -> float | None:
         """Less what the module draws when it does nothing."""
-        power, idle = self.power_mw(), self.idle_power_mw()
-        return None if power is None or idle is None else (power - idle) / self.images_per_second()
+        energy, idle = self.power.energy_mj() if self.power else None, self.idle_power_mw()
+        if self.power is None or energy is None or idle is None:
+            return None
+        return (energy - idle * self.power.window_s()) / self.images()
 
     def temperature_max_c(self) -> float | None:
         readings = (self.temperatures_before_c, *(self.temperatures_during_c or ()), self.temperatures_after_c)
@@ -213,8 +219,12 @@ class Run:
         """Say why these numbers are not this board's at these settings; such a run is shown and never judged."""
         return [text for text in (check(self) for check in (_throttled, _mode_changed, _gpu_clock)) if text]
 
+    def images(self) -> int:
+        """Of the window."""
+        return self.batch * len(self.latencies_ns)
+
     def images_per_second(self) -> float:
-        return self.batch * len(self.latencies_ns) * 1e9 / self.wall_ns
+        return self.images() * 1e9 / self.wall_ns
 
     def memory_taken_bytes(self) -> int | None:
         """How far the machine's available memory fell: where CPU and GPU share it, this counts both."""
@@ -389,9 +399,9 @@ def _gpu_clock(run: Run) -> str | None:
 
 
 def _power_window(run: Run) -> str | None:
-    if run.power is None or run.power.window_ended_ns - run.power.window_started_ns >= POWER_WINDOW_NS:
+    if run.power is None or run.power.window_s() >= POWER_WINDOW_S:
         return None
-    seconds = (run.power.window_ended_ns - run.power.window_started_ns) / 1e9
+    seconds = run.power.window_s()
     return f"power was read over {seconds:.1f} s only, and its sensor averages slowly; try --duration 10 or more"
 
 

@@ -13,6 +13,7 @@ import shlex
 import subprocess
 from typing import Any, Callable
 
+from .control import controlled
 from .execution import import_tensorrt, make_log, open_engine
 from .kernel import find_program
 from .runners import RunnerError
@@ -51,19 +52,35 @@ ERROR = re.compile(r"^(?:\[[^\]\n]{1,40}\] )?\[E\] (.*)$", re.MULTILINE)
 Send = Callable[[Any], None]
 
 
-def trtexec(send: Send, root: str, *, engine: str, batch: int, seconds: float, streams: int = 1) -> dict[str, Any]:
-    """Run trtexec on an engine and return its summary.
+def trtexec(
+    send: Send,
+    root: str,
+    *,
+    engine: str,
+    batch: int,
+    seconds: float,
+    streams: int = 1,
+    power_mode: str | None = None,
+    lock_clocks: bool = False,
+) -> dict[str, Any]:
+    """Run trtexec on an engine, in this power mode and with the clocks locked if asked, and return its summary.
 
     Raises:
-        RunnerError: there is none, it fails, or it prints what is not known here.
+        RunnerError: there is none, it fails, or it prints what is not known here; or the board cannot be set so.
     """
     program = find_program(root, "trtexec")
     if program is None:
         raise RunnerError("no trtexec on this board; `sudo apt install libnvinfer-bin` brings it")
     known = _run([program, "--help"], HELP_S)
     command = [program, *_arguments(known, _shapes(engine, batch), engine, seconds, streams)]
-    send({"progress": {"stage": "trtexec", "done": 0.0}})
-    return {"command": shlex.join(command), **parse_summary(_run(command, seconds + STARTING_S))}
+
+    def report(stage: str) -> None:
+        send({"progress": {"stage": stage, "done": 0.0}})
+
+    with controlled(root, power_mode=power_mode, lock_clocks=lock_clocks, report=report) as changed:
+        report("trtexec")
+        summary = parse_summary(_run(command, seconds + STARTING_S))
+    return {"command": shlex.join(command), "changed": changed, **summary}
 
 
 def _shapes(path: str, batch: int) -> str | None:

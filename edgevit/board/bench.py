@@ -12,7 +12,7 @@ from edgevit.agent.records import Run
 from edgevit.agent.runners import runner_names, runner_options
 from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.board.connection import THIS_MACHINE, Board, open_board
-from edgevit.board.models import Measurable, Work, find_engine_file, find_file
+from edgevit.board.models import Measurable, Work, find_engine_file, find_file, of_this_board
 from edgevit.board.profiles import Profile, load_profile, match
 from edgevit.board.roofline import Ceiling, ceiling_found, least_bytes, roofline
 from edgevit.errors import AgentError, OptionError, UnfitBoardError, UnknownNameError
@@ -227,7 +227,10 @@ def bench(
         setting = _look(place, known, asked, told)
         if before:
             before(setting, asked.runner)
-        found = found or find_engine_file(Path(model), setting.facts, batches, precision)
+        if found is None:
+            found = find_engine_file(Path(model), setting.facts, batches, precision)
+        else:
+            found = of_this_board(found, setting.facts)
         there = str(found.path) if place.host == THIS_MACHINE else place.put(found.path, found.sha256, told)
         return _bench(place, asked, found, asked.requests(there, found, label, setting), setting, on_run, told)
 
@@ -273,7 +276,7 @@ def _bench(
         what = f"cannot measure {found.path} at batch {requests[failed['number']].batch} on {board.host}"
         raise AgentError(f"{what}: {failed['message']}", remote_traceback=failed["traceback"])
     once = requests[: len(requests) // asked.repeat]
-    checks = _cross_check(board, once, progress) if asked.cross_check else ()
+    checks = _cross_check(board, once, asked, progress) if asked.cross_check else ()
     return Bench(runs, setting, result["changed"], checks, found.work, _ceiling(setting, result["changed"]))
 
 
@@ -299,8 +302,10 @@ def _ceiling(setting: Setting, changed: Mapping[str, Any]) -> Ceiling | None:
     return ceiling_found(setting.profile, {**setting.facts, "power_mode": current})
 
 
-def _cross_check(board: Board, requests: Sequence[Request], progress: Progress) -> tuple[dict[str, Any], ...]:
-    """Let trtexec measure the same engine in its own way."""
+def _cross_check(
+    board: Board, requests: Sequence[Request], asked: Asked, progress: Progress
+) -> tuple[dict[str, Any], ...]:
+    """Let trtexec measure the same engine in its own way, on the board set as it was for the runs."""
     checks = []
     for request in requests:
         args = {
@@ -308,6 +313,8 @@ def _cross_check(board: Board, requests: Sequence[Request], progress: Progress) 
             "batch": request.batch,
             "seconds": max(CROSS_CHECK_S, request.duration_s),
             "streams": request.options.get("streams", 1),
+            "power_mode": asked.power_mode,
+            "lock_clocks": asked.lock_clocks,
         }
         shape = {"batch": request.batch, "streams": args["streams"]}
         name = f"trtexec, batch {request.batch}"

@@ -320,8 +320,9 @@ class _Show:
             case {"state": "running" | "finished" as state}:
                 how = "is running already" if state == "running" else "has finished, and nobody has seen its result"
                 self._progress.note(f"the same {method} on {self._host} {how}: collecting that one")
-            case {"state": "dead", "said": said}:
-                self._progress.note(f"an earlier {method} on {self._host} died: {said}; trying again")
+            case {"state": "failed" | "dead" as state, "said": said}:
+                ended = "failed" if state == "failed" else "died"
+                self._progress.note(f"an earlier {method} on {self._host} {ended}: {said}; trying again")
 
     def __call__(self, progress: dict[str, Any]) -> None:
         match progress:

@@ -6,11 +6,11 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgevit.board.store import find_engine
+from edgevit.board.store import find_engine, model_folder, recorded_engine
 from edgevit.errors import CheckpointError
 
 SPEC = "model.json"
@@ -64,6 +64,20 @@ def find_engine_file(
     """
     engine = find_engine(folder, facts, batches, precision)
     return Measurable(engine.path.absolute(), engine.sha256, engine.precision, folder.absolute().name, _work(folder))
+
+
+def of_this_board(found: Measurable, facts: Mapping[str, Any]) -> Measurable:
+    """Check an engine that was given by its path against the record beside it, and add what that says.
+
+    A file without a record is taken as it is.
+
+    Raises:
+        EngineError: it was built for another board than that with these facts, or altered since.
+    """
+    if found.path.suffix != ".engine" or not found.path.with_suffix(".json").is_file():
+        return found
+    record = recorded_engine(found.path, facts)
+    return replace(found, precision=record.precision, work=_work(model_folder(record.path)))
 
 
 def _work(folder: Path) -> Work | None:

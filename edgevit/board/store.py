@@ -69,6 +69,11 @@ def engines_folder(model: Path) -> Path:
     return model / "export" / "engines"
 
 
+def model_folder(engine: Path) -> Path:
+    """The model folder that an engine lies in."""
+    return engine.parent.parent.parent.parent
+
+
 def read_record(path: Path) -> EngineRecord:
     """Read what lies beside an engine.
 
@@ -123,6 +128,19 @@ def _check_unaltered(record: EngineRecord) -> EngineRecord:
             f"build it again with edgevit export ... --trt --rebuild"
         )
     return record
+
+
+def recorded_engine(path: Path, facts: Mapping[str, Any]) -> EngineRecord:
+    """Return what is known of this engine, if it is one for the board with these facts.
+
+    Raises:
+        EngineError: it was built for another, or altered since.
+    """
+    record, here = read_record(path.with_suffix(".json")), fingerprint(facts)
+    if record.fingerprint != here:
+        how = _how_to_build(model_folder(path))
+        raise EngineError(f"{path} was built for {record.fingerprint}, and this is {here}; {how}")
+    return _check_unaltered(record)
 
 
 def find_engine(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Attempt:
     onnx: Path
     written: WrittenVariant | None  # None: a file of the export itself
     fp32_modules: tuple[str, ...]
-    built: dict[str, Any]  # as the board tells it
+    built: dict[str, Any]  # as the board tells it, or why it was refused
     verdict: Verdict
 
     @property
@@ -85,7 +85,8 @@ class Workshop:
         modules = rung.modules(self.exported.norms, self.exported.blocks)
         onnx, written = self._typed_file(rung, modules) if self.strongly_typed else self._untyped_file()
         built = self._build(rung, onnx, [] if self.strongly_typed else node_patterns(modules))
-        return Attempt(onnx, written, modules, built, self._judge(rung, built["engine"]))
+        verdict = Verdict({}, built["refused"]) if built["refused"] else self._judge(rung, built["engine"])
+        return Attempt(onnx, written, modules, built, verdict)
 
     def _typed_file(self, rung: Rung, modules: tuple[str, ...]) -> tuple[Path, WrittenVariant | None]:
         """Where an engine computes in the types of its ONNX file, each rung has a file of its own."""
@@ -122,6 +123,7 @@ class Workshop:
         return built
 
     def _judge(self, rung: Rung, engine: str) -> Verdict:
+        """At the batch that kernels were chosen for, then at the most: an engine may be wrong at one of them only."""
         sample = self.sample
         args = {
             "engine": engine,
@@ -129,11 +131,15 @@ class Workshop:
             "count": sample.count,
             "shape": list(sample.shape),
             "dtype": "float16",
-            "batch": self.batches[1],
             "columns": list(sample.columns),
         }
-        seen = self.board.run_job("classify", args, name=str(rung), progress=self.progress)
-        return judge(sample, seen["predicted"], seen["nonfinite"], self.options.tolerances)
+        for batch in dict.fromkeys(self.batches[1:]):
+            name = f"{rung}, batch {batch}"
+            seen = self.board.run_job("classify", {**args, "batch": batch}, name=name, progress=self.progress)
+            verdict = judge(sample, seen["predicted"], seen["nonfinite"], self.options.tolerances)
+            if verdict.failure is not None:
+                return replace(verdict, failure=f"{verdict.failure}, at batch {batch}")
+        return verdict
 
     @property
     def _fuses_nothing(self) -> bool:

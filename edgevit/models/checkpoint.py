@@ -171,6 +171,11 @@ def _fill(network: nn.Module, state: dict[str, Tensor], path: Path, name: str) -
     network.load_state_dict({k: v.to(torch.float32) for k, v in state.items()}, assign=True)
 
 
+def _check_name(name: str) -> None:
+    if not timm.is_model(name):
+        raise UnknownNameError("timm model or model folder", name, timm.list_models())
+
+
 def _create(name: str, args: Mapping[str, Any], *, pretrained: bool = False) -> nn.Module:
     """Make a timm model.
 
@@ -179,8 +184,7 @@ def _create(name: str, args: Mapping[str, Any], *, pretrained: bool = False) -> 
         OptionError: timm refuses an argument.
         CheckpointError: pretrained weights cannot be had.
     """
-    if not timm.is_model(name):
-        raise UnknownNameError("timm model or model folder", name, timm.list_models())
+    _check_name(name)
     try:
         network: nn.Module = timm.create_model(name, pretrained=pretrained, **args)
     except FOREIGN as error:
@@ -235,6 +239,7 @@ def open_base(
     name, args = str(base), dict(model_args or {})
     if os.sep in name and not timm.is_model(name):
         raise CheckpointError(f"no model folder at {name}; check the path")
+    _check_name(name)
     state = None
     if checkpoint is not None:
         if pretrained:

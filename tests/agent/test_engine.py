@@ -168,7 +168,6 @@ def test_too_little_memory_is_refused_before_building(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("release", "fault", "options", "message"),
     [
-        ("10.3.0", "no-tactic", {}, r"cannot build an engine: .*Could not find any implementation.*; try another"),
         ("10.3.0", "out-of-memory", {}, r"cannot build an engine: .*OutOfMemory.*; close other programs"),
         ("8.5.2", "", {"optimization_level": 5}, r"TensorRT 8\.5\.2 has no optimization levels; leave"),
         ("10.3.0", "", {"batches": None}, r"the file's batch is dynamic: say the least"),

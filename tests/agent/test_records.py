@@ -360,6 +360,8 @@ def test_energy_per_image_is_power_over_throughput_gross_and_net():
     run = replace(BOARD, latencies_ns=(10 * MS,) * 1200, batch=4, idle_power=idle)  # 400 images/s
     assert (run.power_mw(), run.idle_power_mw()) == pytest.approx((10_000, 4000))
     assert (run.energy_per_image_mj(), run.net_energy_per_image_mj()) == pytest.approx((25, 15))
+    read = replace(run, wall_ns=run.wall_ns * 9 // 10)  # the meters took a tenth of the window, and the module drew on
+    assert (read.energy_per_image_mj(), read.net_energy_per_image_mj()) == pytest.approx((25, 15))
     assert replace(run, idle_power=None).net_energy_per_image_mj() is None
     assert replace(run, power=None).energy_per_image_mj() is None
 

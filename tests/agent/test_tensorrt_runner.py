@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ import pytest
 from standin_board import RELEASES, model_for, play, play_cudart
 
 from edgevit.agent import engine as builder
-from edgevit.agent.execution import Tensor, import_tensorrt, make_log, open_engine, random_bytes
+from edgevit.agent.execution import Execution, Tensor, import_tensorrt, make_log, open_engine, random_bytes
 from edgevit.agent.measure import Request, measure
 from edgevit.agent.runners import Loaded, RunnerError, import_runner, runner_options
+from edgevit.agent.runners.tensorrt import TensorrtLane
 
 
 def ignore(message: object) -> None:
@@ -77,7 +78,8 @@ def test_the_options_are_those_that_decide_what_is_measured() -> None:
 def test_transfers_go_in_and_out_and_gpu_time_is_without_them(board: Any) -> None:
     with opened(board(), transfers=True, cuda_graph=False, spin=False) as loaded:
         loaded.infer()
-        assert loaded.environment.items() >= {"transfers": "included", "cuda_graph": "off", "spin": "off"}.items()
+        assert loaded.settle() == {"cuda_graph": "off"}
+        assert loaded.environment.items() >= {"transfers": "included", "spin": "off"}.items()
         assert loaded.gpu_ns is not None and loaded.gpu_ns() > 0
         lane: Any = loaded.lanes[0]
         (host, _), *none = lane._copies_out
@@ -91,15 +93,37 @@ def test_a_capture_that_is_refused_goes_on_without_and_says_so(
     play_cudart(monkeypatch, tmp_path)
     monkeypatch.setenv("STANDIN_CUDART_CAPTURE", "refuse")
     with opened(engine, streams=2) as loaded:
-        assert loaded.environment["cuda_graph"] == "refused"
+        loaded.infer()
+        assert loaded.settle() == {"cuda_graph": "refused"}
         loaded.infer()
 
 
 def test_a_binding_without_graphs_goes_on_without_and_says_so(board: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN_PYCUDA", "2020")
     with opened(board()) as loaded:
-        assert loaded.environment["cuda_graph"] == "unavailable"
         loaded.infer()
+        assert loaded.settle() == {"cuda_graph": "unavailable"}
+        loaded.infer()
+
+
+def test_the_first_inference_is_left_to_be_measured(board: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def note(name: str, act: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def noted(self: Any) -> Any:
+            seen.append(name)
+            return act(self)
+
+        return noted
+
+    monkeypatch.setattr(Execution, "enqueue", note("run", Execution.enqueue))
+    monkeypatch.setattr(TensorrtLane, "capture", note("capture", TensorrtLane.capture))
+    with opened(board(), streams=2) as loaded:
+        assert seen == []
+        loaded.infer()
+        assert seen == ["run"]
+        loaded.settle()
+        assert seen[:3] == ["run", "run", "capture"]
 
 
 @pytest.mark.parametrize("release", ["8.6.1", "10.3.0"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +35,21 @@ def test_help_works_and_loads_nothing_heavy(arguments: list[str]) -> None:
     assert done.stderr.split() == ["loaded:"]
     if len(arguments) < 2:
         assert all(command in done.stdout for command in COMMANDS)
+
+
+def test_help_shows_every_default_that_was_written_by_hand() -> None:
+    folder = Path(edgevit.__file__).parent / "cli"
+    told = ""
+    for command in COMMANDS:
+        told += subprocess.run(
+            [sys.executable, "-m", "edgevit.cli", command, "--help"], text=True, capture_output=True
+        ).stdout
+    told = " ".join(told.split())
+    written = [
+        text for file in folder.glob("*.py") for text in re.findall(r"  (\[default: [^\]{}]+\])\"", file.read_text())
+    ]
+    assert len(written) > 10
+    assert [text for text in written if text not in told] == []
 
 
 def test_the_installed_command_knows_its_version() -> None:

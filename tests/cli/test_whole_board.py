@@ -45,7 +45,10 @@ def orin_nx(sshd, board_tree):
     trtexec = tree / "usr/src/tensorrt/bin/trtexec"
     trtexec.parent.mkdir(parents=True)
     help_text = "--useCudaGraph --useSpinWait --noDataTransfers"
-    trtexec.write_text(f'#!/bin/sh\n[ "$1" = --help ] && echo "{help_text}" && exit\ncat <<"EOF"\n{SUMMARY}EOF\n')
+    ask_mode = f"{tree}/usr/sbin/nvpmodel -q > {tree}/power-mode-of-trtexec"
+    trtexec.write_text(
+        f'#!/bin/sh\n[ "$1" = --help ] && echo "{help_text}" && exit\n{ask_mode}\ncat <<"EOF"\n{SUMMARY}EOF\n'
+    )
     trtexec.chmod(0o755)
     server = sshd(EDGEVIT_BOARD_ROOT=tree, PYTHONPATH=TESTS / "standins", STANDIN_TENSORRT="10.3.0")
     server.tree = tree
@@ -71,8 +74,11 @@ def test_the_commands_of_the_readme_lead_to_a_gated_bench(orin_nx, exported, edg
     runs = tmp_path / "runs.jsonl"
     gates = ["--gate", "p99<5s", "--gate", "energy<1000J", "--gate", "gpu_p99<5s"]
     shape = ["--batch", 1, "--batch", 8, "--samples", 20, "--duration", 0.5, "--idle", 0.3, "--warmup-seconds", 0]
-    done = edgevit_main("bench", exported, *orin_nx.options, *gates, *shape, "--cross-check", "--output", runs)
+    mode = ["--power-mode", "25W", "--lock-clocks"]
+    done = edgevit_main("bench", exported, *orin_nx.options, *gates, *shape, *mode, "--cross-check", "--output", runs)
     assert done.code == 0, done.out + done.err
+    asked = orin_nx.tree / "power-mode-of-trtexec"
+    assert "25W" in asked.read_text(), "trtexec measures the board as the runs did"
     assert done.out.count(" pass ") == 6 and "trtexec on the same engine" in done.out and "498" in done.out
     one, eight = load_runs(runs)
     assert (one.runner, one.precision, one.batch, eight.batch) == ("tensorrt", "fp16", 1, 8)
@@ -101,6 +107,12 @@ def test_an_engine_is_refused_on_another_board(orin_nx, exported, edgevit_main, 
     done = edgevit_main("bench", folder, "--board", other.host, "--ssh-config", other.config, "--quiet")
     assert "was built for orin-nx-16gb-l4t36.4.3-trt10.3.0" in done.error
     assert "and this is orin-nano-8gb-l4t36.4.4-trt10.3.0" in done.error
+    (record,) = stored_engines(folder)
+    by_path = edgevit_main("bench", record.path, "--board", other.host, "--ssh-config", other.config, "--quiet")
+    assert "was built for orin-nx-16gb-l4t36.4.3-trt10.3.0-8sm, and this is orin-nano-8gb" in by_path.error
+    shape = ["--samples", 5, "--duration", 0.1, "--idle", 0, "--warmup-seconds", 0, "--json"]
+    done = edgevit_main("bench", record.path, *orin_nx.options, *shape)
+    assert json.loads(done.out)["runs"][0]["precision"] == record.precision, done.err
 
 
 def test_a_wrong_profile_builds_and_measures_nothing(orin_nx, exported, edgevit_main):

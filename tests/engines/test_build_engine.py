@@ -263,12 +263,33 @@ def test_a_board_without_tensorrt_or_of_another_profile_is_refused(
         build(folder)
 
 
-@pytest.mark.parametrize("fault", ["no-tactic", "out-of-memory"])
-def test_a_build_that_fails_is_told_as_the_board_tells_it(folder: Path, play: Callable[..., None], fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        ("no-tactic", EngineError, r"fp32 cannot be built: TensorRT 10\.3\.0 says .*Could not find any implementation"),
+        ("out-of-memory", AgentError, r"cannot build an engine: .*OutOfMemory.*; close other programs"),
+        ("batch:8", EngineError, r"no engine is right: fp32 loses .*, at batch 8; "),
+    ],
+)
+def test_a_build_that_fails_is_told_as_the_board_tells_it(
+    folder: Path, play: Callable[..., None], fault: str, error: type[Exception], message: str
+) -> None:
     play(fault=fault)
-    with pytest.raises(AgentError, match="cannot build an engine"):
+    with pytest.raises(error, match=message):
         build(folder)
     assert stored_engines(folder) == []
+
+
+@pytest.mark.parametrize("release", ["8.6.1", "10.3.0"])
+def test_a_precision_that_cannot_be_built_is_left_for_the_next(
+    folder: Path, play: Callable[..., None], release: str
+) -> None:
+    play(release, "no-fp16-tactic")
+    record = build(folder)
+    assert record.rung == "fp32"
+    assert [tried["rung"] for tried in record.tried][:2] == ["fp16", "fp16 with LayerNorm in fp32"]
+    failure = record.tried[0]["failure"]
+    assert failure.startswith(f"cannot be built: TensorRT {release} says ") and "Could not find any" in failure
 
 
 def test_options_reach_the_board(folder: Path, play: Callable[..., None]) -> None:

@@ -42,6 +42,8 @@ class Loaded:
     infer: Callable[[], object]  # runs one batch, and returns only when its output is complete
     provider: str | None  # what it runs on, as the runtime itself reports
     environment: dict[str, str]  # versions and settings that must match for two runs to be compared
+    # Called once, after the first inference: what can be prepared only then. Adds what it returns to the environment.
+    settle: Callable[[], dict[str, str]] = dict
     gpu_ns: Callable[[], int] | None = None  # GPU time of the batch that `infer` has just run, by the GPU's own clock
     lanes: Sequence[Lane] = ()  # more than one: throughput is measured with all of them busy
     engine_bytes: int | None = None  # device memory of weights and activations, by the runtime's own account

@@ -38,16 +38,22 @@ def open_runner(
             "cuda": device["runtime"],
             "cuda_device": f"{device['device']}, {device['sms']} SMs, compute capability {device['capability']}",
             "cuda_binding": cuda.binding,
-            "cuda_graph": _capture(cuda, lanes) if cuda_graph else "off",
             "spin": "on" if spin else "off",
             "transfers": "included" if transfers else "excluded",
             "streams": str(streams),
             "engine_memory": "activations and " + ("the engine file" if weights is None else "weights"),
         }
+
+        def settle() -> dict[str, str]:
+            for lane in lanes[1:]:
+                lane.infer()  # TensorRT finishes its preparations with the first, and could not within a capture
+            return {"cuda_graph": _capture(cuda, lanes) if cuda_graph else "off"}
+
         yield Loaded(
             infer=lanes[0].infer,
             provider="TensorRT",
             environment=environment,
+            settle=settle,
             gpu_ns=lanes[0].gpu_ns,
             lanes=lanes,
             engine_bytes=streams * engine.activation_bytes() + (engine.file_bytes if weights is None else weights),
@@ -85,7 +91,6 @@ class TensorrtLane:
             (cuda.host(tensor.bytes_at(batch)), addresses[tensor.name])
             for tensor in (engine.outputs if transfers else ())
         ]
-        execution.enqueue()  # TensorRT finishes its preparations with the first, and could not within a capture
         cuda.synchronize(execution.stream)
 
     def enqueue(self) -> None:

@@ -13,7 +13,9 @@ STANDIN_TENSORRT_FAULT makes it fail as TensorRT has been seen to, by a comma-se
     fp16-layernorm      the same, if a LayerNormalization runs in fp16
     fp16-block:3        the same, if a node with `blocks.3.` in its name does
     always              the same, in fp32, too
+    batch:8             the same in fp16 and fp32, but only for so many images at once
     no-tactic           no engine can be built
+    no-fp16-tactic      none with any node in fp16
     out-of-memory       the same, for lack of memory
     no-context          an engine cannot be run for lack of memory
 STANDIN_TENSORRT_SECONDS is how long a build takes.
@@ -379,12 +381,12 @@ class Builder:
         return IOptimizationProfile()
 
     def build_serialized_network(self, network: Any, config: Any) -> Any:
-        reason = _refused(network, config)
+        halves = _nodes_in_fp16(network, config)
+        reason = _refused(network, config, halves)
         if reason:
             self._logger.log(ILogger.ERROR, f"IBuilder::buildSerializedNetwork: {reason}")
             return None
         _take_time(getattr(config, "progress_monitor", None))
-        halves = _nodes_in_fp16(network, config)
         if halves and not network._strong:
             self._logger.log(ILogger.WARNING, "Detected layernorm nodes in FP16.")
         if config._cache is not None:
@@ -403,7 +405,7 @@ class Builder:
         return IHostMemory(_MAGIC + json.dumps(header).encode() + b"\n" + network._model.SerializeToString())
 
 
-def _refused(network: Any, config: Any) -> str | None:
+def _refused(network: Any, config: Any, halves: list[Any]) -> str | None:
     flags = {flag.name for flag in config._flags}
     if network._strong and flags & {"FP16", "BF16", "INT8"}:
         return "Error Code 3: API Usage Error (precision flags are not allowed in a strongly typed network)"
@@ -412,7 +414,7 @@ def _refused(network: Any, config: Any) -> str | None:
     for tensor in network._inputs:
         if -1 in tensor.shape and not any(tensor.name in profile._shapes for profile in config._profiles):
             return "Error Code 4: API Usage Error (Network has dynamic inputs, but no optimization profile)"
-    if "no-tactic" in _faults():
+    if "no-tactic" in _faults() or (halves and "no-fp16-tactic" in _faults()):
         return "Error Code 10: Internal Error (Could not find any implementation for node {ForeignNode[a...b]}.)"
     if "out-of-memory" in _faults():
         return "Error Code 2: OutOfMemory (Requested size was 1073741824 bytes.)"
@@ -576,7 +578,7 @@ class IExecutionContext:
         feed = {name: self._array(name, self._shapes[name]).copy() for name, _, _ in header["inputs"]}
         for (name, dtype, _), value in zip(header["outputs"], engine._session.run(None, feed), strict=True):
             value = value.astype("float16") if header["rounded"] else value
-            value = -value if header["garbage"] else value
+            value = -value if header["garbage"] or f"batch:{len(value)}" in _faults() else value
             self._array(name, value.shape)[:] = value.astype(_ARRAYS[dtype])
         return True
 
