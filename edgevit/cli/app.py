@@ -9,8 +9,8 @@ from edgevit import __version__
 from edgevit.cli import bench, board, cache, compare, derive, derive_many, evaluate, export, profiles, show, supernet
 from edgevit.errors import EdgeVitError, Interrupted
 
-# No markup: it would swallow what help says in brackets, such as defaults that depend on the board.
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
+# Markdown, because rich's own markup swallows what help says in brackets, such as defaults that depend on the board.
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode="markdown")
 for command in (derive, derive_many, supernet, export, bench, compare, evaluate, show, board, profiles, cache):
     app.command(command.__name__.rpartition(".")[2].replace("_", "-"))(command.main)
 

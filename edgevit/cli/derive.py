@@ -62,6 +62,13 @@ def main(
         int | None,
         typer.Option(help="Optimiser steps; the method's own rule if left out.", rich_help_panel=arguments.TRAINING),
     ] = None,
+    finetune_epochs: Annotated[
+        int | None,
+        typer.Option(
+            help="Instead of --steps: passes over the training images after the cut, for --method nuwa.",
+            rich_help_panel=arguments.TRAINING,
+        ),
+    ] = None,
     batch_size: arguments.BatchSize = 256,
     lr: arguments.LearningRate = 1e-4,
     weight_decay: arguments.WeightDecay = 0.05,
@@ -105,8 +112,14 @@ def main(
     from edgevit.derive.options import parse_assignments
     from edgevit.derive.pipeline import derive
     from edgevit.derive.train import Training
+    from edgevit.errors import OptionError
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
+    options: dict[str, Any] = dict(parse_assignments(method, set_ or ()))
+    if finetune_epochs is not None:
+        if steps is not None:
+            raise OptionError("--steps and --finetune-epochs exclude each other; give one of them")
+        options["finetune_epochs"] = finetune_epochs
     derivation = derive(
         base,
         data=data,
@@ -118,7 +131,7 @@ def main(
         ms=ms,
         cost_table=cost_table,
         method=method,
-        options=parse_assignments(method, set_ or ()),
+        options=options,
         shape=shape,
         ffn_multiple=ffn_multiple,
         head=head,

@@ -1,8 +1,8 @@
 """What a derivation worked out and another can use again: files under the user's cache folder, named by content hash.
 
-An entry's name is the hash of everything that it depends on: the base's weights, the images themselves, options,
-versions of edgevit and of torch. So an entry is never out of date, only unused; the least recently used go first
-when there are too many. An entry that cannot be read is said to be so, and made again.
+An entry's name is the hash of everything that it depends on: the base's weights, the images themselves, options. So an
+entry is never out of date, only unused; the least recently used go first when there are too many. An entry that cannot
+be read, or that another version of edgevit or of torch made, is said to be so, and made again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from edgevit.errors import OutputError
 from edgevit.models.checkpoint import tensors_sha256, writing
 from edgevit.progress import Progress, Silent
 
-SCHEMA = "1"  # of the entries; one of another schema is made again
+SCHEMA = "2"  # of the entries
+MADE_BY = f"edgevit {edgevit.__version__} with torch {torch.__version__}, schema {SCHEMA}"
 LIMIT_BYTES = 20 * 10**9
 
 Tensors = dict[str, Tensor]
@@ -53,8 +54,9 @@ def entries(folder: Path) -> list[Entry]:
     """What the cache holds, last used first."""
     found = []
     for file in folder.glob("*.safetensors"):
-        facts = file.stat()
-        found.append(Entry(file, file.stem.rpartition("-")[0], facts.st_size, facts.st_mtime))
+        with suppress(FileNotFoundError):  # another process has just made room
+            facts = file.stat()
+            found.append(Entry(file, file.stem.rpartition("-")[0], facts.st_size, facts.st_mtime))
     return sorted(found, key=lambda entry: -entry.used_s)
 
 
@@ -84,7 +86,7 @@ def _read(file: Path) -> Tensors:
     """Read an entry and check that it is whole.
 
     Raises:
-        _Unusable: it is damaged, or of another schema.
+        _Unusable: it is damaged, or of another version.
     """
     try:
         with safe_open(file, "pt") as opened:
@@ -92,8 +94,8 @@ def _read(file: Path) -> Tensors:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no dict
     except (SafetensorError, OSError) as error:
         raise _Unusable(f"it cannot be read ({str(error).splitlines()[0][:80]})") from error
-    if facts.get("schema") != SCHEMA:
-        raise _Unusable(f"it has schema {facts.get('schema')}, and this version reads {SCHEMA}")
+    if facts.get("made_by") != MADE_BY:
+        raise _Unusable(f"it was made by {facts.get('made_by', 'an older edgevit')}, and this is {MADE_BY}")
     if facts.get("sha256") != tensors_sha256(tensors):
         raise _Unusable("its content does not match its hash")
     return tensors
@@ -116,7 +118,7 @@ class Cache:
         """
         if self.folder is None:
             return make()
-        told = json.dumps([SCHEMA, edgevit.__version__, torch.__version__, what, key], sort_keys=True)
+        told = json.dumps([what, key], sort_keys=True)
         file = self.folder / f"{what}-{hashlib.sha256(told.encode()).hexdigest()[:32]}.safetensors"
         with self._alone(file):
             if (found := self._find(what, file)) is not None:
@@ -133,7 +135,8 @@ class Cache:
         except _Unusable as why:
             self.progress.note(f"cached {what} not used: {why}; working it out again")
             return None
-        os.utime(file)  # it was used just now
+        with suppress(OSError):  # of a folder that may only be read; or another process has just made room
+            os.utime(file)  # it was used just now
         self.reused.append(what)
         self.progress.note(f"reusing {what} from the cache")
         return found
@@ -143,7 +146,7 @@ class Cache:
         temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
         try:
             with writing(file):
-                save_file(tensors, temporary, {"schema": SCHEMA, "sha256": tensors_sha256(tensors)})
+                save_file(tensors, temporary, {"made_by": MADE_BY, "sha256": tensors_sha256(tensors)})
                 temporary.replace(file)
                 _trim(file.parent, self.limit_bytes)
         except OutputError as error:

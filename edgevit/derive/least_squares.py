@@ -71,7 +71,7 @@ def refit(
         return slim
     # Small solves where the moments are: on the CPU unless the caller put them elsewhere.
     index, w2, mean = kept.to(second.device), block.w2.detach().to(second), mean.to(second)
-    centre = mean if block.b2 is not None else torch.zeros_like(mean)
+    centre = refittable_mean(block, mean)
     gram = second[index][:, index]
     lift = _lift(ridge, gram.diagonal())
     gram = gram - torch.outer(centre[index], centre[index])
@@ -82,6 +82,11 @@ def refit(
         new = solve(gram, right, lift).mT
     bias = None if block.b2 is None else (block.b2.detach().to(w2) + w2 @ mean - new @ mean[index]).to(block.b2)
     return replace(slim, w2=new.to(block.w2), b2=bias)
+
+
+def refittable_mean(block: BlockWeights, mean: Tensor) -> Tensor:
+    """What an output bias can make up for of its neurons' mean [e]: all of it where there is one, else nothing."""
+    return mean if block.b2 is not None else torch.zeros_like(mean)
 
 
 class Regression:
@@ -184,7 +189,7 @@ def removal_order(w2: Tensor, second: Tensor, mean: Tensor, *, ridge: float = 1e
     update per group is a matrix product, and a whole block costs little more than inverting its covariance. Larger
     groups take away the last two of several near copies together.
 
-    Shapes: w2 [d, e]; second [e, e] and mean [e] as for `refit`.
+    Shapes: w2 [d, e]; second [e, e] as for `refit`, mean [e] by `refittable_mean`.
 
     Raises:
         DataError: the covariance is singular in spite of the ridge.

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -38,11 +39,14 @@ import torch
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from edgevit.derive import load_method
 from edgevit.derive.budget import readable
+from edgevit.derive.options import make_config
 from edgevit.derive.pipeline import derive, partial_folder
 from edgevit.derive.train import Training
 from edgevit.errors import EdgeVitError, Interrupted, OptionError, PlanError, UnknownNameError
-from edgevit.models.checkpoint import write_whole, writing
+from edgevit.models.checkpoint import file_sha256, load, write_whole, writing
+from edgevit.models.spec import ModelSpec
 from edgevit.progress import Progress, Silent
 
 logger = logging.getLogger(__name__)
@@ -119,6 +123,7 @@ class Job:
     method: str
     out: str
     arguments: dict[str, Any]
+    files: dict[str, str]  # sha256 of those that arguments name: another content is another job. Not of the images.
 
     def sha256(self) -> str:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
@@ -240,8 +245,22 @@ def _job(
         **{name: value for name in ("ms", "cost_table") if (value := getattr(budget, name)) is not None},
         **({} if plan.reject is None else {"reject": plan.reject}),  # jobs done without it stay done
     }
+    given = [name for name in ("rate", "macs", "params", "ms") if getattr(budget, name) is not None]
+    if len(given) != 1:
+        seen = " and ".join(given) or "nothing"
+        raise PlanError(f"{file}: budget {budget.name!r} is {seen}; give one of rate, macs, params and ms")
+    name = arguments["method"]
+    make_config(name, load_method(name), method.options)  # so that a misspelt option is found before any job starts
+    named = {key: arguments.get(key) for key in ("checkpoint", "base_classes", "classes", "cost_table")}
+    there = {key: Path(path) for key, path in named.items() if isinstance(path, str) and Path(path).is_file()}
+    files = {key: _sha256(path, path.stat().st_mtime_ns) for key, path in there.items()}
     out = entry.out or str(Path(plan.out) / entry.name)
-    return Job(entry.name, entry.task, entry.budget, entry.method, out, arguments)
+    return Job(entry.name, entry.task, entry.budget, entry.method, out, arguments, files)
+
+
+@lru_cache
+def _sha256(file: Path, changed_ns: int) -> str:
+    return file_sha256(file)  # which all jobs of a plan name: a checkpoint is read once
 
 
 def _refuse_shared_folders(jobs: Sequence[Job], file: Path) -> None:
@@ -258,23 +277,32 @@ def _refuse_shared_folders(jobs: Sequence[Job], file: Path) -> None:
 
 def run_job(job: Job) -> Row:
     """Do one job; an error that edgevit raises on purpose is its result, and any other is a bug."""
-    row = Row(job.name, job.task, job.budget, job.method, job.out, job.sha256(), "done")
+    row = _started(job)
     started = time.monotonic()
     arguments = {**job.arguments, "training": Training(**job.arguments["training"])}
     try:
         made = derive(**arguments, out=job.out, resume=partial_folder(Path(job.out)).is_dir())
     except EdgeVitError as error:
         return replace(row, state="failed", error=str(error), seconds=round(time.monotonic() - started, 1))
-    spec, accuracy = made.model.spec, made.record["accuracy"]
+    return replace(_done(row, made.model.spec, made.record), seconds=round(time.monotonic() - started, 1))
+
+
+def _started(job: Job) -> Row:
+    return Row(job.name, job.task, job.budget, job.method, job.out, job.sha256(), "started")
+
+
+def _done(row: Row, spec: ModelSpec, record: dict[str, Any]) -> Row:
+    """The row of a job whose model has been written."""
+    accuracy = record["accuracy"]
     return replace(
         row,
-        seconds=round(time.monotonic() - started, 1),
+        state="done",
         top1=accuracy["derived"]["top1"],
         base_restricted=accuracy["base_restricted"]["top1"],
         macs=spec.macs,
         params=spec.params,
         rate=spec.rate,
-        reused=tuple(made.record["facts"].get("reused", ())),
+        reused=tuple(record["facts"].get("reused", ())),
     )
 
 
@@ -287,27 +315,61 @@ def _enter_worker(threads: int) -> None:
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 
+def _read_row(held: dict[str, Any]) -> Row:
+    return Row(**{**held, "reused": tuple(held["reused"])})
+
+
 class _Results:
-    """results.json and results.md in the plan's folder, rewritten after every job."""
+    """results.json and results.md in the plan's folder, rewritten after every job.
+
+    `earlier` are rows of models that are there and that another plan of these names has since taken the place of: with
+    the first plan again, they are done.
+    """
 
     def __init__(self, folder: Path, jobs: Sequence[Job]) -> None:
         self.folder, self.order = folder, [job.name for job in jobs]
         file = folder / "results.json"
-        held = json.loads(file.read_text())["rows"] if file.is_file() else []
-        self.rows = {row["job"]: Row(**{**row, "reused": tuple(row["reused"])}) for row in held}
+        held = json.loads(file.read_text()) if file.is_file() else {}
+        self.rows = {row["job"]: _read_row(row) for row in held.get("rows", [])}
+        self.earlier = [_read_row(row) for row in held.get("earlier", [])]
 
     def has(self, job: Job) -> bool:
         """Whether this very job is done and its folder there."""
-        row = self.rows.get(job.name)
-        return row is not None and row.state == "done" and row.sha256 == job.sha256() and Path(job.out).is_dir()
+        if not Path(job.out).is_dir():
+            return False
+        for row in (self.rows.get(job.name), *self.earlier):
+            if row is None or (row.job, row.sha256) != (job.name, job.sha256()):
+                continue
+            if row.state == "started":  # it ended between writing its model and telling of it
+                record = json.loads(Path(job.out, "derivation.json").read_text())
+                row = _done(row, load(job.out).spec, record)
+            if row.state == "done":
+                self._set(row)
+                return True
+        return False
+
+    def _set(self, row: Row) -> None:
+        before = self.rows.get(row.job)
+        self.earlier = [r for r in self.earlier if r.sha256 != row.sha256 and Path(r.out).is_dir()]
+        if before is not None and before.state == "done" and before.sha256 != row.sha256:
+            self.earlier.append(before)
+        self.rows[row.job] = row
 
     def add(self, row: Row) -> None:
-        self.rows[row.job] = row
+        self._set(row)
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             rows = self.ordered()
             write_whole(
-                self.folder / "results.json", json.dumps({"schema": 1, "rows": [asdict(r) for r in rows]}, indent=1)
+                self.folder / "results.json",
+                json.dumps(
+                    {
+                        "schema": 1,
+                        "rows": [asdict(r) for r in rows],
+                        "earlier": [asdict(r) for r in self.earlier],
+                    },
+                    indent=1,
+                ),
             )
             write_whole(self.folder / "results.md", markdown(rows))
 
@@ -399,7 +461,7 @@ def _feed(waiting: SimpleQueue[Job], rows: SimpleQueue[Row], threads: int, stopp
             job = waiting.get_nowait()
         except Empty:
             break
-        started = Row(job.name, job.task, job.budget, job.method, job.out, job.sha256(), "started")
+        started = _started(job)
         rows.put(started)
         future = worker.submit(run_job, job)
         error = future.exception()

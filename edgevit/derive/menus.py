@@ -40,6 +40,11 @@ def widths(width: int, minimum: int, step: int) -> list[int]:
     return list(range(minimum, width + 1, step)) or [width]
 
 
+def least_heads(dims: BlockDims, policy: Policy, *, drop_heads: bool) -> int:
+    """How many heads of a block stay at the least: two where the policy is there for fusion, which one never has."""
+    return min(2 if policy.equal else 1, dims.heads) if drop_heads else dims.heads
+
+
 def attention_menu(
     dims: BlockDims,
     sensitivity: Sensitivity,
@@ -52,13 +57,13 @@ def attention_menu(
 
     Args:
         cost: of (heads, qk, vo).
-        drop_heads: whole heads may go; two stay where the policy is there for fusion, which one head never has.
+        drop_heads: whole heads may go.
     """
     qk_tails, vo_tails = tails(sensitivity.qk), tails(sensitivity.vo)
     # Dropped are the heads that lose least by it: [H, q + 1, v + 1] what keeping each one saves, at any widths.
     kept_loss = qk_tails.unsqueeze(2) + vo_tails.unsqueeze(1)
     saved, heads_first = (sensitivity.heads[:, None, None] - kept_loss).sort(dim=0, descending=True)
-    least = min(2 if policy.equal else 1, dims.heads) if drop_heads else dims.heads
+    least = least_heads(dims, policy, drop_heads=drop_heads)
     loss_without = sensitivity.heads.sum() - saved.cumsum(0)
     qk_widths = widths(dims.qk, policy.head_minimum, policy.head_step)
     vo_widths = widths(dims.vo, policy.head_minimum, policy.head_step)

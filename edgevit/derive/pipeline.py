@@ -31,7 +31,7 @@ from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_
 from edgevit.derive.shape import Policy, check_reachable, make_policy
 from edgevit.derive.slices import SuperNet, find_supernet
 from edgevit.derive.train import Compute, History, Training, close_compute, evaluate, open_compute
-from edgevit.errors import Interrupted, OptionError, OutputError, UnknownNameError
+from edgevit.errors import EdgeVitError, Interrupted, OptionError, OutputError, UnknownNameError
 from edgevit.models.checkpoint import (
     Model,
     derived_spec,
@@ -57,6 +57,9 @@ class Derivation:
     model: Model
     record: dict[str, Any]  # derivation.json
     is_main: bool = True  # False in all but the first of several processes: only that one wrote the folder
+
+
+CHEAP = {"request.json", "baselines.json", "history.jsonl"}  # of an unfinished derivation, and soon made again
 
 
 @dataclass(frozen=True)
@@ -215,7 +218,11 @@ def _budget(
 
 
 def _identity(base: Model, head: str, columns: Sequence[int], compute: Compute) -> dict[str, Any]:
-    """What a network's outputs for an image depend on, for keys of the cache."""
+    """What a network's outputs for an image depend on, for keys of the cache: to the last bit, hence the batch size.
+
+    Args:
+        columns: the base's outputs that are the target classes, in their order.
+    """
     spec = base.spec
     return {
         "base": [spec.timm_name, spec.timm_args, spec.base.weights_sha256, [asdict(b) for b in spec.blocks]],
@@ -223,6 +230,7 @@ def _identity(base: Model, head: str, columns: Sequence[int], compute: Compute) 
         "preprocessing": base.preprocessing,
         "head": [head, *columns],
         "device": compute.device.type,
+        "batch_size": compute.batch_size,
     }
 
 
@@ -335,7 +343,7 @@ def derive(
     cached = cache and compute.accelerator.num_processes == 1
     problem = Problem(
         network, task, columns, budget, policy, training, compute, folder, history, progress, Stopwatch(),
-        Cache(cache_folder() if cached else None, progress), _identity(opened, head, columns, compute),
+        Cache(cache_folder() if cached else None, progress), _identity(opened, head, task.base_columns, compute),
     )  # fmt: skip
     derivation = _carry_out(wanted, problem, out)
     close_compute()
@@ -392,6 +400,10 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path) -> Derivation:
     except (KeyboardInterrupt, Interrupted) as stop:
         what = str(stop) or "stopped"
         raise Interrupted(f"{what}; the same command with --resume goes on from {problem.folder}") from stop
+    except EdgeVitError:
+        if problem.compute.is_main and {file.name for file in problem.folder.iterdir()} <= CHEAP:
+            shutil.rmtree(problem.folder)  # so that the command can be mended and given again
+        raise
     network = derived.network.cpu().eval()
     spec = replace(derived_spec(wanted.base.spec, network, wanted.head, wanted.labels), rejection=rule)
     cost = problem.budget.cost(spec.blocks, load_family(spec.family).geometry(network), derived.kept)

@@ -47,6 +47,10 @@ def output_bias(block: BlockWeights) -> Tensor | None:
     return folded if block.bo is None else block.bo + folded
 
 
+def _has_output_bias(block: BlockWeights) -> bool:
+    return block.bo is not None or block.bv is not None
+
+
 def _alike(pairs: Sequence[Pair]) -> Iterator[list[int]]:
     """Group the blocks whose pairs have one shape: each group is one batched call."""
     for shape in sorted({(*a.shape, *b.shape) for a, b in pairs}):
@@ -126,11 +130,13 @@ def attention_spectra(
     measured = [metrics(m.to(device), a.shape[-1], floor) for m, (a, _) in zip(moments, qk, strict=True)]
     asking = [m.to(device) for m in query_moments or moments]
     queries = [metrics(m, a.shape[-1], floor).query for m, (a, _) in zip(asking, qk, strict=True)]
-    # Attention averages values over tokens, so W_O sees no metric; and what all tokens share passes into the bias.
-    return Spectra(
-        _decompose(qk, queries, [m.key for m in measured]),
-        _decompose(vo, [m.key for m in measured], None),
-    )
+    # Attention averages values over tokens, so W_O sees no metric; and what all tokens share passes into the bias, if
+    # there is one.
+    values = [
+        m.key if _has_output_bias(b) else m.key + torch.outer(m.mean, m.mean)
+        for b, m in zip(blocks, measured, strict=True)
+    ]
+    return Spectra(_decompose(qk, queries, [m.key for m in measured]), _decompose(vo, values, None))
 
 
 def narrow_attention(
@@ -142,7 +148,8 @@ def narrow_attention(
     """Factorise every head of every block to the widths of `dims`, from `spectra` if they are there already.
 
     Scale: the slim block divides its logits by sqrt(q'), so W_Q' carries sqrt(q' / q). With `moments`, the mean of what
-    the values lose goes into the output bias: attention rows sum to one, so it passes through exactly.
+    the values lose goes into the output bias, if the base has one: attention rows sum to one, so it passes through
+    exactly.
     """
     spectra = spectra or attention_spectra(blocks, moments)
     narrowed = []
@@ -154,9 +161,8 @@ def narrow_attention(
         bq = None if block.bq is None else wq[..., embed]
         slim = replace(block, wq=wq[..., :embed], bq=bq, wk=wk, bk=None, wv=wv, bv=None, wo=wo.mT)
         bias = output_bias(block)
-        if moments is not None:
-            lost = _mean_output(block, moments[i]) - _mean_output(slim, moments[i])
-            bias = lost if bias is None else bias + lost
+        if moments is not None and bias is not None:
+            bias = bias + _mean_output(block, moments[i]) - _mean_output(slim, moments[i])
         narrowed.append(replace(slim, bo=bias))
     return narrowed
 
@@ -169,13 +175,15 @@ def _mean_output(block: BlockWeights, moment: Tensor) -> Tensor:
 
 @torch.no_grad()
 def keep_heads(block: BlockWeights, heads: Sequence[int], moment: Tensor) -> BlockWeights:
-    """Keep these heads of a block; the mean output of the others, over the tokens of the moment, goes into the bias."""
+    """Keep these heads of a block; the mean output of the others, over the tokens of the moment, goes into its bias."""
     kept = list(heads)
     if len(kept) == len(block.wq):
         return block
     of_heads = {name: getattr(block, name) for name in ("wq", "bq", "wk", "bk", "wv", "bv", "wo")}
     chosen: dict[str, Any] = {name: None if t is None else t[kept] for name, t in of_heads.items()}
     fewer = replace(block, **chosen)
+    if not _has_output_bias(block):
+        return fewer
     lost = _mean_output(block, moment) - _mean_output(fewer, moment)
     before, after = output_bias(block), output_bias(fewer)
     if before is not None and after is not None:

@@ -194,10 +194,18 @@ class Constraint(Protocol):
 
 @dataclass
 class History:
-    """Lines of history.jsonl, kept in a file as they come. `path` None keeps them in memory only."""
+    """Lines of history.jsonl, kept in a file as they come; those of an interrupted run are among them.
+
+    `path` None keeps them in memory only.
+    """
 
     path: Path | None
     lines: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.path is not None and self.path.is_file():
+            # A line that a full disk cut off is no line.
+            self.lines = [json.loads(line) for line in self.path.read_text().splitlines() if line.endswith("}")]
 
     def add(self, **figures: Any) -> None:
         self.lines.append(figures)
@@ -207,11 +215,9 @@ class History:
 
     def rewind(self, stage: str, step: int) -> None:
         """Forget what an interrupted run logged after its last saved state."""
+        self.lines = [line for line in self.lines if line["stage"] != stage or line["step"] <= step]
         if self.path is None or not self.path.is_file():
             return
-        # A line that a full disk cut off is no line.
-        lines = [json.loads(line) for line in self.path.read_text().splitlines() if line.endswith("}")]
-        self.lines = [line for line in lines if line["stage"] != stage or line["step"] <= step]
         with writing(self.path):
             self.path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
 
@@ -553,7 +559,7 @@ def train(
         network, task, columns, training, steps, compute, constraint, lesson, unlabelled, keep, folder, stage, history
     )
     first = run.restore()
-    history.rewind(stage, first)
+    history.rewind(stage, first if first else -1)  # a run without a saved state begins anew, step 0 included
     batches = run.batches(first)
     every, log_every = max(math.ceil(steps / training.evaluations), 1), max(steps // 200, 1)
     done = first

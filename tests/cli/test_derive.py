@@ -92,6 +92,19 @@ def test_json_is_all_there_is_on_stdout_and_the_model_can_be_a_base(
     assert base["weights_sha256"] == tensors_sha256(state), "its base is the model it was derived from"
 
 
+def test_a_closed_form_is_trained_for_as_many_epochs_as_asked(
+    edgevit_main: Any, tmp_path: Path, digits_checkpoint: Path
+) -> None:
+    asked = ["derive", *BASE, "--checkpoint", digits_checkpoint, *TASK, "--rate", "0.5", "--device", "cpu",
+             "--out", tmp_path / "a", "--json", "-q", "--batch-size", "64"]  # fmt: skip
+    nuwa = ["--method", "nuwa", "--set", "nuwa.purification=none", "--finetune-epochs", "1"]
+    both = edgevit_main(*asked, *nuwa, "--steps", "3")
+    assert "--steps and --finetune-epochs exclude each other" in both.error
+    assert "no option of method 'forge' 'finetune_epochs'" in edgevit_main(*asked, "--finetune-epochs", "1").error
+    told = json.loads(edgevit_main(*asked, *nuwa).out)
+    assert told["facts"]["steps"] == -(-told["data"]["images"]["train"] // 64)
+
+
 def test_a_derived_model_with_a_full_head_can_be_a_base(
     edgevit_main: Any, tmp_path: Path, digits_checkpoint: Path
 ) -> None:

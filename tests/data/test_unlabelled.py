@@ -71,7 +71,9 @@ def test_nothing_to_train_on_is_refused(data: Path, tmp_path: Path) -> None:
     (tmp_path / "empty" / "deeper").mkdir(parents=True)
     with pytest.raises(DataError, match="empty holds no images; give a folder that has some"):
         task_of(data, tmp_path / "empty")
-    with pytest.raises(DataError, match=r"data .*missing does not exist"):
+    with pytest.raises(
+        DataError, match=r"unlabelled images: .*missing does not exist; expected a folder that has images"
+    ):
         task_of(data, tmp_path / "missing")
     held = task_of(data, data).test.references
     (tmp_path / "held").mkdir()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from small_base import derive, write_checkpoint
 
 from edgevit.derive import cache as cache_module
@@ -65,21 +65,14 @@ def _flip(file: Any) -> None:
     file.write_bytes(content)
 
 
-def _of_another_version(file: Any) -> None:
-    save_file(load_file(file), file, {"schema": "0"})
-
-
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
         (_truncate, "it cannot be read"),
         (_flip, "its content does not match its hash"),
-        (_of_another_version, "it has schema 0, and this version reads 1"),
     ],
 )
-def test_an_entry_that_is_damaged_or_of_another_version_is_said_so_and_made_again(
-    opened: Any, spoil: Any, told: str
-) -> None:
+def test_an_entry_that_is_damaged_is_said_so_and_made_again(opened: Any, spoil: Any, told: str) -> None:
     make = Maker()
     good = opened.tensors("masks", {}, make)
     spoil(entries(opened.folder)[0].file)
@@ -88,6 +81,30 @@ def test_an_entry_that_is_damaged_or_of_another_version_is_said_so_and_made_agai
     assert told in opened.progress.notes[0] and "working it out again" in opened.progress.notes[0]
     opened.tensors("masks", {}, make)
     assert make.calls == 2, "the new entry is whole"
+
+
+def test_an_entry_of_another_version_is_said_so_and_made_again(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = Maker()
+    with monkeypatch.context() as older:
+        older.setattr(cache_module, "MADE_BY", "edgevit 0.0.1 with torch 1.0, schema 1")
+        opened.tensors("masks", {}, make)
+    opened.tensors("masks", {}, make)
+    assert make.calls == 2 and len(entries(opened.folder)) == 1
+    assert "not used: it was made by edgevit 0.0.1 with torch 1.0, schema 1, and this is" in opened.progress.notes[0]
+
+
+def test_an_entry_that_goes_while_it_is_read_is_still_used(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has just made room."""
+    make, read = Maker(), cache_module._read
+    opened.tensors("masks", {}, make)
+
+    def read_and_lose(file: Path) -> dict[str, torch.Tensor]:
+        found = read(file)
+        file.unlink()
+        return found
+
+    monkeypatch.setattr(cache_module, "_read", read_and_lose)
+    assert torch.equal(opened.tensors("masks", {}, make)["a"], torch.ones(3)) and make.calls == 1
 
 
 def test_the_least_recently_used_go_first(opened: Any) -> None:

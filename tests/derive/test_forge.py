@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from small_base import derive, write_checkpoint
+from small_base import ARGS, derive, write_checkpoint
 
 import edgevit
+from edgevit.cli.console import Console
 from edgevit.data.task import open_task
 from edgevit.derive import load_method, surgery
 from edgevit.derive.menus import Heads, attention_menu, ffn_menu, tails
@@ -199,8 +201,47 @@ def test_blocks_and_heads_go_where_no_width_is_small_enough(checkpoint: Path, tm
 
 
 def test_a_budget_below_everything_is_refused_with_what_can_be_reached(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(BudgetError, match=r"less than forge reaches in shape 'fused': .* cheapest choices cost"):
+    with pytest.raises(BudgetError, match=r"rate 0\.99 is less than forge reaches in shape 'fused': .* at the least"):
         derive(checkpoint, tmp_path / "m", method="forge", rate=0.99, options=FEW, training=UNTRAINED)
+    assert list(tmp_path.iterdir()) == [], "nothing stands in the way of the same command with another budget"
+
+
+def test_the_least_that_is_told_can_be_reached(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(BudgetError) as refused:
+        derive(checkpoint, tmp_path / "m", method="forge", rate=None, macs=1000, options=FEW, training=UNTRAINED)
+    least = re.search(r": ([0-9.]+ k) MACs at the least", str(refused.value))
+    assert least is not None
+    macs = 1.001 * float(least[1].split()[0]) * 1000  # as it is told, to four digits
+    made = derive(checkpoint, tmp_path / "m", method="forge", rate=None, macs=macs, options=FEW, training=UNTRAINED)
+    assert made.model.spec.macs <= macs
+
+
+@pytest.mark.parametrize("method", ["forge", "nuwa"])
+@pytest.mark.parametrize("missing", [["qkv_bias"], ["proj_bias"], ["qkv_bias", "proj_bias"]], ids="+".join)
+def test_a_base_without_biases_keeps_its_budget_of_parameters(method: str, missing: list[str], tmp_path: Path) -> None:
+    args = {**ARGS, **dict.fromkeys(missing, False)}
+    base = write_checkpoint(tmp_path, **args)
+    made = derive(
+        base, tmp_path / "m", method=method, rate=None, params="60k", model_args=args, shape="free",
+        options={"calibration_images": 128, **({"purification": "none"} if method == "nuwa" else {})},
+        training=UNTRAINED,
+    )  # fmt: skip
+    assert sum(p.numel() for p in made.model.network.parameters()) == made.model.spec.params <= 60_000
+
+
+def test_the_classes_in_another_order_of_the_base_are_another_task(
+    checkpoint: Path, tmp_path: Path, cache_home: Path
+) -> None:
+    """Nothing of the first, which read the base's outputs wrongly, may be taken for the second."""
+    names = [str(i) for i in range(10)]
+    given: dict[str, Any] = {"method": "forge", "options": FEW, "training": UNTRAINED}
+    derive(checkpoint, tmp_path / "a", base_classes=names, **given)
+    cached = derive(checkpoint, tmp_path / "b", base_classes=names[::-1], **given)
+    fresh = derive(checkpoint, tmp_path / "c", base_classes=names[::-1], cache=False, **given)
+    assert cached.record["facts"]["reused"] == []
+    assert cached.record["accuracy"] == fresh.record["accuracy"]
+    for key, value in cached.model.network.state_dict().items():
+        assert torch.equal(value, fresh.model.network.state_dict()[key])
 
 
 def test_a_second_budget_reuses_the_curves(checkpoint: Path, tmp_path: Path, cache_home: Path) -> None:
@@ -230,6 +271,8 @@ def test_a_second_budget_reuses_the_curves(checkpoint: Path, tmp_path: Path, cac
 def test_each_step_can_be_taken_away(options: dict[str, str], checkpoint: Path, tmp_path: Path) -> None:
     made = derive(checkpoint, tmp_path / "m", method="forge", rate=0.45, options={**FEW, **options}, training=UNTRAINED)
     assert 0.45 <= made.model.spec.rate < 0.48
+    if "sensitivity" in options:
+        assert "sensitivity" not in made.record["seconds"], "no gradient is taken"
     if "drop_heads" in options or "allocation" in options:
         assert all(b.heads == 2 for b in made.model.spec.blocks)
 
@@ -267,6 +310,20 @@ def test_a_budget_in_milliseconds_is_kept(checkpoint: Path, tmp_path: Path) -> N
         training=UNTRAINED,
     )  # fmt: skip
     assert 1.0 < made.record["budget"]["reached"] <= 1.2 and made.record["budget"]["quantity"] == "ms"
+    with pytest.raises(OptionError, match=r"forge\.allocation=uniform spends MACs or parameters, not ms 1\.2"):
+        derive(
+            checkpoint, tmp_path / "u", method="forge", rate=None, ms=1.2, cost_table=tmp_path / "table.yaml",
+            options={**FEW, "allocation": "uniform"}, training=UNTRAINED,
+        )  # fmt: skip
+    assert not (tmp_path / "u.partial").exists()
+
+
+def test_too_few_images_are_told_with_the_number_that_would_do(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {**FEW, "calibration_images": 4}
+    derive(checkpoint, tmp_path / "m", method="forge", options=options, training=UNTRAINED, progress=Console().progress)
+    assert "4 calibration images do not determine the widest layer, 16 would" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
-from edgevit.derive.least_squares import Regression, refit, removal_in_order, removal_order, solve
+from edgevit.derive.least_squares import Regression, refit, refittable_mean, removal_in_order, removal_order, solve
 from edgevit.errors import DataError
 from edgevit.models.families import vit
 
@@ -194,3 +196,19 @@ def test_singular_moments_say_what_to_raise_before_neurons_are_ordered(block):
     second = torch.zeros(256, 256, dtype=torch.float64)
     with pytest.raises(DataError, match=r"256 neurons .* raise the ridge"):
         removal_order(block.w2, second - torch.eye(256), torch.zeros(256).double(), ridge=0)
+
+
+def test_without_an_output_bias_a_constant_neuron_is_not_free(block):
+    h = torch.randn(4000, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    h[:, 3] = 20.0
+    block = replace(block, w2=block.w2[:5, :8].detach(), b2=None)
+    second, mean = h.mT @ h / len(h), h.mean(0)
+    removal = removal_order(block.w2, second, refittable_mean(block, mean), share=1000)
+    first = int(removal.order[0])
+    costs = []
+    for gone in range(8):
+        kept = torch.tensor([i for i in range(8) if i != gone])
+        solved = torch.linalg.lstsq(h[:, kept], h @ block.w2.double().mT).solution
+        costs.append(float((h[:, kept] @ solved - h @ block.w2.double().mT).square().sum(1).mean()))
+    assert first == costs.index(min(costs)) != 3
+    assert float(removal.cost[0]) == pytest.approx(min(costs), rel=1e-2)

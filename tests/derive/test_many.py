@@ -69,6 +69,10 @@ JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
         ({"data": None}, PlanError, "task 'odd' has no data"),
         ({"training": {"stps": 3}}, UnknownNameError, "no training setting 'stps'; did you mean 'steps'"),
         ({"methods": []}, PlanError, "no methods; give at least one"),
+        ({"methods": [{"name": "nuwaa"}]}, UnknownNameError, "did you mean 'nuwa'"),
+        ({"methods": [{"name": "nuwa", "options": {"purificaton": "none"}}]}, UnknownNameError, "'purification'"),
+        ({"budgets": [{"name": "x", "rate": 0.5, "macs": "3G"}]}, PlanError, "budget 'x' is rate and macs; give one"),
+        ({"budgets": [{"name": "x"}]}, PlanError, "budget 'x' is nothing; give one of rate"),
     ],
 )
 def test_a_bad_plan_is_refused_in_one_line(plan: Any, changed: Any, error: Any, told: str) -> None:
@@ -109,6 +113,28 @@ def test_jobs_are_done_once_and_one_that_fails_does_not_stop_the_rest(
     assert (tmp_path / "out" / "odd-half-nuwa" / "model.json").stat().st_mtime_ns == stamp
     changed = derive_many(plan(checkpoint=checkpoint, budgets=[{"name": "half", "rate": 0.45}]))
     assert all(row.state == "failed" and "is not overwritten" in str(row.error) for row in changed)
+    assert [row.state for row in derive_many(plan(checkpoint=checkpoint))] == ["done", "done"], "nothing is forgotten"
+    _forget_that_it_ended(tmp_path / "out" / "results.json", "odd-half-nuwa")
+    told = {row.job: row for row in derive_many(plan(checkpoint=checkpoint))}["odd-half-nuwa"]
+    assert (told.state, told.top1) == ("done", rows["odd-half-nuwa"]["top1"])
+    assert (tmp_path / "out" / "odd-half-nuwa" / "model.json").stat().st_mtime_ns == stamp
+
+
+def _forget_that_it_ended(file: Path, job: str) -> None:
+    """As if the machine had gone down between writing the model and telling of it."""
+    held = json.loads(file.read_text())
+    for row in held["rows"]:
+        row["state"] = "started" if row["job"] == job else row["state"]
+    file.write_text(json.dumps(held))
+
+
+def test_a_file_of_other_content_makes_another_job(plan: Any, tmp_path: Path) -> None:
+    (tmp_path / "odd.txt").write_text("3, 7")
+    asked = plan(tasks=[{"name": "odd", "classes": str(tmp_path / "odd.txt")}], checkpoint=str(tmp_path / "none"))
+    before = read_plan(asked)[0][0].sha256()
+    assert read_plan(asked)[0][0].sha256() == before
+    (tmp_path / "odd.txt").write_text("3, 7, 9")
+    assert read_plan(asked)[0][0].sha256() != before
 
 
 def _top1(folder: Path) -> float:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from small_base import ARGS, derive, press_ctrl_c_in_step, write_checkpoint
 
 import edgevit
-from edgevit.derive.train import Meeting, Training, learning_rate, open_compute, sample_order
+from edgevit.derive.train import History, Meeting, Training, learning_rate, open_compute, sample_order
 from edgevit.errors import Interrupted, OptionError, TrainingError, UnknownNameError
 
 
@@ -175,3 +175,17 @@ def test_impossible_settings_are_refused_in_one_line(training, error, message):
     with pytest.raises(error, match=message):
         settings.check()
         open_compute(settings)
+
+
+def test_history_is_gone_on_with_after_an_interruption(tmp_path):
+    first = History(tmp_path / "history.jsonl")
+    for stage, step in (("purify", 0), ("train", 0), ("train", 5)):
+        first.add(stage=stage, step=step)
+    with (tmp_path / "history.jsonl").open("a") as file:
+        file.write('{"stage": "train", "st')  # a full disk
+    again = History(tmp_path / "history.jsonl")
+    assert again.lines == first.lines
+    again.rewind("train", -1)
+    assert again.lines == [{"stage": "purify", "step": 0}]
+    again.add(stage="train", step=0)
+    assert History(tmp_path / "history.jsonl").lines == again.lines

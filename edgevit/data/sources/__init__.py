@@ -42,8 +42,8 @@ class Source(Protocol):
         """
 
 
-def _kind(text: str) -> ModuleType:
-    """Find the source that understands this data."""
+def _matching(text: str) -> ModuleType | None:
+    """The source that understands this data."""
     names = sorted(
         (module.name for module in pkgutil.iter_modules(__path__)), key=lambda name: (name == "folder", name)
     )
@@ -51,6 +51,12 @@ def _kind(text: str) -> ModuleType:
         module = import_module(f"{__name__}.{name}")
         if module.matches(text):
             return module
+    return None
+
+
+def _kind(text: str) -> ModuleType:
+    if module := _matching(text):
+        return module
     what = "is not a folder" if Path(text).exists() else "does not exist"
     raise DataError(
         f"data {text} {what}; expected a folder of class folders (or train/ and val/ of them), "
@@ -74,7 +80,10 @@ def open_unlabelled(data: str | Path) -> tuple[Source, list[Reference]]:
     Raises:
         DataError: there is nothing there, or no file.
     """
-    kind = _kind(str(data))
+    kind = _matching(str(data))
+    if kind is None:
+        what = "is not a folder" if Path(data).exists() else "does not exist"
+        raise DataError(f"unlabelled images: {data} {what}; expected a folder that has images, at any depth")
     source: Source = getattr(kind, "open_images", kind.open_source)(str(data))
     references = [r for name in source.class_names for r in source.references("train", name)]
     if not references:

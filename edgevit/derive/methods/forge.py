@@ -3,8 +3,8 @@
 1. Curves: what the answers lose with each direction of QK and VO, each head, each FFN neuron and each block, in nats.
    Attention is factorised for the task's own tokens; neurons go in the order of optimal brain surgeon's elimination in
    the loss's own metric; tokens count by how much the answers feel them (`derive.sensitivity`, `derive.menus`).
-2. Allocation: the least predicted loss within the budget, exactly, over QK and VO, FFN, heads and whole blocks at once
-   (`derive.knapsack`), in the steps that the shape policy allows.
+2. Allocation: the least predicted loss within the budget over QK and VO, FFN, heads and whole blocks at once, in the
+   steps that the shape policy allows: by dynamic programming, as exact as `derive.knapsack` says.
 3. Closed form: block by block, output weights solved for the slim network's own inputs (`derive.sequential`).
 4. Distillation from the base restricted to the classes; the best state on the validation part is kept, and the closed
    form is among them. `--steps 0` leaves it out: nothing is trained, and no label is looked at.
@@ -31,12 +31,12 @@ from edgevit.derive.budget import Budget
 from edgevit.derive.distill import TeacherOptions
 from edgevit.derive.factorise import Spectrum
 from edgevit.derive.knapsack import BlockMenu, allocate
-from edgevit.derive.least_squares import Removal, refit, removal_in_order, removal_order
-from edgevit.derive.menus import Heads, attention_menu, ffn_menu
+from edgevit.derive.least_squares import Removal, refit, refittable_mean, removal_in_order, removal_order
+from edgevit.derive.menus import Heads, attention_menu, ffn_menu, least_heads
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.sequential import solve_in_sequence
-from edgevit.derive.shape import fit, uniform
+from edgevit.derive.shape import check_reachable, fit, smallest, uniform
 from edgevit.derive.statistics import BlockStatistics, calibrate, minimum_images
 from edgevit.derive.surgery import Spectra
 from edgevit.derive.train import evaluate
@@ -62,7 +62,7 @@ class Config(TeacherOptions):
     sensitivity: Literal["fisher", "none"] = "fisher"  # what widths are judged by: loss, or output lost per module
     allocation: Literal["joint", "uniform", "vulcan"] = "joint"  # one budget over all, or all cut alike, or as Vulcan
     drop_heads: bool = True  # whole heads may go; those of a block that stay have one width
-    drop_blocks: bool = True  # whole blocks may go
+    drop_blocks: bool = True  # whole blocks may go; with sensitivity=none none does, as nothing says what one is worth
     sequential: bool = True  # output weights solved again for the slim network's own inputs
     ridge: float = 1e-4  # of the refit of neurons, in units of their mean square
     sequential_ridge: float = 1e-3  # of the sequential solution, which it draws to the refit
@@ -175,8 +175,10 @@ def _make_curves(problem: Problem, config: Config) -> list[_Block]:
         )
     blocks = family_of(network).read(network)
     by_loss = config.sensitivity == "fisher"
-    with problem.stopwatch.stage("sensitivity"):
-        by_token = [s.by_token for s in _sensitivities(problem, config, network)] if by_loss else None
+    by_token = None
+    if by_loss:
+        with problem.stopwatch.stage("sensitivity"):
+            by_token = [s.by_token for s in _sensitivities(problem, config, network)]
     with problem.stopwatch.stage("statistics"):
         taken = calibrate(
             network,
@@ -190,17 +192,22 @@ def _make_curves(problem: Problem, config: Config) -> list[_Block]:
             progress=problem.progress,
         )
         statistics = [s.map(problem.compute.mean_on_cpu) for s in taken]
-    spectra, felt = _directions(problem, config, blocks, statistics)
-    if not by_loss:
-        felt = [_blind(s, qk, vo) for s, qk, vo in zip(felt, spectra.qk, spectra.vo, strict=True)]
+    spectra = _spectra(problem, blocks, statistics)
+    if by_loss:
+        felt = _felt(problem, config, blocks, statistics, spectra)
+    else:
+        tokens: int = family_of(network).geometry(network).tokens
+        parts = zip(blocks, spectra.qk, spectra.vo, strict=True)
+        felt = [_blind(tokens, len(b.w2), qk, vo) for b, qk, vo in parts]
     made = []
     with problem.stopwatch.stage("closed_form"), problem.progress.stage("curves", len(blocks), "block") as stage:
         for i, (block, s) in enumerate(zip(blocks, statistics, strict=True)):
             assert s.hidden is not None
             # the error of W_2 in the metric of the loss is the plain error of R W_2
             seen = _root(felt[i].metric) @ block.w2.detach().double().cpu()
-            removal = removal_order(seen, s.hidden, s.mean, ridge=config.ridge)
-            losses = removal_in_order(removal.order, seen, s.hidden, s.mean, ridge=config.ridge).cost / 2
+            centre = refittable_mean(block, s.mean)
+            removal = removal_order(seen, s.hidden, centre, ridge=config.ridge)
+            losses = removal_in_order(removal.order, seen, s.hidden, centre, ridge=config.ridge).cost / 2
             without = torch.full((1,), inf, dtype=torch.float64)
             made.append(_Block(s, spectra.qk[i], spectra.vo[i], felt[i], removal, losses, without))
             stage.update(i + 1)
@@ -209,25 +216,34 @@ def _make_curves(problem: Problem, config: Config) -> list[_Block]:
     return _scaled(problem, config, blocks, made)
 
 
-def _directions(
-    problem: Problem, config: Config, blocks: Sequence[BlockWeights], statistics: Sequence[BlockStatistics]
-) -> tuple[Spectra, list[Sensitivity]]:
-    """Factorise attention for the task's tokens, and measure each direction in the equal network that has them."""
+def _spectra(problem: Problem, blocks: Sequence[BlockWeights], statistics: Sequence[BlockStatistics]) -> Spectra:
+    """Factorise attention for the task's tokens."""
+    with problem.stopwatch.stage("closed_form"), torch.no_grad():
+        queries = [s.query for s in statistics if s.query is not None] or None
+        return surgery.attention_spectra(blocks, [_moment(s) for s in statistics], query_moments=queries)
+
+
+def _felt(
+    problem: Problem,
+    config: Config,
+    blocks: Sequence[BlockWeights],
+    statistics: Sequence[BlockStatistics],
+    spectra: Spectra,
+) -> list[Sensitivity]:
+    """Measure each direction of the spectra in the network that has them and is otherwise equal."""
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
         moments = [_moment(s) for s in statistics]
-        queries = [s.query for s in statistics if s.query is not None] or None
-        spectra = surgery.attention_spectra(blocks, moments, query_moments=queries)
         whole = surgery.narrow_attention(blocks, [b.dims for b in blocks], moments, spectra)
         rotated = surgery.rebuild(problem.network, whole)
     with problem.stopwatch.stage("sensitivity"):
-        return spectra, _sensitivities(problem, config, rotated)
+        return _sensitivities(problem, config, rotated)
 
 
-def _blind(felt: Sensitivity, qk: Spectrum, vo: Spectrum) -> Sensitivity:
-    """What is left without gradients: the share of its module's output that each direction carries."""
-    shares = [s.values.square() / s.values.square().sum() for s in (qk, vo)]
-    embed = len(felt.metric)
-    return replace(felt, qk=shares[0], vo=shares[1], heads=shares[1].sum(1), metric=torch.eye(embed).double())
+def _blind(tokens: int, embed: int, qk: Spectrum, vo: Spectrum) -> Sensitivity:
+    """What is left without gradients: the share of its module's output that each direction carries; tokens alike."""
+    of_qk, of_vo = (s.values.square() / s.values.square().sum() for s in (qk, vo))
+    alike, metric = torch.ones(tokens, dtype=torch.float64), torch.eye(embed, dtype=torch.float64)
+    return Sensitivity(of_qk, of_vo, of_vo.sum(1), attention=alike, ffn=alike.clone(), metric=metric)
 
 
 def _moment(statistics: BlockStatistics) -> Tensor:
@@ -304,11 +320,7 @@ class _Shape:
 
 
 def _allocate(problem: Problem, config: Config, blocks: Sequence[BlockWeights], curves: Sequence[_Block]) -> _Shape:
-    """Spend the budget.
-
-    Raises:
-        BudgetError: nothing that the policy allows is as small; the message has what is.
-    """
+    """Spend the budget, which is reachable."""
     budget, policy = problem.budget, problem.policy
     geometry = family_of(problem.network).geometry(problem.network)
     dims = [b.dims for b in blocks]
@@ -328,10 +340,7 @@ def _allocate(problem: Problem, config: Config, blocks: Sequence[BlockWeights], 
         for i, (d, known, cost) in enumerate(zip(dims, curves, costs, strict=True))
     ]
     fixed = geometry.fixed(0, budget.linear) if budget.table is None else budget.table.fixed_ms
-    try:
-        found = allocate(menus, budget.limit - fixed)
-    except BudgetError as error:
-        raise BudgetError(f"{budget.asked} is less than forge reaches in shape {policy.name!r}: {error}") from error
+    found = allocate(menus, budget.limit - fixed)
     lost = [
         float(known.block_loss) if pair is None else pair[0].loss + pair[1].loss
         for known, pair in zip(curves, found, strict=True)
@@ -407,7 +416,31 @@ def _solve(problem: Problem, config: Config, curves: Sequence[_Block], shape: _S
     return slim
 
 
+def _check_reachable(problem: Problem, config: Config) -> None:
+    """Raise BudgetError before anything is measured if even the cheapest of all allocations costs more."""
+    budget, policy = problem.budget, problem.policy
+    geometry = family_of(problem.network).geometry(problem.network)
+    dims = [b.dims for b in family_of(problem.network).read(problem.network)]
+    if config.allocation != "joint":
+        if budget.table is not None:
+            raise OptionError(
+                f"forge.allocation={config.allocation} spends MACs or parameters, not {budget.asked}; leave it out"
+            )
+        check_reachable(dims, geometry, budget, policy)
+        return
+    kept = [0] if config.drop_blocks and config.sensitivity == "fisher" else list(range(len(dims)))
+    narrow = smallest(dims, policy)
+    fewest = [replace(narrow[i], heads=least_heads(dims[i], policy, drop_heads=config.drop_heads)) for i in kept]
+    cost = budget.cost(fewest, geometry, kept)
+    if not budget.holds(cost):
+        raise BudgetError(
+            f"{budget.asked} is less than forge reaches in shape {policy.name!r}: {budget.told(cost)} at the least; "
+            "raise the budget, or try another --shape"
+        )
+
+
 def derive(problem: Problem, config: Config) -> Derived:
+    _check_reachable(problem, config)
     curves = _curves(problem, config)
     with problem.stopwatch.stage("allocation"):
         blocks = family_of(problem.network).read(problem.network)

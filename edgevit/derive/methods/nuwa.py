@@ -26,7 +26,7 @@ from edgevit.derive import surgery
 from edgevit.derive.allocation import Curve, energy_width, widths_by_error
 from edgevit.derive.distill import TeacherOptions
 from edgevit.derive.factorise import Spectrum
-from edgevit.derive.least_squares import Refit, Removal, refit, removal_in_order, removal_order
+from edgevit.derive.least_squares import Refit, Removal, refit, refittable_mean, removal_in_order, removal_order
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.purify import Purification, purify
 from edgevit.derive.shape import Widths, fit, uniform
@@ -191,7 +191,7 @@ def _removals(problem: Problem, config: Config, start: _Start) -> list[Removal]:
         with problem.progress.stage("removal order", len(start.blocks), "block") as stage:
             for i, (block, s) in enumerate(zip(start.blocks, start.statistics, strict=True)):
                 assert s.hidden is not None
-                removal = removal_order(block.w2, s.hidden, s.mean, ridge=config.ridge)
+                removal = removal_order(block.w2, s.hidden, refittable_mean(block, s.mean), ridge=config.ridge)
                 made |= {f"{i}.order": removal.order, f"{i}.cost": removal.cost}
                 stage.update(i + 1)
         return made
@@ -208,7 +208,8 @@ def _removals(problem: Problem, config: Config, start: _Start) -> list[Removal]:
         if start.masks is not None:
             score = score * start.masks[i].to(score)  # what the anchor does without goes first
         order = torch.argsort(score, stable=True)
-        removals.append(removal_in_order(order, block.w2, s.hidden, s.mean, ridge=config.ridge))
+        centre = refittable_mean(block, s.mean)
+        removals.append(removal_in_order(order, block.w2, s.hidden, centre, ridge=config.ridge))
     return removals
 
 
