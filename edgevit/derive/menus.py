@@ -49,14 +49,14 @@ def attention_menu(
     dims: BlockDims,
     sensitivity: Sensitivity,
     policy: Policy,
-    cost: Callable[[int, int, int], float],
+    cost: Callable[[int, Tensor, Tensor], Tensor],
     *,
     drop_heads: bool,
 ) -> list[Choice]:
-    """All ways to narrow the attention of one block.
+    """The ways to narrow the attention of one block that no other beats in both cost and loss, the cheapest first.
 
     Args:
-        cost: of (heads, qk, vo).
+        cost: of a number of heads with all pairs of widths qk [P] and vo [P]: [P].
         drop_heads: whole heads may go.
     """
     qk_tails, vo_tails = tails(sensitivity.qk), tails(sensitivity.vo)
@@ -72,16 +72,26 @@ def attention_menu(
         pairs = [(w, w) for w in shared]
     else:
         pairs = [(q, v) for q in qk_widths for v in vo_widths]
-    qk, vo = torch.tensor(pairs, device=saved.device).unbind(1)
+    qk, vo = torch.tensor(pairs).unbind(1)
+    counts = range(least, dims.heads + 1)
+    costs = torch.cat([cost(count, qk, vo) for count in counts])
+    losses = torch.cat([loss_without[count - 1, qk, vo].clamp_min(0) for count in counts])
     menu = []
-    for count in range(least, dims.heads + 1):
-        losses = loss_without[count - 1, qk, vo].clamp_min(0).tolist()
-        stay = heads_first[:count, qk, vo].sort(dim=0).values.mT.tolist()
-        menu += [
-            Choice(cost(count, *pair), loss, Heads(tuple(heads), *pair))
-            for pair, loss, heads in zip(pairs, losses, stay, strict=True)
-        ]
+    for at in _front(costs, losses).tolist():
+        count, (q, v) = counts[at // len(pairs)], pairs[at % len(pairs)]
+        stay = tuple(sorted(heads_first[:count, q, v].tolist()))
+        menu.append(Choice(costs[at].item(), losses[at].item(), Heads(stay, q, v)))
     return menu
+
+
+def _front(costs: Tensor, losses: Tensor) -> Tensor:
+    """Indices of those that none beats or equals in both, the cheapest first. Shapes: [C] and [C]."""
+    by_loss = losses.argsort(stable=True)
+    order = by_loss[costs[by_loss].argsort(stable=True)]
+    least = losses[order].cummin(0).values
+    better = torch.ones(len(order), dtype=torch.bool)
+    better[1:] = losses[order][1:] < least[:-1]
+    return order[better]
 
 
 def ffn_menu(losses: Tensor, policy: Policy, cost: Callable[[int], float]) -> list[Choice]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_tails_are_what_is_lost_at_each_width() -> None:
 def test_the_head_that_loses_least_goes_first_and_two_stay_where_attention_is_to_be_fused() -> None:
     felt = _sensitivity([5.0, 1.0, 9.0, 7.0])
     dims = BlockDims(4, 32, 32, 64)
-    menu = attention_menu(dims, felt, make_policy("fused"), lambda h, q, v: h * (q + v), drop_heads=True)
+    menu = attention_menu(dims, felt, make_policy("fused"), lambda h, q, v: 1000 * h + q + v, drop_heads=True)
     assert {len(c.value.heads) for c in menu} == {2, 3, 4}
     whole = next(c for c in menu if c.value == Heads((0, 1, 2, 3), 32, 32))
     assert whole.loss == 0
@@ -122,10 +123,30 @@ def test_the_head_that_loses_least_goes_first_and_two_stay_where_attention_is_to
     assert without_one.value.heads == (0, 2, 3) and without_one.loss == pytest.approx(1.0)
     (narrow,) = (c for c in menu if len(c.value.heads) == 4 and c.value.qk == 16)
     assert narrow.loss == pytest.approx(float(felt.qk[:, 16:].sum() + felt.vo[:, 16:].sum()))
-    assert {len(c.value.heads) for c in attention_menu(dims, felt, make_policy("free"), max, drop_heads=True)} == {
-        1, 2, 3, 4,
-    }  # fmt: skip
-    assert {len(c.value.heads) for c in attention_menu(dims, felt, make_policy("paper"), max, drop_heads=False)} == {4}
+    free = attention_menu(dims, felt, make_policy("free"), _sizes, drop_heads=True)
+    assert {len(c.value.heads) for c in free} == {1, 2, 3, 4}
+    assert {len(c.value.heads) for c in attention_menu(dims, felt, make_policy("paper"), _sizes, drop_heads=False)} == {
+        4
+    }
+
+
+def _sizes(heads: int, qk: torch.Tensor, vo: torch.Tensor) -> torch.Tensor:
+    return heads * (qk + vo)
+
+
+def test_a_menu_has_all_that_nothing_beats_and_nothing_else() -> None:
+    torch.manual_seed(0)
+    felt, dims = _sensitivity([5.0, 1.0, 9.0, 7.0]), BlockDims(4, 32, 32, 64)
+    felt = replace(felt, qk=torch.rand(4, 32).double(), vo=torch.rand(4, 32).double())
+    menu = attention_menu(dims, felt, make_policy("free"), _sizes, drop_heads=True)
+    assert [c.cost for c in menu] == sorted({c.cost for c in menu}) and 20 < len(menu) < 300
+    assert [c.loss for c in menu] == sorted({c.loss for c in menu}, reverse=True)
+    lost = {(q, v): felt.qk[:, q:].sum(1) + felt.vo[:, v:].sum(1) for q in range(1, 33) for v in range(1, 33)}
+    for (q, v), narrower in lost.items():
+        saved = (felt.heads - narrower).sort(descending=True).values
+        for heads in range(1, 5):
+            loss = max(float(felt.heads.sum() - saved[:heads].sum()), 0.0)
+            assert any(c.cost <= heads * (q + v) and c.loss <= loss + 1e-12 for c in menu)
 
 
 def test_an_ffn_loses_what_the_neurons_that_go_cost() -> None:

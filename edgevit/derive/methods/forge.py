@@ -352,20 +352,27 @@ def _allocate(problem: Problem, config: Config, blocks: Sequence[BlockWeights], 
 class _Costs:
     """What one block's modules cost in the budget's quantity."""
 
-    attention: Callable[[int, int, int], float]  # of (heads, qk, vo)
+    attention: Callable[[int, Tensor, Tensor], Tensor]  # of a number of heads with each pair of widths qk and vo
     ffn: Callable[[int], float]
 
 
 def _costs(budget: Budget, geometry: Geometry, block: int) -> _Costs:
     table = budget.table
     if table is not None:
-        return _Costs(partial(table.attention_ms, block), partial(table.ffn_ms, block))
+
+        def listed(heads: int, qk: Tensor, vo: Tensor) -> Tensor:
+            pairs = zip(qk.tolist(), vo.tolist(), strict=True)
+            return torch.tensor([table.attention_ms(block, heads, *pair) for pair in pairs], dtype=torch.float64)
+
+        return _Costs(listed, partial(table.ffn_ms, block))
     # What a block costs whatever its widths goes with its attention: it goes with the block.
     itself = geometry.fixed(1, budget.linear) - geometry.fixed(0, budget.linear)
-    return _Costs(
-        lambda heads, qk, vo: itself + geometry.block_cost(BlockDims(heads, qk, vo, 0), budget.linear),
-        lambda width: geometry.block_cost(BlockDims(0, 0, 0, width), budget.linear),
-    )
+
+    def attention(heads: int, qk: Tensor, vo: Tensor) -> Tensor:
+        unit = geometry.unit_costs(heads, budget.linear)
+        return itself + unit.qk * qk + unit.vo * vo
+
+    return _Costs(attention, lambda width: geometry.block_cost(BlockDims(0, 0, 0, width), budget.linear))
 
 
 # -- closed form -------------------------------------------------------------------------------------------------------
