@@ -1,11 +1,11 @@
 """What the joint allocation takes, and what its bins cost in loss.
 
-    python benchmarks/allocation.py    # menus as a ViT-Large has them, one thread
+    python benchmarks/allocation.py    # the menus of a ViT-Large, one thread
 
-24 blocks; attention of 1 to 16 heads at 6 widths, FFN of 512 widths; costs are ViT-Large's MACs, losses are random but
-fall as they do in practice: convex on the whole, with steps, and blocks that matter up to a hundred times as much as
-others. Gaps are in predicted loss, relative to the finest bins of the same menus.
-Seconds are CPU time of one thread, which other work on a shared machine does not lengthen.
+24 blocks of 16 heads, in every shape that a model may have; costs are ViT-Large's MACs, losses are random but fall as
+they do in practice: with the spectrum's tail, and blocks that matter up to a hundred times as much as others. Gaps are
+in predicted loss, relative to the finest bins of the same menus in shape `fused`. Seconds are CPU time of one thread,
+which other work on a shared machine does not lengthen.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import statistics
 import sys
 import time
@@ -22,38 +21,78 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
+from torch import Tensor
 
 from edgevit.derive.knapsack import BlockMenu, Choice, allocate
+from edgevit.derive.menus import attention_menu, ffn_menu
+from edgevit.derive.sensitivity import Sensitivity
+from edgevit.derive.shape import make_policy
+from edgevit.models.blocks import BlockDims
 
 RESULTS = Path(__file__).parent / "results" / "allocation.json"
-DEPTH, TOKENS, EMBED, HEADS, WIDTHS, FFN = 24, 197, 1024, 16, (16, 24, 32, 40, 48, 64), 4096
+DEPTH, TOKENS, EMBED, HEADS, WIDTH, FFN = 24, 197, 1024, 16, 64, 4096
 DROP = 1.0  # loss of a whole block over the sum of its two weights
+SHAPES = ("fused", "fused4", "paper", "free")
 RATES, BINS, FINEST = (0.4, 0.6, 0.8, 0.9), (1000, 5000, 20_000), 100_000
 
 
-def falling(random: np.random.Generator, count: int) -> list[float]:
-    """Losses of `count` widths, from 1 to 0: the tail of a spectrum that decays, with gaps."""
-    energy = np.exp(-np.linspace(0, random.uniform(2, 8), count)) * random.lognormal(0, 1, count)
-    tails = np.append(energy[::-1].cumsum()[::-1], 0.0)[1:]
-    return [float(tail) for tail in tails / energy.sum()]
+def falling(random: torch.Generator, *shape: int) -> Tensor:
+    """What each direction adds to the loss, the first the most: a spectrum that decays, with gaps; its sum is 1."""
+    decay = 2 + 6 * torch.rand((), generator=random, dtype=torch.float64)
+    steps = torch.randn(shape, generator=random, dtype=torch.float64).exp()
+    energy = torch.exp(-decay * torch.linspace(0, 1, shape[-1], dtype=torch.float64)) * steps
+    return energy.sort(descending=True).values / energy.sum()
 
 
-def menus(seed: int) -> list[BlockMenu]:
-    random = np.random.default_rng(seed)
-    per_attention, per_ffn = 2 * (2 * TOKENS * EMBED + TOKENS**2), 2 * TOKENS * EMBED
+def menus(seed: int, shape: str = "fused") -> list[BlockMenu]:
+    random, policy = torch.Generator().manual_seed(seed), make_policy(shape)
+    per_head = 2 * TOKENS * EMBED + TOKENS**2  # of a head's QK or VO, per unit of width
     made = []
     for _ in range(DEPTH):
-        weights = random.lognormal(0, 1, 2)
-        of_heads, of_width, of_ffn = (falling(random, n) for n in (HEADS, WIDTHS[-1], FFN // 8))
-        attention = [
-            Choice(per_attention * h * w, weights[0] * (of_heads[h - 1] + of_width[w - 1]), (h, w))
-            for h in range(1, HEADS + 1)
-            for w in WIDTHS
-        ]
-        ffn = [Choice(per_ffn * 8 * (k + 1), weights[1] * loss, 8 * (k + 1)) for k, loss in enumerate(of_ffn)]
-        made.append(BlockMenu(attention, ffn, DROP * float(weights.sum())))
+        weights = torch.randn(2, generator=random, dtype=torch.float64).exp()
+        qk, vo, heads = falling(random, HEADS, WIDTH), falling(random, HEADS, WIDTH), falling(random, HEADS)
+        alike, metric = torch.ones(TOKENS), torch.eye(1)  # which menus do not look at
+        felt = Sensitivity(weights[0] * qk, weights[0] * vo, 2 * weights[0] * heads, alike, alike, metric)
+        made.append(
+            BlockMenu(
+                attention_menu(
+                    BlockDims(HEADS, WIDTH, WIDTH, FFN),
+                    felt,
+                    policy,
+                    lambda heads, qk, vo: per_head * heads * (qk + vo),
+                    drop_heads=True,
+                ),
+                ffn_menu(weights[1] * falling(random, FFN).flip(0), policy, lambda width: 2 * TOKENS * EMBED * width),
+                DROP * float(weights.sum()),
+            )
+        )
     return made
+
+
+def whole_cost(menu: Sequence[BlockMenu]) -> float:
+    return sum(max(c.cost for c in b.attention) + max(c.cost for c in b.ffn) for b in menu)
+
+
+def of_shape(shape: str, seeds: Sequence[int]) -> dict[str, Any]:
+    """Seconds of the menus and of the allocation, over rates and several random losses."""
+    made, allocated, choices = [], [], []
+    for seed in seeds:
+        start = time.process_time()
+        menu = menus(seed, shape)
+        made.append(time.process_time() - start)
+        choices.append(max(len(b.attention) for b in menu))
+        for rate in RATES:
+            start = time.process_time()
+            allocate(menu, (1 - rate) * whole_cost(menu))
+            allocated.append(time.process_time() - start)
+    return {
+        "shape": shape,
+        "attention_choices": max(choices),
+        "ffn_choices": len(menu[0].ffn),
+        "menus_max_s": max(made),
+        "allocate_max_s": max(allocated),
+    }
 
 
 def loss_of(menu: Sequence[BlockMenu], found: Sequence[tuple[Choice, Choice] | None]) -> float:
@@ -71,7 +110,7 @@ def measure(rate: float, seeds: Sequence[int]) -> dict[str, Any]:
     dropped = []
     for seed in seeds:
         menu = menus(seed)
-        limit = (1 - rate) * sum(max(c.cost for c in b.attention) + max(c.cost for c in b.ffn) for b in menu)
+        limit = (1 - rate) * whole_cost(menu)
         for bins, taken in rows.items():
             start = time.process_time()
             found = allocate(menu, limit, bins=bins)
@@ -100,15 +139,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     arguments = parser.parse_args()
     environment = {
-        "machine": platform.machine(), "cores": os.cpu_count(), "numpy": np.__version__,
+        "machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__,
         "python": platform.python_version(), "load_average": os.getloadavg()[0],
     }  # fmt: skip
-    allocate(menus(0), 1e10)  # with the bins it has unless told otherwise, before finer ones raise the peak
+    torch.set_num_threads(1)
+    allocate(menus(0), 1e10)  # whatever is loaded at first use is
     record = {
         "schema": 1,
         "environment": environment,
-        "shape": {"depth": DEPTH, "attention": HEADS * len(WIDTHS), "ffn": FFN // 8},
-        "memory_peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "depth": DEPTH,
+        "shapes": [of_shape(shape, range(arguments.seeds)) for shape in SHAPES],
         "rates": [measure(rate, range(arguments.seeds)) for rate in RATES],
     }
     RESULTS.write_text(json.dumps(record, indent=1) + "\n")

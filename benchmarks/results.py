@@ -151,10 +151,19 @@ def allocation() -> str:
         [f"{bins:,}", f"{max(r['max_s'] for r in rows):.2f} s", f"{100 * max(r['largest_gap'] for r in rows):.2f} %"]
         for bins, rows in sorted(by_bins.items())
     ]
-    shape = data["shape"]
-    choices = f"{shape['attention']} + {shape['ffn']} choices each"
-    title = f"## Allocation: {shape['depth']} blocks, {choices}, rates 0.4 to 0.9\n"
-    return "\n".join([title, table(["bins", "CPU time, at most", f"loss above that of {finest:,} bins"], lines)])
+    shapes = [
+        [
+            of["shape"],
+            f"{of['attention_choices']} + {of['ffn_choices']}",
+            f"{of['menus_max_s']:.2f} s",
+            f"{of['allocate_max_s']:.2f} s",
+        ]
+        for of in data["shapes"]
+    ]
+    title = f"## Allocation: ViT-Large, {data['depth']} blocks, rates 0.4 to 0.9, CPU time of one thread\n"
+    head = ["shape", "choices of a block that nothing beats", "making the menus, at most", "allocation, at most"]
+    by_bins_head = ["bins, shape `fused`", "allocation, at most", f"loss above that of {finest:,} bins"]
+    return "\n".join([title, table(head, shapes), table(by_bins_head, lines)])
 
 
 def supernet() -> str:
@@ -193,7 +202,7 @@ def forge() -> str:
         f"{data['model']}, random weights, {data['calibration_images']} calibration images of {data['pixels']} px, "
         f"{data['sensitivity_images']} of them for gradients; {data['threads']} threads, load average "
         f"{data['load_average']:.1f} at the start. A forward pass of the calibration images alone: "
-        f"{data['forward_s']:.0f} s. In brackets: without the passes of networks.\n"
+        f"{data['forward_s']:.0f} s. In brackets: without the passes of networks, forward and backward.\n"
     )
     head = ["stage", *(run["title"] for run in data["runs"])]
     return "\n".join(["## Cost of forge's closed form\n", told, table(head, lines)])
