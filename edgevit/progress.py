@@ -26,7 +26,10 @@ class Progress(Protocol):
         """Open a stage of `total` units (None: not known)."""
 
     def note(self, text: str) -> None:
-        """Show one line, such as a decision made or a warning."""
+        """Show one line, such as a decision made."""
+
+    def warn(self, text: str) -> None:
+        """Show one line that even somebody who wants to read little has to read."""
 
 
 class _SilentStage:
@@ -41,4 +44,7 @@ class Silent:
         return nullcontext(_SilentStage())
 
     def note(self, text: str) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
         pass

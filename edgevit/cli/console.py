@@ -73,6 +73,17 @@ class _PlainStage:
         print(f"{self.name}: {done}{of} {self.unit}  {figures_text(self.figures)}{left}", file=sys.stderr, flush=True)
 
 
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+class _Quiet(Silent):
+    """Warnings alone."""
+
+    def warn(self, text: str) -> None:
+        _warn(text)
+
+
 class _Plain:
     """Lines on stderr: what logs and pipes get."""
 
@@ -86,6 +97,9 @@ class _Plain:
 
     def note(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
+
+    def warn(self, text: str) -> None:
+        _warn(text)
 
 
 class _BarStage:
@@ -132,13 +146,16 @@ class _Bars:
     def note(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
 
+    def warn(self, text: str) -> None:
+        self.note(f"warning: {text}")
+
 
 class Console:
     """How one command speaks: `result` and `show` are its answer, `progress` and `warn` go to stderr."""
 
     def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
         self.json = json
-        self.progress: Progress = Silent() if quiet else (_Bars() if sys.stderr.isatty() else _Plain())
+        self.progress: Progress = _Quiet() if quiet else (_Bars() if sys.stderr.isatty() else _Plain())
         logging.basicConfig(
             stream=sys.stderr, format="%(name)s: %(message)s", level=logging.INFO if verbose else logging.WARNING
         )
@@ -158,4 +175,4 @@ class Console:
             print(json.dumps(obj, indent=2, sort_keys=True))
 
     def warn(self, text: str) -> None:
-        print(f"warning: {text}", file=sys.stderr)
+        _warn(text)

@@ -384,7 +384,7 @@ def open_task(
         more, unreadable = _open_unlabelled(unlabelled, held_out, skip_bad_images, progress or Silent())
         skipped += unreadable
     if skipped:
-        (progress or Silent()).note(f"left out {skipped} images that cannot be read")
+        (progress or Silent()).warn(f"left out {skipped} images that cannot be read")
     arguments = {
         "data": _resolved(data),
         "base_outputs": base_outputs,

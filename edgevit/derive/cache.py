@@ -133,7 +133,7 @@ class Cache:
         try:
             found = _read(file)
         except _Unusable as why:
-            self.progress.note(f"cached {what} not used: {why}; working it out again")
+            self.progress.warn(f"cached {what} not used: {why}; working it out again")
             return None
         with suppress(OSError):  # of a folder that may only be read; or another process has just made room
             os.utime(file)  # it was used just now
@@ -150,7 +150,7 @@ class Cache:
                 temporary.replace(file)
                 _trim(file.parent, self.limit_bytes)
         except OutputError as error:
-            self.progress.note(f"not cached: {error}")
+            self.progress.warn(f"not cached: {error}")
             with suppress(OSError):  # it may never have come to be
                 temporary.unlink()
 

@@ -23,6 +23,8 @@ class Noting:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
+    warn = note
+
 
 class Maker:
     """Counts how often it was needed."""

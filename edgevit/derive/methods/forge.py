@@ -168,11 +168,6 @@ def _curves(problem: Problem, config: Config) -> list[_Block]:
 
 def _make_curves(problem: Problem, config: Config) -> list[_Block]:
     network = problem.network.to(problem.compute.device).eval()
-    images, enough = min(len(problem.task.train), config.calibration_images), minimum_images(network)
-    if images < enough:
-        problem.progress.note(
-            f"{images} calibration images do not determine the widest layer, {enough} would: the ridge decides the rest"
-        )
     blocks = family_of(network).read(network)
     by_loss = config.sensitivity == "fisher"
     by_token = None
@@ -446,8 +441,17 @@ def _check_reachable(problem: Problem, config: Config) -> None:
         )
 
 
+def _warn_of_few_images(problem: Problem, config: Config) -> None:
+    images, enough = min(len(problem.task.train), config.calibration_images), minimum_images(problem.network)
+    if images < enough:
+        problem.progress.warn(
+            f"{images} calibration images do not determine the widest layer, {enough} would: the ridge decides the rest"
+        )
+
+
 def derive(problem: Problem, config: Config) -> Derived:
     _check_reachable(problem, config)
+    _warn_of_few_images(problem, config)
     curves = _curves(problem, config)
     with problem.stopwatch.stage("allocation"):
         blocks = family_of(problem.network).read(problem.network)
