@@ -30,7 +30,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -306,10 +306,14 @@ def _done(row: Row, spec: ModelSpec, record: dict[str, Any]) -> Row:
     )
 
 
+CTRL_C = {signal.SIGINT}
+
+
 def _enter_worker(threads: int) -> None:
     torch.set_num_threads(threads)
     # Ctrl-C reaches every process: training saves its state, anything else just ends and is done again.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
 
 
 # -- all of them -------------------------------------------------------------------------------------------------------
@@ -455,6 +459,9 @@ def _feed(waiting: SimpleQueue[Job], rows: SimpleQueue[Row], threads: int, stopp
     def open_worker() -> ProcessPoolExecutor:
         return ProcessPoolExecutor(1, get_context("spawn"), _enter_worker, (threads,))
 
+    # Inherited by workers: one that is still importing ends without a traceback. The main thread gets Ctrl-C.
+    resource_tracker.ensure_running()  # which unblocks it
+    signal.pthread_sigmask(signal.SIG_BLOCK, CTRL_C)
     worker = open_worker()
     while not stopping.is_set():
         try:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +156,17 @@ def test_a_worker_that_is_ended_from_outside_fails_its_job_alone(plan: Any, monk
     rows = derive_many(plan(), workers=1)
     assert [row.state for row in rows] == ["failed", "done"]
     assert "ended from outside" in str(rows[0].error)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 1.0])
+def test_ctrl_c_while_a_worker_starts_is_one_line(plan: Any, tmp_path: Path, after_s: float) -> None:
+    file, begun = plan(checkpoint=str(write_checkpoint(tmp_path))), tmp_path / "out" / "results.json"
+    command = [sys.executable, "-m", "edgevit.cli", "derive-many", str(file)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while not begun.exists() and process.poll() is None:
+            time.sleep(0.05)
+        time.sleep(after_s)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 130 and "Traceback" not in said
+    assert said.splitlines()[-1].startswith("error: stopped; the same command goes on")
