@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ import pytest
 pytest_plugins = ("board_fixtures",)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # these models are too small for more, also in subprocesses
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs; tests press Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 10}
 

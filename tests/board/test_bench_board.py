@@ -43,7 +43,7 @@ def test_a_board_tells_power_energy_and_what_it_is(orin_nx, model):
     assert run.power.total == ("VDD_IN@40",)
     assert run.power_mw() == pytest.approx(7956, abs=1)
     assert run.idle_power_mw() == pytest.approx(7956, abs=1)
-    assert run.energy_per_image_mj() == pytest.approx(7956 / run.images_per_second(), rel=1e-3)
+    assert run.energy_per_image_mj() == pytest.approx(7956 * run.power.window_s() / run.images(), rel=1e-3)
     assert run.net_energy_per_image_mj() == pytest.approx(0, abs=1e-6)
     assert run.temperature_max_c() == 52.375
     assert run.power_mode_before == run.power_mode_after == "MAXN_SUPER"

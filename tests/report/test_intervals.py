@@ -93,7 +93,9 @@ def test_the_uncertainty_of_energy_is_that_of_power_and_of_time():
 
 
 def test_energy_of_which_too_little_was_read_has_a_ratio_and_no_interval():
-    short = replace(ON_A_BOARD, power=watts(*(10.0,) * 12))
+    short = replace(
+        ON_A_BOARD, latencies_ns=ON_A_BOARD.latencies_ns[:220], wall_ns=2200 * MS, power=watts(*(10.0,) * 12)
+    )
     energy = ratios([ON_A_BOARD], [short])[-1]
     assert (energy.figure, energy.low, energy.ratio) == ("energy", None, pytest.approx(1, abs=0.001))
 
