@@ -13,7 +13,10 @@ count by how much the answers feel them. Where the images leave a direction open
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +25,11 @@ from torch import Tensor, nn
 from edgevit.data.task import Split
 from edgevit.derive.least_squares import Regression
 from edgevit.derive.statistics import observed
+from edgevit.models.checkpoint import writing
 from edgevit.models.families import family_of
 from edgevit.progress import Progress
+
+IN_MEMORY_BYTES = 2 * 10**9  # of tokens: 1600 images of DeiT-Base
 
 Reduce = Callable[[Tensor], Tensor]
 
@@ -45,16 +51,36 @@ class _Streams:
     """Tokens of base and slim network between two blocks, batch by batch, on the CPU: [B, N, d] each."""
 
     def __init__(self, base: nn.Module, images: Split, batch_size: int, workers: int, device: torch.device) -> None:
-        self.device = device
-        first = family_of(base).first_tokens
-        self.base = [first(base, batch.to(device)).cpu() for batch, _ in images.batches(batch_size, workers)]
-        self.slim = [tokens.clone() for tokens in self.base]
+        self.device, self.bytes = device, 0
+        self.base: list[Tensor] = []
+        self.slim: list[Tensor] = []
+        for batch, _ in images.batches(batch_size, workers):
+            tokens = family_of(base).first_tokens(base, batch.to(device))
+            self.base.append(self._keep(tokens))
+            self.slim.append(self._keep(tokens))
+
+    def _keep(self, tokens: Tensor) -> Tensor:
+        self.bytes += tokens.nbytes
+        room = torch.empty(tokens.shape) if self.bytes <= IN_MEMORY_BYTES else _in_a_file(tokens.shape)
+        return room.copy_(tokens)
 
     def __len__(self) -> int:
         return len(self.base)
 
     def of(self, batch: int) -> tuple[Tensor, Tensor]:
         return self.base[batch].to(self.device), self.slim[batch].to(self.device)
+
+
+def _in_a_file(shape: torch.Size) -> Tensor:
+    """Room for fp32 values in a file of the system's folder for such files, gone with the tensor.
+
+    Raises:
+        OutputError: the disk is full.
+    """
+    with tempfile.NamedTemporaryFile(prefix="edgevit-tokens-") as file:
+        with writing(Path(file.name)):  # a full disk is to be met here, and not in the middle of a sum
+            os.posix_fallocate(file.fileno(), 0, 4 * shape.numel())
+        return torch.from_file(file.name, shared=True, size=shape.numel()).view(shape)
 
 
 def _fit(linear: Any, regression: Regression, ridge: float) -> None:
@@ -107,7 +133,7 @@ def _solve_layer(
                 own.append(watch.last["ffn"].cpu())
             for dropped in layers[1:]:
                 after = whole[dropped](after)
-            streams.base[i] = after.cpu()
+            streams.base[i].copy_(after)
     _fit(projection, solved.map(reduce), ridge)
     solved = _regression(output)
     weight = by_token[1].float().to(streams.device)
@@ -119,7 +145,7 @@ def _solve_layer(
             solved.add(watch.last["neurons"].flatten(0, 1), target.flatten(0, 1), weight.repeat(len(x)))
     _fit(output, solved.map(reduce), ridge)
     for i in range(len(streams)):
-        streams.slim[i] = narrow(streams.of(i)[1]).cpu()
+        streams.slim[i].copy_(narrow(streams.of(i)[1]))
 
 
 @torch.no_grad()
@@ -139,7 +165,8 @@ def solve_in_sequence(
 ) -> None:
     """Solve the output weights of every block of `slim` in place.
 
-    Sums are fp64 and of one size; beside them the tokens of all images are kept between two blocks, twice.
+    Sums are fp64 and of one size. Beside them the tokens of all images are kept between two blocks, twice: beyond
+    `IN_MEMORY_BYTES` in files, so that memory does not grow with the number of images.
 
     Args:
         kept: for each block of the slim network, the block of the base that it stands for.

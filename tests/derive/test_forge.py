@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +19,12 @@ from small_base import ARGS, derive, write_checkpoint
 import edgevit
 from edgevit.cli.console import Console
 from edgevit.data.task import open_task
-from edgevit.derive import load_method, surgery
+from edgevit.derive import load_method, sequential, surgery
 from edgevit.derive.menus import Heads, attention_menu, ffn_menu, tails
 from edgevit.derive.sensitivity import Sensitivity, curvature_sample, measure_sensitivity
 from edgevit.derive.sequential import solve_in_sequence
 from edgevit.derive.shape import make_policy
-from edgevit.errors import BudgetError, OptionError
+from edgevit.errors import BudgetError, OptionError, OutputError
 from edgevit.models.blocks import BlockDims
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit
@@ -184,6 +186,33 @@ def test_later_blocks_mend_what_earlier_ones_lost(network: Any, task: Any) -> No
     before = float((damaged.forward_features(images) - wanted).square().mean())
     _solve(network, damaged, [0, 1], task)
     assert float((damaged.forward_features(images) - wanted).square().mean()) < 0.5 * before
+
+
+@torch.no_grad()
+def test_tokens_that_would_not_fit_into_memory_lie_in_files(
+    network: Any, task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, spilt = bare_copy(network), bare_copy(network)
+    for slim in (held, spilt):
+        vit.read(slim)[0].w1[::2] *= 0.1
+    _solve(network, held, [0, 1], task)
+    monkeypatch.setattr(sequential, "IN_MEMORY_BYTES", 40_000)  # of 17 * 64 values an image: some batches of both
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = []
+    allocate = os.posix_fallocate
+    monkeypatch.setattr(os, "posix_fallocate", lambda *a: made.append(a[2]) or allocate(*a))
+    _solve(network, spilt, [0, 1], task)
+    assert 0 < len(made) <= 8 and sum(made) >= 2 * 128 * 17 * 64 * 4 - 40_000
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+    for name, value in held.state_dict().items():
+        assert torch.equal(value, spilt.state_dict()[name])
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        _solve(network, spilt, [0, 1], task)
 
 
 @torch.no_grad()
