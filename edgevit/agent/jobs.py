@@ -47,8 +47,8 @@ def start(send: Send, root: str, job: str, method: str, args: dict[str, Any], ow
     been put right since. Progress of an earlier attempt is not shown again.
     """
     with _registry():
-        state = _state(job)
-        said = (_outcome(job) or {})["error"]["message"] if state == "failed" else _tail(job)
+        state, outcome = _state(job), _read_json(_path(job, "result.json"))
+        said = outcome["error"]["message"] if outcome and state == "failed" else _tail(job)
         if state in ("new", "failed", "dead"):
             _remove(job)
             os.makedirs(_folder(job))

@@ -138,6 +138,8 @@ def purify(problem: Problem, how: Purification) -> list[Tensor]:
             problem.history.add(stage="purify", step=step, accuracy_anchor=accuracy, neurons_kept=kept, **figures)
         return accuracy
 
+    if compute.is_main:
+        problem.history.rewind("purify", -1)  # an interrupted one begins anew
     network.eval()
     look(0, [torch.ones_like(mask).detach() for mask in state.masks])
     with _frozen(network), problem.progress.stage("purify", how.steps, "step") as stage:

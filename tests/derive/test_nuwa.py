@@ -113,7 +113,7 @@ def test_purification_leaves_the_base_alone_and_is_no_worse_on_validation(small_
     network, task = small_vit(), digits_task
     before = {name: value.clone() for name, value in network.state_dict().items()}
     training = Training(device="cpu", batch_size=16, steps=0)
-    history = History(None)
+    history = History(None, [{"stage": "purify", "step": 0, "accuracy_anchor": 2.0}])  # of an interrupted run
     problem = Problem(
         network, task, task.base_columns, None, None, training, open_compute(training), Path(), history, Silent(),
         Stopwatch(), Cache(None), {},
