@@ -1,18 +1,36 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from edgevit import __version__
 from edgevit.cli import bench, board, cache, compare, derive, derive_many, evaluate, export, profiles, show, supernet
+from edgevit.cli.console import say
 from edgevit.errors import EdgeVitError, Interrupted
+from edgevit.numbers import FINITE, WORD, check_number
 
 # Markdown, because rich's own markup swallows what help says in brackets, such as defaults that depend on the board.
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode="markdown")
+
+
+class _Command(TyperCommand):
+    """A command whose options cannot be NaN, infinite, or whole numbers that no machine word holds."""
+
+    def invoke(self, ctx: Any) -> Any:
+        for name, value in ctx.params.items():
+            for one in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(one, (int, float)) and not isinstance(one, bool):
+                    check_number(
+                        f"--{name.strip('_').replace('_', '-')}", one, WORD if isinstance(one, int) else FINITE
+                    )
+        return super().invoke(ctx)
+
+
 for command in (derive, derive_many, supernet, export, bench, compare, evaluate, show, board, profiles, cache):
-    app.command(command.__name__.rpartition(".")[2].replace("_", "-"))(command.main)
+    app.command(command.__name__.rpartition(".")[2].replace("_", "-"), cls=_Command)(command.main)
 
 STOPPED = 130  # what a shell expects of a program that Ctrl-C ended
 UsageError: type[Exception] = typer.BadParameter.__base__  # type: ignore[assignment]  # which typer has no name for
@@ -38,15 +56,15 @@ def _run() -> int:
     except KeyboardInterrupt:
         code = STOPPED
     except EdgeVitError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return STOPPED if isinstance(error, Interrupted) else 1
     except UsageError as error:
         context = getattr(error, "ctx", None)
         told = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
-        print(f"error: {told}; see {context.command_path if context else 'edgevit'} --help", file=sys.stderr)
+        say(f"error: {told}; see {context.command_path if context else 'edgevit'} --help")
         return 1
     if code == STOPPED:
-        print("stopped", file=sys.stderr)
+        say("stopped")
     return code
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
+import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from edgevit.errors import OutputError
 from edgevit.progress import Progress, Silent, Stage
 
 if TYPE_CHECKING:
@@ -25,7 +29,63 @@ QuietFlag = Annotated[bool, typer.Option("--quiet", "-q", help="Print results, w
 VerboseFlag = Annotated[bool, typer.Option("--verbose", "-v", help="Print what the library logs, too.")]
 
 QUICK_S = 2.0  # work that ends sooner shows no progress
+CLOSED = 141  # what a shell expects of a program whose reader went away
 PLAIN_EVERY_S = 10.0  # at most one plain line per stage in this time
+
+
+# Characters that move the cursor, colour the terminal or end a line; a name may hold any of them. Tables have lines.
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+_IN_TEXT = {code: shown for code, shown in _CONTROL.items() if chr(code) not in "\n\t"}
+
+
+def one_line(text: str) -> str:
+    """A message as one line that a terminal shows as it is, whatever names are in it."""
+    return text.translate(_CONTROL)
+
+
+def _print(text: str, to: TextIO | None) -> None:
+    """Print a text and a line break; where a character cannot be encoded, its number takes its place.
+
+    Raises:
+        OutputError: stdout cannot be written to, as when a disk is full. What stderr does not take is lost silently.
+    """
+    if to is None:
+        return  # closed before the program started, as by >&-
+    encoding = to.encoding or "utf-8"
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=to, flush=True)
+    except OSError as error:
+        if to is sys.stdout:
+            # What is left in its buffer goes nowhere, or the interpreter's last flush would fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, BrokenPipeError):
+                raise typer.Exit(CLOSED) from error  # whoever read it has seen enough
+            raise OutputError(f"cannot write to standard output: {error.strerror}; nothing else is lost") from error
+
+
+def say(text: str) -> None:
+    """Print one line on stderr."""
+    _print(one_line(text), sys.stderr)
+
+
+def _drawn(renderable: RenderableType, to: TextIO) -> str:
+    """What rich makes of a table or a text: names are shown as they are, never read as markup or as emoji."""
+    from rich.console import Console as RichConsole
+    from rich.text import Text
+
+    class Plain(RichConsole):
+        def render_str(self, text: str, **how: Any) -> Text:  # what every str in a table or title goes through
+            return super().render_str(text.translate(_IN_TEXT), **how)
+
+    encoding = to.encoding or "utf-8"
+    paper = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace", newline="")
+    # A pipe has no width: never fold a table there.
+    width = shutil.get_terminal_size().columns if to.isatty() else 200
+    console = Plain(file=paper, width=width, force_terminal=to.isatty(), markup=False, emoji=False, highlight=False)
+    console.print(renderable, soft_wrap=False)
+    paper.flush()
+    drawn = paper.buffer.getvalue().decode(encoding)
+    return str(drawn).removesuffix("\n")
 
 
 def number(value: float) -> str:
@@ -70,11 +130,11 @@ class _PlainStage:
         if self.total and done:
             left = f"  {duration((now - self.started) * (self.total - done) / done)} left"
         of = f"/{self.total}" if self.total else ""
-        print(f"{self.name}: {done}{of} {self.unit}  {figures_text(self.figures)}{left}", file=sys.stderr, flush=True)
+        say(f"{self.name}: {done}{of} {self.unit}  {figures_text(self.figures)}{left}")
 
 
 def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    say(f"warning: {text}")
 
 
 class _Quiet(Silent):
@@ -93,10 +153,10 @@ class _Plain:
         yield stage
         seconds = time.monotonic() - stage.started
         if stage.spoke or seconds > QUICK_S:
-            print(f"{name}: done in {duration(seconds)}  {figures_text(stage.figures)}", file=sys.stderr, flush=True)
+            say(f"{name}: done in {duration(seconds)}  {figures_text(stage.figures)}")
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        say(text)
 
     def warn(self, text: str) -> None:
         _warn(text)
@@ -144,7 +204,7 @@ class _Bars:
             self.note(f"{name}: done in {duration(seconds)}  {figures_text(stage.figures)}")
 
     def note(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(one_line(text), markup=False, emoji=False, highlight=False)
 
     def warn(self, text: str) -> None:
         self.note(f"warning: {text}")
@@ -155,24 +215,22 @@ class Console:
 
     def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
         self.json = json
-        self.progress: Progress = _Quiet() if quiet else (_Bars() if sys.stderr.isatty() else _Plain())
+        self.progress: Progress = (
+            _Quiet() if quiet else (_Bars() if sys.stderr is not None and sys.stderr.isatty() else _Plain())
+        )
         logging.basicConfig(
             stream=sys.stderr, format="%(name)s: %(message)s", level=logging.INFO if verbose else logging.WARNING
         )
 
     def show(self, renderable: RenderableType) -> None:
         """Print a table or a text for a person on stdout; nothing with --json."""
-        if self.json:
-            return
-        from rich.console import Console as RichConsole
-
-        # A pipe has no width: never fold a table there.
-        RichConsole(width=None if sys.stdout.isatty() else 200, highlight=False).print(renderable, soft_wrap=False)
+        if not self.json and sys.stdout is not None:
+            _print(_drawn(renderable, sys.stdout), sys.stdout)
 
     def result(self, obj: object) -> None:
         """Print the machine-readable answer; only with --json."""
         if self.json:
-            print(json.dumps(obj, indent=2, sort_keys=True))
+            _print(json.dumps(obj, indent=2, sort_keys=True), sys.stdout)
 
     def warn(self, text: str) -> None:
         _warn(text)

@@ -24,7 +24,8 @@ from torch import Tensor
 
 import edgevit
 from edgevit.errors import OutputError
-from edgevit.models.checkpoint import tensors_sha256, writing
+from edgevit.folder.writing import writing
+from edgevit.models.checkpoint import tensors_sha256
 from edgevit.progress import Progress, Silent
 
 SCHEMA = "2"  # of the entries

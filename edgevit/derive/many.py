@@ -45,7 +45,8 @@ from edgevit.derive.options import make_config
 from edgevit.derive.pipeline import derive, partial_folder
 from edgevit.derive.train import Training
 from edgevit.errors import EdgeVitError, Interrupted, OptionError, PlanError, UnknownNameError
-from edgevit.models.checkpoint import file_sha256, load, write_whole, writing
+from edgevit.folder.writing import file_sha256, write_whole, writing
+from edgevit.models.checkpoint import load
 from edgevit.models.spec import ModelSpec
 from edgevit.progress import Progress, Silent
 

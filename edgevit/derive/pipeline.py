@@ -32,16 +32,8 @@ from edgevit.derive.shape import Policy, check_reachable, make_policy
 from edgevit.derive.slices import SuperNet, find_supernet
 from edgevit.derive.train import Compute, History, Training, close_compute, evaluate, open_compute
 from edgevit.errors import EdgeVitError, Interrupted, OptionError, OutputError, UnknownNameError
-from edgevit.models.checkpoint import (
-    Model,
-    derived_spec,
-    open_base,
-    refuse_existing,
-    save,
-    tensors_sha256,
-    write_whole,
-    writing,
-)
+from edgevit.folder.writing import refuse_existing, write_whole, writing
+from edgevit.models.checkpoint import Model, derived_spec, open_base, save, tensors_sha256
 from edgevit.models.families import load_family
 from edgevit.models.spec import ClassLabel
 from edgevit.progress import Progress, Silent

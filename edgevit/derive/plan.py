@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from edgevit.derive.collapse import Clusters
+from edgevit.folder.writing import write_whole, writing
 from edgevit.models.blocks import BlockDims, BlockWeights
-from edgevit.models.checkpoint import write_whole, writing
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from edgevit.derive.cache import Cache
 from edgevit.derive.distill import Distillation, TeacherOptions, make_distillation
 from edgevit.derive.shape import Policy
 from edgevit.derive.train import Compute, Constraint, History, Keep, Training, train
-from edgevit.models.checkpoint import writing
+from edgevit.folder.writing import writing
 from edgevit.models.slim import bare_copy
 from edgevit.progress import Progress
 

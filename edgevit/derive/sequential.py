@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from edgevit.data.task import Split
 from edgevit.derive.least_squares import Regression
 from edgevit.derive.statistics import observed
-from edgevit.models.checkpoint import writing
+from edgevit.folder.writing import writing
 from edgevit.models.families import family_of
 from edgevit.progress import Progress
 

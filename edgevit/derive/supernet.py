@@ -33,7 +33,8 @@ from edgevit.derive.slices import RECORD, SCHEMA, Point, SuperNet, read_supernet
 from edgevit.derive.train import Compute, History, Training, close_compute, evaluate, open_compute, train
 from edgevit.derive.wpac import concentrate
 from edgevit.errors import Interrupted, OptionError
-from edgevit.models.checkpoint import Model, derived_spec, open_base, refuse_existing, save
+from edgevit.folder.writing import refuse_existing
+from edgevit.models.checkpoint import Model, derived_spec, open_base, save
 from edgevit.models.families import family_of
 from edgevit.models.spec import ClassLabel, ModelSpec
 from edgevit.progress import Progress, Silent

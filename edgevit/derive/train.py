@@ -30,7 +30,7 @@ from edgevit.data.accuracy import Accuracy, count_correct, from_counts
 from edgevit.data.task import AUGMENTS, Augment, Split, Task
 from edgevit.derive.distill import Distillation, Lesson
 from edgevit.errors import Interrupted, OptionError, TrainingError, UnknownNameError
-from edgevit.models.checkpoint import writing
+from edgevit.folder.writing import writing
 from edgevit.models.device import find_device
 from edgevit.progress import Progress
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from edgevit.errors import EngineError, OptionError
 from edgevit.export.images import Judging
 from edgevit.export.session import OnnxModel
-from edgevit.models.checkpoint import file_sha256, writing
+from edgevit.folder.writing import file_sha256, writing
 from edgevit.progress import Progress
 
 LEAST_IMAGES = 10

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevit.board.store import EngineRecord, engines_folder, read_record
-from edgevit.models.checkpoint import file_sha256, writing
+from edgevit.folder.writing import file_sha256, writing
 
 KEY_DIGITS = 16
 

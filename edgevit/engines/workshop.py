@@ -19,7 +19,7 @@ from edgevit.engines.options import Options
 from edgevit.export.onnx import file_name
 from edgevit.export.record import ExportReport
 from edgevit.export.variants import Exported, Variant, WrittenVariant
-from edgevit.models.checkpoint import file_sha256, writing
+from edgevit.folder.writing import file_sha256, writing
 from edgevit.progress import Progress
 
 NATIVE_OPSET, OLDEST_OPSET = 17, 16  # with LayerNormalization as one operator, from TensorRT 8.6 on; without

@@ -12,7 +12,8 @@ from edgevit.errors import ExportError
 from edgevit.export.gates import Tolerances
 from edgevit.export.onnx import export, file_name
 from edgevit.export.record import RECORD, ExportReport, read_report
-from edgevit.models.checkpoint import SPEC, file_sha256
+from edgevit.folder.writing import file_sha256
+from edgevit.models.checkpoint import SPEC
 from edgevit.progress import Progress, Silent
 
 NOT_CHECKED = "accuracy not checked"

@@ -26,8 +26,9 @@ from edgevit.export.padding import pad_heads as padded_copy
 from edgevit.export.precision import check_finite, check_range, halved
 from edgevit.export.record import RECORD, ExportedFile, ExportReport, TensorInfo
 from edgevit.export.session import OnnxModel
+from edgevit.folder.writing import file_sha256, writing
 from edgevit.models.blocks import BlockDims
-from edgevit.models.checkpoint import SPEC, Model, file_sha256, load, writing
+from edgevit.models.checkpoint import SPEC, Model, load
 from edgevit.models.device import find_device
 from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent

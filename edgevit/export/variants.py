@@ -22,7 +22,7 @@ from edgevit.export.padding import pad_heads
 from edgevit.export.precision import mixed, norm_names
 from edgevit.export.record import RECORD, ExportedFile, ExportReport, TensorInfo
 from edgevit.export.session import OnnxModel
-from edgevit.models.checkpoint import file_sha256, write_whole, writing
+from edgevit.folder.writing import file_sha256, write_whole, writing
 from edgevit.models.families import load_family
 
 

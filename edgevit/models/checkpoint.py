@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import pickle
-import shutil
 import struct
 import warnings
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,8 @@ from timm.data import resolve_data_config
 from timm.models import clean_state_dict
 from torch import Tensor, nn
 
-from edgevit.errors import CheckpointError, OptionError, OutputError, UnknownNameError, UnsupportedModelError
+from edgevit.errors import CheckpointError, OptionError, UnknownNameError, UnsupportedModelError
+from edgevit.folder.writing import file_sha256, new_folder
 from edgevit.models.families import family_of, load_family
 from edgevit.models.rejection import OTHER
 from edgevit.models.spec import BaseFacts, ClassLabel, ModelSpec
@@ -76,18 +76,6 @@ def tensors_sha256(state: Mapping[str, Tensor]) -> str:
         value = state[name].detach().cpu().contiguous()
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
         digest.update(value.view(torch.uint8).numpy().data if value.numel() else b"")
-    return digest.hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(file)
-
-
-def _sha256(file: Any) -> str:  # Python 3.10 has no file_digest
-    digest = hashlib.sha256()
-    while chunk := file.read(1 << 20):
-        digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -323,48 +311,6 @@ def load(folder: str | Path) -> Model:
     family.resize(network, spec.blocks, state)
     _fill(network, state, folder / WEIGHTS, str(folder))
     return Model(network.eval(), spec)
-
-
-def refuse_existing(folder: Path) -> None:
-    """Raise OutputError if the folder is already there; called before hours of work and again at the end."""
-    if folder.exists():
-        raise OutputError(f"{folder} exists and is not overwritten; choose another --out, or remove it")
-
-
-@contextmanager
-def writing(what: Path) -> Iterator[None]:
-    """Turn a full disk or a missing permission into one line."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else _line(error, 120)
-        raise OutputError(f"cannot write {what}: {reason}; free some space or choose another place") from error
-    except RuntimeError as error:
-        if not any(sign in str(error) for sign in ("PytorchStreamWriter", "iostream", "unexpected pos")):
-            raise  # not torch.save, which says no more than this of a full disk
-        raise OutputError(f"cannot write {what}: is the disk full? Free some space or choose another place") from error
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write a small file so that it is there whole or not at all, whatever happens meanwhile."""
-    temporary = file.with_name(file.name + ".tmp")
-    temporary.write_text(text)
-    temporary.replace(file)
-
-
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """Give a temporary folder that becomes `folder` when the block ends well, and vanishes when it does not."""
-    refuse_existing(folder)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    with writing(folder):
-        temporary.mkdir(parents=True)
-        try:
-            yield temporary
-            refuse_existing(folder)
-            temporary.rename(folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def save(model: Model, folder: Path, extra: Mapping[str, str]) -> None:

@@ -103,7 +103,7 @@ def test_a_bad_image_is_named_and_can_be_left_out(
 # -- budget and shape --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rate", ["0", "1", "1.5", "-0.1", "nan"])
+@pytest.mark.parametrize("rate", ["0", "1", "1.5", "-0.1"])
 def test_a_rate_outside_0_and_1(refused: Any, rate: str) -> None:
     assert "is not between 0 and 1; 0.6 leaves 40 %" in refused("--rate", rate, without=("budget",))
 
@@ -172,7 +172,7 @@ def test_a_budget_below_what_the_shape_reaches_gives_the_minimum(
         (["--evaluations", "0"], "evaluations 0 is less than 1"),
         (["--steps", "-1"], "steps -1 is negative"),
         (["--lr", "0"], "lr 0 is not above 0"),
-        (["--lr", "nan"], "lr nan is not above 0"),
+        (["--lr", "nan"], "--lr nan is not a finite number"),
         (["--weight-decay", "-1"], "weight-decay -1"),
         (["--warmup-steps", "-1"], "warmup-steps -1"),
         (["--workers", "-1"], "workers -1"),
@@ -256,7 +256,7 @@ def test_an_output_that_exists_is_not_touched(refused: Any, tmp_path: Path) -> N
     assert "out exists and is not overwritten; choose another --out" in refused()
     (tmp_path / "file").write_text("mine")
     assert "file exists and is not overwritten" in refused("--out", "file", without=("out",))
-    assert "Not a directory" in refused("--out", "file/below", without=("out",))
+    assert "file is not a folder, so file/below cannot be made" in refused("--out", "file/below", without=("out",))
 
 
 @pytest.mark.parametrize("limit", [0, 1000, 20_000, 150_000, 400_000])

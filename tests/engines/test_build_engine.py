@@ -25,7 +25,7 @@ from edgevit.engines.gate import GateTolerances
 from edgevit.engines.options import Options
 from edgevit.errors import AgentError, EngineError, ExportError, ProfileError, UnfitBoardError
 from edgevit.export.onnx import export
-from edgevit.models.checkpoint import file_sha256
+from edgevit.folder.writing import file_sha256
 from edgevit.progress import Silent
 
 STANDINS = Path(__file__).parents[1] / "standins"

@@ -17,7 +17,8 @@ from edgevit.export.gates import Tolerances
 from edgevit.export.onnx import export
 from edgevit.export.record import ExportReport
 from edgevit.export.session import OnnxModel
-from edgevit.models.checkpoint import file_sha256, load
+from edgevit.folder.writing import file_sha256
+from edgevit.models.checkpoint import load
 
 Derive = Callable[..., Path]
 Exported = tuple[Path, ExportReport]

@@ -34,8 +34,9 @@ from edgevit.derive.statistics import BlockStatistics, Factorisation, calibrate,
 from edgevit.derive.surgery import Spectra
 from edgevit.derive.train import evaluate
 from edgevit.errors import OptionError
+from edgevit.folder.writing import writing
 from edgevit.models.blocks import BlockDims, BlockWeights
-from edgevit.models.checkpoint import tensors_sha256, writing
+from edgevit.models.checkpoint import tensors_sha256
 from edgevit.models.families import family_of
 
 HEAD_BIAS = -100.0  # of the classes outside the task, where the head is left whole

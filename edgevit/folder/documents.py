@@ -1,0 +1,224 @@
+"""Read JSON and YAML files into typed records; a fault of a file becomes one line that names it and says what to do.
+
+Every JSON or YAML file that edgevit reads on the host comes through a `Reader`, whether edgevit or a person wrote it:
+
+    READER = Reader(CheckpointError, mend="copy the folder again, or derive the model again")
+    spec = READER.json(folder / "model.json", ModelSpec, schemas=(1, 2))
+
+The record's type is any that pydantic knows: a frozen dataclass, a pydantic model, `dict[str, Any]`. Types are strict
+("3" is no 3); a missing key, NaN, infinity, a date, a key that is there twice and nesting without end are faults of the
+file, too. What the values mean is checked by the record itself, in `__post_init__`, or by who reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+import yaml
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from edgevit.errors import EdgeVitError
+
+T = TypeVar("T")
+
+LIMIT_BYTES = 256 << 20  # no file of ours is nearly so large: a wrong path, such as that of an image or of weights
+DEPTH, VALUES = 64, 10**7  # nesting, and values in all: YAML's aliases can make few lines into more than memory holds
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How files of one kind are read."""
+
+    error: type[EdgeVitError]  # raised for every fault
+    mend: str  # what to do about a damaged file, such as "derive the model again"
+
+    def json(self, file: Path, kind: type[T], *, schemas: Collection[int] | None = None) -> T:
+        """Read a JSON file as `kind`.
+
+        Args:
+            schemas: values of the file's `schema` that can be read; None: it has none.
+
+        Raises:
+            self.error: it is missing, unreadable, no JSON, of another schema, or of another type.
+        """
+        return self.parse(self.text(file), kind, str(file), schemas=schemas)
+
+    def parse(self, text: str, kind: type[T], where: str, *, schemas: Collection[int] | None = None) -> T:
+        """Read JSON text as `kind`; `where` names it in messages."""
+        try:
+            data = json.loads(text, object_pairs_hook=_without_twins)
+        except RecursionError as error:
+            raise self._fault(where, "is nested too deeply") from error
+        except ValueError as error:  # JSONDecodeError, or a number of thousands of digits
+            raise self._fault(where, f"is not JSON ({_line(error)})") from error
+        return self.checked(data, kind, where, schemas=schemas)
+
+    def json_lines(self, file: Path, kind: type[T]) -> list[T]:
+        """Read a file of one JSON value per line; blank lines do not count."""
+        lines = enumerate(self.text(file).splitlines(), 1)
+        return [self.parse(line, kind, f"{file}, line {number}") for number, line in lines if line.strip()]
+
+    def yaml(self, file: Path, kind: type[T]) -> T:
+        """Read a YAML file as `kind`."""
+        text = self.text(file)
+        try:
+            data = yaml.load(text, _Loader)  # a SafeLoader
+        except RecursionError as error:
+            raise self._fault(str(file), "is nested too deeply") from error
+        except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueErrors are of impossible dates and numbers
+            raise self._fault(str(file), f"is not YAML: {_line(error)}") from error
+        return self.checked(data, kind, str(file))
+
+    def text(self, file: Path) -> str:
+        """Read a text file in UTF-8."""
+        try:
+            if file.stat().st_size > LIMIT_BYTES:
+                raise self._fault(str(file), f"has {file.stat().st_size / 1e6:.0f} MB, more than any such file")
+            return file.read_text(encoding="utf-8-sig")  # Windows editors put a mark before the first character
+        except FileNotFoundError as error:
+            raise self.error(f"there is no {file}; check the path") from error
+        except OSError as error:
+            raise self.error(
+                f"cannot read {file}: {error.strerror or error}; check the path and permissions"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise self._fault(str(file), f"is not text in UTF-8 (byte {error.start})") from error
+
+    def checked(self, data: Any, kind: type[T], where: str, *, schemas: Collection[int] | None = None) -> T:
+        """Turn plain values into `kind`."""
+        try:
+            _check_plain(data)
+        except ValueError as error:
+            raise self._fault(where, str(error)) from error
+        if schemas is not None:
+            self._check_schema(data, where, schemas)
+        try:
+            # As JSON, whose arrays are tuples, too, where a record says so; and strict, so that "3" is no 3.
+            record: T = _adapter(cast("Any", kind)).validate_json(json.dumps(data), strict=True)
+        except ValidationError as error:
+            raise self._fault(where, _told(error, kind)) from error
+        return record
+
+    def _check_schema(self, data: Any, where: str, schemas: Collection[int]) -> None:
+        seen = data.get("schema") if isinstance(data, dict) else None
+        if not isinstance(data, dict):
+            raise self._fault(where, f"holds {_shown(data)}, expected an object with a schema")
+        if type(seen) is not int or seen not in schemas:
+            known = " and ".join(map(str, sorted(schemas)))
+            if type(seen) is int and seen > max(schemas):
+                writer = data.get("versions", {}).get("edgevit") if isinstance(data.get("versions"), dict) else None
+                by = f" and was written by edgevit {writer}" if isinstance(writer, str) else ""
+                raise self.error(f"{where} has schema {seen}{by}, this edgevit reads {known}; update edgevit")
+            raise self.error(f"{where} has schema {_shown(seen)}, this edgevit reads {known}; {self.mend}")
+
+    def _fault(self, where: str, what: str) -> EdgeVitError:
+        return self.error(f"{where} {what}; {self.mend}")
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+    """YAML without keys that are there twice: the last would win silently."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: set[str] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            name = key.value if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge") else None
+            if name in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {name!r} is there twice", key.start_mark)
+            if name is not None:
+                seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)!r} is there twice")
+    return made
+
+
+def _check_plain(data: Any) -> None:
+    """Raise ValueError unless `data` is made of what JSON has, finite and not too deep."""
+    waiting: list[tuple[Any, str, int]] = [(data, "", 0)]
+    count = 0
+    while waiting:
+        value, where, depth = waiting.pop()
+        count += 1
+        at = where.removeprefix(".")
+        if depth > DEPTH or count > VALUES:
+            raise ValueError("is nested too deeply" if depth > DEPTH else f"holds more than {VALUES} values")
+        if isinstance(value, dict):
+            for key in value:
+                if not isinstance(key, str):
+                    raise ValueError(f"has the key {_shown(key)}{f' under {at}' if at else ''}: put it in quotes")
+            waiting += [(v, f"{where}.{k}", depth + 1) for k, v in value.items()]
+        elif isinstance(value, list):
+            waiting += [(v, f"{where}.{i}", depth + 1) for i, v in enumerate(value)]
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"has {value} as {at or 'its value'}, which is no finite number")
+        elif not (value is None or isinstance(value, (bool, int, float, str))):
+            raise ValueError(f"has {value} as {at or 'its value'}, a {type(value).__name__}: put it in quotes")
+
+
+@lru_cache  # building one takes longer than reading a file
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _told(error: ValidationError, kind: Any) -> str:
+    """The first thing that is wrong with a record, as the end of a sentence that starts with the file's name."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return f"lacks {where}"
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = _known_keys(kind, first["loc"][:-1])
+        close = get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+        return f"has the unknown key {where!r}; {hint}"
+    wanted = first["msg"].replace("Input should be", "expected").replace("Value error, ", "")
+    return f"has {_shown(first['input'])}{f' as {where}' if where else ''}, {wanted[:1].lower()}{wanted[1:]}"
+
+
+def _known_keys(kind: Any, path: tuple[str | int, ...]) -> list[str]:
+    """The keys that the record at `path` below `kind` has."""
+    for part in path:
+        # Else it is an index of a list, or the name of a member of a union: neither changes the record.
+        kind = _record_in(_hints(kind).get(str(part), kind))
+    return list(_hints(_record_in(kind)))
+
+
+def _record_in(kind: Any) -> Any:
+    """The first record type inside list[...], ... | None, and the like; `kind` itself if there is none."""
+    if _hints(kind):
+        return kind
+    return next((found for part in get_args(kind) if _hints(found := _record_in(part))), kind)
+
+
+def _hints(kind: Any) -> Mapping[str, Any]:
+    if get_origin(kind) is not None or not isinstance(kind, type):
+        return {}
+    if issubclass(kind, BaseModel):
+        return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return {field.name: hints[field.name] for field in fields(kind)}
+    return {}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:160] or type(error).__name__

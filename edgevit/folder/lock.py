@@ -1,0 +1,51 @@
+"""One process at a time in a folder that is being worked in."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edgevit.errors import EdgeVitError
+
+logger = logging.getLogger(__name__)
+
+# What network file systems without locks answer; work goes on there, unguarded.
+UNSUPPORTED = {errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+@contextmanager
+def alone_in(folder: Path, busy: EdgeVitError) -> Iterator[None]:
+    """Hold the lock of a folder that is there; it goes when the block or the process ends, however it ends.
+
+    The lock is on the folder itself, so that nothing has to be cleaned up, and nothing in it can be a link elsewhere.
+
+    Raises:
+        busy: another process holds the lock.
+        OSError: the folder is not there, or may not be read.
+    """
+    while True:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its last holder may have removed or renamed the folder meanwhile: then this lock guards nothing.
+            if os.fstat(handle).st_ino == os.stat(folder).st_ino:
+                break
+        except BlockingIOError:
+            os.close(handle)
+            raise busy from None
+        except OSError as error:
+            if error.errno in UNSUPPORTED:
+                logger.warning("%s is on a file system without locks; let no other edgevit work in it", folder)
+                break
+            os.close(handle)
+            raise
+        os.close(handle)
+    try:
+        yield
+    finally:
+        os.close(handle)

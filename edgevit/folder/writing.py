@@ -1,0 +1,109 @@
+"""Files and folders that are there whole or not at all, whatever happens meanwhile; and their hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from edgevit.errors import OutputError
+
+NAME_BYTES = 255  # of one file name, on every file system that counts
+SPARE_BYTES = 24  # that names beside an output are longer than its own: a dot, a process number, ".partial", ".tmp"
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(file)
+
+
+def _sha256(file: Any) -> str:  # Python 3.10 has no file_digest
+    digest = hashlib.sha256()
+    while chunk := file.read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def refuse_existing(folder: Path) -> None:
+    """Refuse an output that is in the way or cannot be made; called before hours of work and again at the end.
+
+    Raises:
+        OutputError: the folder is there, a link to nowhere is, its name is too long, or what holds it is no folder.
+    """
+    if os.path.lexists(folder):
+        what = "is a link to nothing" if not folder.exists() else "exists and is not overwritten"
+        raise OutputError(f"{folder} {what}; choose another --out, or remove it")
+    length = len(os.fsencode(folder.name))
+    if length > NAME_BYTES - SPARE_BYTES:
+        raise OutputError(
+            f"--out has a name of {length} bytes, and {NAME_BYTES - SPARE_BYTES} is the most; choose a shorter one"
+        )
+    for parent in folder.absolute().parents:
+        if parent.is_dir():
+            return
+        if os.path.lexists(parent):
+            raise OutputError(f"{parent} is not a folder, so {folder} cannot be made; choose another --out")
+
+
+@contextmanager
+def writing(what: Path) -> Iterator[None]:
+    """Turn a full disk or a missing permission into one line.
+
+    Raises:
+        OutputError: it could not be written.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or (str(error).splitlines() or ["?"])[0][:120]
+        raise OutputError(f"cannot write {what}: {reason}; free some space or choose another place") from error
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in ("PytorchStreamWriter", "iostream", "unexpected pos")):
+            raise  # not torch.save, which says no more than this of a full disk
+        raise OutputError(f"cannot write {what}: is the disk full? Free some space or choose another place") from error
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a small file so that it is there whole or not at all, after a power cut, too."""
+    temporary = file.with_name(file.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    sync(temporary)
+    temporary.replace(file)
+
+
+def sync(path: Path) -> None:
+    """See that a file, or every file in a folder, is on the disk, so that a rename cannot overtake its content."""
+    for file in (path.rglob("*"), (path,))[path.is_file()]:
+        if file.is_file():
+            handle = os.open(file, os.O_RDONLY)
+            try:
+                with suppress(OSError):  # a file system that cannot
+                    os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder that becomes `folder` when the block ends well, and vanishes when it does not.
+
+    Raises:
+        OutputError: the folder exists, or cannot be written.
+    """
+    refuse_existing(folder)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    with writing(folder):
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            sync(temporary)
+            refuse_existing(folder)
+            temporary.rename(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
+from edgevit.errors import PlanError
+from edgevit.folder.documents import Reader
+
+READER = Reader(PlanError, mend="write it again")
+
+
+@dataclass(frozen=True)
+class Part:
+    width: int
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    schema: int
+    name: str
+    parts: tuple[Part, ...] = ()
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    workers: int = 1
+    tasks: list[dict[str, Any]] = []
+
+
+def refusal(tmp_path: Path, content: str | bytes, kind: Any = Record, how: str = "json", **options: Any) -> str:
+    file = tmp_path / f"file.{how}"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(PlanError) as refused:
+        getattr(READER, how)(file, kind, **options)
+    message = str(refused.value)
+    assert "\n" not in message
+    assert str(file) in message
+    return message
+
+
+def test_a_record_is_read_with_its_tuples(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text('{"schema": 1, "name": "b", "parts": [{"width": 3, "share": 1}], "later": "ignored"}')
+    assert READER.json(file, Record, schemas=(1,)) == Record(1, "b", (Part(3, 1.0),))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "is not JSON"),
+        ("", "is not JSON"),
+        (b"\xff\xfe\x00", "is not text in UTF-8 (byte 0)"),
+        ("[1]", "holds a list"),
+        ('{"schema": 1}', "lacks name"),
+        ('{"schema": 1, "name": 3}', "has 3 as name, expected a valid string"),
+        ('{"schema": 1, "name": "a", "parts": [{"width": "3"}]}', "has '3' as parts.0.width, expected a valid integer"),
+        ('{"schema": 1, "name": "a", "parts": [{"width": 3, "share": NaN}]}', "has nan as parts.0.share"),
+        ('{"schema": 1, "name": "a", "name": "b"}', "the key 'name' is there twice"),
+        ("[" * 100_000, "is nested too deeply"),
+        ('{"schema": 1, "name": "a", "x": ' + "[" * 70 + "]" * 70 + "}", "is nested too deeply"),
+        ('{"schema": 1, "name": "a", "parts": ' + "9" * 5000 + "}", "is not JSON"),
+        ('{"schema": 3, "name": "a", "versions": {"edgevit": "0.9"}}', "written by edgevit 0.9, this edgevit reads"),
+        ('{"schema": "1", "name": "a"}', "has schema '1', this edgevit reads 1 and 2"),
+        ('{"schema": true, "name": "a"}', "has schema True"),
+        ('{"name": "a"}', "has schema nothing"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_a_json_file_is_one_line(tmp_path: Path, content: str | bytes, told: str) -> None:
+    assert told in refusal(tmp_path, content, schemas=(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("workers: [", "is not YAML"),
+        ("\tworkers: 1", "is not YAML"),
+        ("workers: 1\nworkers: 2", "the key 'workers' is there twice"),
+        ("tasks: [{a: 2020-01-01}]", "has 2020-01-01 as tasks.0.a, a date: put it in quotes"),
+        ("tasks: [{a: 2020-13-45}]", "is not YAML"),
+        ("tasks: [{1: 2}]", "has the key 1 under tasks.0: put it in quotes"),
+        ("tasks: [{a: .nan}]", "has nan as tasks.0.a"),
+        ("worker: 2", "has the unknown key 'worker'; did you mean 'workers'?"),
+        ("workers: two", "has 'two' as workers, expected a valid integer"),
+        ("tasks: " + "[" * 5000, "is nested too deeply"),
+        ("a: &a [*a]", "is nested too deeply"),
+        ("a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
+            f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(8)
+        ), "values"),
+        ("!!python/object/apply:os.system [true]", "is not YAML"),
+        ("workers: !!binary aGk=", "a bytes: put it in quotes"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_a_yaml_file_is_one_line(tmp_path: Path, content: str, told: str) -> None:
+    assert told in refusal(tmp_path, content, Strict, "yaml")
+
+
+def test_a_missing_file_and_a_folder_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"there is no .*a\.json; check the path"):
+        READER.json(tmp_path / "a.json", Record)
+    with pytest.raises(PlanError, match=r"cannot read .*: Is a directory"):
+        READER.json(tmp_path, Record)
+
+
+def test_a_fault_of_a_line_names_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"width": 1}\n\n{"width": 2}\n{"width": ')
+    with pytest.raises(PlanError, match=r"a\.jsonl, line 4 is not JSON"):
+        READER.json_lines(file, Part)
+    file.write_text('{"width": 1}\n\n{"width": 2}\n')
+    assert READER.json_lines(file, Part) == [Part(1), Part(2)]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(VALUES)
+def test_any_value_is_a_record_or_one_fault(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
+    try:
+        record = READER.parse(json.dumps(value), Record, "it", schemas=(1,))
+    except PlanError as error:
+        assert "\n" not in str(error)
+    else:
+        assert isinstance(record.name, str)
