@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from edgevit.data.sources import Part, Reference
 from edgevit.errors import DataError
+from edgevit.folder.pictures import read_picture
 
 TEST_NAMES = ("val", "validation", "test")
 
@@ -35,17 +35,7 @@ class Images:
         return _files(self.root)
 
     def read(self, reference: Reference) -> Image.Image:
-        try:
-            with warnings.catch_warnings(), Image.open(str(reference)) as image:
-                warnings.simplefilter("ignore")  # odd EXIF or a palette with transparency is no reason to stop
-                rgb: Image.Image = image.convert("RGB")
-                return rgb
-        except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error)
-            raise DataError(
-                f"cannot read {reference}: {reason}; "
-                f"remove or replace it, or leave such files out with --skip-bad-images"
-            ) from error
+        return read_picture(str(reference), "remove or replace it, or leave such files out with --skip-bad-images")
 
 
 class Folder(Images):
