@@ -276,7 +276,7 @@ def run(case: Case, place: Place, threads: int) -> dict[str, Any] | str:
 
 
 def _training(case: Case, steps: int) -> Any:
-    from edgevit.derive.train import Training
+    from edgevit.derive.training import Training
 
     return Training(
         steps=steps, batch_size=case.batch_size, lr=case.lr, seed=case.seed, device="cpu", evaluations=5,

@@ -32,7 +32,8 @@ from edgevit.derive.methods.vulcan import Config, Redundancy
 from edgevit.derive.plan import Plan
 from edgevit.derive.shape import POLICIES, fit, uniform
 from edgevit.derive.statistics import observed, token_sum
-from edgevit.derive.train import Training, open_compute
+from edgevit.derive.train import open_compute
+from edgevit.derive.training import Training
 from edgevit.models.families import vit
 
 RESULTS = Path(__file__).parent / "results" / "cost.json"

@@ -53,7 +53,7 @@ def derive(folder: Path, data: Path, rate: float, images: int, gradients: int) -
     from edgevit.derive import sensitivity, statistics
     from edgevit.derive.least_squares import Regression
     from edgevit.derive.pipeline import derive as derive_model
-    from edgevit.derive.train import Training
+    from edgevit.derive.training import Training
 
     beside: dict[str, float] = {}
     with ExitStack() as stack:

@@ -153,7 +153,7 @@ def whole_model(images: int) -> dict[str, Any]:
     from safetensors.torch import save_file
 
     from edgevit.derive.pipeline import derive
-    from edgevit.derive.train import Training
+    from edgevit.derive.training import Training
 
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as name:

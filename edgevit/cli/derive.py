@@ -111,7 +111,7 @@ def main(
     """Derive a small class-specific model from a large base, inside a budget."""
     from edgevit.derive.options import parse_assignments
     from edgevit.derive.pipeline import derive
-    from edgevit.derive.train import Training
+    from edgevit.derive.training import Training
     from edgevit.errors import OptionError
 
     console = Console(json=json, quiet=quiet, verbose=verbose)

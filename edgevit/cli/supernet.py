@@ -60,7 +60,7 @@ def main(
     """Train one network from which models of every size are cut at once: edgevit derive --method skd."""
     from edgevit.derive.options import parse_assignments
     from edgevit.derive.supernet import supernet
-    from edgevit.derive.train import Training
+    from edgevit.derive.training import Training
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
     made = supernet(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from PIL import Image, UnidentifiedImageError
@@ -21,6 +21,7 @@ from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from edgevit.data.augment import Augment
 from edgevit.data.classes import TargetClass, base_order, listed, resolve
 from edgevit.data.sources import Reference, Source, open_source, open_unlabelled
 from edgevit.errors import DataError, OptionError
@@ -28,8 +29,6 @@ from edgevit.progress import Progress, Silent
 
 PARTS = ("train", "validation", "test")
 TEST_FRACTION = 0.2  # split off where the data brings no test part
-Augment = Literal["none", "crop", "flip"]
-AUGMENTS: tuple[Augment, ...] = ("none", "crop", "flip")
 
 
 def evaluation_transform(preprocessing: Mapping[str, Any]) -> Any:

@@ -43,7 +43,7 @@ from edgevit.derive import load_method
 from edgevit.derive.budget import readable
 from edgevit.derive.options import make_config
 from edgevit.derive.pipeline import derive, partial_folder
-from edgevit.derive.train import Training
+from edgevit.derive.training import Training
 from edgevit.errors import EdgeVitError, Interrupted, OptionError, PlanError, UnknownNameError
 from edgevit.folder.writing import file_sha256, write_whole, writing
 from edgevit.models.checkpoint import load

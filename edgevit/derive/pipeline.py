@@ -30,7 +30,8 @@ from edgevit.derive.problem import Problem, Stopwatch, finetuned_base
 from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_rejection_images
 from edgevit.derive.shape import Policy, check_reachable, make_policy
 from edgevit.derive.slices import SuperNet, find_supernet
-from edgevit.derive.train import Compute, History, Training, close_compute, evaluate, open_compute
+from edgevit.derive.train import Compute, History, close_compute, evaluate, open_compute
+from edgevit.derive.training import Training
 from edgevit.errors import EdgeVitError, Interrupted, OptionError, OutputError, UnknownNameError
 from edgevit.folder.writing import refuse_existing, write_whole, writing
 from edgevit.models.checkpoint import Model, derived_spec, open_base, save, tensors_sha256

@@ -18,7 +18,8 @@ from edgevit.derive.budget import Budget
 from edgevit.derive.cache import Cache
 from edgevit.derive.distill import Distillation, TeacherOptions, make_distillation
 from edgevit.derive.shape import Policy
-from edgevit.derive.train import Compute, Constraint, History, Keep, Training, train
+from edgevit.derive.train import Compute, Constraint, History, Keep, train
+from edgevit.derive.training import Training
 from edgevit.folder.writing import writing
 from edgevit.models.slim import bare_copy
 from edgevit.progress import Progress

@@ -30,7 +30,8 @@ from edgevit.derive.pipeline import open_partial, partial_folder, versions, with
 from edgevit.derive.problem import Stopwatch
 from edgevit.derive.shape import Policy, check_reachable, make_policy
 from edgevit.derive.slices import RECORD, SCHEMA, Point, SuperNet, read_supernet
-from edgevit.derive.train import Compute, History, Training, close_compute, evaluate, open_compute, train
+from edgevit.derive.train import Compute, History, close_compute, evaluate, open_compute, train
+from edgevit.derive.training import Training
 from edgevit.derive.wpac import concentrate
 from edgevit.errors import Interrupted, OptionError
 from edgevit.folder.writing import refuse_existing

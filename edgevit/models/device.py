@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from edgevit.errors import OptionError, UnknownNameError
 
+if TYPE_CHECKING:
+    import torch
+
 DEVICES = ("auto", "cpu", "cuda", "mps")
+
+
+def check_device_name(name: str) -> None:
+    """Refuse what is no device anywhere, before torch is imported to see what this machine has.
+
+    Raises:
+        UnknownNameError: no such device.
+    """
+    kind, _, index = name.partition(":")
+    if kind not in DEVICES or (index and not index.isdecimal()):
+        raise UnknownNameError("device", name, DEVICES)
 
 
 def find_device(name: str) -> torch.device:
@@ -16,9 +30,10 @@ def find_device(name: str) -> torch.device:
         UnknownNameError: no such device.
         OptionError: this machine has none.
     """
-    kind, _, index = name.partition(":")
-    if kind not in DEVICES or (index and not index.isdecimal()):
-        raise UnknownNameError("device", name, DEVICES)
+    import torch
+
+    check_device_name(name)
+    kind = name.partition(":")[0]
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if kind == "auto":
         return torch.device(next((other for other, there in available.items() if there), "cpu"))

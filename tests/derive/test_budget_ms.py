@@ -13,7 +13,7 @@ import edgevit
 from edgevit.derive import methods
 from edgevit.derive.cost_table import load_cost_table
 from edgevit.derive.shape import POLICIES
-from edgevit.derive.train import Training
+from edgevit.derive.training import Training
 from edgevit.errors import BudgetError, CostTableError, OptionError
 from edgevit.models.families import vit
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from edgevit.data.task import Task, open_task
 from edgevit.derive import load_method
 from edgevit.derive.distill import Distillation, Lesson, teacher_loss, token_loss
-from edgevit.derive.train import Best, History, Training, evaluate, open_compute, sample_order, train, unlabelled_share
+from edgevit.derive.train import Best, History, evaluate, open_compute, sample_order, train, unlabelled_share
+from edgevit.derive.training import Training
 from edgevit.errors import Interrupted, OptionError
 from edgevit.models.checkpoint import open_base
 from edgevit.models.families import family_of

@@ -15,7 +15,8 @@ from edgevit.derive.cache import Cache
 from edgevit.derive.least_squares import refit, removal_in_order, removal_order
 from edgevit.derive.problem import Problem, Stopwatch
 from edgevit.derive.purify import Purification, _Binarised, masked, purify
-from edgevit.derive.train import History, Training, open_compute
+from edgevit.derive.train import History, open_compute
+from edgevit.derive.training import Training
 from edgevit.errors import DataError, OptionError
 from edgevit.models.families import vit
 from edgevit.progress import Silent

@@ -23,7 +23,8 @@ from edgevit.derive.piad import (
     without,
 )
 from edgevit.derive.shape import POLICIES, make_policy, smallest
-from edgevit.derive.train import Training, open_compute
+from edgevit.derive.train import open_compute
+from edgevit.derive.training import Training
 from edgevit.models.blocks import BlockDims
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit

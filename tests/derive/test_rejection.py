@@ -17,7 +17,7 @@ from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import open_task
 from edgevit.derive import method_names
 from edgevit.derive.many import read_plan
-from edgevit.derive.train import Training
+from edgevit.derive.training import Training
 from edgevit.errors import CheckpointError, DataError, OptionError
 from edgevit.export.evaluate import evaluate
 from edgevit.export.record import read_report

@@ -16,7 +16,8 @@ from edgevit.derive.pipeline import derive
 from edgevit.derive.shape import POLICIES
 from edgevit.derive.slices import read_supernet
 from edgevit.derive.supernet import supernet
-from edgevit.derive.train import Training, evaluate, open_compute
+from edgevit.derive.train import evaluate, open_compute
+from edgevit.derive.training import Training
 from edgevit.errors import BudgetError, CheckpointError, Interrupted, OptionError
 from edgevit.models.checkpoint import load, open_base
 from edgevit.models.families import vit

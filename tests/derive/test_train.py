@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from small_base import ARGS, derive, press_ctrl_c_in_step, write_checkpoint
 
 import edgevit
-from edgevit.derive.train import History, Meeting, Training, learning_rate, open_compute, sample_order
+from edgevit.derive.train import History, Meeting, learning_rate, open_compute, sample_order
+from edgevit.derive.training import Training
 from edgevit.errors import Interrupted, OptionError, TrainingError, UnknownNameError
 
 

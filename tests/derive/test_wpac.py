@@ -7,7 +7,8 @@ from edgevit.data.task import open_task
 from edgevit.derive import surgery
 from edgevit.derive.piad import cut, measure_importance
 from edgevit.derive.statistics import calibrate
-from edgevit.derive.train import Training, open_compute
+from edgevit.derive.train import open_compute
+from edgevit.derive.training import Training
 from edgevit.derive.wpac import concentrate, rotate_attention
 from edgevit.models.blocks import BlockDims
 from edgevit.models.checkpoint import describe
