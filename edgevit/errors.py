@@ -12,6 +12,7 @@ EdgeVitError
   CostTableError          a table of milliseconds that cannot be read, is not monotone, has holes or is another base's
   TrainingError           the loss is no longer a number
   OutputError             the output exists, or could not be written
+  UnfinishedError         the state of an unfinished derivation is damaged, or does not say what it is of
   Interrupted             stopped by Ctrl-C; the message says how to resume
   ExportError             a check of the exported files failed, or the exporter did
   RunsError               records of measurements that cannot be read, or not be compared
@@ -86,6 +87,10 @@ class TrainingError(EdgeVitError):
 
 class OutputError(EdgeVitError):
     """The output exists, or could not be written."""
+
+
+class UnfinishedError(EdgeVitError):
+    """The state of an unfinished derivation is damaged, or does not say what it is of."""
 
 
 class Interrupted(EdgeVitError):

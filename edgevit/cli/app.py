@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from errno import ENAMETOOLONG
 from typing import Annotated, Any
 
 import typer
@@ -62,6 +63,11 @@ def _run() -> int:
         context = getattr(error, "ctx", None)
         told = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
         say(f"error: {told}; see {context.command_path if context else 'edgevit'} --help")
+        return 1
+    except OSError as error:
+        if error.errno != ENAMETOOLONG:
+            raise
+        say(f"error: {error.strerror}: {str(error.filename)[:60]}...; give a shorter path")
         return 1
     if code == STOPPED:
         say("stopped")

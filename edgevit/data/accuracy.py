@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,20 @@ class Accuracy:
 
     def to_dict(self) -> dict[str, Any]:
         return {"top1": self.top1, "images": self.images, "per_class": self.per_class()}
+
+
+def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+    """The Wilson score interval of a share: `right` of `total` independent images, 95 % unless another `z` is given.
+
+    (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), which stays in [0, 1] and is of use near 0 and 1, too.
+    Nothing is known of no images: (0, 1).
+    """
+    if total == 0:
+        return 0.0, 1.0
+    share, spread = right / total, z * z / total
+    middle = (share + spread / 2) / (1 + spread)
+    half = z * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)
+    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def count_correct(logits: Tensor, labels: Tensor, columns: Tensor) -> Tensor:

@@ -42,8 +42,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from edgevit.derive import load_method
 from edgevit.derive.budget import readable
 from edgevit.derive.options import make_config
-from edgevit.derive.pipeline import derive, partial_folder
+from edgevit.derive.pipeline import derive
 from edgevit.derive.training import Training
+from edgevit.derive.unfinished import partial_folder
 from edgevit.errors import EdgeVitError, Interrupted, OptionError, PlanError, UnknownNameError
 from edgevit.folder.writing import file_sha256, write_whole, writing
 from edgevit.models.checkpoint import load

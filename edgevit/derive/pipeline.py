@@ -7,6 +7,7 @@ import json
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -32,7 +33,8 @@ from edgevit.derive.shape import Policy, check_reachable, make_policy
 from edgevit.derive.slices import SuperNet, find_supernet
 from edgevit.derive.train import Compute, History, close_compute, evaluate, open_compute
 from edgevit.derive.training import Training
-from edgevit.errors import EdgeVitError, Interrupted, OptionError, OutputError, UnknownNameError
+from edgevit.derive.unfinished import STATE, open_partial, partial_folder, remove_cheap
+from edgevit.errors import EdgeVitError, Interrupted, OptionError, UnknownNameError
 from edgevit.folder.writing import refuse_existing, write_whole, writing
 from edgevit.models.checkpoint import Model, derived_spec, open_base, save, tensors_sha256
 from edgevit.models.families import load_family
@@ -52,7 +54,13 @@ class Derivation:
     is_main: bool = True  # False in all but the first of several processes: only that one wrote the folder
 
 
-CHEAP = {"request.json", "baselines.json", "history.jsonl"}  # of an unfinished derivation, and soon made again
+@dataclass(frozen=True)
+class Baselines:
+    """baselines.json of an unfinished derivation; accuracies as derivation.json has them."""
+
+    base_full_head: dict[str, Any]
+    base_restricted: dict[str, Any]
+    base_finetuned: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -115,37 +123,10 @@ def versions() -> dict[str, str]:
     return {"edgevit": edgevit.__version__, "python": platform.python_version(), **found}
 
 
-def partial_folder(out: Path) -> Path:
-    """Where an unfinished derivation of `out` keeps its state."""
-    return out.with_name(out.name + ".partial")
-
-
-def open_partial(folder: Path, request: dict[str, Any], resume: bool) -> None:
-    """Make the folder for an unfinished run, or check that the one there is of the same request.
-
-    Raises:
-        OutputError: one is there and --resume was not given.
-        OptionError: it is of another request.
-    """
-    file = folder / "request.json"
-    if folder.exists() and not resume:
-        raise OutputError(f"{folder} holds an unfinished derivation; add --resume to go on with it, or remove it")
-    if file.is_file():
-        before = json.loads(file.read_text())
-        changed = sorted(k for k in before.keys() | request.keys() if before.get(k) != request.get(k))
-        if changed:
-            told = ", ".join(f"{k} was {before.get(k)!r} and is {request.get(k)!r}" for k in changed[:3])
-            raise OptionError(f"cannot resume {folder} with other options: {told}; give the same ones, or remove it")
-        return
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(request))
-
-
 def _baselines(wanted: _Wanted, problem: Problem) -> dict[str, Any]:
     """The three that a derived model is judged against, on the test part; kept in a file once taken."""
     file, task, compute = problem.folder / "baselines.json", problem.task, problem.compute
-    taken: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    taken = asdict(STATE.json(file, Baselines)) if file.is_file() else {}
     if "base_full_head" not in taken:
         problem.progress.note(f"baselines on {len(task.test)} test images")
         with problem.stopwatch.stage("baselines"):
@@ -328,17 +309,16 @@ def derive(
     )
     compute = open_compute(training)
     folder = partial_folder(out)
-    if compute.is_main:
-        open_partial(folder, wanted.request(), resume)
-    compute.wait()
-    history = History(folder / "history.jsonl")
-    # Several processes would have to agree on what is there: they work everything out.
-    cached = cache and compute.accelerator.num_processes == 1
-    problem = Problem(
-        network, task, columns, budget, policy, training, compute, folder, history, progress, Stopwatch(),
-        Cache(cache_folder() if cached else None, progress), _identity(opened, head, task.base_columns, compute),
-    )  # fmt: skip
-    derivation = _carry_out(wanted, problem, out)
+    with open_partial(folder, wanted.request(), resume) if compute.is_main else nullcontext():
+        compute.wait()
+        history = History(folder / "history.jsonl")
+        # Several processes would have to agree on what is there: they work everything out.
+        cached = cache and compute.accelerator.num_processes == 1
+        problem = Problem(
+            network, task, columns, budget, policy, training, compute, folder, history, progress, Stopwatch(),
+            Cache(cache_folder() if cached else None, progress), _identity(opened, head, task.base_columns, compute),
+        )  # fmt: skip
+        derivation = _carry_out(wanted, problem, out)
     close_compute()
     return derivation
 
@@ -394,8 +374,8 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path) -> Derivation:
         what = str(stop) or "stopped"
         raise Interrupted(f"{what}; the same command with --resume goes on from {problem.folder}") from stop
     except EdgeVitError:
-        if problem.compute.is_main and {file.name for file in problem.folder.iterdir()} <= CHEAP:
-            shutil.rmtree(problem.folder)  # so that the command can be mended and given again
+        if problem.compute.is_main:
+            remove_cheap(problem.folder)
         raise
     network = derived.network.cpu().eval()
     spec = replace(derived_spec(wanted.base.spec, network, wanted.head, wanted.labels), rejection=rule)

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from edgevit.derive.collapse import Clusters
+from edgevit.derive.unfinished import STATE, reading_state, save_tensors
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.blocks import BlockDims, BlockWeights
 
@@ -41,7 +42,7 @@ def save_plan(plan: Plan, folder: Path) -> None:
     for i, moment in enumerate(plan.moments or ()):
         tensors[f"{i}.moment"] = moment
     with writing(folder):
-        save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, folder / "plan.safetensors")
+        save_tensors(folder / "plan.safetensors", tensors)
         # Written last: a plan.json that exists is complete.
         write_whole(folder / "plan.json", json.dumps([asdict(d) for d in plan.dims]))
 
@@ -50,8 +51,9 @@ def load_plan(folder: Path) -> Plan | None:
     """Read the plan of an unfinished run, or None if it had not got that far."""
     if not (folder / "plan.json").is_file():
         return None
-    dims = tuple(BlockDims(**d) for d in json.loads((folder / "plan.json").read_text()))
-    tensors: dict[str, torch.Tensor] = load_file(folder / "plan.safetensors")
-    clusters = tuple(Clusters(tensors[f"{i}.labels"], tensors[f"{i}.anchors"]) for i in range(len(dims)))
-    moments = tuple(tensors[f"{i}.moment"] for i in range(len(dims))) if "0.moment" in tensors else None
+    dims = STATE.json(folder / "plan.json", tuple[BlockDims, ...])
+    with reading_state(folder / "plan.safetensors"):
+        tensors: dict[str, torch.Tensor] = load_file(folder / "plan.safetensors")
+        clusters = tuple(Clusters(tensors[f"{i}.labels"], tensors[f"{i}.anchors"]) for i in range(len(dims)))
+        moments = tuple(tensors[f"{i}.moment"] for i in range(len(dims))) if "0.moment" in tensors else None
     return Plan(dims, clusters, moments)

@@ -10,7 +10,6 @@ from time import monotonic
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from edgevit.data.task import Task
@@ -20,7 +19,7 @@ from edgevit.derive.distill import Distillation, TeacherOptions, make_distillati
 from edgevit.derive.shape import Policy
 from edgevit.derive.train import Compute, Constraint, History, Keep, train
 from edgevit.derive.training import Training
-from edgevit.folder.writing import writing
+from edgevit.derive.unfinished import load_tensors, reading_state, save_tensors
 from edgevit.models.slim import bare_copy
 from edgevit.progress import Progress
 
@@ -72,7 +71,8 @@ def finetuned_base(problem: Problem) -> nn.Module:
     """A copy of the whole base, trained exactly as long as the method trains: a baseline, and a teacher."""
     network, file = bare_copy(problem.network), problem.folder / "finetuned.safetensors"
     if file.is_file():  # as the baseline, or before an interruption
-        network.load_state_dict(load_file(file))
+        with reading_state(file):
+            network.load_state_dict(load_tensors(file))
         return network.to(problem.compute.device).eval()
     assert problem.training.steps is not None
     torch.manual_seed(problem.training.seed)
@@ -90,11 +90,7 @@ def finetuned_base(problem: Problem) -> nn.Module:
             folder=problem.folder / "finetune",
         )
     if problem.compute.is_main:
-        state = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
-        temporary = file.with_suffix(".tmp")
-        with writing(file):
-            save_file(state, temporary)
-            temporary.replace(file)
+        save_tensors(file, network.state_dict())
     problem.compute.wait()
     torch.manual_seed(problem.training.seed)  # what follows draws the same whether this was trained or read
     return network

@@ -11,6 +11,7 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from math import ceil
@@ -26,14 +27,15 @@ from edgevit.derive.budget import make_budget, readable
 from edgevit.derive.distill import TeacherOptions, make_distillation
 from edgevit.derive.options import make_config
 from edgevit.derive.piad import Growth, ProgressiveDropout, Unit, make_units
-from edgevit.derive.pipeline import open_partial, partial_folder, versions, with_head
+from edgevit.derive.pipeline import versions, with_head
 from edgevit.derive.problem import Stopwatch
 from edgevit.derive.shape import Policy, check_reachable, make_policy
 from edgevit.derive.slices import RECORD, SCHEMA, Point, SuperNet, read_supernet
 from edgevit.derive.train import Compute, History, close_compute, evaluate, open_compute, train
 from edgevit.derive.training import Training
+from edgevit.derive.unfinished import open_partial, partial_folder, remove_cheap
 from edgevit.derive.wpac import concentrate
-from edgevit.errors import Interrupted, OptionError
+from edgevit.errors import EdgeVitError, Interrupted, OptionError
 from edgevit.folder.writing import refuse_existing
 from edgevit.models.checkpoint import Model, derived_spec, open_base, save
 from edgevit.models.families import family_of
@@ -205,20 +207,31 @@ def supernet(
         Stopwatch(),
     )
     folder = partial_folder(out)
-    if compute.is_main:
-        open_partial(folder, made.settings(), resume)
+    with open_partial(folder, made.settings(), resume) if compute.is_main else nullcontext():
+        compute.wait()
+        _carry_out(made, folder, out)
     compute.wait()
+    close_compute()
+    return replace(read_supernet(out), is_main=compute.is_main)
+
+
+def _carry_out(made: _Making, folder: Path, out: Path) -> None:
+    """Train, measure slices, and write the model folder."""
     history = History(folder / "history.jsonl")
-    torch.manual_seed(training.seed)
+    torch.manual_seed(made.training.seed)
     try:
         network, order = _train(made, folder, history)
-        spec = derived_spec(opened.spec, network, head, labels)
+        spec = derived_spec(made.base.spec, network, made.head, made.labels)
         curve = _curve(made, order, network, spec)
         record = {**made.record(), "order": [asdict(u) for u in order], "curve": [asdict(p) for p in curve]}
     except (KeyboardInterrupt, Interrupted) as stop:
         what = str(stop) or "stopped"
         raise Interrupted(f"{what}; the same command with --resume goes on from {folder}") from stop
-    if compute.is_main:
+    except EdgeVitError:
+        if made.compute.is_main:
+            remove_cheap(folder)
+        raise
+    if made.compute.is_main:
         extra = {
             RECORD: json.dumps(record, indent=1) + "\n",
             "history.jsonl": "".join(json.dumps(line) + "\n" for line in history.lines),
@@ -226,9 +239,6 @@ def supernet(
         }
         save(Model(network.cpu().eval(), spec), out, extra)
         shutil.rmtree(folder, ignore_errors=True)
-    compute.wait()
-    close_compute()
-    return replace(read_supernet(out), is_main=compute.is_main)
 
 
 def _train(made: _Making, folder: Path, history: History) -> tuple[nn.Module, list[Unit]]:

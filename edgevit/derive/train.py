@@ -30,14 +30,16 @@ from edgevit.data.accuracy import Accuracy, count_correct, from_counts
 from edgevit.data.task import Split, Task
 from edgevit.derive.distill import Distillation, Lesson
 from edgevit.derive.training import Training
-from edgevit.errors import Interrupted, OptionError, TrainingError
-from edgevit.folder.writing import writing
+from edgevit.derive.unfinished import MEND, STATE, reading_state
+from edgevit.errors import Interrupted, OptionError, TrainingError, UnfinishedError
+from edgevit.folder.writing import file_sha256, sync, write_whole, writing
 from edgevit.models.device import find_device
 from edgevit.progress import Progress
 
 Keep = Literal["last", "best"]
 
 MET = 0.002  # trained and pruned accuracy count as met within this
+PROGRESS = "progress.json"
 IGNORED = -100  # the target that cross_entropy passes over
 PATIENCE = 3  # evaluations in which they must have met, and the best not improved, before training stops
 
@@ -161,8 +163,11 @@ class History:
 
     def __post_init__(self) -> None:
         if self.path is not None and self.path.is_file():
-            # A line that a full disk cut off is no line.
-            self.lines = [json.loads(line) for line in self.path.read_text().splitlines() if line.endswith("}")]
+            # A last line that a full disk or a power cut cut off is no line.
+            told = [line for line in STATE.text(self.path).splitlines() if line.endswith("}")]
+            self.lines = [STATE.parse(line, dict[str, Any], str(self.path)) for line in told]
+            if not all(isinstance(x.get("stage"), str) and isinstance(x.get("step"), int) for x in self.lines):
+                raise UnfinishedError(f"{self.path} has a line without stage and step; {MEND}")
 
     def add(self, **figures: Any) -> None:
         self.lines.append(figures)
@@ -176,7 +181,7 @@ class History:
         if self.path is None or not self.path.is_file():
             return
         with writing(self.path):
-            self.path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
+            write_whole(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def kept_step(self, stage: str) -> int | None:
         """The step whose weights a stage ended with, where it kept the best."""
@@ -306,6 +311,16 @@ class Best:
         return is_best
 
 
+@dataclass(frozen=True)
+class _Saved:
+    """progress.json of a saved state: how far it is, and what lies beside it."""
+
+    step: int
+    meeting: Meeting
+    best: Best
+    files: dict[str, str]  # sha256 by path within the state's folder
+
+
 @dataclass
 class _Run:
     """One training under way; exists so that its parts fit in one glance each."""
@@ -343,7 +358,7 @@ class _Run:
         """Write the state beside the old one and swap them, so that a crash leaves one that is whole."""
         if self.folder is None:
             return
-        new = self.folder.with_name(self.folder.name + ".new")
+        new, old = (self.folder.with_name(self.folder.name + end) for end in (".new", ".old"))
         if self.compute.is_main:
             shutil.rmtree(new, ignore_errors=True)
         self.compute.wait()
@@ -356,24 +371,37 @@ class _Run:
                     save_file(self.constraint.state(), new / "constraint.safetensors")
                 if self.best_state:
                     save_file(self.best_state, new / "best.safetensors")
-                told = {"step": step, "meeting": asdict(self.meeting), "best": asdict(self.best)}
-                (new / "progress.json").write_text(json.dumps(told))
-                shutil.rmtree(self.folder, ignore_errors=True)
+                files = {str(file.relative_to(new)): file_sha256(file) for file in new.rglob("*") if file.is_file()}
+                told = asdict(_Saved(step, self.meeting, self.best, files))
+                (new / PROGRESS).write_text(json.dumps(told))
+                sync(new)
+                shutil.rmtree(old, ignore_errors=True)
+                if self.folder.is_dir():
+                    self.folder.rename(old)  # a kill between the two renames leaves this one
                 new.rename(self.folder)
+                shutil.rmtree(old, ignore_errors=True)
         self.compute.wait()
 
     def restore(self) -> int:
         """Take up a saved state; return the step to go on from, 0 if there is none."""
-        if self.folder is None or not (self.folder / "progress.json").is_file():
+        if self.folder is None:
             return 0
-        self.compute.accelerator.load_state(str(self.folder))
-        if self.constraint is not None:
-            self.constraint.load_state(load_file(self.folder / "constraint.safetensors"))
-        saved = json.loads((self.folder / "progress.json").read_text())
-        self.meeting, self.best = Meeting(**saved["meeting"]), Best(**saved.get("best", {}))
-        if self.keep == "best":
-            self.best_state = load_file(self.folder / "best.safetensors")
-        return int(saved["step"])
+        old = self.folder.with_name(self.folder.name + ".old")
+        folder = old if old.is_dir() and not self.folder.is_dir() else self.folder
+        if not folder.is_dir():
+            return 0
+        saved = STATE.json(folder / PROGRESS, _Saved)
+        for name, expected in saved.files.items():
+            if not (folder / name).is_file() or file_sha256(folder / name) != expected:
+                raise UnfinishedError(f"{folder / name} is gone or was altered after it was written; {MEND}")
+        with reading_state(folder):
+            self.compute.accelerator.load_state(str(folder))
+            if self.constraint is not None:
+                self.constraint.load_state(load_file(folder / "constraint.safetensors"))
+            if self.keep == "best":
+                self.best_state = load_file(folder / "best.safetensors")
+        self.meeting, self.best = saved.meeting, saved.best
+        return saved.step
 
     def batches(self, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's micro-batches from a step on."""

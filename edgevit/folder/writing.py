@@ -45,7 +45,7 @@ def refuse_existing(folder: Path) -> None:
             f"--out has a name of {length} bytes, and {NAME_BYTES - SPARE_BYTES} is the most; choose a shorter one"
         )
     for parent in folder.absolute().parents:
-        if parent.is_dir():
+        if os.path.isdir(parent):  # Path.is_dir raises on names that are too long
             return
         if os.path.lexists(parent):
             raise OutputError(f"{parent} is not a folder, so {folder} cannot be made; choose another --out")

@@ -19,7 +19,6 @@ from math import ceil, inf
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from edgevit.derive import surgery
@@ -33,8 +32,8 @@ from edgevit.derive.shape import Widths, fit, uniform
 from edgevit.derive.statistics import BlockStatistics, Factorisation, calibrate, check_enough
 from edgevit.derive.surgery import Spectra
 from edgevit.derive.train import evaluate
+from edgevit.derive.unfinished import load_tensors, reading_state, save_tensors
 from edgevit.errors import OptionError
-from edgevit.folder.writing import writing
 from edgevit.models.blocks import BlockDims, BlockWeights
 from edgevit.models.checkpoint import tensors_sha256
 from edgevit.models.families import family_of
@@ -102,11 +101,11 @@ def _masks(problem: Problem, config: Config) -> list[Tensor]:
         with problem.stopwatch.stage("purification"):
             made = problem.cache.tensors("masks", key, lambda: dict(zip(names, purify(problem, how), strict=True)))
         if problem.compute.is_main:
-            with writing(file):
-                save_file(made, file)
+            save_tensors(file, made)
         problem.compute.wait()
-    kept = load_file(file)
-    return [kept[name] for name in names]
+    kept = load_tensors(file)
+    with reading_state(file):
+        return [kept[name] for name in names]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,123 @@
+"""What an interruption leaves: damaged, foreign, or worked in by somebody else."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from small_base import derive, press_ctrl_c_in_step, write_checkpoint
+
+from edgevit.derive.unfinished import open_partial, partial_folder
+from edgevit.errors import Interrupted, OptionError, OutputError, UnfinishedError
+from edgevit.folder.lock import alone_in
+
+FILES = [
+    "request.json",
+    "baselines.json",
+    "history.jsonl",
+    "plan.json",
+    "plan.safetensors",
+    "train/progress.json",
+    "train/constraint.safetensors",
+    "train/optimizer.bin",
+    "train/model.safetensors",
+    "train/random_states_0.pkl",
+]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def interrupted(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A vulcan derivation that Ctrl-C stopped in training."""
+    out = tmp_path_factory.mktemp("interrupted") / "m"
+    with pytest.MonkeyPatch.context() as patch:
+        press_ctrl_c_in_step(3, patch)
+        with pytest.raises(Interrupted):
+            derive(base, out)
+    return partial_folder(out)
+
+
+def half(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+DAMAGE = {
+    "half": half,
+    "empty": lambda content: b"",
+    "garbage": lambda content: b"\x93\x00garbage\xff" * 9 + b"}\n",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_state_is_one_line_that_says_how_to_begin_anew(
+    base: Path, interrupted: Path, tmp_path: Path, name: str, damage: str
+) -> None:
+    out = tmp_path / "m"
+    folder = shutil.copytree(interrupted, partial_folder(out))
+    assert {file for file in FILES if not (folder / file).is_file()} == set()
+    (folder / name).write_bytes(DAMAGE[damage]((folder / name).read_bytes()))
+    if name == "history.jsonl" and damage != "garbage":  # lines that are missing were never written
+        derive(base, out, resume=True)
+        return
+    with pytest.raises(UnfinishedError, match="remove that folder, and give the command without --resume"):
+        derive(base, out, resume=True)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["train/model.safetensors", "train/optimizer.bin", "train/random_states_0.pkl"])
+def test_an_altered_state_is_never_gone_on_with(base: Path, interrupted: Path, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(interrupted, partial_folder(tmp_path / "m"))
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UnfinishedError, match=r"was altered after it was written; remove that folder"):
+        derive(base, tmp_path / "m", resume=True)
+
+
+def test_a_state_without_a_request_is_nobodys(base: Path, interrupted: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(interrupted, partial_folder(tmp_path / "m"))
+    (folder / "request.json").unlink()
+    with pytest.raises(UnfinishedError, match=r"has no request\.json, so nobody knows what it is a derivation of"):
+        derive(base, tmp_path / "m", resume=True)
+
+
+def test_a_kill_between_two_renames_loses_nothing(base: Path, interrupted: Path, tmp_path: Path) -> None:
+    whole = derive(base, tmp_path / "whole")
+    folder = shutil.copytree(interrupted, partial_folder(tmp_path / "m"))
+    (folder / "train").rename(folder / "train.old")
+    resumed = derive(base, tmp_path / "m", resume=True)
+    before, after = (load_file(made.folder / "model.safetensors") for made in (whole, resumed))
+    assert all(before[name].equal(after[name]) for name in before)
+
+
+def test_a_folder_in_which_another_process_works_is_left_alone(base: Path, interrupted: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(interrupted, partial_folder(tmp_path / "m"))
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    for resume in (False, True):
+        with alone_in(folder, OutputError("held")), pytest.raises(OutputError, match="another edgevit is working in"):
+            derive(base, tmp_path / "m", resume=resume)
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
+
+
+def test_a_folder_without_training_is_no_obstacle(tmp_path: Path) -> None:
+    folder = tmp_path / "m.partial"
+    folder.mkdir()
+    for name in ("request.json", "baselines.json", "history.jsonl"):
+        (folder / name).write_text("{")
+    asked: dict[str, Any] = {"base": "a"}
+    with open_partial(folder, asked, resume=False):
+        assert [file.name for file in folder.iterdir()] == ["request.json"]
+    with open_partial(folder, asked, resume=True):
+        pass
+    with pytest.raises(OptionError, match="base was 'a' and is 'b'"), open_partial(folder, {"base": "b"}, resume=True):
+        pass
+    (folder / "train").mkdir()
+    with pytest.raises(OutputError, match="add --resume"), open_partial(folder, asked, resume=False):
+        pass
