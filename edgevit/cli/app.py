@@ -8,7 +8,20 @@ import typer
 from typer.core import TyperCommand
 
 from edgevit import __version__
-from edgevit.cli import bench, board, cache, compare, derive, derive_many, evaluate, export, profiles, show, supernet
+from edgevit.cli import (
+    bench,
+    board,
+    cache,
+    compare,
+    derive,
+    derive_many,
+    evaluate,
+    export,
+    methods,
+    profiles,
+    show,
+    supernet,
+)
 from edgevit.cli.console import say
 from edgevit.errors import EdgeVitError, Interrupted
 from edgevit.numbers import FINITE, WORD, check_number
@@ -30,7 +43,7 @@ class _Command(TyperCommand):
         return super().invoke(ctx)
 
 
-for command in (derive, derive_many, supernet, export, bench, compare, evaluate, show, board, profiles, cache):
+for command in (derive, methods, derive_many, supernet, export, bench, compare, evaluate, show, board, profiles, cache):
     app.command(command.__name__.rpartition(".")[2].replace("_", "-"), cls=_Command)(command.main)
 
 STOPPED = 130  # what a shell expects of a program that Ctrl-C ended

@@ -56,6 +56,13 @@ ProfileName = Annotated[
 SkipBadImages = Annotated[bool, typer.Option(help="Leave out and count images that cannot be read.")]
 
 
+def kind_name(kind: type | tuple[str, ...]) -> str:
+    """What an option takes, in words."""
+    if isinstance(kind, tuple):
+        return ", ".join(kind)
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[kind]
+
+
 def assignments(texts: list[str] | None, example: str = "--model-arg img_size=32") -> dict[str, Any]:
     """Turn `img_size=32` into {"img_size": 32}; a value that is no Python literal is text.
 

@@ -125,11 +125,13 @@ class Lesson:
 class TeacherOptions:
     """The options of every method that can be distilled: its Config inherits them, and calls `__post_init__`."""
 
-    # Whose answers are learnt: the base's, restricted to the classes, as it is or after training on them.
+    # Whose answers are learnt: the base's, restricted to the classes, as it is (restricted) or after training on them
+    # (finetuned); or nobody's (none).
     teacher: Literal["none", "restricted", "finetuned"] = "none"
-    teacher_weight: float = 0.9  # share of the teacher in the loss; the labels have the rest
-    temperature: float = 2.0  # of both softmaxes in the teacher's part
-    token_weight: float = 0.0  # of the final tokens' squared error relative to the teacher's square
+    teacher_weight: float = 0.9  # The teacher's share of the loss, from 0 to 1; the labels have the rest.
+    temperature: float = 2.0  # The temperature of both softmaxes in the teacher's part of the loss.
+    # The weight of the final tokens' squared error, relative to the teacher's square; 0 leaves the tokens alone.
+    token_weight: float = 0.0
 
     def __post_init__(self) -> None:
         owner = type(self).__module__.rpartition(".")[2]

@@ -47,14 +47,16 @@ from edgevit.progress import Progress, Silent
 class Config(TeacherOptions):
     """How a super-network is made. The paper: 1024 proxy images, 50 of 150 or more epochs of growth."""
 
-    teacher: Literal["none", "restricted"] = "none"  # whose answers are learnt: the base's own, as it is
-    attention_groups: int = 8  # units of an attention module; fewer where the shape policy allows no more
-    ffn_groups: int = 32  # units of an FFN
-    updates: int = 8  # times that the dropout list grows (P_e)
-    growth: float = 1 / 3  # share of the steps during which it does
-    proxy_images: int = 128  # of the training part, for importance; as many for WPAC's moments
-    epochs: int = 30  # passes over the training images, where --steps gives none
-    points: int = 10  # slices on the accuracy curve
+    # Whose answers are learnt: the base's own, as it is (restricted), or nobody's (none).
+    teacher: Literal["none", "restricted"] = "none"
+    # The number of units that each attention is divided into; fewer where the shape policy allows no more.
+    attention_groups: int = 8
+    ffn_groups: int = 32  # The number of units that each FFN is divided into.
+    updates: int = 8  # How often the list of units to drop grows.
+    growth: float = 1 / 3  # The share of the steps during which it grows.
+    proxy_images: int = 128  # The number of training images from which the importance of units is taken.
+    epochs: int = 30  # The number of passes over the training images, where --steps gives none.
+    points: int = 10  # The number of slices whose accuracy is measured.
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,8 @@ import pytest
 import edgevit
 
 COMMANDS = [
-    "derive", "derive-many", "supernet", "cache", "export", "bench", "evaluate", "show", "compare", "board", "profiles",
+    "derive", "methods", "derive-many", "supernet", "cache", "export", "bench", "evaluate", "show",
+    "compare", "board", "profiles",
 ]  # fmt: skip
 
 HELP = """

@@ -1,7 +1,8 @@
 """One file per derivation method. Each defines:
 
     class Config                 frozen dataclass: the method's options, in the CLI (`--set method.option=value`), in
-                                 derivation.json and in reports; every field has a default and a comment
+                                 derivation.json and in reports; every field has a default, is a bool, int, float,
+                                 str or Literal, and has a comment: the sentence that `edgevit methods NAME` shows
     def default_steps(config, rate, images, batch_size) -> int   optimiser steps where the user gives none; 0 if it
                                  does not train
     def derive(problem, config) -> Derived

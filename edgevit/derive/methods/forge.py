@@ -55,17 +55,26 @@ PASSES = 10  # over the training images, in distillation
 
 @dataclass(frozen=True)
 class Config(TeacherOptions):
-    teacher: Literal["none", "restricted", "finetuned"] = "restricted"  # whose answers are learnt: a form of the base
-    token_weight: float = 1.0  # of the final tokens' squared error relative to the teacher's square
-    calibration_images: int = 512  # for moments and the sequential solution
-    sensitivity_images: int = 128  # for gradients and measured losses
-    sensitivity: Literal["fisher", "none"] = "fisher"  # what widths are judged by: loss, or output lost per module
-    allocation: Literal["joint", "uniform", "vulcan"] = "joint"  # one budget over all, or all cut alike, or as Vulcan
-    drop_heads: bool = True  # whole heads may go; those of a block that stay have one width
-    drop_blocks: bool = True  # whole blocks may go; with sensitivity=none none does, as nothing says what one is worth
-    sequential: bool = True  # output weights solved again for the slim network's own inputs
-    ridge: float = 1e-4  # of the refit of neurons, in units of their mean square
-    sequential_ridge: float = 1e-3  # of the sequential solution, which it draws to the refit
+    # Whose answers are learnt: the base's, restricted to the classes, as it is (restricted) or after training on them
+    # (finetuned); or nobody's (none).
+    teacher: Literal["none", "restricted", "finetuned"] = "restricted"
+    # The weight of the final tokens' squared error, relative to the teacher's square; 0 leaves the tokens alone.
+    token_weight: float = 1.0
+    calibration_images: int = 512  # The number of training images from which the closed form is computed.
+    sensitivity_images: int = 128  # The number of training images on which it is measured what the loss feels.
+    # What widths are judged by: what the loss feels (fisher), or the output that each module loses (none).
+    sensitivity: Literal["fisher", "none"] = "fisher"
+    # How the budget is spent: over all widths, heads and blocks at once (joint), all cut alike (uniform), or as the
+    # method vulcan does.
+    allocation: Literal["joint", "uniform", "vulcan"] = "joint"
+    drop_heads: bool = True  # Whether whole heads may go; those of a block that stay have one width.
+    # Whether whole blocks may go; with sensitivity=none none does, as nothing says what one is worth.
+    drop_blocks: bool = True
+    # Whether output weights are solved again, block by block, for the slim network's own inputs.
+    sequential: bool = True
+    # How strongly the refit of output weights is drawn to zero, in units of the neurons' mean square.
+    ridge: float = 1e-4
+    sequential_ridge: float = 1e-3  # How strongly the sequential solution is drawn to the refit, in the same units.
 
     def __post_init__(self) -> None:
         super().__post_init__()

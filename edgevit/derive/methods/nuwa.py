@@ -43,22 +43,31 @@ HEAD_BIAS = -100.0  # of the classes outside the task, where the head is left wh
 
 @dataclass(frozen=True)
 class Config(TeacherOptions):
-    purification: Literal["validated", "always", "none"] = "validated"  # from the anchor, the base, or the better one
-    purification_steps: int = 250  # optimiser steps of the masks
-    purification_batch: int = 16  # images per step
-    mask_lr: float = 1e-3
-    beta_lr: float = 1e-1
-    mask_decay: float = 0.05  # weight decay of both
-    factorisation: Factorisation = "activations"  # of attention: for the weights, the task's tokens, or these weighted
-    widths: Literal["error", "energy", "uniform"] = (
-        "error"  # least output lost per MAC; a share of the energy; all alike
-    )
-    energy: float = 0.93  # share of the squared singular values that attention keeps, with widths=energy
-    neurons: Literal["removal", "activation", "random"] = "removal"  # which stay: costly to remove, active, or any
-    ffn: Refit = "least_squares"  # output weights: refitted, compensated (optimal brain surgeon), or left as they are
-    ridge: float = 1e-4  # of the refit, in units of the neurons' mean square
-    calibration_images: int = 128
-    finetune_epochs: int = 0  # passes over the training images after the cut; --steps counts steps instead
+    # Where the model is cut from: the purified base (always), the base (none), or whichever gives the better model on
+    # the validation part (validated).
+    purification: Literal["validated", "always", "none"] = "validated"
+    purification_steps: int = 250  # The number of optimiser steps in which the purifying masks are trained.
+    purification_batch: int = 16  # The number of images in each of these steps.
+    mask_lr: float = 1e-3  # The learning rate of the masks.
+    beta_lr: float = 1e-1  # The learning rate of the scalar that says how many neurons each mask keeps.
+    mask_decay: float = 0.05  # The weight decay of both.
+    # What attention is factorised for: its weights, the task's tokens (activations), or these weighted by what the loss
+    # would lose with them (tokens).
+    factorisation: Factorisation = "activations"
+    # How widths are chosen: the least output lost per MAC (error), a share of the spectrum's energy, or all cut alike
+    # (uniform).
+    widths: Literal["error", "energy", "uniform"] = "error"
+    energy: float = 0.93  # The share of the squared singular values that attention keeps, with widths=energy.
+    # Which neurons stay: those that are costly to remove (removal), the most active ones, or any (random).
+    neurons: Literal["removal", "activation", "random"] = "removal"
+    # What becomes of the FFN's output weights: refitted (least_squares), compensated as optimal brain surgeon does, or
+    # left as they are (remove).
+    ffn: Refit = "least_squares"
+    # How strongly the refit of output weights is damped, in units of the neurons' mean square.
+    ridge: float = 1e-4
+    calibration_images: int = 128  # The number of training images from which the closed form is computed.
+    # The number of passes over the training images after the cut; --steps counts optimiser steps instead.
+    finetune_epochs: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from edgevit.derive.slices import read_supernet
 
 @dataclass(frozen=True)
 class Config(TeacherOptions):  # the teacher of --steps is the whole super-network
-    supernet: str = ""  # its folder, which is the base, too: --supernet
+    supernet: str = ""  # The folder of the super-network, which is the base, too; --supernet gives it.
 
 
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:

@@ -44,20 +44,32 @@ from edgevit.models.families import family_of
 
 @dataclass(frozen=True)
 class Config(TeacherOptions):
-    collapse: Literal["weight", "activation", "none"] = "weight"  # what of a neuron is drawn to its anchor (Eq. 4)
-    rank: bool = True  # empty the tails of the QK and VO spectra (Eq. 7)
-    anchor: Literal["activation", "random"] = "activation"  # a cluster's anchor: the most active member, or any
-    anchor_update: Literal["batch", "ema", "fixed"] = "fixed"  # choose anchors anew from each batch, a mean, or never
-    ema_decay: float = 0.99  # of the activations' running mean, with anchor_update=ema
-    multiplier_update: Literal["ascent", "adam"] = "adam"  # Algorithm 1, or the released code's optimiser
-    rho: float = 1.0  # penalty parameter: the multipliers' learning rate
-    reduction: Literal["released", "paper"] = "released"  # divide by collapsing clusters and heads, or by K(l) and 1
-    ffn_normalisation: Normalisation = "zscore"  # of activations, before the global threshold of Eq. 3
-    head_allocation: HeadAllocation = "effective_rank"  # of QK and VO widths (Eq. 5, 6)
-    size_weight: SizeWeight = "parameters"  # blocks of different size: Eq. 29 and 30, or the released code's logarithm
-    factorisation: Factorisation = "weights"  # of attention: for the weights, the task's tokens, or these weighted
-    steps_rule: Literal["published", "data"] = "published"  # 6250 R^2 + 1250 R, or the same number of epochs
-    calibration_images: int = 1024  # for activations and moments
+    # What of a neuron is drawn to its anchor (Eq. 4): its weights, its activation, or nothing (none).
+    collapse: Literal["weight", "activation", "none"] = "weight"
+    rank: bool = True  # Whether the tails of the QK and VO spectra are drawn to zero (Eq. 7).
+    # Which member of a cluster is its anchor: the most active one (activation), or any (random).
+    anchor: Literal["activation", "random"] = "activation"
+    # When anchors are chosen anew: from each batch, from a running mean (ema), or never (fixed).
+    anchor_update: Literal["batch", "ema", "fixed"] = "fixed"
+    ema_decay: float = 0.99  # How much of the activations' running mean is kept at each step, with anchor_update=ema.
+    # How the multipliers rise: as in the paper's Algorithm 1 (ascent), or as the released code's optimiser does (adam).
+    multiplier_update: Literal["ascent", "adam"] = "adam"
+    rho: float = 1.0  # The penalty parameter, which is the multipliers' learning rate.
+    # What sums are divided by: the collapsing clusters and the heads (released), or K(l) and 1 (paper).
+    reduction: Literal["released", "paper"] = "released"
+    # How activations are made comparable between blocks before the global threshold of Eq. 3.
+    ffn_normalisation: Normalisation = "zscore"
+    # How QK and VO widths are shared out: by effective rank (Eq. 5, 6), or all alike (uniform).
+    head_allocation: HeadAllocation = "effective_rank"
+    # How blocks of different size count: by their parameters (Eq. 29, 30), or by the logarithm of these, as released.
+    size_weight: SizeWeight = "parameters"
+    # What attention is factorised for: its weights, the task's tokens (activations), or these weighted by what the loss
+    # would lose with them (tokens).
+    factorisation: Factorisation = "weights"
+    # How many steps are trained: 6250 R^2 + 1250 R at rate R (published), or as many passes over the data as that was
+    # there (data).
+    steps_rule: Literal["published", "data"] = "published"
+    calibration_images: int = 1024  # The number of training images from which activations and moments are taken.
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgevit.cli import arguments
+from edgevit.cli.console import Console, JsonFlag
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from edgevit.derive.options import Method
+
+
+def main(
+    method: Annotated[
+        str | None, typer.Argument(metavar="[METHOD]", help="Show the options of this method; supernet has some, too.")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """List the methods of `edgevit derive`, or all options of one: what `--set METHOD.OPTION=VALUE` takes."""
+    from dataclasses import asdict
+
+    from edgevit.derive import method_names
+    from edgevit.derive.options import describe
+
+    console = Console(json=json)
+    if method is None:
+        known = [describe(name) for name in method_names()]
+        console.show(methods_table(known))
+        console.show("Next: edgevit methods METHOD lists its options.")
+        console.result([{"name": m.name, "summary": m.summary} for m in known])
+        return
+    shown = describe(method)
+    console.show(shown.summary)
+    console.show(options_table(shown))
+    options = [{**asdict(option), "kind": arguments.kind_name(option.kind)} for option in shown.options]
+    console.result({"name": shown.name, "summary": shown.summary, "options": options})
+
+
+def methods_table(methods: Sequence[Method]) -> Table:
+    from rich.table import Table
+
+    table = Table("method", "what it does")
+    table.columns[0].no_wrap = True
+    for method in methods:
+        table.add_row(method.name, method.summary)
+    return table
+
+
+def options_table(method: Method) -> Table:
+    from rich.table import Table
+
+    table = Table("option", "default", "takes", "meaning")
+    for column in table.columns[:2]:
+        column.no_wrap = True
+    for option in method.options:
+        table.add_row(
+            f"{method.name}.{option.name}", option.default, arguments.kind_name(option.kind), option.explanation
+        )
+    return table
