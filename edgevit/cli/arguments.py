@@ -24,7 +24,11 @@ Classes = Annotated[
     str | None, typer.Option(help="Target classes: names or base indices, comma-separated, or a file; all if left out.")
 ]
 BaseClasses = Annotated[
-    Path | None, typer.Option(help="File with the base's class names in the order of its outputs, if not ImageNet's.")
+    Path | None,
+    typer.Option(
+        help="File with the base's class names in the order of its outputs, one per line, if not ImageNet's; "
+        "a name that holds a comma in double quotes, and # begins a comment."
+    ),
 ]
 Mean = Annotated[str | None, typer.Option(metavar="R,G,B", help="Instead of the base's own normalisation mean.")]
 Std = Annotated[str | None, typer.Option(metavar="R,G,B", help="Instead of its standard deviation.")]

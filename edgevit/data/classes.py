@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +18,18 @@ class TargetClass:
     base_index: int  # row of the base's classifier
 
 
-def listed(classes: str | Path | Sequence[str | int] | None) -> list[str] | None:
+# An entry of a line: in double quotes (with "" for one), or up to the next comma; then a comma, a comment or the end.
+_QUOTED = r'\s*(?:"((?:[^"]|"")*)"|'
+_TEXT = re.compile(_QUOTED + r"([^,]*?))\s*(,|$)")
+_LINE = re.compile(_QUOTED + r"((?:[^,#]|(?<=\S)#)*?))\s*(,|(?:(?<!\S)#.*)?$)")
+
+
+def listed(classes: str | Path | Sequence[str | int] | None, known: Collection[str] = ()) -> list[str] | None:
     """Turn what a person gave into a list of entries: a file, a comma-separated text, or a list; None means all.
+
+    In a file, entries are separated by lines and commas, and `#` at a line's start or after a space begins a comment.
+    A name that holds a comma is one entry in double quotes ("crane, bird"), or where it is a line of its own and among
+    the `known` names.
 
     Raises:
         DataError: the file is missing, empty or no text.
@@ -28,16 +40,39 @@ def listed(classes: str | Path | Sequence[str | int] | None) -> list[str] | None
         return [str(entry) for entry in classes]
     text = str(classes)
     if os.path.isfile(text):  # not Path.is_file, which raises on a list too long for a file name
-        # One per line, or the papers' comma-separated indices: a line may hold either.
-        lines = [line.partition("#")[0] for line in _read_text(Path(text)).splitlines()]
-        entries = [entry.strip() for line in lines for entry in line.split(",")]
+        lines = _read_text(Path(text)).splitlines()
+        entries = [entry for line in lines for entry in _entries(line, _LINE, known)]
     elif text.endswith((".txt", ".csv")) or isinstance(classes, Path):
         raise DataError(f"no class file at {text}; check the path")
     else:
-        entries = [entry.strip() for entry in text.split(",")]
-    entries = [entry for entry in entries if entry]
+        entries = _entries(text, _TEXT, known)
     if not entries:
         raise DataError(f"{text!r} lists no classes; give names or indices, one per line or separated by commas")
+    return entries
+
+
+def _entries(line: str, entry: re.Pattern[str], known: Collection[str]) -> list[str]:
+    """What one line lists."""
+    whole = line.strip()
+    if whole in known or (whole := _uncommented(line)) in known:
+        return [whole]
+    found = [m[1].replace('""', '"') if m[1] is not None else m[2] for m in entry.finditer(line)]
+    return [text.strip() for text in found if text.strip()]
+
+
+def _uncommented(line: str) -> str:
+    return re.split(r"(?<!\S)#", line, maxsplit=1)[0].strip()
+
+
+def base_list(names: str | Path | Sequence[str] | None, data_names: Collection[str], outputs: int) -> list[str] | None:
+    """The base's class names as a person gave them, one for each output.
+
+    A file of as many lines as outputs is one name per line, commas or not ("tench, Tinca tinca").
+    """
+    entries = listed(names, data_names)
+    if entries is not None and len(entries) != outputs and isinstance(names, (str, Path)) and os.path.isfile(names):
+        lines = [text for line in _read_text(Path(names)).splitlines() if (text := _uncommented(line))]
+        return lines if len(lines) == outputs else entries
     return entries
 
 
@@ -71,11 +106,15 @@ def base_order(data_names: Sequence[str], base_names: Sequence[str] | None, outp
     classes in the usual sorted order, or from ImageNet's own list.
 
     Raises:
-        DataError: the order of the base's outputs cannot be known.
+        DataError: the order of the base's outputs cannot be known, or one name is given to two of them.
     """
     if base_names is not None:
         if len(base_names) != outputs:
-            raise DataError(f"{len(base_names)} base class names for a base of {outputs} outputs; give one per output")
+            raise DataError(
+                f"{len(base_names)} base class names for a base of {outputs} outputs; give one per output, "
+                f"and a name that holds a comma in double quotes"
+            )
+        _refuse_twins(base_names)
         return {name: i for i, name in enumerate(base_names)}
     if len(data_names) == outputs:
         order = {name: i for i, name in enumerate(data_names)}
@@ -90,24 +129,44 @@ def base_order(data_names: Sequence[str], base_names: Sequence[str] | None, outp
     )
 
 
+def _refuse_twins(base_names: Sequence[str]) -> None:
+    for name, count in Counter(base_names).items():
+        if count > 1:
+            outputs = " and ".join(str(i) for i, other in enumerate(base_names) if other == name)
+            raise DataError(
+                f"the base's class names give {name!r} to outputs {outputs}, so it is not known which one is meant; "
+                f"rename all but one of them, such as {f'{name} 2'!r}, in the list and among the data's folders"
+            )
+
+
 def resolve(
     entries: Sequence[str] | None, data_names: Sequence[str], order: Mapping[str, int]
 ) -> tuple[TargetClass, ...]:
     """Find each entry among the data's classes and the base's outputs, in the order given.
 
+    An entry is a name where there is such a name, else an index; where names are numbers, it is a name alone.
+
     Raises:
         UnknownNameError: no such class; nearest names are offered.
-        DataError: listed twice, fewer than two, or without images.
+        DataError: listed twice, fewer than two, without images, or a number that is no name where names are numbers.
     """
     by_index = {order[name]: name for name in data_names if name in order}
+    numbers = [name for name in data_names if name.isdecimal()] or [name for name in order if name.isdecimal()]
     found: list[TargetClass] = []
     for entry in entries if entries is not None else [n for n in data_names if n in order]:
         if entry in order:
             index = order[entry]
-        elif entry.isdecimal() and int(entry) in by_index:
+        elif entry.isdecimal() and numbers:
+            raise DataError(
+                f"no class is named {_short(entry)}, and where names are numbers ({', '.join(numbers[:4])}"
+                f"{' ...' if len(numbers) > 4 else ''}) indices are not taken; give names alone"
+            )
+        elif entry.isdecimal() and len(entry) < 10 and int(entry) in by_index:
             index = int(entry)
         elif entry.isdecimal():
-            raise DataError(f"no class with index {entry}: the base's classes that have images are {_span(by_index)}")
+            raise DataError(
+                f"no class with index {_short(entry)}: the base's classes that have images are {_span(by_index)}"
+            )
         else:
             raise UnknownNameError("class", entry, list(order))
         if index not in by_index:
@@ -121,6 +180,10 @@ def resolve(
             f"{len(found)} target class: a classifier needs two or more; add one, or a class of everything else"
         )
     return tuple(found)
+
+
+def _short(entry: str) -> str:
+    return entry if len(entry) < 20 else f"of {len(entry)} digits"
 
 
 def _span(indices: Mapping[int, str]) -> str:

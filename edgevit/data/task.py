@@ -22,9 +22,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from edgevit.data.augment import Augment
-from edgevit.data.classes import TargetClass, base_order, listed, resolve
+from edgevit.data.classes import TargetClass, base_list, base_order, listed, resolve
 from edgevit.data.sources import Reference, Source, open_source, open_unlabelled
 from edgevit.errors import DataError, OptionError
+from edgevit.folder.pictures import eight_bit
 from edgevit.progress import Progress, Silent
 
 PARTS = ("train", "validation", "test")
@@ -217,11 +218,12 @@ def _content(source: Source, reference: Reference) -> bytes:
 
 
 def _why_bad(path: str) -> str | None:
-    """Decode an image at the smallest scale its format allows; return why that failed, or None."""
+    """Decode an image at the smallest scale its format allows; return why `read` would refuse it, or None."""
     try:
         with Image.open(path) as image:
             image.draft("RGB", (16, 16))  # JPEG only: an eighth of the work, and still every byte is read
             image.load()
+            eight_bit(image)
     except UnidentifiedImageError:
         return "not an image"
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -338,7 +340,7 @@ def open_task(
     *,
     preprocessing: Mapping[str, Any],
     base_outputs: int,
-    base_names: Sequence[str] | None = None,
+    base_names: str | Path | Sequence[str] | None = None,
     validation_fraction: float = 0.1,
     seed: int = 42,
     skip_bad_images: bool = False,
@@ -350,7 +352,7 @@ def open_task(
 
     Args:
         classes: names, indices in the base, a file or comma-separated text of either; None for every class.
-        base_names: the base's classes in the order of its outputs, where that is known.
+        base_names: the base's classes in the order of its outputs, where that is known: a list, or a file or text.
         check: parts whose images must be readable; all of them where bad ones are skipped, because that moves others.
         unlabelled: more images, of any class; what lies between them and their folder does not matter.
 
@@ -361,8 +363,9 @@ def open_task(
     if not 0 < validation_fraction < 1:
         raise OptionError(f"validation fraction {validation_fraction} is not between 0 and 1; try 0.1")
     source = open_source(data)
-    order = base_order(source.class_names, base_names, base_outputs)
-    targets = resolve(listed(classes), source.class_names, order)
+    names = base_list(base_names, source.class_names, base_outputs)
+    order = base_order(source.class_names, names, base_outputs)
+    targets = resolve(listed(classes, {*source.class_names, *order}), source.class_names, order)
     parts = [parts_of(source, target.name, validation_fraction, seed) for target in targets]
     skipped = 0
     if source.files:
@@ -387,7 +390,7 @@ def open_task(
     arguments = {
         "data": _resolved(data),
         "base_outputs": base_outputs,
-        "base_names": list(base_names) if base_names is not None else None,
+        "base_names": names,
         "validation_fraction": validation_fraction,
         "seed": seed,
         "skip_bad_images": skip_bad_images,

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 import edgevit
 from edgevit.data.accuracy import Accuracy, from_counts
-from edgevit.data.classes import listed
 from edgevit.data.task import Task, open_task, without
 from edgevit.derive import load_method, surgery
 from edgevit.derive.budget import Budget, make_budget
@@ -286,7 +285,7 @@ def derive(
         classes,
         preprocessing=opened.preprocessing,
         base_outputs=opened.spec.timm_args["num_classes"],
-        base_names=listed(base_classes) or opened.spec.output_names,
+        base_names=base_classes or opened.spec.output_names,
         validation_fraction=validation_fraction,
         seed=training.seed,
         skip_bad_images=skip_bad_images,

@@ -116,7 +116,7 @@ class SuperNet:
         order = dict(zip(spec.class_names, spec.class_columns, strict=True))
         if spec.head == "full":
             order = {**imagenet_names(spec.timm_args["num_classes"]), **order}
-        entries = listed(classes)
+        entries = listed(classes, order)
         indices = {str(index) for index in order.values()}
         if unknown := [entry for entry in entries or () if entry not in order and entry not in indices]:
             known = f"{', '.join(spec.class_names[:8])}{', ...' if len(spec.classes) > 8 else ''}"

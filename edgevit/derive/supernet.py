@@ -21,7 +21,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from edgevit.data.classes import listed
 from edgevit.data.task import Split, Task, open_task
 from edgevit.derive.budget import make_budget, readable
 from edgevit.derive.distill import TeacherOptions, make_distillation
@@ -177,7 +176,7 @@ def supernet(
         classes,
         preprocessing=opened.preprocessing,
         base_outputs=opened.spec.timm_args["num_classes"],
-        base_names=listed(base_classes) or opened.spec.output_names,
+        base_names=base_classes or opened.spec.output_names,
         validation_fraction=validation_fraction,
         seed=training.seed,
         skip_bad_images=skip_bad_images,

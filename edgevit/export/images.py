@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from edgevit.data.classes import listed
 from edgevit.data.task import Split, Task, open_task, reopen
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError
 from edgevit.models.rejection import Rejection
@@ -98,7 +97,7 @@ def _open_data(
         classes if classes is not None else names,
         preprocessing=subject.preprocessing,
         base_outputs=len(names) if names else subject.outputs,
-        base_names=names or listed(base_classes),
+        base_names=names or base_classes,
         validation_fraction=subject.validation_fraction,
         seed=subject.seed if seed is None else seed,
         skip_bad_images=skip_bad_images,

@@ -2,6 +2,6 @@
 
 documents  read a JSON or YAML file into a typed record; every fault of a file becomes one line
 lock       one process at a time in a folder
-pictures   any picture as RGB
+pictures   any picture as RGB, 8 bits a channel
 writing    folders and files that are there whole or not at all
 """

@@ -1,4 +1,8 @@
-"""Pictures as every part of edgevit sees them: RGB, 8 bits a channel, whatever the file holds."""
+"""Pictures as every part of edgevit sees them: RGB, 8 bits a channel, whatever the file holds.
+
+Gray of 16 bits is scaled from 65535, of 12 bits from 4095, and floats from 1: by the range of the format, never that of
+one picture, so that a dark picture stays dark. Pillow alone would cut all of them off at 255.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,49 @@ from PIL import Image, UnidentifiedImageError
 
 from edgevit.errors import DataError
 
+BITS_PER_SAMPLE, PHOTOMETRIC = 258, 262  # tags of TIFF
+
+
+def is_deep(image: Image.Image) -> bool:
+    """Whether Pillow would cut its values off: mode I;16 of any byte order, I (32-bit integers) or F (floats)."""
+    return image.mode in ("I", "F") or image.mode.startswith("I;16")
+
+
+def eight_bit(image: Image.Image) -> Image.Image:
+    """Scale a deep image to 8-bit gray; any other is returned as it is.
+
+    Raises:
+        ValueError: its values do not tell what is white; the message says what was seen and what to convert to.
+    """
+    if not is_deep(image):
+        return image
+    import numpy as np
+
+    values, tags = np.asarray(image), getattr(image, "tag_v2", {})
+    low, high = float(values.min()), float(values.max())
+    seen = f"mode {image.mode} with values from {low:g} to {high:g}"
+    advice = "convert it to 8-bit gray or RGB"
+    if tags.get(PHOTOMETRIC) == 0:
+        raise ValueError(f"{seen}, in which 0 is white; {advice}")
+    if image.mode == "F":
+        if not (low >= 0 and high <= 1):  # not of NaN, either
+            raise ValueError(f"{seen}, expected floats from 0 to 1; {advice}")
+        return Image.fromarray(np.rint(values * 255).astype(np.uint8))
+    white = 4095 if tuple(tags.get(BITS_PER_SAMPLE, ())) == (12,) else 65535
+    if not (low >= 0 and high <= white):
+        raise ValueError(f"{seen}, expected 0 to {white}; {advice}")
+    if 0 < high <= 255 < white:
+        raise ValueError(f"{seen}, which are black among 16 bits and may be meant as 8; {advice}")
+    return Image.fromarray(np.rint(values * (255 / white)).astype(np.uint8))
+
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Turn a picture of any mode into RGB; the one place that says how."""
+    """Turn a picture of any mode into RGB; the one place that says how.
+
+    Raises:
+        ValueError: as `eight_bit` says.
+    """
+    image = eight_bit(image)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a palette with transparency is no reason to stop
         return image if image.mode == "RGB" else image.convert("RGB")

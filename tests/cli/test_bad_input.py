@@ -63,7 +63,7 @@ def test_a_data_folder_that_is_missing_or_empty(refused: Any, tmp_path: Path) ->
     ("classes", "said"),
     [
         ("3,5,x", "no class 'x'; known: 0, 1, 2"),
-        ("3,5,33", "no class with index 33: the base's classes that have images are 0 to 9"),
+        ("3,5,33", "no class is named 33, and where names are numbers (0, 1, 2, 3 ...) indices are not taken"),
         ("3,5,3", "class '3' is listed twice; list each class once"),
         ("3", "1 target class: a classifier needs two or more"),
         (",", "lists no classes"),

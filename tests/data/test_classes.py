@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgevit.data.classes import TargetClass, base_order, imagenet_names, listed, resolve
+from edgevit.data.classes import TargetClass, base_list, base_order, imagenet_names, listed, resolve
 from edgevit.errors import DataError, EdgeVitError, UnknownNameError
 
 ANIMALS = ["ape", "bee", "cat", "dog", "eel"]
@@ -21,6 +21,10 @@ ANIMALS = ["ape", "bee", "cat", "dog", "eel"]
         ("# pets\ncat  # the lazy one\n\n dog,eel\r\n", ["cat", "dog", "eel"]),
         ("\ufeffcat\ndog", ["cat", "dog"]),
         ("great white shark\nbald eagle\n", ["great white shark", "bald eagle"]),
+        ("C#\nF\n", ["C#", "F"]),
+        ("C# # the language\n\t# nothing\nF#,G  #b\n", ["C#", "F#", "G"]),
+        ('"crane, bird"\n"crane, machine" , C  # "two", all in all\n', ["crane, bird", "crane, machine", "C"]),
+        ('"C #1",C\n"say ""moo"""\n5" pipe\n', ["C #1", "C", 'say "moo"', '5" pipe']),
     ],
 )
 def test_a_file_lists_classes_by_line_or_by_comma(tmp_path: Path, text: str, entries: list[str]) -> None:
@@ -29,7 +33,17 @@ def test_a_file_lists_classes_by_line_or_by_comma(tmp_path: Path, text: str, ent
     assert listed(file) == listed(str(file)) == entries
 
 
+def test_a_line_that_is_a_known_name_is_that_name(tmp_path: Path) -> None:
+    file = tmp_path / "classes.txt"
+    file.write_text("crane, bird\ncrane, machine  # of steel\nC #1\ncat, dog\n")
+    known = ["crane, bird", "crane, machine", "C #1", "cat", "dog"]
+    assert listed(file, known) == known
+    assert listed("crane, bird", known) == ["crane, bird"]
+
+
 def test_classes_may_be_given_as_text_or_as_a_list() -> None:
+    assert listed('C#, "crane, bird",F') == ["C#", "crane, bird", "F"]
+    assert listed("a #b,#c") == ["a #b", "#c"], "a comment is of a file"
     assert listed("cat, 3 ,dog") == ["cat", "3", "dog"]
     assert listed(["cat", 3]) == ["cat", "3"]
     assert listed(None) is None
@@ -65,9 +79,49 @@ def test_the_bases_own_order_counts_where_it_is_given() -> None:
         base_order(["cat"], ["cat", "dog"], 4)
 
 
+def test_a_base_list_of_one_name_per_line_may_hold_commas(tmp_path: Path) -> None:
+    file = tmp_path / "base.txt"
+    file.write_text("tench, Tinca tinca  # a fish\n\ngoldfish, Carassius auratus\n'crane', bird\n")
+    assert base_list(file, (), 3) == ["tench, Tinca tinca", "goldfish, Carassius auratus", "'crane', bird"]
+    file.write_text("cat, dog\neel\n")
+    assert base_list(str(file), (), 3) == ["cat", "dog", "eel"]
+    file.write_text('"crane, bird", cat\neel\n')
+    assert base_list(file, (), 3) == ["crane, bird", "cat", "eel"]
+    assert base_list(["a", "b"], (), 2) == ["a", "b"] and base_list(None, (), 2) is None
+
+
+@pytest.mark.parametrize("outputs", [4, 1000])
+def test_a_name_twice_among_the_bases_is_refused(outputs: int) -> None:
+    names = [f"class {i}" for i in range(outputs)]
+    names[1] = names[3] = "crane"
+    with pytest.raises(DataError, match=r"give 'crane' to outputs 1 and 3,.*rename all but one.*'crane 2'") as refusal:
+        base_order(["crane", "class 0"], names, outputs)
+    assert "\n" not in str(refusal.value)
+
+
 def test_a_name_that_is_a_number_is_a_name_first() -> None:
     order = base_order(["7", "8", "9"], ["9", "8", "7"], 3)
     assert resolve(["7", "9"], ["7", "8", "9"], order) == (TargetClass("7", 2), TargetClass("9", 0))
+
+
+def test_where_names_are_numbers_an_index_is_refused() -> None:
+    folders = ["1", "10", "2", "7"]
+    order = base_order(folders, None, 4)
+    assert [t.base_index for t in resolve(["2", "7"], folders, order)] == [2, 3]
+    with pytest.raises(
+        DataError, match=r"no class is named 0, .* numbers \(1, 10, 2, 7\) indices are not taken; give names alone"
+    ):
+        resolve(["0", "2"], folders, order)
+    base = base_order(["a", "b"], ["a", "17", "b"], 3)
+    with pytest.raises(DataError, match=r"no class is named 2, .* numbers \(17\) indices"):
+        resolve(["a", "2"], ["a", "b"], base)
+
+
+@pytest.mark.parametrize("names", [ANIMALS, ["1", "10", "2"]])
+def test_an_index_of_thousands_of_digits_is_one_short_line(names: list[str]) -> None:
+    with pytest.raises(DataError, match="of 5000 digits") as refusal:
+        resolve([names[0], "9" * 5000], names, base_order(names, None, len(names)))
+    assert len(str(refusal.value)) < 200
 
 
 def test_a_few_synset_folders_find_their_place_in_imagenet() -> None:

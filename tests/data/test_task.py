@@ -92,6 +92,22 @@ def test_folders_of_synsets_are_found_in_imagenet(tmp_path: Path, image_folder: 
     assert [(c.name, c.base_index) for c in task.classes] == [("n01440764", 0), ("n02123045", 281)]
 
 
+def test_names_with_a_hash_or_a_comma_are_given_in_files(tmp_path: Path, image_folder: Make) -> None:
+    folders = ["C", "C#", "F", "crane, bird"]
+    image_folder(tmp_path / "data", dict.fromkeys(folders, 5))
+    classes, base = tmp_path / "classes.txt", tmp_path / "base.txt"
+    classes.write_text("C#  # the language\ncrane, bird\nF\n")
+    assert task_of(tmp_path / "data", classes, 4).class_names == ["C#", "crane, bird", "F"]
+    base.write_text('# in the order of the outputs\nF\ncrane, bird\nC#\n"a, b"\nC\n')
+    task = task_of(tmp_path / "data", str(classes), 5, base_names=base)
+    assert task.class_names == ["C#", "crane, bird", "F"] and task.base_columns == [2, 1, 0]
+    again = reopen(json.loads(json.dumps(task.record())), PREPROCESSING)
+    assert again.classes == task.classes
+    base.write_text("F\ncrane, bird\nC#\nF\nC\n")
+    with pytest.raises(DataError, match="give 'F' to outputs 0 and 3"):
+        task_of(tmp_path / "data", None, 5, base_names=base)
+
+
 def test_preprocessing_is_timms_own(tmp_path: Path, image_folder: Make) -> None:
     image_folder(tmp_path, {"cat": 5, "dog": 5})
     task = task_of(tmp_path, None, 2)
