@@ -22,13 +22,17 @@ def main(
     folder = cache.cache_folder()
     held = cache.clear(folder) if clear else cache.entries(folder)
     total = sum(entry.bytes for entry in held)
-    table = Table("entry", "MB", "last used")
-    table.columns[1].justify = "right"
+    table = Table("what", "base", "first made for", "MB", "last used", "entry")
+    table.columns[3].justify = "right"
     for entry in held:
         hours = (time.time() - entry.used_s) / 3600
-        table.add_row(entry.file.stem, f"{entry.bytes / 1e6:.1f}", f"{hours:.1f} h ago")
+        name = entry.file.stem.rpartition("-")[2][:12]
+        table.add_row(entry.what, entry.base, entry.task, f"{entry.bytes / 1e6:.1f}", f"{hours:.1f} h ago", name)
     if held and not clear:
         console.show(table)
     console.show(f"{'removed' if clear else 'holding'} {len(held)} entries, {total / 1e6:.1f} MB, in {folder}")
-    shown = [{"entry": e.file.stem, "bytes": e.bytes, "used_s": e.used_s} for e in held]
+    shown = [
+        {"entry": e.file.stem, "what": e.what, "base": e.base, "task": e.task, "bytes": e.bytes, "used_s": e.used_s}
+        for e in held
+    ]
     console.result({"folder": str(folder), "cleared": clear, "bytes": total, "entries": shown})

@@ -7,12 +7,13 @@ be read, or that another version of edgevit or of torch made, is said to be so, 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from torch import Tensor
 
 import edgevit
 from edgevit.errors import OutputError
+from edgevit.folder.lock import in_turn
 from edgevit.folder.writing import writing
 from edgevit.models.checkpoint import tensors_sha256
 from edgevit.progress import Progress, Silent
@@ -47,6 +49,8 @@ class Entry:
 
     file: Path
     what: str
+    base: str  # of the derivation that made it, as its user named it; "" where an older edgevit did not say
+    task: str
     bytes: int
     used_s: float  # seconds since the epoch
 
@@ -56,9 +60,19 @@ def entries(folder: Path) -> list[Entry]:
     found = []
     for file in folder.glob("*.safetensors"):
         with suppress(FileNotFoundError):  # another process has just made room
-            facts = file.stat()
-            found.append(Entry(file, file.stem.rpartition("-")[0], facts.st_size, facts.st_mtime))
+            facts, told = file.stat(), _told(file)
+            what, base, task = file.stem.rpartition("-")[0], told.get("base", ""), told.get("task", "")
+            found.append(Entry(file, what, base, task, facts.st_size, facts.st_mtime))
     return sorted(found, key=lambda entry: -entry.used_s)
+
+
+def _told(file: Path) -> dict[str, str]:
+    """What an entry says of itself; nothing if it cannot be read."""
+    try:
+        with safe_open(file, "pt") as opened:
+            return dict(opened.metadata() or {})
+    except (SafetensorError, OSError):
+        return {}
 
 
 def clear(folder: Path) -> list[Entry]:
@@ -66,7 +80,10 @@ def clear(folder: Path) -> list[Entry]:
     gone = entries(folder)
     with writing(folder):
         for file in folder.glob("*"):
-            file.unlink(missing_ok=True)
+            if file.is_dir() and not file.is_symlink():  # of a process that was killed while it wrote an entry
+                shutil.rmtree(file)
+            else:
+                file.unlink(missing_ok=True)
     return gone
 
 
@@ -109,6 +126,8 @@ class Cache:
     folder: Path | None
     progress: Progress = field(default_factory=Silent)
     limit_bytes: int = LIMIT_BYTES
+    base: str = ""  # what this derivation is of, in words for people
+    task: str = ""
     reused: list[str] = field(default_factory=list)  # what this derivation did not have to work out
 
     def tensors(self, what: str, key: Mapping[str, Any], make: Callable[[], Tensors]) -> Tensors:
@@ -137,34 +156,32 @@ class Cache:
             self.progress.warn(f"cached {what} not used: {why}; working it out again")
             return None
         with suppress(OSError):  # of a folder that may only be read; or another process has just made room
-            os.utime(file)  # it was used just now
+            os.utime(file, follow_symlinks=False)  # it was used just now
         self.reused.append(what)
         self.progress.note(f"reusing {what} from the cache")
         return found
 
     def _keep(self, file: Path, tensors: Tensors) -> None:
         """Write an entry so that it is there whole or not at all; a full disk costs the entry, not the derivation."""
-        temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+        # A path may hold bytes that are no text.
+        base, task = (text.encode("utf-8", "backslashreplace").decode() for text in (self.base, self.task))
+        told = {"made_by": MADE_BY, "sha256": tensors_sha256(tensors), "base": base, "task": task}
         try:
-            with writing(file):
-                save_file(tensors, temporary, {"made_by": MADE_BY, "sha256": tensors_sha256(tensors)})
+            # In a folder that nobody else can write to: a link of a name that was to be guessed could lead anywhere.
+            with writing(file), tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=file.parent) as private:
+                temporary = Path(private, file.name)
+                save_file(tensors, temporary, told)
                 temporary.replace(file)
                 _trim(file.parent, self.limit_bytes)
         except OutputError as error:
             self.progress.warn(f"not cached: {error}")
-            with suppress(OSError):  # it may never have come to be
-                temporary.unlink()
 
     @contextmanager
     def _alone(self, file: Path) -> Iterator[None]:
         """Let one process at a time work out an entry, so that derivations side by side share the work."""
-        try:
-            with writing(file):
+        with ExitStack() as held:
+            # A folder that cannot be written to (`_keep` says so), or a lock that is a link: each works it out alone.
+            with suppress(OSError):
                 file.parent.mkdir(parents=True, exist_ok=True)
-                lock = file.with_suffix(".lock").open("w")
-        except OutputError:
-            yield  # a folder that cannot be written to: `_keep` says so
-            return
-        with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+                held.enter_context(in_turn(file.with_suffix(".lock")))
             yield

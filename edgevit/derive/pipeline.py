@@ -190,6 +190,12 @@ def _budget(
     return budget
 
 
+def _named(data: str | Path, classes: Sequence[str]) -> str:
+    """A task in a few words."""
+    more = f", ... ({len(classes)} classes)" if len(classes) > 4 else ""
+    return f"{data}: {', '.join(classes[:4])}{more}"
+
+
 def _identity(base: Model, head: str, columns: Sequence[int], compute: Compute) -> dict[str, Any]:
     """What a network's outputs for an image depend on, for keys of the cache: to the last bit, hence the batch size.
 
@@ -313,9 +319,11 @@ def derive(
         history = History(folder / "history.jsonl")
         # Several processes would have to agree on what is there: they work everything out.
         cached = cache and compute.accelerator.num_processes == 1
+        named = str(base) if checkpoint is None else f"{base}, {Path(checkpoint).name}"
+        shared = Cache(cache_folder() if cached else None, progress, base=named, task=_named(data, task.class_names))
         problem = Problem(
-            network, task, columns, budget, policy, training, compute, folder, history, progress, Stopwatch(),
-            Cache(cache_folder() if cached else None, progress), _identity(opened, head, task.base_columns, compute),
+            network, task, columns, budget, policy, training, compute, folder, history, progress, Stopwatch(), shared,
+            _identity(opened, head, task.base_columns, compute),
         )  # fmt: skip
         derivation = _carry_out(wanted, problem, out)
     close_compute()

@@ -1,4 +1,4 @@
-"""One process at a time in a folder that is being worked in."""
+"""One process at a time in a folder that is being worked in, or at a piece of work that others then share."""
 
 from __future__ import annotations
 
@@ -46,6 +46,28 @@ def alone_in(folder: Path, busy: EdgeVitError) -> Iterator[None]:
             raise
         os.close(handle)
     try:
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def in_turn(file: Path) -> Iterator[None]:
+    """Wait for the lock of a file, which is made if it is not there, and hold it until the block ends.
+
+    Nothing is written to the file and no link is followed: others who may write to the folder could have put it there.
+
+    Raises:
+        OSError: it cannot be opened, or is a link.
+    """
+    # Without O_NONBLOCK a named pipe in its place would never open.
+    handle = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
         yield
     finally:
         os.close(handle)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from small_base import derive, write_checkpoint
 
 from edgevit.derive import cache as cache_module
@@ -128,6 +130,56 @@ def test_a_folder_that_cannot_be_written_costs_the_entry_and_nothing_else(tmp_pa
     assert blocked.progress.notes and "not cached" in blocked.progress.notes[0]
 
 
+@pytest.mark.parametrize("planted", ["lock", "entry", "pipe"])
+def test_a_link_or_pipe_in_a_shared_folder_leads_nowhere(opened: Any, tmp_path: Path, planted: str) -> None:
+    """Names of entries can be seen after the first run, by whoever else may write there."""
+    victim, make = tmp_path / "victim", Maker()
+    victim.write_text("precious")
+    os.utime(victim, (1, 1))
+    opened.tensors("masks", {}, make)
+    entry = entries(opened.folder)[0].file
+    entry.unlink()
+    lock = entry.with_suffix(".lock")
+    lock.unlink()
+    if planted == "pipe":
+        os.mkfifo(lock)
+    else:
+        (lock if planted == "lock" else entry).symlink_to(victim)
+    assert torch.equal(opened.tensors("masks", {}, make)["a"], torch.ones(3))
+    assert victim.read_text() == "precious" and victim.stat().st_mtime == 1
+    assert make.calls == 2 and _is_whole(entry)
+
+
+def _is_whole(entry: Path) -> bool:
+    return not entry.is_symlink() and "a" in cache_module._read(entry)
+
+
+def test_nothing_is_left_beside_an_entry_but_its_lock(opened: Any) -> None:
+    opened.tensors("masks", {}, Maker())
+    assert sorted(file.suffix for file in opened.folder.iterdir()) == [".lock", ".safetensors"]
+    (opened.folder / ".killed.tmp").mkdir()  # while it wrote an entry
+    clear(opened.folder)
+    assert list(opened.folder.iterdir()) == []
+
+
+def test_an_entry_says_whose_it_is_and_one_of_an_older_edgevit_is_still_shown(
+    tmp_path: Path, edgevit_main: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Cache(tmp_path / "cache", Noting(), base="vit, base.safetensors", task="photos\udcff: jay, [red]robin")
+    monkeypatch.setattr(cache_module, "cache_folder", lambda: made.folder)
+    made.tensors("spectra", {}, Maker())
+    save_file({"counts": torch.ones(1)}, tmp_path / "cache" / "baselines-0a.safetensors", {"made_by": "edgevit 0.0"})
+    (tmp_path / "cache" / "curves-1b.safetensors").write_text("damaged")
+    shown = json.loads(edgevit_main("cache", "--json").out)["entries"]
+    told = {entry["what"]: (entry["base"], entry["task"]) for entry in shown}
+    assert told == {
+        "spectra": ("vit, base.safetensors", r"photos\udcff: jay, [red]robin"),
+        "baselines": ("", ""),
+        "curves": ("", ""),
+    }
+    assert "[red]robin" in edgevit_main("cache").out
+
+
 def test_without_a_folder_everything_is_worked_out() -> None:
     make, none = Maker(), Cache(None)
     none.tensors("masks", {}, make), none.tensors("masks", {}, make)
@@ -149,6 +201,9 @@ def test_a_second_derivation_reuses_what_does_not_depend_on_the_rate_and_is_the_
         assert torch.equal(value, second.model.network.state_dict()[name]), name
     folder = cache_module.cache_folder()
     assert folder == tmp_path / "home" / "edgevit" / "derive"
+    assert {(e.base, e.task) for e in entries(folder)} == {
+        ("vit_tiny_patch16_224, base.safetensors", "digits: 3, 7, 9")
+    }
     assert len(clear(folder)) >= 4 and entries(folder) == []
 
 
@@ -157,6 +212,6 @@ def test_the_command_shows_and_clears(opened: Any, edgevit_main: Any, monkeypatc
     assert "holding 0 entries" in edgevit_main("cache").out
     opened.tensors("spectra", {}, Maker())
     shown = edgevit_main("cache")
-    assert "spectra-" in shown.out and "holding 1 entries" in shown.out and shown.err == ""
+    assert "spectra" in shown.out and "holding 1 entries" in shown.out and shown.err == ""
     assert "removed 1 entries" in edgevit_main("cache", "--clear").out
     assert entries(opened.folder) == []

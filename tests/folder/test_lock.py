@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgevit.errors import OutputError
-from edgevit.folder.lock import alone_in
+from edgevit.folder.lock import alone_in, in_turn
 
 BUSY = OutputError("busy")
 HOLD = """
@@ -44,3 +44,13 @@ def test_a_lock_may_be_taken_again_after_the_block(tmp_path: Path) -> None:
 def test_a_missing_folder_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), alone_in(tmp_path / "none", BUSY):
         pass
+
+
+def test_a_lock_file_is_neither_followed_nor_written(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic link"), in_turn(tmp_path / "lock"):
+        pass
+    with in_turn(tmp_path / "victim"), in_turn(tmp_path / "new"):
+        assert (tmp_path / "new").is_file()
+    assert (tmp_path / "victim").read_text() == "precious"

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgevit.errors import OutputError
+from edgevit.folder.writing import refuse_existing, write_whole
+
+
+def test_a_file_is_written_over_what_a_killed_process_left_and_through_no_link(tmp_path: Path) -> None:
+    victim, file = tmp_path / "victim", tmp_path / "results.json"
+    victim.write_text("precious")
+    (tmp_path / "results.json.tmp").symlink_to(victim)
+    write_whole(file, "new")
+    (tmp_path / "results.json.tmp").write_text("half")
+    write_whole(file, "newer")
+    assert (victim.read_text(), file.read_text()) == ("precious", "newer")
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["results.json", "victim"]
+
+
+def test_a_link_to_nothing_is_refused_as_an_output(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "none")
+    with pytest.raises(OutputError, match="out is a link to nothing; choose another --out, or remove it"):
+        refuse_existing(tmp_path / "out")
