@@ -17,6 +17,7 @@ from typing import Any
 import edgevit
 from edgevit.derive import method_names
 from edgevit.errors import OptionError, UnknownNameError
+from edgevit.numbers import FINITE, WORD, check_number
 
 SUPERNET = "supernet"  # no method, and its options are given in the same way
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
@@ -49,9 +50,12 @@ class Option:
                 raise OptionError(f"{name}={value} is neither true nor false")
             return lowered in _TRUE
         try:
-            return self.kind(value)
-        except (TypeError, ValueError):
+            number = self.kind(value)
+        except (TypeError, ValueError, OverflowError):
             raise OptionError(f"{name}={value} is not of type {self.kind.__name__}") from None
+        if self.kind is not str:
+            check_number(name, number, WORD if self.kind is int else FINITE)
+        return number
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from edgevit.derive.collapse import Clusters
-from edgevit.derive.unfinished import STATE, reading_state, save_tensors
+from edgevit.derive.state import reading_state, save_tensors
+from edgevit.derive.unfinished import STATE
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.blocks import BlockDims, BlockWeights
 

@@ -17,9 +17,9 @@ from edgevit.derive.budget import Budget
 from edgevit.derive.cache import Cache
 from edgevit.derive.distill import Distillation, TeacherOptions, make_distillation
 from edgevit.derive.shape import Policy
+from edgevit.derive.state import load_tensors, reading_state, save_tensors
 from edgevit.derive.train import Compute, Constraint, History, Keep, train
 from edgevit.derive.training import Training
-from edgevit.derive.unfinished import load_tensors, reading_state, save_tensors
 from edgevit.models.slim import bare_copy
 from edgevit.progress import Progress
 

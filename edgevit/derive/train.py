@@ -29,8 +29,9 @@ from torch import Tensor, nn
 from edgevit.data.accuracy import Accuracy, count_correct, from_counts
 from edgevit.data.task import Split, Task
 from edgevit.derive.distill import Distillation, Lesson
+from edgevit.derive.state import reading_state
 from edgevit.derive.training import Training
-from edgevit.derive.unfinished import MEND, STATE, reading_state
+from edgevit.derive.unfinished import MEND, STATE
 from edgevit.errors import Interrupted, OptionError, TrainingError, UnfinishedError
 from edgevit.folder.writing import file_sha256, sync, write_whole, writing
 from edgevit.models.device import find_device

@@ -7,22 +7,16 @@ run, perhaps just before a power cut: whatever cannot be read ends in one line, 
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
-from edgevit.errors import EdgeVitError, OptionError, OutputError, UnfinishedError
+from edgevit.errors import OptionError, OutputError, UnfinishedError
 from edgevit.folder.documents import Reader
 from edgevit.folder.lock import alone_in
-from edgevit.folder.writing import sync, write_whole, writing
-from edgevit.models.checkpoint import FOREIGN
+from edgevit.folder.writing import write_whole, writing
 
 REQUEST = "request.json"
 CHEAP = {REQUEST, "baselines.json", "history.jsonl"}  # soon made again: a folder that holds no more is no obstacle
@@ -49,9 +43,8 @@ def open_partial(folder: Path, request: dict[str, Any], resume: bool) -> Iterato
         folder.mkdir(parents=True, exist_ok=True)
     busy = OutputError(f"another edgevit is working in {folder}; wait until it has ended, or choose another --out")
     with alone_in(folder, busy):
+        refuse_unfinished(folder, resume)
         held = {file.name for file in folder.iterdir()}
-        if not resume and held - CHEAP:
-            raise OutputError(f"{folder} holds an unfinished derivation; add --resume to go on with it, or remove it")
         if not resume:
             _empty(folder)
         elif REQUEST in held:
@@ -61,6 +54,12 @@ def open_partial(folder: Path, request: dict[str, Any], resume: bool) -> Iterato
         with writing(folder):
             write_whole(folder / REQUEST, json.dumps(request))
         yield
+
+
+def refuse_unfinished(folder: Path, resume: bool) -> None:
+    """Raise OutputError if the folder holds work of an earlier run that is to be neither gone on with nor lost."""
+    if not resume and folder.is_dir() and {file.name for file in folder.iterdir()} - CHEAP:
+        raise OutputError(f"{folder} holds an unfinished derivation; add --resume to go on with it, or remove it")
 
 
 def _empty(folder: Path) -> None:
@@ -80,39 +79,3 @@ def remove_cheap(folder: Path) -> None:
     """Remove the folder if what it holds is soon made again, so that the command can be mended and given again."""
     if {file.name for file in folder.iterdir()} <= CHEAP:
         shutil.rmtree(folder)
-
-
-def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors so that the file is there whole or not at all."""
-    temporary = file.with_suffix(".tmp")
-    with writing(file):
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, temporary)
-        sync(temporary)
-        temporary.replace(file)
-
-
-def load_tensors(file: Path) -> dict[str, Tensor]:
-    """Read what `save_tensors` wrote.
-
-    Raises:
-        UnfinishedError: it is damaged.
-    """
-    with reading_state(file):
-        tensors: dict[str, Tensor] = load_file(file)
-        return tensors
-
-
-@contextmanager
-def reading_state(what: Path) -> Iterator[None]:
-    """Turn what a damaged state makes torch, accelerate and safetensors raise into one line.
-
-    Raises:
-        UnfinishedError: it cannot be read, or does not fit.
-    """
-    try:
-        yield
-    except EdgeVitError:
-        raise
-    except (*FOREIGN, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        told = " ".join(str(error).split())[:120] or type(error).__name__
-        raise UnfinishedError(f"the unfinished state in {what} is damaged ({told}); {MEND}") from error

@@ -6,8 +6,10 @@ Shapes: H heads, q and v the per-head QK and VO widths, d embedding width, e FFN
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ from edgevit.derive.least_squares import Refit, Removal, refit, refittable_mean,
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.purify import Purification, purify
 from edgevit.derive.shape import Widths, fit, uniform
+from edgevit.derive.state import load_tensors, reading_state, save_tensors
 from edgevit.derive.statistics import BlockStatistics, Factorisation, calibrate, check_enough
 from edgevit.derive.surgery import Spectra
 from edgevit.derive.train import evaluate
-from edgevit.derive.unfinished import load_tensors, reading_state, save_tensors
 from edgevit.errors import OptionError
 from edgevit.models.blocks import BlockDims, BlockWeights
 from edgevit.models.checkpoint import tensors_sha256
