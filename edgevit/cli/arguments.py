@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from edgevit.errors import OptionError
+from edgevit.numbers import FINITE, check_number
 
 TRAINING, SHAPE = "Training", "Shape and method"  # panels of --help
 
@@ -90,6 +91,8 @@ def _three(text: str, option: str) -> list[float]:
         values = [float(part) for part in text.split(",")]
     except ValueError:
         values = []
+    for value in values:
+        check_number(f"--{option}", value, FINITE)
     if len(values) not in (1, 3):
         raise OptionError(f"--{option} {text} is not one number or three; try --{option} 0.5,0.5,0.5")
     return values * 3 if len(values) == 1 else values

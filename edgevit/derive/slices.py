@@ -24,6 +24,7 @@ from edgevit.models.blocks import BlockDims
 from edgevit.models.families import family_of
 from edgevit.models.macs import Quantity
 from edgevit.models.spec import ModelSpec
+from edgevit.numbers import check_number
 
 METHOD = "skd"
 SCHEMA = 1  # of supernet.json; history: 1  first version
@@ -97,6 +98,8 @@ class SuperNet:
         quantity: Quantity = "params" if given == ["params"] else "macs"
         largest = spec.params if quantity == "params" else spec.macs
         asked = size[given[0]]
+        if given == ["rate"]:
+            check_number("--rate", asked, "(0, 1)", "0.6 leaves 40 % of the network's MACs")
         limit = int(largest * (1 - asked)) if given == ["rate"] else parse_count(asked, quantity)
         least = family_of(network).geometry(network).cost(without(spec.blocks, self.order), quantity)
         if not least <= limit < largest:

@@ -240,7 +240,8 @@ def sample_order(
                     position = images + unknown[step * share + before]
                 else:
                     position = known[step * (size - share) + i - before]
-                batch.append((position, (training.seed << 40) + step * size + i))
+                drawn = ((training.seed << 40) + step * size + i) % (1 << 63)  # the most that generators take
+                batch.append((position, drawn))
             yield batch
 
 

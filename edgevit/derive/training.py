@@ -6,13 +6,27 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgevit.data.augment import AUGMENTS, Augment
-from edgevit.errors import OptionError, UnknownNameError
+from edgevit.errors import UnknownNameError
 from edgevit.models.device import check_device_name
+from edgevit.numbers import COUNT, SEED, check_number
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 Schedule = Literal["constant", "cosine"]
 SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine")
+
+
+INTERVALS = (
+    ("steps", "[0, 2**31)", "0 trains not at all"),
+    ("batch_size", COUNT, ""),
+    ("lr", "(0, inf)", "the papers use 1e-4"),
+    ("weight_decay", "[0, inf)", "the papers use 0.05"),
+    ("warmup_steps", "[0, 2**31)", ""),
+    ("grad_accum", COUNT, ""),
+    ("workers", "[0, 2**10]", ""),
+    ("seed", SEED, ""),
+    ("evaluations", COUNT, ""),
+)
 
 
 @dataclass(frozen=True)
@@ -36,16 +50,9 @@ class Training:
 
     def check(self) -> None:
         """Raise OptionError if a value cannot be."""
-        for name in ("batch_size", "grad_accum", "evaluations"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name.replace('_', '-')} {getattr(self, name)} is less than 1")
-        for name in ("weight_decay", "warmup_steps", "workers"):
-            if not getattr(self, name) >= 0:
-                raise OptionError(f"{name.replace('_', '-')} {getattr(self, name):g} is negative")
-        if self.steps is not None and self.steps < 0:
-            raise OptionError(f"steps {self.steps} is negative; 0 trains not at all")
-        if not self.lr > 0:
-            raise OptionError(f"lr {self.lr:g} is not above 0; the papers use 1e-4")
+        for name, interval, hint in INTERVALS:
+            if (value := getattr(self, name)) is not None:
+                check_number(f"--{name.replace('_', '-')}", value, interval, hint)
         for kind, value, known in (
             ("precision", self.precision, PRECISIONS),
             ("augmentation", self.augment, AUGMENTS),

@@ -44,7 +44,7 @@ def open_partial(folder: Path, request: dict[str, Any], resume: bool) -> Iterato
     busy = OutputError(f"another edgevit is working in {folder}; wait until it has ended, or choose another --out")
     with alone_in(folder, busy):
         refuse_unfinished(folder, resume)
-        held = {file.name for file in folder.iterdir()}
+        held = _held(folder)
         if not resume:
             _empty(folder)
         elif REQUEST in held:
@@ -58,8 +58,13 @@ def open_partial(folder: Path, request: dict[str, Any], resume: bool) -> Iterato
 
 def refuse_unfinished(folder: Path, resume: bool) -> None:
     """Raise OutputError if the folder holds work of an earlier run that is to be neither gone on with nor lost."""
-    if not resume and folder.is_dir() and {file.name for file in folder.iterdir()} - CHEAP:
+    if not resume and folder.is_dir() and _held(folder) - CHEAP:
         raise OutputError(f"{folder} holds an unfinished derivation; add --resume to go on with it, or remove it")
+
+
+def _held(folder: Path) -> set[str]:
+    """What the folder holds, but for files that a kill left half written."""
+    return {file.name for file in folder.iterdir() if file.suffix != ".tmp"}
 
 
 def _empty(folder: Path) -> None:
@@ -77,5 +82,5 @@ def _check_same(folder: Path, before: dict[str, Any], request: dict[str, Any]) -
 
 def remove_cheap(folder: Path) -> None:
     """Remove the folder if what it holds is soon made again, so that the command can be mended and given again."""
-    if {file.name for file in folder.iterdir()} <= CHEAP:
+    if _held(folder) <= CHEAP:
         shutil.rmtree(folder)

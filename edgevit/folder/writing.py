@@ -73,10 +73,15 @@ def write_whole(file: Path, text: str) -> None:
     """Write a small file so that it is there whole or not at all, after a power cut, too; no link is followed."""
     temporary = file.with_name(file.name + ".tmp")
     temporary.unlink(missing_ok=True)  # of a process that was killed, or a link that somebody else put there
-    with temporary.open("x", encoding="utf-8") as opened:
-        opened.write(text)
-    sync(temporary)
-    temporary.replace(file)
+    try:
+        with temporary.open("x", encoding="utf-8") as opened:
+            opened.write(text)
+        sync(temporary)
+        temporary.replace(file)
+    except OSError:
+        with suppress(OSError):  # it may never have come to be
+            temporary.unlink()
+        raise
 
 
 def sync(path: Path) -> None:

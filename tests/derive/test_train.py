@@ -164,8 +164,8 @@ def test_training_stops_once_both_accuracies_have_met(checkpoint, tmp_path, monk
         ({"precision": "fp16"}, OptionError, "fp16 trains on CUDA only"),
         ({"precision": "int8"}, UnknownNameError, "no precision 'int8'"),
         ({"batch_size": 10, "grad_accum": 3}, OptionError, "does not divide into 3 micro-batches"),
-        ({"steps": -1}, OptionError, "steps -1 is negative"),
-        ({"lr": 0.0}, OptionError, "lr 0 is not above 0"),
+        ({"steps": -1}, OptionError, r"--steps -1 is not in \[0, 2\*\*31\)"),
+        ({"lr": 0.0}, OptionError, "--lr 0 is not a finite number above 0"),
         ({"augment": "flop"}, UnknownNameError, "did you mean 'flip'"),
     ],
 )
