@@ -9,6 +9,7 @@ The same from Python as from the command line; everything heavy is imported at f
     edgevit.evaluate("runs/t1", data="/data/imagenet")
     edgevit.export("runs/t1")
     runs = edgevit.bench("runs/t1", batches=(1, 8)).runs
+    runs = edgevit.bench_in_turns(["runs/base", "runs/t1"]).runs  # against each other, also on a busy machine
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "bench", "derive", "evaluate", "export", "load", "supernet"]
+__all__ = ["__version__", "bench", "bench_in_turns", "derive", "evaluate", "export", "load", "supernet"]
 
 # `derive` and `export` are packages that can be called: see docs/decisions/002-callable-packages.md.
 _WHERE = {
     "bench": "edgevit.board.bench",
+    "bench_in_turns": "edgevit.board.bench",
     "evaluate": "edgevit.export.evaluate",
     "load": "edgevit.models.checkpoint",
     "supernet": "edgevit.derive.supernet",

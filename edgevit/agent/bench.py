@@ -10,6 +10,7 @@ import os
 import subprocess
 import tempfile
 import time
+import uuid
 from dataclasses import asdict
 from time import perf_counter_ns
 from typing import Any, Callable, Sequence
@@ -40,6 +41,7 @@ def bench(
     """
     runs: list[dict[str, Any]] = []
     failed = None
+    session = uuid.uuid4().hex[:16]
 
     def report(stage: str, done: float = 0.0, **figures: Any) -> None:
         send({"progress": {"stage": stage, "done": done, **figures}})
@@ -52,7 +54,8 @@ def bench(
             if "error" in answer:
                 failed = {"number": number, **answer["error"]}
                 break
-            runs.append({**answer["result"], "idle_power": asdict(power) if power else None})
+            once = {"idle_power": asdict(power) if power else None, "session": session, "turn": number + 1}
+            runs.append({**answer["result"], **once})
     return {"runs": runs, "changed": changed, "failed": failed}
 
 

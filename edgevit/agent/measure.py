@@ -47,6 +47,7 @@ class Request:
     warmup_seconds: float = 0.5  # at least
     options: dict[str, Any] = field(default_factory=dict)  # the runner's own
     power_meter: str | None = None  # name of a file in meters/; None: the best that can be read
+    round: int | None = None  # of those of the bench that it is a part of
     total_rails: tuple[tuple[str, str], ...] = ()  # I2C address and label of the rails that make up the module
 
 
@@ -94,6 +95,9 @@ def measure(request: Request, report: Report, root: str = "/") -> Run:
         memory_engine_bytes=loaded.engine_bytes,
         power=Power.from_dict(watts) if watts else None,
         idle_power=None,  # measured once, for all runs of a bench
+        session=None,
+        round=request.round,
+        turn=None,
         clock_step_ns=clock_step_ns(),
         environment={**describe_environment(root), **timed.pop("environment")},
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),

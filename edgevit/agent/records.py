@@ -3,6 +3,7 @@
 Schema history: 1  first version
                 2  streams, GPU times, power, temperatures, throttling, power mode, GPU load, engine memory; runs of
                    schema 1 are still read: they had one stream, and the rest was not measured
+                3  session, round and turn: which runs were made together; of those of schema 1 and 2 it is not known
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from bisect import bisect_left
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Callable, Dict, List, Sequence
 
-SCHEMA = 2
+SCHEMA = 3
 
-NOT_IN_SCHEMA_1 = (
-    *("gpu_ns", "memory_engine_bytes", "memory_nvmap_bytes", "gpu_load_permille", "temperatures_before_c"),
-    *("temperatures_during_c", "temperatures_after_c", "throttled", "power_mode_before", "power_mode_after"),
-    *("power", "idle_power"),
-)
+# Fields that a schema brought, and that runs of the schemas before it leave unmeasured.
+NEW_IN = {
+    2: (
+        *("gpu_ns", "memory_engine_bytes", "memory_nvmap_bytes", "gpu_load_permille", "temperatures_before_c"),
+        *("temperatures_during_c", "temperatures_after_c", "throttled", "power_mode_before", "power_mode_after"),
+        *("power", "idle_power"),
+    ),
+    3: ("session", "round", "turn"),
+}
 
 # Fields of a run that JSON turns from tuples into lists.
 SERIES = ("latencies_ns", "gpu_ns", "clocks_during_khz", "gpu_load_permille", "temperatures_during_c", "throttled")
@@ -159,6 +164,9 @@ class Run:
     power_mode_after: str | None
     power: Power | None
     idle_power: Power | None  # the same with nothing running, before the model was loaded
+    session: str | None  # of the bench that made it, whose runs share the board's state; None: measured by itself
+    round: int | None  # of the session, from 1: each model is measured once in it
+    turn: int | None  # its place among all runs of the session, from 1
     environment: dict[str, str]  # what must match for two runs to be compared
     created: str  # UTC, ISO 8601
 
@@ -253,11 +261,13 @@ class Run:
         if not isinstance(data, dict) or "schema" not in data:
             raise RecordError('not a run: no "schema"')
         schema = data["schema"]
-        if schema not in (1, SCHEMA):
-            raise RecordError(f"schema {schema!r}, and this edgevit reads schema 1 and {SCHEMA}: update edgevit")
+        if type(schema) is not int or not 1 <= schema <= SCHEMA:
+            raise RecordError(f"schema {schema!r}, and this edgevit reads schema 1 to {SCHEMA}: update edgevit")
         values = {name: value for name, value in data.items() if name != "schema"}
         if schema == 1:
-            values = {**dict.fromkeys(NOT_IN_SCHEMA_1), "streams": 1, **values}
+            values = {"streams": 1, **values}
+        for version in range(schema + 1, SCHEMA + 1):
+            values = {**dict.fromkeys(NEW_IN[version]), **values}
         odd = sorted({field.name for field in fields(cls)} ^ set(values))
         if odd:
             raise RecordError(f"not a run of schema {schema}: missing or unknown {', '.join(odd)}")

@@ -1,10 +1,16 @@
-"""Measure a model on this machine or on a board: one fresh process, and one `Run`, per batch size and repeat."""
+"""Measure models on this machine or on a board: one fresh process, and one `Run`, per model, shape and round.
+
+Several models are measured in turns: in each round every one of them once, in random order. A machine that grows warm,
+or has other work to do, is then slow for all of them alike, and the ratios within a round show the models alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from edgevit.agent.measure import Request
@@ -23,6 +29,7 @@ POWER_METERS = ("ina3221", "tegrastats", "jtop")
 ON_A_BOARD_S = 10.0  # of window and of idle power: the rails' sensors average over 0.43 s
 ELSEWHERE_S = 1.0
 CROSS_CHECK_S = 3.0  # trtexec's own default
+ROUNDS = 10  # of several models in turns; an interval of their ratios needs at least 6
 
 
 @dataclass(frozen=True)
@@ -46,17 +53,18 @@ class Bench:
     runs: tuple[Run, ...]
     setting: Setting
     changed: dict[str, Any]  # the power mode and whether the clocks were locked, as they were for the runs
-    cross_checks: tuple[dict[str, Any], ...]  # trtexec's own figures for the same engine, by batch
-    work: Work | None  # of one image; None: the file that was measured does not say
+    cross_checks: tuple[dict[str, Any], ...]  # trtexec's own figures for the same engines, by batch
+    work: Mapping[str, Work]  # of one image, by the label of its model; files that do not say are left out
     ceiling: Ceiling | None  # of the board in its power mode; None: no profile
 
     def least_s(self, run: Run) -> float | None:
         """The time of one inference that this board cannot go below in this power mode."""
-        if self.work is None or self.ceiling is None:
+        work = self.work.get(run.label)
+        if work is None or self.ceiling is None:
             return None
         precision = "fp32" if run.precision == "fp32" else "fp16"  # of a mixed engine, most is fp16
-        moved = least_bytes(self.work.params, self.work.values, batch=run.batch, precision=precision)
-        return roofline(self.ceiling, run.batch * self.work.macs, moved, precision).least_s
+        moved = least_bytes(work.params, work.values, batch=run.batch, precision=precision)
+        return roofline(self.ceiling, run.batch * work.macs, moved, precision).least_s
 
     def remarks(self) -> list[str]:
         """What a reader of the figures must know of the board's state."""
@@ -71,44 +79,49 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """How to measure."""
+class Conditions:
+    """How to measure.
 
-    runner: str
-    batches: Sequence[int]
-    streams: Sequence[int]
-    repeat: int
-    precision: str | None
-    provider: str | None
-    threads: int | None
-    samples: int
-    duration_s: float | None
-    idle_s: float | None
-    warmup: int
-    warmup_seconds: float
-    power_meter: str | None
-    power_mode: str | None
-    lock_clocks: bool
-    cross_check: bool
-    options: Mapping[str, Any]
+    The runner is `tensorrt` on a board and for an engine, unless given, and the file of a model folder then the engine
+    that `edgevit export --trt` built there; else it is `onnxruntime` with the exported ONNX file of `precision`: fp16
+    on a GPU and fp32 on the CPU, where fp16 is slower. `options` are the runner's own beside `provider`, `threads` and
+    `streams`. Where the power can be read, the window lasts 10 s and the idle power is read as long, unless given.
+    """
 
-    def runner_options(self, streams: int) -> dict[str, Any]:
+    runner: str | None = None
+    batches: Sequence[int] = (1,)
+    streams: Sequence[int] = (1,)
+    precision: str | None = None
+    provider: str | None = None
+    threads: int | None = None
+    samples: int = 200
+    duration_s: float | None = None
+    idle_s: float | None = None
+    warmup: int = 10
+    warmup_seconds: float = 0.5
+    power_meter: str | None = None
+    power_mode: str | None = None
+    lock_clocks: bool = False
+    cross_check: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def runner_options(self, runner: str, streams: int) -> dict[str, Any]:
         """The runner's own options; those that it does not know are refused by name."""
         several = None if streams == 1 else streams  # one is what every runner does by itself
         given = {"provider": self.provider, "threads": self.threads, "streams": several}
         options = {**{name: value for name, value in given.items() if value is not None}, **self.options}
-        known = runner_options(self.runner)
+        known = runner_options(runner)
         for name in options:
             if name not in known:
                 raise OptionError(
-                    f"the runner {self.runner!r} has no option {name!r}; its options: {', '.join(known) or 'none'}"
+                    f"the runner {runner!r} has no option {name!r}; its options: {', '.join(known) or 'none'}"
                 )
         return options
 
-    def check(self) -> None:
+    def check(self, runner: str, rounds: int) -> None:
         """Raises: UnknownNameError, OptionError."""
         named = (
-            ("runner", self.runner, runner_names()),
+            ("runner", runner, runner_names()),
             ("provider", self.provider, PROVIDERS),
             ("precision", self.precision, PRECISIONS),
             ("power meter", self.power_meter, POWER_METERS),
@@ -121,7 +134,7 @@ class Asked:
         limits = (
             *(("batch", batch, 1) for batch in self.batches),
             *(("streams", count, 1) for count in self.streams),
-            ("repeat", self.repeat, 1),
+            ("repeat", rounds, 1),
             ("samples", self.samples, 1),
             ("threads", 1 if self.threads is None else self.threads, 1),
             ("duration", self.duration_s or 0, 0),
@@ -132,18 +145,18 @@ class Asked:
         for name, value, least in limits:
             if not least <= value < float("inf"):
                 raise OptionError(f"--{name} is {value}: it must be at least {least}")
-        self.runner_options(max(self.streams))
-        if self.cross_check and self.runner != "tensorrt":
-            raise OptionError(f"--cross-check runs trtexec on an engine, and the runner is {self.runner!r}")
+        self.runner_options(runner, max(self.streams))
+        if self.cross_check and runner != "tensorrt":
+            raise OptionError(f"--cross-check runs trtexec on an engine, and the runner is {runner!r}")
 
-    def requests(self, model: str, found: Measurable, label: str | None, setting: Setting) -> list[Request]:
-        """One for each batch size and number of streams, in turn: what drifts meets all of them alike."""
+    def requests(self, model: str, found: Measurable, runner: str, setting: Setting) -> list[Request]:
+        """One for each batch size and number of streams."""
         request = Request(
             model=model,
             model_sha256=found.sha256,
-            label=label or found.label,
+            label=found.label,
             precision=found.precision,
-            runner=self.runner,
+            runner=runner,
             batch=1,
             samples=self.samples,
             duration_s=_or(self.duration_s, ON_A_BOARD_S if setting.has_power else ELSEWHERE_S),
@@ -152,8 +165,8 @@ class Asked:
             power_meter=self.power_meter,
             total_rails=tuple(setting.profile.total_rails()) if setting.profile else (),
         )
-        shapes = [(batch, self.runner_options(streams)) for batch in self.batches for streams in self.streams]
-        return [replace(request, batch=batch, options=options) for batch, options in shapes] * self.repeat
+        shapes = [(batch, self.runner_options(runner, streams)) for batch in self.batches for streams in self.streams]
+        return [replace(request, batch=batch, options=options) for batch, options in shapes]
 
 
 def bench(
@@ -184,26 +197,14 @@ def bench(
     on_run: Callable[[Run], None] | None = None,
     progress: Progress | None = None,
 ) -> Bench:
-    """Measure `model` at each batch size and number of streams, on this machine or on `board`, over SSH.
+    """Measure one model `repeat` times at each batch size and number of streams; see `Conditions` and `bench_in_turns`.
 
-    On a board the runner is `tensorrt` unless asked otherwise, and the engine the one that `edgevit export --trt` built
-    there; elsewhere it is `onnxruntime` with the exported ONNX file of `precision`: fp16 on a GPU and fp32 on the CPU,
-    where fp16 is slower. `label` is what tables call the model. `options` are the runner's own beside `provider`,
-    `threads` and `streams`. Where the power can be read, the window lasts 10 s and the idle power is read as long.
-    `before` gets the setting and the runner's name before anything is measured, and may refuse by raising; `on_run`
-    gets each run.
-
-    Raises:
-        UnknownNameError, OptionError: the request makes no sense; nothing was started.
-        CheckpointError, EngineError: the model is missing, not exported, altered, or an engine of another board.
-        ProfileError: the profile cannot be read, or is another board's.
-        BoardError: the board cannot be reached, lacks something, or cannot run the model as asked.
+    `label` is what tables call the model.
     """
-    asked = Asked(
-        runner=runner or ("tensorrt" if board or Path(model).suffix == ".engine" else "onnxruntime"),
+    how = Conditions(
+        runner=runner,
         batches=batches,
         streams=streams,
-        repeat=repeat,
         precision=precision,
         provider=provider,
         threads=threads,
@@ -218,32 +219,119 @@ def bench(
         cross_check=cross_check,
         options=options or {},
     )
-    asked.check()
+    return bench_in_turns(
+        [model],
+        how,
+        rounds=repeat,
+        labels=None if label is None else [label],
+        board=board,
+        ssh_config=ssh_config,
+        profile=profile,
+        before=before,
+        on_run=on_run,
+        progress=progress,
+    )
+
+
+def bench_in_turns(
+    models: Sequence[str | Path],
+    how: Conditions | None = None,
+    *,
+    rounds: int = ROUNDS,
+    seed: int = 0,
+    labels: Sequence[str] | None = None,
+    board: str | None = None,
+    ssh_config: str | Path | None = None,
+    profile: str | Path | None = None,
+    before: Callable[[Setting, str], None] | None = None,
+    on_run: Callable[[Run], None] | None = None,
+    progress: Progress | None = None,
+) -> Bench:
+    """Measure models against each other, on this machine or on `board`, over SSH.
+
+    In each of `rounds`, every model is measured once at each batch size and number of streams, each time in a process
+    of its own; the order within all rounds but the first is drawn with `seed`, and each run says its round and turn.
+    What the ratios to the first model are, and how sure that is, `edgevit.report.runs.compare_within` says of the runs.
+
+    `labels` are what tables call the models; else each has the name of its folder or file, or its path where two names
+    are alike. `before` gets the setting and the runner's name before anything is measured, and may refuse by raising;
+    `on_run` gets each run.
+
+    Raises:
+        UnknownNameError, OptionError: the request makes no sense; nothing was started.
+        CheckpointError, EngineError: a model is missing, not exported, altered, or an engine of another board.
+        ProfileError: the profile cannot be read, or is another board's.
+        BoardError: the board cannot be reached, lacks something, or cannot run a model as asked.
+    """
+    how, paths, told = how or Conditions(), [Path(model) for model in models], progress or Silent()
+    runner = how.runner or _usual_runner(paths, on_board=board is not None)
+    how.check(runner, rounds)
+    if labels is not None and len(set(labels)) != len(paths):
+        raise OptionError(f"{len(paths)} models have the labels {', '.join(labels)}; give each its own")
     # Whatever can be wrong here is found before the board is bothered; which engine is the right one, the board says.
-    found = None if asked.runner == "tensorrt" and Path(model).is_dir() else find_file(Path(model), precision, provider)
+    files = [
+        None if runner == "tensorrt" and path.is_dir() else find_file(path, how.precision, how.provider)
+        for path in paths
+    ]
     known = None if profile is None else load_profile(profile)
-    told = progress or Silent()
     with open_board(board, ssh_config=None if ssh_config is None else Path(ssh_config)) as place:
-        setting = _look(place, known, asked, told)
+        setting = _look(place, known, how, told)
         if before:
-            before(setting, asked.runner)
-        if found is None:
-            found = find_engine_file(Path(model), setting.facts, batches, precision)
-        else:
-            found = of_this_board(found, setting.facts)
-        there = str(found.path) if place.host == THIS_MACHINE else place.put(found.path, found.sha256, told)
-        return _bench(place, asked, found, asked.requests(there, found, label, setting), setting, on_run, told)
+            before(setting, runner)
+        built = [
+            of_this_board(file, setting.facts)
+            if file
+            else find_engine_file(path, setting.facts, how.batches, how.precision)
+            for path, file in zip(paths, files, strict=True)
+        ]
+        found = [replace(file, label=name) for file, name in zip(built, labels or _names(paths, built), strict=True)]
+        here = place.host == THIS_MACHINE
+        there = [str(file.path) if here else place.put(file.path, file.sha256, told) for file in found]
+        shapes = [how.requests(path, file, runner, setting) for path, file in zip(there, found, strict=True)]
+        return _bench(place, how, found, shapes, in_turns(shapes, rounds, seed), setting, on_run, told)
 
 
-def _look(board: Board, profile: Profile | None, asked: Asked, progress: Progress) -> Setting:
+def in_turns(shapes: Sequence[Sequence[Request]], rounds: int, seed: int) -> list[Request]:
+    """Order the measurements of several models, each at the same shapes: those of one shape follow one another.
+
+    The first round keeps the order of the models, so that runs in a file say which of them the first was.
+    """
+    random = Random(seed)
+    turns: list[Request] = []
+    for number in range(1, rounds + 1):
+        for alike in zip(*shapes, strict=True):
+            order = alike if number == 1 else random.sample(alike, len(alike))
+            turns += [replace(request, round=number) for request in order]
+    return turns
+
+
+def _usual_runner(models: Sequence[Path], *, on_board: bool) -> str:
+    """Raises: OptionError."""
+    if not models:
+        raise OptionError("there is no model to measure; give at least one")
+    engines = [on_board or model.suffix == ".engine" for model in models]
+    if len(set(engines)) > 1:
+        first, other = models[engines.index(True)], models[engines.index(False)]
+        raise OptionError(f"{first.name} is an engine and {other} is not; measure engines with engines")
+    return "tensorrt" if engines[0] else "onnxruntime"
+
+
+def _names(paths: Sequence[Path], found: Sequence[Measurable]) -> list[str]:
+    """A name for each model, unlike all others: that of its folder or file, else its path, else with a number."""
+    names = [file.label for file in found]
+    names = [str(path) if names.count(name) > 1 else name for path, name in zip(paths, names, strict=True)]
+    return [f"{name} ({names[:i].count(name) + 1})" if name in names[:i] else name for i, name in enumerate(names)]
+
+
+def _look(board: Board, profile: Profile | None, how: Conditions, progress: Progress) -> Setting:
     """Find out what the board is, and whether it has what was asked for."""
     with progress.stage(f"look at {board.host}"):
         facts = board.call("examine")
     if profile is not None:
         profile.check(facts)
     setting = Setting(board.host, facts, profile or match(facts))
-    _check_power(setting, asked)
-    if asked.cross_check and not facts["trtexec"]:
+    _check_power(setting, how)
+    if how.cross_check and not facts["trtexec"]:
         raise UnfitBoardError(
             f"{board.host} has no trtexec, which --cross-check runs; install it there with "
             "`sudo apt install libnvinfer-bin`, or leave the option out"
@@ -253,42 +341,45 @@ def _look(board: Board, profile: Profile | None, asked: Asked, progress: Progres
 
 def _bench(
     board: Board,
-    asked: Asked,
-    found: Measurable,
-    requests: Sequence[Request],
+    how: Conditions,
+    found: Sequence[Measurable],
+    shapes: Sequence[Sequence[Request]],
+    turns: Sequence[Request],
     setting: Setting,
     on_run: Callable[[Run], None] | None,
     progress: Progress,
 ) -> Bench:
     args = {
-        "requests": [asdict(request) for request in requests],
-        "idle_s": _or(asked.idle_s, ON_A_BOARD_S) if setting.has_power else 0.0,
-        "power_mode": asked.power_mode,
-        "lock_clocks": asked.lock_clocks,
+        "requests": [asdict(request) for request in turns],
+        "idle_s": _or(how.idle_s, ON_A_BOARD_S) if setting.has_power else 0.0,
+        "power_mode": how.power_mode,
+        "lock_clocks": how.lock_clocks,
     }
-    name = f"bench {requests[0].label} on {board.host}"
+    name = f"bench {', '.join(file.label for file in found)} on {board.host}"
     result = board.run_job("bench", args, name=name, progress=progress)
     runs = tuple(Run.from_dict(run) for run in result["runs"])
     if on_run:
         for run in runs:
             on_run(run)
     if failed := result["failed"]:
-        what = f"cannot measure {found.path} at batch {requests[failed['number']].batch} on {board.host}"
+        request = turns[failed["number"]]
+        path = next(file.path for file in found if file.label == request.label)
+        what = f"cannot measure {path} at batch {request.batch} on {board.host}"
         raise AgentError(f"{what}: {failed['message']}", remote_traceback=failed["traceback"])
-    once = requests[: len(requests) // asked.repeat]
-    checks = _cross_check(board, once, asked, progress) if asked.cross_check else ()
-    return Bench(runs, setting, result["changed"], checks, found.work, _ceiling(setting, result["changed"]))
+    checks = _cross_check(board, chain.from_iterable(shapes), how, progress)
+    work = {file.label: file.work for file in found if file.work}
+    return Bench(runs, setting, result["changed"], checks, work, _ceiling(setting, result["changed"]))
 
 
-def _check_power(setting: Setting, asked: Asked) -> None:
+def _check_power(setting: Setting, how: Conditions) -> None:
     """A meter that was asked for by name must be there; one that was not may be missing."""
-    if asked.power_meter is None:
+    if how.power_meter is None:
         return
     meters = setting.facts["meters"]
-    if reason := meters.get(asked.power_meter, "unknown to the agent"):
+    if reason := meters.get(how.power_meter, "unknown to the agent"):
         works = ", ".join(name for name, why in meters.items() if why is None) or "none"
         raise UnfitBoardError(
-            f"{setting.host} has no power meter {asked.power_meter!r} ({reason}); it has: {works}; "
+            f"{setting.host} has no power meter {how.power_meter!r} ({reason}); it has: {works}; "
             "leave --power-meter out to go without"
         )
 
@@ -303,21 +394,21 @@ def _ceiling(setting: Setting, changed: Mapping[str, Any]) -> Ceiling | None:
 
 
 def _cross_check(
-    board: Board, requests: Sequence[Request], asked: Asked, progress: Progress
+    board: Board, requests: Iterable[Request], how: Conditions, progress: Progress
 ) -> tuple[dict[str, Any], ...]:
     """Let trtexec measure the same engine in its own way, on the board set as it was for the runs."""
     checks = []
-    for request in requests:
+    for request in requests if how.cross_check else ():
         args = {
             "engine": request.model,
             "batch": request.batch,
             "seconds": max(CROSS_CHECK_S, request.duration_s),
             "streams": request.options.get("streams", 1),
-            "power_mode": asked.power_mode,
-            "lock_clocks": asked.lock_clocks,
+            "power_mode": how.power_mode,
+            "lock_clocks": how.lock_clocks,
         }
-        shape = {"batch": request.batch, "streams": args["streams"]}
-        name = f"trtexec, batch {request.batch}"
+        shape = {"label": request.label, "batch": request.batch, "streams": args["streams"]}
+        name = f"trtexec {request.label}, batch {request.batch}"
         checks.append({**shape, **board.run_job("trtexec", args, name=name, progress=progress)})
     return tuple(checks)
 

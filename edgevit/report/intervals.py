@@ -10,8 +10,12 @@ observation, and runs are resampled. There are few: what they deviate from the m
 pooled over both sides. (Resampling runs within each side, and blocks within runs, covers the truth 66, 79 and 85 times
 of 100 with 2, 3 and 5 runs on each side.)
 
-Either way the spread is known from few independent pieces, and so not well: the deviations are divided by the root of a
-drawn chi-square over its degrees of freedom, one less than the pieces, which turns a normal into Student's t.
+Runs in turns. Runs of one round of one session have met the same machine, busy or warm as it was. A round's ratio is
+then one observation, the median of the rounds the ratio, and rounds are resampled.
+
+In the first two ways the spread is known from few independent pieces, and so not well: the deviations are divided by
+the root of a drawn chi-square over its degrees of freedom, one less than the pieces, which turns a normal into
+Student's t.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
+LEAST_ROUNDS = 6  # the median lies outside the least and the greatest of 6 less than 5 times of 100
 CHUNK = 1_000_000  # values resampled at once
 # Blocks that give a variance of least error are short for an interval: of 200 to 1000 samples of an AR(1) series at
 # 0.8 to 0.95 they cover the truth 89 to 96 times of 100, and blocks of twice the length 92 to 97 times.
@@ -49,24 +54,24 @@ FIGURES: dict[str, Callable[[Run], float | None]] = {
 
 @dataclass(frozen=True)
 class Ratio:
-    """One figure of `after` over that of `before`; of several runs, the geometric mean."""
+    """One figure of `after` over that of `before`; of several runs, the geometric mean; of rounds, the median."""
 
     figure: str  # of FIGURES
     before: float
     after: float
-    low: float | None  # of the interval; None: too few samples for one
+    ratio: float  # of rounds, the median of their ratios, which need not be that of the medians
+    low: float | None  # of the interval; None: too few samples or rounds for one
     high: float | None
-    blocks: tuple[int, int] | None  # inferences in each that was resampled; None: no interval, or whole runs were
-
-    @property
-    def ratio(self) -> float:
-        return self.after / self.before
+    blocks: tuple[int, int] | None = None  # inferences in each that was resampled; None: no interval, or runs were
+    rounds: int | None = None  # in which both were measured; None: they were not measured in turns
 
 
 def ratios(before: Sequence[Run], after: Sequence[Run]) -> list[Ratio]:
     """Compare each figure that all runs have. The same runs give the same intervals."""
     import numpy as np
 
+    if len(rounds := _common_rounds(before, after)) > 1:
+        return _ratios_in_turns(rounds)
     random = np.random.default_rng(0)
     single = len(before) == len(after) == 1
     within = [_spread_within(run, random) for run in (before[0], after[0])] if single else []
@@ -83,7 +88,35 @@ def ratios(before: Sequence[Run], after: Sequence[Run]) -> list[Ratio]:
             deviations = within[1].figures[figure] - within[0].figures[figure]
         low, high = _interval(float(new.mean() - old.mean()), deviations)
         blocks = (within[0].block, within[1].block) if single and low is not None else None
-        found.append(Ratio(figure, math.exp(old.mean()), math.exp(new.mean()), low, high, blocks))
+        one, other = math.exp(old.mean()), math.exp(new.mean())
+        found.append(Ratio(figure, one, other, other / one, low, high, blocks))
+    return found
+
+
+def _common_rounds(before: Sequence[Run], after: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """The pairs of runs that were made in one round of one session; none if any run was made in no round."""
+    if any(run.session is None or run.round is None for run in (*before, *after)):
+        return []
+    made = {(run.session, run.round): run for run in before}
+    return [(made[run.session, run.round], run) for run in after if (run.session, run.round) in made]
+
+
+def _ratios_in_turns(rounds: Sequence[tuple[Run, Run]]) -> list[Ratio]:
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    drawn = random.integers(0, len(rounds), (RESAMPLES, len(rounds)))
+    found = []
+    for figure, read in FIGURES.items():
+        pairs = np.array([[read(run) or 0 for run in pair] for pair in rounds])  # [rounds, 2]
+        if pairs.min() <= 0:
+            continue
+        apart = np.log(pairs[:, 1] / pairs[:, 0])
+        middle = float(np.median(apart))
+        deviations = np.median(apart[drawn], axis=1) - middle if len(rounds) >= LEAST_ROUNDS else None
+        low, high = _interval(middle, deviations)
+        old, new = np.median(pairs, axis=0)
+        found.append(Ratio(figure, float(old), float(new), math.exp(middle), low, high, rounds=len(rounds)))
     return found
 
 

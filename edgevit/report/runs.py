@@ -16,7 +16,7 @@ from edgevit.report.intervals import Ratio, ratios
 UNITS = {"p50": "ms", "p99": "ms", "mean": "ms", "throughput": "images/s", "energy": "mJ/image"}
 MORE_IS_BETTER = ("throughput",)
 
-Outcome = Literal["better", "worse", "cannot be told apart", "too few samples", "void"]
+Outcome = Literal["better", "worse", "cannot be told apart", "too few samples", "too few rounds", "void"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class Comparison:
     outcome: Outcome
     runs: tuple[int, int]  # before and after; of one each, the interval leaves out how processes differ
     blocks: tuple[int, int] | None  # inferences in a row that were resampled together; None: whole runs were
+    rounds: int | None  # of one session, in which both were measured in turns; None: they were not
     void: tuple[str, ...]  # why the runs are
     differing: tuple[str, ...]  # what differs in their environments; not empty only if the comparison was forced
 
@@ -152,20 +153,32 @@ def compare_runs(before: Iterable[Run], after: Iterable[Run], *, force: bool = F
     """
     old, new = group(before), group(after)
     pairs = [(a, b) for b in new for a in _partners(b, old)]
-    if not pairs:
-        raise RunsError(f"no batch size in common: {_batches(old)} before, {_batches(new)} after")
-    if not force:
-        for a, b in pairs:
-            _refuse_different_environments([*a, *b])
-    return [comparison for a, b in pairs for comparison in _compare(a, b, force=force)]
+    return _compare_pairs(pairs, old, new, force=force)
+
+
+def compare_within(runs: Iterable[Run], *, force: bool = False) -> list[Comparison]:
+    """Set each model against the first one, at every batch size and number of streams of both; see `compare_runs`.
+
+    Of models that were measured in turns, the ratios are those of the rounds.
+
+    Raises:
+        RunsError: there is one model only, or no two have a batch size in common, or they were made in different
+            environments and not `force`.
+    """
+    groups = group(runs)
+    first = [alike for alike in groups if _model(alike[0]) == _model(groups[0][0])]
+    others = [alike for alike in groups if _model(alike[0]) != _model(groups[0][0])]
+    if not others:
+        raise RunsError(f"all runs are of {_name(groups[0][0])}: there is nothing to set against each other")
+    pairs = [(a, b) for b in others for a in first if _shape(a[0]) == _shape(b[0])]
+    return _compare_pairs(pairs, first, others, force=force)
 
 
 def group(runs: Iterable[Run]) -> list[list[Run]]:
     """Put repeats together: runs of the same model, run in the same way."""
     groups: dict[tuple[object, ...], list[Run]] = defaultdict(list)
     for run in runs:
-        model = (run.label, run.model_sha256, run.precision)
-        groups[model, run.runner, run.provider, run.batch, run.streams].append(run)
+        groups[_model(run), run.runner, run.provider, run.batch, run.streams].append(run)
     return list(groups.values())
 
 
@@ -184,6 +197,10 @@ def _partners(runs: Sequence[Run], others: Sequence[Sequence[Run]]) -> list[Sequ
     return [other for other in alike if _name(other[0]) == _name(runs[0])] or alike
 
 
+def _model(run: Run) -> tuple[str, str, str | None]:
+    return run.label, run.model_sha256, run.precision
+
+
 def _shape(run: Run) -> tuple[int, int]:
     return run.batch, run.streams
 
@@ -196,6 +213,22 @@ def _refuse_different_environments(runs: Sequence[Run]) -> None:
                 f"{name} was {there.get(name, 'unknown')!r}, now {here.get(name, 'unknown')!r}" for name in names
             )
             raise RunsError(f"not comparable: {seen}. Measure both in one place, or compare anyway with --force")
+
+
+def _compare_pairs(
+    pairs: Sequence[tuple[Sequence[Run], Sequence[Run]]],
+    before: Iterable[Sequence[Run]],
+    after: Iterable[Sequence[Run]],
+    *,
+    force: bool,
+) -> list[Comparison]:
+    if not pairs:
+        raise RunsError(f"no batch size in common: {_batches(before)} before, {_batches(after)} after")
+    for a, b in pairs:
+        together = a[0].session is not None and len({run.session for run in (*a, *b)}) == 1
+        if not force and not together:  # of one session, the environments differ by the models alone
+            _refuse_different_environments([*a, *b])
+    return [comparison for a, b in pairs for comparison in _compare(a, b, force=force)]
 
 
 def _compare(before: Sequence[Run], after: Sequence[Run], *, force: bool) -> list[Comparison]:
@@ -219,6 +252,7 @@ def _compare(before: Sequence[Run], after: Sequence[Run], *, force: bool) -> lis
             outcome=_outcome(found) if judged else "void",
             runs=(len(before), len(after)),
             blocks=found.blocks if judged else None,
+            rounds=found.rounds,
             void=void,
             differing=tuple(sorted(differing)),
         )
@@ -228,7 +262,7 @@ def _compare(before: Sequence[Run], after: Sequence[Run], *, force: bool) -> lis
 
 def _outcome(found: Ratio) -> Outcome:
     if found.low is None or found.high is None:
-        return "too few samples"
+        return "too few samples" if found.rounds is None else "too few rounds"
     if found.low <= 1 <= found.high:
         return "cannot be told apart"
     return "better" if (found.low > 1) == (found.figure in MORE_IS_BETTER) else "worse"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgevit.agent.records import NOT_IN_SCHEMA_1, Power, RecordError, Run, comparable
+from edgevit.agent.records import NEW_IN, Power, RecordError, Run, comparable
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -49,6 +49,9 @@ QUIET = Run(
     power_mode_after=None,
     power=None,
     idle_power=None,
+    session=None,
+    round=None,
+    turn=None,
     environment={"kernel": "Linux 5.15", "cores": "2", "threads": "2"},
     created="2026-01-01T00:00:00+00:00",
 )
@@ -73,6 +76,9 @@ BOARD = replace(
     power_mode_before="15W",
     power_mode_after="15W",
     power=power([10_000] * 13, range(0, 13 * S, S), window=(0, 12 * S)),
+    session="5e55",
+    round=2,
+    turn=5,
 )
 
 SLOWED = ({"cpu0": 1_984_000, "gpu": 918_000}, {"cpu0": 1_984_000, "gpu": 612_000})
@@ -199,8 +205,11 @@ def test_comparable_names_what_differs():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 3}, "schema 3, and this edgevit reads schema 1 and 2: update edgevit"),
+        ({"schema": 4}, "schema 4, and this edgevit reads schema 1 to 3: update edgevit"),
+        ({"schema": 0}, "schema 0"),
+        ({"schema": True}, "schema True"),
         ({"schema": None}, "schema None"),
+        ({"round": "1"}, "round is not of type"),
         ({"volts": 5}, "missing or unknown volts"),
         ({"latencies_ns": []}, "latencies_ns is empty, or not above 0"),
         ({"latencies_ns": [5, 0]}, "latencies_ns is empty, or not above 0"),
@@ -279,8 +288,17 @@ def test_a_missing_field_is_named():
         Run.from_dict(record)
 
 
+def test_runs_of_schema_2_are_still_read_and_belong_to_no_session():
+    record = {name: value for name, value in BOARD.to_dict().items() if name not in NEW_IN[3]}
+    run = Run.from_dict({**record, "schema": 2})
+    assert run == replace(BOARD, session=None, round=None, turn=None)
+    with pytest.raises(RecordError, match="not a run of schema 3: missing or unknown round, session, turn"):
+        Run.from_dict({**record, "schema": 3})
+
+
 def test_runs_of_schema_1_are_still_read():
-    record = {name: value for name, value in QUIET.to_dict().items() if name not in (*NOT_IN_SCHEMA_1, "streams")}
+    later = (*NEW_IN[2], *NEW_IN[3], "streams")
+    record = {name: value for name, value in QUIET.to_dict().items() if name not in later}
     run = Run.from_dict({**record, "schema": 1})
     assert run == QUIET
     assert (run.streams, run.gpu_ns, run.power, run.void()) == (1, None, None, [])

@@ -90,9 +90,10 @@ def test_a_void_run_is_shown_not_judged_and_exits_4_unless_forced(edgevit_main, 
 
 
 def test_runs_of_schema_1_are_compared_with_newer_ones(edgevit_main, write, runs, tmp_path):
-    from edgevit.agent.records import NOT_IN_SCHEMA_1
+    from edgevit.agent.records import NEW_IN
 
-    record = {k: v for k, v in asdict(runs[0][0]).items() if k not in (*NOT_IN_SCHEMA_1, "streams")}
+    later = (*NEW_IN[2], *NEW_IN[3], "streams")
+    record = {k: v for k, v in asdict(runs[0][0]).items() if k not in later}
     (tmp_path / "old.jsonl").write_text(json.dumps({"schema": 1, **record}))
     done = edgevit_main("compare", tmp_path / "old.jsonl", write("b.jsonl", *runs[1]))
     assert done.code == 0 and "worse" in done.out
@@ -105,7 +106,7 @@ def test_runs_of_schema_1_are_compared_with_newer_ones(edgevit_main, write, runs
         ("", "no runs in"),
         ("{}", "line 1: not a run"),
         ("[" * 5000, "line 1: not JSON"),
-        ('{"schema": 7}', "line 1: schema 7, and this edgevit reads schema 1 and 2: update edgevit"),
+        ('{"schema": 7}', "line 1: schema 7, and this edgevit reads schema 1 to 3: update edgevit"),
     ],
 )
 def test_a_file_that_is_not_runs_is_one_line(edgevit_main, write, runs, tmp_path, content, said):

@@ -44,6 +44,9 @@ DENSE = Run(
     power_mode_after=None,
     power=None,
     idle_power=None,
+    session=None,
+    round=None,
+    turn=None,
     environment={"cpu": "ARMv8", "cores": "6"},
     created="2026-01-01T00:00:00+00:00",
 )

@@ -106,3 +106,45 @@ def test_a_long_run_is_compared_in_seconds():
     run = replace(DENSE, latencies_ns=latencies, wall_ns=100 * S)
     assert len(ratios([run], [run])) == 4
     assert time.monotonic() - started < 20
+
+
+def in_turns(label, milliseconds, session="5e55"):
+    """One run in each round of a session, each with another latency."""
+    return [
+        replace(DENSE, label=label, latencies_ns=(round(ms * MS),) * 20, wall_ns=S, session=session, round=n, turn=n)
+        for n, ms in enumerate(milliseconds, start=1)
+    ]
+
+
+def test_what_befell_both_models_of_a_round_is_in_neither_the_ratio_nor_its_interval():
+    slow = [1, 1, 1, 3, 3, 1, 2, 2, 1, 1]  # a machine that had other work now and then
+    first, half = in_turns("a", [10 * s for s in slow]), in_turns("b", [5.001 * s for s in slow])
+    p50 = ratios(first, half)[0]
+    assert (p50.ratio, p50.low, p50.high) == pytest.approx((0.5001,) * 3)
+    assert (p50.before, p50.after, p50.rounds, p50.blocks) == (10, 5.001, 10, None)
+    apart = ratios(first, [replace(run, session="another") for run in half])[0]
+    assert apart.rounds is None and apart.low < 0.35 and apart.high > 0.7
+
+
+def test_the_ratio_in_turns_is_the_median_of_the_rounds_ratios():
+    found = ratios(in_turns("a", [10, 10, 10, 10, 10, 40]), in_turns("b", [5, 5, 5, 6, 6, 10]))[0]
+    assert (found.before, found.after, found.ratio) == pytest.approx((10, 5.5, 0.5))
+
+
+def test_a_round_that_one_model_lacks_does_not_count_and_six_are_the_fewest_for_an_interval():
+    first, other = in_turns("a", [10] * 7), in_turns("b", [10] * 6)
+    assert [(found.rounds, found.low) for found in ratios(first, other)] == [(6, 1.0)] * 4
+    fewer = ratios(first, other[:5])[0]
+    assert (fewer.rounds, fewer.ratio, fewer.low, fewer.high) == (5, 1, None, None)
+
+
+@pytest.mark.parametrize("count", [6, 10])
+def test_the_interval_of_rounds_holds_the_truth_about_as_often_as_it_says(count):
+    random = np.random.default_rng(4)
+    held = []
+    for _ in range(300):
+        drift = np.exp(0.5 * random.standard_normal(count))
+        sides = [10 * drift * np.exp(0.05 * random.standard_normal(count)) for _ in range(2)]
+        found = ratios(in_turns("a", sides[0]), in_turns("b", sides[1]))[0]
+        held.append(found.low <= 1 <= found.high)
+    assert np.mean(held) == pytest.approx(0.95, abs=0.04)

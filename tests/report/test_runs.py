@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from some_runs import DENSE, MS, ON_A_BOARD, SLIM, S, watts
 
-from edgevit.report.runs import UNITS, RunsError, compare_runs, load_runs, make_row, three_digits
+from edgevit.report.runs import UNITS, RunsError, compare_runs, compare_within, load_runs, make_row, three_digits
 
 
 def test_a_row_has_the_figures_in_the_units_of_a_table():
@@ -63,7 +63,7 @@ def test_runs_are_read_back_from_json_lines(tmp_path):
         (None, "cannot read runs from .*runs.jsonl"),
         ("\n", "no runs in .*; write some with `edgevit bench"),
         (DENSE.to_json() + "\n" + DENSE.to_json()[:50], "runs.jsonl, line 2: not JSON"),
-        ('{"schema": 9}', "line 1: schema 9, and this edgevit reads schema 1 and 2"),
+        ('{"schema": 9}', "line 1: schema 9, and this edgevit reads schema 1 to 3"),
         ("\xff", "cannot read runs"),
     ],
 )
@@ -130,6 +130,33 @@ def test_a_void_run_is_shown_and_not_judged_unless_forced():
     assert "gpu-throttle at step 2" in comparison.void[0]
     forced = p50(compare_runs([DENSE], [void], force=True))
     assert (forced.outcome, forced.void) == ("better", comparison.void)
+
+
+def test_models_of_one_file_are_set_against_the_first():
+    eight = replace(DENSE, batch=8)
+    other = replace(SLIM, label="other", precision="fp16")
+    found = compare_within([DENSE, eight, SLIM, other])
+    assert [(c.before, c.after, c.batch) for c in found if c.figure == "p50"] == [
+        ("dense fp32", "slim fp32", 1),
+        ("dense fp32", "other fp16", 1),
+    ]
+    assert p50(compare_within([DENSE, SLIM])) == p50(compare_runs([DENSE], [SLIM]))
+
+
+def test_one_model_has_nothing_to_be_set_against():
+    with pytest.raises(RunsError, match="all runs are of dense fp32: there is nothing to set against each other"):
+        compare_within([DENSE, DENSE])
+    with pytest.raises(RunsError, match="no batch size in common: 1 before, 8 after"):
+        compare_within([DENSE, replace(SLIM, batch=8)])
+
+
+def test_models_of_one_session_may_differ_in_what_they_run_on():
+    """Such as in a setting of the runner that one model alone has."""
+    rounds = [replace(DENSE, session="5e55", round=n, turn=2 * n) for n in range(1, 7)]
+    others = [replace(run, label="b", environment={**run.environment, "cuda_graph": "no"}) for run in rounds]
+    found = p50(compare_within([*rounds, *others]))
+    assert (found.outcome, found.rounds, found.differing) == ("cannot be told apart", 6, ("cuda_graph",))
+    assert p50(compare_within([*rounds[:5], *others[:5]])).outcome == "too few rounds"
 
 
 def pairs(before, after):

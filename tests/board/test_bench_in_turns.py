@@ -1,0 +1,135 @@
+"""Several models in turns: through a real agent, and on a machine that real processes keep busy."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edgevit.agent.measure import Request
+from edgevit.board.bench import Conditions, bench_in_turns, in_turns
+from edgevit.errors import AgentError, CheckpointError, OptionError
+from edgevit.report.runs import compare_within
+
+FAKE = Conditions(runner="fake", samples=20, duration_s=0, warmup=2, warmup_seconds=0)
+
+
+@pytest.fixture
+def models(tmp_path):
+    """Any files: the fake runner sleeps."""
+    paths = [tmp_path / name for name in ("a.onnx", "b.onnx", "c.onnx")]
+    for path in paths:
+        path.write_bytes(path.name.encode())
+    return paths
+
+
+def write_layers(path, count, size=256):
+    """A model of `count` matrix products of the same size."""
+    names = ["x", *(f"h{n}" for n in range(1, count)), "y"]
+    weights = [
+        helper.make_tensor(f"w{n}", TensorProto.FLOAT, [size, size], np.full(size * size, 1e-3, np.float32))
+        for n in range(count)
+    ]
+    nodes = [helper.make_node("MatMul", [names[n], f"w{n}"], [names[n + 1]]) for n in range(count)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size, size]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "layers", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def request(label, batch=1):
+    return Request(f"/{label}.onnx", "0" * 64, label, None, "fake", batch)
+
+
+def order(turns):
+    rounds = max(turn.round for turn in turns)
+    return [[(turn.label, turn.batch) for turn in turns if turn.round == n] for n in range(1, rounds + 1)]
+
+
+def test_the_order_of_each_round_but_the_first_is_drawn_and_the_same_seed_draws_the_same():
+    shapes = [[request(name)] for name in "abc"]
+    rounds = order(in_turns(shapes, 20, seed=0))
+    assert rounds[0] == [("a", 1), ("b", 1), ("c", 1)]
+    assert all(sorted(turns) == rounds[0] for turns in rounds)
+    assert len(set(map(tuple, rounds))) == 6
+    assert in_turns(shapes, 20, seed=0) == in_turns(shapes, 20, seed=0) != in_turns(shapes, 20, seed=1)
+
+
+def test_models_of_one_shape_follow_one_another():
+    shapes = [[request(name, 1), request(name, 8)] for name in "ab"]
+    for turns in order(in_turns(shapes, 5, seed=0)):
+        assert [batch for _, batch in turns] == [1, 1, 8, 8]
+        assert len(set(turns)) == 4
+
+
+def test_each_run_says_its_session_round_and_turn(models):
+    seen = []
+    done = bench_in_turns(models, FAKE, rounds=2, on_run=seen.append)
+    assert list(done.runs) == seen
+    assert [run.turn for run in seen] == [1, 2, 3, 4, 5, 6]
+    assert [run.round for run in seen] == [1, 1, 1, 2, 2, 2]
+    assert len({run.session for run in seen}) == 1
+    again = bench_in_turns(models, FAKE, rounds=2)
+    assert [run.label for run in again.runs] == [run.label for run in seen]
+    assert again.runs[0].session != seen[0].session
+
+
+def test_models_of_one_name_are_told_apart_by_their_paths_and_one_model_twice_by_a_number(tmp_path, models):
+    (tmp_path / "d").mkdir()
+    same = shutil.copy(models[0], tmp_path / "d" / "a.onnx")
+    runs = bench_in_turns([models[0], same, models[1], models[1]], FAKE, rounds=1).runs
+    assert [run.label for run in runs] == [str(models[0]), str(same), str(models[1]), f"{models[1]} (2)"]
+    runs = bench_in_turns(models[:2], FAKE, rounds=1, labels=["base", "ours"]).runs
+    assert [run.label for run in runs] == ["base", "ours"]
+
+
+def test_what_makes_no_sense_is_refused_before_anything_starts(models, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/nowhere")  # starting an agent would fail otherwise
+    engine = tmp_path / "e.engine"
+    engine.write_bytes(b"")
+    for arguments, message in (
+        ({"models": []}, "there is no model to measure"),
+        ({"models": [engine, models[0]]}, "e.engine is an engine and .*a.onnx is not; measure engines with engines"),
+        ({"models": models, "labels": ["a", "b"]}, "3 models have the labels a, b; give each its own"),
+        ({"models": models[:2], "labels": ["a", "a"]}, "2 models have the labels a, a; give each its own"),
+        ({"models": models, "rounds": 0}, "--repeat is 0: it must be at least 1"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            bench_in_turns(**arguments)
+    with pytest.raises(CheckpointError, match=r"no model at .*missing"):
+        bench_in_turns([models[0], tmp_path / "missing"])
+
+
+def test_a_model_that_fails_is_named_and_what_was_measured_before_it_is_kept(tmp_path, models):
+    seen = []
+    good = write_layers(tmp_path / "good.onnx", 1, size=8)
+    with pytest.raises(AgentError, match=r"cannot measure .*b\.onnx at batch 1 on this machine: ONNX Runtime cannot"):
+        bench_in_turns([good, models[1]], Conditions(samples=20, duration_s=0), rounds=2, on_run=seen.append)
+    assert [run.label for run in seen] == ["good"]
+
+
+BURN = "import time; time.sleep({delay}); end = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
+
+
+def test_the_ratios_hold_on_a_machine_that_turns_busy_midway(tmp_path):
+    """One model twice, and one of half its layers; as many processes as there are cores begin to compute meanwhile."""
+    whole, half = write_layers(tmp_path / "whole.onnx", 8), write_layers(tmp_path / "half.onnx", 4)
+    same = shutil.copy(whole, tmp_path / "same.onnx")
+    how = Conditions(threads=1, samples=20, duration_s=0.1, warmup_seconds=0.05)
+    burn = [sys.executable, "-c", BURN.format(delay=4)]
+    others = [subprocess.Popen(burn) for _ in range(os.cpu_count() or 1)]
+    try:
+        runs = bench_in_turns([whole, same, half], how, rounds=6).runs
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    found = {c.after: c for c in compare_within(runs) if c.figure == "p50"}
+    assert found["same"].ratio == pytest.approx(1, abs=0.10)
+    assert found["half"].outcome == "better"
+    assert found["half"].ratio == pytest.approx(0.5, abs=0.10)
+    assert found["same"].rounds == 6
