@@ -106,6 +106,8 @@ runs = st.builds(
     Run,
     **{name: texts for name in ("label", "model", "model_sha256", "runner", "created")},
     **{name: st.none() | texts for name in ("precision", "provider", "power_mode_before", "power_mode_after")},
+    session=st.none() | texts,
+    **{name: st.none() | counts for name in ("round", "turn")},
     **{name: counts for name in ("batch", "streams", "wall_ns", "load_ns", "first_inference_ns", "warmup")},
     **{field.name: amounts for field in fields(Run) if field.name.startswith(("memory_", "cpu_"))},
     **{name: clocks for name in ("clocks_before_khz", "clocks_after_khz")},
