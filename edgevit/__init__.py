@@ -5,7 +5,8 @@ The same from Python as from the command line; everything heavy is imported at f
     import edgevit
     edgevit.derive("deit_base_patch16_224", data="/data/imagenet", classes="classes.txt", rate=0.6, out="runs/t1")
     edgevit.supernet("deit_base_patch16_224", data="/data/imagenet", out="runs/net")  # slices of every size
-    model = edgevit.load("runs/t1")            # a torch module, with .preprocessing and .classes beside it
+    model = edgevit.load("runs/t1")            # a torch module, with .transform and .classes beside it
+    model.predict(["photo.jpg"])               # [Prediction(name="crane", probabilities={"crane": 0.98, ...}, ...)]
     edgevit.evaluate("runs/t1", data="/data/imagenet")
     edgevit.export("runs/t1")
     runs = edgevit.bench("runs/t1", batches=(1, 8)).runs

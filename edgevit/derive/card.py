@@ -8,17 +8,30 @@ from edgevit.derive.budget import readable
 from edgevit.models.rejection import Rejection
 from edgevit.models.spec import ModelSpec
 
-_PLAIN = """Every block is timm's own attention, so plain timm loads it:
+_HERE = """With edgevit:
+
+```python
+import edgevit
+
+model = edgevit.load(".")
+for seen in model.predict(["photo.jpg"]):
+    print(seen.name, seen.probabilities)
+```
+"""
+
+_PLAIN = """With plain timm, as every block is timm's own attention:
 
 ```python
 import json, timm, torch
+from pathlib import Path
+from PIL import Image
 from safetensors.torch import load_file
 from timm.models.vision_transformer import Attention
 
-spec, state = json.load(open("model.json")), load_file("model.safetensors")
+spec, state = json.loads(Path("model.json").read_text()), load_file("model.safetensors")
 model = timm.create_model(spec["timm_name"], **spec["timm_args"])
 for i, (block, dims) in enumerate(zip(model.blocks, spec["blocks"])):
-    bias = lambda name: f"blocks.{i}.{name}.bias" in state
+    bias = lambda name: f"blocks.{{i}}.{{name}}.bias" in state
     d = model.embed_dim
     block.attn = Attention(d, num_heads=dims["heads"], attn_head_dim=dims["qk"],
                            qkv_bias=bias("attn.qkv"), proj_bias=bias("attn.proj"))
@@ -26,16 +39,85 @@ for i, (block, dims) in enumerate(zip(model.blocks, spec["blocks"])):
     block.mlp.fc2 = torch.nn.Linear(dims["ffn"], d, bias=bias("mlp.fc2"))
 model.load_state_dict(state)
 model.eval()
+
+image = timm.data.create_transform(**spec["preprocessing"])(Image.open("photo.jpg").convert("RGB"))
+with torch.inference_mode():
+    logits = model(image[None])[0]{columns}
+names = [c["name"] for c in spec["classes"]]
+probabilities = dict(zip(names, logits.softmax(0).tolist()))
+name = max(probabilities, key=probabilities.get)
+{rule}print(name, probabilities)
 ```
 """
 
-_OWN = """Some blocks have different QK and VO widths, which plain timm cannot express; load it with edgevit:
+_OWN = """Plain timm cannot express it: some blocks have different QK and VO widths.
+"""
+
+_ONNX = """With ONNX Runtime, after `edgevit export`; the file says itself what it needs:
 
 ```python
-import edgevit
-model = edgevit.load("path/to/this/folder")
+import json
+import numpy as np, onnxruntime
+from PIL import Image
+
+session = onnxruntime.InferenceSession("export/model.fp32.onnx")
+said, (images,) = session.get_modelmeta().custom_metadata_map, session.get_inputs()
+p, names, columns = (json.loads(said[key]) for key in ("preprocessing", "class_names", "class_columns"))
+height, width = p["input_size"][1:]
+
+image = Image.open("photo.jpg").convert("RGB")
+{size}
+image = image.resize(size, getattr(Image, p["interpolation"].upper())){pad}
+left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+pixels = np.float32(image.crop((left, top, left + width, top + height))) / 255
+x = np.float32((pixels - np.float32(p["mean"])) / np.float32(p["std"])).transpose(2, 0, 1)
+count = images.shape[0] if isinstance(images.shape[0], int) else 1  # images that a file takes at once
+logits = session.run(None, {{images.name: np.stack([x] * count)}})[0][0, columns].astype(float)
+odds = np.exp(logits - logits.max())
+probabilities = dict(zip(names, (odds / odds.sum()).tolist()))
+name = max(probabilities, key=probabilities.get)
+{rule}print(name, probabilities)
 ```
 """
+
+# What timm's evaluation transform resizes an image to before the crop.
+_SIDES = """full = [int(side / p["crop_pct"]) for side in (width, height)]"""
+_SIZES = {
+    "squash": 'size = [int(side / p["crop_pct"]) for side in (width, height)]',
+    "border": f"""{_SIDES}
+ratio = max(image.width / full[0], image.height / full[1])
+size = [round(side / ratio) for side in image.size]""",
+    "oblong": f"""{_SIDES}
+ratio = min(image.width / full[0], image.height / full[1])
+size = [round(side / ratio) for side in image.size]""",
+    "center": """short = int(height / p["crop_pct"])
+size = [int(short * side / min(image.size)) for side in image.size]""",
+}
+_PAD = """
+room = [max(pair) for pair in zip(image.size, (width, height))]
+canvas = Image.new("RGB", room, tuple(round(255 * value) for value in p["mean"]))
+canvas.paste(image, [(a - b) // 2 for a, b in zip(room, image.size)])
+image = canvas"""
+
+
+def _classify(spec: ModelSpec) -> str:
+    """Three ways to classify an image; each prints the same."""
+    p, rule = spec.preprocessing, spec.rejection
+    mode = p.get("crop_mode") or "center"
+    if mode == "center" and p["input_size"][1] != p["input_size"][2]:
+        mode = "oblong"
+    columns = "" if spec.head == "subset" else '[[c["base_index"] for c in spec["classes"]]]'
+    timm_rule = onnx_rule = ""
+    if rule is not None:
+        timm_rule = """if logits.logsumexp(0) < spec["rejection"]["threshold"]:
+    name = "other"
+"""
+        onnx_rule = """if np.log(odds.sum()) + logits.max() < json.loads(said["rejection"])["threshold"]:
+    name = "other"
+"""
+    plain = _PLAIN.format(columns=columns, rule=timm_rule) if spec.plain_timm else _OWN
+    pad = _PAD if mode == "border" else ""
+    return "\n".join([_HERE, plain, _ONNX.format(size=_SIZES[mode], pad=pad, rule=onnx_rule)])
 
 
 def _percent(entry: dict[str, Any] | None) -> str:
@@ -77,6 +159,8 @@ def model_card(name: str, spec: ModelSpec, record: dict[str, Any]) -> str:
 Input: {p["input_size"]} (channels, height, width), crop {p["crop_pct"]}, {p["interpolation"]}, mean {p["mean"]},
 standard deviation {p["std"]}. MACs are what the papers call FLOPs. `derivation.json` says how it was made.
 {other}
-## Load it
+## Classify an image
 
-{_PLAIN if spec.plain_timm else _OWN}"""
+In this folder, each of these prints the class of `photo.jpg`, 8 bits deep, and the probability of every class.
+
+{_classify(spec)}"""

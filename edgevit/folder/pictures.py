@@ -7,6 +7,8 @@ one picture, so that a dark picture stays dark. Pillow alone would cut all of th
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 
 from PIL import Image, UnidentifiedImageError
@@ -70,14 +72,25 @@ def read_picture(path: str | PathLike[str], hint: str) -> Image.Image:
     Raises:
         DataError: it is missing, corrupt, or no picture.
     """
+    with readable(str(path), hint), Image.open(path) as image:
+        image.load()
+        return to_rgb(image)
+
+
+@contextmanager
+def readable(what: str, hint: str) -> Iterator[None]:
+    """Turn what Pillow raises of a picture into one line.
+
+    Raises:
+        DataError: it is missing, corrupt, or no picture.
+    """
     try:
-        with warnings.catch_warnings(), Image.open(path) as image:
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd EXIF is no reason to stop
-            image.load()
-            return to_rgb(image)
+            yield
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else _line(error)
-        raise DataError(f"cannot read {path}: {reason}; {hint}") from error
+        raise DataError(f"cannot read {what}: {reason}; {hint}") from error
 
 
 def _line(error: Exception) -> str:

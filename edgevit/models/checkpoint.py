@@ -11,25 +11,29 @@ import os
 import pickle
 import struct
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
+from PIL.Image import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from timm.data import resolve_data_config
+from timm.data import create_transform, resolve_data_config
 from timm.models import clean_state_dict
 from torch import Tensor, nn
 
-from edgevit.errors import CheckpointError, OptionError, UnknownNameError, UnsupportedModelError
+from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError, UnsupportedModelError
 from edgevit.folder.writing import file_sha256, new_folder
 from edgevit.models.families import family_of, load_family
-from edgevit.models.rejection import OTHER
+from edgevit.models.prediction import Picture, Prediction, judge, rgb_images
 from edgevit.models.spec import BaseFacts, ClassLabel, ModelSpec
+from edgevit.numbers import COUNT, check_number
 
 WEIGHTS, SPEC = "model.safetensors", "model.json"
 PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
@@ -51,14 +55,36 @@ class Model:
 
         Raises:
             UnsupportedModelError: the model is a base, which knows no names.
+            ModelError: a logit is not a finite number.
         """
+        return [seen.name for seen in judge(logits, self.spec)]
+
+    def predict(self, pictures: Picture | Iterable[Picture], *, batch_size: int = 32) -> list[Prediction]:
+        """Classify image files by their paths, or PIL images of any mode, on the network's device; in their order.
+
+        Raises:
+            DataError: there is none, or one cannot be read.
+            UnsupportedModelError: the model is a base, which knows no names.
+            ModelError: a logit is not a finite number.
+        """
+        check_number("batch_size", batch_size, COUNT, "try 32")
         if not self.classes:
             raise UnsupportedModelError("a base has no class names; give a derived model's folder")
-        chosen, rule = logits[:, self.spec.class_columns], self.spec.rejection
-        called = [self.classes[i] for i in chosen.argmax(1).tolist()]
-        if rule is None:
-            return called
-        return [OTHER if other else name for other, name in zip(rule.rejects(chosen), called, strict=True)]
+        images, like = rgb_images(pictures), next(self.network.parameters())
+        predictions: list[Prediction] = []
+        while batch := [self.transform(image) for image in islice(images, batch_size)]:
+            with torch.inference_mode():
+                logits = self(torch.stack(batch).to(like))
+            predictions += judge(logits, self.spec)
+        if not predictions:
+            raise DataError("no images to predict; give paths of image files, or PIL images")
+        return predictions
+
+    @cached_property
+    def transform(self) -> Callable[[Image], Tensor]:
+        """timm's evaluation transform: from a PIL image in RGB to what the network takes, [C, H, W]."""
+        made: Callable[[Image], Tensor] = create_transform(**self.preprocessing, is_training=False)
+        return made
 
     @property
     def classes(self) -> list[str]:

@@ -99,7 +99,7 @@ def test_a_model_folder_is_a_base_again(small_vit: Any, tmp_path: Path) -> None:
 
 
 PLAIN_TIMM = """
-import builtins, os, sys
+import builtins, os, sys, PIL.Image
 def no_edgevit(name, *rest, real=builtins.__import__, **more):
     assert name.partition(".")[0] != "edgevit", "edgevit is imported"
     return real(name, *rest, **more)
@@ -108,7 +108,9 @@ import torch
 for folder in sys.argv[1:]:
     os.chdir(folder)
     readme = open("README.md").read()
-    (code,) = [part.partition("```")[0] for part in readme.split("```python\\n")[1:]]
+    parts = [part.partition("```")[0] for part in readme.split("```python\\n")[1:]]
+    (code,) = [part for part in parts if "import json, timm" in part]
+    PIL.Image.new("RGB", (40, 50)).save("photo.jpg")
     scope = {}
     exec(code, scope)
     assert not scope["model"].training
@@ -141,7 +143,7 @@ def test_the_readme_of_unequal_widths_names_edgevit_instead(small_vit: Any) -> N
     model = derived(small_vit(), NAME, {}, 16, 8)
     accuracy = dict.fromkeys(("base_full_head", "base_restricted", "base_finetuned"), None)
     card = model_card("m", model.spec, {"method": "x", "accuracy": {**accuracy, "derived": {"top1": 0, "images": 1}}})
-    assert "import edgevit" in card and "timm.create_model" not in card
+    assert "import edgevit" in card and "Plain timm cannot express it" in card and "timm.create_model" not in card
 
 
 # -- model folders that are not right ----------------------------------------------------------------------------------
