@@ -9,10 +9,7 @@ from edgevit.cli import arguments
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from edgevit.models.rejection import Rejection
-    from edgevit.models.spec import ModelSpec
+    pass
 
 BUDGET = "Budget (one of them)"
 
@@ -169,8 +166,12 @@ def main(
     if not derivation.is_main:
         return  # of several processes one speaks
     spec = derivation.model.spec
+    from edgevit.cli.tables import accuracy_table, blocks_table, classes_line, rejection_table
+
+    console.show(blocks_table(derivation.model, derivation.record))
     if derivation.record["accuracy"]["derived"]:
         console.show(accuracy_table(spec, derivation.record))
+        console.show(classes_line(derivation.record["accuracy"]))
     if spec.rejection is not None:
         console.show(rejection_table(spec.rejection, derivation.record))
     budget = derivation.record["budget"]
@@ -179,42 +180,3 @@ def main(
     console.result(
         {"folder": str(out), "macs": spec.macs, "params": spec.params, "rate": spec.rate, **derivation.record}
     )
-
-
-def accuracy_table(spec: ModelSpec, record: dict[str, Any]) -> Table:
-    """The three baselines and the derived model, with what each costs."""
-    from rich.table import Table
-
-    from edgevit.derive.budget import readable
-
-    accuracy = record["accuracy"]
-    images = accuracy["derived"]["images"]
-    table = Table("", f"top-1 on {images} test images", "MACs", "parameters")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, key, macs, params in (
-        ("base, full head", "base_full_head", spec.base.macs, spec.base.params),
-        ("base, restricted to the classes", "base_restricted", spec.base.macs, spec.base.params),
-        ("base, fine-tuned on them", "base_finetuned", spec.base.macs, spec.base.params),
-        ("derived", "derived", spec.macs, spec.params),
-    ):
-        taken = accuracy[key]
-        shown = f"{100 * taken['top1']:.2f} %" if taken else "not asked for"
-        table.add_row(name, shown, readable(macs), readable(params))
-    return table
-
-
-def rejection_table(rule: Rejection, record: dict[str, Any]) -> Table:
-    """How many images are called `other`, on the part that the threshold comes from and on the test part."""
-    from rich.table import Table
-
-    title = f"called other: {rule.score} below {rule.threshold:.4g}, for {rule.share:.1%} of the target classes' images"
-    table = Table("part", "target classes", "called other", "other classes", "called other", title=title)
-    table.title_justify = "left"
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for part, seen in record["accuracy"]["derived"]["rejection"].items():
-        counts = [(seen["images"], seen["other"]), (seen["foreign_images"], seen["foreign_other"])]
-        cells = [text for n, other in counts for text in (f"{n} images", f"{other / n:.1%}" if n else "not measured")]
-        table.add_row(part, *cells)
-    return table

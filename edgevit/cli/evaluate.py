@@ -71,19 +71,27 @@ def main(
 def classes_table(result: Evaluation) -> Table:
     from rich.table import Table
 
+    from edgevit.data.accuracy import share_text
+
+    overall = (share_text(share, result.images) for share in (result.top1, result.top1_full))
     title = f"{result.model} ({result.form}) on {result.images} {result.part} images of {result.data}"
     table = Table(title=title, title_justify="left", show_footer=True)
     table.add_column("class", footer="target classes only\nall outputs in the running")
     table.add_column("images", justify="right", footer=f"{result.images}\n{result.images}")
-    table.add_column("top-1", justify="right", footer=f"{result.top1:.2%}\n{result.top1_full:.2%}")
+    table.add_column("top-1 (95 % interval)", justify="right", footer="\n".join(overall))
     for name, accuracy in result.per_class.items():
-        table.add_row(name, str(result.images_per_class[name]), "" if accuracy is None else f"{accuracy:.2%}")
+        images = result.images_per_class[name]
+        table.add_row(name, str(images), "" if accuracy is None else share_text(accuracy, images))
     return table
 
 
 def rejected_line(seen: Rejected) -> str:
     """How often the model calls an image `other`."""
-    told = f"called other: {seen.share:.2%} of these images, {seen.right / max(seen.images, 1):.2%} are called rightly"
+    from edgevit.data.accuracy import share_text
+
+    right = share_text(seen.right / max(seen.images, 1), seen.images)
+    known = f"called other: {share_text(seen.share, seen.images)} of these images; {right} are called rightly"
     if seen.foreign_share is None:
-        return f"{told}; the data has no other classes"
-    return f"{told}; {seen.foreign_share:.2%} of {seen.foreign_images} images of other classes"
+        return f"{known}; the data has no other classes"
+    foreign = share_text(seen.foreign_share, seen.foreign_images)
+    return f"{known}; {foreign} of {seen.foreign_images} images of other classes"

@@ -149,12 +149,16 @@ def _three(batches: str) -> tuple[int, int, int]:
 def files_table(report: ExportReport) -> Table:
     from rich.table import Table
 
+    from edgevit.data.accuracy import share_text
+
     table = Table(title=str(report.folder), title_justify="left")
     table.add_column("file")
     for heading in ("MB", "logits off by", "top-1", "agrees with torch"):
         table.add_column(heading, justify="right")
     if checked := report.accuracy:
-        table.caption = f"top-1 of torch {checked.torch:.2%}, on {checked.images} {checked.part} images"
+        table.caption = (
+            f"top-1 of torch {share_text(checked.torch, checked.images)}, on {checked.images} {checked.part} images"
+        )
         table.caption_justify = "left"
     for label, parity in report.parity.items():
         name = f"model.{label}.onnx"
@@ -163,7 +167,7 @@ def files_table(report: ExportReport) -> Table:
             name,
             f"{report.files[name].bytes / 1e6:.1f}",
             f"{parity.error:.1e}",
-            f"{seen.top1:.2%}" if seen else "",
+            share_text(seen.top1, checked.images) if seen and checked else "",
             f"{seen.agreement:.2%}" if seen else "",
         )
     return table

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from edgevit.derive.slices import Point, SuperNet
-    from edgevit.models.checkpoint import Model
 
 
 def main(
@@ -22,7 +21,7 @@ def main(
     json: JsonFlag = False,
 ) -> None:
     """Show a model block by block, its classes, its accuracy (of a super-network, its slices'), and how it was made."""
-    from edgevit.cli.derive import accuracy_table, rejection_table
+    from edgevit.cli.tables import accuracy_table, blocks_table, classes_line, rejection_table
     from edgevit.derive.slices import RECORD, read_supernet
     from edgevit.models.checkpoint import load
 
@@ -32,7 +31,7 @@ def main(
     supernet = read_supernet(folder) if (folder / RECORD).is_file() else None
     told = {"model": asdict(model.spec), "derivation": record}
     console.result(told if supernet is None else {**told, "supernet": supernet.record})
-    console.show(_blocks_table(model, record))
+    console.show(blocks_table(model, record))
     spec = model.spec
     classes = f"{len(spec.classes)} classes, {spec.head} head: {', '.join(spec.class_names)}"
     console.show(f"{spec.timm_name}, {classes if spec.classes else f'{spec.base.outputs} outputs'}")
@@ -53,6 +52,7 @@ def main(
     if record is not None:
         if record["accuracy"]["derived"]:
             console.show(accuracy_table(spec, record))
+            console.show(classes_line(record["accuracy"]))
         if spec.rejection is not None:
             console.show(rejection_table(spec.rejection, record))
         trained, data = record["training"], record["data"]
@@ -85,38 +85,11 @@ def _derivation(file: Path) -> dict[str, Any] | None:
     return dict(record)
 
 
-def _blocks_table(model: Model, record: dict[str, Any] | None) -> Table:
-    """Dimensions and MACs of each block beside those of the base's block that it was."""
-    from rich.table import Table
-
-    from edgevit.derive.budget import readable
-    from edgevit.models.families import load_family
-
-    spec = model.spec
-    geometry = load_family(spec.family).geometry(model.network)
-    table = Table("block", "heads", "qk", "vo", "ffn", "MACs", "of the base")
-    for column in table.columns[1:]:
-        column.justify = "right"
-
-    def pair(now: int, before: int) -> str:
-        return f"{now}/{before}"
-
-    kept = record["facts"].get("kept_blocks") if record else None  # methods that drop none do not say
-    for i, now in zip(kept or range(len(spec.blocks)), spec.blocks, strict=True):
-        before = spec.base.blocks[i]
-        macs = geometry.block_cost(now, "macs")
-        widths = [pair(getattr(now, n), getattr(before, n)) for n in ("heads", "qk", "vo", "ffn")]
-        table.add_row(str(i), *widths, readable(macs), f"{100 * macs / geometry.block_cost(before, 'macs'):.1f} %")
-    table.add_section()
-    total = (f"{readable(spec.params)} parameters", "", "", "", readable(spec.macs), f"{100 * (1 - spec.rate):.1f} %")
-    table.add_row("all", *total)
-    return table
-
-
 def curve_table(supernet: SuperNet) -> Table:
     """Accuracy of the slices that were measured, and of the base."""
     from rich.table import Table
 
+    from edgevit.data.accuracy import share_text
     from edgevit.derive.budget import readable
 
     images = supernet.record["data"]["images"]["validation"]
@@ -125,9 +98,9 @@ def curve_table(supernet: SuperNet) -> Table:
         column.justify = "right"
     for point in supernet.curve:
         name = f"rate {point.rate:.3f}" if point.rate else "whole"
-        table.add_row(name, readable(point.macs), readable(point.params), f"{100 * point.top1:.2f} %")
+        table.add_row(name, readable(point.macs), readable(point.params), share_text(point.top1, images))
     table.add_section()
-    table.add_row("the base", "", "", f"{100 * supernet.record['base_top1']:.2f} %")
+    table.add_row("the base", "", "", share_text(supernet.record["base_top1"], images))
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgevit.data.accuracy import share_text
 from edgevit.derive.budget import readable
 from edgevit.models.rejection import Rejection
 from edgevit.models.spec import ModelSpec
@@ -121,7 +122,7 @@ def _classify(spec: ModelSpec) -> str:
 
 
 def _percent(entry: dict[str, Any] | None) -> str:
-    return "not asked for" if entry is None else f"{100 * entry['top1']:.2f} %"
+    return "not asked for" if entry is None else share_text(entry["top1"], entry["images"])
 
 
 def _other(rule: Rejection, test: dict[str, int]) -> str:

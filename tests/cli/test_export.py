@@ -80,7 +80,7 @@ def test_evaluate_shows_classes_and_gives_the_same_figures_as_json(folder: Path)
     assert table.exit_code == 0, table.output
     answer = run("evaluate", folder, "--data", "digits", "--classes", "3,5,8", "--split", "validation", "--json")
     result = json.loads(answer.stdout)
-    assert f"{result['top1']:.2%}" in table.stdout and "all outputs in the running" in table.stdout
+    assert f"{100 * result['top1']:.2f} % (" in table.stdout and "all outputs in the running" in table.stdout
     assert sorted(result["per_class"]) == ["3", "5", "8"]
 
 
@@ -103,7 +103,7 @@ def test_evaluate_shows_classes_and_gives_the_same_figures_as_json(folder: Path)
         (["export", "FOLDER", "--trt", "--engine-agreement", "98"], "agreement 98 is no share"),
         (["export", "FOLDER", "--trt", "--profile", "orin-nxx"], "orin-nxx"),
         (["evaluate", "FOLDER"], "--data"),
-        (["evaluate", "FOLDER", "--data", "digits", "--classes", "33"], "no class with index 33"),
+        (["evaluate", "FOLDER", "--data", "digits", "--classes", "33"], "no class is named 33"),
         (["evaluate", "vit_tiny_patch16_224", "--data", "digits"], "--checkpoint"),
         (["evaluate", "vit_tiny_patch16_225", "--data", "digits", "--pretrained"], "did you mean"),
     ],

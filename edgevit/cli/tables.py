@@ -1,0 +1,94 @@
+"""What several commands print of a model: its blocks, its accuracy beside the baselines, and what its classes lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from edgevit.models.checkpoint import Model
+    from edgevit.models.rejection import Rejection
+    from edgevit.models.spec import ModelSpec
+
+WORST = 5  # classes that are named
+
+
+def blocks_table(model: Model, record: dict[str, Any] | None) -> Table:
+    """Dimensions and MACs of each block beside those of the base's block that it was."""
+    from rich.table import Table
+
+    from edgevit.derive.budget import readable
+    from edgevit.models.families import load_family
+
+    spec = model.spec
+    geometry = load_family(spec.family).geometry(model.network)
+    table = Table("block", "heads", "qk", "vo", "ffn", "MACs", "of the base")
+    for column in table.columns[1:]:
+        column.justify = "right"
+
+    def pair(now: int, before: int) -> str:
+        return f"{now}/{before}"
+
+    kept = record["facts"].get("kept_blocks") if record else None  # methods that drop none do not say
+    for i, now in zip(kept or range(len(spec.blocks)), spec.blocks, strict=True):
+        before = spec.base.blocks[i]
+        macs = geometry.block_cost(now, "macs")
+        widths = [pair(getattr(now, n), getattr(before, n)) for n in ("heads", "qk", "vo", "ffn")]
+        table.add_row(str(i), *widths, readable(macs), f"{100 * macs / geometry.block_cost(before, 'macs'):.1f} %")
+    table.add_section()
+    total = (f"{readable(spec.params)} parameters", "", "", "", readable(spec.macs), f"{100 * (1 - spec.rate):.1f} %")
+    table.add_row("all", *total)
+    return table
+
+
+def accuracy_table(spec: ModelSpec, record: dict[str, Any]) -> Table:
+    """The three baselines and the derived model, with what each costs."""
+    from rich.table import Table
+
+    from edgevit.data.accuracy import share_text
+    from edgevit.derive.budget import readable
+
+    accuracy = record["accuracy"]
+    images = accuracy["derived"]["images"]
+    table = Table("", f"top-1 on {images} test images (95 % interval)", "MACs", "parameters")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, key, macs, params in (
+        ("base, full head", "base_full_head", spec.base.macs, spec.base.params),
+        ("base, restricted to the classes", "base_restricted", spec.base.macs, spec.base.params),
+        ("base, fine-tuned on them", "base_finetuned", spec.base.macs, spec.base.params),
+        ("derived", "derived", spec.macs, spec.params),
+    ):
+        taken = accuracy[key]
+        shown = share_text(taken["top1"], taken["images"]) if taken else "not asked for"
+        table.add_row(name, shown, readable(macs), readable(params))
+    return table
+
+
+def rejection_table(rule: Rejection, record: dict[str, Any]) -> Table:
+    """How many images are called `other`, on the part that the threshold comes from and on the test part."""
+    from rich.table import Table
+
+    title = f"called other: {rule.score} below {rule.threshold:.4g}, for {rule.share:.1%} of the target classes' images"
+    table = Table("part", "target classes", "called other", "other classes", "called other", title=title)
+    table.title_justify = "left"
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for part, seen in record["accuracy"]["derived"]["rejection"].items():
+        counts = [(seen["images"], seen["other"]), (seen["foreign_images"], seen["foreign_other"])]
+        cells = [text for n, other in counts for text in (f"{n} images", f"{other / n:.1%}" if n else "not measured")]
+        table.add_row(part, *cells)
+    return table
+
+
+def classes_line(accuracy: dict[str, Any]) -> str:
+    """The classes that lost most against the base restricted to them, in percentage points."""
+    before, after = accuracy["base_restricted"]["per_class"], accuracy["derived"]["per_class"]
+    change = {name: 100 * (after[name] - before[name]) for name in after if after[name] is not None}
+    lost = sorted((points, name) for name, points in change.items() if points < 0)
+    if not lost:
+        return f"none of the {len(change)} classes is classified worse than by the base restricted to them"
+    worst = ", ".join(f"{name} {points:+.1f} to {100 * after[name]:.1f} %" for points, name in lost[:WORST])
+    more = f", and {len(lost) - WORST} more" if len(lost) > WORST else ""
+    return f"classes that lost most against the restricted base, in points: {worst}{more}; of {len(change)} classes"
