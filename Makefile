@@ -1,18 +1,32 @@
-# `make demo`, `make test`: both start from nothing but a Python >= 3.10 and make their own environment in .venv.
-PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3.10 python3; do \
-	$$p -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+# `make demo`, `make test`: both start from nothing but a Python 3.10 to 3.14 and make their own environment in .venv.
+# `make PYTHON=python3.12` chooses the Python, `make PIP_ARGS='--extra-index-url URL'` gives pip more options.
+FITS := import sys, ensurepip, venv; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 15))
+VERSION := import sys; print("%d.%d" % sys.version_info[:2])
+PYTHON ?= $(eval PYTHON := $(shell for p in python3.12 python3.11 python3.13 python3.10 python3.14 python3; do \
+	$$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done))$(PYTHON)
 BIN := .venv/bin
-# The pinned versions need Python 3.11; 3.10 takes the newest that still know it.
-PINS = $(shell $(PYTHON) -c 'import sys; print("" if sys.version_info < (3, 11) else "-c constraints.txt")')
+# Whether .venv is of that Python's version; a PYTHON that is given and of another makes it anew.
+SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c '$(VERSION)' 2>/dev/null)"
 
-.PHONY: test lint sshd demo benchmark constraints clean
+.PHONY: test lint sshd demo benchmark constraints clean other
 .DEFAULT_GOAL := test
 
-.venv/ready: pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "edgevit needs Python 3.10 or newer with venv; try: make PYTHON=/path/to/python3.11"; exit 1; }
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PINS) -e '.[test]'
-	touch $@
+# The pinned versions need Python 3.11; 3.10 takes the newest that still know it.
+.venv/ready: pyproject.toml constraints.txt $(if $(filter command,$(origin PYTHON)),$(shell $(SAME) || echo other))
+	@test -n "$(PYTHON)" || { echo "edgevit needs Python 3.10 to 3.14 with venv, and none is on the PATH;" \
+		"try: sudo apt install python3-venv, or make PYTHON=/path/to/python3.12"; exit 1; } >&2
+	@command -v "$(PYTHON)" >/dev/null || \
+		{ echo "there is no $(PYTHON); try: make PYTHON=/path/to/python3.12"; exit 1; } >&2
+	@"$(PYTHON)" -c '$(FITS)' 2>/dev/null || { seen=$$("$(PYTHON)" -c '$(VERSION)' 2>/dev/null); \
+		case "$$seen" in 3.1[0-4]) echo "$(PYTHON) has no venv; try: sudo apt install python$$seen-venv" ;; \
+		*) echo "edgevit needs Python 3.10 to 3.14, and $(PYTHON) is $${seen:-none};" \
+		"try: make PYTHON=/path/to/python3.12" ;; esac; exit 1; } >&2
+	@$(SAME) || "$(PYTHON)" -m venv --clear .venv
+	@echo "installing into .venv: about 6 GB, because PyPI's torch brings CUDA; a few minutes (README: without a GPU)"
+	@case $$($(BIN)/python -c '$(VERSION)') in 3.10) ;; *) pins="-c constraints.txt" ;; esac; set -x; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check $$pins $(PIP_ARGS) -e '.[test]'
+	@touch $@
+	@echo "installed; next: . .venv/bin/activate && edgevit --help"
 
 lint: .venv/ready
 	$(BIN)/ruff check .

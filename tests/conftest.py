@@ -15,10 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ("board_fixtures",)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # these models are too small for more, also in subprocesses
+
+# How long an example takes says how busy the machine is, and nothing of the code.
+settings.register_profile("edgevit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("edgevit")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs; tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)

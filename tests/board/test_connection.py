@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgevit.agent.__main__ import MARK
@@ -384,7 +384,6 @@ LINES = (
 HELLO = f'{MARK}start\n{MARK}{{"cache": "/c"}}\n'.encode()
 
 
-@settings(deadline=None)
 @given(st.lists(LINES).map(b"\n".join), st.booleans())
 def test_whatever_a_host_says_is_an_answer_or_an_error(tmp_path_factory, said, greeted):
     file = tmp_path_factory.getbasetemp() / "said"

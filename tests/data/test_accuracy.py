@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgevit.data.accuracy import Accuracy, count_correct, from_counts, measure_accuracy, wilson
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_counts_equal_a_plain_loop(data: st.DataObject) -> None:
     outputs = data.draw(st.integers(2, 6))

@@ -140,7 +140,7 @@ def test_a_hostile_batch_is_refused_and_not_executed(tmp_path: Path) -> None:
     assert marker.exists()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(noise=st.binary(max_size=80), at=st.integers(0, 400))
 def test_any_bytes_are_refused_in_one_line(tmp_path_factory: Any, noise: bytes, at: int) -> None:
     root = tmp_path_factory.mktemp("noise")

@@ -10,7 +10,7 @@ from edgevit.derive.allocation import adaptive_widths, capped_rates, head_rates,
 
 
 @given(st.integers(0, 2**31), st.floats(0.1, 0.85), st.integers(1, 4), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_exactly_the_asked_number_of_neurons_goes_whatever_the_ties(seed, rate, depth, ties):
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(20, 60, (depth,), generator=generator).tolist()
@@ -49,7 +49,7 @@ def test_normalisations_are_those_of_section_h():
     st.lists(st.tuples(st.floats(0.05, 5), st.floats(1, 9)), min_size=1, max_size=8),
     st.floats(0.05, 0.74),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_overflowing_rates_are_fixed_and_the_rest_make_up_for_them(pairs, mean):
     weights, sizes = [w for w, _ in pairs], [s for _, s in pairs]
     rates = capped_rates(weights, sizes, [0.75] * len(pairs), mean)

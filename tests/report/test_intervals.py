@@ -66,7 +66,7 @@ def test_blocks_are_as_long_as_the_samples_hang_together():
     assert block_length([5] * 4) == 1
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 2**40), min_size=1, max_size=60))
 def test_any_latencies_have_a_comparison(latencies):
     for found in ratios([replace(DENSE, latencies_ns=tuple(latencies))], [DENSE]):
