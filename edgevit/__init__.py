@@ -4,6 +4,7 @@ The same from Python as from the command line; everything heavy is imported at f
 
     import edgevit
     edgevit.derive("deit_base_patch16_224", data="/data/imagenet", classes="classes.txt", rate=0.6, out="runs/t1")
+    edgevit.base("deit_base_patch16_224", data="/data/imagenet", classes="classes.txt", out="runs/base")  # unpruned
     edgevit.supernet("deit_base_patch16_224", data="/data/imagenet", out="runs/net")  # slices of every size
     model = edgevit.load("runs/t1")            # a torch module, with .transform and .classes beside it
     model.predict(["photo.jpg"])               # [Prediction(name="crane", probabilities={"crane": 0.98, ...}, ...)]
@@ -19,10 +20,11 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "bench", "bench_in_turns", "derive", "evaluate", "export", "load", "supernet"]
+__all__ = ["__version__", "base", "bench", "bench_in_turns", "derive", "evaluate", "export", "load", "supernet"]
 
 # `derive` and `export` are packages that can be called: see docs/decisions/002-callable-packages.md.
 _WHERE = {
+    "base": "edgevit.derive.base",
     "bench": "edgevit.board.bench",
     "bench_in_turns": "edgevit.board.bench",
     "evaluate": "edgevit.export.evaluate",

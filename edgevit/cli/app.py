@@ -9,6 +9,7 @@ from typer.core import TyperCommand
 
 from edgevit import __version__
 from edgevit.cli import (
+    base,
     bench,
     board,
     cache,
@@ -43,7 +44,21 @@ class _Command(TyperCommand):
         return super().invoke(ctx)
 
 
-for command in (derive, methods, derive_many, supernet, export, bench, compare, evaluate, show, board, profiles, cache):
+for command in (
+    base,
+    derive,
+    methods,
+    derive_many,
+    supernet,
+    export,
+    bench,
+    compare,
+    evaluate,
+    show,
+    board,
+    profiles,
+    cache,
+):
     app.command(command.__name__.rpartition(".")[2].replace("_", "-"), cls=_Command)(command.main)
 
 STOPPED = 130  # what a shell expects of a program that Ctrl-C ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,3 +116,26 @@ def preprocessing(
     if interpolation not in (None, "nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"):
         raise OptionError(f"--interpolation {interpolation} is unknown; try bilinear or bicubic")
     return {name: value for name, value in given.items() if value is not None}
+
+
+def repeated(context: typer.Context, command: str, /, **changed: Any) -> str:
+    """Another edgevit command with what this one was given, as far as that one takes it, and with `changed`."""
+    known: Any = context.parent.command.commands[command]  # type: ignore[union-attr]  # typer's own group
+    given = {
+        key: value
+        for key, value in context.params.items()
+        if (source := context.get_parameter_source(key)) is not None and source.name == "COMMANDLINE"
+    } | changed
+    words = ["edgevit", command]
+    for parameter in sorted(known.params, key=lambda p: p.param_type_name == "option"):
+        value = given.get(parameter.name)
+        if value is None:
+            continue
+        if parameter.param_type_name == "argument":
+            words.append(str(value))
+        elif isinstance(value, bool):
+            words.append((parameter.opts if value else parameter.secondary_opts)[0])
+        else:
+            for one in value if isinstance(value, (list, tuple)) else (value,):
+                words += [parameter.opts[0], str(one)]
+    return shlex.join(words)

@@ -82,7 +82,8 @@ def _drawn(renderable: RenderableType, to: TextIO) -> str:
     # A pipe has no width: never fold a table there.
     width = shutil.get_terminal_size().columns if to.isatty() else 200
     console = Plain(file=paper, width=width, force_terminal=to.isatty(), markup=False, emoji=False, highlight=False)
-    console.print(renderable, soft_wrap=False)
+    # A text is one line however long, so that a command in it can be copied; the terminal itself folds it.
+    console.print(renderable, soft_wrap=isinstance(renderable, str))
     paper.flush()
     drawn = paper.buffer.getvalue().decode(encoding)
     return str(drawn).removesuffix("\n")

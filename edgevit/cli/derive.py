@@ -15,6 +15,7 @@ BUDGET = "Budget (one of them)"
 
 
 def main(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="Model folder to write; it must not exist.")],
     base: Annotated[
         str | None, typer.Argument(help="timm name, such as deit_base_patch16_224, or a model folder.")
@@ -177,6 +178,10 @@ def main(
     budget = derivation.record["budget"]
     timed = f", {budget['reached']:.4g} ms by the cost table" if budget["quantity"] == "ms" else ""
     console.show(f"wrote {out}: {100 * spec.rate:.1f} % fewer MACs{timed}. Next: edgevit export {out}")
+    unpruned = out.with_name("base")
+    if base is not None and not unpruned.exists():
+        told = arguments.repeated(context, "base", name=base, out=unpruned)
+        console.show(f"To set it against its base: {told}")
     console.result(
         {"folder": str(out), "macs": spec.macs, "params": spec.params, "rate": spec.rate, **derivation.record}
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _SUFFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _NAMES = {"macs": "MACs", "params": "parameters", "ms": "ms"}
+USE_BASE = "use `edgevit base`"
 ROUNDING = 1e-9  # of sums of milliseconds; MACs and parameters are whole numbers
 
 
@@ -113,7 +114,8 @@ def make_budget(
         )
     if rate is not None:
         if not 0 < rate < 1:
-            raise OptionError(f"--rate {rate:g} is not between 0 and 1; 0.6 leaves 40 % of the base's MACs")
+            mend = f"to leave the base as it is, {USE_BASE}" if rate == 0 else "0.6 leaves 40 % of the base's MACs"
+            raise OptionError(f"--rate {rate:g} is not between 0 and 1; {mend}")
         return Budget("macs", int(base_macs * (1 - rate)), base_macs, f"rate {rate:g}")
     if ms is not None and table is not None:
         return _milliseconds(ms, table)
@@ -124,7 +126,7 @@ def make_budget(
     if limit >= base:
         name = _NAMES[quantity]
         raise OptionError(
-            f"--{quantity} {asked} is not below the base's {readable(base)} {name}; give less, or use the base as it is"
+            f"--{quantity} {asked} is not below the base's {readable(base)} {name}; give less, or {USE_BASE}"
         )
     return Budget(quantity, limit, base, f"{quantity} {asked}")
 
@@ -134,8 +136,7 @@ def _milliseconds(ms: float, table: CostTable) -> Budget:
         raise OptionError(f"--ms {ms:g} is not a positive number of milliseconds; try 5.0")
     if ms >= table.base_ms:
         raise OptionError(
-            f"--ms {ms:g} is not below the base's {table.base_ms:.4g} ms by the cost table; "
-            f"give less, or use the base as it is"
+            f"--ms {ms:g} is not below the base's {table.base_ms:.4g} ms by the cost table; give less, or {USE_BASE}"
         )
     return Budget("ms", ms, table.base_ms, f"ms {ms:g}", table)
 

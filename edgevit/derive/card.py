@@ -136,7 +136,7 @@ An image is called `other`, of none of these classes, where the {rule.score} of 
 
 
 def model_card(name: str, spec: ModelSpec, record: dict[str, Any]) -> str:
-    accuracy, p = record["accuracy"], spec.preprocessing
+    accuracy = record["accuracy"]
     measured = accuracy["derived"]
     rows = [
         ("base, full head", accuracy["base_full_head"], spec.base.macs, spec.base.params),
@@ -145,23 +145,60 @@ def model_card(name: str, spec: ModelSpec, record: dict[str, Any]) -> str:
         ("**this model**", accuracy["derived"], spec.macs, spec.params),
     ]
     table = "\n".join(f"| {n} | {_percent(a)} | {readable(m)} | {readable(k)} |" for n, a, m, k in rows)
-    classes = ", ".join(spec.class_names[:50]) + (", ..." if len(spec.classes) > 50 else "")
     other = "" if spec.rejection is None else _other(spec.rejection, measured["rejection"]["test"])
     order = "in this order" if spec.head == "subset" else "among all outputs of the base"
     return f"""# {name}
 
 {spec.timm_name}, {100 * spec.rate:.1f} % of its multiply-accumulates removed with `{record["method"]}` for
-{len(spec.classes)} classes ({order}): {classes}.
+{len(spec.classes)} classes ({order}): {_classes(spec)}.
 
 | | {f"top-1 on {measured['images']} test images" if measured else "top-1"} | MACs | parameters |
 |---|---|---|---|
 {table}
 
-Input: {p["input_size"]} (channels, height, width), crop {p["crop_pct"]}, {p["interpolation"]}, mean {p["mean"]},
-standard deviation {p["std"]}. MACs are what the papers call FLOPs. `derivation.json` says how it was made.
+{_input(spec)} `derivation.json` says how it was made.
 {other}
 ## Classify an image
 
 In this folder, each of these prints the class of `photo.jpg`, 8 bits deep, and the probability of every class.
 
 {_classify(spec)}"""
+
+
+_NAMELESS = """Written with `--base-classes FILE` or `--data`, this folder would know the names of its classes, too.
+
+```python
+import edgevit
+from PIL import Image
+
+model = edgevit.load(".")
+logits = model(model.transform(Image.open("photo.jpg").convert("RGB"))[None])
+```
+"""
+
+
+def base_card(name: str, spec: ModelSpec) -> str:
+    """Of a base that nothing was removed from but, perhaps, outputs."""
+    outputs = len(spec.classes) if spec.head == "subset" else spec.base.outputs
+    told = f"all {outputs} outputs" if outputs == spec.base.outputs else f"{outputs} of its {spec.base.outputs} outputs"
+    known = f": {_classes(spec)}" if spec.classes else ", whose names are not known"
+    return f"""# {name}
+
+{spec.timm_name} with {told}{known}. Nothing else was removed:
+{readable(spec.macs)} multiply-accumulates, {readable(spec.params)} parameters.
+
+{_input(spec)}
+
+## Classify an image
+
+{_classify(spec) if spec.classes else _NAMELESS}"""
+
+
+def _classes(spec: ModelSpec) -> str:
+    return ", ".join(spec.class_names[:50]) + (", ..." if len(spec.classes) > 50 else "")
+
+
+def _input(spec: ModelSpec) -> str:
+    p = spec.preprocessing
+    return f"""Input: {p["input_size"]} (channels, height, width), crop {p["crop_pct"]}, {p["interpolation"]},
+mean {p["mean"]}, standard deviation {p["std"]}. MACs are what the papers call FLOPs."""

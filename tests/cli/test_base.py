@@ -1,0 +1,91 @@
+"""`edgevit base` from end to end: a folder that every other command takes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import edgevit
+
+NAMES = [str(digit) for digit in range(10)]
+ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
+NETWORK = ["vit_tiny_patch16_224", *(w for k, v in ARGS.items() for w in ("--model-arg", f"{k}={v}"))]
+PREPROCESSING = ["--crop-pct", "1", "--mean", "0.5", "--std", "0.5"]
+
+
+@pytest.fixture
+def given(digits_checkpoint: Path) -> list[str]:
+    return [*NETWORK, "--checkpoint", str(digits_checkpoint), *PREPROCESSING]
+
+
+def test_the_folder_can_be_shown_exported_evaluated_and_measured(
+    given: list[str], edgevit_main: Any, tmp_path: Path
+) -> None:
+    out = tmp_path / "a base"
+    made = edgevit_main("base", *given, "--data", "digits", "--classes", "3,5,8", "--out", out)
+    assert made.code == 0 and "3 of 10 outputs: 3, 5, 8" in made.out
+    assert "with 3 of its 10 outputs: 3, 5, 8" in (out / "README.md").read_text()
+    assert sorted(file.name for file in out.iterdir()) == ["README.md", "model.json", "model.safetensors"]
+    shown = edgevit_main("show", out)
+    assert shown.code == 0 and "3 classes, subset head: 3, 5, 8" in shown.out
+    exported = edgevit_main(*shlex.split(made.out.partition("Next: edgevit ")[2]), "--json")
+    assert exported.code == 0
+    checked = json.loads(exported.out)["accuracy"]
+    judged = json.loads(edgevit_main("evaluate", out, "--data", "digits", "--json").out)
+    assert judged["top1"] == checked["torch"] > 0.5
+    quick = ["--duration", "0", "--samples", "20", "--warmup-seconds", "0"]
+    measured = edgevit_main("bench", out, *quick, "--json")
+    assert measured.code == 0 and json.loads(measured.out)["runs"][0]["label"] == "a base"
+
+
+def test_a_restricted_base_answers_as_the_base_does_on_its_classes(given: list[str], tmp_path: Path) -> None:
+    base = {"checkpoint": given[given.index("--checkpoint") + 1], "model_args": ARGS}
+    whole = edgevit.base(given[0], **base, data="digits", out=tmp_path / "whole")
+    few = edgevit.base(given[0], **base, data="digits", classes=["8", "3"], out=tmp_path / "few")
+    images = torch.randn(4, 3, 32, 32)
+    assert whole.classes == NAMES and whole.spec.output_names == NAMES
+    torch.testing.assert_close(few(images), whole(images)[:, [8, 3]])
+    torch.testing.assert_close(edgevit.load(tmp_path / "few")(images), few(images))
+    assert few.spec.base == whole.spec.base and few.spec.rate < 0.01
+
+
+def test_names_come_from_a_file_from_a_folder_or_not_at_all(
+    given: list[str], edgevit_main: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "names.txt").write_text(
+        "\n".join(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
+    )
+    named = edgevit_main("base", *given, "--base-classes", tmp_path / "names.txt", "--out", tmp_path / "named")
+    assert named.code == 0 and edgevit.load(tmp_path / "named").classes[3] == "three"
+    again = edgevit_main("base", tmp_path / "named", "--classes", "two,six", "--out", tmp_path / "two")
+    assert again.code == 0 and edgevit.load(tmp_path / "two").classes == ["two", "six"]
+    assert edgevit_main("base", *given, "--out", tmp_path / "nameless").code == 0
+    assert edgevit.load(tmp_path / "nameless").classes == []
+    assert "all 10 outputs, whose names are not known" in (tmp_path / "nameless" / "README.md").read_text()
+    refused = edgevit_main("base", *given, "--classes", "2,6", "--out", tmp_path / "x")
+    assert "--base-classes" in refused.error and not (tmp_path / "x").exists()
+
+
+def test_derive_names_the_command_that_writes_its_base(given: list[str], edgevit_main: Any, tmp_path: Path) -> None:
+    task = ["--data", "digits", "--classes", "3,5,8"]
+    budget = ["--rate", "0.5", "--method", "nuwa", "--steps", "0"]
+    derived = edgevit_main("derive", *given, *task, *budget, "--out", tmp_path / "small")
+    assert derived.code == 0
+    line = next(line for line in derived.out.splitlines() if "edgevit base" in line)
+    made = edgevit_main(*shlex.split(line.partition("edgevit ")[2]))
+    assert made.code == 0 and edgevit.load(tmp_path / "base").preprocessing["crop_pct"] == 1.0
+    again = edgevit_main("derive", *given, *task, *budget, "--out", tmp_path / "small2")
+    assert again.code == 0 and "edgevit base" not in again.out, "it is there"
+
+
+@pytest.mark.parametrize("budget", [("--rate", "0"), ("--macs", "900G"), ("--params", "900M")])
+def test_a_budget_that_removes_nothing_is_refused_with_the_command_for_it(
+    given: list[str], edgevit_main: Any, tmp_path: Path, budget: tuple[str, str]
+) -> None:
+    refused = edgevit_main("derive", *given, "--data", "digits", *budget, "--out", tmp_path / "x")
+    assert "use `edgevit base`" in refused.error
