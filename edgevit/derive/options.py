@@ -10,11 +10,11 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import edgevit
 from edgevit.derive import method_names
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.numbers import FINITE, WORD, check_number
@@ -142,8 +142,9 @@ class _Source:
 
     @classmethod
     def of(cls, module: str) -> _Source:
-        stem = Path(edgevit.__file__).parent.joinpath(*module.split(".")[1:])
-        text = next(f for f in (stem.with_suffix(".py"), stem / "__init__.py") if f.is_file()).read_text("utf-8")
+        spec = find_spec(module)  # imports the packages above it, which import nothing
+        assert spec is not None and spec.origin is not None, module
+        text = Path(spec.origin).read_text("utf-8")
         return cls(text.splitlines(), ast.parse(text))
 
     def value(self, name: str) -> ast.expr | None:
