@@ -35,8 +35,8 @@ def make_base(folder: Path) -> None:
 
     from edgevit.cli.console import Console
     from edgevit.data.task import open_task
+    from edgevit.folder.model import ClassLabel
     from edgevit.models.checkpoint import Model, open_base, save
-    from edgevit.models.spec import ClassLabel
 
     preprocessing = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
     # Splits are per class and by seed: the test images of the ten classes hold those of any three.

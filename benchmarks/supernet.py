@@ -32,9 +32,9 @@ from edgevit.derive.piad import make_units
 from edgevit.derive.pipeline import derive
 from edgevit.derive.shape import POLICIES
 from edgevit.derive.slices import RECORD, SCHEMA, read_supernet
+from edgevit.folder.model import ClassLabel
 from edgevit.models.checkpoint import describe, load, save
 from edgevit.models.families import vit
-from edgevit.models.spec import ClassLabel
 
 RESULTS = Path(__file__).parent / "results" / "supernet.json"
 MODELS = ("deit_tiny_patch16_224", "deit_small_patch16_224", "deit_base_patch16_224")

@@ -250,9 +250,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory, small_vit: Callable[..., 
     from edgevit.data.task import open_task
     from edgevit.export.graph import write_onnx
     from edgevit.export.onnx import export
+    from edgevit.folder.model import ClassLabel
     from edgevit.models.checkpoint import derived_spec, describe, save
     from edgevit.models.families import vit
-    from edgevit.models.spec import ClassLabel
 
     network = small_vit()
     network.load_state_dict(load_file(digits_checkpoint))
@@ -262,7 +262,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, small_vit: Callable[..., 
     vit.keep_classes(network, task.base_columns)
     labels = tuple(ClassLabel(c.name, c.base_index) for c in task.classes)
     folder = tmp_path_factory.mktemp("deploy") / "m"
-    save(replace(base, spec=derived_spec(base.spec, network, "subset", labels)), folder, {"derivation.json": "{}"})
+    save(replace(base, spec=derived_spec(base.spec, network, "subset", labels)), folder, {})
     export(folder, accuracy=False)
     # What TensorRT 8.5 can read, on which JetPack 5 builds its engines.
     write_onnx(network, folder / "opset16.onnx", input_size=(3, 32, 32), batch="dynamic", opset=16, metadata={})

@@ -12,8 +12,8 @@ from typing import Any
 
 from edgevit.board.store import find_engine, model_folder, recorded_engine
 from edgevit.errors import CheckpointError
+from edgevit.folder.model import SPEC, read_spec
 
-SPEC = "model.json"
 EXPORT = "export.json"  # lists the exported files and their hashes
 
 
@@ -82,17 +82,10 @@ def of_this_board(found: Measurable, facts: Mapping[str, Any]) -> Measurable:
 
 def _work(folder: Path) -> Work | None:
     """Read model.json, where there is one."""
-    path = folder / SPEC
-    if not path.is_file():
+    if not (folder / SPEC).is_file():
         return None
-    try:
-        spec = json.loads(path.read_text(encoding="utf-8"))
-        pixels = math.prod(spec["preprocessing"]["input_size"])
-        return Work(spec["macs"], spec["params"], pixels + spec["timm_args"]["num_classes"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({type(error).__name__}: {error}); derive the model again"
-        ) from error
+    spec, _ = read_spec(folder)
+    return Work(spec.macs, spec.params, math.prod(spec.preprocessing["input_size"]) + spec.outputs)
 
 
 def _find_exported(folder: Path, precision: str | None) -> Path:

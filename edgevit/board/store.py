@@ -14,9 +14,9 @@ from typing import Any
 
 from edgevit.board.fingerprint import fingerprint
 from edgevit.errors import EngineError
+from edgevit.folder.model import read_spec
 
 SCHEMA = 1
-MODEL = "model.json"
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,6 @@ def stored_engines(model: Path) -> list[EngineRecord]:
     return sorted(records, key=lambda record: record.created, reverse=True)
 
 
-def _weights_sha256(model: Path) -> str:
-    path = model / MODEL
-    try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["weights_sha256"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise EngineError(f"{path} cannot be read ({type(error).__name__}: {error}); derive the model again") from error
-
-
 def _how_to_build(model: Path) -> str:
     return f"run `edgevit export {model} --trt --board HOST`, or without --board on the board itself"
 
@@ -159,7 +151,7 @@ def find_engine(
     fitting = [record for record in records if record.fingerprint == here]
     if not fitting:
         raise EngineError(f"the engine in {model} was built for {records[0].fingerprint}, and this is {here}; {how}")
-    weights = _weights_sha256(model)
+    _, weights = read_spec(model)
     current = [record for record in fitting if record.weights_sha256 == weights]
     if not current:
         raise EngineError(f"the engine in {model} was built from other weights than the model has now; {how}")

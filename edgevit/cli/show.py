@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import json as json_
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,15 +22,20 @@ def main(
     """Show a model block by block, its classes, its accuracy (of a super-network, its slices'), and how it was made."""
     from edgevit.cli.tables import accuracy_table, blocks_table, classes_line, rejection_table
     from edgevit.derive.slices import RECORD, read_supernet
+    from edgevit.errors import CheckpointError
+    from edgevit.folder.derivation import DERIVATION, read_derivation
+    from edgevit.folder.model import MEND
     from edgevit.models.checkpoint import load
 
     console = Console(json=json)
     model = load(folder)
-    record = _derivation(folder / "derivation.json")
+    record = read_derivation(folder)
+    if record is not None and (fault := record.fault(model.spec)):
+        raise CheckpointError(f"{folder / DERIVATION} {fault}; {MEND}")
     supernet = read_supernet(folder) if (folder / RECORD).is_file() else None
-    told = {"model": asdict(model.spec), "derivation": record}
+    told = {"model": asdict(model.spec), "derivation": record.as_read if record else None}
     console.result(told if supernet is None else {**told, "supernet": supernet.record})
-    console.show(blocks_table(model, record))
+    console.show(blocks_table(model, record.as_read if record else None))
     spec = model.spec
     classes = f"{len(spec.classes)} classes, {spec.head} head: {', '.join(spec.class_names)}"
     console.show(f"{spec.timm_name}, {classes if spec.classes else f'{spec.base.outputs} outputs'}")
@@ -50,39 +54,17 @@ def main(
             f"slices: edgevit derive --method skd --supernet {folder} --rate R --out DIR"
         )
     if record is not None:
-        if record["accuracy"]["derived"]:
-            console.show(accuracy_table(spec, record))
-            console.show(classes_line(record["accuracy"]))
-        if spec.rejection is not None:
-            console.show(rejection_table(spec.rejection, record))
-        trained, data = record["training"], record["data"]
-        seed = f"seed {trained['seed']}, " if trained else ""
+        if measured := record.accuracy.derived:
+            console.show(accuracy_table(spec, record.as_read))
+            console.show(classes_line(record.as_read["accuracy"]))
+            if spec.rejection is not None and measured.rejection is not None:
+                console.show(rejection_table(spec.rejection, record.as_read))
+        seed = f"seed {record.training.seed}, " if record.training else ""
         console.show(
-            f"method {record['method']}, {record['budget']['asked']}, shape {record['shape']['name']}, "
-            f"{seed}{record['facts'].get('steps', 0)} steps, made {record['created']} "
-            f"with edgevit {record['versions']['edgevit']} from {data['data'] if data else record['base']}"
+            f"method {record.method}, {record.budget.asked}, shape {record.shape.name}, "
+            f"{seed}{record.facts.steps} steps, made {record.created} "
+            f"with edgevit {record.versions.edgevit} from {record.data.data if record.data else record.base}"
         )
-
-
-def _derivation(file: Path) -> dict[str, Any] | None:
-    """How the model was made; None if it is a base.
-
-    Raises:
-        CheckpointError: the file cannot be read.
-    """
-    from edgevit.derive.pipeline import SCHEMA
-    from edgevit.errors import CheckpointError
-
-    if not file.is_file():
-        return None
-    try:
-        record = json_.loads(file.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{file} is not JSON ({error}); copy the folder again, or derive it again") from error
-    schema = record.get("schema") if isinstance(record, dict) else None
-    if schema != SCHEMA:
-        raise CheckpointError(f"{file} has schema {schema!r}, this edgevit reads {SCHEMA}; update edgevit")
-    return dict(record)
 
 
 def curve_table(supernet: SuperNet) -> Table:

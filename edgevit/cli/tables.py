@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from edgevit.folder.model import ModelSpec, Rejection
     from edgevit.models.checkpoint import Model
-    from edgevit.models.rejection import Rejection
-    from edgevit.models.spec import ModelSpec
 
 WORST = 5  # classes that are named
 

@@ -25,6 +25,7 @@ from edgevit.data.augment import Augment
 from edgevit.data.classes import TargetClass, base_list, base_order, listed, resolve
 from edgevit.data.sources import Reference, Source, open_source, open_unlabelled
 from edgevit.errors import DataError, OptionError
+from edgevit.folder.derivation import DataRecord
 from edgevit.folder.pictures import eight_bit
 from edgevit.progress import Progress, Silent
 
@@ -400,7 +401,7 @@ def open_task(
 
 
 def reopen(
-    record: Mapping[str, Any],
+    record: DataRecord,
     preprocessing: Mapping[str, Any],
     progress: Progress | None = None,
     check: Sequence[str] = PARTS,
@@ -411,19 +412,19 @@ def reopen(
         DataError: the images are gone, or are others than they were.
     """
     task = open_task(
-        record["data"],
-        [c["name"] for c in record["classes"]],
+        record.data,
+        [c.name for c in record.classes],
         preprocessing=preprocessing,
-        base_outputs=record["base_outputs"],
-        base_names=record["base_names"],
-        validation_fraction=record["validation_fraction"],
-        seed=record["seed"],
-        skip_bad_images=record["skip_bad_images"],
+        base_outputs=record.base_outputs,
+        base_names=record.base_names,
+        validation_fraction=record.validation_fraction,
+        seed=record.seed,
+        skip_bad_images=record.skip_bad_images,
         check=check,
         progress=progress,
     )
-    if task.fingerprint() != record["fingerprint"]:
+    if task.fingerprint() != record.fingerprint:
         raise DataError(
-            f"the images in {record['data']} are not those the model was derived from; give others with --data"
+            f"the images in {record.data} are not those the model was derived from; give others with --data"
         )
     return task

@@ -12,9 +12,9 @@ from edgevit.data.sources import open_source
 from edgevit.derive import surgery
 from edgevit.derive.card import base_card
 from edgevit.errors import DataError
+from edgevit.folder.model import ClassLabel
 from edgevit.folder.writing import refuse_existing
 from edgevit.models.checkpoint import Model, derived_spec, open_base, save
-from edgevit.models.spec import ClassLabel
 
 
 def base(

@@ -6,8 +6,7 @@ from typing import Any
 
 from edgevit.data.accuracy import share_text
 from edgevit.derive.budget import readable
-from edgevit.models.rejection import Rejection
-from edgevit.models.spec import ModelSpec
+from edgevit.folder.model import ModelSpec, Rejection
 
 _HERE = """With edgevit:
 

@@ -46,9 +46,9 @@ from edgevit.derive.pipeline import derive
 from edgevit.derive.training import Training
 from edgevit.derive.unfinished import partial_folder
 from edgevit.errors import EdgeVitError, Interrupted, OptionError, PlanError, UnknownNameError
+from edgevit.folder.model import ModelSpec
 from edgevit.folder.writing import file_sha256, write_whole, writing
 from edgevit.models.checkpoint import load
-from edgevit.models.spec import ModelSpec
 from edgevit.progress import Progress, Silent
 
 logger = logging.getLogger(__name__)

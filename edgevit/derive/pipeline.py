@@ -34,13 +34,12 @@ from edgevit.derive.train import Compute, History, close_compute, evaluate, open
 from edgevit.derive.training import Training
 from edgevit.derive.unfinished import STATE, open_partial, partial_folder, remove_cheap
 from edgevit.errors import EdgeVitError, Interrupted, OptionError, UnknownNameError
+from edgevit.folder.derivation import DERIVATION, SCHEMA
+from edgevit.folder.model import ClassLabel
 from edgevit.folder.writing import refuse_existing, write_whole, writing
 from edgevit.models.checkpoint import Model, derived_spec, open_base, save, tensors_sha256
 from edgevit.models.families import load_family
-from edgevit.models.spec import ClassLabel
 from edgevit.progress import Progress, Silent
-
-SCHEMA = 1  # of derivation.json; history: 1  first version
 
 
 @dataclass(frozen=True)
@@ -290,7 +289,7 @@ def derive(
         data,
         classes,
         preprocessing=opened.preprocessing,
-        base_outputs=opened.spec.timm_args["num_classes"],
+        base_outputs=opened.spec.outputs,
         base_names=base_classes or opened.spec.output_names,
         validation_fraction=validation_fraction,
         seed=training.seed,
@@ -359,7 +358,7 @@ def _slice(
     }
     model = Model(network.eval(), spec)
     told = json.dumps(record, indent=2) + "\n"
-    save(model, out, {"derivation.json": told, "README.md": model_card(out.name, spec, record)})
+    save(model, out, {DERIVATION: told, "README.md": model_card(out.name, spec, record)})
     return Derivation(out, model, record)
 
 
@@ -399,7 +398,7 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path) -> Derivation:
     model = Model(network, spec)
     if problem.compute.is_main:
         extra = {
-            "derivation.json": json.dumps(record, indent=2) + "\n",
+            DERIVATION: json.dumps(record, indent=2) + "\n",
             "history.jsonl": "".join(json.dumps(line) + "\n" for line in problem.history.lines),
             "README.md": model_card(out.name, spec, record),
         }

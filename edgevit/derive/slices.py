@@ -7,12 +7,12 @@ inside its range is met by following that order, so a slice costs no more than c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from torch import nn
 
 from edgevit.data.classes import TargetClass, imagenet_names, listed, resolve
@@ -20,10 +20,11 @@ from edgevit.derive.budget import Budget, parse_count, quantity_name, readable
 from edgevit.derive.piad import Unit, cut, without
 from edgevit.derive.shape import Policy, Widths, fit
 from edgevit.errors import BudgetError, CheckpointError, OptionError
-from edgevit.models.blocks import BlockDims
+from edgevit.folder.derivation import DataRecord, Seed, ShapeRecord, Share, Versions
+from edgevit.folder.documents import Reader
+from edgevit.folder.model import BlockDims, Count, Index, ModelSpec, read_spec
 from edgevit.models.families import family_of
 from edgevit.models.macs import Quantity
-from edgevit.models.spec import ModelSpec
 from edgevit.numbers import check_number
 
 METHOD = "skd"
@@ -37,10 +38,10 @@ Classes = str | Path | Sequence[str | int] | None
 class Point:
     """A slice whose accuracy was measured when the super-network was made."""
 
-    rate: float  # share of the super-network's MACs that it lacks
-    macs: int
-    params: int
-    top1: float  # on the validation part
+    rate: Share  # share of the super-network's MACs that it lacks
+    macs: Count
+    params: Count
+    top1: Share  # on the validation part
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class SuperNet:
     folder: Path
     order: tuple[Unit, ...]  # the first to be dropped first
     curve: tuple[Point, ...]  # from the whole network to its smallest slice
-    record: dict[str, Any]  # the whole file
+    record: dict[str, Any]  # the whole file, which fits `_Record`
     is_main: bool = True  # False in all but the first of several processes: only that one wrote the folder
 
     def slice(self, network: nn.Module, budget: Budget, policy: Policy, rows: Sequence[int] | None = None) -> nn.Module:
@@ -118,7 +119,7 @@ class SuperNet:
         """
         order = dict(zip(spec.class_names, spec.class_columns, strict=True))
         if spec.head == "full":
-            order = {**imagenet_names(spec.timm_args["num_classes"]), **order}
+            order = {**imagenet_names(spec.outputs), **order}
         entries = listed(classes, order)
         indices = {str(index) for index in order.values()}
         if unknown := [entry for entry in entries or () if entry not in order and entry not in indices]:
@@ -153,17 +154,33 @@ def find_supernet(method: str, base: str | Path | None, given: str | Path | None
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def _parsed(kind: Any, data: Any) -> Any:
-    """One Unit or Point, every field of its own type.
+READER = Reader(CheckpointError, mend="copy the folder again, or make it again with edgevit supernet")
 
-    Raises:
-        ValueError, TypeError, KeyError: it is none.
-    """
-    expected: dict[str, Any] = {"int": int, "float": (int, float)}
-    for field in fields(kind):
-        if not isinstance(data[field.name], expected.get(str(field.type), str)):
-            raise ValueError(f"{field.name} is {data[field.name]!r}")
-    return kind(**{field.name: data[field.name] for field in fields(kind)})
+
+@dataclass(frozen=True)
+class _Training:
+    seed: Seed
+    steps: Index
+
+
+@dataclass(frozen=True)
+class _Settings:
+    shape: ShapeRecord
+    training: _Training
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What is read of supernet.json; it says more."""
+
+    created: str
+    base: str
+    base_top1: Share
+    settings: _Settings
+    data: DataRecord
+    versions: Versions
+    order: tuple[Unit, ...]
+    curve: Annotated[tuple[Point, ...], Field(min_length=1)]
 
 
 def read_supernet(folder: str | Path) -> SuperNet:
@@ -177,32 +194,20 @@ def read_supernet(folder: str | Path) -> SuperNet:
     if not file.is_file():
         what = f"no {RECORD} in it" if folder.is_dir() else "no such folder"
         raise CheckpointError(f"{folder} is no super-network: {what}; make one with edgevit supernet")
-    try:
-        data = json.loads(file.read_text())
-        if not isinstance(data, dict):
-            raise ValueError(f"it is a {type(data).__name__}")
-        if data.get("schema") == SCHEMA:
-            order = tuple(_parsed(Unit, u) for u in data["order"])
-            curve = tuple(_parsed(Point, p) for p in data["curve"])
-            _check_order(order, json.loads((folder / "model.json").read_text())["blocks"])
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        told = " ".join(str(error).split())[:100]
-        raise CheckpointError(
-            f"{file} is damaged ({told}); copy the folder again, or make it again with edgevit supernet"
-        ) from error
-    if data.get("schema") != SCHEMA:
-        raise CheckpointError(
-            f"{file} has schema {data.get('schema')!r}, this edgevit reads {SCHEMA}; "
-            f"update edgevit, or make it again with edgevit supernet"
-        )
-    return SuperNet(folder, order, curve, data)
+    content = READER.json(file, dict[str, Any], schemas=(SCHEMA,))
+    said = READER.checked(content, _Record, str(file))
+    spec, _ = read_spec(folder)
+    if unit := _out_of_order(said.order, spec.blocks):
+        raise CheckpointError(f"{file} has {unit} out of order; {READER.mend}")
+    return SuperNet(folder, said.order, said.curve, content)
 
 
-def _check_order(order: Sequence[Unit], blocks: Sequence[dict[str, int]]) -> None:
-    """Raise ValueError unless each module's units go from its last dimension on, one after the other."""
-    ends = {(i, "ffn"): b["ffn"] for i, b in enumerate(blocks)}
-    ends |= {(i, "attention"): max(b["qk"], b["vo"]) for i, b in enumerate(blocks)}
+def _out_of_order(order: Sequence[Unit], blocks: Sequence[BlockDims]) -> Unit | None:
+    """The first unit that does not go from its module's last dimension on, after those before it; None: all do."""
+    ends = {(i, "ffn"): b.ffn for i, b in enumerate(blocks)}
+    ends |= {(i, "attention"): max(b.qk, b.vo) for i, b in enumerate(blocks)}
     for unit in order:
         if not (unit.macs > 0 and 0 < unit.first < unit.last == ends.get(unit.module)):
-            raise ValueError(f"{unit} is out of order")
+            return unit
         ends[unit.module] = unit.first
+    return None

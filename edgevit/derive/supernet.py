@@ -35,10 +35,10 @@ from edgevit.derive.training import Training
 from edgevit.derive.unfinished import open_partial, partial_folder, remove_cheap
 from edgevit.derive.wpac import concentrate
 from edgevit.errors import EdgeVitError, Interrupted, OptionError
+from edgevit.folder.model import ClassLabel, ModelSpec
 from edgevit.folder.writing import refuse_existing
 from edgevit.models.checkpoint import Model, derived_spec, open_base, save
 from edgevit.models.families import family_of
-from edgevit.models.spec import ClassLabel, ModelSpec
 from edgevit.progress import Progress, Silent
 
 
@@ -175,7 +175,7 @@ def supernet(
         data,
         classes,
         preprocessing=opened.preprocessing,
-        base_outputs=opened.spec.timm_args["num_classes"],
+        base_outputs=opened.spec.outputs,
         base_names=base_classes or opened.spec.output_names,
         validation_fraction=validation_fraction,
         seed=training.seed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from edgevit.errors import ExportError
 from edgevit.export.gates import Tolerances
 from edgevit.export.onnx import export, file_name
 from edgevit.export.record import RECORD, ExportReport, read_report
+from edgevit.folder.model import SPEC, read_spec
 from edgevit.folder.writing import file_sha256
-from edgevit.models.checkpoint import SPEC
 from edgevit.progress import Progress, Silent
 
 NOT_CHECKED = "accuracy not checked"
@@ -64,8 +64,9 @@ def current_export(model: str | Path, *, progress: Progress | None = None, **opt
             report = read_report(folder / "export")
         except ExportError:
             return export(folder, progress=progress, **options)  # of another edgevit, or broken: made anew
-        spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
-        same = (report.model.get("weights_sha256"), report.rejection) == (spec["weights_sha256"], spec.get("rejection"))
+        spec, weights_sha256 = read_spec(folder)
+        rejection = None if spec.rejection is None else asdict(spec.rejection)
+        same = (report.model.get("weights_sha256"), report.rejection) == (weights_sha256, rejection)
         precisions = ("fp32", "fp16") if asked["fp16"] else ("fp32",)
         if same and _is_whole(report, precisions) and _as_asked(report, asked):
             (progress or Silent()).note(f"{folder / 'export'} is up to date: reused")

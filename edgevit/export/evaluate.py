@@ -16,9 +16,9 @@ from edgevit.data.task import Split
 from edgevit.errors import OptionError
 from edgevit.export.images import Judging, Part, Subject, data_record, open_images, subject_of
 from edgevit.export.session import OnnxModel
+from edgevit.folder.model import Rejection
 from edgevit.models.checkpoint import open_base
 from edgevit.models.device import find_device
-from edgevit.models.rejection import Rejection
 from edgevit.progress import Progress, Silent
 
 

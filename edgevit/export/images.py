@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,11 +9,10 @@ from typing import Any, Literal
 
 from edgevit.data.task import Split, Task, open_task, reopen
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError
-from edgevit.models.rejection import Rejection
-from edgevit.models.spec import ModelSpec
+from edgevit.folder.derivation import DERIVATION, DataRecord, read_derivation
+from edgevit.folder.model import MEND, SPEC, ModelSpec, Rejection
 from edgevit.progress import Progress
 
-DERIVATION = "derivation.json"
 Part = Literal["test", "validation"]
 PARTS: tuple[Part, ...] = ("test", "validation")
 
@@ -29,7 +27,7 @@ class Subject:
     preprocessing: dict[str, Any]
     seed: int = 42  # of the split it was derived with, so that what is called test here was not trained on there
     validation_fraction: float = 0.1
-    record: dict[str, Any] | None = None  # of the images it was derived from, where they are known
+    record: DataRecord | None = None  # of the images it was derived from, where they are known
     rejection: Rejection | None = None
 
 
@@ -51,33 +49,28 @@ class Judging:
         return replace(self, split=self.split.subset(count))
 
 
-def data_record(folder: Path) -> dict[str, Any] | None:
-    """Read what derivation.json says of the data; None where the folder is a base or came about otherwise.
+def data_record(folder: Path) -> DataRecord | None:
+    """Read what derivation.json says of the data; None where the folder is a base, or a slice that needed none.
 
     Raises:
         CheckpointError: the file is there and cannot be read.
     """
-    path = folder / DERIVATION
-    if not path.is_file():
-        return None
-    try:
-        record: dict[str, Any] | None = json.loads(path.read_text()).get("data")
-    except (ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); derive the model again") from error
-    return record
+    derivation = read_derivation(folder)
+    return derivation.data if derivation else None
 
 
-def subject_of(spec: ModelSpec, record: dict[str, Any] | None = None) -> Subject:
-    split = {key: record[key] for key in ("seed", "validation_fraction") if key in record} if record else {}
-    return Subject(
+def subject_of(spec: ModelSpec, record: DataRecord | None = None) -> Subject:
+    subject = Subject(
         class_names=tuple(spec.class_names),
         class_columns=tuple(spec.class_columns),
-        outputs=spec.timm_args["num_classes"],
+        outputs=spec.outputs,
         preprocessing=spec.preprocessing,
         record=record,
         rejection=spec.rejection,
-        **split,
     )
+    if record is None:
+        return subject
+    return replace(subject, seed=record.seed, validation_fraction=record.validation_fraction)
 
 
 def _open_data(
@@ -135,6 +128,8 @@ def open_images(
     else:
         task = _open_data(subject, data, classes, base_classes, seed, skip_bad_images, part, progress)
     column_of = dict(zip(subject.class_names, subject.class_columns, strict=True))
+    if strange := [name for name in task.class_names if column_of and name not in column_of]:
+        raise CheckpointError(f"{DERIVATION} of the model names the class {strange[0]!r}, and {SPEC} does not; {MEND}")
     columns = [column_of[name] for name in task.class_names] if column_of else task.base_columns
     chosen: Part = "test" if part == "test" else "validation"
     split = task.test if chosen == "test" else task.validation

@@ -26,9 +26,9 @@ from edgevit.export.padding import pad_heads as padded_copy
 from edgevit.export.precision import check_finite, check_range, halved
 from edgevit.export.record import RECORD, ExportedFile, ExportReport, TensorInfo
 from edgevit.export.session import OnnxModel
+from edgevit.folder.model import BlockDims, read_spec
 from edgevit.folder.writing import file_sha256, writing
-from edgevit.models.blocks import BlockDims
-from edgevit.models.checkpoint import SPEC, Model, load
+from edgevit.models.checkpoint import Model, load
 from edgevit.models.device import find_device
 from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
@@ -146,7 +146,7 @@ class Source:
 def open_source(folder: Path) -> Source:
     model = load(folder)
     check_finite(model.network.requires_grad_(False))
-    weights_sha256 = json.loads((folder / SPEC).read_text())["weights_sha256"]
+    _, weights_sha256 = read_spec(folder)
     return Source(model, subject_of(model.spec, data_record(folder)), weights_sha256)
 
 

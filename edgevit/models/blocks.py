@@ -11,20 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-@dataclass(frozen=True)
-class BlockDims:
-    """The dimensions that pruning changes, in one block."""
-
-    heads: int
-    qk: int  # width of a query and of a key, per head
-    vo: int  # width of a value, per head
-    ffn: int
-
-    @property
-    def fusable(self) -> bool:
-        """Whether NVIDIA's compiler fuses this attention: measured, see docs/decisions/001-fusable-shapes.md."""
-        return self.heads >= 2 and self.qk == self.vo and self.qk % 4 == 0 and self.qk >= 12
+from edgevit.folder.model import BlockDims as BlockDims
 
 
 @dataclass(frozen=True)

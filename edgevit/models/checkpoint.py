@@ -6,7 +6,6 @@ A model folder that exists is complete: it is written beside itself and renamed.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import pickle
 import struct
@@ -29,13 +28,12 @@ from timm.models import clean_state_dict
 from torch import Tensor, nn
 
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError, UnsupportedModelError
+from edgevit.folder.model import SPEC, WEIGHTS, BaseFacts, ClassLabel, ModelSpec, read_spec
 from edgevit.folder.writing import file_sha256, new_folder
 from edgevit.models.families import family_of, load_family
 from edgevit.models.prediction import Picture, Prediction, judge, rgb_images
-from edgevit.models.spec import BaseFacts, ClassLabel, ModelSpec
 from edgevit.numbers import COUNT, check_number
 
-WEIGHTS, SPEC = "model.safetensors", "model.json"
 PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 
 
@@ -247,7 +245,7 @@ def open_base(
         spec = model.spec
         # Whatever it was derived from, it is a base itself now.
         itself = tensors_sha256(model.network.state_dict())
-        facts = BaseFacts(itself, spec.blocks, spec.macs, spec.params, spec.timm_args["num_classes"])
+        facts = BaseFacts(itself, spec.blocks, spec.macs, spec.params, spec.outputs)
         given = {**spec.preprocessing, **(preprocessing or {})}
         return Model(model.network, replace(spec, preprocessing=given, base=facts))
     name, args = str(base), dict(model_args or {})
@@ -312,31 +310,52 @@ def load(folder: str | Path) -> Model:
     for name in (SPEC, WEIGHTS):
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder} is not a complete model folder: {name} is missing; derive it again")
-    try:
-        data = json.loads((folder / SPEC).read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{folder / SPEC} is not JSON ({error}); derive the model again") from error
-    spec = ModelSpec.from_json(data, str(folder / SPEC))
-    seen, expected = file_sha256(folder / WEIGHTS), str(data["weights_sha256"])
+    spec, expected = read_spec(folder)
+    seen = file_sha256(folder / WEIGHTS)
     if seen != expected:
         raise CheckpointError(
             f"{folder / WEIGHTS} was altered: its hash is {seen[:12]}, {SPEC} says {expected[:12]}; "
             f"copy the folder again, or derive it again"
         )
-    with torch.device("meta"):
-        network = _create(spec.timm_name, spec.timm_args)
+    try:
+        with torch.device("meta"):
+            network = _create(spec.timm_name, spec.timm_args)
+        family = family_of(network)
+    except (OptionError, UnknownNameError, UnsupportedModelError) as error:
+        raise CheckpointError(f"{folder / SPEC} cannot be this model's: {error}") from error
     with _reading(folder / WEIGHTS):
         state = load_file(folder / WEIGHTS)
-    family = family_of(network)
     depth = len(family.read(network))
-    if load_family(spec.family) is not family or len(spec.blocks) != depth:
+    if family.__name__.rpartition(".")[2] != spec.family or len(spec.blocks) != depth:
         raise CheckpointError(
             f"{folder / SPEC} describes {len(spec.blocks)} blocks of family {spec.family}, and {spec.timm_name} has "
             f"{depth} of {family.__name__.rpartition('.')[2]}; copy the folder again, or derive it again"
         )
     family.resize(network, spec.blocks, state)
     _fill(network, state, folder / WEIGHTS, str(folder))
+    _check_described(network, spec, folder / SPEC)
     return Model(network.eval(), spec)
+
+
+def _check_described(network: Any, spec: ModelSpec, file: Path) -> None:
+    """See that a network is what model.json says of it.
+
+    Raises:
+        CheckpointError: it costs something else, or takes other images.
+    """
+    geometry, patch = load_family(spec.family).geometry(network), network.patch_embed
+    of_base = geometry.with_classes(spec.base.outputs)
+    for what, told, seen in (
+        ("MACs", spec.macs, geometry.macs(spec.blocks)),
+        ("parameters", spec.params, sum(p.numel() for p in network.parameters())),
+        ("MACs of the base", spec.base.macs, of_base.macs(spec.base.blocks)),
+        ("input size", list(spec.preprocessing["input_size"]), [patch.proj.in_channels, *patch.img_size]),
+    ):
+        if told != seen:
+            raise CheckpointError(
+                f"{file} was altered: it says {told} {what}, and the model has {seen}; "
+                f"copy the folder again, or derive it again"
+            )
 
 
 def save(model: Model, folder: Path, extra: Mapping[str, str]) -> None:
@@ -371,6 +390,6 @@ def derived_spec(base: ModelSpec, network: nn.Module, head: str, classes: tuple[
         preprocessing=dict(base.preprocessing),
         macs=family.geometry(network).macs(blocks),
         params=sum(p.numel() for p in network.parameters()),
-        base=BaseFacts(base.base.weights_sha256, base.blocks, base.macs, base.params, base.timm_args["num_classes"]),
+        base=BaseFacts(base.base.weights_sha256, base.blocks, base.macs, base.params, base.outputs),
     )
     return spec

@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 from edgevit.errors import DataError, ModelError, UnsupportedModelError
+from edgevit.folder.model import ModelSpec
 from edgevit.folder.pictures import read_picture, readable, to_rgb
 from edgevit.models.rejection import OTHER
-from edgevit.models.spec import ModelSpec
 
 Picture = str | PathLike[str] | Image.Image  # a file's path, or a PIL image of any mode
 

@@ -7,38 +7,15 @@ forget how large the logits were; with the target classes alone in the running, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from edgevit.errors import CheckpointError, DataError, OptionError
+from edgevit.errors import DataError, OptionError
+from edgevit.folder.model import SCORE, Rejection, scores
 
 OTHER = "other"
-SCORE = "logsumexp"
 ROUNDING = 1e-9  # 0.29 * 100 is 28.999999999999996
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """The rule that goes with a model; its logits are what they are without it."""
-
-    score: str
-    threshold: float  # an image whose score is below it is called `other`
-    share: float  # of images of the target classes that are expected to be, wrongly
-
-    def __post_init__(self) -> None:
-        if self.score != SCORE:
-            raise CheckpointError(f"the model rejects by {self.score!r}, this edgevit knows {SCORE!r}; update edgevit")
-
-    def rejects(self, logits: Tensor) -> Tensor:
-        """Whether each image is called `other`: bool [B] from the target classes' logits [B, C]."""
-        return ~(scores(logits) >= self.threshold)  # not a number is no class either
-
-
-def scores(logits: Tensor) -> Tensor:
-    """How well each image fits the target classes as a whole: [B] from their logits [B, C]."""
-    return logits.float().logsumexp(1)
 
 
 def check_share(share: float, images: int) -> None:

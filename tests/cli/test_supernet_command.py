@@ -101,4 +101,4 @@ def test_a_damaged_super_network_is_not_shown(net: Path, edgevit_main: Any, tmp_
     shutil.copytree(net, tmp_path / "net")
     (tmp_path / "net" / "supernet.json").write_text('{"schema": 2}')
     error = edgevit_main("show", tmp_path / "net").error
-    assert "supernet.json has schema 2, this edgevit reads 1; update edgevit, or make it again" in error
+    assert "supernet.json has schema 2, this edgevit reads 1; update edgevit" in error

@@ -17,6 +17,7 @@ from timm.data import create_transform
 from edgevit.data.sources import open_source
 from edgevit.data.task import Split, Task, open_task, reopen
 from edgevit.errors import DataError, OptionError
+from edgevit.folder.derivation import parse_data
 
 PREPROCESSING: dict[str, Any] = {
     "input_size": (3, 32, 32),
@@ -101,7 +102,7 @@ def test_names_with_a_hash_or_a_comma_are_given_in_files(tmp_path: Path, image_f
     base.write_text('# in the order of the outputs\nF\ncrane, bird\nC#\n"a, b"\nC\n')
     task = task_of(tmp_path / "data", str(classes), 5, base_names=base)
     assert task.class_names == ["C#", "crane, bird", "F"] and task.base_columns == [2, 1, 0]
-    again = reopen(json.loads(json.dumps(task.record())), PREPROCESSING)
+    again = reopened(json.loads(json.dumps(task.record())))
     assert again.classes == task.classes
     base.write_text("F\ncrane, bird\nC#\nF\nC\n")
     with pytest.raises(DataError, match="give 'F' to outputs 0 and 3"):
@@ -173,10 +174,14 @@ def test_subsets_are_spread_over_the_classes_and_shares_cover_everything() -> No
 # -- opening again -----------------------------------------------------------------------------------------------------
 
 
+def reopened(record: dict[str, Any]) -> Task:
+    return reopen(parse_data(record, "it"), PREPROCESSING)
+
+
 @pytest.mark.parametrize("seed", [42, 3])
 def test_a_task_opened_again_is_the_same(both: Path, seed: int) -> None:
     task = task_of(both, "eel,cat", 3, seed=seed, validation_fraction=0.3)
-    again = reopen(json.loads(json.dumps(task.record())), PREPROCESSING)
+    again = reopened(json.loads(json.dumps(task.record())))
     assert again.classes == task.classes and again.fingerprint() == task.fingerprint()
     for split in ("train", "validation", "test"):
         assert getattr(again, split).references == getattr(task, split).references
@@ -186,7 +191,7 @@ def test_a_task_opened_again_is_the_same(both: Path, seed: int) -> None:
 def test_digits_and_a_named_base_open_again() -> None:
     task = task_of("digits", "3,5", base_names=[str(9 - i) for i in range(10)])
     assert task.base_columns == [6, 4]
-    assert reopen(task.record(), PREPROCESSING).base_columns == [6, 4]
+    assert reopened(task.record()).base_columns == [6, 4]
 
 
 @pytest.mark.parametrize(
@@ -203,13 +208,13 @@ def test_changed_images_are_not_taken_for_the_same(both: Path, change: Callable[
     record = task_of(both, "dog,cat", 3).record()
     change(both)
     with pytest.raises(DataError, match="are not those the model was derived from; give others with --data"):
-        reopen(record, PREPROCESSING)
+        reopened(record)
 
 
 def test_a_class_that_is_not_used_may_change(both: Path) -> None:
     record = task_of(both, "dog,cat", 3).record()
     (both / "val" / "eel" / "0.png").unlink()
-    assert reopen(record, PREPROCESSING).record() == record
+    assert reopened(record).record() == record
 
 
 # -- images that are not right -----------------------------------------------------------------------------------------
@@ -249,7 +254,7 @@ def test_bad_images_are_left_out_and_counted_if_asked(both: Path, spoil: Callabl
     everything = {r for split in (task.train, task.validation, task.test) for r in split.references}
     assert task.skipped == task.record()["skipped_images"] == 2
     assert len(everything) == 20 + 10 + 4 + 3 - 2 and not everything & set(map(str, bad))
-    assert reopen(task.record(), PREPROCESSING).record() == task.record()
+    assert reopened(task.record()).record() == task.record()
 
 
 def test_a_truncated_jpeg_is_noticed(both: Path) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_folders import some_spec
 
 from edgevit.board.fingerprint import fingerprint
 from edgevit.board.store import SCHEMA, EngineRecord, find_engine, read_record, stored_engines
 from edgevit.engines.store import engine_path, key_of, store_engine, stored_engine
-from edgevit.errors import EngineError, OutputError
+from edgevit.errors import CheckpointError, EngineError, OutputError
 
 WEIGHTS = "a" * 64
 
@@ -41,7 +42,7 @@ ORIN = "orin-nx-16gb-l4t36.4.3-trt10.3.0-8sm"
 def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "model.json").write_text(json.dumps({"weights_sha256": WEIGHTS}))
+    (folder / "model.json").write_text(some_spec().to_json(WEIGHTS))
     return folder
 
 
@@ -155,7 +156,7 @@ def test_where_there_is_none_it_says_what_there_is_and_what_to_do(
 def test_a_folder_that_lost_its_model_is_one_line(model: Path) -> None:
     add(model)
     (model / "model.json").write_text("{}")
-    with pytest.raises(EngineError, match=r"model\.json cannot be read \(KeyError"):
+    with pytest.raises(CheckpointError, match=r"model\.json has schema nothing"):
         find_engine(model, facts(), 1)
 
 

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import timm
 import torch
+from model_folders import derivation_of
 
 from edgevit.data.task import open_task
+from edgevit.folder.model import ClassLabel
 from edgevit.models.checkpoint import derived_spec, describe, save
 from edgevit.models.families import vit
-from edgevit.models.spec import ClassLabel
 
 ARGS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 64, "num_heads": 2, "num_classes": 10}
 CLASSES = ("3", "5", "8")
@@ -55,5 +56,5 @@ def write_derived(
         vit.keep_classes(slim, task.base_columns)
     labels = tuple(ClassLabel(c.name, c.base_index) for c in task.classes)
     model = replace(base, network=slim, spec=derived_spec(base.spec, slim, head, labels))
-    save(model, folder, {"derivation.json": json.dumps({"data": task.record()})})
+    save(model, folder, {"derivation.json": json.dumps(derivation_of(task.record()))})
     return folder

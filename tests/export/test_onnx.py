@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
+from model_folders import rewrite_spec
 from safetensors.torch import load_file, save_file
 
 import edgevit
@@ -29,9 +30,7 @@ def alter_weights(folder: Path, name: str, value: float) -> None:
     weights = load_file(folder / "model.safetensors")
     weights[name].view(-1)[0] = value
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    spec = json.loads((folder / "model.json").read_text())
-    spec["weights_sha256"] = file_sha256(folder / "model.safetensors")
-    (folder / "model.json").write_text(json.dumps(spec))
+    rewrite_spec(folder, lambda spec: spec.update(weights_sha256=file_sha256(folder / "model.safetensors")))
 
 
 def leftovers(folder: Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import resource
@@ -17,15 +16,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from model_folders import rewrite_spec
 from safetensors.torch import save_file
 from torch import nn
 
 from edgevit.derive.card import model_card
 from edgevit.errors import CheckpointError, EdgeVitError, OptionError, OutputError, UnknownNameError
+from edgevit.folder.model import ClassLabel
 from edgevit.models.blocks import BlockDims
 from edgevit.models.checkpoint import Model, derived_spec, describe, load, open_base, read_weights, save
 from edgevit.models.families import family_of
-from edgevit.models.spec import ClassLabel
 
 NAME = "vit_tiny_patch16_224"
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
@@ -156,14 +156,22 @@ def folder(small_vit: Any, tmp_path: Path) -> Path:
 
 
 def change(folder: Path, **fields: Any) -> None:
-    spec = json.loads((folder / "model.json").read_text())
-    (folder / "model.json").write_text(json.dumps({**spec, **fields}))
+    rewrite_spec(folder, lambda spec: spec.update(fields))
+
+
+def change_base(folder: Path, **fields: Any) -> None:
+    rewrite_spec(folder, lambda spec: spec["base"].update(fields))
+
+
+def edit(folder: Path, now: str, then: str) -> None:
+    """Edit model.json by hand, without its seal."""
+    text = (folder / "model.json").read_text()
+    assert now in text
+    (folder / "model.json").write_text(text.replace(now, then))
 
 
 def drop(folder: Path, field: str) -> None:
-    spec = json.loads((folder / "model.json").read_text())
-    del spec[field]
-    (folder / "model.json").write_text(json.dumps(spec))
+    rewrite_spec(folder, lambda spec: spec.pop(field))
 
 
 def flip_a_bit(file: Path) -> None:
@@ -172,25 +180,39 @@ def flip_a_bit(file: Path) -> None:
     file.write_bytes(data)
 
 
+SMALL_IMAGES = {"input_size": [3, 8, 8], "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3,
+                "crop_pct": 0.9, "crop_mode": "center"}  # fmt: skip
 BROKEN: list[tuple[str, Callable[[Path], Any], str]] = [
     ("no weights", lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
     ("no spec", lambda f: (f / "model.json").unlink(), "model.json is missing"),
     ("altered", lambda f: flip_a_bit(f / "model.safetensors"), "was altered: its hash is"),
     ("truncated", lambda f: os.truncate(f / "model.safetensors", 1000), "was altered"),
-    ("next schema", lambda f: change(f, schema=3), "has schema 3, this edgevit reads 1 and 2"),
-    ("no schema", lambda f: drop(f, "schema"), "has schema None"),
+    ("next schema", lambda f: change(f, schema=4), "has schema 4, this edgevit reads 1 and 2 and 3; update edgevit"),
+    ("no schema", lambda f: drop(f, "schema"), "has schema nothing"),
     ("half a spec", lambda f: os.truncate(f / "model.json", 100), "is not JSON"),
-    ("binary spec", lambda f: (f / "model.json").write_bytes(b"\xff\xfe\x00"), "is not JSON"),
-    ("a list", lambda f: (f / "model.json").write_text("[1]"), "is not a model description"),
-    ("no hash", lambda f: drop(f, "weights_sha256"), "is not a model description"),
-    ("no blocks", lambda f: drop(f, "blocks"), "is not a model description"),
-    ("blocks of text", lambda f: change(f, blocks="many"), "is not a model description"),
-    ("too few blocks", lambda f: change(f, blocks=[]), "0 blocks"),
-    ("no family", lambda f: change(f, family="vot"), "no model family 'vot'; did you mean 'vit'"),
+    ("binary spec", lambda f: (f / "model.json").write_bytes(b"\xff\xfe\x00"), "is not text in UTF-8"),
+    ("a list", lambda f: (f / "model.json").write_text("[1]"), "holds a list"),
+    ("no hash", lambda f: drop(f, "weights_sha256"), "lacks weights_sha256"),
+    ("no blocks", lambda f: drop(f, "blocks"), "lacks blocks"),
+    ("blocks of text", lambda f: change(f, blocks="many"), "has 'many' as blocks, expected a valid array"),
+    ("too few blocks", lambda f: change(f, blocks=[]), "blocks, tuple should have at least 1 item"),
+    ("other heads", lambda f: edit(f, '"heads": 2,', '"heads": 1,'), "was altered: the hash of what it says is"),
+    ("false MACs", lambda f: change(f, macs=1000), "it says 1000 MACs, and the model has"),
+    ("false parameters", lambda f: change(f, params=1000), "it says 1000 parameters, and the model has"),
+    ("false MACs of the base", lambda f: change_base(f, macs=9**9), "it says 387420489 MACs of the base"),
+    ("other images", lambda f: change(f, preprocessing=SMALL_IMAGES), "[3, 8, 8] input size, and the model has [3, 32"),
+    ("no such images", lambda f: change(f, preprocessing={}), "preprocessing, lacks input_size"),
+    ("a class twice", lambda f: change(f, classes=[{"name": "3", "base_index": 3}] * 3), "has a class twice"),
+    ("no such row", lambda f: change_base(f, outputs=5), "has a class beyond the 5 outputs of its base"),
+    ("no family", lambda f: change(f, family="vot"), "describes 2 blocks of family vot"),
     ("no such model", lambda f: change(f, timm_name="vit_tinny"), "no timm model"),
-    ("odd arguments", lambda f: change(f, timm_args={"num_heads": 7}), "num_heads=7"),
-    ("other classes", lambda f: change(f, timm_args={**ARGS, "num_classes": 5}), "head.weight is [3, 64], expected [5"),
-    ("deeper", lambda f: change(f, timm_args={**ARGS, "depth": 3, "num_classes": 3}), "describes 2 blocks"),
+    ("odd arguments", lambda f: change(f, timm_args={"num_heads": 7, "num_classes": 3}), "num_heads=7"),
+    ("other classes", lambda f: change(f, timm_args={**ARGS, "num_classes": 5}), "has 3 classes and 5 outputs"),
+    (
+        "deeper",
+        lambda f: change(f, timm_args={**ARGS, "depth": 3, "num_classes": 3}),
+        "timm_args.depth and 2 blocks",
+    ),
 ]
 
 

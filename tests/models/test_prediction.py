@@ -13,10 +13,10 @@ from PIL import Image
 from edgevit.data.sources.folder import open_images
 from edgevit.data.task import evaluation_transform
 from edgevit.errors import DataError, ModelError, OptionError, UnsupportedModelError
+from edgevit.folder.model import ClassLabel
 from edgevit.models.checkpoint import Model, describe
 from edgevit.models.prediction import judge
 from edgevit.models.rejection import Rejection, scores
-from edgevit.models.spec import ClassLabel
 
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 10}
 LABELS = (ClassLabel("crane", 7), ClassLabel("house", 2), ClassLabel("boat", 5))

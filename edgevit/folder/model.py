@@ -1,0 +1,206 @@
+"""model.json: everything about a model but its weights and how it came to be.
+
+Schema history: 1  first version
+                2  rejection; models of schema 1 are still read: they have none
+                3  spec_sha256, of all the rest of the file: 2 heads of 16 made into 1 of 32 would fit the weights, too
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from edgevit.errors import CheckpointError
+from edgevit.folder.documents import Reader
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCHEMAS = (1, 2, 3)
+WEIGHTS, SPEC = "model.safetensors", "model.json"
+
+MEND = "copy the folder again, or derive the model again"
+READER = Reader(CheckpointError, MEND)
+
+Score = Literal["logsumexp"]
+SCORE: Score = "logsumexp"
+Head = Literal["subset", "full"]
+Size = Annotated[int, Field(gt=0, lt=2**31)]
+Count = Annotated[int, Field(gt=0, lt=2**63)]
+Three = Field(min_length=3, max_length=3)
+Index = Annotated[int, Field(ge=0, lt=2**31)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+@dataclass(frozen=True)
+class BlockDims:
+    """The dimensions that pruning changes, in one block."""
+
+    heads: Size
+    qk: Size  # width of a query and of a key, per head
+    vo: Size  # width of a value, per head
+    ffn: Size
+
+    @property
+    def fusable(self) -> bool:
+        """Whether NVIDIA's compiler fuses this attention: measured, see docs/decisions/001-fusable-shapes.md."""
+        return self.heads >= 2 and self.qk == self.vo and self.qk % 4 == 0 and self.qk >= 12
+
+
+def scores(logits: Tensor) -> Tensor:
+    """How well each image fits the target classes as a whole: [B] from their logits [B, C]."""
+    return logits.float().logsumexp(1)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """The rule that goes with a model; its logits are what they are without it."""
+
+    score: Score
+    threshold: float  # an image whose score is below it is called `other`
+    share: Annotated[float, Field(gt=0, lt=1)]  # of images of the target classes that are expected to be, wrongly
+
+    def rejects(self, logits: Tensor) -> Tensor:
+        """Whether each image is called `other`: bool [B] from the target classes' logits [B, C]."""
+        return ~(scores(logits) >= self.threshold)  # not a number is no class either
+
+
+@dataclass(frozen=True)
+class ClassLabel:
+    """A target class."""
+
+    name: str
+    base_index: Index  # row of the base's classifier
+
+
+@dataclass(frozen=True)
+class BaseFacts:
+    """The model that this one was derived from, or the model itself if it is a base."""
+
+    weights_sha256: Sha256  # of the tensors, not of a file
+    blocks: Annotated[tuple[BlockDims, ...], Field(min_length=1)]
+    macs: Count
+    params: Count
+    outputs: Size  # classes of its classifier
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """timm's data config, which is a dict everywhere but in a check, as its keys are arguments of timm's."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    input_size: Annotated[tuple[Size, ...], Three]  # channels, height, width
+    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"]
+    mean: Annotated[tuple[float, ...], Three]
+    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Three]
+    crop_pct: Annotated[float, Field(gt=0, le=1)]
+    crop_mode: Literal["center", "squash", "border"]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What model.json says."""
+
+    timm_name: str
+    timm_args: dict[str, Any]  # of the base; `num_classes` is that of this model
+    family: str
+    blocks: Annotated[tuple[BlockDims, ...], Field(min_length=1)]
+    head: Head  # "full" keeps a row for every class of the base
+    classes: tuple[ClassLabel, ...]  # target classes; with a subset head, in the order of the outputs
+    preprocessing: dict[str, Any]  # what `Preprocessing` has
+    macs: Count
+    params: Count
+    base: BaseFacts
+    rejection: Rejection | None = None  # when an image is called `other`; None: never
+
+    @property
+    def class_names(self) -> list[str]:
+        return [c.name for c in self.classes]
+
+    @property
+    def output_names(self) -> list[str] | None:
+        """The class of every output, in order, where all of them are known."""
+        by_column = dict(zip(self.class_columns, self.class_names, strict=True))
+        outputs = range(self.outputs)
+        return [by_column[i] for i in outputs] if by_column.keys() == set(outputs) else None
+
+    @property
+    def outputs(self) -> int:
+        """Rows of its classifier."""
+        outputs: int = self.timm_args["num_classes"]
+        return outputs
+
+    @property
+    def class_columns(self) -> list[int]:
+        """For each target class, its column in the logits."""
+        return list(range(len(self.classes))) if self.head == "subset" else [c.base_index for c in self.classes]
+
+    @property
+    def rate(self) -> float:
+        """Share of the base's MACs that is gone."""
+        return 1 - self.macs / self.base.macs
+
+    @property
+    def plain_timm(self) -> bool:
+        """Whether every block is timm's own attention."""
+        return all(b.qk == b.vo for b in self.blocks)
+
+    def to_json(self, weights_sha256: str) -> str:
+        content = {"schema": SCHEMAS[-1], "weights_sha256": weights_sha256, **asdict(self)}
+        return json.dumps({**content, "spec_sha256": content_sha256(content)}, indent=2) + "\n"
+
+    def fault(self) -> str | None:
+        """What contradicts itself, as the end of a sentence that starts with the file's name; None: nothing."""
+        outputs, names = self.timm_args.get("num_classes"), self.class_names
+        if type(outputs) is not int or not 0 < outputs < 2**31:
+            return f"has {outputs!r} as timm_args.num_classes, expected a number of classes"
+        if self.timm_args.get("depth", len(self.blocks)) != len(self.blocks):
+            return f"has {self.timm_args['depth']!r} as timm_args.depth and {len(self.blocks)} blocks"
+        if len(set(names)) < len(names) or len(set(self.class_columns)) < len(names):
+            return "has a class twice"
+        if self.head == "subset" and len(names) != outputs:
+            return f"has {len(names)} classes and {outputs} outputs"
+        if any(c.base_index >= self.base.outputs for c in self.classes):
+            return f"has a class beyond the {self.base.outputs} outputs of its base"
+        if self.head == "full" and any(column >= outputs for column in self.class_columns):
+            return f"has a class beyond its {outputs} outputs"
+        return None
+
+
+@dataclass(frozen=True)
+class _Hashes:
+    weights_sha256: Sha256  # of the file
+    spec_sha256: Sha256 | None = None
+
+
+def content_sha256(content: dict[str, Any]) -> str:
+    """Hash all that model.json says, however it is written down."""
+    rest = {key: value for key, value in content.items() if key != "spec_sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def read_spec(folder: Path) -> tuple[ModelSpec, str]:
+    """Read model.json: the model, and the hash of its weights.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, altered or of another schema.
+    """
+    file = folder / SPEC
+    content = READER.json(file, dict[str, Any], schemas=SCHEMAS)
+    spec, hashes = READER.checked(content, ModelSpec, str(file)), READER.checked(content, _Hashes, str(file))
+    READER.checked(spec.preprocessing, Preprocessing, f"{file}, preprocessing,")
+    if fault := spec.fault():
+        raise CheckpointError(f"{file} {fault}; {MEND}")
+    seen = content_sha256(content)
+    if content["schema"] >= 3 and seen != hashes.spec_sha256:
+        raise CheckpointError(
+            f"{file} was altered: the hash of what it says is {seen[:12]}, and it says "
+            f"{(hashes.spec_sha256 or 'none')[:12]}; {MEND}"
+        )
+    return spec, hashes.weights_sha256
