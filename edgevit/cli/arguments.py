@@ -59,6 +59,10 @@ SshConfig = Annotated[Path | None, typer.Option(help="Another OpenSSH configurat
 ProfileName = Annotated[
     str | None, typer.Option("--profile", help="Board profile that must match, by name or path; its budgets are gates.")
 ]
+Overwrite = Annotated[
+    bool,
+    typer.Option("--overwrite", help="Replace the model folder that --out names, once the new one is complete."),
+]
 SkipBadImages = Annotated[bool, typer.Option(help="Leave out and count images that cannot be read.")]
 
 

@@ -7,6 +7,7 @@ import typer
 
 from edgevit.cli import arguments
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+from edgevit.errors import OptionError
 
 if TYPE_CHECKING:
     pass
@@ -101,6 +102,7 @@ def main(
         typer.Option(help="Share of the target classes' images that may be called `other`; none if left out."),
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on with an interrupted derivation.")] = False,
+    overwrite: arguments.Overwrite = False,
     cache: Annotated[bool, typer.Option(help="Use and keep what derivations can share: edgevit cache.")] = True,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
@@ -108,18 +110,19 @@ def main(
 ) -> None:
     """Derive a small class-specific model from a large base, inside a budget."""
     from edgevit.derive.options import parse_assignments
-    from edgevit.derive.pipeline import derive
+    from edgevit.derive.request import DeriveRequest
     from edgevit.derive.training import Training
-    from edgevit.errors import OptionError
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
     options: dict[str, Any] = dict(parse_assignments(method, set_ or ()))
     if finetune_epochs is not None:
+        if method != "nuwa":
+            raise OptionError(f"--finetune-epochs is for --method nuwa, and the method is {method!r}; give --steps")
         if steps is not None:
             raise OptionError("--steps and --finetune-epochs exclude each other; give one of them")
         options["finetune_epochs"] = finetune_epochs
-    derivation = derive(
-        base,
+    request = DeriveRequest(
+        base=base,
         data=data,
         classes=classes,
         out=out,
@@ -161,9 +164,14 @@ def main(
         unlabelled=unlabelled,
         reject=reject,
         resume=resume,
+        overwrite=overwrite,
         cache=cache,
-        progress=console.progress,
     )
+    request.check()  # before torch is imported
+
+    from edgevit.derive.pipeline import run
+
+    derivation = run(request, console.progress)
     if not derivation.is_main:
         return  # of several processes one speaks
     spec = derivation.model.spec

@@ -53,18 +53,19 @@ def main(
     validation_fraction: arguments.ValidationFraction = 0.1,
     skip_bad_images: arguments.SkipBadImages = False,
     resume: Annotated[bool, typer.Option(help="Go on with an interrupted training.")] = False,
+    overwrite: arguments.Overwrite = False,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
 ) -> None:
     """Train one network from which models of every size are cut at once: edgevit derive --method skd."""
     from edgevit.derive.options import parse_assignments
-    from edgevit.derive.supernet import supernet
+    from edgevit.derive.request import SupernetRequest
     from edgevit.derive.training import Training
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
-    made = supernet(
-        base,
+    request = SupernetRequest(
+        base=base,
         data=data,
         out=out,
         classes=classes,
@@ -95,8 +96,13 @@ def main(
         validation_fraction=validation_fraction,
         skip_bad_images=skip_bad_images,
         resume=resume,
-        progress=console.progress,
+        overwrite=overwrite,
     )
+    request.check()  # before torch is imported
+
+    from edgevit.derive.supernet import run
+
+    made = run(request, console.progress)
     if not made.is_main:
         return  # of several processes one speaks
     from edgevit.cli.show import curve_table

@@ -35,7 +35,8 @@ import yaml
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from edgevit.derive import load_method, method_names
+from edgevit.derive import method_names
+from edgevit.derive.options import describe
 from edgevit.derive.shape import Policy, smallest
 from edgevit.errors import CostTableError, OptionError
 from edgevit.models.blocks import BlockDims
@@ -240,7 +241,7 @@ def refuse_linear(method: str) -> None:
 
     Methods that count on a cost linear in the widths cannot; the others have "ms" among their QUANTITIES.
     """
-    able = [name for name in method_names() if "ms" in getattr(load_method(name), "QUANTITIES", ())]
+    able = [name for name in method_names() if "ms" in describe(name).quantities]
     if method not in able:
         names = "".join(f"--method {name}, " for name in able)
         raise OptionError(f"--ms: method {method!r} cannot allocate milliseconds; try {names}--macs or --params")

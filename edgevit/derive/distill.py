@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from edgevit.derive import method_names
+from edgevit.derive.options import describe
 from edgevit.derive.statistics import observed
 from edgevit.errors import OptionError
 from edgevit.models.families import family_of
@@ -152,10 +154,8 @@ def refuse_untaught(method: str, config: Any, steps: int | None) -> None:
     Raises:
         OptionError: the method has no teacher as it was asked for, or does not train.
     """
-    from edgevit.derive import load_method, method_names  # methods are built upon this file
-
     if getattr(config, "teacher", "none") == "none":
-        can = [n for n in method_names() if "teacher" in {f.name for f in fields(load_method(n).Config)}]
+        can = [n for n in method_names() if "teacher" in {option.name for option in describe(n).options}]
         told = f"--set {method}.teacher=restricted" if method in can else f"--method {' or '.join(can)} with a teacher"
         raise OptionError(f"unlabelled images need a teacher, and {method} has none as asked for; try {told}")
     if steps == 0:

@@ -23,20 +23,21 @@ from edgevit.derive import load_method, surgery
 from edgevit.derive.budget import Budget, make_budget
 from edgevit.derive.cache import Cache, cache_folder
 from edgevit.derive.card import model_card
-from edgevit.derive.cost_table import CostTable, load_cost_table, refuse_linear
+from edgevit.derive.cost_table import load_cost_table
 from edgevit.derive.distill import refuse_untaught
 from edgevit.derive.options import make_config
 from edgevit.derive.problem import Problem, Stopwatch, finetuned_base
 from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_rejection_images
+from edgevit.derive.request import DeriveRequest
 from edgevit.derive.shape import Policy, check_reachable, make_policy
-from edgevit.derive.slices import SuperNet, find_supernet
+from edgevit.derive.slices import SuperNet, read_supernet
 from edgevit.derive.train import Compute, History, close_compute, evaluate, open_compute
 from edgevit.derive.training import Training
 from edgevit.derive.unfinished import STATE, open_partial, partial_folder, remove_cheap
-from edgevit.errors import EdgeVitError, Interrupted, OptionError, UnknownNameError
+from edgevit.errors import EdgeVitError, Interrupted, UnknownNameError
 from edgevit.folder.derivation import DERIVATION, SCHEMA
 from edgevit.folder.model import ClassLabel
-from edgevit.folder.writing import refuse_existing, write_whole, writing
+from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import Model, derived_spec, open_base, save, tensors_sha256
 from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
@@ -168,22 +169,13 @@ def with_head(base: Model, task: Task, head: str) -> tuple[nn.Module, list[int],
     return surgery.with_classes(base.network, indices), list(range(len(indices))), labels
 
 
-def _budget(
-    base: Model,
-    network: nn.Module,
-    policy: Policy,
-    rate: Any,
-    macs: Any,
-    params: Any,
-    ms: Any,
-    table: CostTable | None,
-    *,
-    drops: bool,
-) -> Budget:
+def _budget(base: Model, network: nn.Module, policy: Policy, request: DeriveRequest, *, drops: bool) -> Budget:
     geometry = load_family(base.spec.family).geometry(network)
-    if ms is not None and table is not None:
+    table = None if request.cost_table is None else load_cost_table(request.cost_table)
+    if table is not None:
         table.check(base.spec.family, base.spec.blocks, geometry, policy)
-    budget = make_budget(base.spec.macs, base.spec.params, rate=rate, macs=macs, params=params, ms=ms, table=table)
+    asked = {"rate": request.rate, "macs": request.macs, "params": request.params, "ms": request.ms}
+    budget = make_budget(base.spec.macs, base.spec.params, **asked, table=table)  # type: ignore[arg-type]
     if not drops:  # else the method itself knows how small it can get
         check_reachable(base.spec.blocks, geometry, budget, policy)
     return budget
@@ -241,6 +233,7 @@ def derive(
     unlabelled: str | Path | None = None,
     reject: float | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     cache: bool = True,
     progress: Progress | None = None,
 ) -> Derivation:
@@ -254,88 +247,133 @@ def derive(
         supernet: for method skd, in place of a base; slices need no data unless they are to be measured or trained.
         unlabelled: images of any class to be distilled with; the method must have a teacher.
         reject: share of the target classes' images that may be called `other`; None: no image is.
+        overwrite: once the new model is whole, let it take the place of the model folder that is there.
         cache: use and keep what derivations of one base or task can share.
 
     Raises:
         EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
         Interrupted: Ctrl-C; the same call with `resume` goes on and ends in the same weights.
     """
-    out, training, progress = Path(out), training or Training(), progress or Silent()
-    refuse_existing(out)
-    training.check()
-    module = load_method(method)
-    if ms is not None:
-        refuse_linear(method)
-    table = None if cost_table is None else load_cost_table(cost_table)
-    net = find_supernet(method, base, supernet or (options or {}).get("supernet"))
-    if net is not None:
-        base, options = net.folder, {**(options or {}), "supernet": str(net.folder)}
-    if base is None:
-        raise OptionError("nothing to derive from: give a BASE, a timm name or a model folder")
-    if data is None and (net is None or training.steps or finetune_base or reject is not None or unlabelled):
-        raise OptionError("no images: give --data; only a slice of a super-network that is not trained needs none")
-    config = make_config(method, module, options or {})
-    policy = make_policy(shape, ffn_multiple)
-    opened = open_base(
-        base, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args, preprocessing=preprocessing
-    )
-    if net is not None:
-        net.check(opened.spec, opened.network, classes, rate=rate, macs=macs, params=params)
-    if data is None and net is not None:
-        budget = make_budget(opened.spec.macs, opened.spec.params, rate=rate, macs=macs, params=params)
-        return _slice(net, opened, config, budget, policy, head, classes, out)
-    assert data is not None
-    task = open_task(
-        data,
-        classes,
-        preprocessing=opened.preprocessing,
-        base_outputs=opened.spec.outputs,
-        base_names=base_classes or opened.spec.output_names,
+    request = DeriveRequest(
+        base=base,
+        data=data,
+        classes=classes,
+        out=Path(out),
+        rate=rate,
+        macs=macs,
+        params=params,
+        ms=ms,
+        cost_table=cost_table,
+        method=method,
+        options=options or {},
+        shape=shape,
+        ffn_multiple=ffn_multiple,
+        head=head,
+        checkpoint=checkpoint,
+        pretrained=pretrained,
+        model_args=model_args or {},
+        preprocessing=preprocessing or {},
+        base_classes=base_classes,
+        supernet=supernet,
+        training=training or Training(),
+        finetune_base=finetune_base,
         validation_fraction=validation_fraction,
-        seed=training.seed,
         skip_bad_images=skip_bad_images,
         unlabelled=unlabelled,
-        progress=progress,
+        reject=reject,
+        resume=resume,
+        overwrite=overwrite,
+        cache=cache,
     )
-    rejection = None if reject is None else find_rejection_images(reject, task, progress)
-    if rejection is not None and task.unlabelled is not None:
-        foreign = (rejection.foreign_validation, rejection.foreign_test)
-        task = replace(task, unlabelled=without(task.unlabelled, foreign, progress))
-    network, columns, labels = with_head(opened, task, head)
-    budget = _budget(opened, network, policy, rate, macs, params, ms, table, drops=getattr(module, "DROPS", False))
+    return run(request, progress)
+
+
+def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
+    """Do what is asked; `derive` says what is raised."""
+    request.check()
+    progress, training = progress or Silent(), request.training
+    base, options = request.base, dict(request.options)
+    net = None
+    if (folder := request.supernet_folder()) is not None:
+        net, base, options = read_supernet(folder), folder, {**options, "supernet": str(folder)}
+    assert base is not None
+    module = load_method(request.method)
+    config = make_config(request.method, module, options)
+    policy = make_policy(request.shape, request.ffn_multiple)
+    opened = open_base(
+        base,
+        checkpoint=request.checkpoint,
+        pretrained=request.pretrained,
+        model_args=request.model_args,
+        preprocessing=request.preprocessing,
+    )
+    if net is not None:
+        size = {"rate": request.rate, "macs": request.macs, "params": request.params}
+        net.check(opened.spec, opened.network, request.classes, **size)
+    if request.data is None:
+        assert net is not None
+        return _slice(net, opened, config, policy, request)
+    task, rejection = _open_images(opened, request, progress)
+    network, columns, labels = with_head(opened, task, request.head)
+    budget = _budget(opened, network, policy, request, drops=getattr(module, "DROPS", False))
     if training.steps is None:
         steps = module.default_steps(config, budget.rate, len(task.train), training.batch_size)
         training = replace(training, steps=steps)
-    if unlabelled is not None:
-        refuse_untaught(method, config, training.steps)
+    if request.unlabelled is not None:
+        refuse_untaught(request.method, config, training.steps)
     wanted = _Wanted(
-        str(base), opened, task, method, config, budget, policy, head, labels, training, finetune_base, rejection
-    )
+        str(base), opened, task, request.method, config, budget, policy, request.head, labels, training,
+        request.finetune_base, rejection,
+    )  # fmt: skip
     compute = open_compute(training)
-    folder = partial_folder(out)
-    with open_partial(folder, wanted.request(), resume) if compute.is_main else nullcontext():
+    folder = partial_folder(request.out)
+    with open_partial(folder, wanted.request(), request.resume) if compute.is_main else nullcontext():
         compute.wait()
         history = History(folder / "history.jsonl")
         # Several processes would have to agree on what is there: they work everything out.
-        cached = cache and compute.accelerator.num_processes == 1
-        named = str(base) if checkpoint is None else f"{base}, {Path(checkpoint).name}"
-        shared = Cache(cache_folder() if cached else None, progress, base=named, task=_named(data, task.class_names))
+        cached = request.cache and compute.accelerator.num_processes == 1
+        weights = "" if request.checkpoint is None else f", {Path(request.checkpoint).name}"
+        shared = Cache(
+            cache_folder() if cached else None, progress,
+            base=f"{base}{weights}", task=_named(request.data, task.class_names),
+        )  # fmt: skip
         problem = Problem(
             network, task, columns, budget, policy, training, compute, folder, history, progress, Stopwatch(), shared,
-            _identity(opened, head, task.base_columns, compute),
+            _identity(opened, request.head, task.base_columns, compute),
         )  # fmt: skip
-        derivation = _carry_out(wanted, problem, out)
+        derivation = _carry_out(wanted, problem, request.out, overwrite=request.overwrite)
     close_compute()
     return derivation
 
 
-def _slice(
-    net: SuperNet, base: Model, config: Any, budget: Budget, policy: Policy, head: str, classes: Any, out: Path
-) -> Derivation:
+def _open_images(base: Model, request: DeriveRequest, progress: Progress) -> tuple[Task, RejectionImages | None]:
+    """Open the task's images, and those that tell when an image is called `other`, if that is asked for."""
+    assert request.data is not None
+    task = open_task(
+        request.data,
+        request.classes,
+        preprocessing=base.preprocessing,
+        base_outputs=base.spec.outputs,
+        base_names=request.base_classes or base.spec.output_names,
+        validation_fraction=request.validation_fraction,
+        seed=request.training.seed,
+        skip_bad_images=request.skip_bad_images,
+        unlabelled=request.unlabelled,
+        progress=progress,
+    )
+    rejection = None if request.reject is None else find_rejection_images(request.reject, task, progress)
+    if rejection is not None and task.unlabelled is not None:
+        foreign = (rejection.foreign_validation, rejection.foreign_test)
+        task = replace(task, unlabelled=without(task.unlabelled, foreign, progress))
+    return task, rejection
+
+
+def _slice(net: SuperNet, base: Model, config: Any, policy: Policy, request: DeriveRequest) -> Derivation:
     """Cut a slice of a super-network without any image, and write the model folder; nothing is measured."""
-    stopwatch = Stopwatch()
+    stopwatch, head, out = Stopwatch(), request.head, request.out
+    budget = make_budget(base.spec.macs, base.spec.params, rate=request.rate, macs=request.macs, params=request.params)
     with stopwatch.stage("slice"):
-        chosen = net.classes(base.spec, classes)
+        chosen = net.classes(base.spec, request.classes)
         network = net.slice(base.network, budget, policy, [c.base_index for c in chosen] if head == "subset" else None)
     spec = derived_spec(base.spec, network, head, tuple(ClassLabel(c.name, c.base_index) for c in chosen))
     nothing = dict.fromkeys(("base_full_head", "base_restricted", "base_finetuned", "derived"))
@@ -358,11 +396,12 @@ def _slice(
     }
     model = Model(network.eval(), spec)
     told = json.dumps(record, indent=2) + "\n"
-    save(model, out, {DERIVATION: told, "README.md": model_card(out.name, spec, record)})
+    extra = {DERIVATION: told, "README.md": model_card(out.name, spec, record)}
+    save(model, out, extra, overwrite=request.overwrite)
     return Derivation(out, model, record)
 
 
-def _carry_out(wanted: _Wanted, problem: Problem, out: Path) -> Derivation:
+def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool) -> Derivation:
     """Take the baselines, let the method work, measure what it made, and write the model folder."""
     torch.manual_seed(wanted.training.seed)
     try:
@@ -402,7 +441,7 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path) -> Derivation:
             "history.jsonl": "".join(json.dumps(line) + "\n" for line in problem.history.lines),
             "README.md": model_card(out.name, spec, record),
         }
-        save(model, out, extra)
+        save(model, out, extra, overwrite=overwrite)
         shutil.rmtree(problem.folder, ignore_errors=True)
     problem.compute.wait()
     return Derivation(out, model, record, problem.compute.is_main)

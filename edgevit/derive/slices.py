@@ -18,6 +18,7 @@ from torch import nn
 from edgevit.data.classes import TargetClass, imagenet_names, listed, resolve
 from edgevit.derive.budget import Budget, parse_count, quantity_name, readable
 from edgevit.derive.piad import Unit, cut, without
+from edgevit.derive.request import SUPERNET_RECORD
 from edgevit.derive.shape import Policy, Widths, fit
 from edgevit.errors import BudgetError, CheckpointError, OptionError
 from edgevit.folder.derivation import DataRecord, Seed, ShapeRecord, Share, Versions
@@ -27,9 +28,8 @@ from edgevit.models.families import family_of
 from edgevit.models.macs import Quantity
 from edgevit.numbers import check_number
 
-METHOD = "skd"
 SCHEMA = 1  # of supernet.json; history: 1  first version
-RECORD = "supernet.json"
+RECORD = SUPERNET_RECORD
 
 Classes = str | Path | Sequence[str | int] | None
 
@@ -129,26 +129,6 @@ class SuperNet:
                 f"them; choose among them, or make a super-network for others"
             )
         return resolve(entries, spec.class_names, order)
-
-
-def find_supernet(method: str, base: str | Path | None, given: str | Path | None) -> SuperNet | None:
-    """The super-network that a derivation slices; None where the method works on a base.
-
-    Raises:
-        OptionError: one is given to another method, or none to this one, or a base beside it.
-        CheckpointError: as `read_supernet` says.
-    """
-    if method != METHOD:
-        if given is not None:
-            raise OptionError(f"--supernet {given} is for --method {METHOD}, and the method is {method!r}")
-        return None
-    if given is None and (base is None or not (Path(base) / RECORD).is_file()):
-        raise OptionError(
-            f"--method {METHOD} slices a super-network: give it with --supernet NET; edgevit supernet makes one"
-        )
-    if given is not None and base is not None and Path(base) != Path(given):
-        raise OptionError(f"--supernet {given} is the base itself; leave {base} out")
-    return read_supernet(str(given or base))
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

@@ -24,10 +24,11 @@ from torch import nn
 from edgevit.data.task import Split, Task, open_task
 from edgevit.derive.budget import make_budget, readable
 from edgevit.derive.distill import TeacherOptions, make_distillation
-from edgevit.derive.options import make_config
+from edgevit.derive.options import SUPERNET, make_config
 from edgevit.derive.piad import Growth, ProgressiveDropout, Unit, make_units
 from edgevit.derive.pipeline import versions, with_head
 from edgevit.derive.problem import Stopwatch
+from edgevit.derive.request import SupernetRequest
 from edgevit.derive.shape import Policy, check_reachable, make_policy
 from edgevit.derive.slices import RECORD, SCHEMA, Point, SuperNet, read_supernet
 from edgevit.derive.train import Compute, History, close_compute, evaluate, open_compute, train
@@ -36,7 +37,6 @@ from edgevit.derive.unfinished import open_partial, partial_folder, remove_cheap
 from edgevit.derive.wpac import concentrate
 from edgevit.errors import EdgeVitError, Interrupted, OptionError
 from edgevit.folder.model import ClassLabel, ModelSpec
-from edgevit.folder.writing import refuse_existing
 from edgevit.models.checkpoint import Model, derived_spec, open_base, save
 from edgevit.models.families import family_of
 from edgevit.progress import Progress, Silent
@@ -148,6 +148,7 @@ def supernet(
     validation_fraction: float = 0.1,
     skip_bad_images: bool = False,
     resume: bool = False,
+    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> SuperNet:
     """Train a super-network from a base and write it to the folder `out`, a model folder with `supernet.json`.
@@ -155,7 +156,7 @@ def supernet(
     Args:
         base, data, checkpoint and what else has the same name: as for `edgevit.derive`.
         classes: train for these only; None keeps every output of the base, so that slices for any of them can be cut.
-        rate: share of the MACs that the smallest slice lacks.
+        rate: how much smaller than the base the smallest slice is, in MACs: 0.75 leaves a quarter.
         options: of `Config`.
         shape: what its slices may look like; a slice may ask for another policy.
 
@@ -163,28 +164,56 @@ def supernet(
         EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
         Interrupted: Ctrl-C; the same call with `resume` goes on and ends in the same weights.
     """
-    out, training, progress = Path(out), training or Training(), progress or Silent()
-    refuse_existing(out)
-    training.check()
-    config: Config = make_config("supernet", sys.modules[__name__], options or {})
-    policy = make_policy(shape, ffn_multiple)
+    request = SupernetRequest(
+        base=base,
+        data=data,
+        out=Path(out),
+        classes=classes,
+        rate=rate,
+        options=options or {},
+        shape=shape,
+        ffn_multiple=ffn_multiple,
+        checkpoint=checkpoint,
+        pretrained=pretrained,
+        model_args=model_args or {},
+        preprocessing=preprocessing or {},
+        base_classes=base_classes,
+        training=training or Training(),
+        validation_fraction=validation_fraction,
+        skip_bad_images=skip_bad_images,
+        resume=resume,
+        overwrite=overwrite,
+    )
+    return run(request, progress)
+
+
+def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
+    """Do what is asked; `supernet` says what is raised."""
+    request.check()
+    progress, training, out = progress or Silent(), request.training, request.out
+    config: Config = make_config(SUPERNET, sys.modules[__name__], request.options)
+    policy = make_policy(request.shape, request.ffn_multiple)
     opened = open_base(
-        base, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args, preprocessing=preprocessing
+        request.base,
+        checkpoint=request.checkpoint,
+        pretrained=request.pretrained,
+        model_args=request.model_args,
+        preprocessing=request.preprocessing,
     )
     task = open_task(
-        data,
-        classes,
+        request.data,
+        request.classes,
         preprocessing=opened.preprocessing,
         base_outputs=opened.spec.outputs,
-        base_names=base_classes or opened.spec.output_names,
-        validation_fraction=validation_fraction,
+        base_names=request.base_classes or opened.spec.output_names,
+        validation_fraction=request.validation_fraction,
         seed=training.seed,
-        skip_bad_images=skip_bad_images,
+        skip_bad_images=request.skip_bad_images,
         progress=progress,
     )
-    head = "full" if classes is None else "subset"
+    head = "full" if request.classes is None else "subset"
     network, columns, labels = with_head(opened, task, head)
-    budget = make_budget(opened.spec.macs, opened.spec.params, rate=rate)
+    budget = make_budget(opened.spec.macs, opened.spec.params, rate=request.rate)
     check_reachable(opened.spec.blocks, family_of(network).geometry(network), budget, policy)
     steps = training.steps
     if steps is None:
@@ -192,13 +221,13 @@ def supernet(
     training = replace(training, steps=steps, early_stop=False)  # trained and smallest network need not meet
     compute = open_compute(training)
     made = _Making(
-        str(base),
+        str(request.base),
         opened,
         network,
         task,
         config,
         policy,
-        rate,
+        request.rate,
         head,
         labels,
         columns,
@@ -208,15 +237,15 @@ def supernet(
         Stopwatch(),
     )
     folder = partial_folder(out)
-    with open_partial(folder, made.settings(), resume) if compute.is_main else nullcontext():
+    with open_partial(folder, made.settings(), request.resume) if compute.is_main else nullcontext():
         compute.wait()
-        _carry_out(made, folder, out)
+        _carry_out(made, folder, out, overwrite=request.overwrite)
     compute.wait()
     close_compute()
     return replace(read_supernet(out), is_main=compute.is_main)
 
 
-def _carry_out(made: _Making, folder: Path, out: Path) -> None:
+def _carry_out(made: _Making, folder: Path, out: Path, *, overwrite: bool) -> None:
     """Train, measure slices, and write the model folder."""
     history = History(folder / "history.jsonl")
     torch.manual_seed(made.training.seed)
@@ -238,7 +267,7 @@ def _carry_out(made: _Making, folder: Path, out: Path) -> None:
             "history.jsonl": "".join(json.dumps(line) + "\n" for line in history.lines),
             "README.md": _card(out.name, spec, curve, record),
         }
-        save(Model(network.cpu().eval(), spec), out, extra)
+        save(Model(network.cpu().eval(), spec), out, extra, overwrite=overwrite)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.rejection import Rejected, count_rejected, foreign_images
 from edgevit.data.task import Split
-from edgevit.errors import OptionError
-from edgevit.export.images import Judging, Part, Subject, data_record, open_images, subject_of
+from edgevit.export.images import Judging, Subject, data_record, open_images, subject_of
+from edgevit.export.request import Part, check_judged, check_judging
 from edgevit.export.session import OnnxModel
 from edgevit.folder.model import Rejection
 from edgevit.models.checkpoint import open_base
@@ -120,9 +120,7 @@ def evaluate(
         UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the model cannot be opened as asked.
         DataError: the images are missing, or their classes cannot be matched with the model's.
     """
-    if batch_size < 1 or (max_images is not None and max_images < 1):
-        raise OptionError(f"--batch-size {batch_size} and --max-images {max_images} must be at least 1")
-    find_device(device)
+    check_judging(data, classes, base_classes, part=part, max_images=max_images, batch_size=batch_size, device=device)
     progress = progress or Silent()
     given = {
         "checkpoint": checkpoint,
@@ -130,9 +128,9 @@ def evaluate(
         "model_args": model_args,
         "preprocessing": preprocessing,
     }
+    check_judged(model, **given)  # type: ignore[arg-type]
+    find_device(device)
     if Path(model).suffix == ".onnx":
-        if extra := [name for name, value in given.items() if value]:
-            raise OptionError(f"{model} brings its own weights and preprocessing; leave out {', '.join(extra)}")
         candidate = _open_onnx(Path(model), device)
     else:
         candidate = _open_torch(model, device, **given)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from edgevit.data.task import Split, Task, open_task, reopen
-from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError
+from edgevit.errors import CheckpointError, DataError, OptionError
+from edgevit.export.request import Part, check_part
 from edgevit.folder.derivation import DERIVATION, DataRecord, read_derivation
 from edgevit.folder.model import MEND, SPEC, ModelSpec, Rejection
 from edgevit.progress import Progress
-
-Part = Literal["test", "validation"]
-PARTS: tuple[Part, ...] = ("test", "validation")
 
 
 @dataclass(frozen=True)
@@ -116,8 +114,7 @@ def open_images(
         DataError: the images are missing or gone, or their classes cannot be matched with the model's.
         UnknownNameError, OptionError: a class, a part, or an option that does not fit.
     """
-    if part not in PARTS:
-        raise UnknownNameError("part of the data", part, PARTS)
+    check_part(part)
     if data is None and subject.record is None:
         raise DataError("the model does not say which images it was derived from; give them with --data")
     if data is None and classes is not None:

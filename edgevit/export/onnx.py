@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import edgevit
-from edgevit.errors import DataError, OptionError, OutputError
+from edgevit.errors import DataError, OutputError
 from edgevit.export.fusion import Fusion, compiler_installed, count_fused, remark
 from edgevit.export.gates import AccuracyCheck, Parity, Tolerances, check_accuracy, check_graph, check_parity
 from edgevit.export.graph import INPUT, OUTPUT, Batch, write_onnx
@@ -25,6 +25,7 @@ from edgevit.export.images import Judging, Subject, data_record, open_images, su
 from edgevit.export.padding import pad_heads as padded_copy
 from edgevit.export.precision import check_finite, check_range, halved
 from edgevit.export.record import RECORD, ExportedFile, ExportReport, TensorInfo
+from edgevit.export.request import check_export, check_judging
 from edgevit.export.session import OnnxModel
 from edgevit.folder.model import BlockDims, read_spec
 from edgevit.folder.writing import file_sha256, writing
@@ -33,7 +34,6 @@ from edgevit.models.device import find_device
 from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
 
-OPSETS = range(17, 21)  # 17 brings LayerNormalization; JetPack 6's parser reads up to 20
 PARITY_IMAGES = 4
 ENGINES = "engines"  # folder in the export's, which a new export leaves as it is
 DTYPES = {"fp32": "float32", "fp16": "float16"}
@@ -85,18 +85,6 @@ def _replaced_folder(folder: Path) -> Iterator[Path]:
                 earlier.rename(folder)
             shutil.rmtree(temporary, ignore_errors=True)
             shutil.rmtree(earlier, ignore_errors=True)
-
-
-def _check_options(batch: Batch, opset: int, max_images: int | None, batch_size: int) -> None:
-    if batch != "dynamic" and (not isinstance(batch, int) or batch < 1):
-        raise OptionError(f"batch {batch!r} is neither a number of images nor 'dynamic'; try 1")
-    if opset not in OPSETS:
-        raise OptionError(
-            f"opset {opset} is not one of {OPSETS[0]} to {OPSETS[-1]}, which JetPack's parsers read; try 20"
-        )
-    for name, value in (("max-images", max_images), ("batch-size", batch_size)):
-        if value is not None and value < 1:
-            raise OptionError(f"--{name} is {value}: it must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -302,7 +290,8 @@ def export(
         ExportError: a check failed; the message says which.
         CheckpointError, DataError, OptionError, OutputError: the model, the images, an option or the disk is at fault.
     """
-    _check_options(batch, opset, max_images, batch_size)
+    check_export(model, batch=batch, opset=opset)
+    check_judging(data, part=part, max_images=max_images, batch_size=batch_size, device=device)
     find_device(device)
     tolerances = tolerances or Tolerances()
     stages, warnings = _Stages(progress or Silent()), list[str]()

@@ -18,6 +18,11 @@ NAME_BYTES = 255  # of one file name, on every file system that counts
 SPARE_BYTES = 24  # that names beside an output are longer than its own: a dot, a process number, ".partial", ".tmp"
 
 
+MODEL_FOLDER = {
+    "model.json", "model.safetensors", "derivation.json", "supernet.json", "history.jsonl", "README.md", "export",
+}  # fmt: skip
+
+
 def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(file)
@@ -30,15 +35,22 @@ def _sha256(file: Any) -> str:  # Python 3.10 has no file_digest
     return digest.hexdigest()
 
 
-def refuse_existing(folder: Path) -> None:
+def refuse_existing(folder: Path, *, overwrite: bool = False) -> None:
     """Refuse an output that is in the way or cannot be made; called before hours of work and again at the end.
 
     Raises:
-        OutputError: the folder is there, a link to nowhere is, its name is too long, or what holds it is no folder.
+        OutputError: the folder is there, a link to nowhere is, its name is too long, or what holds it is no folder. To
+            be overwritten it must be a model folder, and hold nothing that edgevit does not write.
     """
     if os.path.lexists(folder):
-        what = "is a link to nothing" if not folder.exists() else "exists and is not overwritten"
-        raise OutputError(f"{folder} {what}; choose another --out, or remove it")
+        if not folder.exists():
+            raise OutputError(f"{folder} is a link to nothing; choose another --out, or remove it")
+        if not overwrite:
+            raise OutputError(
+                f"{folder} exists and is not overwritten; choose another --out, remove it, or replace "
+                f"it with --overwrite"
+            )
+        _refuse_foreign(folder)
     length = len(os.fsencode(folder.name))
     if length > NAME_BYTES - SPARE_BYTES:
         raise OutputError(
@@ -49,6 +61,16 @@ def refuse_existing(folder: Path) -> None:
             return
         if os.path.lexists(parent):
             raise OutputError(f"{parent} is not a folder, so {folder} cannot be made; choose another --out")
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Raise OutputError unless this is a model folder that holds nothing else, which may be replaced."""
+    if folder.is_symlink() or not folder.is_dir() or not (folder / "model.json").is_file():
+        raise OutputError(f"{folder} is not a model folder, so it is not overwritten; choose another --out")
+    if foreign := sorted({file.name for file in folder.iterdir()} - MODEL_FOLDER):
+        raise OutputError(
+            f"{folder} holds {foreign[0]!r}, which edgevit did not write, so it is not overwritten; move that away"
+        )
 
 
 @contextmanager
@@ -97,20 +119,27 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Give a temporary folder that becomes `folder` when the block ends well, and vanishes when it does not.
 
+    A model folder that is to be overwritten stays until then.
+
     Raises:
-        OutputError: the folder exists, or cannot be written.
+        OutputError: the folder exists and is not to be overwritten, or cannot be written.
     """
-    refuse_existing(folder)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    refuse_existing(folder, overwrite=overwrite)
+    temporary, earlier = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
     with writing(folder):
         temporary.mkdir(parents=True)
         try:
             yield temporary
             sync(temporary)
-            refuse_existing(folder)
+            refuse_existing(folder, overwrite=overwrite)
+            if folder.exists():
+                folder.rename(earlier)
             temporary.rename(folder)
         finally:
+            if earlier.exists() and not folder.exists():
+                earlier.rename(folder)
             shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(earlier, ignore_errors=True)

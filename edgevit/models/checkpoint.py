@@ -6,7 +6,6 @@ A model folder that exists is complete: it is written beside itself and renamed.
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 import struct
 import warnings
@@ -32,6 +31,7 @@ from edgevit.folder.model import SPEC, WEIGHTS, BaseFacts, ClassLabel, ModelSpec
 from edgevit.folder.writing import file_sha256, new_folder
 from edgevit.models.families import family_of, load_family
 from edgevit.models.prediction import Picture, Prediction, judge, rgb_images
+from edgevit.models.request import check_base, check_model_folder
 from edgevit.numbers import COUNT, check_number
 
 PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
@@ -236,11 +236,8 @@ def open_base(
     Raises:
         UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as their names say.
     """
+    check_base(base, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args)
     if Path(base).is_dir():
-        if checkpoint or pretrained or model_args:
-            raise OptionError(
-                f"{base} is a model folder and brings its own weights and arguments; leave those options out"
-            )
         model = load(base)
         spec = model.spec
         # Whatever it was derived from, it is a base itself now.
@@ -249,23 +246,13 @@ def open_base(
         given = {**spec.preprocessing, **(preprocessing or {})}
         return Model(model.network, replace(spec, preprocessing=given, base=facts))
     name, args = str(base), dict(model_args or {})
-    if os.sep in name and not timm.is_model(name):
-        raise CheckpointError(f"no model folder at {name}; check the path")
     _check_name(name)
     state = None
     if checkpoint is not None:
-        if pretrained:
-            raise OptionError("--checkpoint and --pretrained exclude each other; give one of them")
         state = read_weights(Path(checkpoint))
         classifier = state.get("head.weight")
         if classifier is not None and "num_classes" not in args:
             args["num_classes"] = classifier.shape[0]  # a base trained on other classes than ImageNet's
-    elif pretrained and "num_classes" in args:
-        raise OptionError(
-            "--pretrained weights bring their own classifier; leave num_classes out, or give --checkpoint"
-        )
-    elif not pretrained:
-        raise CheckpointError(f"{name} needs weights: give --checkpoint FILE, or --pretrained where there is a network")
     network = _create(name, args, pretrained=pretrained)
     if state is not None:
         _fill(network, state, Path(str(checkpoint)), name)
@@ -307,9 +294,7 @@ def load(folder: str | Path) -> Model:
         CheckpointError: a file is missing, altered (wrong hash) or of another schema.
     """
     folder = Path(folder)
-    for name in (SPEC, WEIGHTS):
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder} is not a complete model folder: {name} is missing; derive it again")
+    check_model_folder(folder)
     spec, expected = read_spec(folder)
     seen = file_sha256(folder / WEIGHTS)
     if seen != expected:
@@ -358,13 +343,13 @@ def _check_described(network: Any, spec: ModelSpec, file: Path) -> None:
             )
 
 
-def save(model: Model, folder: Path, extra: Mapping[str, str]) -> None:
+def save(model: Model, folder: Path, extra: Mapping[str, str], *, overwrite: bool = False) -> None:
     """Write a model folder; `extra` maps further file names to their text.
 
     Raises:
-        OutputError: the folder exists, or cannot be written; nothing is left behind.
+        OutputError: the folder exists and is not to be overwritten, or cannot be written; nothing is left behind.
     """
-    with new_folder(folder) as temporary:
+    with new_folder(folder, overwrite=overwrite) as temporary:
         state = {k: v.detach().cpu().contiguous() for k, v in model.network.state_dict().items()}
         save_file(state, temporary / WEIGHTS, metadata={"format": "pt"})
         (temporary / WEIGHTS).chmod(0o644)  # safetensors makes it private; the folder is meant to be passed on

@@ -176,7 +176,7 @@ def test_a_budget_below_what_the_shape_reaches_gives_the_minimum(
         (["--weight-decay", "-1"], "--weight-decay -1 is not a finite number of at least 0"),
         (["--warmup-steps", "-1"], "warmup-steps -1"),
         (["--workers", "-1"], "workers -1"),
-        (["--validation-fraction", "1"], "validation fraction 1.0 is not between 0 and 1"),
+        (["--validation-fraction", "1"], "--validation-fraction 1 is not in (0, 1); try 0.1"),
         (["--crop-pct", "0"], "--crop-pct 0 is not in (0, 1]"),
         (["--interpolation", "cubic"], "--interpolation cubic is unknown"),
         (["--mean", "0.5,0.5"], "--mean 0.5,0.5 is not one number or three"),
@@ -300,7 +300,7 @@ def folder(small_vit: Any, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("command", ["show", "evaluate"])
 def test_a_folder_that_is_broken(edgevit_main: Any, folder: Path, tmp_path: Path, command: str) -> None:
     data = ["--data", "digits"] if command == "evaluate" else []
-    assert "is missing" in edgevit_main("show", tmp_path / "nowhere").error
+    assert "nowhere does not exist" in edgevit_main("show", tmp_path / "nowhere").error
     spec = (folder / "model.json").read_text()
     (folder / "model.json").write_text(spec.replace('"heads": 2', '"heads": 1').replace('"qk": 32', '"qk": 64'))
     assert "was altered" in edgevit_main(command, folder, *data).error

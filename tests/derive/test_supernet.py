@@ -257,9 +257,9 @@ def test_options_that_do_not_belong_together_are_refused(net, digits_checkpoint,
         derive("vit_tiny_patch16_224", supernet=net.folder, method="skd", rate=0.5, out=out)
     with pytest.raises(OptionError, match="brings its own weights and arguments"):
         derive(supernet=net.folder, checkpoint=digits_checkpoint, method="skd", rate=0.5, out=out)
-    with pytest.raises(OptionError, match="no images: give --data"):
+    with pytest.raises(OptionError, match="--data is missing"):
         derive(supernet=net.folder, method="skd", rate=0.5, out=out, training=Training(steps=3))
-    with pytest.raises(OptionError, match="no images: give --data"):
+    with pytest.raises(OptionError, match="--data is missing"):
         derive("vit_tiny_patch16_224", checkpoint=digits_checkpoint, rate=0.5, out=out)
     with pytest.raises(BudgetError, match=r"rate 0.95 leaves .* shape 'fused' reaches no less than"):
         make(digits_checkpoint, out, rate=0.95)

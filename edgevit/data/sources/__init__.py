@@ -2,7 +2,8 @@
 
     def matches(data: str) -> bool          is it of this kind?
     def open_source(data: str) -> Source    list it, without reading any image
-    def open_images(data: str) -> Source    optional: the same where images need not be sorted by class
+    def class_names(data: str) -> Sequence[str]   its classes' names, at once: without numpy, and without the images
+    def open_images(data: str) -> Source    optional: open_source where images need not be sorted by class
 
 Sources are tried in the order of their names; `folder` matches any directory and so comes last.
 """
@@ -64,6 +65,16 @@ def _kind(text: str) -> ModuleType:
     )
 
 
+def class_names(data: str | Path) -> Sequence[str]:
+    """List the classes of image data by name or path, before anything heavy is imported.
+
+    Raises:
+        DataError: as `open_source` says.
+    """
+    names: Sequence[str] = _kind(str(data)).class_names(str(data))
+    return names
+
+
 def open_source(data: str | Path) -> Source:
     """Open image data by name or path.
 
@@ -74,16 +85,26 @@ def open_source(data: str | Path) -> Source:
     return source
 
 
+def refuse_missing_unlabelled(data: str | Path) -> ModuleType:
+    """Find the kind of source that unlabelled images are of.
+
+    Raises:
+        DataError: there is none.
+    """
+    kind = _matching(str(data))
+    if kind is None:
+        what = "is not a folder" if Path(data).exists() else "does not exist"
+        raise DataError(f"unlabelled images: {data} {what}; expected a folder that has images, at any depth")
+    return kind
+
+
 def open_unlabelled(data: str | Path) -> tuple[Source, list[Reference]]:
     """Open images whose classes do not matter: those below a folder, at any depth, or another source's training part.
 
     Raises:
         DataError: there is nothing there, or no file.
     """
-    kind = _matching(str(data))
-    if kind is None:
-        what = "is not a folder" if Path(data).exists() else "does not exist"
-        raise DataError(f"unlabelled images: {data} {what}; expected a folder that has images, at any depth")
+    kind = refuse_missing_unlabelled(data)
     source: Source = getattr(kind, "open_images", kind.open_source)(str(data))
     references = [r for name in source.class_names for r in source.references("train", name)]
     if not references:

@@ -9,7 +9,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from edgevit.data.sources import Part, Reference
@@ -80,13 +79,20 @@ def _folder(data: str) -> Path | None:
     return None
 
 
+def _names(folder: Path) -> tuple[str, ...]:
+    _, _, _, meta, names = LAYOUTS[folder.name]
+    return tuple(_load(folder / meta, names)[names])
+
+
 class Cifar:
     has_test = True
     files = False
 
     def __init__(self, folder: Path) -> None:
-        train, test, labels, meta, names = LAYOUTS[folder.name]
-        self.class_names = tuple(_load(folder / meta, names)[names])
+        import numpy as np
+
+        train, test, labels, _, _ = LAYOUTS[folder.name]
+        self.class_names = _names(folder)
         batches = [[_load_batch(folder / name, labels) for name in part] for part in (train, test)]
         self.first_test = sum(len(of_batch) for of_batch, _ in batches[0])
         everything = batches[0] + batches[1]
@@ -94,15 +100,25 @@ class Cifar:
         self.images = np.concatenate([images for _, images in everything]).reshape(-1, 3, 32, 32)
 
     def references(self, part: Part, class_name: str) -> list[Reference]:
+        import numpy as np
+
         found = np.flatnonzero(self.labels == self.class_names.index(class_name))
         return [int(i) for i in found if (i >= self.first_test) == (part == "test")]
 
     def read(self, reference: Reference) -> Image.Image:
+        import numpy as np
+
         return Image.fromarray(np.ascontiguousarray(self.images[int(reference)].transpose(1, 2, 0)))
 
 
 def matches(data: str) -> bool:
     return _folder(data) is not None
+
+
+def class_names(data: str) -> tuple[str, ...]:
+    folder = _folder(data)
+    assert folder is not None
+    return _names(folder)
 
 
 def open_source(data: str) -> Cifar:

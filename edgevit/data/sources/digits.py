@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from PIL import Image
 
 from edgevit.data.sources import Part, Reference
@@ -14,13 +13,14 @@ class Digits:
     files = False
 
     def __init__(self) -> None:
+        import numpy as np
         from sklearn.datasets import load_digits
 
         images, self.labels = load_digits(return_X_y=True)
         self.images = np.rint(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
 
     def references(self, part: Part, class_name: str) -> list[Reference]:
-        return [int(i) for i in np.flatnonzero(self.labels == int(class_name))]
+        return [i for i, label in enumerate(self.labels) if label == int(class_name)]
 
     def read(self, reference: Reference) -> Image.Image:
         return Image.fromarray(self.images[int(reference)]).convert("RGB")
@@ -28,6 +28,10 @@ class Digits:
 
 def matches(data: str) -> bool:
     return data == "digits"
+
+
+def class_names(data: str) -> tuple[str, ...]:
+    return Digits.class_names
 
 
 def open_source(data: str) -> Digits:

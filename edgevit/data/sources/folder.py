@@ -67,6 +67,10 @@ def matches(data: str) -> bool:
     return Path(data).is_dir()
 
 
+def class_names(data: str) -> tuple[str, ...]:
+    return Folder(Path(data)).class_names
+
+
 def open_source(data: str) -> Folder:
     return Folder(Path(data))
 

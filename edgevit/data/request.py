@@ -1,0 +1,43 @@
+"""What is asked of images and classes, checked before torch is imported: by paths, names and listings alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from edgevit.data.classes import listed
+from edgevit.data.sources import class_names, refuse_missing_unlabelled
+from edgevit.errors import UnknownNameError
+
+SYNSET = re.compile(r"n\d{8}")  # ImageNet's names of classes, of which timm has the list
+
+
+def check_data(
+    data: str | Path,
+    classes: str | Path | Sequence[str | int] | None = None,
+    base_classes: str | Path | Sequence[str] | None = None,
+    *,
+    unlabelled: str | Path | None = None,
+) -> None:
+    """Refuse data that is not there, and names of classes that neither the data nor the base's list has.
+
+    What takes the base to tell, such as which index is which class, is refused once the base is open.
+
+    Raises:
+        DataError: nothing that can be read is there, or a file of classes is missing or empty.
+        UnknownNameError: no such class.
+    """
+    if unlabelled is not None:
+        refuse_missing_unlabelled(unlabelled)
+    names = class_names(data)
+    of_base = listed(base_classes, names) or []
+    _refuse_unknown(listed(classes, names) or [], names, of_base)
+
+
+def _refuse_unknown(given: Sequence[str], names: Collection[str], of_base: Sequence[str]) -> None:
+    if any(SYNSET.fullmatch(name) for name in (*given, *names)):
+        return  # a class may also be meant by its first lemma: timm knows, and timm imports torch
+    for entry in given:
+        if not entry.isdecimal() and entry not in names and entry not in of_base:
+            raise UnknownNameError("class", entry, of_base or names)
