@@ -242,11 +242,21 @@ class Run:
 
     def warnings(self) -> list[str]:
         """Say why these numbers may not be what they seem, each time with something to try."""
-        checks = (
-            *(_few_samples, _short_window, _coarse_clock, _spread, _outlier, _drift, _clocks, _load, _others),
-            *(_power_window, _no_total),
-        )
-        return [text for text in (check(self) for check in checks) if text]
+        return list(self.doubts().values())
+
+    def doubts(self) -> dict[str, str]:
+        """The warnings by their kind, of DOUBTS."""
+        return {kind: text for kind, check in DOUBTS.items() if (text := check(self))}
+
+    def is_busy(self) -> bool:
+        """Say whether other programs had so much of the machine that its latencies are theirs as well."""
+        return bool(_load(self) or _others(self))
+
+    def unsteadiness(self) -> float:
+        """By what factor the machine's speed moved within the window; 1 where that is no reason for a warning."""
+        drift = _drift_ratio(self) if _drift(self) else 1.0
+        low, high = _cpu_clocks(self) if _clocks(self) else (1, 1)
+        return max(drift, 1 / drift, high / max(low, 1))
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
@@ -369,11 +379,16 @@ def _outlier(run: Run) -> str | None:
     return f"the slowest inference took {ratio:.0f} times the median; close other programs and run again"
 
 
-def _drift(run: Run) -> str | None:
+def _drift_ratio(run: Run) -> float:
+    """The second half of the window over the first."""
     half = len(run.latencies_ns) // 2
     if half < 10:
-        return None
-    ratio = statistics.median(run.latencies_ns[half:]) / statistics.median(run.latencies_ns[:half])
+        return 1.0
+    return statistics.median(run.latencies_ns[half:]) / statistics.median(run.latencies_ns[:half])
+
+
+def _drift(run: Run) -> str | None:
+    ratio = _drift_ratio(run)
     if abs(ratio - 1) <= DRIFT:
         return None
     change = "slower" if ratio > 1 else "faster"
@@ -422,13 +437,15 @@ def _no_total(run: Run) -> str | None:
     return f"which rails make up this module is not known, so there is no energy ({seen} were read); try --profile"
 
 
-def _clocks(run: Run) -> str | None:
-    # The fastest core of each reading: idle cores slow down as they please.
+def _cpu_clocks(run: Run) -> tuple[int, int]:
+    """The lowest and the highest clock of the fastest core; idle ones slow down as they please. Zeros: not known."""
     cores = [[khz for name, khz in reading.items() if name.startswith("cpu")] for reading in _readings(run)]
     fastest = [max(clocks) for clocks in cores if clocks]
-    if not fastest:
-        return None
-    low, high = min(fastest), max(fastest)
+    return min(fastest, default=0), max(fastest, default=0)
+
+
+def _clocks(run: Run) -> str | None:
+    low, high = _cpu_clocks(run)
     if high <= CLOCKS_MOVED * low:
         return None
     return (
@@ -457,3 +474,18 @@ def _others(run: Run) -> str | None:
     if share <= OTHERS:
         return None
     return f"other programs took {share:.0%} of the processor during the window; close them and run again"
+
+
+DOUBTS: Dict[str, Callable[[Run], "str | None"]] = {
+    "few samples": _few_samples,
+    "short window": _short_window,
+    "coarse clock": _coarse_clock,
+    "spread": _spread,
+    "outlier": _outlier,
+    "drift": _drift,
+    "clocks": _clocks,
+    "load": _load,
+    "other programs": _others,
+    "short power window": _power_window,
+    "no total": _no_total,
+}

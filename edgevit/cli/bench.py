@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from edgevit.agent.records import Run
     from edgevit.board.bench import Bench
     from edgevit.report.gates import Verdict
-    from edgevit.report.runs import Row
+    from edgevit.report.runs import Comparison, Row
 
 
 def main(
-    model: Annotated[Path, typer.Argument(help="Model folder with an export, an ONNX file, or an engine.")],
+    models: Annotated[
+        list[Path],
+        typer.Argument(help="Model folder with an export, ONNX file, or engine; several are measured in turns."),
+    ],
     board: arguments.Board = None,
     ssh_config: arguments.SshConfig = None,
     profile: arguments.ProfileName = None,
@@ -28,7 +31,11 @@ def main(
         list[str] | None, typer.Option(metavar="METRIC<VALUE", help="Such as 'p99<8ms' or 'energy<40mJ'; repeatable.")
     ] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Images per inference; repeatable.  [default: 1]")] = None,
-    repeat: Annotated[int, typer.Option(help="Measure so many times, each in a process of its own.")] = 1,
+    repeat: Annotated[
+        int | None,
+        typer.Option(help="Rounds, with a process for each measurement.  [default: 1; 10 of several models]"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws the order of several models in each round.")] = 0,
     runner: Annotated[
         str | None,
         typer.Option(help="tensorrt, onnxruntime or fake.  [default: tensorrt on a board, onnxruntime elsewhere]"),
@@ -75,14 +82,16 @@ def main(
 ) -> int:
     """Measure latency, throughput, memory and energy of a model, here or on a board over SSH.
 
+    Several models take turns, and are set against the first: what slows the machine slows all of them alike.
+
     Exit code 3: a gate failed. 4: a run is void, because clocks moved or the board held itself back.
     """
     from dataclasses import asdict
 
-    from edgevit.board.bench import Setting, bench
+    from edgevit.board.bench import ROUNDS, Conditions, Setting, bench_in_turns
     from edgevit.cli.compare import show_comparisons
     from edgevit.report.gates import check_measurable, exit_code, judge, measurable, parse_gate
-    from edgevit.report.runs import compare_runs, load_runs, make_row
+    from edgevit.report.runs import compare_runs, compare_within, load_runs, make_row
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
     gates = [parse_gate(text) for text in gate or ()]
@@ -90,6 +99,25 @@ def main(
     keep = append_to(output) if output else None
     batches, lanes = batch or [1], streams or [1]
     runs: list[Run] = []
+    usual = 1 if len(models) == 1 else ROUNDS
+    how = Conditions(
+        runner=runner,
+        batches=batches,
+        streams=lanes,
+        precision=precision,
+        provider=provider,
+        threads=threads,
+        samples=samples,
+        duration_s=duration,
+        idle_s=idle,
+        warmup=warmup,
+        warmup_seconds=warmup_seconds,
+        power_meter=power_meter,
+        power_mode=power_mode,
+        lock_clocks=lock_clocks,
+        cross_check=cross_check,
+        options=arguments.assignments(option, "--option cuda_graph=False"),
+    )
 
     def before(setting: Setting, runner: str) -> None:
         """Refuse gates that this board cannot answer before it is kept busy."""
@@ -106,41 +134,31 @@ def main(
 
     done = None
     try:
-        done = bench(
-            model,
+        done = bench_in_turns(
+            models,
+            how,
+            rounds=usual if repeat is None else repeat,
+            seed=seed,
             board=board,
             ssh_config=ssh_config,
             profile=profile,
-            batches=batches,
-            repeat=repeat,
-            runner=runner,
-            precision=precision,
-            provider=provider,
-            threads=threads,
-            streams=lanes,
-            samples=samples,
-            duration_s=duration,
-            idle_s=idle,
-            warmup=warmup,
-            warmup_seconds=warmup_seconds,
-            power_meter=power_meter,
-            power_mode=power_mode,
-            lock_clocks=lock_clocks,
-            cross_check=cross_check,
-            options=arguments.assignments(option, "--option cuda_graph=False"),
             before=before,
             on_run=on_run,
             progress=console.progress,
         )
     finally:  # a batch size that fails, a full disk or Ctrl-C does not hide what was measured before it
         rows = [make_row(run, done.least_s(run) if done else None) for run in runs]
-        show_rows(console, rows)
+        if len(models) == 1 or done is None:
+            show_rows(console, rows)
+    in_turns = compare_within(runs) if len(models) > 1 else []
+    show_in_turns(console, runs, in_turns)
     show_setting(console, done)
     verdicts = judge(gates, runs)
     comparisons = compare_runs(earlier, runs, force=force) if compare else []
     if verdicts:
         console.show(verdicts_table(verdicts))
     show_comparisons(console, comparisons)
+    console.show(next_command(models, output))
     console.result(
         {
             "host": done.setting.host,
@@ -148,11 +166,24 @@ def main(
             "changed": done.changed,
             "runs": [asdict(row) for row in rows],
             "gates": [asdict(verdict) for verdict in verdicts],
+            "in_turns": [asdict(c) for c in in_turns],
             "comparisons": [asdict(c) for c in comparisons],
             "trtexec": list(done.cross_checks),
         }
     )
     return exit_code(verdicts, runs)
+
+
+def next_command(models: Sequence[Path], output: Path | None) -> str:
+    """What to do with the figures: set them against others."""
+    from shlex import quote
+
+    if len(models) == 1:
+        kept = f" --output {quote(str(output))}" if output else ""
+        return f"Next: edgevit bench {quote(str(models[0]))} OTHER{kept} sets another model against it, in turns"
+    if output:
+        return f"Next: edgevit compare {quote(str(output))} tells p99, throughput and energy, too"
+    return "Next: the same with --output runs.jsonl, then edgevit compare runs.jsonl tells p99, throughput and energy"
 
 
 def append_to(path: Path) -> Callable[[Run], None]:
@@ -170,15 +201,72 @@ def append_to(path: Path) -> Callable[[Run], None]:
 
 
 def show_rows(console: Console, rows: Sequence[Row]) -> None:
+    for label in dict.fromkeys(row.label for row in rows):
+        alike = [row for row in rows if row.label == label]
+        console.show(rows_table(alike))
+        if any(r.power_w is not None or r.gpu_p50_ms is not None or r.roofline_share is not None for r in alike):
+            console.show(board_table(alike))
     if rows:
-        console.show(rows_table(rows))
-        if any(row.power_w is not None or row.gpu_p50_ms is not None or row.roofline_share is not None for row in rows):
-            console.show(board_table(rows))
+        console.show(
+            "spread: standard deviation over mean; peak RSS: memory of the process, Python and the runtime included; "
+            "memory taken: how far the machine's free memory fell"
+        )
     for row in rows:
         for text in row.warnings:
             console.warn(f"{shape(row)}: {text}")
         for text in row.void:
             console.warn(f"{shape(row)}: VOID: {text}")
+
+
+def show_in_turns(console: Console, runs: Sequence[Run], comparisons: Sequence[Comparison]) -> None:
+    """Each model's ratio to the first, and what befell the machine, in one line for all runs."""
+    from edgevit.report.intervals import LEAST_ROUNDS
+    from edgevit.report.runs import decisive, group
+
+    if not comparisons:
+        return
+    console.show(turns_table(comparisons))
+    told = "medians of the rounds; the ratio is that of the p50"
+    if decisive(comparisons)[0].figure == "mean":
+        told = (
+            "medians of the rounds; the ratio is that of the means: other programs were busy, and interrupt long "
+            "inferences more often than short ones"
+        )
+    if max(c.rounds or 1 for c in comparisons) < LEAST_ROUNDS:
+        told += f"; an interval needs {LEAST_ROUNDS} rounds: try --repeat 10"
+    console.show(told)
+    for alike in group(runs):
+        for text in dict.fromkeys(reason for run in alike for reason in run.void()):
+            console.warn(f"{alike[0].label}, batch {alike[0].batch}: VOID: {text}")
+    if busy := sum(run.is_busy() for run in runs):
+        console.warn(
+            f"other programs were busy in {busy} of {len(runs)} runs: the ratios hold, as all models met them alike; "
+            "the milliseconds are those of a busy machine"
+        )
+
+
+def turns_table(comparisons: Sequence[Comparison]) -> Table:
+    from edgevit.report.runs import decisive, three_digits
+
+    judged = sorted(decisive(comparisons), key=lambda c: (c.batch, c.streams))
+    times = {(c.after, c.batch, c.streams, c.figure): (c.before_value, c.after_value) for c in comparisons}
+    rounds, first = max(c.rounds or 1 for c in judged), judged[0].before
+    headings = ("model", "batch", "p50 ms", "mean ms", f"ratio to {first}", "95 % interval", "verdict")
+    table = _table(f"in turns, {rounds} rounds", *headings)
+    table.columns[0].justify = table.columns[-1].justify = "left"
+    batch = None
+    for c in judged:
+        where = f"{c.batch}, {c.streams} streams" if c.streams > 1 else str(c.batch)
+        p50, mean = (times[c.after, c.batch, c.streams, figure] for figure in ("p50", "mean"))
+        if where != batch:
+            table.add_section()
+            table.add_row(first, where, three_digits(p50[0]), three_digits(mean[0]))
+        interval = "-" if c.low is None or c.high is None else f"{c.low:.3f} to {c.high:.3f}"
+        verdict = c.outcome if c.outcome in ("better", "worse", "void") else ""
+        values = (three_digits(p50[1]), three_digits(mean[1]), f"{c.ratio:.3f}")
+        table.add_row(c.after, where, *values, interval, verdict)
+        batch = where
+    return table
 
 
 def shape(row: Row) -> str:
@@ -235,10 +323,12 @@ def board_table(rows: Sequence[Row]) -> Table:
 def verdicts_table(verdicts: Sequence[Verdict]) -> Table:
     from edgevit.report.runs import three_digits
 
-    table = _table("gates", "gate", "batch", "seen", "margin", "verdict")
+    several = len({verdict.label for verdict in verdicts}) > 1
+    table = _table("gates", *(["model"] if several else []), "gate", "batch", "seen", "margin", "verdict")
     for verdict in verdicts:
         streams = f", {verdict.streams} streams" if verdict.streams > 1 else ""
         table.add_row(
+            *([verdict.label] if several else []),
             str(verdict.gate),
             f"{verdict.batch}{streams}",
             "-" if verdict.value is None else f"{three_digits(verdict.value)} {verdict.gate.unit}",
@@ -256,12 +346,19 @@ def show_setting(console: Console, done: Bench) -> None:
         console.show(text)
     if done.cross_checks:
         table = _table(
-            "trtexec on the same engine", "batch", "streams", "queries/s", "latency p50 ms", "GPU p50 ms", "p99"
+            "trtexec on the same engines",
+            "model",
+            "batch",
+            "streams",
+            "queries/s",
+            "latency p50 ms",
+            "GPU p50 ms",
+            "p99",
         )
         for check in done.cross_checks:
             latency, gpu = check["latency_ms"], check["gpu_ms"]
             figures = (check["throughput_qps"], latency["median"], gpu["median"], gpu.get("p99"))
-            table.add_row(str(check["batch"]), str(check["streams"]), *map(three_digits, figures))
+            table.add_row(check["label"], str(check["batch"]), str(check["streams"]), *map(three_digits, figures))
         console.show(table)
 
 

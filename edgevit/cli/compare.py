@@ -16,30 +16,42 @@ if TYPE_CHECKING:
 
 def main(
     before: Annotated[Path, typer.Argument(help="JSON-lines file of runs, as `edgevit bench --output` writes it.")],
-    after: Annotated[Path, typer.Argument(help="Another, to be set against it.")],
+    after: Annotated[
+        Path | None, typer.Argument(help="Another, to be set against it; without one, the first model of the first is.")
+    ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Compare even void runs, and in different environments; says so.")
+        bool,
+        typer.Option("--force", help="Judge even void runs, busy machines and different environments; says so."),
     ] = False,
     json: JsonFlag = False,
     verbose: VerboseFlag = False,
 ) -> int:
     """Set the runs of two files side by side, and say what of the difference is more than chance.
 
+    Of one file, each model is set against the first one in it. Runs of a busy machine are judged only if they were
+    made in turns, by `edgevit bench A B`.
+
     Exit code 4: a run is void, because clocks moved or the board throttled; it is shown and not judged.
     """
     from dataclasses import asdict
 
     from edgevit.report.gates import VOID
-    from edgevit.report.runs import compare_runs, load_runs
+    from edgevit.report.runs import compare_runs, compare_within, load_runs
 
     console = Console(json=json, verbose=verbose)
-    comparisons = compare_runs(load_runs(before), load_runs(after), force=force)
+    runs = load_runs(before)
+    if after is None:
+        comparisons = compare_within(runs, force=force)
+    else:
+        comparisons = compare_runs(runs, load_runs(after), force=force)
     show_comparisons(console, comparisons)
     console.result({"comparisons": [asdict(c) for c in comparisons]})
     return VOID if any(c.void for c in comparisons) and not force else 0
 
 
 def show_comparisons(console: Console, comparisons: Sequence[Comparison]) -> None:
+    from edgevit.report.runs import BUSY
+
     if not comparisons:
         return
     console.show(_table(comparisons))
@@ -48,6 +60,15 @@ def show_comparisons(console: Console, comparisons: Sequence[Comparison]) -> Non
             f"Intervals of one run each, resampled in blocks of {min(blocks)} to {max(blocks)} inferences: that "
             "leaves out how one process differs from the next; try --repeat 5."
         )
+    if widened := max((c.widened for c in comparisons if c.widened > 1), default=None):
+        console.show(f"Intervals are up to {widened:.2f} times wider on each side, as the speed moved within a run.")
+    if any(c.outcome == BUSY for c in comparisons):
+        console.show(
+            "Not judged: other work slows one run and not the next. `edgevit bench A B` measures two models in turns, "
+            "whose ratios hold on a busy machine, too."
+        )
+    for text in dict.fromkeys(text for c in comparisons for text in c.warnings):
+        console.warn(text)
     for text in sorted({f"environments differ in {', '.join(c.differing)}" for c in comparisons if c.differing}):
         console.warn(f"{text}: the ratios say little about the models")
     for text in dict.fromkeys(f"batch {c.batch}: void: {reason}" for c in comparisons for reason in c.void):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from edgevit.agent.records import RecordError, Run, comparable
 from edgevit.errors import RunsError
@@ -16,7 +16,16 @@ from edgevit.report.intervals import Ratio, ratios
 UNITS = {"p50": "ms", "p99": "ms", "mean": "ms", "throughput": "images/s", "energy": "mJ/image"}
 MORE_IS_BETTER = ("throughput",)
 
-Outcome = Literal["better", "worse", "cannot be told apart", "too few samples", "too few rounds", "void"]
+BUSY: Final = "not judged: the machine was busy"
+Outcome = Literal[
+    "better",
+    "worse",
+    "cannot be told apart",
+    "too few samples",
+    "too few rounds",
+    "not judged: the machine was busy",
+    "void",
+]
 
 
 @dataclass(frozen=True)
@@ -70,13 +79,15 @@ class Comparison:
     before_value: float
     after_value: float
     ratio: float
-    low: float | None  # None: not judged, because it is void or there are too few samples
+    low: float | None  # None: not judged, because it is void, the machine was busy, or there are too few samples
     high: float | None
     outcome: Outcome
     runs: tuple[int, int]  # before and after; of one each, the interval leaves out how processes differ
     blocks: tuple[int, int] | None  # inferences in a row that were resampled together; None: whole runs were
     rounds: int | None  # of one session, in which both were measured in turns; None: they were not
+    widened: float  # factor by which each end of the interval was moved, as a machine's speed moved within a run
     void: tuple[str, ...]  # why the runs are
+    warnings: tuple[str, ...]  # of the runs, with the model's name
     differing: tuple[str, ...]  # what differs in their environments; not empty only if the comparison was forced
 
 
@@ -145,8 +156,8 @@ def make_row(run: Run, least_s: float | None = None) -> Row:
 def compare_runs(before: Iterable[Run], after: Iterable[Run], *, force: bool = False) -> list[Comparison]:
     """Set each model of `after` against itself in `before`, at every batch size and number of streams of both.
 
-    A model is itself by label and precision; one that `before` lacks is set against each model there. Void runs are
-    shown and not judged, unless `force`.
+    A model is itself by label and precision; one that `before` lacks is set against each model there. Void runs, and
+    those of a busy machine but for the means of models in turns, are shown and not judged, unless `force`.
 
     Raises:
         RunsError: they have no batch size in common, or were made in different environments and not `force`.
@@ -159,7 +170,7 @@ def compare_runs(before: Iterable[Run], after: Iterable[Run], *, force: bool = F
 def compare_within(runs: Iterable[Run], *, force: bool = False) -> list[Comparison]:
     """Set each model against the first one, at every batch size and number of streams of both; see `compare_runs`.
 
-    Of models that were measured in turns, the ratios are those of the rounds.
+    Of models that were measured in turns, the ratios are those of the rounds, and `decisive` picks what to tell.
 
     Raises:
         RunsError: there is one model only, or no two have a batch size in common, or they were made in different
@@ -172,6 +183,12 @@ def compare_within(runs: Iterable[Run], *, force: bool = False) -> list[Comparis
         raise RunsError(f"all runs are of {_name(groups[0][0])}: there is nothing to set against each other")
     pairs = [(a, b) for b in others for a in first if _shape(a[0]) == _shape(b[0])]
     return _compare_pairs(pairs, first, others, force=force)
+
+
+def decisive(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Of models in turns, the one figure by which each is judged: p50, or the mean where other programs were busy."""
+    busy = any(c.outcome == BUSY for c in comparisons)
+    return [c for c in comparisons if c.figure == ("mean" if busy else "p50")]
 
 
 def group(runs: Iterable[Run]) -> list[list[Run]]:
@@ -235,29 +252,68 @@ def _compare(before: Sequence[Run], after: Sequence[Run], *, force: bool) -> lis
     both = (*before, *after)
     void = tuple(dict.fromkeys(reason for run in both for reason in run.void()))
     differing = {name for run in both for name in comparable(before[0], run)}
-    judged = force or not void
-    return [
-        Comparison(
-            before=_name(before[0]),
-            after=_name(after[0]),
-            batch=after[0].batch,
-            streams=after[0].streams,
-            figure=found.figure,
-            unit=UNITS[found.figure],
-            before_value=found.before,
-            after_value=found.after,
-            ratio=found.ratio,
-            low=found.low if judged else None,
-            high=found.high if judged else None,
-            outcome=_outcome(found) if judged else "void",
-            runs=(len(before), len(after)),
-            blocks=found.blocks if judged else None,
-            rounds=found.rounds,
-            void=void,
-            differing=tuple(sorted(differing)),
+    comparisons = []
+    for ratio in ratios(before, after):
+        # Of several runs, the spread between them holds what moved within them.
+        widened = math.prod(run.unsteadiness() for run in both) if ratio.blocks else 1.0
+        found = _widen(ratio, widened)
+        withheld = None if force else _withheld(both, found)
+        comparisons.append(
+            Comparison(
+                before=_name(before[0]),
+                after=_name(after[0]),
+                batch=after[0].batch,
+                streams=after[0].streams,
+                figure=found.figure,
+                unit=UNITS[found.figure],
+                before_value=found.before,
+                after_value=found.after,
+                ratio=found.ratio,
+                low=None if withheld else found.low,
+                high=None if withheld else found.high,
+                outcome=withheld or _outcome(found),
+                runs=(len(before), len(after)),
+                blocks=None if withheld else found.blocks,
+                rounds=found.rounds,
+                widened=widened,
+                void=void,
+                warnings=(*gather_warnings(before), *gather_warnings(after)),
+                differing=tuple(sorted(differing)),
+            )
         )
-        for found in ratios(before, after)
+    return comparisons
+
+
+def gather_warnings(runs: Sequence[Run]) -> list[str]:
+    """The warnings of one model's runs, each kind once, with its name and how many of the runs have it."""
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for run in runs:
+        for kind, text in run.doubts().items():
+            kinds[kind].append(text)
+    who = f"{_name(runs[0])}, batch {runs[0].batch}"
+    several = len(runs) > 1
+    return [
+        f"{who}: {f'{len(texts)} of {len(runs)} runs, such as: ' if several else ''}{texts[0]}"
+        for texts in kinds.values()
     ]
+
+
+def _widen(found: Ratio, factor: float) -> Ratio:
+    if found.low is None or found.high is None:
+        return found
+    return replace(found, low=found.low / factor, high=found.high * factor)
+
+
+def _withheld(runs: Sequence[Run], found: Ratio) -> Outcome | None:
+    """Why a ratio is not judged.
+
+    Other programs that are busy throughout a round meet all of its models, and each gets the same share of the time: so
+    means hold. Medians do not: a short inference mostly ends before it is interrupted, and a long one does not.
+    """
+    if any(run.void() for run in runs):
+        return "void"
+    holds = found.rounds is not None and found.figure in ("mean", "throughput")
+    return None if holds or not any(run.is_busy() for run in runs) else BUSY
 
 
 def _outcome(found: Ratio) -> Outcome:

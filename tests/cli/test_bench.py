@@ -39,6 +39,8 @@ def test_it_prints_a_row_per_batch_size_and_warnings_on_stderr(model):
     assert "t1 on fake" in result.stdout
     for heading in ("p50 ms", "p90 ms", "p99 ms", "images/s", "peak RSS MiB", "load ms", "first ms"):
         assert heading in result.stdout
+    assert "spread: standard deviation over mean; peak RSS: memory of the process" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith(f"Next: edgevit bench {model} OTHER")
     assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("│")] == ["1", "8"]
     assert "warning: batch 1: p99 of 20 samples" in result.stderr
     assert "warning: batch 8: the window lasted" in result.stderr
@@ -115,3 +117,29 @@ def test_a_full_disk_loses_no_figures(model, tmp_path):
     assert result.returncode == 1
     assert "No space left on device" in result.stderr
     assert "t1 on fake" in result.stdout
+
+
+def test_several_models_are_one_table_of_ratios_to_the_first(model, tmp_path):
+    other, output = tmp_path / "t2.onnx", tmp_path / "runs.jsonl"
+    other.write_bytes(b"anything else")
+    gates = ("--gate", "p50>1us", "--gate", "p50<1us")
+    result = run_bench(model, other, "--repeat", 2, "--output", output, *gates, *FAST)
+    assert result.returncode == 0, result.stderr  # which typer alone does not set; see test_bench_gates.py
+    assert "in turns, 2 rounds" in result.stdout and "ratio to t1" in result.stdout
+    assert "an interval needs 6 rounds: try --repeat 10" in result.stdout
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line]
+    assert [row[:2] for row in rows[:2]] == [["t1", "1"], ["t2", "1"]]
+    assert rows[0][4:] == ["", "", ""] and float(rows[1][4]) > 0 and rows[1][5:] == ["-", ""]
+    assert [(row[0], row[-1]) for row in rows[2:]] == [("t1", "pass"), ("t2", "pass"), ("t1", "fail"), ("t2", "fail")]
+    assert result.stdout.splitlines()[-1].startswith(f"Next: edgevit compare {output}")
+    assert [(run.label, run.round) for run in load_runs(output)][:2] == [("t1", 1), ("t2", 1)]
+
+
+def test_json_of_several_models_holds_every_ratio(model, tmp_path):
+    other = tmp_path / "t2.onnx"
+    other.write_bytes(b"anything else")
+    answer = json.loads(run_bench(model, other, "--json", "--repeat", 6, *FAST, "--option", "latency_ms=1").stdout)
+    assert len(answer["runs"]) == 12
+    p50, mean = [c for c in answer["in_turns"] if c["figure"] in ("p50", "mean")]
+    assert (p50["before"], p50["after"], mean["rounds"]) == ("t1", "t2", 6)
+    assert mean["low"] <= mean["ratio"] <= mean["high"]

@@ -45,7 +45,8 @@ def write(tmp_path):
 def test_two_files_are_set_side_by_side_with_what_can_be_told_apart(edgevit_main, write, runs):
     fast, slow = runs
     done = edgevit_main("compare", write("a.jsonl", *slow), write("b.jsonl", *fast))
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
+    assert "warning: t1 fp16, batch 1: 3 of 3 runs, such as: the window lasted 0." in done.err
     rows = [line for line in done.out.splitlines() if line.startswith("│")]
     assert [row.split("│")[5].strip() for row in rows] == ["p50 ms", "p99 ms", "mean ms", "throughput images/s"]
     assert rows[0].split("│")[1].strip() == "t1 fp16"
@@ -119,3 +120,22 @@ def test_a_file_that_is_not_runs_is_one_line(edgevit_main, write, runs, tmp_path
 def test_files_without_a_batch_size_in_common_say_which_they_have(edgevit_main, write, runs):
     files = write("a.jsonl", runs[0][0]), write("b.jsonl", replace(runs[1][0], batch=8))
     assert "no batch size in common: 1 before, 8 after" in edgevit_main("compare", *files).error
+
+
+def test_models_of_one_file_are_set_against_the_first_of_them(edgevit_main, write, runs):
+    other = [replace(run, label="t2") for run in runs[0]]
+    done = edgevit_main("compare", write("a.jsonl", *runs[1], *other))
+    assert done.code == 0 and "t1 fp16" in done.out and "t2 fp16" in done.out and done.out.count("better") > 1
+    assert "there is nothing to set against each other" in edgevit_main("compare", write("b.jsonl", *other)).error
+
+
+def test_runs_of_a_busy_machine_are_not_judged_and_their_warnings_are_repeated(edgevit_main, write, runs):
+    fast, slow = runs[0][0], runs[1][0]
+    shared = replace(fast, cpu_own_ns=fast.wall_ns, cpu_busy_ns=3 * fast.wall_ns)
+    files = write("a.jsonl", slow), write("b.jsonl", shared)
+    done = edgevit_main("compare", *files)
+    assert done.code == 0 and done.out.count("not judged: the machine was busy") == 4
+    assert done.out.count("better") == 1  # of the title
+    assert "`edgevit bench A B` measures two models in turns" in done.out
+    assert "warning: t1 fp16, batch 1: other programs took" in done.err
+    assert edgevit_main("compare", *files, "--force").out.count("better") == 5

@@ -1,9 +1,20 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from some_runs import DENSE, MS, ON_A_BOARD, SLIM, S, watts
 
-from edgevit.report.runs import UNITS, RunsError, compare_runs, compare_within, load_runs, make_row, three_digits
+from edgevit.report.intervals import ratios
+from edgevit.report.runs import (
+    UNITS,
+    RunsError,
+    compare_runs,
+    compare_within,
+    decisive,
+    load_runs,
+    make_row,
+    three_digits,
+)
 
 
 def test_a_row_has_the_figures_in_the_units_of_a_table():
@@ -157,6 +168,75 @@ def test_models_of_one_session_may_differ_in_what_they_run_on():
     found = p50(compare_within([*rounds, *others]))
     assert (found.outcome, found.rounds, found.differing) == ("cannot be told apart", 6, ("cuda_graph",))
     assert p50(compare_within([*rounds[:5], *others[:5]])).outcome == "too few rounds"
+
+
+def busy(run, share=0.6):
+    """Other programs had that much of the processor during the window."""
+    cores = int(run.environment["cores"])
+    return replace(run, cpu_own_ns=run.wall_ns, cpu_busy_ns=run.wall_ns + round(share * cores * run.wall_ns))
+
+
+def uneven(seed, quiet_ms, share):
+    """Latencies of a machine that had other work for `share` of the time, in stretches: 6 times longer then."""
+    random = np.random.default_rng(seed)
+    stretches = np.repeat(random.random(30) < share, 10)
+    return tuple(int(ns) for ns in quiet_ms * MS * np.where(stretches, 6, 1) * random.uniform(0.9, 1.2, 300))
+
+
+def test_a_busy_machine_is_not_judged_though_the_interval_is_far_from_1():
+    """As in a first hour: 0.16, 0.10 to 0.43, where a minute earlier the same two models had 0.68."""
+    slow = replace(DENSE, latencies_ns=uneven(2, 1, share=0.62), wall_ns=S)
+    slim = replace(slow, label="slim", latencies_ns=uneven(0, 0.8, share=0.2))
+    quiet = p50(compare_runs([slow], [slim]))
+    assert quiet.ratio < 0.2 and quiet.low < 0.14 and 0.4 < quiet.high < 0.68 and quiet.outcome == "better"
+    for sides in ((busy(slow), slim), (slow, busy(slim))):
+        comparisons = compare_runs(*([side] for side in sides))
+        assert {c.outcome for c in comparisons} == {"not judged: the machine was busy"}
+        assert {(c.low, c.high, c.blocks) for c in comparisons} == {(None, None, None)}
+        assert comparisons[0].ratio == quiet.ratio
+    (warning,) = [text for text in comparisons[0].warnings if "programs took" in text]
+    assert warning.startswith("slim fp32, batch 1: other programs took 60% of the processor during the window; close")
+    assert p50(compare_runs([busy(slow)], [slim], force=True)).outcome == "better"
+
+
+def test_runs_that_carry_no_warning_have_none_in_their_comparison():
+    assert p50(compare_runs([DENSE], [SLIM])).warnings == ()
+    assert p50(compare_runs([DENSE], [SLIM])).widened == 1
+
+
+def test_a_machine_whose_speed_moved_within_a_run_has_a_wider_interval():
+    slower = tuple(round(x * (1 if n < 100 else 1.08)) for n, x in enumerate(SLIM.latencies_ns))
+    drifting = p50(compare_runs([DENSE], [replace(SLIM, latencies_ns=slower)]))
+    assert drifting.widened == pytest.approx(1.10, abs=0.01) and drifting.outcome == "better"
+    plain = ratios([DENSE], [replace(SLIM, latencies_ns=slower)])[0]
+    assert (drifting.low, drifting.high) == (plain.low / drifting.widened, plain.high * drifting.widened)
+    clocks = replace(SLIM, clocks_before_khz={"cpu0": 2_000_000}, clocks_after_khz={"cpu0": 1_000_000})
+    assert p50(compare_runs([DENSE], [clocks])).widened == 2
+    assert p50(compare_runs([DENSE], [clocks])).outcome == "cannot be told apart"
+    assert p50(compare_runs([DENSE] * 3, [clocks] * 3)).widened == 1
+
+
+def test_the_warnings_of_repeats_are_gathered_by_kind():
+    runs = [busy(SLIM, share) for share in (0.5, 0.6)] + [SLIM]
+    (warning,) = p50(compare_runs([DENSE], runs)).warnings
+    assert warning.startswith("slim fp32, batch 1: 2 of 3 runs, such as: other programs took 50% of the processor")
+
+
+def test_of_models_in_turns_the_means_are_judged_where_other_programs_were_busy():
+    """They interrupt a long inference more often than a short one, so that the medians are no measure of the models."""
+    long = [replace(DENSE, session="5e55", round=n, latencies_ns=(3 * MS, *(15 * MS,) * 2) * 7) for n in range(1, 7)]
+    short = [replace(run, label="short", latencies_ns=(*(2 * MS,) * 2, 13 * MS) * 7) for run in long]
+    (quiet,) = decisive(compare_within([*long, *short]))
+    assert (quiet.figure, quiet.ratio, quiet.outcome) == ("p50", pytest.approx(2 / 15), "better")
+    told = compare_within([*map(busy, long), *map(busy, short)])
+    assert {c.figure: c.outcome for c in told} == {
+        "p50": "not judged: the machine was busy",
+        "p99": "not judged: the machine was busy",
+        "mean": "better",
+        "throughput": "cannot be told apart",  # the windows are those of DENSE
+    }
+    (found,) = decisive(told)
+    assert (found.figure, found.ratio, found.rounds) == ("mean", pytest.approx(17 / 33), 6)
 
 
 def pairs(before, after):
