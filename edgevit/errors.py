@@ -3,7 +3,7 @@
 EdgeVitError
   UnknownNameError        no method, option, class, runner, device ... of that name; suggests the nearest
   OptionError             an option's value is outside what it may be
-  PlanError               a file of many derivations that is no plan
+  PlanError               a plan that contradicts itself: a file of many derivations, or what a method says is kept
   DataError               images or classes are missing, empty, corrupt or ambiguous
   ModelError
     UnsupportedModelError a family that the factorisation would break, or that edgevit cannot read yet
@@ -54,7 +54,7 @@ class OptionError(EdgeVitError):
 
 
 class PlanError(EdgeVitError):
-    """A file of many derivations that cannot be read, or contradicts itself."""
+    """A plan that contradicts itself: a file of many derivations, or what a method says is kept."""
 
 
 class DataError(EdgeVitError):

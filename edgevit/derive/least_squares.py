@@ -27,6 +27,7 @@ from torch import Tensor
 
 from edgevit.derive.factorise import one_thread
 from edgevit.derive.statistics import add_outer, symmetric
+from edgevit.derive.surgery import keep_neurons
 from edgevit.errors import DataError
 from edgevit.models.blocks import BlockWeights
 
@@ -67,7 +68,7 @@ def refit(
     leave no variance. Shapes: kept [r] int64; second [e, e] and mean [e], moments of the FFN after its non-linearity.
     """
     kept = kept.to(block.w1.device)
-    slim = replace(block, w1=block.w1[kept], b1=None if block.b1 is None else block.b1[kept], w2=block.w2[:, kept])
+    slim = keep_neurons(block, kept)
     if how == "remove":
         return slim
     # Small solves where the moments are: on the CPU unless the caller put them elsewhere.

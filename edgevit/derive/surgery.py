@@ -1,4 +1,4 @@
-"""The only code that changes a model's structure: merge FFN neurons, factorise attention, drop classes.
+"""The only code that changes a model's structure: merge or drop FFN neurons, factorise attention, drop classes.
 
 Exact wherever the plan's constraints hold: neurons of a cluster are equal, and [W_Q b_Q] and W_V of each head have no
 more rank than is kept.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from edgevit.derive.collapse import merge, to_device
 from edgevit.derive.factorise import Spectrum, decompose, factors, singular_values
 from edgevit.derive.plan import Plan
 from edgevit.derive.rank import query_matrix
+from edgevit.errors import PlanError
 from edgevit.models.blocks import BlockDims, BlockWeights
 from edgevit.models.families import family_of
 from edgevit.models.slim import bare_copy
@@ -191,9 +193,37 @@ def keep_heads(block: BlockWeights, heads: Sequence[int], moment: Tensor) -> Blo
     return replace(fewer, bo=lost if block.bo is None else block.bo + lost)
 
 
+def keep_neurons(block: BlockWeights, kept: Sequence[int] | Tensor) -> BlockWeights:
+    """Keep these FFN neurons of a block, in this order; the others add no more to its output.
+
+    Args:
+        kept: their indices, as numbers or int64 [r].
+
+    Raises:
+        PlanError: it is a mask, empty, or has a neuron twice or one that the block has not.
+    """
+    index, count = torch.as_tensor(kept, device=block.w1.device), block.dims.ffn
+    if index.ndim != 1 or not len(index) or index.dtype != torch.int64:
+        raise PlanError(
+            f"neurons to keep are {list(index.shape)} {index.dtype}, expected at least one index, torch.int64; "
+            f"mask.nonzero().flatten() makes indices of a mask"
+        )
+    numbers = sorted(index.tolist())
+    if numbers[0] < 0 or numbers[-1] >= count:
+        raise PlanError(f"neurons to keep run from {numbers[0]} to {numbers[-1]}, expected 0 to {count - 1}")
+    if twice := [a for a, b in pairwise(numbers) if a == b]:
+        raise PlanError(f"neurons to keep have {twice[0]} more than once, expected every neuron at most once")
+    b1 = None if block.b1 is None else block.b1[index]
+    return replace(block, w1=block.w1[index], b1=b1, w2=block.w2[:, index])
+
+
 @torch.no_grad()
 def apply(network: nn.Module, plan: Plan) -> nn.Module:
-    """Return a slim copy of the network; the network itself is not changed."""
+    """Return a slim copy of the network; the network itself is not changed.
+
+    Raises:
+        PlanError: the plan does not fit the network.
+    """
     family = family_of(network)
     blocks = family.read(network)
     plan.check(blocks)

@@ -80,6 +80,5 @@ def sort_neurons(blocks: Sequence[BlockWeights], importance: Sequence[Tensor]) -
     done = []
     for block, score in zip(blocks, importance, strict=True):
         order = torch.argsort(score, descending=True, stable=True).to(block.w1.device)
-        b1 = None if block.b1 is None else block.b1[order]
-        done.append(replace(block, w1=block.w1[order], b1=b1, w2=block.w2[:, order]))
+        done.append(surgery.keep_neurons(block, order))
     return done

@@ -1,16 +1,40 @@
 """Every file in derive/methods keeps the contract of that folder."""
 
+import json
+import subprocess
+import sys
+import textwrap
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 
 import pytest
 import torch
 from small_base import derive, write_checkpoint
 
 import edgevit
-from edgevit.derive import load_method, method_names
+from edgevit.derive import load_method, method_names, methods
 from edgevit.derive.options import make_config, parse_assignments
 from edgevit.derive.shape import POLICIES
 from edgevit.errors import OptionError, UnknownNameError
+
+EXAMPLE = "example"
+NAMES = [*method_names(), EXAMPLE]
+
+
+def example():
+    """The method that the folder's docstring has, as a file."""
+    indented = methods.__doc__.partition("A whole method")[2].partition("\n")[2].rpartition("\ntests/derive/")[0]
+    return textwrap.dedent(indented).strip("\n") + "\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder_with_the_example(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("methods")
+    (folder / f"{EXAMPLE}.py").write_text(example())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(methods, "__path__", [*methods.__path__, str(folder)])
+        yield folder
+    sys.modules.pop(f"{methods.__name__}.{EXAMPLE}", None)
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +42,7 @@ def checkpoint(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("base"))
 
 
-@pytest.mark.parametrize("name", method_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_options_are_a_frozen_dataclass_with_defaults(name):
     config = load_method(name).Config()
     assert is_dataclass(config) and config.__dataclass_params__.frozen
@@ -27,10 +51,25 @@ def test_options_are_a_frozen_dataclass_with_defaults(name):
             setattr(config, field.name, getattr(config, field.name))
 
 
-@pytest.mark.parametrize("name", method_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_a_method_knows_how_long_to_train(name):
     module = load_method(name)
     assert module.default_steps(module.Config(), 0.6, 1000, 64) >= 0
+
+
+def test_the_example_is_short_and_clean_code(folder_with_the_example):
+    assert len([line for line in example().splitlines() if line]) <= 35
+    ruff = [sys.executable, "-m", "ruff"]
+    settings = ["--config", str(Path(__file__).parents[2] / "pyproject.toml"), folder_with_the_example]
+    for command in (["check"], ["format", "--check"]):
+        done = subprocess.run([*ruff, *command, *settings], text=True, capture_output=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_example_is_listed_with_its_option(edgevit_main):
+    assert "Keep the FFN neurons with the largest weights" in edgevit_main("methods").out
+    (option,) = json.loads(edgevit_main("methods", EXAMPLE, "--json").out)["options"]
+    assert (option["name"], option["default"]) == ("order", "2.0") and "neurons are ranked" in option["explanation"]
 
 
 def test_vulcan_takes_the_published_steps_or_as_many_passes_over_the_data():
@@ -42,7 +81,7 @@ def test_vulcan_takes_the_published_steps_or_as_many_passes_over_the_data():
 
 
 @pytest.mark.parametrize("shape", POLICIES)
-@pytest.mark.parametrize("name", method_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_a_method_derives_a_model_inside_its_budget_that_loads_again(name, shape, checkpoint, tmp_path):
     derivation = derive(checkpoint, tmp_path / "m", method=name, shape=shape, rate=0.45)
     spec = derivation.model.spec
@@ -55,7 +94,7 @@ def test_a_method_derives_a_model_inside_its_budget_that_loads_again(name, shape
     assert loaded(images).shape == (2, 3)
 
 
-@pytest.mark.parametrize("name", method_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_the_same_seed_gives_the_same_weights(name, checkpoint, tmp_path):
     one, two = (derive(checkpoint, tmp_path / n, method=name) for n in ("one", "two"))
     for key, value in one.model.network.state_dict().items():

@@ -1,5 +1,7 @@
 """Constructed weights that satisfy both constraints exactly: pruning must then change nothing, biases included."""
 
+from dataclasses import replace
+
 import pytest
 import timm
 import torch
@@ -8,6 +10,7 @@ from edgevit.derive import surgery
 from edgevit.derive.collapse import Clusters
 from edgevit.derive.plan import Plan, load_plan, save_plan
 from edgevit.derive.statistics import calibrate
+from edgevit.errors import PlanError
 from edgevit.models.blocks import BlockDims
 from edgevit.models.families import vit
 from edgevit.models.slim import SlimAttention
@@ -72,6 +75,101 @@ def test_pruning_is_exact_where_both_constraints_hold(kind, shape):
     assert [b.dims for b in vit.read(slim)] == list(plan.dims)
     assert sum(p.numel() for p in slim.parameters()) == vit.geometry(slim).params(plan.dims)
     assert isinstance(slim.blocks[0].attn, SlimAttention) == (qk != vo)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keeping_neurons_is_masking_the_others(kind):
+    model = random_vit(kind)
+    masks = [
+        torch.rand(128, generator=torch.Generator().manual_seed(i)) < share for i, share in enumerate((0.1, 0.5, 1))
+    ]
+    kept = [mask.nonzero().flatten() for mask in masks]
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    slim = surgery.rebuild(model, [surgery.keep_neurons(b, k) for b, k in zip(vit.read(model), kept, strict=True)])
+    images = torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        masked, pruned = surgery.without_neurons(model, masks)(images), slim(images)
+    torch.testing.assert_close(pruned, masked, rtol=1e-5, atol=1e-5 * float(masked.abs().max()))
+    assert [b.dims.ffn for b in vit.read(slim)] == [len(k) for k in kept]
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items()), "the model itself was changed"
+
+
+def test_neurons_are_kept_in_the_order_given_and_can_be_trained_through():
+    (block,) = vit.read(random_vit("vit", depth=1))
+    for kept in ([5, 0, 127], (5, 0, 127), torch.tensor([5, 0, 127])):
+        slim = surgery.keep_neurons(block, kept)
+        assert torch.equal(slim.w1, block.w1[[5, 0, 127]]) and torch.equal(slim.w2, block.w2[:, [5, 0, 127]])
+        assert torch.equal(slim.b1, block.b1[[5, 0, 127]]) and slim.w1.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ([], "neurons to keep are [0] torch.float32, expected at least one index"),
+        (torch.ones(128, dtype=torch.bool), "neurons to keep are [128] torch.bool, expected at least one index"),
+        ([0.5], "neurons to keep are [1] torch.float32, expected at least one index"),
+        ([3, 128], "neurons to keep run from 3 to 128, expected 0 to 127"),
+        ([-1, 3], "neurons to keep run from -1 to 3, expected 0 to 127"),
+        ([7, 3, 7], "neurons to keep have 7 more than once, expected every neuron at most once"),
+    ],
+)
+def test_neurons_that_cannot_be_kept_are_refused(kept, said):
+    (block,) = vit.read(random_vit("vit", depth=1))
+    with pytest.raises(PlanError) as error:
+        surgery.keep_neurons(block, kept)
+    assert str(error.value).startswith(said) and "\n" not in str(error.value)
+
+
+def changed(plan, *, dims=None, moments=None, **clusters):
+    """The plan with other dimensions, labels or anchors in block 1."""
+    one = replace(plan.clusters[1], **{k: torch.tensor(v) for k, v in clusters.items()})
+    dims = (plan.dims[0], replace(plan.dims[1], **(dims or {})), *plan.dims[2:])
+    return replace(plan, dims=dims, clusters=(plan.clusters[0], one, *plan.clusters[2:]), moments=moments)
+
+
+LABELS = [*range(40), *[39] * 88]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"dims": {"heads": 1}}, "1 heads, expected all 2; surgery.keep_heads drops heads"),
+        ({"dims": {"qk": 33}}, "qk width 33, expected 1 to 32"),
+        ({"dims": {"vo": 0}}, "vo width 0, expected 1 to 32"),
+        ({"dims": {"ffn": 129}}, "ffn width 129, expected 1 to 128"),
+        ({"labels": LABELS[:-1]}, "labels [127] torch.int64, expected [128] torch.int64"),
+        ({"labels": [float(label) for label in LABELS]}, "labels [128] torch.float32, expected [128] torch.int64"),
+        ({"anchors": list(range(41))}, "anchors [41] torch.int64, expected [40] torch.int64"),
+        ({"labels": [*LABELS[:-1], 40]}, "cluster labels from 0 to 40, expected 0 to 39: a plan merges every neuron"),
+        ({"labels": [-1, *LABELS[1:]]}, "cluster labels from -1 to 39, expected 0 to 39: a plan merges every neuron"),
+        (
+            {"labels": [7, 1, 2, 7, *LABELS[4:]]},
+            "2 empty clusters, the first of them 0, expected a neuron in each of 40",
+        ),
+        ({"anchors": [*range(39), 128]}, "anchors from 0 to 128, expected neurons 0 to 127"),
+        ({"anchors": [0, *range(39)]}, "neuron 0 for the anchor of cluster 1, expected one of the cluster's members"),
+        ({"moments": (None, torch.zeros(64, 64), None)}, "a moment [64, 64], expected [65, 65]"),
+    ],
+)
+def test_a_plan_that_cannot_be_realised_names_the_block_and_what_was_expected(fault, said):
+    model = random_vit("vit")
+    plan = satisfy(model, [BlockDims(2, 16, 16, 40)] * 3)
+    plan.check(vit.read(model))
+    with pytest.raises(PlanError) as error:
+        surgery.apply(model, changed(plan, **fault))
+    assert str(error.value).startswith(f"the plan of block 1 has {said}") and "\n" not in str(error.value)
+
+
+def test_a_plan_for_another_depth_is_refused():
+    model = random_vit("vit")
+    plan = satisfy(model, [BlockDims(2, 16, 16, 40)] * 3)
+    for short, said in (
+        (replace(plan, dims=plan.dims[:2]), "the plan has dims for 2 blocks, expected 3"),
+        (replace(plan, clusters=plan.clusters * 2), "the plan has clusters for 6 blocks, expected 3"),
+        (replace(plan, moments=(torch.zeros(65, 65),)), "the plan has moments for 1 blocks, expected 3"),
+    ):
+        with pytest.raises(PlanError, match=said):
+            short.check(vit.read(model))
 
 
 def test_blocks_of_different_shapes_are_each_cut_to_their_own():

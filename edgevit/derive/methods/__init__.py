@@ -1,4 +1,4 @@
-"""One file per derivation method. Each defines:
+'''One file per derivation method. Each defines:
 
     class Config                 frozen dataclass: the method's options, in the CLI (`--set method.option=value`), in
                                  derivation.json and in reports; every field has a default, is a bool, int, float,
@@ -9,6 +9,48 @@
     QUANTITIES = ("macs", "params", "ms")    if it can meet a budget in milliseconds too; left out by those that cannot
     DROPS = True                 if it can leave out heads and blocks, and so get below the policy's smallest widths
 
-A method decides what to keep and may train `problem.network` in place; only `surgery` changes a structure.
-tests/derive/test_methods.py sweeps this folder.
-"""
+A method decides what to keep and may train `problem.network` in place; only `surgery` changes a structure: it narrows
+attention (`narrow_attention`), drops heads (`keep_heads`) and neurons (`keep_neurons`), or carries out a `Plan`, which
+merges neurons (`apply`). What a method is given and gives back is in `edgevit.derive.problem`.
+
+`Derived.facts` goes into derivation.json as it is. `steps` (done; 0 without training) is shown by `edgevit show`,
+`kept_blocks` (which of the base's are left) by `derive`, `reused` (`problem.cache.reused`) by `derive-many`.
+
+A whole method, to be copied to methods/<name>.py:
+
+    """Keep the FFN neurons with the largest weights, narrow attention by SVD, alike in every block; then train."""
+
+    from __future__ import annotations
+
+    from dataclasses import dataclass
+
+    from edgevit.derive import surgery
+    from edgevit.derive.problem import Derived, Problem, train_for
+    from edgevit.derive.shape import fit, uniform
+    from edgevit.models.families import family_of
+
+
+    @dataclass(frozen=True)
+    class Config:
+        order: float = 2.0  # The order of the norm by which neurons are ranked.
+
+
+    def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
+        return images // batch_size
+
+
+    def derive(problem: Problem, config: Config) -> Derived:
+        base, slim = problem.network.to(problem.compute.device), []
+        family = family_of(base)
+        blocks = family.read(base)
+        dims = [block.dims for block in blocks]
+        chosen = fit(uniform(dims), dims, family.geometry(base), problem.budget, problem.policy)
+        for block, new in zip(surgery.narrow_attention(blocks, chosen), chosen, strict=True):
+            score = block.w1.norm(config.order, dim=1) * block.w2.norm(config.order, dim=0)
+            slim.append(surgery.keep_neurons(block, score.topk(new.ffn).indices))
+        network = surgery.rebuild(base, slim)
+        steps = train_for(problem, network)
+        return Derived(network, {"steps": steps, "steps_planned": problem.training.steps})
+
+tests/derive/test_methods.py sweeps this folder, and this example with it.
+'''

@@ -287,6 +287,7 @@ class Redundancy:
 
 def derive(problem: Problem, config: Config) -> Derived:
     plan = load_plan(problem.folder) or make_plan(problem, config)
+    plan.check(family_of(problem.network).read(problem.network))
     distillation = distillation_for(problem, config)
     network, training = problem.network.to(problem.compute.device), problem.training
     redundancy = Redundancy(network, plan, config, problem.compute)
