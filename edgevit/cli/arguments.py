@@ -63,6 +63,9 @@ Overwrite = Annotated[
     bool,
     typer.Option("--overwrite", help="Replace the model folder that --out names, once the new one is complete."),
 ]
+AcceptWeakBase = Annotated[
+    bool, typer.Option(help="Go on although the base is hardly better than chance on its own classes.")
+]
 SkipBadImages = Annotated[bool, typer.Option(help="Leave out and count images that cannot be read.")]
 
 

@@ -52,6 +52,7 @@ def main(
     seed: int = 42,
     validation_fraction: arguments.ValidationFraction = 0.1,
     skip_bad_images: arguments.SkipBadImages = False,
+    accept_weak_base: arguments.AcceptWeakBase = False,
     resume: Annotated[bool, typer.Option(help="Go on with an interrupted training.")] = False,
     overwrite: arguments.Overwrite = False,
     json: JsonFlag = False,
@@ -95,6 +96,7 @@ def main(
         ),
         validation_fraction=validation_fraction,
         skip_bad_images=skip_bad_images,
+        accept_weak_base=accept_weak_base,
         resume=resume,
         overwrite=overwrite,
     )

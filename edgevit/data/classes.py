@@ -116,17 +116,22 @@ def base_order(data_names: Sequence[str], base_names: Sequence[str] | None, outp
             )
         _refuse_twins(base_names)
         return {name: i for i, name in enumerate(base_names)}
+    if folders_are_imagenet(data_names, outputs):
+        return imagenet_names(outputs)
     if len(data_names) == outputs:
-        order = {name: i for i, name in enumerate(data_names)}
-        known = imagenet_names(outputs)
-        return {**known, **order} if all(known.get(n, i) == i for n, i in order.items()) else order
-    known = imagenet_names(outputs)
-    if known and all(name in known for name in data_names):
-        return known
+        return {name: i for i, name in enumerate(data_names)}
     raise DataError(
         f"the data has {len(data_names)} classes and the base {outputs} outputs, so it is not known which output is "
         f"which class; give the base's class names in order with --base-classes FILE"
     )
+
+
+def folders_are_imagenet(data_names: Sequence[str], outputs: int) -> bool:
+    """Whether the classes are found in ImageNet's own list, in an order that does not contradict it."""
+    known = imagenet_names(outputs)
+    if len(data_names) == outputs:
+        return bool(known) and all(known.get(name) == i for i, name in enumerate(data_names))
+    return bool(known) and all(name in known for name in data_names)
 
 
 def _refuse_twins(base_names: Sequence[str]) -> None:

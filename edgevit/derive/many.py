@@ -108,6 +108,7 @@ class PlanFile(_Strict):
     ffn_multiple: int | None = None
     head: str = "subset"
     finetune_base: bool = False
+    accept_weak_base: bool = False
     validation_fraction: float = 0.1
     skip_bad_images: bool = False
     unlabelled: str | None = None
@@ -245,6 +246,7 @@ def _job(
         "training": training,
         **({} if plan.unlabelled is None else {"unlabelled": plan.unlabelled}),
         **{name: value for name in ("ms", "cost_table") if (value := getattr(budget, name)) is not None},
+        **({"accept_weak_base": True} if plan.accept_weak_base else {}),
         **({} if plan.reject is None else {"reject": plan.reject}),  # jobs done without it stay done
     }
     given = [name for name in ("rate", "macs", "params", "ms") if getattr(budget, name) is not None]

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 import edgevit
 from edgevit.data.accuracy import Accuracy, from_counts
+from edgevit.data.assumptions import Assumptions, Sureness, assumptions
 from edgevit.data.task import Task, open_task, without
 from edgevit.derive import load_method, surgery
+from edgevit.derive.base_check import ask, judge
 from edgevit.derive.budget import Budget, make_budget
 from edgevit.derive.cache import Cache, cache_folder
 from edgevit.derive.card import model_card
@@ -78,6 +80,8 @@ class _Wanted:
     training: Training
     finetune_base: bool
     rejection: RejectionImages | None
+    assumed: Assumptions
+    accept_weak_base: bool
 
     def request(self) -> dict[str, Any]:
         """What must be the same for an unfinished run to be gone on with."""
@@ -123,7 +127,7 @@ def versions() -> dict[str, str]:
 
 
 def _baselines(wanted: _Wanted, problem: Problem) -> dict[str, Any]:
-    """The three that a derived model is judged against, on the test part; kept in a file once taken."""
+    """What a derived model is judged against, on the test part; kept in a file once taken."""
     file, task, compute = problem.folder / "baselines.json", problem.task, problem.compute
     taken = asdict(STATE.json(file, Baselines)) if file.is_file() else {}
     if "base_full_head" not in taken:
@@ -133,11 +137,33 @@ def _baselines(wanted: _Wanted, problem: Problem) -> dict[str, Any]:
         full = {**seen.to_dict(), "top1": seen.top1_full, "per_class": None}
         taken |= {"base_full_head": full, "base_restricted": seen.to_dict(), "base_finetuned": None}
         _write_json(file, taken, compute)
+    return taken
+
+
+def _add_finetuned(taken: dict[str, Any], wanted: _Wanted, problem: Problem) -> dict[str, Any]:
+    """The third baseline, where it is asked for: it trains."""
+    file, task, compute = problem.folder / "baselines.json", problem.task, problem.compute
     if wanted.finetune_base and taken["base_finetuned"] is None:
         finetuned = evaluate(finetuned_base(problem), task.test, problem.columns, task.class_names, compute)
         taken["base_finetuned"] = finetuned.to_dict()
         _write_json(file, taken, compute)
     return taken
+
+
+def _check_base(baselines: dict[str, Any], wanted: _Wanted, problem: Problem) -> dict[str, Any]:
+    """See that the base knows its classes before hours of work, and what other preprocessing would give.
+
+    Raises:
+        DataError: it is near chance, and that is not accepted.
+    """
+    task, network = problem.task, wanted.base.network
+    images = len(task.test)
+    full, restricted = (round(baselines[name]["top1"] * images) for name in ("base_full_head", "base_restricted"))
+    seen = Sureness("test", images, full, restricted, task.arguments["base_outputs"], len(task.classes))
+    with problem.stopwatch.stage("check"):
+        answers = ask(network, task, problem.compute, problem.cache, problem.identity, problem.progress)
+    judge(answers, seen, task, wanted.accept_weak_base, problem.progress)
+    return {**answers.record(), "near_chance": seen.near_chance}
 
 
 def _base_accuracy(base: nn.Module, problem: Problem) -> Accuracy:
@@ -232,6 +258,7 @@ def derive(
     skip_bad_images: bool = False,
     unlabelled: str | Path | None = None,
     reject: float | None = None,
+    accept_weak_base: bool = False,
     resume: bool = False,
     overwrite: bool = False,
     cache: bool = True,
@@ -247,6 +274,7 @@ def derive(
         supernet: for method skd, in place of a base; slices need no data unless they are to be measured or trained.
         unlabelled: images of any class to be distilled with; the method must have a teacher.
         reject: share of the target classes' images that may be called `other`; None: no image is.
+        accept_weak_base: go on where the base is hardly better than chance on its own classes.
         overwrite: once the new model is whole, let it take the place of the model folder that is there.
         cache: use and keep what derivations of one base or task can share.
 
@@ -281,6 +309,7 @@ def derive(
         skip_bad_images=skip_bad_images,
         unlabelled=unlabelled,
         reject=reject,
+        accept_weak_base=accept_weak_base,
         resume=resume,
         overwrite=overwrite,
         cache=cache,
@@ -314,6 +343,11 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         assert net is not None
         return _slice(net, opened, config, policy, request)
     task, rejection = _open_images(opened, request, progress)
+    assumed = assumptions(
+        base, task, pretrained=request.pretrained, base_classes=request.base_classes, given=request.preprocessing
+    )
+    for line in assumed.lines():
+        progress.note(line)
     network, columns, labels = with_head(opened, task, request.head)
     budget = _budget(opened, network, policy, request, drops=getattr(module, "DROPS", False))
     if training.steps is None:
@@ -323,7 +357,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         refuse_untaught(request.method, config, training.steps)
     wanted = _Wanted(
         str(base), opened, task, request.method, config, budget, policy, request.head, labels, training,
-        request.finetune_base, rejection,
+        request.finetune_base, rejection, assumed, request.accept_weak_base,
     )  # fmt: skip
     compute = open_compute(training)
     folder = partial_folder(request.out)
@@ -406,6 +440,8 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool)
     torch.manual_seed(wanted.training.seed)
     try:
         baselines = _baselines(wanted, problem)
+        checked = _check_base(baselines, wanted, problem)
+        baselines = _add_finetuned(baselines, wanted, problem)
         torch.manual_seed(wanted.training.seed)  # the method draws the same whether or not baselines were worked out
         derived = load_method(wanted.method).derive(problem, wanted.config)
         with problem.stopwatch.stage("evaluation"):
@@ -432,6 +468,7 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool)
         "processes": problem.compute.accelerator.num_processes,
         "seconds": problem.stopwatch.seconds,
         "facts": derived.facts,
+        "assumptions": {**wanted.assumed.record(), "base_check": checked},
         "accuracy": {**baselines, "derived": {**accuracy.to_dict(), "rejection": rejected}},
     }
     model = Model(network, spec)

@@ -48,6 +48,7 @@ class Request:
     training: Training = field(default_factory=Training)
     validation_fraction: float = 0.1
     skip_bad_images: bool = False
+    accept_weak_base: bool = False
     resume: bool = False
     overwrite: bool = False
 

@@ -21,8 +21,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from edgevit.data.assumptions import Assumptions, assumptions
 from edgevit.data.task import Split, Task, open_task
+from edgevit.derive.base_check import ask, judge
 from edgevit.derive.budget import make_budget, readable
+from edgevit.derive.cache import Cache
 from edgevit.derive.distill import TeacherOptions, make_distillation
 from edgevit.derive.options import SUPERNET, make_config
 from edgevit.derive.piad import Growth, ProgressiveDropout, Unit, make_units
@@ -86,6 +89,8 @@ class _Making:
     compute: Compute
     progress: Progress
     stopwatch: Stopwatch
+    assumed: Assumptions
+    accept_weak_base: bool
 
     @property
     def proxy(self) -> Split:
@@ -121,6 +126,7 @@ class _Making:
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "base": self.base_name,
             "base_top1": base_top1,
+            "assumptions": self.assumed.record(),
             "settings": self.settings(),
             "data": self.task.record(),
             "versions": versions(),
@@ -147,6 +153,7 @@ def supernet(
     training: Training | None = None,
     validation_fraction: float = 0.1,
     skip_bad_images: bool = False,
+    accept_weak_base: bool = False,
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -159,6 +166,7 @@ def supernet(
         rate: how much smaller than the base the smallest slice is, in MACs: 0.75 leaves a quarter.
         options: of `Config`.
         shape: what its slices may look like; a slice may ask for another policy.
+        accept_weak_base: go on where the base is hardly better than chance on its own classes.
 
     Raises:
         EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
@@ -181,6 +189,7 @@ def supernet(
         training=training or Training(),
         validation_fraction=validation_fraction,
         skip_bad_images=skip_bad_images,
+        accept_weak_base=accept_weak_base,
         resume=resume,
         overwrite=overwrite,
     )
@@ -211,6 +220,15 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
         skip_bad_images=request.skip_bad_images,
         progress=progress,
     )
+    assumed = assumptions(
+        request.base,
+        task,
+        pretrained=request.pretrained,
+        base_classes=request.base_classes,
+        given=request.preprocessing,
+    )
+    for line in assumed.lines():
+        progress.note(line)
     head = "full" if request.classes is None else "subset"
     network, columns, labels = with_head(opened, task, head)
     budget = make_budget(opened.spec.macs, opened.spec.params, rate=request.rate)
@@ -235,6 +253,8 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
         compute,
         progress,
         Stopwatch(),
+        assumed,
+        request.accept_weak_base,
     )
     folder = partial_folder(out)
     with open_partial(folder, made.settings(), request.resume) if compute.is_main else nullcontext():
@@ -250,6 +270,8 @@ def _carry_out(made: _Making, folder: Path, out: Path, *, overwrite: bool) -> No
     history = History(folder / "history.jsonl")
     torch.manual_seed(made.training.seed)
     try:
+        _check_base(made)
+        torch.manual_seed(made.training.seed)
         network, order = _train(made, folder, history)
         spec = derived_spec(made.base.spec, network, made.head, made.labels)
         curve = _curve(made, order, network, spec)
@@ -269,6 +291,13 @@ def _carry_out(made: _Making, folder: Path, out: Path, *, overwrite: bool) -> No
         }
         save(Model(network.cpu().eval(), spec), out, extra, overwrite=overwrite)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_base(made: _Making) -> None:
+    """Raise DataError if the base is near chance on the validation part, and that is not accepted."""
+    with made.stopwatch.stage("check"):
+        answers = ask(made.base.network, made.task, made.compute, Cache(None), {}, made.progress)
+    judge(answers, answers.sureness(made.task), made.task, made.accept_weak_base, made.progress)
 
 
 def _train(made: _Making, folder: Path, history: History) -> tuple[nn.Module, list[Unit]]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from edgevit.data.accuracy import measure_accuracy
+from edgevit.data.assumptions import CHECK, Sureness, assumptions
 from edgevit.data.rejection import Rejected, count_rejected, foreign_images
 from edgevit.data.task import Split
 from edgevit.export.images import Judging, Subject, data_record, open_images, subject_of
@@ -144,6 +145,12 @@ def evaluate(
         skip_bad_images=skip_bad_images,
         progress=progress,
     ).limited(max_images)
+    if not candidate.subject.class_names:  # a base, which does not say what its outputs are
+        assumed = assumptions(
+            model, judging.task, pretrained=pretrained, base_classes=base_classes, given=preprocessing or ()
+        )
+        for line in assumed.lines():
+            progress.note(line)
     foreign = _foreign_images(candidate.subject, judging, max_images, progress)
     kept: list[Tensor] = []  # of a model that may call an image `other`: the target classes' logits
     with progress.stage("evaluate", len(judging.split) + len(foreign or ()), "image") as stage:
@@ -164,6 +171,16 @@ def evaluate(
             with torch.inference_mode():
                 for images, _ in foreign.batches(batch_size, workers):
                     predict(images)
+    seen = Sureness(
+        judging.part,
+        accuracy.images,
+        sum(accuracy.full),
+        sum(accuracy.restricted),
+        candidate.subject.outputs,
+        len(judging.class_names),
+    )
+    if seen.near_chance:
+        progress.warn(f"{model} is {seen.told()}; {CHECK}")
     return Evaluation(
         model=str(model),
         form=candidate.form,

@@ -42,7 +42,11 @@ def test_a_person_sees_the_baselines_and_what_to_do_next(derived: Any) -> None:
     assert "classes that lost most" in done.stdout or "none of the 3 classes is classified worse" in done.stdout
     assert "heads" in done.stdout and "/256" in done.stdout, "widths of each block beside the base's"
     assert f"Next: edgevit export {out}" in done.stdout.replace("\n", "")
-    assert "baselines on" in done.stderr and "Traceback" not in done.stderr
+    told = [
+        done.stderr.index(line) for line in ("classes: 3 is output 3, ", "preprocessing: crop_pct ", "baselines on")
+    ]
+    assert told == sorted(told), "what is assumed is said before the work begins"
+    assert "Traceback" not in done.stderr
     assert not set(done.stderr) & {"\r", "\x1b"}, "plain lines where stderr is no terminal"
 
 
@@ -52,7 +56,9 @@ def test_the_folder_is_complete_and_nothing_else_is_left(derived: Any) -> None:
     assert sorted(f.name for f in out.iterdir()) == names
     assert [f.name for f in out.parent.iterdir()] == ["t1"]
     record = json.loads((out / "derivation.json").read_text())
-    accuracy = record["accuracy"]
+    accuracy, assumed = record["accuracy"], record["assumptions"]
+    assert assumed["classes_from"] == "data" and assumed["output_names"] == [str(i) for i in range(10)]
+    assert set(assumed["preprocessing_from"].values()) == {"timm"} and not assumed["base_check"]["near_chance"]
     assert accuracy["base_restricted"]["top1"] > 0.8 and accuracy["derived"]["top1"] > 0.4
     assert accuracy["base_finetuned"]["images"] == accuracy["derived"]["images"] == record["data"]["images"]["test"]
     assert set(accuracy["derived"]["per_class"]) == {"3", "5", "8"}

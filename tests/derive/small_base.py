@@ -30,7 +30,7 @@ def write_checkpoint(folder: Path, **more: Any) -> Path:
 
 def derive(checkpoint: Path, out: Path, *, training: dict[str, Any] | None = None, **options: Any) -> Any:
     given: dict[str, Any] = {"classes": "3,7,9", "rate": 0.5, "data": "digits", "model_args": ARGS}
-    given |= {"method": "vulcan"}
+    given |= {"method": "vulcan", "accept_weak_base": True}  # it is random
     if options.get("method") == "skd":
         return _slice(checkpoint, out, Training(**{**QUICK, "steps": 0, **(training or {})}), {**given, **options})
     return edgevit.derive(
@@ -45,6 +45,7 @@ def derive(checkpoint: Path, out: Path, *, training: dict[str, Any] | None = Non
 
 def make_supernet(checkpoint: Path, out: Path, *, training: dict[str, Any] | None = None, **options: Any) -> Any:
     given: dict[str, Any] = {"rate": 0.5, "data": "digits", "model_args": ARGS, "preprocessing": PREPROCESSING}
+    given["accept_weak_base"] = True
     few = {"proxy_images": 32, "updates": 2, "points": 3}
     return edgevit.supernet(
         "vit_tiny_patch16_224",

@@ -376,7 +376,7 @@ def test_too_few_images_are_told_with_the_number_that_would_do(
         told = Console(quiet=True).progress
         derive(checkpoint, tmp_path / name, method="forge", options=options, training=UNTRAINED, progress=told)
         warning = "warning: 4 calibration images do not determine the widest layer, 16 would"
-        assert capsys.readouterr().err.startswith(warning)
+        assert warning in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_two_processes_match_one(checkpoint, tmp_path, image_folder, taught):
         "-m", "edgevit.cli", "derive", "vit_tiny_patch16_224", "--checkpoint", str(checkpoint), *arguments,
         "--mean=0.5", "--std=0.5", "--crop-pct=1.0", "--interpolation=bicubic", "--data=digits", "--classes=3,7,9",
         "--rate=0.5", "--method=vulcan", "--steps=6", "--batch-size=24", "--device=cpu", "--evaluations=2", "--lr=1e-4",
-        "--no-early-stop", "--quiet", "--json", "--out", str(tmp_path / "two"),
+        "--no-early-stop", "--accept-weak-base", "--quiet", "--json", "--out", str(tmp_path / "two"),
         *(f"--set=vulcan.{name}={value}" for name, value in options.items()),
         *([f"--unlabelled={more}"] if more else []),
     ]  # fmt: skip

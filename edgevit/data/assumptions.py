@@ -1,0 +1,146 @@
+"""What is taken for granted of a base: which output is which class, how its images are prepared, that it knows them.
+
+All of it is said before the work begins, with where it comes from, and written beside the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from edgevit.data.accuracy import wilson
+from edgevit.data.classes import folders_are_imagenet
+from edgevit.data.task import Task
+
+ClassesFrom = Literal["option", "model folder", "imagenet", "folders", "data"]
+ORDER: dict[ClassesFrom, str] = {
+    "option": "as --base-classes says",
+    "model folder": "as the model folder says",
+    "imagenet": "as in ImageNet's own list",
+    "folders": "assumed from the alphabet of the data's folders: --base-classes FILE gives another order",
+    "data": "assumed from the data's own order: --base-classes FILE gives another",
+}
+SettingsFrom = Literal["model folder", "pretrained weights", "timm"]
+SETTINGS: dict[SettingsFrom, str] = {
+    "model folder": "as the model folder says",
+    "pretrained weights": "those of timm's weights for {base}",
+    "timm": "assumed, as timm's defaults for {base}",
+}
+SHOWN = ("crop_pct", "interpolation", "mean", "std")  # of the preprocessing, and what an option can give
+CHECK = "check the order of its outputs (--base-classes) and its preprocessing (--mean, --std, --crop-pct)"
+NAMED = 5  # classes in a line
+ODDS = 1.25  # a base whose odds of being right may be as low as this times those of chance is near it
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """Which output is which class, which preprocessing, and where each comes from."""
+
+    classes: tuple[tuple[str, int], ...]  # each target class and its output
+    outputs: int
+    output_names: tuple[str, ...] | None  # of all outputs, in order; None: ImageNet's
+    classes_from: ClassesFrom
+    preprocessing: Mapping[str, Any]
+    given: tuple[str, ...]  # what of it options gave
+    otherwise: SettingsFrom  # where the rest comes from
+    base: str
+
+    def lines(self) -> list[str]:
+        """What a person is told."""
+        named = ", ".join(f"{name} is output {index}" for name, index in self.classes[:NAMED])
+        more = f" and {len(self.classes) - NAMED} more" if len(self.classes) > NAMED else ""
+        return [
+            f"classes: {named}{more} of {self.outputs} outputs, {ORDER[self.classes_from]}",
+            f"preprocessing: {self._preprocessing_line()}",
+        ]
+
+    def _preprocessing_line(self) -> str:
+        def told(keys: Collection[str]) -> str:
+            return ", ".join(f"{key} {shown(self.preprocessing[key])}" for key in SHOWN if key in keys)
+
+        rest = [key for key in SHOWN if key not in self.given]
+        parts = [(told(self.given), "given"), (told(rest), SETTINGS[self.otherwise].format(base=self.base))]
+        return "; ".join(f"{text}, {origin}" for text, origin in parts if text)
+
+    def record(self) -> dict[str, Any]:
+        """What derivation.json says of it."""
+        origin = {key: "option" if key in self.given else self.otherwise for key in SHOWN}
+        names = self.output_names and list(self.output_names)
+        return {"classes_from": self.classes_from, "output_names": names, "preprocessing_from": origin}
+
+
+def shown(value: Any) -> str:
+    """A setting of the preprocessing as its option takes it: 0.9, or 0.485,0.456,0.406, or 0.5 for three alike."""
+    if isinstance(value, (list, tuple)):
+        texts = [f"{v:g}" for v in value]
+        return texts[0] if len(set(texts)) == 1 else ",".join(texts)
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)
+
+
+def assumptions(
+    base: str | Path, task: Task, *, pretrained: bool, base_classes: object, given: Collection[str]
+) -> Assumptions:
+    """Gather what is assumed of a base, a timm name or a model folder, on this task.
+
+    Args:
+        pretrained, base_classes: as they were asked for.
+        given: keys of the preprocessing that options gave.
+    """
+    source, asked = task.test.source, task.arguments
+    names, outputs = asked["base_names"], asked["base_outputs"]
+    origin: ClassesFrom = "option" if base_classes else "model folder"
+    settings: SettingsFrom = "pretrained weights" if pretrained else "timm"
+    if names is None and folders_are_imagenet(source.class_names, outputs):
+        origin = "imagenet"
+    elif names is None:
+        origin, names = "folders" if source.files else "data", source.class_names
+    return Assumptions(
+        classes=tuple((c.name, c.base_index) for c in task.classes),
+        outputs=outputs,
+        output_names=None if names is None else tuple(names),
+        classes_from=origin,
+        preprocessing=task.test.preprocessing,
+        given=tuple(key for key in SHOWN if key in given),
+        otherwise="model folder" if Path(base).is_dir() else settings,
+        base=str(base),
+    )
+
+
+@dataclass(frozen=True)
+class Sureness:
+    """How many images a base gets right, with every output in the running and among the target classes."""
+
+    part: str
+    images: int
+    full: int
+    restricted: int
+    outputs: int
+    classes: int
+
+    @property
+    def near_chance(self) -> bool:
+        return _near_chance(self.full, self.images, self.outputs) or _near_chance(
+            self.restricted, self.images, self.classes
+        )
+
+    def told(self) -> str:
+        return (
+            f"right on {self.full / self.images:.1%} of {self.images} {self.part} images among all "
+            f"{self.outputs} outputs and on {self.restricted / self.images:.1%} among the {self.classes} classes, "
+            f"where chance is {1 / self.outputs:.1%} and {1 / self.classes:.1%}"
+        )
+
+    def record(self) -> dict[str, Any]:
+        return {**asdict(self), "near_chance": self.near_chance}
+
+
+def _near_chance(right: int, images: int, choices: int) -> bool:
+    """Whether the 95 % interval of the accuracy reaches down to chance, or hardly more.
+
+    Of few images it does even for a good model, which is let pass where it is right on more than half of what chance
+    leaves.
+    """
+    limit = ODDS / (ODDS + choices - 1)
+    return wilson(right, images)[0] <= limit and right / images < (1 + 1 / choices) / 2

@@ -1,0 +1,196 @@
+"""Does the base know its classes? Judged on validation images, as it is read and under neighbouring preprocessing.
+
+A base whose outputs are in another order than was assumed, or that was trained with other preprocessing, still gives
+answers, and whatever is derived from it is only as good as they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import comb
+from typing import Any
+
+import torch
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import Tensor, nn
+
+from edgevit.data.assumptions import CHECK, Sureness, shown
+from edgevit.data.task import Split, Task
+from edgevit.derive.cache import Cache
+from edgevit.derive.train import Compute
+from edgevit.errors import DataError
+from edgevit.progress import Progress
+
+IMAGES = 300  # of the validation part at most: a difference of 4 points in one direction shows
+NORMALISATIONS = ((IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), ((0.5,) * 3, (0.5,) * 3), ((0.0,) * 3, (1.0,) * 3))
+SIGNIFICANT = 0.05  # of all neighbours together
+OPTION = "--accept-weak-base"
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """Other preprocessing than was assumed, and how the base does with it."""
+
+    option: str  # that asks for it
+    preprocessing: Mapping[str, Any]
+    gained: int = 0  # images that are right with it and wrong as assumed
+    lost: int = 0
+
+
+def neighbours(preprocessing: Mapping[str, Any]) -> list[Neighbour]:
+    """What a base may have been trained with instead: without a crop, or with the usual one; normalised otherwise."""
+    crop = 1.0 if preprocessing["crop_pct"] < 1 else 0.875
+    found = [Neighbour(f"--crop-pct {crop:g}", {**preprocessing, "crop_pct": crop})]
+    now = (tuple(preprocessing["mean"]), tuple(preprocessing["std"]))
+    for mean, std in NORMALISATIONS:
+        if (mean, std) != now:
+            option = f"--mean {shown(mean)} --std {shown(std)}"
+            found.append(Neighbour(option, {**preprocessing, "mean": mean, "std": std}))
+    return found
+
+
+def better_by_chance(gained: int, lost: int) -> float:
+    """McNemar's exact test: how likely at least so many gains are where gains and losses are equally likely."""
+    n = gained + lost
+    return float(sum(comb(n, k) for k in range(gained, n + 1)) / 2**n)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the base answers to validation images as it is read, and which neighbours do better."""
+
+    split: Split
+    full: tuple[int, ...]  # for each image, the output that is largest
+    restricted: tuple[int, ...]  # the position of the largest among the target classes
+    neighbours: tuple[Neighbour, ...]
+
+    @property
+    def better(self) -> list[Neighbour]:
+        """Those that are better by more than chance, best first."""
+        level = SIGNIFICANT / len(self.neighbours)
+        found = [n for n in self.neighbours if better_by_chance(n.gained, n.lost) < level]
+        return sorted(found, key=lambda n: n.lost - n.gained)
+
+    @property
+    def right(self) -> int:
+        return sum(a == label for a, label in zip(self.restricted, self.split.labels, strict=True))
+
+    def sureness(self, task: Task) -> Sureness:
+        columns = task.base_columns
+        full = sum(a == columns[label] for a, label in zip(self.full, self.split.labels, strict=True))
+        outputs = task.arguments["base_outputs"]
+        return Sureness("validation", len(self.split), full, self.right, outputs, len(columns))
+
+    def told(self, neighbour: Neighbour) -> str:
+        images, other = len(self.split), self.right + neighbour.gained - neighbour.lost
+        return (
+            f"with {neighbour.option} the base is right on {other / images:.1%} of {images} validation images, and on "
+            f"{self.right / images:.1%} as it is read now: give that option if it was trained so"
+        )
+
+    def exchanged(self, task: Task, *, rings_only: bool) -> list[str]:
+        """Say, in one sentence or none, which classes another output than their own answers for."""
+        answers: dict[int, Counter[int]] = {}
+        for output, label in zip(self.full, self.split.labels, strict=True):
+            answers.setdefault(task.base_columns[label], Counter())[output] += 1
+        found = {}
+        for own, seen in answers.items():
+            (top, count), images = seen.most_common(1)[0], sum(seen.values())
+            if top != own and images >= 5 and count > images / 2:
+                found[own] = top
+        names = {c.base_index: c.name for c in task.classes}
+        told = [
+            f"output {other} answers most validation images of {names[own]!r}, taken to be output {own}"
+            for own, other in (in_rings(found) if rings_only else found).items()
+        ]
+        return [", and ".join(told[:2])] if told else []
+
+    def record(self) -> dict[str, Any]:
+        tried = [{"option": n.option, "gained": n.gained, "lost": n.lost} for n in self.neighbours]
+        return {"images": len(self.split), "right": self.right, "neighbours": tried}
+
+
+def in_rings(answer: Mapping[int, int]) -> dict[int, int]:
+    """The outputs that answer for one another in a ring, as when their order is wrong; one that is merely taken for
+    another, as a shirt for a coat, is in none."""
+
+    def returns(start: int) -> bool:
+        at: int | None = start
+        for _ in answer:
+            at = answer.get(at) if at is not None else None
+            if at == start:
+                return True
+        return False
+
+    return {own: other for own, other in answer.items() if returns(own)}
+
+
+def ask(
+    base: nn.Module, task: Task, compute: Compute, cache: Cache, identity: Mapping[str, Any], progress: Progress
+) -> Answers:
+    """Let the whole base answer validation images, as it is read and under each neighbour; kept in the cache.
+
+    In fp32, whatever the training's precision. Every process does all of it.
+
+    Raises:
+        DataError: its answers are no numbers.
+    """
+    split = task.validation.subset(IMAGES)
+    tried = neighbours(split.preprocessing)
+    splits = [split, *(replace(split, preprocessing=n.preprocessing) for n in tried)]
+    key = {**identity, "images": split.content_sha256(), "tried": [dict(s.preprocessing) for s in splits]}
+
+    def take() -> dict[str, Tensor]:
+        with progress.stage("check the base", len(splits) * len(split), "image") as stage:
+            found = []
+            for i, under in enumerate(splits):
+                found.append(_answers(base, under, task.base_columns, compute))
+                stage.update((i + 1) * len(split))
+        return {"answers": torch.stack(found)}
+
+    answers = cache.tensors("answers", key, take)["answers"]  # [1 + neighbours, 2, N]
+    labels = torch.tensor(split.labels)
+    right = answers[:, 1] == labels
+    judged = [
+        replace(n, gained=int((now & ~right[0]).sum()), lost=int((right[0] & ~now).sum()))
+        for n, now in zip(tried, right[1:], strict=True)
+    ]
+    full, restricted = (tuple(int(a) for a in row) for row in answers[0].tolist())
+    return Answers(split, full, restricted, tuple(judged))
+
+
+def _answers(base: nn.Module, split: Split, columns: Sequence[int], compute: Compute) -> Tensor:
+    """The largest output of each image, and the largest among the target classes: [2, N]."""
+    base.to(compute.device).eval()
+    found = []
+    with torch.inference_mode():
+        for images, _ in split.batches(compute.batch_size, compute.workers):
+            logits = base(images.to(compute.device)).float()
+            if not torch.isfinite(logits).all():
+                raise DataError(
+                    "the base's answers to validation images are no finite numbers; check its weights, --mean and --std"
+                )
+            found.append(torch.stack([logits.argmax(1), logits[:, list(columns)].argmax(1)]).cpu())
+    return torch.cat(found, 1)
+
+
+def judge(answers: Answers, sureness: Sureness, task: Task, accept_weak_base: bool, progress: Progress) -> None:
+    """Stop where the base is near chance, unless that is accepted; say what other preprocessing would give.
+
+    Raises:
+        DataError: it is near chance.
+    """
+    near = sureness.near_chance
+    otherwise, exchanged = [answers.told(n) for n in answers.better], answers.exchanged(task, rings_only=not near)
+    if not near:
+        for hint in otherwise:
+            progress.warn(hint)
+        for hint in exchanged:
+            progress.warn(f"{hint}; check the order of the base's outputs (--base-classes)")
+        return
+    told = "; ".join([f"the base is {sureness.told()}", *otherwise, *exchanged, CHECK])
+    if not accept_weak_base:
+        raise DataError(f"{told}, or go on all the same with {OPTION}")
+    progress.warn(told)

@@ -1,0 +1,209 @@
+"""A base that does not know its classes stops the work; of one that were better read otherwise a person is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from scipy.stats import binomtest
+
+import edgevit
+from edgevit.data.assumptions import Sureness
+from edgevit.derive.base_check import better_by_chance, in_rings, neighbours
+from edgevit.derive.train import Training
+from edgevit.errors import DataError
+from edgevit.progress import Silent
+
+NAME = "vit_tiny_patch16_224"
+ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
+DIGITS = [str(i) for i in range(10)]
+PREPROCESSING = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 0.9, "interpolation": "bicubic"}
+
+
+class Told(Silent):
+    """Keeps what a person would read."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def derive(checkpoint: Path, out: Path, progress: Told | None = None, **options: Any) -> Any:
+    given = {"data": "digits", "classes": "3,5,8", "rate": 0.4, "method": "nuwa", "training": Training(device="cpu")}
+    return edgevit.derive(
+        NAME, checkpoint=checkpoint, model_args=ARGS, out=out, progress=progress, **{**given, **options}
+    )
+
+
+# -- a base that does not know its classes -----------------------------------------------------------------------------
+
+
+def test_names_in_reverse_stop_the_work(digits_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as refusal:
+        derive(digits_checkpoint, tmp_path / "m", base_classes=DIGITS[::-1])
+    said = str(refusal.value)
+    assert "where chance is 10.0% and 33.3%" in said and "check the order of its outputs (--base-classes)" in said
+    assert "output 3 answers most validation images of '3', taken to be output 6" in said
+    assert "--accept-weak-base" in said and "\n" not in said
+    assert list(tmp_path.iterdir()) == [], "nothing is left to be removed"
+
+
+def test_names_in_reverse_are_gone_on_with_if_asked(digits_checkpoint: Path, tmp_path: Path) -> None:
+    told = Told()
+    made = derive(digits_checkpoint, tmp_path / "m", told, base_classes=DIGITS[::-1], accept_weak_base=True)
+    assert made.record["assumptions"]["base_check"]["near_chance"] is True
+    assert any("where chance is 10.0%" in warning for warning in told.warnings)
+
+
+def test_a_supernetwork_is_not_trained_from_such_a_base(digits_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"validation images among all 10 outputs.*--accept-weak-base"):
+        edgevit.supernet(
+            NAME, checkpoint=digits_checkpoint, model_args=ARGS, out=tmp_path / "n", data="digits",
+            rate=0.5, base_classes=DIGITS[::-1], training=Training(device="cpu", steps=2),
+        )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_names_exchanged_are_told_of(digits_checkpoint: Path, tmp_path: Path) -> None:
+    told, names = Told(), [*DIGITS]
+    names[3], names[6] = "6", "3"
+    derive(digits_checkpoint, tmp_path / "m", told, base_classes=names, classes=None)
+    (warning,) = [warning for warning in told.warnings if "check the order of the base's outputs" in warning]
+    assert "output 3 answers most validation images of '3', taken to be output 6, and output 6 answers " in warning
+
+
+def test_a_base_without_numbers_is_said_to_be_so(digits_checkpoint: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    state = load_file(digits_checkpoint)
+    state["head.bias"][0] = float("nan")
+    save_file(state, tmp_path / "nan.safetensors")
+    with pytest.raises(DataError, match="no finite numbers; check its weights"):
+        derive(tmp_path / "nan.safetensors", tmp_path / "m", accept_weak_base=True)
+
+
+@pytest.mark.parametrize(
+    ("full", "restricted", "images", "outputs", "classes", "near"),
+    [
+        (0, 850, 3000, 10, 3, True),  # names in reverse
+        (2340, 2680, 3000, 10, 3, False),
+        (300, 1000, 3000, 10, 3, True),
+        (2, 900, 1000, 1000, 10, True),  # neighbours of the right outputs: shifted by one
+        (40, 600, 1000, 1000, 10, False),  # odd photographs, but it knows them
+        (700, 52, 100, 1000, 2, True),  # it cannot tell these two apart
+        (3, 4, 6, 2, 2, True),
+        (5, 5, 6, 2, 2, False),  # few images, most of them right
+        (1, 1, 1, 10, 2, False),
+    ],
+)
+def test_near_chance_is_decided_by_its_interval(
+    full: int, restricted: int, images: int, outputs: int, classes: int, near: bool
+) -> None:
+    full = min(full, restricted)
+    assert Sureness("test", images, full, restricted, outputs, classes).near_chance is near
+
+
+def test_a_class_merely_taken_for_another_is_no_exchange() -> None:
+    assert in_rings({1: 2, 2: 1, 5: 1, 7: 8, 8: 9, 9: 7}) == {1: 2, 2: 1, 7: 8, 8: 9, 9: 7}
+    assert in_rings({1: 2, 3: 2, 4: 3}) == {}
+
+
+# -- other preprocessing -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def framed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images whose outermost pixels tell their class; of every other one, the middle does, too."""
+    root, random = tmp_path_factory.mktemp("framed"), np.random.default_rng(0)
+    for label, name in enumerate(("a", "b", "c")):
+        (root / name).mkdir()
+        for i in range(100):
+            pixels = random.integers(90, 160, (32, 32, 3), np.uint8)
+            pixels[[0, -1], :, label] = pixels[:, [0, -1], label] = 255
+            if i % 2:
+                pixels[10:22, 10:22, label] = 255
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def uncropped(framed: Path, tmp_path_factory: pytest.TempPathFactory, small_vit: Callable[..., Any]) -> Path:
+    """A base trained on whole images."""
+    from edgevit.data.task import open_task
+    from edgevit.models.checkpoint import describe
+
+    network = small_vit(num_classes=3)
+    model = describe(network, NAME, {**ARGS, "num_classes": 3}, {**PREPROCESSING, "crop_pct": 1.0})
+    task = open_task(framed, None, preprocessing=model.preprocessing, base_outputs=3)
+    images, labels = next(task.train.batches(len(task.train)))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3)
+    for _ in range(40):
+        torch.nn.functional.cross_entropy(network(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    file = tmp_path_factory.mktemp("uncropped") / "base.safetensors"
+    save_file(network.state_dict(), file)
+    return file
+
+
+def test_a_base_that_is_read_with_a_crop_it_was_not_trained_with_is_told_of(
+    framed: Path, uncropped: Path, tmp_path: Path
+) -> None:
+    told = Told()
+    asked = {"data": framed, "classes": None, "validation_fraction": 0.3}
+    cropped = derive(uncropped, tmp_path / "cropped", told, **asked)
+    (warning,) = [warning for warning in told.warnings if "--crop-pct" in warning]
+    assert "with --crop-pct 1 the base is right on " in warning and "give that option if it was trained so" in warning
+    tried = cropped.record["assumptions"]["base_check"]["neighbours"]
+    assert [n["option"] for n in tried] == [
+        "--crop-pct 1", "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225", "--mean 0 --std 1",
+    ]  # fmt: skip
+    assert tried[0]["gained"] > tried[0]["lost"] + 10
+
+    told = Told()
+    whole = derive(uncropped, tmp_path / "whole", told, **asked, preprocessing={"crop_pct": 1.0})
+    assert not [warning for warning in told.warnings if "--crop-pct" in warning]
+    better, worse = (made.record["accuracy"]["base_restricted"]["top1"] for made in (whole, cropped))
+    assert better > worse + 0.1
+    assert whole.record["assumptions"]["preprocessing_from"]["crop_pct"] == "option"
+    assert cropped.record["assumptions"]["preprocessing_from"]["crop_pct"] == "timm"
+
+
+def test_the_check_is_kept_for_the_next_derivation(framed: Path, uncropped: Path, tmp_path: Path) -> None:
+    first, second = Told(), Told()
+    asked = {"data": framed, "classes": None, "validation_fraction": 0.3}
+    derive(uncropped, tmp_path / "first", first, **asked)
+    derive(uncropped, tmp_path / "second", second, **asked, rate=0.5)
+    reused = "reusing answers from the cache"
+    assert reused not in first.notes and reused in second.notes
+    assert first.warnings == second.warnings
+
+
+def test_neighbours_differ_from_what_is_assumed_by_one_thing() -> None:
+    found = neighbours(PREPROCESSING)
+    assert len({n.option for n in found}) == 3
+    for neighbour in found:
+        changed = {key for key in PREPROCESSING if neighbour.preprocessing[key] != PREPROCESSING[key]}
+        assert changed in ({"crop_pct"}, {"mean", "std"}), neighbour
+    assert neighbours({**PREPROCESSING, "crop_pct": 1.0})[0].option == "--crop-pct 0.875"
+    imagenet = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    options = [n.option for n in neighbours({**PREPROCESSING, **imagenet})]
+    assert options == ["--crop-pct 1", "--mean 0.5 --std 0.5", "--mean 0 --std 1"]
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 0), (5, 0), (7, 3), (30, 18), (3, 40)])
+def test_a_gain_is_judged_as_the_exact_binomial_test_does(gained: int, lost: int) -> None:
+    expected = binomtest(gained, gained + lost, alternative="greater").pvalue if gained + lost else 1.0
+    assert better_by_chance(gained, lost) == pytest.approx(expected)
