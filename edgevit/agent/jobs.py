@@ -8,6 +8,9 @@ A job is a process of its own session with a folder in the cache:
     stderr          what it and its libraries printed
     result.json     `{"result": ...}` or `{"error": ...}`; whole, or not there
 
+A power cut or a full disk may leave a folder that cannot be read: such a job is "damaged", and goes when it is
+cancelled or started anew; no other is held up by it.
+
 It holds the board's lock while it works. Who asked follows it, and has it forgotten when the result has arrived.
 """
 
@@ -39,17 +42,20 @@ HARD_S = 5.0
 GONE = "the job is gone: it was cancelled, or its result was collected by another command"
 
 
+class DamagedError(RunnerError):
+    """A file of a job that cannot be read as what it is; the message names it and says what to do."""
+
+
 def start(send: Send, root: str, job: str, method: str, args: dict[str, Any], owner: str) -> dict[str, Any]:
     """Start a job, unless it is running or has a result.
 
-    Returns its `state` as it was found: "new", "running", "finished", "failed" or "dead"; but for those that run or
-    have finished it has been started. `said` is why it failed, or a dead one's last words: what was wrong then may have
-    been put right since. Progress of an earlier attempt is not shown again.
+    Returns its `state` as it was found: "new", "running", "finished", "failed", "dead" or "damaged"; but for those that
+    run or have finished it has been started. `said` is why it failed, or a dead one's last words: what was wrong then
+    may have been put right since. Progress of an earlier attempt is not shown again.
     """
     with _registry():
-        state, outcome = _state(job), _read_json(_path(job, "result.json"))
-        said = outcome["error"]["message"] if outcome and state == "failed" else _tail(job)
-        if state in ("new", "failed", "dead"):
+        state, said = _look(job)
+        if state in ("new", "failed", "dead", "damaged"):
             _remove(job)
             os.makedirs(_folder(job))
             request = {"method": method, "args": args, "owner": owner, "root": root, "started": _now()}
@@ -101,17 +107,35 @@ def jobs(send: Send, root: str) -> dict[str, Any]:
     """List the jobs that are running, and those whose result nobody has collected yet."""
     listed = []
     for job in _names():
-        request = _read_json(_path(job, "request.json")) or {}
-        what = {key: request.get(key) for key in ("method", "owner", "started")}
-        listed.append({"job": job, "state": _state(job), **what})
+        state, said = _look(job)
+        try:
+            request = _read_request(job) or {}
+        except DamagedError:
+            request = {}
+        told = {key: request.get(key) for key in ("method", "owner", "started")}
+        if state == "damaged":
+            told["said"] = said
+        listed.append({"job": job, "state": state, **told})
     return {"jobs": listed}
 
 
 def cancel(send: Send, root: str, job: str | None = None) -> dict[str, Any]:
-    """End a job, or all of this user's: first so that it can put the board back as it was, then hard."""
+    """End a job, or all of this user's: first so that it can put the board back as it was, then hard.
+
+    Damaged ones that do not run are removed.
+    """
+    pids: dict[str, int] = {}
+    lost: list[str] = []
     with _registry():
-        running = [name for name in ([job] if job else _names()) if _state(name) == "running"]
-        pids = {name: int(_read(_path(name, "pid"))) for name in running}
+        states = {name: _state(name) for name in ([job] if job else _names())}
+        for name in (name for name, state in states.items() if state == "running"):
+            try:
+                pids[name] = _read_pid(name)
+            except DamagedError as error:
+                lost.append(str(error))
+        damaged = [name for name, state in states.items() if state == "damaged"]
+        for name in damaged:
+            _remove(name)
     for name, pid in pids.items():
         # Its children are in its process group, and go with it.
         for how, patience_s in ((signal.SIGTERM, GENTLY_S), (signal.SIGKILL, HARD_S)):
@@ -121,7 +145,9 @@ def cancel(send: Send, root: str, job: str | None = None) -> dict[str, Any]:
             while _is_running(name) and time.monotonic() < deadline:
                 time.sleep(POLL_S[0])
         forget(send, root, name)
-    return {"cancelled": list(pids)}
+    if lost:
+        raise RunnerError("; ".join(lost))
+    return {"cancelled": [*pids, *damaged]}
 
 
 def work(job: str) -> None:
@@ -129,7 +155,7 @@ def work(job: str) -> None:
     from .__main__ import answer, find_method
 
     signal.signal(signal.SIGTERM, _end)
-    request = _read_json(_path(job, "request.json")) or {}
+    request = _read_request(job) or {}
     root = request["root"]
     with open(_path(job, "progress"), "a", encoding="utf-8") as progress:
 
@@ -175,14 +201,14 @@ def _spawn(job: str) -> None:
 def _outcome(job: str) -> dict[str, Any] | None:
     """Return what came of a job; None while it works."""
     alive = _is_running(job)
-    outcome = _read_json(_path(job, "result.json"))
+    outcome = _read_outcome(job)
     if outcome is None:
         if alive:
             return None
         outcome = {"error": {"message": f"the job died: {_tail(job)}", "traceback": _read_stderr(job)}}
         if not os.path.isdir(_folder(job)):
             raise RunnerError(GONE)
-    return {**outcome, "started": (_read_json(_path(job, "request.json")) or {}).get("started")}
+    return {**outcome, "started": (_read_request(job) or {}).get("started")}
 
 
 def _remove(job: str) -> None:
@@ -194,23 +220,32 @@ def _remove(job: str) -> None:
 
 
 def _state(job: str) -> str:
+    return _look(job)[0]
+
+
+def _look(job: str) -> tuple[str, str]:
+    """Return a job's state, and why it failed or is damaged, or its last words."""
     if not os.path.isdir(_folder(job)):
-        return "new"
+        return "new", ""
     alive = _is_running(job)  # asked first: a job writes its result and then ends
-    outcome = _read_json(_path(job, "result.json"))
+    try:
+        outcome = _read_outcome(job)
+        _read_request(job)
+    except DamagedError as error:
+        return ("running" if alive else "damaged"), str(error)
     if outcome is not None:
-        return "failed" if "error" in outcome else "finished"
-    return "running" if alive else "dead"
+        return ("failed", outcome["error"]["message"]) if "error" in outcome else ("finished", "")
+    return ("running" if alive else "dead"), _tail(job)
 
 
 def _is_running(job: str) -> bool:
     try:
         with open(_path(job, "pid")) as pid:
             fcntl.flock(pid, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
     except BlockingIOError:
         return True
+    except OSError:  # it is not there, or no file
+        return False
     return False
 
 
@@ -219,7 +254,12 @@ def _new_lines(file: IO[bytes]) -> Iterator[dict[str, Any]]:
         if not line.endswith(b"\n"):  # still being written
             file.seek(-len(line), os.SEEK_CUR)
             return
-        yield json.loads(line)
+        try:
+            told = json.loads(line)
+        except (ValueError, RecursionError):  # it is only for show
+            continue
+        if isinstance(told, dict):
+            yield told
 
 
 @contextmanager
@@ -241,7 +281,8 @@ def _path(job: str, name: str) -> str:
 
 def _names() -> list[str]:
     folder = _folder("")
-    return sorted(name for name in os.listdir(folder) if name[0] != ".") if os.path.isdir(folder) else []
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return sorted(name for name in names if name[0] != "." and os.path.isdir(_folder(name)))
 
 
 def _read(path: str) -> str:
@@ -249,12 +290,60 @@ def _read(path: str) -> str:
         return file.read()
 
 
-def _read_json(path: str) -> dict[str, Any] | None:
+def _read_json(path: str, **kinds: type) -> dict[str, Any] | None:
+    """Read an object that has at least these keys, of these types; None: there is no such file.
+
+    Raises: DamagedError.
+    """
     try:
-        content: dict[str, Any] = json.loads(_read(path))
+        content = json.loads(_read(path))
     except FileNotFoundError:
         return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(content, dict):
+        raise _damaged(path, "it holds no object")
+    wrong = [name for name, kind in kinds.items() if not isinstance(content.get(name), kind)]
+    if wrong:
+        raise _damaged(path, f"it has no proper {wrong[0]!r}")
     return content
+
+
+def _read_request(job: str) -> dict[str, Any] | None:
+    return _read_json(_path(job, "request.json"), method=str, args=dict, owner=str, root=str, started=str)
+
+
+def _read_outcome(job: str) -> dict[str, Any] | None:
+    path = _path(job, "result.json")
+    outcome = _read_json(path)
+    if outcome is None or "result" in outcome:
+        return outcome
+    error = outcome.get("error")
+    if not isinstance(error, dict) or not isinstance(error.get("message"), str):
+        raise _damaged(path, "it holds neither a result nor an error")
+    return outcome
+
+
+def _read_pid(job: str) -> int:
+    """The process of a running job: never another, whatever the file says.
+
+    Raises: DamagedError.
+    """
+    path = _path(job, "pid")
+    text = _read(path)
+    if text.isdecimal() and int(text) > 1:
+        try:
+            words = _read(f"/proc/{int(text)}/cmdline")
+        except OSError:
+            words = ""
+        if not words or job in words.split("\0"):  # none: it has ended meanwhile, or this system tells nothing
+            return int(text)
+    raise DamagedError(f"{path} does not hold the job's process; end it with `fuser -k {path}`, then try again")
+
+
+def _damaged(path: str, reason: str) -> DamagedError:
+    reason = " ".join(reason.split())[:120]
+    return DamagedError(f"{path} is damaged ({reason}); `edgevit board --cancel` removes the job")
 
 
 def _write_whole(path: str, content: object) -> None:

@@ -25,6 +25,7 @@ from edgevit.errors import (
     BoardError,
     ConnectionLostError,
     Interrupted,
+    OptionError,
     OutputError,
     UnfitBoardError,
     UnreachableError,
@@ -56,9 +57,12 @@ def open_board(
     A connection that breaks later is tried again for `retry_seconds`.
 
     Raises:
+        OptionError: no host can have that name.
         UnreachableError: there is no way there, or no Python that can run the agent.
         UnfitBoardError: there is no space for the agent.
     """
+    if host is not None and (not host.isprintable() or not host or any(letter.isspace() for letter in host)):
+        raise OptionError(f"the board {host!r} has a name that no host can have; try user@host, as ssh knows it")
     with ExitStack() as stack:
         if host is None:
             board = Board(THIS_MACHINE, LOCAL, python or sys.executable, retry_seconds=retry_seconds)
@@ -106,7 +110,7 @@ class Board:
         return self._persist(lambda: self._connected().call(method, on_progress, **args))
 
     def put(self, path: Path, sha256: str, progress: Progress) -> str:
-        """Have a file there, named by its hash, and return its path there; it is sent only if it is not there.
+        """Have a file there, named by its hash, and return its path there; it is sent unless it is there whole.
 
         Raises: UnfitBoardError (no space), ConnectionLostError, AgentError.
         """
@@ -210,8 +214,8 @@ class Board:
         size = path.stat().st_size
         there = f"{agent.hello['cache']}/files/{sha256}{path.suffix}"
         part = f"{there}.{hashlib.sha256(_owner().encode()).hexdigest()[:8]}.part"  # another host sends its own
-        offered = agent.call("offer", path=there, part=part)
-        if _field(offered, "bytes", int, None) == size:
+        offered = agent.call("offer", path=there, part=part, sha256=sha256)
+        if _field(offered, "there", bool):
             return there
         free = _field(offered, "free_bytes", int)
         full = f"{self.host} has {free / MIB:.1f} MiB free in {os.path.dirname(there)}, and {path.name} needs "
@@ -320,8 +324,8 @@ class _Show:
             case {"state": "running" | "finished" as state}:
                 how = "is running already" if state == "running" else "has finished, and nobody has seen its result"
                 self._progress.note(f"the same {method} on {self._host} {how}: collecting that one")
-            case {"state": "failed" | "dead" as state, "said": said}:
-                ended = "failed" if state == "failed" else "died"
+            case {"state": "failed" | "dead" | "damaged" as state, "said": said}:
+                ended = {"failed": "failed", "dead": "died", "damaged": "cannot be read"}[state]
                 self._progress.note(f"an earlier {method} on {self._host} {ended}: {said}; trying again")
 
     def __call__(self, progress: dict[str, Any]) -> None:

@@ -49,6 +49,9 @@ def main(
             listed = board.call("jobs")["jobs"]
             console.result({"jobs": listed})
             console.show(jobs_table(board.host, listed) if listed else f"no jobs on {board.host}")
+            for job in listed:
+                if job.get("said"):
+                    console.warn(job["said"])
         else:
             _doctor(console, board, wanted)
 
@@ -99,10 +102,11 @@ def jobs_table(host: str, jobs: Sequence[dict[str, Any]]) -> Table:
 
 
 def _age(job: dict[str, Any]) -> str:
-    """By this machine's clock; nothing if the board's is ahead of it or says nothing."""
+    """By this machine's clock; nothing if the board's is ahead of it or says nothing that is a time."""
     from datetime import datetime, timezone
 
-    if not job.get("started"):
+    try:
+        seconds = (datetime.now(timezone.utc) - datetime.fromisoformat(job.get("started") or "")).total_seconds()
+    except (ValueError, TypeError):  # TypeError: of no time zone
         return ""
-    seconds = (datetime.now(timezone.utc) - datetime.fromisoformat(job["started"])).total_seconds()
     return duration(seconds) if seconds >= 0 else ""

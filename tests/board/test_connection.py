@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -14,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgevit.agent import files
 from edgevit.agent.__main__ import MARK
 from edgevit.agent.measure import Request
-from edgevit.board.client import Agent, pack_agent
+from edgevit.board.client import LOCAL, Agent, pack_agent
 from edgevit.board.connection import Board, open_board
 from edgevit.board.ssh import Ssh
 from edgevit.errors import (
@@ -406,3 +408,38 @@ def test_a_host_that_falls_silent_is_given_up(tmp_path, said):
         Agent(shell=silent, host="orin", start_seconds=0.3, silence_seconds=0.3) as agent,
     ):
         agent.call("hello")
+
+
+def test_a_copy_there_is_believed_for_its_content_and_a_damaged_one_of_its_size_is_sent_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"right weights")
+    sha256 = hashlib.sha256(model.read_bytes()).hexdigest()
+    with Board("board", LOCAL, sys.executable) as board:
+        there = Path(board.put(model, sha256, Silent()))
+        before = there.stat().st_mtime_ns
+        assert board.put(model, sha256, Silent()) == str(there) and there.stat().st_mtime_ns == before
+        there.write_bytes(b"wrong weights")  # in the same session: its time says that it was touched
+        board.put(model, sha256, Silent())
+        assert there.read_bytes() == b"right weights"
+        there.write_bytes(b"wrong weights")
+    with Board("board", LOCAL, sys.executable) as board:  # and in a later one, whatever the time says
+        board.put(model, sha256, Silent())
+        assert there.read_bytes() == b"right weights"
+
+
+def test_a_copy_is_read_once_in_a_session_while_its_time_stands_still(tmp_path):
+    copy, part = tmp_path / "copy", str(tmp_path / "part")
+    copy.write_bytes(b"right weights")
+    digest = hashlib.sha256(b"right weights").hexdigest()
+
+    def is_there(path=copy):
+        return files.offer(print, "/", str(path), part, digest)["there"]
+
+    assert is_there() and not is_there(tmp_path / "other")
+    before = copy.stat().st_mtime_ns
+    copy.write_bytes(b"wrong weights")
+    os.utime(copy, ns=(before, before))  # nothing but reading it would tell
+    assert is_there()
+    os.utime(copy, ns=(0, 0))
+    assert not is_there()

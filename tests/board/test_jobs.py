@@ -289,3 +289,58 @@ def test_a_lock_that_cannot_be_made_is_named(tmp_path):
 def test_a_captured_tree_does_not_lock_this_machine(tmp_path):
     assert lock_path("/") is None
     assert lock_path(str(tmp_path)).startswith(os.environ["XDG_CACHE_HOME"])
+
+
+def damage(folder, job, name, content):
+    (folder / job).mkdir(parents=True, exist_ok=True)
+    (folder / job / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["request.json", "result.json"])
+@pytest.mark.parametrize(
+    "content", [b"", b'{"method": "ben', b"[]", b"null", b'{"error": 3}', b"\xff\xfe", b"[" * 99_999]
+)
+def test_a_damaged_job_is_listed_by_its_file_removed_by_cancel_and_holds_up_no_other(folder, name, content):
+    with Agent() as agent:
+        agent.call("start", job="b", method="measure", args=LONG, owner="anna@desk")
+        damage(folder, "a", name, content)
+        damaged, other = agent.call("jobs")["jobs"]
+        assert (damaged["job"], damaged["state"], other["job"], other["state"]) == ("a", "damaged", "b", "running")
+        assert f"/jobs/a/{name} is damaged (" in damaged["said"] and "--cancel" in damaged["said"]
+        assert "\n" not in damaged["said"]
+        assert sorted(agent.call("cancel")["cancelled"]) == ["a", "b"]
+        assert agent.call("jobs") == {"jobs": []}
+    assert not (folder / "a").exists()
+
+
+def test_a_damaged_job_is_started_anew_and_following_it_names_the_file(folder):
+    damage(folder, "a", "result.json", b"{")
+    damage(folder, "a", "progress", b"")
+    with Agent() as agent:
+        with pytest.raises(AgentError, match=r"jobs/a/result.json is damaged \(.*\); `edgevit board --cancel`"):
+            agent.call("follow", job="a")
+        found = start(agent)
+        assert found["state"] == "damaged" and "result.json is damaged" in found["said"]
+        assert agent.call("follow", job="a")["result"]["label"] == "any"
+
+
+def test_progress_that_cannot_be_read_is_left_out(folder):
+    with Agent() as agent:
+        start(agent)
+        agent.call("follow", job="a")
+        with (folder / "a" / "progress").open("ab") as progress:
+            progress.write(b"{half\n3\n" + b"[" * 99_999 + b"\n")
+        assert agent.call("follow", job="a")["result"]["label"] == "any"
+
+
+@pytest.mark.parametrize("text", ["", "0", "1", "-1", "nonsense", "{parent}"])
+def test_a_number_that_is_not_the_jobs_process_ends_no_process(folder, text):
+    with Agent() as agent:
+        start(agent, LONG)
+        pid = folder / "a" / "pid"
+        right = pid.read_text()
+        pid.write_text(text.format(parent=os.getpid()))
+        with pytest.raises(AgentError, match=r"jobs/a/pid does not hold the job's process; end it with `fuser -k"):
+            agent.call("cancel")
+        pid.write_text(right)
+        assert agent.call("cancel") == {"cancelled": ["a"]}

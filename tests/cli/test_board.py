@@ -94,3 +94,19 @@ def test_jobs_are_listed_and_cancelled(edgevit_main):
         assert b"cancelled" in host.communicate(timeout=30)[1]
     assert edgevit_main("board", "--jobs").out == "no jobs on this machine\n"
     assert edgevit_main("board", "--cancel").out == "cancelled on this machine: nothing was running\n"
+
+
+def test_a_damaged_job_is_a_warning_that_names_its_file_and_cancel_removes_it(edgevit_main, tmp_path):
+    folder = tmp_path / "cache" / "edgevit" / "jobs" / "0123"
+    folder.mkdir(parents=True)
+    (folder / "request.json").write_text('{"method": "ben')
+    done = edgevit_main("board", "--jobs")
+    assert done.code == 0 and "0123" in done.out and "damaged" in done.out
+    assert done.err.startswith(f"warning: {folder}/request.json is damaged (")
+    assert edgevit_main("board", "--cancel").out == "cancelled on this machine: 0123\n"
+    assert edgevit_main("board", "--jobs").out == "no jobs on this machine\n"
+
+
+@pytest.mark.parametrize("host", ["orin\nnx", "", "orin nx", "orin\x1b[2J"])
+def test_a_name_that_no_host_can_have_is_one_line(edgevit_main, host):
+    assert "has a name that no host can have; try user@host" in edgevit_main("board", host).error
