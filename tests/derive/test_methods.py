@@ -16,6 +16,7 @@ from edgevit.derive import load_method, method_names, methods
 from edgevit.derive.options import make_config, parse_assignments
 from edgevit.derive.shape import POLICIES
 from edgevit.errors import OptionError, UnknownNameError
+from edgevit.folder.derivation import read_derivation
 
 EXAMPLE = "example"
 NAMES = [*method_names(), EXAMPLE]
@@ -88,6 +89,8 @@ def test_a_method_derives_a_model_inside_its_budget_that_loads_again(name, shape
     assert 0.45 <= spec.rate < 0.47
     assert all(b.fusable for b in spec.blocks) or not derivation.record["shape"]["equal"]
     assert spec.classes[1].name == "7" and derivation.record["method"] == name
+    told = read_derivation(tmp_path / "m")
+    assert told is not None and told.facts.steps == derivation.record["facts"]["steps"]
     images = torch.randn(2, 3, 32, 32)
     loaded = edgevit.load(tmp_path / "m")
     torch.testing.assert_close(loaded(images), derivation.model(images))

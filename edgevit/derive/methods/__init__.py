@@ -13,8 +13,9 @@ A method decides what to keep and may train `problem.network` in place; only `su
 attention (`narrow_attention`), drops heads (`keep_heads`) and neurons (`keep_neurons`), or carries out a `Plan`, which
 merges neurons (`apply`). What a method is given and gives back is in `edgevit.derive.problem`.
 
-`Derived.facts` goes into derivation.json as it is. `steps` (done; 0 without training) is shown by `edgevit show`,
-`kept_blocks` (which of the base's are left) by `derive`, `reused` (`problem.cache.reused`) by `derive-many`.
+`Derived.facts` goes into derivation.json as it is. Others read no more of it than the fields of
+`edgevit.folder.derivation.Facts`: `steps` (done; 0 without training), `kept_blocks` where blocks are left out, `reused`
+where the cache is used, and so on.
 
 A whole method, to be copied to methods/<name>.py:
 
