@@ -19,10 +19,11 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from edgevit.errors import EngineError, OptionError
+from edgevit.errors import EngineError
 from edgevit.export.images import Judging
 from edgevit.export.session import OnnxModel
 from edgevit.folder.writing import file_sha256, writing
+from edgevit.numbers import check_number
 from edgevit.progress import Progress
 
 LEAST_IMAGES = 10
@@ -41,8 +42,7 @@ class GateTolerances:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not 0 <= value <= 1:
-                raise OptionError(f"--engine-{name.replace('_', '-')} {value:g} is no share; give one between 0 and 1")
+            check_number(f"--engine-{name.replace('_', '-')}", value, "[0, 1]", "give a share between 0 and 1")
 
 
 @dataclass(frozen=True)

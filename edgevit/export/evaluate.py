@@ -14,6 +14,7 @@ from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.assumptions import CHECK, Sureness, assumptions
 from edgevit.data.rejection import Rejected, count_rejected, foreign_images
 from edgevit.data.task import Split
+from edgevit.errors import ModelError
 from edgevit.export.images import Judging, Subject, data_record, open_images, subject_of
 from edgevit.export.request import Part, check_judged, check_judging
 from edgevit.export.session import OnnxModel
@@ -120,6 +121,7 @@ def evaluate(
     Raises:
         UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the model cannot be opened as asked.
         DataError: the images are missing, or their classes cannot be matched with the model's.
+        ModelError: a logit is not a finite number.
     """
     check_judging(data, classes, base_classes, part=part, max_images=max_images, batch_size=batch_size, device=device)
     progress = progress or Silent()
@@ -159,6 +161,10 @@ def evaluate(
         def predict(images: Tensor) -> Tensor:
             nonlocal done
             logits = candidate.predict(images)
+            if not bool(torch.isfinite(logits).all()):
+                raise ModelError(
+                    f"{model}: its logits of {part} images are not finite numbers; derive or export it again"
+                )
             done += len(images)
             stage.update(done)
             if foreign is not None:

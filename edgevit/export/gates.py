@@ -16,6 +16,7 @@ from torch import Tensor
 from edgevit.data.accuracy import count_correct, from_counts
 from edgevit.errors import ExportError
 from edgevit.export.images import Judging
+from edgevit.numbers import check_number
 from edgevit.progress import Progress
 
 Predict = Callable[[Tensor], Tensor]
@@ -32,12 +33,22 @@ OPERATORS = frozenset(
 
 @dataclass(frozen=True)
 class Tolerances:
-    """How far a file may be from the torch model."""
+    """How far a file may be from the torch model.
+
+    Raises:
+        OptionError: a number is NaN, infinite, negative, or no share.
+    """
 
     fp32_error: float = 1e-4  # relative L2 of the logits; 1e-6 is usual
     fp16_error: float = 2e-2  # 1e-3 is usual
     fp32_agreement: float = 0.999  # share of real images with the same top-1
     fp16_agreement: float = 0.99
+
+    def __post_init__(self) -> None:
+        check_number("fp32_error", self.fp32_error, "[0, inf)", "1e-4 is usual")
+        check_number("--fp16-tolerance", self.fp16_error, "[0, inf)", "0.02 is usual")
+        check_number("fp32_agreement", self.fp32_agreement, "[0, 1]", "0.999 is usual")
+        check_number("--min-agreement", self.fp16_agreement, "[0, 1]", "0.99 is usual")
 
     def error(self, precision: str) -> float:
         return self.fp32_error if precision == "fp32" else self.fp16_error
@@ -123,7 +134,7 @@ def check_parity(
         raise ExportError(f"{count} of {logits.numel()} logits in {precision} are NaN or infinite; try --no-fp16")
     difference = logits - expected
     error = float(difference.norm() / expected.norm().clamp_min(torch.finfo(torch.float64).tiny))
-    if error > tolerance:
+    if not error <= tolerance:  # also where either is no number
         raise ExportError(
             f"logits in {precision} are off by {error:.2g} of torch's, at most {tolerance:.2g} is allowed; "
             + ("allow more with --fp16-tolerance, or try --no-fp16" if precision == "fp16" else "try --opset 20")

@@ -23,7 +23,7 @@ from edgevit.export.gates import AccuracyCheck, Parity, Tolerances, check_accura
 from edgevit.export.graph import INPUT, OUTPUT, Batch, write_onnx
 from edgevit.export.images import Judging, Subject, data_record, open_images, subject_of
 from edgevit.export.padding import pad_heads as padded_copy
-from edgevit.export.precision import check_finite, check_range, halved
+from edgevit.export.precision import check_range, halved
 from edgevit.export.record import RECORD, ExportedFile, ExportReport, TensorInfo
 from edgevit.export.request import check_export, check_judging
 from edgevit.export.session import OnnxModel
@@ -133,7 +133,7 @@ class Source:
 
 def open_source(folder: Path) -> Source:
     model = load(folder)
-    check_finite(model.network.requires_grad_(False))
+    model.network.requires_grad_(False)
     _, weights_sha256 = read_spec(folder)
     return Source(model, subject_of(model.spec, data_record(folder)), weights_sha256)
 

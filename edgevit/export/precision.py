@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -32,16 +31,6 @@ def _largest(values: Tensor) -> float:
     """The largest magnitude, or NaN; without a temporary as large as the values."""
     low, high = values.detach().aminmax()
     return float(torch.maximum(-low, high))
-
-
-def check_finite(network: nn.Module) -> None:
-    """Raise ExportError if a weight is no number."""
-    for name, weight in network.state_dict().items():
-        if not math.isfinite(_largest(weight)):
-            count = int((~torch.isfinite(weight)).sum())
-            raise ExportError(
-                f"{name} holds {count} values of {weight.numel()} that are NaN or infinite; derive the model again"
-            )
 
 
 def _check_weights(network: nn.Module) -> tuple[float, float, float]:

@@ -165,7 +165,7 @@ def _fill(network: nn.Module, state: dict[str, Tensor], path: Path, name: str) -
     """Put weights into a network, which may live on the meta device.
 
     Raises:
-        CheckpointError: names or shapes differ: the weights are of another architecture.
+        CheckpointError: names or shapes differ: the weights are of another architecture. Or some are no finite numbers.
     """
     own = network.state_dict()
     missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
@@ -179,6 +179,13 @@ def _fill(network: nn.Module, state: dict[str, Tensor], path: Path, name: str) -
             raise CheckpointError(
                 f"{path} does not fit {name}: {key} is {list(state[key].shape)}, expected {list(value.shape)}; "
                 f"check the name of the base and --model-arg (img_size, patch_size, num_classes)"
+            )
+    for key, value in state.items():
+        if value.is_floating_point() and value.numel() and not bool(torch.isfinite(torch.stack(value.aminmax())).all()):
+            count = int((~torch.isfinite(value)).sum())
+            raise CheckpointError(
+                f"{path}: {key} holds {count} values of {value.numel()} that are NaN or infinite; take weights from "
+                "before the training went wrong, or derive the model again"
             )
     network.load_state_dict({k: v.to(torch.float32) for k, v in state.items()}, assign=True)
 

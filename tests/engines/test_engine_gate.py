@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -130,9 +131,9 @@ def test_a_board_that_answers_for_other_images_is_not_believed() -> None:
         judge(sample(50), [0, 0, 0], 0, STRICT)
 
 
-@pytest.mark.parametrize("bad", [{"drop": -0.1}, {"class_drop": 5}, {"agreement": 98}])
+@pytest.mark.parametrize("bad", [{"drop": -0.1}, {"class_drop": 5}, {"agreement": 98}, {"drop": math.nan}])
 def test_tolerances_are_shares(bad: dict[str, float]) -> None:
-    with pytest.raises(OptionError, match="give one between 0 and 1"):
+    with pytest.raises(OptionError, match=r"--engine-[a-z-]+ \S+ is not in \[0, 1\]; give a share between 0 and 1"):
         GateTolerances(**bad)
 
 

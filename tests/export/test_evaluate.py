@@ -11,7 +11,7 @@ from small_models import ARGS
 
 import edgevit
 from edgevit.data.task import open_task
-from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError
+from edgevit.errors import CheckpointError, DataError, ModelError, OptionError, UnknownNameError
 from edgevit.export.evaluate import evaluate
 from edgevit.export.record import ExportReport
 from edgevit.models.checkpoint import load
@@ -110,3 +110,22 @@ def test_what_is_no_exported_file_is_refused(tmp_path: Path, exported: Exported)
     with pytest.raises(DataError, match="--data"):
         evaluate(file)
     assert edgevit.export.evaluate.evaluate is evaluate
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_and_logits_that_are_no_numbers_are_refused(digits_checkpoint: Path, tmp_path: Path, value) -> None:
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(digits_checkpoint)
+    state["blocks.1.mlp.fc1.bias"][3] = value
+    save_file(state, tmp_path / "broken.safetensors")
+    given = {"checkpoint": tmp_path / "broken.safetensors", "model_args": ARGS}
+    with pytest.raises(
+        CheckpointError, match=r"broken.safetensors: blocks.1.mlp.fc1.bias holds 1 values of 256 that are"
+    ):
+        evaluate("vit_tiny_patch16_224", "digits", **given)
+    state["blocks.1.mlp.fc1.bias"][3] = 0
+    state["head.weight"][0] = 3e38  # a number, but sums of it are none
+    save_file(state, tmp_path / "broken.safetensors")
+    with pytest.raises(ModelError, match="vit_tiny_patch16_224: its logits of test images are not finite numbers"):
+        evaluate("vit_tiny_patch16_224", "digits", **given)

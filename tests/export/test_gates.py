@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import onnx
@@ -8,7 +9,7 @@ import torch
 from onnx import TensorProto, helper
 
 from edgevit.data.task import open_task
-from edgevit.errors import ExportError
+from edgevit.errors import ExportError, OptionError
 from edgevit.export.gates import Tolerances, check_accuracy, check_graph, check_parity
 from edgevit.export.images import Judging
 from edgevit.progress import Silent
@@ -60,6 +61,21 @@ def test_logits_that_are_no_numbers_fail() -> None:
         broken = reference.clone()
         broken[0, 0] = torch.inf
         check_parity("fp16", reference, lambda images: broken, torch.zeros(2, 1), "random", 0.1)
+
+
+def test_a_tolerance_that_is_no_number_never_switches_a_gate_off() -> None:
+    reference = torch.ones(2, 4)
+    with pytest.raises(ExportError, match="logits in fp16 are off by"):
+        check_parity("fp16", reference, lambda images: 2 * reference, torch.zeros(2, 1), "random", math.nan)
+    for bad, name in (
+        ({"fp16_error": math.nan}, "--fp16-tolerance nan is not a finite number of at least 0"),
+        ({"fp16_error": math.inf}, "--fp16-tolerance inf"),
+        ({"fp32_error": -1.0}, "fp32_error -1"),
+        ({"fp16_agreement": 2.0}, r"--min-agreement 2 is not in \[0, 1\]; 0.99 is usual"),
+        ({"fp32_agreement": math.nan}, "fp32_agreement nan"),
+    ):
+        with pytest.raises(OptionError, match=name):
+            Tolerances(**bad)
 
 
 def save_graph(path: Path, operator: str, version: int = 20, **attributes: object) -> None:
