@@ -3,6 +3,7 @@
 The same from Python as from the command line; everything heavy is imported at first use:
 
     import edgevit
+    edgevit.sweep("deit_base_patch16_224", data="/data/imagenet", classes="classes.txt", out="runs/s")  # which rate?
     edgevit.derive("deit_base_patch16_224", data="/data/imagenet", classes="classes.txt", rate=0.6, out="runs/t1")
     edgevit.base("deit_base_patch16_224", data="/data/imagenet", classes="classes.txt", out="runs/base")  # unpruned
     edgevit.supernet("deit_base_patch16_224", data="/data/imagenet", out="runs/net")  # slices of every size
@@ -20,9 +21,20 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "base", "bench", "bench_in_turns", "derive", "evaluate", "export", "load", "supernet"]
+__all__ = [
+    "__version__",
+    "base",
+    "bench",
+    "bench_in_turns",
+    "derive",
+    "evaluate",
+    "export",
+    "load",
+    "supernet",
+    "sweep",
+]
 
-# `derive` and `export` are packages that can be called: see docs/decisions/002-callable-packages.md.
+# `derive`, `export` and `sweep` are packages that can be called: see docs/decisions/002-callable-packages.md.
 _WHERE = {
     "base": "edgevit.derive.base",
     "bench": "edgevit.board.bench",
@@ -34,7 +46,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("derive", "export"):
+    if name in ("derive", "export", "sweep"):
         return import_module(f"edgevit.{name}")
     if name in _WHERE:
         return getattr(import_module(_WHERE[name]), name)

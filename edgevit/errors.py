@@ -4,6 +4,7 @@ EdgeVitError
   UnknownNameError        no method, option, class, runner, device ... of that name; suggests the nearest
   OptionError             an option's value is outside what it may be
   PlanError               a plan that contradicts itself: a file of many derivations, or what a method says is kept
+  SweepError              a sweep's record that cannot be read, or is of another sweep
   DataError               images or classes are missing, empty, corrupt or ambiguous
   ModelError
     UnsupportedModelError a family that the factorisation would break, or that edgevit cannot read yet
@@ -55,6 +56,10 @@ class OptionError(EdgeVitError):
 
 class PlanError(EdgeVitError):
     """A plan that contradicts itself: a file of many derivations, or what a method says is kept."""
+
+
+class SweepError(EdgeVitError):
+    """A sweep's record that cannot be read, or is of another sweep."""
 
 
 class DataError(EdgeVitError):

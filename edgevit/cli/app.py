@@ -22,6 +22,7 @@ from edgevit.cli import (
     profiles,
     show,
     supernet,
+    sweep,
 )
 from edgevit.cli.console import say
 from edgevit.errors import EdgeVitError, Interrupted
@@ -45,8 +46,9 @@ class _Command(TyperCommand):
 
 
 for command in (
-    base,
+    sweep,
     derive,
+    base,
     methods,
     derive_many,
     supernet,

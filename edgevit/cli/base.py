@@ -35,10 +35,20 @@ def main(
     """
     from dataclasses import asdict
 
+    from edgevit.data.request import check_data
+    from edgevit.folder.writing import refuse_existing
+    from edgevit.models.request import check_base
+
+    console = Console(json=json, quiet=quiet, verbose=verbose)
+    model_args = arguments.assignments(model_arg)
+    refuse_existing(out)  # what can be told before torch is imported
+    check_base(name, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args)
+    if data is not None:
+        check_data(data, classes, base_classes)
+
     from edgevit.derive.base import base
     from edgevit.derive.budget import readable
 
-    console = Console(json=json, quiet=quiet, verbose=verbose)
     spec = base(
         name,
         out=out,
@@ -46,7 +56,7 @@ def main(
         classes=classes,
         checkpoint=checkpoint,
         pretrained=pretrained,
-        model_args=arguments.assignments(model_arg),
+        model_args=model_args,
         preprocessing=arguments.preprocessing(mean, std, crop_pct, interpolation),
         base_classes=base_classes,
     ).spec

@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 BUDGET = "Budget (one of them)"
 
 
+def one_rate(text: str) -> float:
+    """One number; several are another command's."""
+    try:
+        return float(text)
+    except ValueError:
+        if "," in text:
+            raise typer.BadParameter(f"several rates: edgevit sweep --rates {text} ...") from None
+        raise typer.BadParameter(f"{text!r} is not a number; try 0.6") from None
+
+
 def main(
     context: typer.Context,
     out: Annotated[Path, typer.Option(help="Model folder to write; it must not exist.")],
@@ -23,7 +33,10 @@ def main(
     ] = None,
     data: arguments.OptionalData = None,
     classes: arguments.Classes = None,
-    rate: Annotated[float | None, typer.Option(help="Share of the MACs to remove.", rich_help_panel=BUDGET)] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Share of the MACs to remove.", rich_help_panel=BUDGET, parser=one_rate, metavar="FLOAT"),
+    ] = None,
     macs: Annotated[str | None, typer.Option(help="MACs to keep, such as 6.8G.", rich_help_panel=BUDGET)] = None,
     params: Annotated[str | None, typer.Option(help="Parameters to keep, such as 34M.", rich_help_panel=BUDGET)] = None,
     ms: Annotated[

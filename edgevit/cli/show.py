@@ -16,18 +16,26 @@ if TYPE_CHECKING:
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="Model folder.")],
+    folder: Annotated[Path, typer.Argument(help="Model folder, or the folder of a sweep.")],
     json: JsonFlag = False,
 ) -> None:
     """Show a model block by block, its classes, its accuracy (of a super-network, its slices'), and how it was made."""
+    from edgevit.cli.sweep import show_sweep
     from edgevit.cli.tables import accuracy_table, blocks_table, classes_line, rejection_table
     from edgevit.derive.slices import RECORD, read_supernet
     from edgevit.errors import CheckpointError
     from edgevit.folder.derivation import DERIVATION, read_derivation
     from edgevit.folder.model import MEND
     from edgevit.models.checkpoint import load
+    from edgevit.sweep.record import RECORD as SWEEP
+    from edgevit.sweep.record import read_sweep
 
     console = Console(json=json)
+    if (folder / SWEEP).is_file():
+        found = read_sweep(folder)
+        show_sweep(console, folder, found)
+        console.result(asdict(found))
+        return
     model = load(folder)
     record = read_derivation(folder)
     if record is not None and (fault := record.fault(model.spec)):
@@ -45,7 +53,7 @@ def main(
     )
     if supernet is not None:
         console.show(curve_table(supernet))
-        console.show(_curve_drawing(supernet.curve))
+        console.show(curve_drawing(supernet.curve))
         settings = supernet.record["settings"]
         console.show(
             f"super-network of {supernet.record['base']}, shape {settings['shape']['name']}, "
@@ -86,18 +94,10 @@ def curve_table(supernet: SuperNet) -> Table:
     return table
 
 
-def _curve_drawing(curve: Sequence[Point], width: int = 60, height: int = 8) -> str:
+def curve_drawing(curve: Sequence[Point]) -> str:
     """Accuracy against MACs, each measured slice a dot at its place."""
+    from edgevit.cli.drawing import Dot, scatter
     from edgevit.derive.budget import readable
 
-    low, high = min(p.top1 for p in curve), max(p.top1 for p in curve)
     least, most = min(p.macs for p in curve), max(p.macs for p in curve)
-    rows = [[" "] * width for _ in range(height)]
-    for p in curve:
-        across = round((width - 1) * (p.macs - least) / max(most - least, 1))
-        up = round((height - 1) * (p.top1 - low) / max(high - low, 1e-9))
-        rows[height - 1 - up][across] = "●"
-    labels = [f"{high:7.1%}", *[" " * 7] * (height - 2), f"{low:7.1%}"]
-    drawn = [f"{label} ┤{''.join(row)}" for label, row in zip(labels, rows, strict=True)]
-    ends = f"{readable(least)}{readable(most):>{width - len(readable(least))}} MACs"
-    return "\n".join([*drawn, " " * 8 + "└" + "─" * width, " " * 9 + ends])
+    return scatter([Dot(p.macs, p.top1) for p in curve], (readable(least), f"{readable(most)} MACs"))

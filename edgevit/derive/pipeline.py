@@ -261,7 +261,7 @@ def derive(
     accept_weak_base: bool = False,
     resume: bool = False,
     overwrite: bool = False,
-    cache: bool = True,
+    cache: bool | Path = True,
     progress: Progress | None = None,
 ) -> Derivation:
     """Derive a small class-specific model from a base and write it to the folder `out`.
@@ -276,7 +276,7 @@ def derive(
         reject: share of the target classes' images that may be called `other`; None: no image is.
         accept_weak_base: go on where the base is hardly better than chance on its own classes.
         overwrite: once the new model is whole, let it take the place of the model folder that is there.
-        cache: use and keep what derivations of one base or task can share.
+        cache: use and keep what derivations of one base or task can share; in a folder other than the user's, its path.
 
     Raises:
         EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
@@ -365,10 +365,10 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         compute.wait()
         history = History(folder / "history.jsonl")
         # Several processes would have to agree on what is there: they work everything out.
-        cached = request.cache and compute.accelerator.num_processes == 1
+        keeping = request.cache if compute.accelerator.num_processes == 1 else False
         weights = "" if request.checkpoint is None else f", {Path(request.checkpoint).name}"
         shared = Cache(
-            cache_folder() if cached else None, progress,
+            cache_folder() if keeping is True else keeping or None, progress,
             base=f"{base}{weights}", task=_named(request.data, task.class_names),
         )  # fmt: skip
         problem = Problem(

@@ -93,7 +93,7 @@ class DeriveRequest(Request):
     finetune_base: bool = False
     unlabelled: str | Path | None = None
     reject: float | None = None
-    cache: bool = True
+    cache: bool | Path = True
 
     def check(self) -> None:
         """Refuse what cannot be done; see `edgevit.derive` for what is raised."""

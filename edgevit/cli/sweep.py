@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgevit.cli import arguments
+from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+from edgevit.errors import OptionError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from edgevit.sweep.record import Point, Sweep
+
+COARSE = 0.05  # half an interval: a sweep on so few images tells little
+
+
+def main(
+    context: typer.Context,
+    base: Annotated[str, typer.Argument(help="timm name, such as deit_base_patch16_224, or a model folder.")],
+    data: arguments.Data,
+    out: Annotated[Path, typer.Option(help="Folder for the models; an earlier sweep in it is gone on with.")],
+    classes: arguments.Classes = None,
+    rates: Annotated[str, typer.Option(help="Shares of the MACs to remove, comma-separated.")] = "0.5,0.7,0.8,0.9,0.95",
+    checkpoint: arguments.Checkpoint = None,
+    pretrained: arguments.Pretrained = False,
+    model_arg: arguments.ModelArg = None,
+    base_classes: arguments.BaseClasses = None,
+    mean: arguments.Mean = None,
+    std: arguments.Std = None,
+    crop_pct: arguments.CropPct = None,
+    interpolation: arguments.Interpolation = None,
+    method: Annotated[
+        str, typer.Option(help="Method, without training: see edgevit methods.", rich_help_panel=arguments.SHAPE)
+    ] = "forge",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="METHOD.OPTION=VALUE", help="Repeatable.", rich_help_panel=arguments.SHAPE),
+    ] = None,
+    shape: arguments.Shape = "fused",
+    ffn_multiple: arguments.FfnMultiple = None,
+    split: Annotated[
+        str, typer.Option(help="Part of the data to judge on: validation, or test where that has too few images.")
+    ] = "validation",
+    batch_size: Annotated[int, typer.Option(help="Images per pass; give derive the same to share its work.")] = 256,
+    device: arguments.Device = "auto",
+    workers: arguments.Workers = 0,
+    seed: int = 42,
+    skip_bad_images: arguments.SkipBadImages = False,
+    accept_weak_base: arguments.AcceptWeakBase = False,
+    cache: Annotated[bool, typer.Option(help="Use and keep what derivations can share: edgevit cache.")] = True,
+    json: JsonFlag = False,
+    quiet: QuietFlag = False,
+    verbose: VerboseFlag = False,
+) -> None:
+    """Find the rate: derive at several in closed form, judge and measure each beside the base, name the next command.
+
+    The same command goes on where it was interrupted, and takes more --rates.
+    """
+    from edgevit.derive.options import parse_assignments
+    from edgevit.derive.training import Training
+    from edgevit.sweep.request import SweepRequest
+
+    console = Console(json=json, quiet=quiet, verbose=verbose)
+    request = SweepRequest(
+        base=base,
+        data=data,
+        classes=classes,
+        out=out,
+        rates=_numbers(rates),
+        method=method,
+        options=dict(parse_assignments(method, set_ or ())),
+        shape=shape,
+        ffn_multiple=ffn_multiple,
+        checkpoint=checkpoint,
+        pretrained=pretrained,
+        model_args=arguments.assignments(model_arg),
+        preprocessing=arguments.preprocessing(mean, std, crop_pct, interpolation),
+        base_classes=base_classes,
+        part=split,
+        training=Training(steps=0, batch_size=batch_size, device=device, workers=workers, seed=seed),
+        skip_bad_images=skip_bad_images,
+        accept_weak_base=accept_weak_base,
+        cache=cache,
+    )
+    request.check()  # before torch is imported
+
+    from edgevit.sweep.run import run
+
+    found = run(request, console.progress)
+    show_sweep(console, out, found)
+    chosen = found.chosen()
+    if chosen is None:
+        lower = f"{request.rates[0] / 2:.2g}"
+        told = arguments.repeated(context, "sweep", rates=lower)
+        console.show(f"Next: a lower rate, {told}")
+    else:
+        told = arguments.repeated(context, "derive", rate=chosen.rate, out=out / f"{chosen.folder}-distilled")
+        console.show(f"Next: distil it, {told}")
+    console.result({"folder": str(out), **asdict(found), "chosen": chosen and chosen.folder})
+
+
+def _numbers(rates: str) -> tuple[float, ...]:
+    try:
+        return tuple(sorted({float(rate) for rate in rates.split(",") if rate.strip()}))
+    except ValueError:
+        raise OptionError(f"--rates {rates} is not numbers separated by commas; try 0.5,0.8,0.9") from None
+
+
+def show_sweep(console: Console, folder: Path, found: Sweep) -> None:
+    """The table, the plot, and which model the sweep makes one choose."""
+    console.show(sweep_table(folder, found))
+    if len(found.points) > 1:
+        console.show(sweep_drawing(found))
+    for why in found.left_out:
+        console.show(f"left out: {why}")
+    if (base := found.base) is None:
+        return
+    low, high = base.interval()
+    if (high - low) / 2 > COARSE:
+        console.warn(
+            f"{base.images} {found.part} images: a difference below {100 * (high - low):.0f} points may be chance; "
+            f"add images{', or judge on the test part with --split test' if found.part == 'validation' else ''}"
+        )
+    reaches = f"whose interval reaches the base's top-1, {base.top1:.1%}: what it loses may be chance"
+    chosen = found.chosen()
+    console.show(f"{chosen.folder} is the smallest {reaches}" if chosen else f"There is no model {reaches}")
+
+
+def sweep_table(folder: Path, found: Sweep) -> Table:
+    from rich.table import Table
+
+    from edgevit.data.accuracy import share_text
+    from edgevit.derive.budget import readable
+
+    images = found.points[0].images if found.points else 0
+    table = Table(title=f"{folder}: no training; latency of one image on this machine's CPU", title_justify="left")
+    table.add_column("model")
+    for heading in (
+        *("rate", f"top-1 on {images} {found.part} images (95 % interval)", "MACs", "parameters"),
+        *("p50 ms", "of the base's (95 % interval)"),
+    ):
+        table.add_column(heading, justify="right")
+    for point in found.points:
+        rate = "" if point.rate is None else f"{point.rate:g}"
+        cost = (readable(point.macs), readable(point.params))
+        table.add_row(point.folder, rate, share_text(point.top1, point.images), *cost, *latency_cells(point))
+        if point.rate is None:
+            table.add_section()
+    return table
+
+
+def latency_cells(point: Point) -> tuple[str, str]:
+    from edgevit.report.runs import three_digits
+
+    if (measured := point.latency) is None:
+        return "-", "-"
+    known = measured.low is not None and measured.high is not None
+    interval = f" ({measured.low:.2f} to {measured.high:.2f})" if known else ""
+    return three_digits(measured.p50_ms), f"{measured.ratio:.2f}{interval}" if point.rate is not None else ""
+
+
+def sweep_drawing(found: Sweep) -> str:
+    """Accuracy against latency, or against MACs where that is not measured."""
+    from edgevit.cli.drawing import BASE, MODEL, Dot, scatter
+    from edgevit.derive.budget import readable
+    from edgevit.report.runs import three_digits
+
+    costs = [point.latency.p50_ms if point.latency else None for point in found.points]
+    measured = [cost for cost in costs if cost is not None]
+    in_ms = len(measured) == len(found.points)
+    costs_drawn = measured if in_ms else [float(point.macs) for point in found.points]
+    dots = [
+        Dot(cost, p.top1, "base" if p.rate is None else f"{p.rate:g}", BASE if p.rate is None else MODEL)
+        for p, cost in zip(found.points, costs_drawn, strict=True)
+    ]
+    least, most = min(costs_drawn), max(costs_drawn)
+    if in_ms:
+        return scatter(dots, (three_digits(least), f"{three_digits(most)} ms"))
+    return scatter(dots, (readable(least), f"{readable(most)} MACs"))

@@ -1,0 +1,106 @@
+"""sweep.json: what was asked for, and what each rate came to.
+
+Schema history: 1  first version
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edgevit.errors import SweepError
+from edgevit.folder.documents import Reader
+from edgevit.folder.writing import write_whole, writing
+
+SCHEMA = 1
+RECORD = "sweep.json"
+BASE = "base"  # the unpruned base's folder, and its name in tables
+PARTS = ("validation", "test")
+RATES = (0.5, 0.7, 0.8, 0.9, 0.95)
+READER = Reader(SweepError, mend="remove it to sweep again: models that are there stay")
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds of one image on this machine, measured in turns with the base."""
+
+    p50_ms: float
+    ratio: float  # to the base's
+    low: float | None  # of its 95 % interval; None: it has none
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One model: a folder beside sweep.json."""
+
+    folder: str
+    rate: float | None  # None: the base
+    right: int  # of `images`, how many it classifies rightly among the target classes
+    images: int
+    macs: int
+    params: int
+    latency: Latency | None = None  # None: not measured yet
+
+    @property
+    def top1(self) -> float:
+        return self.right / max(self.images, 1)
+
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of `top1`."""
+        from edgevit.data.accuracy import wilson
+
+        return wilson(self.right, self.images)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What sweep.json says."""
+
+    asked: dict[str, Any]  # what must be the same for a sweep to be gone on with
+    part: str  # of the data, that the models were judged on
+    created: str
+    versions: dict[str, str]
+    points: tuple[Point, ...] = ()  # the base first, then by rate
+    left_out: tuple[str, ...] = ()  # rates that no model could be derived at, and why
+
+    @property
+    def base(self) -> Point | None:
+        return next((point for point in self.points if point.rate is None), None)
+
+    @property
+    def derived(self) -> list[Point]:
+        return [point for point in self.points if point.rate is not None]
+
+    def chosen(self) -> Point | None:
+        """The smallest model that loses no more than chance: whose interval reaches the base's top-1."""
+        base = self.base
+        if base is None:
+            return None
+        as_good = [point for point in self.derived if point.interval()[1] >= base.top1]
+        return min(as_good, key=lambda point: point.macs, default=None)
+
+    def to_json(self) -> str:
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n"
+
+
+@dataclass(frozen=True)
+class _Document(Sweep):
+    schema: int = SCHEMA
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """Read the record of a sweep.
+
+    Raises:
+        SweepError: it is missing, damaged, or of another schema.
+    """
+    held = READER.json(folder / RECORD, _Document, schemas=(SCHEMA,))
+    return Sweep(held.asked, held.part, held.created, held.versions, held.points, held.left_out)
+
+
+def write_sweep(folder: Path, sweep: Sweep) -> None:
+    with writing(folder):
+        write_whole(folder / RECORD, sweep.to_json())

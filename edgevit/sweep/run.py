@@ -1,0 +1,264 @@
+"""`edgevit.sweep`: derive at several rates, judge and measure each beside the base, and keep what is done."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from edgevit.board.bench import Conditions, bench_in_turns
+from edgevit.derive.base import base as write_base
+from edgevit.derive.pipeline import run as derive
+from edgevit.derive.pipeline import versions
+from edgevit.derive.training import Training
+from edgevit.errors import BudgetError, DataError, Interrupted, OutputError, SweepError
+from edgevit.export.current import current_export
+from edgevit.export.evaluate import evaluate
+from edgevit.export.images import data_record
+from edgevit.folder.lock import alone_in
+from edgevit.folder.writing import write_whole, writing
+from edgevit.models.checkpoint import load
+from edgevit.progress import Progress, Silent, Stage
+from edgevit.report.runs import compare_within
+from edgevit.sweep.record import (
+    BASE,
+    RATES,
+    RECORD,
+    Latency,
+    Point,
+    Sweep,
+    read_sweep,
+    write_sweep,
+)
+from edgevit.sweep.request import SweepRequest
+
+RUNS = "runs.jsonl"
+ROUNDS = 8  # an interval needs 6
+# Several models and rounds at once: that much of each shows a ratio.
+CONDITIONS = Conditions(samples=100, duration_s=0.5, warmup_seconds=0.2)
+
+
+class _Once:
+    """Say nothing twice: derivations of one task have much to say that is the same."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.said = progress, set[str]()
+
+    def stage(self, name: str, total: int | None = None, unit: str = "") -> AbstractContextManager[Stage]:
+        return self.progress.stage(name, total, unit)
+
+    def note(self, text: str) -> None:
+        if text not in self.said:
+            self.said.add(text)
+            self.progress.note(text)
+
+    def warn(self, text: str) -> None:
+        if text not in self.said:
+            self.said.add(text)
+            self.progress.warn(text)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One sweep under way."""
+
+    request: SweepRequest
+    progress: Progress
+
+    @property
+    def out(self) -> Path:
+        return self.request.out
+
+    def model(self, rate: float) -> str | None:
+        """Derive at this rate unless the model is there; return why there is none."""
+        asked = self.request.at(rate)
+        if asked.out.is_dir():
+            return None
+        self.progress.note(f"rate {rate:g}")
+        try:
+            derive(asked, self.progress)
+        except BudgetError as error:
+            self.progress.warn(f"rate {rate:g} left out: {error}")
+            return f"rate {rate:g}: {error}"
+        return None
+
+    def write_base(self, classes: Sequence[str]) -> None:
+        """Write the base, restricted to the classes of the models."""
+        if not (self.out / BASE).is_dir():
+            asked = self.request
+            write_base(asked.base, out=self.out / BASE, data=asked.data, classes=classes, **asked.opening())
+
+    def point(self, folder: str, rate: float | None) -> Point:
+        """Judge a model on images, and export it for the measurement."""
+        model, asked = self.out / folder, self.request
+        self.progress.note(f"{folder}: judge and export")
+        seen = evaluate(
+            model,
+            asked.data if rate is None else None,
+            part=asked.part,
+            seed=asked.training.seed,
+            skip_bad_images=asked.skip_bad_images,
+            device=asked.training.device,
+            workers=asked.training.workers,
+            progress=self.progress,
+        )
+        current_export(model, fp16=False, accuracy=False, progress=self.progress)
+        spec = load(model).spec
+        return Point(folder, rate, round(seen.top1 * seen.images), seen.images, spec.macs, spec.params)
+
+
+def sweep(
+    base: str | Path,
+    *,
+    data: str | Path,
+    out: str | Path,
+    classes: str | Path | Sequence[str | int] | None = None,
+    rates: Sequence[float] = RATES,
+    method: str = "forge",
+    options: Mapping[str, Any] | None = None,
+    shape: str = "fused",
+    ffn_multiple: int | None = None,
+    checkpoint: str | Path | None = None,
+    pretrained: bool = False,
+    model_args: Mapping[str, Any] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    base_classes: str | Path | Sequence[str] | None = None,
+    part: str = "validation",
+    training: Training | None = None,
+    skip_bad_images: bool = False,
+    accept_weak_base: bool = False,
+    cache: bool | Path = True,
+    progress: Progress | None = None,
+) -> Sweep:
+    """Derive without training at several rates, and set each model against the base: accuracy, cost and latency.
+
+    `out` gets the models as r0.5 and so on, the base restricted to the classes as base, sweep.json and runs.jsonl. All
+    are judged on the `part` of the data that nothing is fitted to: "validation", as `chosen` of the result is a choice,
+    or "test". Latency is that of their fp32 ONNX files on this machine, in turns. The other arguments are those of
+    `edgevit.derive`, but that `training` has no steps. The same call goes on where it was interrupted, also with more
+    rates.
+
+    Raises:
+        SweepError: `out` holds a sweep of something else, or one that cannot be read.
+        BudgetError: no model can be derived at any of the rates.
+        EdgeVitError: whatever else is wrong, in one line.
+    """
+    request = SweepRequest(
+        base=base,
+        data=data,
+        classes=classes,
+        out=Path(out),
+        rates=tuple(sorted(set(rates))),
+        method=method,
+        options=options or {},
+        shape=shape,
+        ffn_multiple=ffn_multiple,
+        checkpoint=checkpoint,
+        pretrained=pretrained,
+        model_args=model_args or {},
+        preprocessing=preprocessing or {},
+        base_classes=base_classes,
+        part=part,
+        training=replace(training or Training(), steps=0),
+        skip_bad_images=skip_bad_images,
+        accept_weak_base=accept_weak_base,
+        cache=cache,
+    )
+    return run(request, progress)
+
+
+def run(request: SweepRequest, progress: Progress | None = None) -> Sweep:
+    """Do what is asked; `sweep` says what is raised."""
+    request.check()
+    with _opened(request) as record, _shared(request.cache) as shared:
+        work = _Work(replace(request, cache=shared), _Once(progress or Silent()))
+        try:
+            return _measured(_derived(record, work), work)
+        except (KeyboardInterrupt, Interrupted) as stop:
+            raise Interrupted("stopped; the same command goes on with the rates that are not done") from stop
+
+
+@contextmanager
+def _opened(request: SweepRequest) -> Iterator[Sweep]:
+    """Hold the folder for one process, and give the sweep that is there, or a new one."""
+    out, asked = request.out, request.identity()
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with alone_in(out, OutputError(f"another edgevit is working in {out}; wait until it has ended")):
+        if not (out / RECORD).is_file():
+            created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            write_sweep(out, Sweep(asked, request.part, created, versions()))
+        record = read_sweep(out)
+        before, now = {**record.asked, "part": record.part}, {**asked, "part": request.part}
+        changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+        if changed:
+            seen = ", ".join(f"{k} was {before.get(k)!r} and is {now.get(k)!r}" for k in changed[:3])
+            raise SweepError(f"{out} holds a sweep of something else: {seen}; choose another --out")
+        yield record
+
+
+@contextmanager
+def _shared(cache: bool | Path) -> Iterator[bool | Path]:
+    """Where the derivations share their work: the user's cache, or a folder for this sweep alone."""
+    if cache:
+        yield cache
+    else:
+        with tempfile.TemporaryDirectory(prefix="edgevit-sweep-") as folder:
+            yield Path(folder)
+
+
+def _derived(record: Sweep, work: _Work) -> Sweep:
+    """See that there is a judged and exported model for every rate, and the base."""
+    done = {point.rate: point for point in record.points if (work.out / point.folder).is_dir()}
+    whys = []
+    for rate in work.request.rates:
+        if rate in done:
+            continue
+        if (why := work.model(rate)) is not None:
+            whys.append(why)
+            continue
+        model = data_record(work.out / f"r{rate:g}")
+        assert model is not None  # it was derived from images
+        if None not in done:
+            work.write_base([c.name for c in model.classes])
+            done[None] = work.point(BASE, None)
+        done[rate] = work.point(f"r{rate:g}", rate)
+        if done[rate].images != done[None].images:
+            raise DataError(
+                f"the images in {work.request.data} are not those the sweep began with; choose another --out"
+            )
+        ordered = sorted(done.values(), key=lambda point: (point.rate is not None, point.rate or 0))
+        record = replace(record, points=tuple(ordered))
+        write_sweep(work.out, record)
+    if not record.derived:
+        raise BudgetError(f"no model can be derived at any of the rates; {whys[-1]}")
+    if record.left_out != tuple(whys):
+        record = replace(record, left_out=tuple(whys))
+        write_sweep(work.out, record)
+    return record
+
+
+def _measured(record: Sweep, work: _Work) -> Sweep:
+    """Measure all models in turns, unless that is done."""
+    if all(point.latency for point in record.points):
+        return record
+    models = [work.out / point.folder for point in record.points]
+    work.progress.note(f"latency of {len(models)} models in turns, {ROUNDS} rounds")
+    labels = [point.folder for point in record.points]
+    runs = bench_in_turns(models, CONDITIONS, rounds=ROUNDS, labels=labels, progress=work.progress).runs
+    with writing(work.out):
+        write_whole(work.out / RUNS, "".join(run.to_json() + "\n" for run in runs))
+    found = {c.after.split()[0]: c for c in compare_within(runs) if c.figure == "p50"}
+    for reason in sorted({reason for c in found.values() for reason in c.void}):
+        work.progress.warn(f"latency: {reason}")
+    first = next(iter(found.values()))
+    latencies = {BASE: Latency(first.before_value, 1.0, None, None)}
+    latencies |= {name: Latency(c.after_value, c.ratio, c.low, c.high) for name, c in found.items()}
+    points = tuple(replace(point, latency=latencies[point.folder]) for point in record.points)
+    record = replace(record, points=points)
+    write_sweep(work.out, record)
+    return record

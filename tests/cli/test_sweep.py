@@ -1,0 +1,91 @@
+"""`edgevit sweep` and what it prints, as a person types it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from edgevit.cli.app import app
+from edgevit.sweep.record import Point, Sweep, read_sweep, write_sweep
+
+ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
+NETWORK = ["vit_tiny_patch16_224", *(w for k, v in ARGS.items() for w in ("--model-arg", f"{k}={v}"))]
+TASK = ["--data", "digits", "--classes", "3,5,8"]
+
+
+@pytest.fixture
+def given(digits_checkpoint: Path) -> list[str]:
+    return [*NETWORK, "--checkpoint", str(digits_checkpoint)]
+
+
+def parsed(line: str) -> dict[str, Any]:
+    """What typer understands of a printed command."""
+    name, *arguments = shlex.split(line.partition("edgevit ")[2])
+    with get_command(app).commands[name].make_context(name, arguments) as context:  # type: ignore[attr-defined]
+        return {"command": name, **context.params}
+
+
+def test_a_sweep_ends_with_the_table_the_plot_and_the_command_that_distils(
+    given: list[str], edgevit_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgevit.board.bench import Conditions
+    from edgevit.sweep import run
+
+    monkeypatch.setattr(run, "ROUNDS", 2)
+    monkeypatch.setattr(run, "CONDITIONS", Conditions(samples=20, duration_s=0, warmup=1, warmup_seconds=0))
+    out = tmp_path / "my sweep"
+    command = ["sweep", *given, *TASK, "--method", "nuwa", "--rates", "0.4", "--device", "cpu", "--out", out]
+    first = edgevit_main(*command)
+    assert first.code == 0, first.err
+    point = read_sweep(out).points[1]
+    assert f"{100 * point.top1:.2f} %" in first.out and "r0.4" in first.out and " ms" in first.out
+    assert "○" in first.out and "●" in first.out
+    next_ = parsed(next(line for line in first.out.splitlines() if line.startswith("Next: ")))
+    if read_sweep(out).chosen() is None:
+        assert (next_["command"], next_["rates"]) == ("sweep", "0.2")
+    else:
+        assert (next_["command"], next_["rate"], next_["classes"]) == ("derive", 0.4, "3,5,8")
+        assert next_["out"] == out / "r0.4-distilled"
+    shown = edgevit_main("show", out)
+    assert shown.code == 0 and shown.out.splitlines()[1:3] == first.out.splitlines()[1:3]
+    again = edgevit_main(*command)
+    assert (again.code, again.out) == (0, first.out)
+
+
+def test_one_that_loses_more_than_chance_is_not_chosen(edgevit_main: Any, tmp_path: Path) -> None:
+    points = tuple(
+        Point(f, rate, right, 300, macs, 9) for f, rate, right, macs in (("base", None, 270, 9), ("r0.5", 0.5, 9, 4))
+    )
+    found = Sweep({}, "validation", "2026-01-01T00:00:00+00:00", {}, points, ("rate 0.99: too small",))
+    write_sweep(tmp_path, found)
+    shown = edgevit_main("show", tmp_path)
+    assert "There is no model whose interval reaches the base's top-1, 90.0%" in shown.out
+    assert "left out: rate 0.99: too small" in shown.out and "MACs" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (["--rates", "0.5,1.5"], "--rates 1.5 is not in (0, 1)"),
+        (["--rates", "half"], "--rates half is not numbers separated by commas"),
+        (["--rates", ","], "no rates"),
+        (["--rates", "nan"], "--rates nan"),
+        (["--split", "train"], "no part of the data 'train'"),
+        (["--method", "skd"], "need no sweep"),
+        (["--classes", "3,elephant"], "elephant"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    given: list[str], edgevit_main: Any, tmp_path: Path, wrong: list[str], told: str
+) -> None:
+    refused = edgevit_main("sweep", *given, *TASK, "--out", tmp_path / "s", *wrong)
+    assert told in refused.error and not (tmp_path / "s").exists()
+
+
+def test_derive_with_several_rates_names_sweep(given: list[str], edgevit_main: Any, tmp_path: Path) -> None:
+    refused = edgevit_main("derive", *given, *TASK, "--rate", "0.5,0.7", "--out", tmp_path / "x")
+    assert "several rates: edgevit sweep --rates 0.5,0.7" in refused.error

@@ -1,0 +1,50 @@
+"""sweep.json: which model it makes one choose, and that only a whole one is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgevit.errors import SweepError
+from edgevit.sweep.record import Latency, Point, Sweep, read_sweep, write_sweep
+
+
+def point(rate: float | None, right: int, macs: int) -> Point:
+    latency = Latency(1.0, 0.5, 0.4, 0.6)
+    return Point("base" if rate is None else f"r{rate:g}", rate, right, 300, macs, macs // 20, latency)
+
+
+def sweep_of(*points: Point) -> Sweep:
+    return Sweep({"base": "b"}, "validation", "2026-01-01T00:00:00+00:00", {"edgevit": "0.1.0"}, points)
+
+
+BASE = point(None, 270, 100)
+
+
+def test_the_smallest_model_that_loses_no_more_than_chance_is_chosen() -> None:
+    # Of 300 images, 257 right reach up to 89.2 % and 262 up to 90.6 %: the base has 90.0 %.
+    assert sweep_of(BASE, point(0.5, 271, 50), point(0.8, 262, 20), point(0.9, 257, 10)).chosen().rate == 0.8
+    assert sweep_of(BASE, point(0.5, 200, 50)).chosen() is None
+    assert sweep_of(BASE, point(0.5, 250, 50), point(0.9, 280, 10)).chosen().rate == 0.9
+    assert sweep_of().chosen() is None
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    sweep = sweep_of(BASE, point(0.5, 271, 50))
+    write_sweep(tmp_path, sweep)
+    assert read_sweep(tmp_path) == sweep
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"points": [{"folder": 1}]}, {"schema": 2}, {"part": None}, {"points": "none"}],
+)
+def test_a_damaged_record_is_one_line(tmp_path: Path, damage: dict[str, Any]) -> None:
+    held = json.loads(sweep_of(BASE).to_json())
+    (tmp_path / "sweep.json").write_text(json.dumps({**held, **damage}))
+    with pytest.raises(SweepError, match=r"sweep\.json") as caught:
+        read_sweep(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,128 @@
+"""A sweep over rates of a small base on digits: once, and then gone on with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgevit
+from edgevit.board.bench import Conditions
+from edgevit.derive.cache import cache_folder, entries
+from edgevit.derive.training import Training
+from edgevit.errors import BudgetError, OptionError, OutputError, SweepError
+from edgevit.report.runs import load_runs
+from edgevit.sweep import run
+from edgevit.sweep.record import read_sweep
+
+ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
+BASE = "vit_tiny_patch16_224"
+TRAINING = Training(device="cpu", batch_size=64)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "ROUNDS", 2)
+        patch.setattr(run, "CONDITIONS", Conditions(samples=20, duration_s=0, warmup=1, warmup_seconds=0))
+        yield
+
+
+@pytest.fixture(scope="module")
+def asked(digits_checkpoint: Path) -> dict[str, Any]:
+    base = {"checkpoint": digits_checkpoint, "model_args": ARGS}
+    return {
+        **base,
+        "data": "digits",
+        "classes": ["3", "5", "8"],
+        "method": "nuwa",
+        "training": Training(device="cpu", batch_size=64),
+    }
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory, asked: dict[str, Any]) -> Path:
+    out = tmp_path_factory.mktemp("sweep") / "s"
+    edgevit.sweep(BASE, out=out, rates=(0.7, 0.4), **asked)
+    return out
+
+
+@pytest.fixture
+def copy(swept: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(swept, tmp_path / "s"))
+
+
+def test_the_base_and_every_rate_are_judged_exported_and_measured(swept: Path) -> None:
+    found = read_sweep(swept)
+    assert [point.folder for point in found.points] == ["base", "r0.4", "r0.7"]
+    assert len({point.images for point in found.points}) == 1 and found.part == "validation"
+    macs = [point.macs for point in found.points]
+    assert macs == sorted(macs, reverse=True) and macs[2] <= 0.3 * macs[0]
+    for point in found.points:
+        model = edgevit.load(swept / point.folder)
+        assert (model.spec.macs, model.classes) == (point.macs, ["3", "5", "8"])
+        assert (swept / point.folder / "export" / "model.fp32.onnx").is_file()
+        seen = edgevit.evaluate(swept / point.folder, "digits", part="validation")
+        assert (seen.images, round(seen.top1 * seen.images)) == (point.images, point.right)
+        assert point.latency is not None and point.latency.p50_ms > 0
+    assert found.points[0].latency.ratio == 1
+    labels = [r.label for r in load_runs(swept / "runs.jsonl")]
+    assert sorted(set(labels)) == ["base", "r0.4", "r0.7"] and len(labels) == 6, "each once in each of two rounds"
+
+
+def test_the_derivations_share_their_work(swept: Path) -> None:
+    first, second = (json.loads((swept / f / "derivation.json").read_text()) for f in ("r0.4", "r0.7"))
+    assert first["facts"]["steps"] == second["facts"]["steps"] == 0
+    assert set(second["facts"]["reused"]) >= {"statistics"} > set(first["facts"].get("reused", []))
+
+
+def test_the_same_sweep_again_does_nothing(copy: Path, asked: dict[str, Any]) -> None:
+    before = {file: file.stat().st_mtime_ns for file in copy.rglob("*") if file.is_file()}
+    assert edgevit.sweep(BASE, out=copy, rates=(0.4, 0.7), **asked) == read_sweep(copy)
+    assert {file: file.stat().st_mtime_ns for file in copy.rglob("*") if file.is_file()} == before
+
+
+def test_what_is_missing_is_done_and_all_are_measured_again(copy: Path, asked: dict[str, Any]) -> None:
+    shutil.rmtree(copy / "r0.7")
+    kept = (copy / "r0.4" / "model.safetensors").stat().st_mtime_ns
+    before = read_sweep(copy)
+    again = edgevit.sweep(BASE, out=copy, rates=(0.4, 0.7), **asked)
+    assert (copy / "r0.4" / "model.safetensors").stat().st_mtime_ns == kept
+    judged = [[(p.folder, p.right, p.macs) for p in sweep.points] for sweep in (before, again)]
+    assert judged[0] == judged[1]
+    assert again.points[1].latency != before.points[1].latency, "measured in turns with the new one"
+
+
+def test_without_the_cache_the_work_is_shared_all_the_same(asked: dict[str, Any], tmp_path: Path) -> None:
+    before = entries(cache_folder())
+    edgevit.sweep(
+        BASE,
+        out=tmp_path / "s",
+        rates=(0.4, 0.7),
+        cache=False,
+        **{**asked, "training": Training(device="cpu", batch_size=64, seed=5)},
+    )
+    assert entries(cache_folder()) == before
+    second = json.loads((tmp_path / "s" / "r0.7" / "derivation.json").read_text())
+    assert "statistics" in second["facts"]["reused"]
+
+
+def test_a_rate_that_cannot_be_reached_is_left_out_and_said_to_be(asked: dict[str, Any], copy: Path) -> None:
+    found = edgevit.sweep(BASE, out=copy, rates=(0.4, 0.7, 0.999), **asked)
+    assert [p.rate for p in found.points] == [None, 0.4, 0.7]
+    assert found.left_out[0].startswith("rate 0.999: ")
+    with pytest.raises(BudgetError, match="no model can be derived at any of the rates"):
+        edgevit.sweep(BASE, out=copy.with_name("none"), rates=(0.999,), **asked)
+
+
+def test_a_sweep_of_something_else_and_other_folders_are_refused(copy: Path, asked: dict[str, Any]) -> None:
+    with pytest.raises(SweepError, match=r"holds a sweep of something else: classes was .*choose another --out"):
+        edgevit.sweep(BASE, out=copy, **{**asked, "classes": ["3", "5"]})
+    with pytest.raises(OutputError, match="is no sweep"):
+        edgevit.sweep(BASE, out=copy / "base", **asked)
+    with pytest.raises(OptionError, match="--rates"):
+        edgevit.sweep(BASE, out=copy, rates=(0.5, 1.5), **asked)
