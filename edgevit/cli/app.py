@@ -27,6 +27,7 @@ from edgevit.cli import (
 from edgevit.cli.console import say
 from edgevit.errors import EdgeVitError, Interrupted
 from edgevit.numbers import FINITE, WORD, check_number
+from edgevit.signals import sigterm_as_ctrl_c
 
 # Markdown, because rich's own markup swallows what help says in brackets, such as defaults that depend on the board.
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode="markdown")
@@ -63,7 +64,7 @@ for command in (
 ):
     app.command(command.__name__.rpartition(".")[2].replace("_", "-"), cls=_Command)(command.main)
 
-STOPPED = 130  # what a shell expects of a program that Ctrl-C ended
+STOPPED = 130  # what a shell expects of a program that Ctrl-C ended; SIGTERM is told apart by nobody
 UsageError: type[Exception] = typer.BadParameter.__base__  # type: ignore[assignment]  # which typer has no name for
 
 
@@ -105,4 +106,6 @@ def _run() -> int:
 
 
 def main() -> None:
-    sys.exit(_run())
+    with sigterm_as_ctrl_c():
+        code = _run()
+    sys.exit(code)

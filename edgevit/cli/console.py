@@ -68,6 +68,11 @@ def say(text: str) -> None:
     _print(one_line(text), sys.stderr)
 
 
+def write(text: str) -> None:
+    """Print a text on stdout as it is."""
+    _print(text, sys.stdout)
+
+
 def _drawn(renderable: RenderableType, to: TextIO) -> str:
     """What rich makes of a table or a text: names are shown as they are, never read as markup or as emoji."""
     from rich.console import Console as RichConsole

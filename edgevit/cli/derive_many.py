@@ -5,17 +5,32 @@ from typing import Annotated
 
 import typer
 
-from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag, write
+
+
+def _example(asked: bool) -> None:
+    if asked:
+        from edgevit.derive.plan_file import EXAMPLE
+
+        write(EXAMPLE.read_text(encoding="utf-8").rstrip("\n"))
+        raise typer.Exit
 
 
 def main(
-    plan: Annotated[Path, typer.Argument(help="YAML of tasks, budgets and methods, as edgevit/derive/many.py shows.")],
+    plan: Annotated[Path, typer.Argument(help="YAML of tasks, budgets and methods; --example prints one.")],
+    example: Annotated[
+        bool,
+        typer.Option("--example", callback=_example, is_eager=True, help="Print a plan that has every key."),
+    ] = False,
     workers: Annotated[int | None, typer.Option(help="Derivations side by side, instead of the plan's.")] = None,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
 ) -> None:
-    """Derive many models from one plan; the same command goes on where it was stopped."""
+    """Derive many models from one plan; the same command goes on where it was stopped.
+
+    Begin with: edgevit derive-many --example > plan.yaml
+    """
     from dataclasses import asdict
 
     from rich.table import Table

@@ -82,6 +82,7 @@ class _Wanted:
     rejection: RejectionImages | None
     assumed: Assumptions
     accept_weak_base: bool
+    job: str | None
 
     def request(self) -> dict[str, Any]:
         """What must be the same for an unfinished run to be gone on with."""
@@ -117,6 +118,7 @@ class _Wanted:
             "head": self.head,
             "data": self.task.record(),
             "versions": versions(),
+            **({"job": self.job} if self.job else {}),
         }
 
 
@@ -357,7 +359,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         refuse_untaught(request.method, config, training.steps)
     wanted = _Wanted(
         str(base), opened, task, request.method, config, budget, policy, request.head, labels, training,
-        request.finetune_base, rejection, assumed, request.accept_weak_base,
+        request.finetune_base, rejection, assumed, request.accept_weak_base, request.job,
     )  # fmt: skip
     compute = open_compute(training)
     folder = partial_folder(request.out)

@@ -94,6 +94,7 @@ class DeriveRequest(Request):
     unlabelled: str | Path | None = None
     reject: float | None = None
     cache: bool | Path = True
+    job: str | None = None  # the hash of the job of a plan that this is, which derivation.json keeps
 
     def check(self) -> None:
         """Refuse what cannot be done; see `edgevit.derive` for what is raised."""

@@ -42,6 +42,7 @@ Keep = Literal["last", "best"]
 MET = 0.002  # trained and pruned accuracy count as met within this
 PROGRESS = "progress.json"
 IGNORED = -100  # the target that cross_entropy passes over
+ONE_PRESS_S = 1.0
 PATIENCE = 3  # evaluations in which they must have met, and the best not improved, before training stops
 
 
@@ -255,15 +256,24 @@ def learning_rate(training: Training, step: int, steps: int) -> float:
 
 
 class _StopAsked:
-    """Whether Ctrl-C was pressed; a second press stops at once."""
+    """Whether Ctrl-C was pressed; a second press stops at once.
+
+    Signals in quick succession are one press: `timeout` and service managers ask each process, and so does its parent.
+    """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked_s: float | None = None
+
+    @property
+    def asked(self) -> bool:
+        return self.asked_s is not None
 
     def __call__(self, signum: int, frame: object) -> None:
-        if self.asked:
+        now = time.monotonic()
+        if self.asked_s is None:
+            self.asked_s = now
+        elif now - self.asked_s > ONE_PRESS_S:
             raise KeyboardInterrupt
-        self.asked = True
 
 
 @contextmanager

@@ -41,9 +41,9 @@ def open_partial(folder: Path, request: dict[str, Any], resume: bool) -> Iterato
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    busy = OutputError(f"another edgevit is working in {folder}; wait until it has ended, or choose another --out")
-    with alone_in(folder, busy):
-        refuse_unfinished(folder, resume)
+    with alone_in(folder, _busy(folder)):
+        if not resume and holds_state(folder):
+            raise _unfinished(folder)
         held = _held(folder)
         if not resume:
             _empty(folder)
@@ -58,8 +58,22 @@ def open_partial(folder: Path, request: dict[str, Any], resume: bool) -> Iterato
 
 def refuse_unfinished(folder: Path, resume: bool) -> None:
     """Raise OutputError if the folder holds work of an earlier run that is to be neither gone on with nor lost."""
-    if not resume and folder.is_dir() and _held(folder) - CHEAP:
-        raise OutputError(f"{folder} holds an unfinished derivation; add --resume to go on with it, or remove it")
+    if not resume and holds_state(folder):
+        with writing(folder), alone_in(folder, _busy(folder)):
+            raise _unfinished(folder)
+
+
+def _busy(folder: Path) -> OutputError:
+    return OutputError(f"another edgevit is working in {folder}; wait until it has ended, or choose another --out")
+
+
+def _unfinished(folder: Path) -> OutputError:
+    return OutputError(f"{folder} holds an unfinished derivation; add --resume to go on with it, or remove it")
+
+
+def holds_state(folder: Path) -> bool:
+    """Whether the folder is there and holds what took long to make."""
+    return folder.is_dir() and bool(_held(folder) - CHEAP)
 
 
 def _held(folder: Path) -> set[str]:
@@ -82,5 +96,5 @@ def _check_same(folder: Path, before: dict[str, Any], request: dict[str, Any]) -
 
 def remove_cheap(folder: Path) -> None:
     """Remove the folder if what it holds is soon made again, so that the command can be mended and given again."""
-    if _held(folder) <= CHEAP:
+    if not holds_state(folder):
         shutil.rmtree(folder)

@@ -136,6 +136,7 @@ class DerivationRecord:
     versions: Versions
     seconds: dict[str, float]
     facts: Facts
+    job: Sha256 | None = None  # of the plan's job that this was; None: of no plan, or one of an older edgevit
     as_read: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def fault(self, spec: ModelSpec) -> str | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
@@ -123,7 +124,7 @@ class Reader:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """YAML without keys that are there twice: the last would win silently."""
+    """YAML without keys that are there twice: the last would win silently; and with 1e-4 as a number, as in JSON."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[str] = set()
@@ -134,6 +135,11 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
             if name is not None:
                 seen.add(name)
         return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+"), list("-+0123456789")
+)
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -161,6 +167,8 @@ def _check_plain(data: Any) -> None:
             waiting += [(v, f"{where}.{k}", depth + 1) for k, v in value.items()]
         elif isinstance(value, list):
             waiting += [(v, f"{where}.{i}", depth + 1) for i, v in enumerate(value)]
+        elif isinstance(value, str) and "\0" in value:
+            raise ValueError(f"has a zero byte in {at or 'its value'}")
         elif isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"has {value} as {at or 'its value'}, which is no finite number")
         elif not (value is None or isinstance(value, (bool, int, float, str))):

@@ -19,6 +19,17 @@ from edgevit.derive.training import Training
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
 PREPROCESSING = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
 QUICK = {"steps": 6, "batch_size": 24, "device": "cpu", "evaluations": 2, "lr": 1e-3, "early_stop": False}
+PLAN = {  # of two tasks, without training
+    "base": "vit_tiny_patch16_224",
+    "model_args": ARGS,
+    "preprocessing": PREPROCESSING,
+    "data": "digits",
+    "accept_weak_base": True,  # it is random
+    "training": {**QUICK, "steps": 0},
+    "tasks": [{"name": "odd", "classes": ["3", "7", "9"]}, {"name": "even", "classes": "2,4"}],
+    "budgets": [{"name": "half", "rate": 0.5}],
+    "methods": [{"name": "nuwa", "options": {"purification": "none"}}],
+}
 
 
 def write_checkpoint(folder: Path, **more: Any) -> Path:

@@ -1,4 +1,4 @@
-"""Plans: what they may hold, and what becomes of their jobs."""
+"""What becomes of the jobs of a plan, whatever happens to their processes and files."""
 
 from __future__ import annotations
 
@@ -8,96 +8,27 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from small_base import ARGS, PREPROCESSING, QUICK, write_checkpoint
+from small_base import PLAN, write_checkpoint
 
 from edgevit.derive import many
-from edgevit.derive.many import derive_many, read_plan
-from edgevit.errors import PlanError, UnknownNameError
-
-SMALL = {
-    "base": "vit_tiny_patch16_224",
-    "model_args": ARGS,
-    "preprocessing": PREPROCESSING,
-    "data": "digits",
-    "accept_weak_base": True,  # it is random
-    "training": {**QUICK, "steps": 0},
-    "tasks": [{"name": "odd", "classes": ["3", "7", "9"]}, {"name": "even", "classes": "2,4"}],
-    "budgets": [{"name": "half", "rate": 0.5}],
-    "methods": [{"name": "nuwa", "options": {"purification": "none"}}],
-}
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> Any:
-    """Write the small plan with some keys changed."""
-
-    def write(**changed: Any) -> Path:
-        held = {**SMALL, "out": str(tmp_path / "out"), **changed}
-        file = tmp_path / "plan.yaml"
-        file.write_text(yaml.safe_dump({k: v for k, v in held.items() if v is not None}))
-        return file
-
-    return write
-
-
-def test_the_first_job_of_every_task_comes_before_all_others(plan: Any) -> None:
-    jobs, _ = read_plan(plan(budgets=[{"name": "half", "rate": 0.5}, {"name": "tenth", "params": "300k"}]))
-    assert [job.name for job in jobs] == ["odd-half-nuwa", "even-half-nuwa", "odd-tenth-nuwa", "even-tenth-nuwa"]
-    assert len({job.sha256() for job in jobs}) == 4
-    assert jobs[0].arguments["method"] == "nuwa" and jobs[2].arguments["params"] == "300k"
-
-
-JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
-
-
-@pytest.mark.parametrize(
-    ("changed", "error", "told"),
-    [
-        ({"tsks": []}, PlanError, r"plan.yaml: unknown key 'tsks'; known: base, out, tasks"),
-        ({"budgets": [{"name": "x", "rat": 0.5}]}, PlanError, r"unknown key 'budgets.0.rat'; known: name, rate, macs"),
-        ({"base": None}, PlanError, "base: field required"),
-        ({"workers": "two"}, PlanError, "workers: input should be a valid integer"),
-        ({"tasks": [{"name": "a"}, {"name": "a"}]}, PlanError, "two tasks are named 'a'"),
-        ({"jobs": [JOB, JOB]}, PlanError, "two jobs are named 'one'"),
-        (
-            {"jobs": [{**JOB, "out": "x/y"}, {**JOB, "name": "two", "out": "x/../x/y"}]},
-            PlanError,
-            "jobs 'one' and 'two' both write x/../x/y",
-        ),
-        ({"jobs": [{**JOB, "task": "od"}]}, UnknownNameError, "no task of job 'one' 'od'; did you mean 'odd'"),
-        ({"data": None}, PlanError, "task 'odd' has no data"),
-        ({"training": {"stps": 3}}, UnknownNameError, "no training setting 'stps'; did you mean 'steps'"),
-        ({"methods": []}, PlanError, "no methods; give at least one"),
-        ({"methods": [{"name": "nuwaa"}]}, UnknownNameError, "did you mean 'nuwa'"),
-        ({"methods": [{"name": "nuwa", "options": {"purificaton": "none"}}]}, UnknownNameError, "'purification'"),
-        ({"budgets": [{"name": "x", "rate": 0.5, "macs": "3G"}]}, PlanError, "budget 'x' is rate and macs; give one"),
-        ({"budgets": [{"name": "x"}]}, PlanError, "budget 'x' is nothing; give one of rate"),
-    ],
-)
-def test_a_bad_plan_is_refused_in_one_line(plan: Any, changed: Any, error: Any, told: str) -> None:
-    with pytest.raises(error, match=told) as seen:
-        read_plan(plan(**changed))
-    assert "\n" not in str(seen.value)
-
-
-def test_a_plan_that_is_no_yaml_or_not_there_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "plan.yaml").write_text("tasks: [")
-    with pytest.raises(PlanError, match="is not YAML"):
-        read_plan(tmp_path / "plan.yaml")
-    with pytest.raises(PlanError, match="No such file"):
-        read_plan(tmp_path / "none.yaml")
+from edgevit.derive.many import derive_many
+from edgevit.derive.plan_file import Job, read_plan
+from edgevit.derive.unfinished import holds_state
+from edgevit.errors import OutputError
+from edgevit.folder.lock import alone_in
+from edgevit.progress import Silent
 
 
 def test_jobs_are_done_once_and_one_that_fails_does_not_stop_the_rest(
     plan: Any, tmp_path: Path, edgevit_main: Any
 ) -> None:
     checkpoint = str(write_checkpoint(tmp_path))
-    tasks = [{"name": "bad", "classes": ["no such class"]}, *SMALL["tasks"]]  # type: ignore[misc]
+    tasks = [{"name": "bad", "classes": ["no such class"]}, *PLAN["tasks"]]  # type: ignore[misc]
     file = plan(checkpoint=checkpoint, tasks=tasks)
     ran = edgevit_main("derive-many", file, "--workers", "1", "--json")
     rows = {row["job"]: row for row in json.loads(ran.out)["rows"]}
@@ -118,34 +49,86 @@ def test_jobs_are_done_once_and_one_that_fails_does_not_stop_the_rest(
     changed = derive_many(plan(checkpoint=checkpoint, budgets=[{"name": "half", "rate": 0.45}]))
     assert all(row.state == "failed" and "is not overwritten" in str(row.error) for row in changed)
     assert [row.state for row in derive_many(plan(checkpoint=checkpoint))] == ["done", "done"], "nothing is forgotten"
-    _forget_that_it_ended(tmp_path / "out" / "results.json", "odd-half-nuwa")
-    told = {row.job: row for row in derive_many(plan(checkpoint=checkpoint))}["odd-half-nuwa"]
-    assert (told.state, told.top1) == ("done", rows["odd-half-nuwa"]["top1"])
+    _models_outlive_what_is_told_of_them(good, tmp_path / "out" / "results.json", rows)
+    _a_model_of_an_older_edgevit_is_known_by_its_row(read_plan(good)[0][0])
     assert (tmp_path / "out" / "odd-half-nuwa" / "model.json").stat().st_mtime_ns == stamp
 
 
-def _forget_that_it_ended(file: Path, job: str) -> None:
-    """As if the machine had gone down between writing the model and telling of it."""
-    held = json.loads(file.read_text())
-    for row in held["rows"]:
-        row["state"] = "started" if row["job"] == job else row["state"]
-    file.write_text(json.dumps(held))
+def _models_outlive_what_is_told_of_them(plan_file: Path, file: Path, rows: dict[str, Any]) -> None:
+    """Every model that is there is done, however little of results.json is left, and nothing is worked out again."""
+    good = file.read_text()
+    for content, warned in (
+        (None, ""),
+        (good.replace('"done"', '"started"'), ""),  # the machine went down before the end was told
+        (good.replace('"done"', '"failed"'), ""),
+        ("", "is not JSON"),
+        (good[: len(good) // 2], "is not JSON"),
+        ("[]", "holds a list, expected an object"),
+        ("null", "holds nothing, expected an object"),
+        ("{}", "has schema nothing"),
+        ('{"schema": 1, "rows": 3}', "has 3 as rows"),
+        ('{"schema": 1, "rows": [{"name": "odd"}]}', "lacks rows.0.job"),
+        (good.replace('"done"', '"dnoe"'), "has 'dnoe' as rows.0.state"),
+        (good.replace('"top1": ', '"top1": "x", "was": '), "has 'x' as rows.0.top1"),
+        (good.replace('"top1": ', '"top1": NaN, "was": '), "top1, which is no finite number"),
+        ("[" * 9999, "is nested too deeply"),
+    ):
+        file.unlink() if content is None else file.write_text(content)
+        noting = Noting()
+        again = derive_many(plan_file, progress=noting)
+        assert {(row.job, row.state, row.top1) for row in again} == {
+            (name, "done", row["top1"]) for name, row in rows.items() if row["state"] == "done"
+        }, content
+        assert [w for w in noting.warnings if warned not in w] == [] and bool(noting.warnings) == bool(warned), content
+        assert json.loads(file.read_text())["rows"] == [json.loads(json.dumps(asdict(row))) for row in again]
 
 
-def test_a_file_of_other_content_makes_another_job(plan: Any, tmp_path: Path) -> None:
-    (tmp_path / "odd.txt").write_text("3, 7")
-    asked = plan(tasks=[{"name": "odd", "classes": str(tmp_path / "odd.txt")}], checkpoint=str(tmp_path / "none"))
-    before = read_plan(asked)[0][0].sha256()
-    assert read_plan(asked)[0][0].sha256() == before
-    (tmp_path / "odd.txt").write_text("3, 7, 9")
-    assert read_plan(asked)[0][0].sha256() != before
+def _a_model_of_an_older_edgevit_is_known_by_its_row(job: Job) -> None:
+    file = Path(job.out, "derivation.json")
+    record = json.loads(file.read_text())
+    assert record.pop("job") == job.sha256()
+    file.write_text(json.dumps(record))
+    for state, known in (("started", True), ("failed", False)):
+        told = many.Row(job.name, job.task, job.budget, job.method, job.out, job.sha256(), state)  # type: ignore[arg-type]
+        assert (many._found(job, [told], Silent()) is not None) == known
+
+
+class Noting(Silent):
+    """A progress that remembers the warnings."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+@pytest.mark.parametrize(
+    ("content", "warned"),
+    [
+        (None, None),
+        ('{"accuracy": {"der', "derivation.json is not JSON"),
+        ("[]", "derivation.json holds a list, expected an object"),
+        ('{"schema": 1, "accuracy": {"derived": {"top1": "x"}}}', "derivation.json"),
+    ],
+)
+def test_a_folder_that_does_not_say_it_is_the_job_s_is_not_taken_for_it(
+    plan: Any, content: str | None, warned: str | None
+) -> None:
+    job = read_plan(plan())[0][0]
+    folder, noting = Path(job.out), Noting()
+    folder.mkdir(parents=True)
+    if content is not None:
+        (folder / "derivation.json").write_text(content)
+    assert many._found(job, (), noting) is None
+    assert (warned in noting.warnings[0]) if warned else noting.warnings == []
 
 
 def _top1(folder: Path) -> float:
     return float(json.loads((folder / "derivation.json").read_text())["accuracy"]["derived"]["top1"])
 
 
-def _die(job: many.Job) -> many.Row:
+def _die(job: Job) -> many.Row:
     """Stand in for a job whose process the system ends; at module level, so that a worker can import it."""
     if job.task == "odd":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -156,7 +139,77 @@ def test_a_worker_that_is_ended_from_outside_fails_its_job_alone(plan: Any, monk
     monkeypatch.setattr(many, "run_job", _die)
     rows = derive_many(plan(), workers=1)
     assert [row.state for row in rows] == ["failed", "done"]
-    assert "ended from outside" in str(rows[0].error)
+    assert "ended from outside (signal 9)" in str(rows[0].error)
+
+
+def _break(job: Job) -> many.Row:
+    raise ZeroDivisionError("a fault of edgevit")
+
+
+def test_a_fault_of_edgevit_in_a_worker_fails_its_job_and_is_printed(
+    plan: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(many, "run_job", _break)
+    rows = derive_many(plan(), workers=2)
+    assert ["exit code 1; what is printed above is a fault of edgevit" in str(row.error) for row in rows] == [True] * 2
+    assert "ZeroDivisionError: a fault of edgevit" in capfd.readouterr().err
+
+
+def test_a_second_derive_many_on_one_plan_is_one_line_and_changes_nothing(
+    plan: Any, tmp_path: Path, edgevit_main: Any
+) -> None:
+    (tmp_path / "out").mkdir()
+    with alone_in(tmp_path / "out", OutputError("busy")):
+        told = edgevit_main("derive-many", plan()).error
+    assert told == f"error: another derive-many is working in {tmp_path / 'out'}; wait until it has ended"
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+TRAINING = {"steps": 3000, "batch_size": 24, "device": "cpu", "evaluations": 30, "lr": 1e-4, "early_stop": False}
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_parent_and_what_trains_keeps_its_state(
+    plan: Any, tmp_path: Path, sent: signal.Signals
+) -> None:
+    file = plan(
+        checkpoint=str(write_checkpoint(tmp_path)),
+        tasks=[{"name": "odd", "classes": "3,7"}],
+        methods=[{"name": "vulcan", "training": TRAINING}],
+    )
+    history = tmp_path / "out" / "odd-half-vulcan.partial" / "history.jsonl"
+    command = [sys.executable, "-m", "edgevit.cli", "derive-many", str(file)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while not (history.is_file() and '"step": 15' in history.read_text()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        workers = _children(process.pid)
+        process.send_signal(sent)
+        _, said = process.communicate(timeout=120)  # which ends when all who hold stderr have ended
+    _wait_until_gone(workers)
+    assert "Traceback" not in said
+    if sent == signal.SIGTERM:
+        assert process.returncode == 130
+        assert said.splitlines()[-1].startswith("error: stopped; the same command goes on")
+    state = json.loads((history.parent / "train" / "progress.json").read_text())
+    assert 15 <= state["step"] < TRAINING["steps"] and holds_state(history.parent)
+    with alone_in(tmp_path / "out", OutputError("busy")):
+        pass
+
+
+def _children(process: int) -> list[int]:
+    told = Path(f"/proc/{process}/task/{process}/children")
+    if not told.is_file():
+        pytest.skip("this system does not tell the children of a process")
+    return [int(child) for child in told.read_text().split()]
+
+
+def _wait_until_gone(processes: list[int]) -> None:
+    assert processes
+    until = time.monotonic() + 60
+    while left := [p for p in processes if Path(f"/proc/{p}").exists()]:
+        assert time.monotonic() < until, left
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("after_s", [0.0, 1.0])

@@ -16,7 +16,7 @@ import edgevit
 from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import open_task
 from edgevit.derive import method_names
-from edgevit.derive.many import read_plan
+from edgevit.derive.plan_file import read_plan
 from edgevit.derive.training import Training
 from edgevit.errors import CheckpointError, DataError, OptionError
 from edgevit.export.evaluate import evaluate
