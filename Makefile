@@ -54,6 +54,7 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/supernet.py
 	$(BIN)/python benchmarks/forge.py
 	$(BIN)/python benchmarks/many.py
+	$(BIN)/python benchmarks/hostile.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/accuracy.py
 	$(BIN)/python benchmarks/results.py

@@ -138,6 +138,33 @@ def many() -> str:
     return "\n".join(["## Many derivations from one plan\n", table(head, lines)])
 
 
+def hostile(data: dict[str, Any] | None) -> str:
+    if data is None:
+        return ""
+    lines = [
+        [
+            f"{title}, {case['rounds']} times",
+            ", ".join(f"{codes}: {count} times" for codes, count in sorted(case["exit_codes"].items())),
+            f"{case['tracebacks']}, {case['hangs']}",
+            f"{case['processes_left']}, {case['files_left']}",
+            f"{case['same_weights']} of {case['rounds']}",
+        ]
+        for title, case in data["cases"].items()
+    ]
+    told = (
+        "Real processes, a small ViT, digits, random moments. Exit codes are of the commands of a round: 0 done, "
+        "1 refused in one line, 130 stopped; what was stopped was given again and went on.\n"
+    )
+    head = [
+        "",
+        "exit codes",
+        "tracebacks, hangs",
+        "processes, files left",
+        "in the end the weights of an undisturbed run",
+    ]
+    return "\n".join(["## Two at once, and SIGTERM\n", told, table(head, lines)])
+
+
 def allocation() -> str:
     data = load("allocation")
     if data is None:
@@ -247,6 +274,7 @@ def main() -> None:
         allocation(),
         supernet(),
         many(),
+        hostile(load("hostile")),
         shapes(),
         first_base.section(),
     ]

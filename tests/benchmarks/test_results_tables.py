@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from copy import deepcopy
 from dataclasses import asdict
@@ -16,7 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # scripts, in
 import accuracy
 import accuracy_tables
 import first_base
+import hostile
 import line_plot
+import results
 import tables
 
 LEVELS = {"forge": 0.90, "forge, closed form": 0.88, "vulcan": 0.85, "vulcan + teacher": 0.91, "nuwa": 0.84}
@@ -149,3 +152,20 @@ def test_ticks_span_the_numbers(low: float, high: float) -> None:
     found = line_plot.ticks(low, high)
     assert found[0] <= low <= high <= found[-1]
     assert 1 <= len(found) <= 8
+
+
+def test_the_table_of_hostile_use_has_a_line_per_case() -> None:
+    case = hostile.Case(rounds=20, same_weights=19, tracebacks=1)
+    case.exit_codes.update({"0 1": 18, "1 1": 2})
+    told = results.hostile({"cases": {"two derivations of one output": vars(case)}})
+    cells = line_of(told, "two derivations of one output, 20 times")
+    assert cells[1:] == ["0 1: 18 times, 1 1: 2 times", "1, 0", "0, 0", "19 of 20"]
+    assert results.hostile(None) == ""
+
+
+def test_a_session_s_processes_are_found_until_they_end() -> None:
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        assert hostile.session(process.pid) == [process.pid]
+        process.kill()
+        process.wait()
+        assert hostile.session(process.pid) == []
