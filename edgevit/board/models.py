@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +11,22 @@ from typing import Any
 
 from edgevit.board.store import find_engine, model_folder, recorded_engine
 from edgevit.errors import CheckpointError
-from edgevit.folder.model import SPEC, read_spec
+from edgevit.folder.documents import Reader
+from edgevit.folder.model import SPEC, Sha256, read_spec
 
 EXPORT = "export.json"  # lists the exported files and their hashes
+
+
+@dataclass(frozen=True)
+class _File:
+    sha256: Sha256
+
+
+@dataclass(frozen=True)
+class _Export:
+    """What is read of export.json here."""
+
+    files: dict[str, _File]
 
 
 @dataclass(frozen=True)
@@ -107,10 +119,10 @@ def _verified_sha256(path: Path, *, must_be_listed: bool) -> str:
         raise CheckpointError(
             f"{path} is not listed in {path.with_name(EXPORT)}: the export is incomplete, export again"
         )
-    if expected not in (None, digest):
+    if expected is not None and expected != digest:
         raise CheckpointError(
             f"{path} is not the file that was exported: its sha256 is {digest[:12]}..., and {EXPORT} says "
-            f"{str(expected)[:12]}...; export again"
+            f"{expected[:12]}...; export again"
         )
     return digest
 
@@ -119,11 +131,8 @@ def _exported_sha256(path: Path) -> str | None:
     listed = path.with_name(EXPORT)
     if not listed.is_file():
         return None
-    try:
-        entry = json.loads(listed.read_text(encoding="utf-8"))["files"].get(path.name)
-        return None if entry is None else str(entry["sha256"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{listed} cannot be read ({type(error).__name__}: {error}); export again") from error
+    entry = Reader(CheckpointError, mend="export again").json(listed, _Export).files.get(path.name)
+    return None if entry is None else entry.sha256
 
 
 def _sha256(path: Path) -> str:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from edgevit.errors import ProfileError, UnknownNameError
+from edgevit.folder.documents import Reader
+from edgevit.folder.model import Size
 
 SHIPPED = Path(__file__).parent / "shipped"  # profiles/ of the repository
 SUFFIXES = (".yaml", ".yml", ".json")  # JSON is YAML, so what `edgevit profiles NAME --json` prints is a profile
@@ -26,6 +26,7 @@ ROUNDING = 0.01  # published figures are rounded
 GATE = re.compile(r"[a-z][a-z0-9_]*\s*[<>]=?\s*[0-9.]+\s*[A-Za-z/%]*")  # the form; `bench` knows the metrics
 GENERIC = "-0000"  # the part number that many boards of a family give instead of their own
 
+READER = Reader(ProfileError, mend="mend it, or begin with what `edgevit profiles NAME --json` prints")
 VariantName = Literal["standard", "super"]
 
 
@@ -34,8 +35,8 @@ class Mode(BaseModel, extra="forbid", frozen=True):
 
     id: int | None
     name: str
-    cpus: int = Field(gt=0)
-    tpcs: int = Field(gt=0)  # on; each has two SMs
+    cpus: Size
+    tpcs: Size  # on; each has two SMs
     gpu_mhz: float = Field(gt=0)  # the cap
     gpu_mhz_jetpack5: float | None = Field(default=None, gt=0)  # where JetPack 5's table has another
     emc_mhz: float = Field(gt=0)  # the memory controller's cap
@@ -88,13 +89,13 @@ class Profile(BaseModel, extra="forbid", frozen=True):
     name: str
     module: str
     parts: tuple[str, ...] = Field(min_length=1)
-    memory_gb: int
+    memory_gb: Size
     mem_total_gib: tuple[float, float]  # MemTotal, at least and below
-    sms: int = Field(gt=0)
-    tensor_cores: int = Field(gt=0)
-    cpus: int = Field(gt=0)
+    sms: Size
+    tensor_cores: Size
+    cpus: Size
     cache_mib: float = Field(ge=0)  # what of an inference's data may stay beside the GPU until the next one
-    memory_bus_bits: int = Field(gt=0)
+    memory_bus_bits: Size
     variants: dict[VariantName, Variant]
     rails: tuple[Rail, ...]
     software: tuple[Release, ...]
@@ -203,10 +204,10 @@ def load_profile(name_or_path: str | Path) -> Profile:
     """
     text = str(name_or_path)
     if text.endswith(SUFFIXES) or os.sep in text:
-        return _read(Path(text))
+        return READER.yaml(Path(text), Profile)
     if text not in profile_names():
         raise UnknownNameError("profile", text, profile_names())
-    return _read(SHIPPED / f"{text}.yaml")
+    return READER.yaml(SHIPPED / f"{text}.yaml", Profile)
 
 
 def match(facts: Mapping[str, Any]) -> Profile | None:
@@ -221,48 +222,3 @@ def match(facts: Mapping[str, Any]) -> Profile | None:
     if len(fitting) > 1:
         fitting = [profile for profile in fitting if _part(facts) in profile.parts]
     return fitting[0] if len(fitting) == 1 else None
-
-
-def _read(path: Path) -> Profile:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ProfileError(f"cannot read the profile {path}: {error.strerror}; check the path") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that is none
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}, line {mark.line + 1}" if mark else str(path)
-        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ProfileError(f"{where}: not YAML: {reason}") from error
-    if not isinstance(content, dict):
-        raise ProfileError(f"{path} is not a profile but a {type(content).__name__}; `edgevit profiles` shows some")
-    try:
-        return Profile.model_validate(content)
-    except ValidationError as error:
-        raise ProfileError(f"{path}: {_first_fault(error)}") from error
-
-
-def _first_fault(error: ValidationError) -> str:
-    """Say in one line what is wrong with the first entry that is, and what would be right."""
-    faults = error.errors()
-    # A misspelt key is also a missing one: the former says what to do.
-    fault = next((f for f in faults if f["type"] == "extra_forbidden"), faults[0])
-    where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in fault["loc"]).lstrip(".")
-    if fault["type"] == "extra_forbidden":
-        known = _keys(fault["loc"])
-        close = get_close_matches(str(fault["loc"][-1]), known, n=1, cutoff=0.5)
-        return f"unknown key {where}; " + (f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}")
-    if fault["type"] == "missing":
-        return f"{where} is missing"
-    if fault["type"] == "value_error":  # raised above, in our words
-        return fault["msg"].removeprefix("Value error, ")
-    return f"{where}: {fault['msg']}, not {str(fault['input'])[:60]!r}"
-
-
-def _keys(location: Sequence[int | str]) -> list[str]:
-    """The keys that are known where the last one of `location` stands."""
-    model: type[BaseModel] = Profile
-    for step in location[:-1]:
-        field = model.model_fields.get(str(step))
-        kinds = (field.annotation, *get_args(field.annotation)) if field else ()
-        model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), model)
-    return list(model.model_fields)

@@ -8,15 +8,36 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from edgevit.board.fingerprint import fingerprint
 from edgevit.errors import EngineError
+from edgevit.folder.documents import Reader
 from edgevit.folder.model import read_spec
 
 SCHEMA = 1
+READER = Reader(EngineError, mend="build the engine again with edgevit export ... --trt --rebuild")
+
+
+@dataclass(frozen=True)
+class _ClassAccuracy:
+    board: float
+    host: float
+
+
+@dataclass(frozen=True)
+class _Accuracy:
+    """What is shown of `EngineRecord.accuracy`."""
+
+    images: int
+    part: str
+    host: float
+    board: float
+    agreement: float
+    worst_class: str
+    per_class: dict[str, _ClassAccuracy]
 
 
 @dataclass(frozen=True)
@@ -80,17 +101,13 @@ def read_record(path: Path) -> EngineRecord:
     Raises:
         EngineError: it is not what `edgevit export --trt` writes.
     """
-    again = "build the engine again with edgevit export ... --trt --rebuild"
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["schema"] != SCHEMA:
-            raise EngineError(f"{path} has schema {data['schema']!r}, this edgevit reads {SCHEMA}; {again}")
-        values = {f.name: data[f.name] for f in fields(EngineRecord) if f.name != "path"}
-        for name in ("fp32_modules", "batches", "tried", "inputs", "outputs", "warnings"):
-            values[name] = tuple(values[name])
-        return EngineRecord(path=path.with_suffix(".engine"), **values)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise EngineError(f"{path} cannot be read ({type(error).__name__}: {error}); {again}") from error
+    content = READER.json(path, dict[str, Any], schemas=(SCHEMA,))
+    record = READER.checked({**content, "path": str(path.with_suffix(".engine"))}, EngineRecord, str(path))
+    if record.accuracy is not None:
+        judged = READER.checked(record.accuracy, _Accuracy, f"{path}, accuracy,")
+        if judged.worst_class not in judged.per_class:
+            raise EngineError(f"{path} names {judged.worst_class!r} as the worst of other classes; {READER.mend}")
+    return record
 
 
 def stored_engines(model: Path) -> list[EngineRecord]:

@@ -31,25 +31,28 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from edgevit.derive import method_names
 from edgevit.derive.options import describe
 from edgevit.derive.shape import Policy, smallest
 from edgevit.errors import CostTableError, OptionError
+from edgevit.folder.documents import Reader
+from edgevit.folder.model import Size
 from edgevit.models.blocks import BlockDims
 from edgevit.models.macs import Geometry
+
+READER = Reader(CostTableError, mend="mend it, or measure again with benchmarks/cost_table.py")
 
 
 class AttentionTime(BaseModel, extra="forbid", frozen=True):
     """What the attention of a block takes, from its normalised input to its output."""
 
-    heads: int = Field(gt=0)
-    width: int | None = Field(default=None, gt=0)  # of QK and VO
-    qk: int | None = Field(default=None, gt=0)
-    vo: int | None = Field(default=None, gt=0)
+    heads: Size
+    width: Size | None = None  # of QK and VO
+    qk: Size | None = None
+    vo: Size | None = None
     ms: float = Field(gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
@@ -67,7 +70,7 @@ class AttentionTime(BaseModel, extra="forbid", frozen=True):
 class FfnTime(BaseModel, extra="forbid", frozen=True):
     """What the FFN of a block takes."""
 
-    width: int = Field(gt=0)
+    width: Size
     ms: float = Field(gt=0, allow_inf_nan=False)
 
 
@@ -75,17 +78,17 @@ class BaseSizes(BaseModel, extra="forbid", frozen=True):
     """What must be a base's own for the table to be of it."""
 
     family: str
-    embed: int = Field(gt=0)
-    tokens: int = Field(gt=0)
-    patch_values: int = Field(gt=0)  # input values per patch: channels * height * width
-    depth: int = Field(gt=0)
+    embed: Size
+    tokens: Size
+    patch_values: Size  # input values per patch: channels * height * width
+    depth: Size
 
 
 class BlockSizes(BaseModel, extra="forbid", frozen=True):
-    heads: int = Field(gt=0)
-    qk: int = Field(gt=0)
-    vo: int = Field(gt=0)
-    ffn: int = Field(gt=0)
+    heads: Size
+    qk: Size
+    vo: Size
+    ffn: Size
 
 
 class BlockTimes(BaseModel, extra="forbid", frozen=True):
@@ -267,30 +270,4 @@ def load_cost_table(path: str | Path) -> CostTable:
         CostTableError: the file cannot be read, or is no such table.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except OSError as error:
-        raise CostTableError(f"cannot read the cost table {path}: {error.strerror}; check the path") from error
-    except (ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8, or not JSON
-        told = " ".join(str(error).split())[:160]
-        raise CostTableError(f"{path} is neither YAML nor JSON: {told}; check where it was written") from error
-    if not isinstance(content, dict):
-        raise CostTableError(f"{path} is not a cost table but a {type(content).__name__}; see benchmarks/cost_table.py")
-    try:
-        return CostTable.model_validate(content)
-    except ValidationError as error:
-        raise CostTableError(f"{path}: {_first_fault(error)}; see benchmarks/cost_table.py") from error
-
-
-def _first_fault(error: ValidationError) -> str:
-    """Say in one line what is wrong with the first entry that is."""
-    faults = error.errors()
-    fault = next((f for f in faults if f["type"] == "extra_forbidden"), faults[0])  # a misspelt key is also missing
-    where = ".".join(str(step) for step in fault["loc"])
-    if fault["type"] == "extra_forbidden":
-        return f"unknown key {where!r}"
-    if fault["type"] == "missing":
-        return f"{where} is missing"
-    told = fault["msg"].removeprefix("Value error, ")
-    return f"{where}: {told}" if where else told
+    return READER.json(path, CostTable) if path.suffix == ".json" else READER.yaml(path, CostTable)

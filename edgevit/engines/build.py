@@ -54,7 +54,7 @@ def _key(report: ExportReport, board: str, options: Options) -> str:
 
 def _reused(record: EngineRecord, facts: Mapping[str, Any], progress: Progress) -> EngineRecord:
     progress.note(f"{record.path} is up to date: reused")
-    before, now = record.board["power_mode"], power_mode(facts)
+    before, now = record.board.get("power_mode"), power_mode(facts)
     if before == now:
         return record
     text = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.assumptions import CHECK, Sureness, assumptions
 from edgevit.data.rejection import Rejected, count_rejected, foreign_images
 from edgevit.data.task import Split
-from edgevit.errors import ModelError
+from edgevit.errors import CheckpointError, ModelError
 from edgevit.export.images import Judging, Subject, data_record, open_images, subject_of
 from edgevit.export.request import Part, check_judged, check_judging
 from edgevit.export.session import OnnxModel
-from edgevit.folder.model import Rejection
+from edgevit.folder.derivation import Fraction, Seed
+from edgevit.folder.model import Index, Preprocessing, Rejection
 from edgevit.models.checkpoint import open_base
 from edgevit.models.device import find_device
 from edgevit.progress import Progress, Silent
@@ -47,6 +48,14 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class _Split:
+    """Of the images that an exported model was derived from."""
+
+    seed: Seed
+    validation_fraction: Fraction
+
+
+@dataclass(frozen=True)
 class _Candidate:
     form: str
     predict: Callable[[Tensor], Tensor]
@@ -55,14 +64,20 @@ class _Candidate:
 
 def _open_onnx(path: Path, device: str) -> _Candidate:
     model = OnnxModel(path, device=device)
+    images, split = model.described("preprocessing", Preprocessing), model.described("split", _Split)
     subject = Subject(
-        class_names=tuple(model.described("class_names")),
-        class_columns=tuple(model.described("class_columns")),
+        class_names=model.described("class_names", tuple[str, ...]),
+        class_columns=model.described("class_columns", tuple[Index, ...]),
         outputs=model.output.shape[1],
-        preprocessing=model.described("preprocessing"),
-        rejection=Rejection(**model.described("rejection")) if "rejection" in model.metadata else None,
-        **model.described("split"),
+        preprocessing=asdict(images),
+        rejection=model.described("rejection", Rejection) if "rejection" in model.metadata else None,
+        seed=split.seed,
+        validation_fraction=split.validation_fraction,
     )
+    names, columns = set(subject.class_names), set(subject.class_columns)
+    told = (len(names), len(columns), max(columns, default=0) < subject.outputs, list(images.input_size))
+    if told != (len(subject.class_names), len(subject.class_names), True, list(model.input.shape[1:])):
+        raise CheckpointError(f"{path} has metadata of other classes or images than its own; export the model again")
     return _Candidate("onnx", model.predict, subject)
 
 

@@ -7,19 +7,20 @@ Schema history: 1  first version
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from edgevit.errors import ExportError
 from edgevit.export.fusion import Fusion
-from edgevit.export.gates import AccuracyCheck, FileAccuracy, Parity
+from edgevit.export.gates import AccuracyCheck, Parity
 from edgevit.export.graph import Batch
 from edgevit.export.precision import Range
+from edgevit.folder.documents import Reader
 
 SCHEMA = 2
 RECORD = "export.json"
+READER = Reader(ExportError, mend="export the model again")
 
 
 @dataclass(frozen=True)
@@ -72,29 +73,13 @@ class ExportReport:
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
-def _tensors(listed: list[dict[str, Any]]) -> tuple[TensorInfo, ...]:
-    return tuple(TensorInfo(t["name"], tuple(t["shape"]), t["dtypes"]) for t in listed)
-
-
-def _accuracy(data: dict[str, Any]) -> AccuracyCheck:
-    return AccuracyCheck(**{**data, "files": {name: FileAccuracy(**f) for name, f in data["files"].items()}})
-
-
-def _parsed(folder: Path, data: Mapping[str, Any]) -> ExportReport:
-    return ExportReport(
-        folder=folder,
-        files={name: ExportedFile(**f) for name, f in data["files"].items()},
-        inputs=_tensors(data["inputs"]),
-        outputs=_tensors(data["outputs"]),
-        classes=tuple(data["classes"]),
-        rejection=data["rejection"] if data["schema"] == SCHEMA else None,
-        range=Range(**data["range"]) if data["range"] else None,
-        parity={name: Parity(**p) for name, p in data["parity"].items()},
-        accuracy=_accuracy(data["accuracy"]) if data["accuracy"] else None,
-        fusion=Fusion(**data["fusion"]) if data["fusion"] else None,
-        warnings=tuple(data["warnings"]),
-        **{name: data[name] for name in ("batch", "opset", "preprocessing", "model", "padded", "versions", "seconds")},
-    )
+def _fault(report: ExportReport) -> str | None:
+    """What contradicts itself, as the end of a sentence that starts with the file's name; None: nothing."""
+    if missing := [name for label in report.parity if (name := f"model.{label}.onnx") not in report.files]:
+        return f"tells of {missing[0]}, which is not among its files"
+    if report.accuracy is not None and report.accuracy.files.keys() - report.parity.keys():
+        return "tells of the accuracy of other files than it lists"
+    return None
 
 
 def read_report(folder: Path) -> ExportReport:
@@ -103,12 +88,10 @@ def read_report(folder: Path) -> ExportReport:
     Raises:
         ExportError: it is missing, or not what `export` writes.
     """
-    path = folder / RECORD
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["schema"] in (1, SCHEMA):
-            return _parsed(folder, data)
-        why = f"its schema is {data['schema']!r}, this edgevit reads 1 and {SCHEMA}"
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        why = f"{type(error).__name__}: {error}"
-    raise ExportError(f"{path} cannot be read ({why}); export the model again")
+    file = folder / RECORD
+    content = READER.json(file, dict[str, Any], schemas=(1, SCHEMA))
+    earlier = {"rejection": None} if content["schema"] == 1 else {}
+    report = READER.checked({**content, **earlier, "folder": str(folder)}, ExportReport, str(file))
+    if fault := _fault(report):
+        raise ExportError(f"{file} {fault}; {READER.mend}")
+    return report

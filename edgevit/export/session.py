@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime
@@ -15,8 +14,11 @@ from onnxruntime.capi import onnxruntime_pybind11_state as raised
 from torch import Tensor
 
 from edgevit.errors import CheckpointError, ExportError, OptionError
+from edgevit.folder.documents import Reader
 from edgevit.models.device import find_device
 
+T = TypeVar("T")
+READER = Reader(CheckpointError, mend="export the model again")
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _FAILURES = (
     raised.Fail,
@@ -71,21 +73,27 @@ class OnnxModel:
         self.path = path
         self.input = self.session.get_inputs()[0]
         self.output = self.session.get_outputs()[0]
-        self.batch: int | None = shape[0] if isinstance((shape := self.input.shape)[0], int) else None
+        shape, out = self.input.shape, self.output.shape
+        if len(shape) != 4 or len(out) != 2 or not isinstance(out[1], int) or self.input.type not in DTYPES:
+            raise CheckpointError(
+                f"{path} maps {self.input.type} {shape} to {out} and is no image classifier; "
+                f"give a file that `edgevit export` wrote"
+            )
+        self.batch: int | None = shape[0] if isinstance(shape[0], int) else None
         self.dtype = DTYPES[self.input.type]
         self.metadata: dict[str, str] = dict(self.session.get_modelmeta().custom_metadata_map)
 
-    def described(self, key: str) -> Any:
+    def described(self, key: str, kind: type[T]) -> T:
         """Read one of the metadata's JSON values.
 
         Raises:
-            CheckpointError: the file has none, so edgevit did not export it.
+            CheckpointError: the file has none, so edgevit did not export it; or it is of another type.
         """
         if key not in self.metadata:
             raise CheckpointError(
                 f"{self.path} has no {key!r} in its metadata; give a file that `edgevit export` wrote"
             )
-        return json.loads(self.metadata[key])
+        return READER.parse(self.metadata[key], kind, f"{self.path}, {key!r} in its metadata,")
 
     def predict(self, images: Tensor) -> Tensor:
         """Images [B, C, H, W] to logits [B, outputs], float32 on the CPU whatever the file computes in."""

@@ -18,6 +18,7 @@ SCHEMA = 1
 DERIVATION = "derivation.json"
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -37,7 +38,7 @@ class DataRecord:
     data: str
     base_outputs: Size
     base_names: tuple[str, ...] | None
-    validation_fraction: Annotated[float, Field(gt=0, lt=1)]
+    validation_fraction: Fraction
     seed: Seed
     skip_bad_images: bool
     classes: tuple[ClassLabel, ...]

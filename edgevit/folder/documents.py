@@ -171,6 +171,8 @@ def _check_plain(data: Any) -> None:
             raise ValueError(f"has a zero byte in {at or 'its value'}")
         elif isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"has {value} as {at or 'its value'}, which is no finite number")
+        elif isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError(f"has a number of {len(str(abs(value)))} digits as {at or 'its value'}")
         elif not (value is None or isinstance(value, (bool, int, float, str))):
             raise ValueError(f"has {value} as {at or 'its value'}, a {type(value).__name__}: put it in quotes")
 
@@ -180,18 +182,25 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
 def _told(error: ValidationError, kind: Any) -> str:
     """The first thing that is wrong with a record, as the end of a sentence that starts with the file's name."""
-    first = error.errors(include_url=False)[0]
+    faults = error.errors(include_url=False)
+    # A misspelt key is a missing one, too: the former says what to do.
+    first = next((fault for fault in faults if fault["type"] in _UNKNOWN), faults[0])
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "missing":
         return f"lacks {where}"
-    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+    if first["type"] in _UNKNOWN:
         known = _known_keys(kind, first["loc"][:-1])
         close = get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
         return f"has the unknown key {where!r}; {hint}"
-    wanted = first["msg"].replace("Input should be", "expected").replace("Value error, ", "")
+    if first["type"] == "value_error":  # of the record's own check, in its own words
+        return f"is wrong{f' in {where}' if where else ''}: {first['msg'].removeprefix('Value error, ')}"
+    wanted = first["msg"].replace("Input should be", "expected")
     return f"has {_shown(first['input'])}{f' as {where}' if where else ''}, {wanted[:1].lower()}{wanted[1:]}"
 
 

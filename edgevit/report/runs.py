@@ -7,12 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from edgevit.agent.records import RecordError, Run, comparable
 from edgevit.errors import RunsError
+from edgevit.folder.documents import Reader
 from edgevit.report.intervals import Ratio, ratios
 
+READER = Reader(RunsError, mend="remove the line if it was cut off, or measure again")
 UNITS = {"p50": "ms", "p99": "ms", "mean": "ms", "throughput": "images/s", "energy": "mJ/image"}
 MORE_IS_BETTER = ("throughput",)
 
@@ -97,17 +99,14 @@ def load_runs(path: str | Path) -> list[Run]:
     Raises:
         RunsError: it is missing, empty, or a line of it is not a run.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunsError(f"cannot read runs from {path}: {error}") from error
     runs = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(READER.text(Path(path)).splitlines(), start=1):
         if line.strip():
+            where = f"{path}, line {number}"
             try:
-                runs.append(Run.from_json(line))
+                runs.append(Run.from_dict(READER.parse(line, dict[str, Any], where)))
             except RecordError as error:
-                raise RunsError(f"{path}, line {number}: {error}") from error
+                raise RunsError(f"{where}: {error}; {READER.mend}") from error
     if not runs:
         raise RunsError(f"no runs in {path}; write some with `edgevit bench MODEL --output {path}`")
     return runs

@@ -103,10 +103,10 @@ def test_runs_of_schema_1_are_compared_with_newer_ones(edgevit_main, write, runs
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "cannot read runs from"),
+        (None, "check the path"),
         ("", "no runs in"),
         ("{}", "line 1: not a run"),
-        ("[" * 5000, "line 1: not JSON"),
+        ("[" * 5000, "line 1 is nested too deeply"),
         ('{"schema": 7}', "line 1: schema 7, and this edgevit reads schema 1 to 3: update edgevit"),
     ],
 )

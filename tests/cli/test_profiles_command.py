@@ -42,6 +42,7 @@ def test_what_cannot_be_shown_is_one_line(edgevit_main: Any, tmp_path: Path) -> 
     assert error.startswith("error: no profile 'orin-nx-16g'; did you mean 'orin-nx-16gb'")
     (tmp_path / "mine.yaml").write_text("name: mine\nmodul: mine\n")
     assert (
-        "mine.yaml: unknown key modul; did you mean 'module'?" in edgevit_main("profiles", tmp_path / "mine.yaml").error
+        "mine.yaml has the unknown key 'modul'; did you mean 'module'?"
+        in edgevit_main("profiles", tmp_path / "mine.yaml").error
     )
-    assert "cannot read the profile" in edgevit_main("profiles", tmp_path / "none.yaml", "--json").error
+    assert "none.yaml; check the path" in edgevit_main("profiles", tmp_path / "none.yaml", "--json").error

@@ -148,14 +148,14 @@ def test_a_table_of_another_base_or_with_faults_is_refused(table, base, more, sa
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"schema": 2}, "schema: Input should be 1"),
-        ({"fixd_ms": 1}, "unknown key 'fixd_ms'"),
-        ({"measured_on": ""}, "measured_on: "),
-        ({"fixed_ms": -1}, "fixed_ms: "),
+        ({"schema": 2}, "has 2 as schema, expected 1"),
+        ({"fixd_ms": 1}, "has the unknown key 'fixd_ms'; did you mean 'fixed_ms'?"),
+        ({"measured_on": ""}, "has '' as measured_on"),
+        ({"fixed_ms": -1}, "has -1 as fixed_ms"),
         ({"blocks": [block()] * 3}, "blocks has 3 entries; give one for all, or 2"),
-        ({"blocks": [block(ffn=[])]}, "blocks.0.ffn: "),
-        ({"blocks": [block(ffn=[{"width": 8, "ms": 0}])]}, "blocks.0.ffn.0.ms: Input should be greater than 0"),
-        ({"blocks": [block(ffn=[{"width": 8, "ms": float("nan")}])]}, "blocks.0.ffn.0.ms: "),
+        ({"blocks": [block(ffn=[])]}, "as blocks.0.ffn, "),
+        ({"blocks": [block(ffn=[{"width": 8, "ms": 0}])]}, "has 0 as blocks.0.ffn.0.ms, expected greater than 0"),
+        ({"blocks": [block(ffn=[{"width": 8, "ms": float("nan")}])]}, "has nan as blocks.0.ffn.0.ms"),
         ({"blocks": [block(attention=[{"heads": 2, "ms": 1}])]}, "attention of 2 heads needs width, or qk and vo"),
         ({"blocks": [block(attention=[{"heads": 2, "width": 8, "vo": 8, "ms": 1}])]}, "needs width, or qk and vo"),
         ({"blocks": [block(attention=[{"heads": 2, "qk": 8, "ms": 1}])]}, "needs width, or qk and vo"),
@@ -170,10 +170,10 @@ def test_a_file_that_is_no_table_is_refused_in_one_line(table, more, said):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("missing.yaml", None, "cannot read the cost table .*: No such file"),
-        ("list.yaml", "- 1", "is not a cost table but a list"),
-        ("broken.yaml", "a: [", "is neither YAML nor JSON"),
-        ("broken.json", "{", "is neither YAML nor JSON"),
+        ("missing.yaml", None, "there is no .*missing.yaml"),
+        ("list.yaml", "- 1", "has a list, expected an object"),
+        ("broken.yaml", "a: [", "is not YAML"),
+        ("broken.json", "{", "is not JSON"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused(tmp_path, name, text, said):

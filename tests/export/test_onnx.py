@@ -123,9 +123,9 @@ def test_a_dynamic_batch_runs_at_any_size_and_a_static_one_at_its_own(exported: 
 def test_metadata_names_classes_preprocessing_and_origin(exported: Exported) -> None:
     folder, report = exported
     model = OnnxModel(folder / "export" / "model.fp16.onnx")
-    assert model.described("class_names") == ["3", "5", "8"]
-    assert model.described("class_columns") == [3, 5, 8]
-    assert model.described("preprocessing") == report.preprocessing
+    assert model.described("class_names", list[str]) == ["3", "5", "8"]
+    assert model.described("class_columns", list[int]) == [3, 5, 8]
+    assert model.described("preprocessing", dict) == report.preprocessing
     assert model.metadata["edgevit_version"] == edgevit.__version__
     assert model.metadata["base"] == "vit_tiny_patch16_224"
     assert model.metadata["precision"] == "fp16"

@@ -67,6 +67,7 @@ def test_a_record_is_read_with_its_tuples(tmp_path: Path) -> None:
         ("[" * 100_000, "is nested too deeply"),
         ('{"schema": 1, "name": "a", "x": ' + "[" * 70 + "]" * 70 + "}", "is nested too deeply"),
         ('{"schema": 1, "name": "a", "parts": ' + "9" * 5000 + "}", "is not JSON"),
+        ('{"schema": 1, "name": "a", "parts": [{"width": 3, "share": 1' + "0" * 400 + "}]}", "number of 401 digits"),
         ('{"schema": 3, "name": "a", "versions": {"edgevit": "0.9"}}', "written by edgevit 0.9, this edgevit reads"),
         ('{"schema": "1", "name": "a"}', "has schema '1', this edgevit reads 1 and 2"),
         ('{"schema": true, "name": "a"}', "has schema True"),

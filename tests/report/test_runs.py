@@ -71,11 +71,11 @@ def test_runs_are_read_back_from_json_lines(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "cannot read runs from .*runs.jsonl"),
+        (None, "there is no .*runs.jsonl; check the path"),
         ("\n", "no runs in .*; write some with `edgevit bench"),
-        (DENSE.to_json() + "\n" + DENSE.to_json()[:50], "runs.jsonl, line 2: not JSON"),
+        (DENSE.to_json() + "\n" + DENSE.to_json()[:50], "runs.jsonl, line 2 is not JSON"),
         ('{"schema": 9}', "line 1: schema 9, and this edgevit reads schema 1 to 3"),
-        ("\xff", "cannot read runs"),
+        ("\xff", "is not text in UTF-8"),
     ],
 )
 def test_a_file_that_is_not_runs_is_named_with_the_line(tmp_path, text, message):

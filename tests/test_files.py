@@ -1,0 +1,476 @@
+"""Whatever is done to a file that edgevit reads, every command that reads it works or says in one line what is wrong.
+
+Each kind of file is made once, for real; hypothesis then spoils it. `EDGEVIT_MUTATIONS=2000` tries more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from model_folders import derivation_of
+
+from edgevit.errors import EdgeVitError
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = int(os.environ.get("EDGEVIT_MUTATIONS", "15"))
+LIMIT_S = 60  # for one command, however busy the machine is
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A file, and what reads it: arguments of the command line, or a function of the folder that all lies in."""
+
+    file: str
+    readers: tuple[Any, ...]
+    named: str = ""  # how an error names the file, where it is not by its own name
+    sealed: bool = False  # no change of what it says is let through
+    same: tuple[int, ...] = ()  # readers whose answer does not change where they give one
+
+
+def _store(root: Path) -> object:
+    from edgevit.board.store import stored_engines
+
+    return stored_engines(root / "m")
+
+
+def _report(root: Path) -> object:
+    from edgevit.export.record import read_report
+
+    return read_report(root / "m" / "export")
+
+
+def _measurable(root: Path) -> object:
+    from edgevit.board.models import find_file
+
+    return find_file(root / "m", "fp32", None)
+
+
+def _work(root: Path) -> object:
+    from edgevit.board.models import _work as work
+
+    return work(root / "m")
+
+
+def _costs(root: Path) -> object:
+    from edgevit.derive.cost_table import load_cost_table
+    from edgevit.derive.shape import POLICIES
+    from edgevit.models.checkpoint import load
+    from edgevit.models.families import family_of
+
+    network = load(root / "net").network
+    family = family_of(network)
+    table = load_cost_table(root / "costs.yaml")
+    dims = [block.dims for block in family.read(network)]
+    table.check("vit", dims, family.geometry(network), POLICIES["fused"])
+    return table.base_ms
+
+
+def _plan(root: Path) -> object:
+    from edgevit.derive.many import read_plan
+
+    return read_plan(root / "plan.yaml")
+
+
+FEW = ("--max-images", "3", "--device", "cpu", "-q")
+SLICE = ("derive", "--method", "skd", "--supernet", "net", "--rate", "0.3", "--out", "slice", "-q")
+KINDS = {
+    "model": Kind("m/model.json", (("show", "m"), ("evaluate", "m", *FEW), _work), sealed=True),
+    "resealed": Kind("m/model.json", (("show", "m"), ("evaluate", "m", *FEW))),
+    "derivation": Kind(
+        "m/derivation.json", (("show", "m"), ("show", "m", "--json"), ("evaluate", "m", *FEW)), same=(2,)
+    ),
+    "export": Kind("m/export/export.json", (_report, _measurable)),
+    "engine": Kind("m/export/engines/board/0123456789abcdef.json", (_store,)),
+    "metadata": Kind("m/export/model.fp32.onnx", (("evaluate", "m/export/model.fp32.onnx", "--data", "digits", *FEW),)),
+    "supernet": Kind("net/supernet.json", (("show", "net"), SLICE)),
+    "runs": Kind("runs.jsonl", (("compare", "runs.jsonl", "runs.jsonl", "--force"),)),
+    "profile": Kind("mine.yaml", (("profiles", "mine.yaml"),)),
+    "costs": Kind("costs.yaml", (_costs,), named="cost"),
+    "plan": Kind("plan.yaml", (_plan,), named=""),
+    "classes": Kind(
+        "classes.txt", (("evaluate", "m", "--data", "digits", "--classes", "classes.txt", *FEW),), named=""
+    ),
+}
+
+
+# -- real files --------------------------------------------------------------------------------------------------------
+
+
+def _measured(top1: float) -> dict[str, Any]:
+    return {"top1": top1, "images": 3, "per_class": {"3": top1, "5": 1.0, "8": None}, "rejection": None}
+
+
+def _make_model(root: Path) -> None:
+    from export.small_models import write_derived
+
+    folder = write_derived(root / "m", 16, 16)
+    record = derivation_of(json.loads((folder / "derivation.json").read_text())["data"])
+    accuracy = {"base_full_head": {**_measured(0.1), "per_class": None}, "base_restricted": _measured(0.9),
+                "base_finetuned": None, "derived": _measured(0.8)}  # fmt: skip
+    told = {**record, "accuracy": accuracy, "training": {"seed": 1}, "facts": {"steps": 2, "kept_blocks": [0, 1]}}
+    (folder / "derivation.json").write_text(json.dumps(told))
+
+
+def _make_engine(root: Path) -> None:
+    """An engine of a few bytes: what is read is the record beside it."""
+    from engines.test_engine_store import add
+
+    made = add(root / "m", board="board", accuracy={
+        "data": "d", "part": "test", "images": 2, "host": 0.5, "board": 0.5, "agreement": 1.0, "worst_class": "3",
+        "per_class": {"3": {"images": 2, "host": 0.5, "board": 0.5}},
+    })  # fmt: skip
+    for file in made.path.parent.iterdir():
+        file.rename(file.with_name(file.name.replace(made.key[:16], "0123456789abcdef")))
+
+
+def _make_supernet(root: Path) -> None:
+    from export.small_models import ARGS, random_base
+
+    from edgevit.models.checkpoint import describe, save
+
+    base = describe(random_base(), "vit_tiny_patch16_224", ARGS)
+    order = [{"block": i, "kind": "ffn", "first": first, "last": last, "macs": 100_000}
+             for first, last in ((128, 256), (64, 128), (8, 64)) for i in range(2)]  # fmt: skip
+    curve = [{"rate": r, "macs": 10**6, "params": 10**5, "top1": t} for r, t in ((0.0, 0.9), (0.5, 0.8))]
+    record = {**derivation_of(json.loads((root / "m" / "derivation.json").read_text())["data"]), "base_top1": 0.9,
+              "settings": {"shape": {"name": "fused"}, "training": {"seed": 1, "steps": 2}},
+              "order": order, "curve": curve}  # fmt: skip
+    save(base, root / "net", {"supernet.json": json.dumps(record)})
+
+
+def _make_small_files(root: Path) -> None:
+    from report.some_runs import DENSE, SLIM
+
+    (root / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in (DENSE, SLIM)))
+    shutil.copy(ROOT / "profiles" / "orin-nx-16gb.yaml", root / "mine.yaml")
+    sizes = {"heads": 2, "qk": 32, "vo": 32, "ffn": 256}
+    block = {"base": sizes, "attention": [{"heads": 2, "width": w, "ms": w / 8} for w in (16, 32)],
+             "ffn": [{"width": w, "ms": w / 100} for w in (8, 64, 256)]}  # fmt: skip
+    base = {"family": "vit", "embed": 64, "tokens": 17, "patch_values": 192, "depth": 2}
+    costs = {"schema": 1, "measured_on": "here", "base": base, "fixed_ms": 0.5, "blocks": [block]}
+    (root / "costs.yaml").write_text(yaml.safe_dump(costs))
+    plan = {"base": "vit", "out": "runs", "data": "digits", "tasks": [{"name": "t", "classes": ["3", "5"]}],
+            "budgets": [{"name": "b", "rate": 0.5}], "training": {"steps": 1},
+            "methods": [{"name": "n", "method": "nuwa", "options": {}}]}  # fmt: skip
+    (root / "plan.yaml").write_text(yaml.safe_dump(plan))
+    (root / "classes.txt").write_text("3\n5\n")
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from edgevit.export.onnx import export
+
+    root = tmp_path_factory.mktemp("files")
+    _make_model(root)
+    export(root / "m", fp16=False, accuracy=False)
+    _make_engine(root)
+    _make_supernet(root)
+    _make_small_files(root)
+    return root
+
+
+# -- what is done to them ----------------------------------------------------------------------------------------------
+
+Change = Callable[[bytes], bytes]
+
+ODD: tuple[Any, ...] = (
+    None, True, 0, -1, 1, 7, 1.5, -0.5, 2**31, 2**63, 10**400, "", "x", "3", "\x1b[31m\n", "\ud800", [], {}, [[]],
+    {"a": 1}, [1, "x"], math.nan, math.inf, -math.inf, "/nowhere", [None], 1e308,
+)  # fmt: skip
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every value inside a value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield (*path, key)
+        yield from _places(one, (*path, key))
+
+
+def _inside(data: Any, where: int, do: Callable[[Any, Any], None]) -> Any:
+    """Do something to one of the places in the data."""
+    places = list(_places(data))
+    if not places:
+        return data
+    *path, last = places[where % len(places)]
+    holder = data
+    for key in path:
+        holder = holder[key]
+    do(holder, last)
+    return data
+
+
+def _set(value: Any) -> Callable[[Any, Any], None]:
+    def do(holder: Any, key: Any) -> None:
+        holder[key] = deepcopy(value)
+
+    return do
+
+
+def _drop(holder: Any, key: Any) -> None:
+    del holder[key]
+
+
+def _nest(holder: Any, key: Any) -> None:
+    for _ in range(200):
+        holder[key] = [holder[key]]
+
+
+def _add(holder: Any, key: Any) -> None:
+    if isinstance(holder, dict):
+        holder["surprise"] = holder[key]
+    else:
+        holder.append(holder[key])
+
+
+def _nudge(holder: Any, key: Any) -> None:
+    value = holder[key]
+    holder[key] = value + 1 if isinstance(value, (int, float)) else f"{value}x"
+
+
+WHERE = st.integers(0, 500)
+CHANGES = st.one_of(
+    st.tuples(st.just(_set), st.sampled_from(ODD)).map(lambda pair: pair[0](pair[1])),
+    st.sampled_from([_drop, _nest, _add, _nudge]),
+)
+
+
+@st.composite
+def spoilt_values(draw: Any) -> Callable[[Any], Any]:
+    """One or two changes of what a file says."""
+    changes = draw(st.lists(st.tuples(WHERE, CHANGES), min_size=1, max_size=2))
+
+    def spoil(data: Any) -> Any:
+        data = deepcopy(data)
+        for where, do in changes:
+            data = _inside(data, where, do)
+        return data
+
+    return spoil
+
+
+def _twice(text: bytes) -> bytes:
+    """The first key there twice."""
+    found = re.search(rb'"?(\w+)"?: *("[^"]*"|[\w.]+)', text)
+    return text if found is None else text[: found.start()] + found[0] + b", " + text[found.start() :]
+
+
+@st.composite
+def spoilt_bytes(draw: Any) -> Change:
+    """Something done to a file as such."""
+    at, length, junk = draw(st.integers(0, 10**6)), draw(st.integers(0, 40)), draw(st.binary(max_size=20))
+    how = draw(st.sampled_from(["cut", "overwrite", "empty", "deep", "latin", "twice", "null"]))
+
+    def spoil(text: bytes) -> bytes:
+        i = at % (len(text) + 1)
+        return {
+            "cut": text[:i],
+            "overwrite": text[:i] + junk + text[i + length :],
+            "empty": b"",
+            "deep": b"[" * 50_000,
+            "latin": text[:i] + b"\xff" + text[i:],
+            "twice": _twice(text),
+            "null": b"null",
+        }[how]
+
+    return spoil
+
+
+# -- what becomes of it ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Told:
+    code: int
+    out: str
+    err: str
+
+
+@contextlib.contextmanager
+def _in_time() -> Iterator[None]:
+    def late(*_: object) -> None:
+        raise AssertionError(f"no answer in {LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _ask(root: Path, reader: Any) -> Told:
+    """Give a command in the folder, or call a function of it; anything but an EdgeVitError is a fault."""
+    out, err = io.StringIO(), io.StringIO()
+    with _in_time(), contextlib.chdir(root):
+        if callable(reader):
+            try:
+                return Told(0, repr(reader(root)), "")
+            except EdgeVitError as error:
+                return Told(1, "", f"error: {error}\n")
+        from edgevit.cli.app import _run
+
+        before, sys.argv = sys.argv, ["edgevit", *reader]
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = _run()
+        finally:
+            sys.argv = before
+            shutil.rmtree("slice", ignore_errors=True)
+    return Told(code, out.getvalue(), err.getvalue())
+
+
+def _check(root: Path, kind: Kind, right: tuple[Told, ...], changed: bool) -> None:
+    for i, (reader, expected) in enumerate(zip(kind.readers, right, strict=True)):
+        told = _ask(root, reader)
+        if told.code == 0:
+            assert not (kind.sealed and changed), "a change of what it says was let through"
+            if not changed or i in kind.same:
+                assert told.out == expected.out
+            continue
+        assert (told.code, told.out) == (1, ""), told
+        assert re.fullmatch(r"error: [^\n]+\n", told.err), told.err
+        named = kind.named or Path(kind.file).name
+        assert named in told.err or kind.file.endswith((".txt", "plan.yaml")), told.err
+
+
+def _parsed(kind: Kind, text: bytes) -> Any:
+    if kind.file.endswith(".txt"):
+        return text.decode().split()
+    return yaml.safe_load(text) if kind.file.endswith(".yaml") else json.loads(text)
+
+
+@pytest.fixture(scope="session")
+def right(made: Path) -> dict[str, tuple[Told, ...]]:
+    """What every reader says of the files as they are."""
+    told = {name: tuple(_ask(made, reader) for reader in kind.readers) for name, kind in KINDS.items()}
+    assert all(one.code == 0 for ones in told.values() for one in ones), told
+    return told
+
+
+class Spoiling:
+    """Put a spoilt text in a file's place for as long as it takes to read it."""
+
+    def __init__(self, made: Path, right: dict[str, tuple[Told, ...]]) -> None:
+        self.made, self.right = made, right
+
+    def text(self, kind: Kind) -> bytes:
+        return (self.made / kind.file).read_bytes()
+
+    def read(self, name: str, text: bytes, *, changed: bool) -> None:
+        kind = KINDS[name]
+        file = self.made / kind.file
+        before = file.read_bytes()
+        file.write_bytes(text)
+        try:
+            _check(self.made, kind, self.right[name], changed)
+        finally:
+            file.write_bytes(before)
+
+
+@pytest.fixture(scope="session")
+def spoiling(made: Path, right: dict[str, tuple[Told, ...]]) -> Spoiling:
+    return Spoiling(made, right)
+
+
+many = settings(
+    max_examples=EXAMPLES, derandomize=EXAMPLES < 100, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TEXTS = [name for name in KINDS if name != "metadata"]
+VALUES = [name for name in TEXTS if name not in ("runs", "classes")]
+
+
+def _written(name: str, value: Any) -> bytes:
+    from edgevit.folder.model import content_sha256
+
+    if name == "resealed" and isinstance(value, dict) and "spec_sha256" in value:
+        value = {**value, "spec_sha256": content_sha256(value)}
+    return json.dumps(value).encode()  # which is YAML, too
+
+
+@pytest.mark.parametrize("name", VALUES)
+@many
+@given(spoil=spoilt_values())
+def test_values_that_are_wrong_are_one_line(spoiling: Spoiling, name: str, spoil: Callable[[Any], Any]) -> None:
+    before = _parsed(KINDS[name], spoiling.text(KINDS[name]))
+    after = spoil(before)
+    spoiling.read(name, _written(name, after), changed=repr(after) != repr(before))
+
+
+@many
+@given(spoil=spoilt_values(), line=st.integers(0, 1))
+def test_runs_that_are_wrong_are_one_line(spoiling: Spoiling, spoil: Callable[[Any], Any], line: int) -> None:
+    lines = spoiling.text(KINDS["runs"]).splitlines()
+    lines[line] = json.dumps(spoil(json.loads(lines[line]))).encode()
+    spoiling.read("runs", b"\n".join(lines), changed=True)
+
+
+@many
+@given(spoil=st.one_of(spoilt_values(), spoilt_bytes()), key=st.integers(0, 3))
+def test_metadata_that_is_wrong_is_one_line(spoiling: Spoiling, spoil: Any, key: int) -> None:
+    import onnx
+
+    model = onnx.load_from_string(spoiling.text(KINDS["metadata"]))
+    names = ("class_names", "class_columns", "preprocessing", "split")
+    entry = next(e for e in model.metadata_props if e.key == names[key])
+    if spoil.__qualname__.startswith("spoilt_values"):
+        entry.value = json.dumps(spoil({"it": json.loads(entry.value)}).get("it"))
+    else:
+        entry.value = spoil(entry.value.encode()).decode(errors="replace")
+    spoiling.read("metadata", model.SerializeToString(), changed=True)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@many
+@given(spoil=spoilt_bytes())
+@example(spoil=lambda text: text)
+@example(spoil=lambda text: b"\xef\xbb\xbf" + text)  # as some editors on Windows begin a file
+def test_files_that_are_damaged_are_one_line(spoiling: Spoiling, name: str, spoil: Change) -> None:
+    before = spoiling.text(KINDS[name])
+    after = spoil(before)
+    try:
+        changed = repr(_parsed(KINDS[name], after.removeprefix(b"\xef\xbb\xbf"))) != repr(_parsed(KINDS[name], before))
+    except (ValueError, yaml.YAMLError, RecursionError):
+        changed = True
+    spoiling.read(name, after, changed=changed)
+
+
+# -- no other way in ---------------------------------------------------------------------------------------------------
+
+# Where JSON or YAML is parsed that no file holds, or on the board, where the standard library must do.
+ELSEWHERE = {
+    "edgevit/folder/documents.py": "the reader itself",
+    "edgevit/board/client.py": "what the agent says",
+}
+
+
+def test_files_are_read_in_one_place() -> None:
+    found = set()
+    for file in sorted((ROOT / "edgevit").rglob("*.py")):
+        name = str(file.relative_to(ROOT))
+        if name.startswith("edgevit/agent/"):
+            continue
+        for line in file.read_text().splitlines():
+            if re.search(r"json_?\.loads?\(|yaml\.\w*load", line) and "json.loads(json.dumps(" not in line:
+                found.add(name)
+    assert found <= ELSEWHERE.keys(), (
+        f"read it with edgevit.folder.documents.Reader: {sorted(found - ELSEWHERE.keys())}"
+    )
