@@ -1,0 +1,159 @@
+"""What a person sees, whatever stdout is, whatever the locale is, and whatever a name holds."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import pytest
+import typer
+from rich.table import Table
+
+from edgevit.cli.app import app
+from edgevit.cli.console import CLOSED, Console, one_line, say
+
+PROGRAM = [sys.executable, "-m", "edgevit.cli"]
+POSIX = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+NAMES = ["x[/b]", "[red]", ":smile:", "[link=file:///x]y", "ä●", "\\[b]", "100 %"]
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run edgevit in a shell, as a person's redirections do."""
+    told = command.replace("edgevit", " ".join(PROGRAM))
+    given = {**os.environ, **environment}
+    return subprocess.run(["bash", "-c", told], capture_output=True, text=True, env=given, encoding="utf-8")
+
+
+def test_without_a_stdout_nothing_is_said_and_all_is_well() -> None:
+    for command in ("edgevit profiles >&-", "edgevit profiles --json >&-", "edgevit profiles --json >&- 2>&-"):
+        done = shell(command)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), command
+
+
+def test_a_full_stdout_is_one_line() -> None:
+    for option in ("", "--json"):
+        done = shell(f"edgevit profiles {option} >/dev/full")
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert done.stderr.startswith("error: cannot write to standard output: No space left on device")
+
+
+def test_without_a_stderr_an_error_has_its_exit_code() -> None:
+    for to in ("2>&-", "2>/dev/full"):
+        assert shell(f"edgevit profiles nowhere.yaml {to}").returncode == 1
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    done = shell("edgevit profiles agx-orin-64gb | head -1; echo ${PIPESTATUS[0]}")
+    first, code = done.stdout.splitlines()
+    assert first.startswith("agx-orin-64gb") and int(code) in (0, CLOSED) and done.stderr == ""
+
+
+def test_a_pipe_that_is_closed_ends_the_command_as_a_shell_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        with pytest.raises(typer.Exit) as ended:
+            Console().show("x")
+    assert ended.value.exit_code == CLOSED
+
+
+@pytest.mark.parametrize("option", ["", "--json"])
+def test_in_the_posix_locale_characters_that_it_lacks_are_numbers(tmp_path: Path, option: str) -> None:
+    import yaml
+
+    from edgevit.board.profiles import load_profile
+
+    mine = {**load_profile("orin-nano-4gb").model_dump(mode="json"), "module": "größe ●"}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mine))
+    done = shell(f"edgevit profiles {tmp_path}/mine.yaml {option}", **POSIX)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\xf6" in done.stdout or "\\u00f6" in done.stdout
+    assert done.stdout.isascii() and (not option or json.loads(done.stdout)["module"] == "größe ●")
+    wrong = shell(f"edgevit profiles {tmp_path}/größe.yaml", **POSIX)
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1) and "error: there is no" in wrong.stderr
+
+
+def shown(capsys: pytest.CaptureFixture[str], what: Any) -> str:
+    Console().show(what)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert shown(capsys, f"wrote {name}: done") == f"wrote {name}: done\n"
+    table = Table(name, title=name, caption=name)
+    table.add_row(name)
+    assert shown(capsys, table).count(name) == 4
+    say(f"error: {name}")
+    assert capsys.readouterr().err == f"error: {name}\n"
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31mb", "a\rb", "a\x00b", "a\x9bb", "a\tb"])
+def test_what_moves_the_cursor_is_shown_and_not_done(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert one_line(name) == f"a\\x{ord(name[1]):02x}{name[2:]}"
+    say(name)
+    assert capsys.readouterr().err == one_line(name) + "\n"
+    table = Table("name")
+    table.add_row(name)
+    told = shown(capsys, table)
+    assert not set(told) & set("\x1b\r\x00\x9b")
+
+
+def test_progress_on_a_terminal_shows_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    paper = Terminal()
+    monkeypatch.setattr(sys, "stderr", paper)
+    Console().progress.warn("x[/b] [red] :smile:")
+    assert "warning: x[/b] [red] :smile:" in paper.getvalue()
+
+
+def number_options() -> list[tuple[str, str, bool]]:
+    """Command, option and whether it takes whole numbers, of every option of every command that is a number."""
+    found = []
+    for command in app.registered_commands:
+        assert command.name is not None and command.callback is not None
+        for name, hint in get_type_hints(command.callback, include_extras=True).items():
+            kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+            kinds = {int, float} & {kind, *get_args(kind)}
+            if kinds and name != "return":
+                found.append((command.name, f"--{name.replace('_', '-')}", kinds == {int}))
+    return found
+
+
+REQUIRED = {
+    "derive": ["vit", "--out", "OUT", "--data", "digits"],
+    "supernet": ["vit", "--out", "OUT", "--data", "digits"],
+    "export": ["nowhere"],
+    "bench": ["nowhere"],
+    "evaluate": ["nowhere"],
+    "base": ["vit", "--out", "OUT"],
+    "derive-many": ["nowhere"],
+    "show": ["nowhere"],
+    "sweep": ["vit", "--out", "OUT", "--data", "digits", "--rates", "0.5"],
+}
+
+
+@pytest.mark.parametrize(("command", "option", "whole"), number_options(), ids=lambda v: str(v))
+def test_numbers_that_cannot_be_are_refused_in_one_line(
+    edgevit_main: Any, tmp_path: Path, command: str, option: str, whole: bool
+) -> None:
+    given = [str(tmp_path / "out") if a == "OUT" else a for a in REQUIRED.get(command, [])]
+    for value in (str(-(2**70)), "9" * 400) if whole else (str(math.nan), str(math.inf), "-inf", "1e999"):
+        error = edgevit_main(command, *given, f"{option}={value}").error
+        assert option in error and len(error) < 300, error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_sweep_of_numbers_sees_the_options_there_are() -> None:
+    seen = {(command, option) for command, option, _ in number_options()}
+    assert {("derive", "--rate"), ("derive", "--seed"), ("export", "--fp16-tolerance"), ("bench", "--samples")} <= seen
