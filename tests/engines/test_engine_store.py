@@ -174,7 +174,7 @@ def test_an_engine_that_was_altered_is_refused_and_is_built_again(model: Path) -
 def test_a_record_that_is_none_is_one_line(model: Path, text: str) -> None:
     record = add(model)
     record.path.with_suffix(".json").write_text(text)
-    with pytest.raises(EngineError, match="--rebuild|update edgevit") as raised:
+    with pytest.raises(EngineError, match=r"--rebuild|update edgevit") as raised:
         find_engine(model, facts(), 1)
     assert "\n" not in str(raised.value)
 
