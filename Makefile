@@ -24,7 +24,7 @@ SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c
 	@$(SAME) || "$(PYTHON)" -m venv --clear .venv
 	@echo "installing into .venv: about 6 GB, because PyPI's torch brings CUDA; a few minutes (README: without a GPU)"
 	@case $$($(BIN)/python -c '$(VERSION)') in 3.10) ;; *) pins="-c constraints.txt" ;; esac; set -x; \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check $$pins $(PIP_ARGS) -e '.[test]'
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check $$pins $(PIP_ARGS) -e '.[cpu,test]'
 	@touch $@
 	@echo "installed; next: . .venv/bin/activate && edgevit --help"
 

@@ -12,7 +12,7 @@ WORKDIR /opt/edgevit
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY profiles ./profiles
 COPY edgevit ./edgevit
-RUN pip install --no-cache-dir --constraint constraints.txt '.[rtx]'
+RUN pip install --no-cache-dir --constraint constraints.txt '.[cpu,rtx]'
 
 WORKDIR /work
 # ssh refuses a configuration that another user owns, so root gets copies of its own.

@@ -19,7 +19,9 @@ from .__main__ import claim_stdout, user
 from .files import cache_folder
 from .kernel import find_program, read_bytes, read_text
 from .meters import ina3221
+from .onnx_runtime import import_onnxruntime, installed
 from .power import power_meters
+from .runners import RunnerError
 
 LIBRARY_S = 60.0  # importing TensorRT from an SD card takes several
 PROGRAMS = ("nvpmodel", "jetson_clocks", "tegrastats")
@@ -51,7 +53,9 @@ def examine(send: Send, root: str) -> dict[str, Any]:
     }
     send({"progress": {"stage": "examine", "done": 0.5}})
     answers = {name: _answer(process) for name, process in asked.items()}
-    return {**facts, **answers, "onnxruntime": answers["onnxruntime"].get("found")}
+    runtime = answers["onnxruntime"]
+    packages = runtime.get("packages") or {}
+    return {**facts, **answers, "onnxruntime": runtime.get("found"), "onnxruntime_packages": packages}
 
 
 def _system(root: str) -> dict[str, Any]:
@@ -157,11 +161,13 @@ def tell_onnxruntime() -> None:
 
 
 def _describe_onnxruntime() -> dict[str, Any]:
+    packages = installed()
     try:
-        import onnxruntime
-    except ImportError as error:
-        return {"found": None, "error": str(error)}
-    return {"found": {"version": onnxruntime.__version__, "providers": onnxruntime.get_available_providers()}}
+        onnxruntime = import_onnxruntime()
+    except RunnerError as error:
+        return {"found": None, "error": str(error), "packages": packages}
+    found = {"version": onnxruntime.__version__, "providers": onnxruntime.get_available_providers()}
+    return {"found": found, "packages": packages}
 
 
 LIBRARIES: dict[str, Callable[[], None]] = {

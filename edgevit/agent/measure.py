@@ -22,6 +22,7 @@ from typing import Any, Callable, Sequence
 
 from .environment import describe_environment
 from .meters import AnyMeter, clocks, gpu, load, memory, nvpmodel, thermal
+from .onnx_runtime import import_onnxruntime
 from .power import power_meter
 from .records import Power, Run
 from .runners import Lane, Loaded, RunnerError, import_runner
@@ -110,7 +111,7 @@ def import_requirements(runner: ModuleType) -> None:
     """Import what the runner needs: the first thing to be missing on a bare machine, and no part of loading a model."""
     for name in runner.REQUIRES:
         try:
-            import_module(name)
+            import_onnxruntime() if name == "onnxruntime" else import_module(name)
         except ImportError as error:
             raise RunnerError(f"{sys.executable} cannot import {name} ({error}); install it there") from error
 

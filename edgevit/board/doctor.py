@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from edgevit.agent.onnx_runtime import CPU, GPU
 from edgevit.board.profiles import Profile
 from edgevit.board.roofline import ceiling_found
 
@@ -283,13 +284,22 @@ def _trtexec(facts: Facts, profile: Profile | None) -> Check:
 
 
 def _onnxruntime(facts: Facts, profile: Profile | None) -> Check:
-    found = facts["onnxruntime"]
+    found, packages = facts["onnxruntime"], facts["onnxruntime_packages"]
+    named = " and ".join(f"{name} {version}" for name, version in packages.items())
+    pip = f"{facts['python_path']} -m pip"
+    if len(packages) > 1:
+        seen = f"{named} side by side, which overwrite one another"
+        mend = f"{pip} uninstall -y {' '.join(packages)} && {pip} install {CPU}, or {GPU} for an NVIDIA GPU"
+        return Check("ONNX Runtime", "warning" if is_jetson(facts) else "problem", seen, "one of the two", mend)
     if found:
         providers = ", ".join(name.replace("ExecutionProvider", "") for name in found["providers"])
-        return Check("ONNX Runtime", "ok", f"{found['version']} ({providers})")
+        return Check("ONNX Runtime", "ok", f"{named or found['version']} ({providers})")
+    if packages and not is_jetson(facts):
+        mend = f"{pip} install --force-reinstall {' '.join(packages)}"
+        return Check("ONNX Runtime", "problem", f"{named}, which cannot be imported", "what can run a model here", mend)
     if is_jetson(facts):
         return Check("ONNX Runtime", "ok", "none; only --runner onnxruntime needs it")
-    mend = f"{facts['python_path']} -m pip install onnxruntime"
+    mend = f"{pip} install {CPU}, or {GPU} for an NVIDIA GPU (edgevit[cpu], edgevit[gpu])"
     return Check("ONNX Runtime", "problem", "none", "what can run a model here", mend)
 
 

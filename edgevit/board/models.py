@@ -14,6 +14,7 @@ from edgevit.errors import CheckpointError
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import SPEC, Sha256, read_spec
 
+WEIGHTS_ALONE = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")
 EXPORT = "export.json"  # lists the exported files and their hashes
 
 
@@ -63,6 +64,11 @@ def find_file(model: Path, precision: str | None, provider: str | None) -> Measu
         return Measurable(path.absolute(), digest, precision, model.absolute().name, _work(model))
     if not model.is_file():
         raise CheckpointError(f"no model at {model}: expected a model folder, an ONNX file or an engine")
+    if model.suffix in WEIGHTS_ALONE:
+        raise CheckpointError(
+            f"{model} is not an ONNX file: it holds weights alone; try `edgevit base NAME --checkpoint {model} "
+            "--out DIR` and `edgevit export DIR`, and measure that"
+        )
     return Measurable(model.absolute(), _verified_sha256(model, must_be_listed=False), precision, model.stem)
 
 

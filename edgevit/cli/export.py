@@ -115,6 +115,15 @@ def main(
             engine = build_engine(model, opened, options, console.progress)
         report = read_report(model / "export")
     show(console, report, engine)
+    console.show(next_command(model, board, trt=trt))
+
+
+def next_command(model: Path, board: str | None, *, trt: bool) -> str:
+    from shlex import quote
+
+    where = f" --board {quote(board)}" if board else ""
+    runner = " --runner tensorrt" if trt and not board else ""
+    return f"Next: edgevit bench {quote(str(model))}{where}{runner}"
 
 
 def show(console: Console, report: ExportReport, engine: EngineRecord | None) -> None:

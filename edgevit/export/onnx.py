@@ -26,7 +26,7 @@ from edgevit.export.padding import pad_heads as padded_copy
 from edgevit.export.precision import check_range, halved
 from edgevit.export.record import RECORD, ExportedFile, ExportReport, TensorInfo
 from edgevit.export.request import check_export, check_judging
-from edgevit.export.session import OnnxModel
+from edgevit.export.session import OnnxModel, find_runtime
 from edgevit.folder.model import BlockDims, read_spec
 from edgevit.folder.writing import file_sha256, writing
 from edgevit.models.checkpoint import Model, load
@@ -293,6 +293,7 @@ def export(
     check_export(model, batch=batch, opset=opset)
     check_judging(data, part=part, max_images=max_images, batch_size=batch_size, device=device)
     find_device(device)
+    find_runtime()  # at once: it is needed at the very end
     tolerances = tolerances or Tolerances()
     stages, warnings = _Stages(progress or Silent()), list[str]()
     precisions = ("fp32", "fp16") if fp16 else ("fp32",)

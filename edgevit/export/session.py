@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import onnxruntime
 import torch
-from onnxruntime.capi import onnxruntime_pybind11_state as raised
 from torch import Tensor
 
+from edgevit.agent.onnx_runtime import GPU, import_onnxruntime, what_is_installed
+from edgevit.agent.runners import RunnerError
 from edgevit.errors import CheckpointError, ExportError, OptionError
 from edgevit.folder.documents import Reader
 from edgevit.models.device import find_device
@@ -20,15 +20,32 @@ from edgevit.models.device import find_device
 T = TypeVar("T")
 READER = Reader(CheckpointError, mend="export the model again")
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-_FAILURES = (
-    raised.Fail,
-    raised.InvalidArgument,
-    raised.InvalidGraph,
-    raised.InvalidProtobuf,
-    raised.NoSuchFile,
-    raised.NotImplemented,
-    raised.RuntimeException,
-)
+
+
+def find_runtime() -> Any:
+    """Import ONNX Runtime, which edgevit can be installed without.
+
+    Raises:
+        ExportError: there is none, or two packages of it have overwritten one another.
+    """
+    try:
+        return import_onnxruntime()
+    except RunnerError as error:
+        raise ExportError(str(error)) from error
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    from onnxruntime.capi import onnxruntime_pybind11_state as raised
+
+    return (
+        raised.Fail,
+        raised.InvalidArgument,
+        raised.InvalidGraph,
+        raised.InvalidProtobuf,
+        raised.NoSuchFile,
+        raised.NotImplemented,
+        raised.RuntimeException,
+    )
 
 
 def _provider(device: torch.device) -> tuple[str, dict[str, Any]]:
@@ -43,7 +60,7 @@ def runtime_boundary(path: Path, error_type: type[CheckpointError] | type[Export
     """Turn what ONNX Runtime raises into one line."""
     try:
         yield
-    except _FAILURES as error:
+    except _failures() as error:
         reason = str(error).strip().splitlines()[0]
         raise error_type(f"ONNX Runtime cannot run {path}: {reason[:200]}; export the model again") from error
 
@@ -56,10 +73,12 @@ class OnnxModel:
 
         Raises:
             CheckpointError: missing, truncated, or not a file that ONNX Runtime can run.
+            ExportError: there is no ONNX Runtime.
             UnknownNameError, OptionError: no such device, or not on this machine.
         """
         if not path.is_file():
             raise CheckpointError(f"no ONNX file at {path}; check the path")
+        onnxruntime = find_runtime()
         name, settings = _provider(find_device(device))
         if device == "auto" and name not in onnxruntime.get_available_providers():
             name, settings = _provider(torch.device("cpu"))
@@ -69,7 +88,10 @@ class OnnxModel:
             self.session = onnxruntime.InferenceSession(str(path), options, providers=[(name, settings)])
         # Asked for a provider that it lists but cannot start, ONNX Runtime silently runs on the CPU.
         if device != "auto" and self.session.get_providers()[0] != name:
-            raise OptionError(f"ONNX Runtime cannot use {device} on this machine; try edgevit[gpu], or --device cpu")
+            raise OptionError(
+                f"ONNX Runtime cannot use {device} on this machine: {what_is_installed()}; try {GPU} (edgevit[gpu]) "
+                "alone, with its CUDA libraries, or --device cpu"
+            )
         self.path = path
         self.input = self.session.get_inputs()[0]
         self.output = self.session.get_outputs()[0]

@@ -96,7 +96,9 @@ def test_a_provider_that_this_machine_lacks_is_an_error(tmp_path):
     path = write_onnx(tmp_path / "tiny.onnx")
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime offers CUDA")
-    with pytest.raises(AgentError, match=r"'cuda' is CUDAExecutionProvider, but .* offers .*; install onnxruntime-gpu"):
+    with pytest.raises(
+        AgentError, match=r"'cuda' is CUDAExecutionProvider, but .* offers .*: onnxruntime \S+ is i.*onnxruntime-gpu"
+    ):
         bench(path, provider="cuda", **FAST)
 
 
@@ -108,7 +110,9 @@ def test_a_provider_that_falls_back_silently_is_an_error(tmp_path, monkeypatch):
     path = write_onnx(tmp_path / "tiny.onnx")
     with (
         pytest.warns(UserWarning, match="CUDAExecutionProvider"),
-        pytest.raises(RunnerError, match="but it runs on CPUExecutionProvider instead; install onnxruntime-gpu"),
+        pytest.raises(
+            RunnerError, match=r"but it runs on CPUExecutionProvider instead: .*; replace it with onnxruntime-gpu"
+        ),
         runner.open_runner(str(path), 1, provider="cuda"),
     ):
         pass
@@ -122,6 +126,16 @@ def test_a_file_that_is_no_onnx_model_is_an_error(tmp_path):
     ) as e:
         bench(path, **FAST)
     assert "\n" not in str(e.value)
+    assert "it is no ONNX file, or a part of one" in str(e.value)
+
+
+@pytest.mark.parametrize("name", ["base.safetensors", "base.pth"])
+def test_weights_alone_are_not_measured_and_the_way_to_an_onnx_file_is_told(tmp_path, name):
+    (tmp_path / name).write_bytes(b"weights")
+    with pytest.raises(
+        CheckpointError, match=rf"{name} is not an ONNX file: it holds weights alone; try `edgevit base"
+    ):
+        bench(tmp_path / name)
 
 
 def test_a_later_failure_keeps_the_runs_before_it(tmp_path):

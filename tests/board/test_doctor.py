@@ -211,8 +211,19 @@ def test_a_machine_that_is_no_jetson_says_so_and_what_still_works(bare):
 
 
 def test_without_a_jetson_and_onnx_runtime_nothing_can_be_measured(bare):
-    check = check_of({**bare, "onnxruntime": None}, "ONNX Runtime")
-    assert check.state == "problem" and check.mend.endswith("-m pip install onnxruntime")
+    check = check_of({**bare, "onnxruntime": None, "onnxruntime_packages": {}}, "ONNX Runtime")
+    assert check.state == "problem" and "-m pip install onnxruntime, or onnxruntime-gpu" in check.mend
+    both = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.22.0"}
+    check = check_of({**bare, "onnxruntime_packages": both}, "ONNX Runtime")
+    assert (check.state, check.expected) == ("problem", "one of the two")
+    assert check.seen == "onnxruntime 1.31.1 and onnxruntime-gpu 1.22.0 side by side, which overwrite one another"
+    assert "-m pip uninstall -y onnxruntime onnxruntime-gpu && " in check.mend
+    gpu = {"onnxruntime": {"version": "1.22.0", "providers": ["CUDAExecutionProvider"]}}
+    check = check_of({**bare, **gpu, "onnxruntime_packages": {"onnxruntime-gpu": "1.22.0"}}, "ONNX Runtime")
+    assert (check.state, check.seen) == ("ok", "onnxruntime-gpu 1.22.0 (CUDA)")
+    check = check_of({**bare, "onnxruntime": None, "onnxruntime_packages": {"onnxruntime": "1.31.1"}}, "ONNX Runtime")
+    assert (check.state, check.seen) == ("problem", "onnxruntime 1.31.1, which cannot be imported")
+    assert "--force-reinstall onnxruntime" in check.mend
 
 
 def test_on_a_jetson_onnx_runtime_is_optional(healthy):

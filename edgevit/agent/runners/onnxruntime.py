@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 from ..environment import usable_cpus
 from ..files import cache_folder
+from ..onnx_runtime import GPU, how_to_mend, installed, what_is_installed
 from ..protobuf import input_types
 from . import Loaded, RunnerError
 
@@ -92,7 +93,11 @@ def _open_session(model: str, provider: str, threads: int) -> ort.InferenceSessi
     options.log_severity_level = 3  # errors only
     try:
         session = ort.InferenceSession(model, options, providers=_with_options(wanted, model))
-    except (Fail, InvalidGraph, InvalidProtobuf, NotImplemented) as error:
+    except InvalidProtobuf as error:
+        raise RunnerError(
+            "ONNX Runtime cannot load it: it is no ONNX file, or a part of one; try exporting it again"
+        ) from error
+    except (Fail, InvalidGraph, NotImplemented) as error:
         reason = str(error).rpartition(" : ")[2].splitlines()[0]
         raise RunnerError(f"ONNX Runtime cannot load it: {reason}; try exporting it again") from error
     # ONNX Runtime lists providers it has no driver for, and then runs on the CPU without an error.
@@ -118,8 +123,17 @@ def _with_options(providers: tuple[str, ...], model: str) -> list[str | tuple[st
 
 
 def _provider_message(provider: str, seen: str) -> str:
-    advice = "" if provider == "cpu" else "; install onnxruntime-gpu and its CUDA libraries, or try --provider cpu"
-    return f"provider {provider!r} is {PROVIDERS[provider][0]}, but {seen}{advice}"
+    told = f"provider {provider!r} is {PROVIDERS[provider][0]}, but {seen}: {what_is_installed()}"
+    if provider == "cpu":
+        return f"{told}; {how_to_mend()}"
+    found = installed()
+    if len(found) > 1:
+        advice = how_to_mend()
+    elif GPU in found:
+        advice = "install the CUDA libraries that it needs"
+    else:
+        advice = f"replace it with {GPU}, as edgevit[gpu] brings it" if found else f"install {GPU}"
+    return f"{told}; {advice}, or try --provider cpu"
 
 
 def _random_inputs(session: ort.InferenceSession, batch: int) -> dict[str, Any]:
