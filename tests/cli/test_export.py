@@ -40,6 +40,7 @@ def test_export_shows_a_table_and_warns_on_stderr(folder: Path) -> None:
     result = run("export", folder)
     assert result.exit_code == 0, result.output
     assert "model.fp16.onnx" in result.stdout and "logits off by" in result.stdout
+    assert result.stdout.splitlines()[-1] == f"Next: edgevit bench {folder}"
     assert "warning: accuracy not checked" in result.stderr and "warning" not in result.stdout
 
 
@@ -100,7 +101,7 @@ def test_evaluate_shows_classes_and_gives_the_same_figures_as_json(folder: Path)
         (["export", "FOLDER", "--trt", "--batches", "0,1,8"], "does not ascend from 1"),
         (["export", "FOLDER", "--trt", "--workspace", "0"], "--workspace is 0"),
         (["export", "FOLDER", "--trt", "--optimization-level", "9"], "not one of 0 to 5"),
-        (["export", "FOLDER", "--trt", "--engine-agreement", "98"], "agreement 98 is no share"),
+        (["export", "FOLDER", "--trt", "--engine-agreement", "98"], "--engine-agreement 98 is not in [0, 1]"),
         (["export", "FOLDER", "--trt", "--profile", "orin-nxx"], "orin-nxx"),
         (["evaluate", "FOLDER"], "--data"),
         (["evaluate", "FOLDER", "--data", "digits", "--classes", "33"], "no class is named 33"),
