@@ -88,7 +88,7 @@ def test_evaluate_shows_classes_and_gives_the_same_figures_as_json(folder: Path)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["export", "nowhere"], "model.json is missing"),
+        (["export", "nowhere"], "nowhere does not exist; check the path of the model folder"),
         (["export", "FOLDER", "--batch", "many"], "--batch many"),
         (["export", "FOLDER", "--opset", "23"], "17 to 20"),
         (["export", "FOLDER", "--data", "digitz"], "data digitz does not exist"),
