@@ -76,7 +76,9 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def edgevit(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version of edgevit and exit.")
+    ] = False,
 ) -> None:
     """Derive small class-specific Vision Transformers, export them, and measure them."""
 

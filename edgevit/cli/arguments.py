@@ -12,61 +12,141 @@ import typer
 from edgevit.errors import OptionError
 from edgevit.numbers import FINITE, check_number
 
-TRAINING, SHAPE = "Training", "Shape and method"  # panels of --help
+# Panels of --help, in the order in which options are listed.
+MODEL, DATA, PREPROCESSING = "Model", "Data", "Preprocessing, where it is not the base's own"
+SHAPE, TRAINING, COMPUTING = "Method and shape", "Training", "Computing"
+BOARD, OUTPUT = "Board", "Output"
 
-Checkpoint = Annotated[Path | None, typer.Option(help="Weights of the base: safetensors, or a plain state dict.")]
-Pretrained = Annotated[bool, typer.Option(help="Take timm's own weights from its hub; needs a network.")]
-ModelArg = Annotated[
-    list[str] | None, typer.Option(metavar="NAME=VALUE", help="Argument for timm, such as img_size=32; repeatable.")
+
+def option(*names: str, panel: str, help: str, **more: Any) -> Any:
+    """An option of a command: a sentence in a panel, and what else typer.Option takes."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+_BASE = "Name of a timm model, such as deit_base_patch16_224, or path of a model folder."
+Base = Annotated[str, typer.Argument(help=_BASE)]
+OptionalBase = Annotated[str | None, typer.Argument(help=_BASE)]
+Checkpoint = Annotated[
+    Path | None,
+    option(panel=MODEL, help="Weights of the base, as a safetensors file or a plain state dict of PyTorch."),
 ]
-_IMAGES = typer.Option(help="Image folder (train/ and val/, or class folders), CIFAR folder, or digits.")
+Pretrained = Annotated[
+    bool, option("--pretrained", panel=MODEL, help="Download timm's own weights of the base; needs a network.")
+]
+ModelArg = Annotated[
+    list[str] | None,
+    option(
+        panel=MODEL,
+        metavar="NAME=VALUE",
+        help="Argument that timm makes the base with, such as img_size=32; repeatable.",
+    ),
+]
+
+_IMAGES = option(
+    panel=DATA,
+    help="Folder of class folders, or of train/ and val/ with these, or a CIFAR folder; or the name digits.",
+)
 Data = Annotated[str, _IMAGES]
 OptionalData = Annotated[str | None, _IMAGES]
 Classes = Annotated[
-    str | None, typer.Option(help="Target classes: names or base indices, comma-separated, or a file; all if left out.")
+    str | None,
+    option(
+        panel=DATA,
+        help="Target classes: names or indices in the base, separated by commas, or a file of them.  "
+        "[default: all classes of the data]",
+    ),
 ]
 BaseClasses = Annotated[
     Path | None,
-    typer.Option(
-        help="File with the base's class names in the order of its outputs, one per line, if not ImageNet's; "
-        "a name that holds a comma in double quotes, and # begins a comment."
+    option(
+        panel=DATA,
+        help="File that says which output of the base is which class: its class names in the order of its outputs, one "
+        "per line; a name that holds a comma is put in double quotes, and # begins a comment.  "
+        "[default: ImageNet's order, or the alphabet's]",
     ),
 ]
-Mean = Annotated[str | None, typer.Option(metavar="R,G,B", help="Instead of the base's own normalisation mean.")]
-Std = Annotated[str | None, typer.Option(metavar="R,G,B", help="Instead of its standard deviation.")]
-CropPct = Annotated[float | None, typer.Option(help="Instead of its central share of the image.")]
-Interpolation = Annotated[str | None, typer.Option(help="Instead of its interpolation: bilinear, bicubic ...")]
-BatchSize = Annotated[int, typer.Option(help="Images per optimiser step, over all processes and micro-batches.")]
-Workers = Annotated[int, typer.Option(help="Processes that read images.")]
-Shape = Annotated[str, typer.Option(help="fused, fused4, paper or free.", rich_help_panel=SHAPE)]
-FfnMultiple = Annotated[
-    int | None, typer.Option(help="FFN widths are multiples of 8, 16, 32 or 64.", rich_help_panel=SHAPE)
+ValidationFraction = Annotated[
+    float, option(panel=DATA, help="Share of the training images that is held out for every choice that is made.")
 ]
-LearningRate = Annotated[float, typer.Option(help="Learning rate.", rich_help_panel=TRAINING)]
-WeightDecay = Annotated[float, typer.Option(rich_help_panel=TRAINING)]
-Schedule = Annotated[str, typer.Option(help="constant or cosine.", rich_help_panel=TRAINING)]
-WarmupSteps = Annotated[int, typer.Option(rich_help_panel=TRAINING)]
-GradAccum = Annotated[int, typer.Option(help="Micro-batches per step.", rich_help_panel=TRAINING)]
-Precision = Annotated[str, typer.Option(help="fp32, bf16 or fp16.", rich_help_panel=TRAINING)]
-Augment = Annotated[str, typer.Option(help="none, crop, or flip (crop and mirror).", rich_help_panel=TRAINING)]
-ValidationFraction = Annotated[float, typer.Option(help="Held out of the training images.")]
-Device = Annotated[str, typer.Option(help="Where torch computes: auto, cpu, cuda, cuda:1, mps.")]
-Board = Annotated[
-    str | None,
-    typer.Option(metavar="USER@HOST", help="A Jetson, as ssh knows it.  [default: this machine]"),
-]
-SshConfig = Annotated[Path | None, typer.Option(help="Another OpenSSH configuration than your own.")]
-ProfileName = Annotated[
-    str | None, typer.Option("--profile", help="Board profile that must match, by name or path; its budgets are gates.")
-]
-Overwrite = Annotated[
-    bool,
-    typer.Option("--overwrite", help="Replace the model folder that --out names, once the new one is complete."),
+SkipBadImages = Annotated[
+    bool, option("--skip-bad-images", panel=DATA, help="Leave out images that cannot be read, and say how many.")
 ]
 AcceptWeakBase = Annotated[
-    bool, typer.Option(help="Go on although the base is hardly better than chance on its own classes.")
+    bool,
+    option(
+        "--accept-weak-base",
+        panel=DATA,
+        help="Go on although the base is hardly better than chance on its own classes.",
+    ),
 ]
-SkipBadImages = Annotated[bool, typer.Option(help="Leave out and count images that cannot be read.")]
+Split = Annotated[str, option(panel=DATA, help="Part of the images to judge on: test or validation.")]
+Mean = Annotated[
+    str | None,
+    option(panel=PREPROCESSING, metavar="R,G,B", help="Mean that is subtracted from pixels between 0 and 1."),
+]
+Std = Annotated[
+    str | None, option(panel=PREPROCESSING, metavar="R,G,B", help="Standard deviation that pixels are divided by.")
+]
+CropPct = Annotated[
+    float | None,
+    option(panel=PREPROCESSING, help="Share of the image that the centre crop keeps: 0.9, or 1 for no crop."),
+]
+Interpolation = Annotated[
+    str | None, option(panel=PREPROCESSING, help="How images are resized: bilinear, bicubic, lanczos or nearest.")
+]
+
+Shape = Annotated[
+    str,
+    option(
+        panel=SHAPE,
+        help="Which widths blocks may have: fused (attention that TensorRT fuses, in steps of 8), fused4 (in steps of "
+        "4), paper (as in Vulcan's released code) or free (any).",
+    ),
+]
+FfnMultiple = Annotated[
+    int | None,
+    option(
+        panel=SHAPE, help="Multiple that FFN widths are rounded to: 1, 8, 16, 32 or 64.  [default: the shape's own]"
+    ),
+]
+
+LearningRate = Annotated[float, option(panel=TRAINING, help="Learning rate of AdamW at its highest.")]
+WeightDecay = Annotated[float, option(panel=TRAINING, help="Weight decay of AdamW.")]
+Schedule = Annotated[
+    str, option(panel=TRAINING, help="How the learning rate goes on: cosine (falls to 0) or constant.")
+]
+WarmupSteps = Annotated[int, option(panel=TRAINING, help="Steps in which the learning rate rises to its highest.")]
+BatchSize = Annotated[
+    int, option(panel=TRAINING, help="Images per optimiser step, over all processes and micro-batches.")
+]
+GradAccum = Annotated[
+    int, option(panel=TRAINING, help="Parts that a step is computed in, one after the other, to save memory.")
+]
+Precision = Annotated[str, option(panel=TRAINING, help="Precision of training: fp32, bf16 or fp16 (on a GPU only).")]
+Augment = Annotated[
+    str, option(panel=TRAINING, help="How training images are changed: none, crop, or flip (crop and mirror).")
+]
+
+Device = Annotated[str, option(panel=COMPUTING, help="Where torch computes: auto, cpu, cuda, cuda:1 or mps.")]
+Workers = Annotated[int, option(panel=COMPUTING, help="Processes that read images; 0 reads them in this one.")]
+Seed = Annotated[int, option(panel=COMPUTING, help="Seed of every random choice, the split of the images among them.")]
+
+Board = Annotated[
+    str | None, option(panel=BOARD, metavar="USER@HOST", help="A Jetson, as ssh knows it.  [default: this machine]")
+]
+SshConfig = Annotated[Path | None, option(panel=BOARD, help="OpenSSH configuration to use.  [default: your own]")]
+ProfileName = Annotated[
+    str | None,
+    option("--profile", panel=BOARD, help="Board profile that must match, by name or path; its budgets become gates."),
+]
+
+Out = Annotated[Path, option(panel=OUTPUT, help="Model folder to write; it must not exist yet.")]
+Overwrite = Annotated[
+    bool,
+    option(
+        "--overwrite", panel=OUTPUT, help="Replace the model folder that --out names, once the new one is complete."
+    ),
+]
 
 
 def kind_name(kind: type | tuple[str, ...]) -> str:

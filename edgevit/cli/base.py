@@ -1,30 +1,35 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from edgevit.cli import arguments
+from edgevit.cli.arguments import option
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 
 
 def main(
-    name: Annotated[str, typer.Argument(help="timm name, such as deit_base_patch16_224, or a model folder.")],
-    out: Annotated[Path, typer.Option(help="Model folder to write; it must not exist.")],
-    data: arguments.OptionalData = None,
-    classes: Annotated[
-        str | None, typer.Option(help="Keep these outputs alone: names or indices, comma-separated, or a file.")
-    ] = None,
+    name: arguments.Base,
+    *,
     checkpoint: arguments.Checkpoint = None,
     pretrained: arguments.Pretrained = False,
     model_arg: arguments.ModelArg = None,
+    data: arguments.OptionalData = None,
+    classes: Annotated[
+        str | None,
+        option(
+            panel=arguments.DATA,
+            help="Classes whose outputs are kept: names or indices, separated by commas, or a file of them.  "
+            "[default: all]",
+        ),
+    ] = None,
     base_classes: arguments.BaseClasses = None,
     mean: arguments.Mean = None,
     std: arguments.Std = None,
     crop_pct: arguments.CropPct = None,
     interpolation: arguments.Interpolation = None,
+    out: arguments.Out,
+    overwrite: arguments.Overwrite = False,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
@@ -35,31 +40,27 @@ def main(
     """
     from dataclasses import asdict
 
-    from edgevit.data.request import check_data
-    from edgevit.folder.writing import refuse_existing
-    from edgevit.models.request import check_base
+    from edgevit.derive.budget import readable
+    from edgevit.derive.request import BaseRequest
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
-    model_args = arguments.assignments(model_arg)
-    refuse_existing(out)  # what can be told before torch is imported
-    check_base(name, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args)
-    if data is not None:
-        check_data(data, classes, base_classes)
-
-    from edgevit.derive.base import base
-    from edgevit.derive.budget import readable
-
-    spec = base(
-        name,
+    request = BaseRequest(
+        name=name,
         out=out,
         data=data,
         classes=classes,
         checkpoint=checkpoint,
         pretrained=pretrained,
-        model_args=model_args,
+        model_args=arguments.assignments(model_arg),
         preprocessing=arguments.preprocessing(mean, std, crop_pct, interpolation),
         base_classes=base_classes,
-    ).spec
+        overwrite=overwrite,
+    )
+    request.check()  # before torch is imported
+
+    from edgevit.derive.base import run
+
+    spec = run(request).spec
     outputs = spec.timm_args["num_classes"]
     named = f": {', '.join(spec.class_names)}" if 0 < len(spec.classes) <= 20 else ""
     images = f" --data {shlex.quote(data)}" if data else ""

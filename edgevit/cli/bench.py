@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgevit.cli import arguments
+from edgevit.cli.arguments import option as asked
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 from edgevit.errors import OutputError
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from edgevit.report.gates import Verdict
     from edgevit.report.runs import Comparison, Row
 
+RUNNER, LOAD, MEASURING, JUDGING = "Runner", "Load", "Measuring", "Judging"  # panels of --help
+
 
 def main(
     models: Annotated[
@@ -27,55 +30,107 @@ def main(
     board: arguments.Board = None,
     ssh_config: arguments.SshConfig = None,
     profile: arguments.ProfileName = None,
-    gate: Annotated[
-        list[str] | None, typer.Option(metavar="METRIC<VALUE", help="Such as 'p99<8ms' or 'energy<40mJ'; repeatable.")
+    power_mode: Annotated[
+        str | None,
+        asked(panel=arguments.BOARD, help="Power mode to set for the bench; the earlier one is set again after it."),
     ] = None,
-    batch: Annotated[list[int] | None, typer.Option(help="Images per inference; repeatable.  [default: 1]")] = None,
-    repeat: Annotated[
-        int | None,
-        typer.Option(help="Rounds, with a process for each measurement.  [default: 1; 10 of several models]"),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Draws the order of several models in each round.")] = 0,
+    lock_clocks: Annotated[
+        bool,
+        asked("--lock-clocks", panel=arguments.BOARD, help="Lock the clocks for the bench, and unlock them after it."),
+    ] = False,
     runner: Annotated[
         str | None,
-        typer.Option(help="tensorrt, onnxruntime or fake.  [default: tensorrt on a board, onnxruntime elsewhere]"),
+        asked(
+            panel=RUNNER,
+            help="What runs the model: tensorrt, onnxruntime or fake.  "
+            "[default: tensorrt on a board, onnxruntime elsewhere]",
+        ),
     ] = None,
-    provider: Annotated[str | None, typer.Option(help="cpu, cuda or tensorrt, of onnxruntime.  [default: cpu]")] = None,
+    provider: Annotated[
+        str | None,
+        asked(panel=RUNNER, help="What onnxruntime computes with: cpu, cuda or tensorrt.  [default: cpu]"),
+    ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="fp32 or fp16, of a model folder.  [default: fp16 on a GPU, fp32 on the CPU]")
+        str | None,
+        asked(
+            panel=RUNNER,
+            help="Precision of a model folder's file: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]",
+        ),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Within one operator.  [default: all cores]")] = None,
-    streams: Annotated[
-        list[int] | None, typer.Option(help="Inferences under way at once; repeatable.  [default: 1]")
+    threads: Annotated[
+        int | None, asked(panel=RUNNER, help="Threads within one operator, on the CPU.  [default: all cores]")
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="The runner's own, such as cuda_graph=False; repeatable."),
+        asked(panel=RUNNER, metavar="NAME=VALUE", help="Option of the runner, such as cuda_graph=False; repeatable."),
     ] = None,
-    samples: Annotated[int, typer.Option(help="Inferences to time, at least.")] = 200,
+    batch: Annotated[
+        list[int] | None, asked(panel=LOAD, help="Number of images per inference; repeatable.  [default: 1]")
+    ] = None,
+    streams: Annotated[
+        list[int] | None,
+        asked(panel=LOAD, help="Number of inferences under way at the same time; repeatable.  [default: 1]"),
+    ] = None,
+    repeat: Annotated[
+        int | None,
+        asked(
+            panel=MEASURING,
+            help="Number of rounds, with a process of its own for each measurement.  "
+            "[default: 1; 10 of several models]",
+        ),
+    ] = None,
+    seed: Annotated[int, asked(panel=MEASURING, help="Seed that draws the order of several models in each round.")] = 0,
+    samples: Annotated[
+        int, asked(panel=MEASURING, help="Number of inferences that are timed, or more if --duration is longer.")
+    ] = 200,
     duration: Annotated[
-        float | None, typer.Option(help="Seconds to go on for, at least.  [default: 10 where power is read, else 1]")
+        float | None,
+        asked(
+            panel=MEASURING,
+            help="Seconds for which inferences are timed, or longer if --samples takes longer.  "
+            "[default: 10 where power is read, else 1]",
+        ),
     ] = None,
+    warmup: Annotated[int, asked(panel=MEASURING, help="Number of inferences before the first that is timed.")] = 10,
+    warmup_seconds: Annotated[
+        float, asked(panel=MEASURING, help="Seconds for which these go on, or longer if --warmup takes longer.")
+    ] = 0.5,
     idle: Annotated[
-        float | None, typer.Option(help="Seconds of idle power before.  [default: 10 where power is read]")
+        float | None,
+        asked(
+            panel=MEASURING,
+            help="Seconds for which the idle power is measured before the first inference.  "
+            "[default: 10 where power is read]",
+        ),
     ] = None,
-    warmup: Annotated[int, typer.Option(help="Inferences before, at least.")] = 10,
-    warmup_seconds: Annotated[float, typer.Option(help="Seconds of them, at least.")] = 0.5,
     power_meter: Annotated[
-        str | None, typer.Option(help="ina3221, tegrastats or jtop.  [default: the first that can be read]")
+        str | None,
+        asked(
+            panel=MEASURING,
+            help="What reads the power: ina3221, tegrastats or jtop.  [default: the first that can be read]",
+        ),
     ] = None,
-    power_mode: Annotated[
-        str | None, typer.Option(help="Set this power mode for the bench, and the earlier one after it.")
-    ] = None,
-    lock_clocks: Annotated[
-        bool, typer.Option("--lock-clocks", help="Lock the clocks for the bench, and unlock them after it.")
-    ] = False,
     cross_check: Annotated[
-        bool, typer.Option("--cross-check", help="Let trtexec measure the same engine, too.")
+        bool, asked("--cross-check", panel=MEASURING, help="Let trtexec measure the same engine, too.")
     ] = False,
-    output: Annotated[Path | None, typer.Option(help="Append the raw runs to this JSON-lines file.")] = None,
-    compare: Annotated[Path | None, typer.Option(help="Set the runs against those in this JSON-lines file.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Compare even if the environments differ; says so.")] = False,
+    gate: Annotated[
+        list[str] | None,
+        asked(
+            panel=JUDGING,
+            metavar="METRIC<VALUE",
+            help="Limit that must hold, such as 'p99<8ms' or 'energy<40mJ'; repeatable.",
+        ),
+    ] = None,
+    compare: Annotated[
+        Path | None, asked(panel=JUDGING, help="JSON-lines file of earlier runs that these are set against.")
+    ] = None,
+    force: Annotated[
+        bool,
+        asked("--force", panel=JUDGING, help="Compare even if the environments differ; a warning says in what."),
+    ] = False,
+    output: Annotated[
+        Path | None, asked(panel=arguments.OUTPUT, help="JSON-lines file that the raw runs are appended to.")
+    ] = None,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,

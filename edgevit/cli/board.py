@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgevit.cli.arguments import SshConfig
+from edgevit.cli.arguments import BOARD, SshConfig, option
 from edgevit.cli.console import Console, JsonFlag, VerboseFlag, duration
 
 if TYPE_CHECKING:
@@ -20,13 +20,18 @@ COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 def main(
     host: Annotated[
-        str | None, typer.Argument(metavar="USER@HOST", help="A Jetson, as ssh knows it; this machine if left out.")
+        str | None, typer.Argument(metavar="[USER@HOST]", help="A Jetson, as ssh knows it.  [default: this machine]")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="Board profile that must match, by name or path; the one that does if left out.")
+        str | None,
+        option(panel=BOARD, help="Board profile that must match, by name or path.  [default: the one that does]"),
     ] = None,
-    jobs: Annotated[bool, typer.Option("--jobs", help="List the jobs on the board instead.")] = False,
-    cancel: Annotated[bool, typer.Option("--cancel", help="End your jobs on the board instead.")] = False,
+    jobs: Annotated[
+        bool, option("--jobs", panel="Jobs", help="List the jobs on the board instead of examining it.")
+    ] = False,
+    cancel: Annotated[
+        bool, option("--cancel", panel="Jobs", help="End your jobs on the board instead of examining it.")
+    ] = False,
     ssh_config: SshConfig = None,
     json: JsonFlag = False,
     verbose: VerboseFlag = False,

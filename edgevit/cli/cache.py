@@ -8,7 +8,9 @@ from edgevit.cli.console import Console, JsonFlag
 
 
 def main(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove every entry.")] = False,
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Remove every entry instead of showing it.", rich_help_panel="Cache")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Show what derivations share on this machine, or clear it."""

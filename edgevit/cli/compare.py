@@ -21,7 +21,11 @@ def main(
     ] = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Judge even void runs, busy machines and different environments; says so."),
+        typer.Option(
+            "--force",
+            help="Judge even void runs, busy machines and different environments; a warning says which.",
+            rich_help_panel="Judging",
+        ),
     ] = False,
     json: JsonFlag = False,
     verbose: VerboseFlag = False,

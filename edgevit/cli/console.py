@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, the rest on stderr.")]
-QuietFlag = Annotated[bool, typer.Option("--quiet", "-q", help="Print results, warnings and errors only.")]
-VerboseFlag = Annotated[bool, typer.Option("--verbose", "-v", help="Print what the library logs, too.")]
+_OUTPUT = {"rich_help_panel": "Output"}
+JsonFlag = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON on stdout, and the rest on stderr.", **_OUTPUT)
+]
+QuietFlag = Annotated[bool, typer.Option("--quiet", "-q", help="Print results, warnings and errors only.", **_OUTPUT)]
+VerboseFlag = Annotated[bool, typer.Option("--verbose", "-v", help="Print what the library logs, too.", **_OUTPUT)]
 
 QUICK_S = 2.0  # work that ends sooner shows no progress
 CLOSED = 141  # what a shell expects of a program whose reader went away
@@ -101,13 +104,27 @@ def number(value: float) -> str:
     return f"{value:.2e}" if abs(value) < 1e-3 or abs(value) >= 1e6 else f"{value:.4g}"
 
 
+# What figures are called beside a bar, where their names in history.jsonl say too little.
+_WORDS = {
+    "loss_task": "loss on labels",
+    "loss_teacher": "loss against teacher",
+    "loss_tokens": "error of tokens",
+    "loss_collapse": "distance to anchors",
+    "loss_rank": "tails of attention",
+    "accuracy_trained": "accuracy",
+    "accuracy_pruned": "accuracy once cut",
+    "accuracy_anchor": "accuracy with masks",
+    "kept_step": "best at step",
+}
+
+
 def figures_text(figures: dict[str, float | None]) -> str:
     """`accuracy_*` in per cent, everything else as it is; figures that are not known yet are left out."""
     parts = []
     for name, value in figures.items():
         if value is not None:
             shown = f"{100 * value:.1f}%" if name.startswith("accuracy") else number(value)
-            parts.append(f"{name.replace('_', ' ')} {shown}")
+            parts.append(f"{_WORDS.get(name, name.replace('_', ' '))} {shown}")
     return "  ".join(parts)
 
 

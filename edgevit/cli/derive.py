@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from edgevit.cli import arguments
+from edgevit.cli.arguments import COMPUTING, DATA, OUTPUT, SHAPE, TRAINING, option
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+from edgevit.derive import method_names
 from edgevit.errors import OptionError
-
-if TYPE_CHECKING:
-    pass
 
 BUDGET = "Budget (one of them)"
 
@@ -27,58 +26,89 @@ def one_rate(text: str) -> float:
 
 def main(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(help="Model folder to write; it must not exist.")],
-    base: Annotated[
-        str | None, typer.Argument(help="timm name, such as deit_base_patch16_224, or a model folder.")
-    ] = None,
-    data: arguments.OptionalData = None,
-    classes: arguments.Classes = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(help="Share of the MACs to remove.", rich_help_panel=BUDGET, parser=one_rate, metavar="FLOAT"),
-    ] = None,
-    macs: Annotated[str | None, typer.Option(help="MACs to keep, such as 6.8G.", rich_help_panel=BUDGET)] = None,
-    params: Annotated[str | None, typer.Option(help="Parameters to keep, such as 34M.", rich_help_panel=BUDGET)] = None,
-    ms: Annotated[
-        float | None, typer.Option(help="Milliseconds to keep, by --cost-table.", rich_help_panel=BUDGET)
-    ] = None,
-    cost_table: Annotated[
-        Path | None, typer.Option(help="File of what each width takes, as measured.", rich_help_panel=BUDGET)
-    ] = None,
+    base: arguments.OptionalBase = None,
+    *,
     checkpoint: arguments.Checkpoint = None,
     pretrained: arguments.Pretrained = False,
     model_arg: arguments.ModelArg = None,
+    data: arguments.OptionalData = None,
+    classes: arguments.Classes = None,
     base_classes: arguments.BaseClasses = None,
+    validation_fraction: arguments.ValidationFraction = 0.1,
+    skip_bad_images: arguments.SkipBadImages = False,
+    accept_weak_base: arguments.AcceptWeakBase = False,
+    unlabelled: Annotated[
+        Path | None,
+        option(panel=DATA, help="Folder of more images, of any class, on which the model imitates its teacher."),
+    ] = None,
+    reject: Annotated[
+        float | None,
+        option(
+            panel=DATA,
+            help="Share of the target classes' images that may be called `other`, so that images of no target class "
+            "are.  [default: no image is]",
+        ),
+    ] = None,
     mean: arguments.Mean = None,
     std: arguments.Std = None,
     crop_pct: arguments.CropPct = None,
     interpolation: arguments.Interpolation = None,
-    method: Annotated[
-        str, typer.Option(help="File name in derive/methods/.", rich_help_panel=arguments.SHAPE)
-    ] = "forge",
-    supernet: Annotated[
-        Path | None,
-        typer.Option(help="For --method skd, in place of BASE; needs no --data.", rich_help_panel=arguments.SHAPE),
+    rate: Annotated[
+        float | None,
+        option(
+            panel=BUDGET,
+            help="Share of the base's MACs to remove: 0.6 leaves 40 %.",
+            parser=one_rate,
+            metavar="FLOAT",
+        ),
     ] = None,
+    macs: Annotated[
+        str | None, option(panel=BUDGET, help="Multiply-accumulates per image to keep, such as 6.8G.")
+    ] = None,
+    params: Annotated[str | None, option(panel=BUDGET, help="Parameters to keep, such as 34M.")] = None,
+    ms: Annotated[
+        float | None, option(panel=BUDGET, help="Milliseconds per image to keep, by the table in --cost-table.")
+    ] = None,
+    cost_table: Annotated[
+        Path | None,
+        option(
+            panel=BUDGET,
+            help="Table of measured milliseconds per width, as benchmarks/cost_table.py writes it, for --ms.",
+        ),
+    ] = None,
+    method: Annotated[
+        str, option(panel=SHAPE, help=f"How the model is derived: {', '.join(method_names())}; see edgevit methods.")
+    ] = "forge",
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="METHOD.OPTION=VALUE", help="Repeatable.", rich_help_panel=arguments.SHAPE),
+        option(
+            "--set",
+            panel=SHAPE,
+            metavar="METHOD.OPTION=VALUE",
+            help="Option of the method, such as forge.teacher=none; edgevit methods METHOD lists all; repeatable.",
+        ),
+    ] = None,
+    supernet: Annotated[
+        Path | None,
+        option(panel=SHAPE, help="Super-network to cut a slice out of, in place of BASE, for --method skd."),
     ] = None,
     shape: arguments.Shape = "fused",
     ffn_multiple: arguments.FfnMultiple = None,
     head: Annotated[
         str,
-        typer.Option(help="subset: only the target classes; full: all of the base's.", rich_help_panel=arguments.SHAPE),
+        option(
+            panel=SHAPE, help="Outputs of the model: subset (the target classes alone) or full (all of the base's)."
+        ),
     ] = "subset",
     steps: Annotated[
         int | None,
-        typer.Option(help="Optimiser steps; the method's own rule if left out.", rich_help_panel=arguments.TRAINING),
+        option(panel=TRAINING, help="Number of optimiser steps; 0 trains nothing.  [default: the method's own rule]"),
     ] = None,
     finetune_epochs: Annotated[
         int | None,
-        typer.Option(
-            help="Instead of --steps: passes over the training images after the cut, for --method nuwa.",
-            rich_help_panel=arguments.TRAINING,
+        option(
+            panel=TRAINING,
+            help="Passes over the training images after the cut, in place of --steps; for --method nuwa only.",
         ),
     ] = None,
     batch_size: arguments.BatchSize = 256,
@@ -90,34 +120,29 @@ def main(
     precision: arguments.Precision = "fp32",
     augment: arguments.Augment = "crop",
     evaluations: Annotated[
-        int, typer.Option(help="How often both accuracies are taken.", rich_help_panel=arguments.TRAINING)
+        int, option(panel=TRAINING, help="Number of accuracy checks on the validation part during training.")
     ] = 10,
     early_stop: Annotated[
         bool,
-        typer.Option(
-            help="Stop once trained and pruned accuracy have met, or the best no longer improves; "
-            "for --schedule constant.",
-            rich_help_panel=arguments.TRAINING,
-        ),
+        option(panel=TRAINING, help="Stop early when accuracy stops improving, only with --schedule constant."),
     ] = True,
+    finetune_base: Annotated[
+        bool,
+        option(
+            "--finetune-base", panel=TRAINING, help="Also train the base itself on the classes, as a third baseline."
+        ),
+    ] = False,
     device: arguments.Device = "auto",
     workers: arguments.Workers = 0,
-    seed: int = 42,
-    validation_fraction: arguments.ValidationFraction = 0.1,
-    finetune_base: Annotated[bool, typer.Option(help="Also train the unpruned base: the third baseline.")] = False,
-    skip_bad_images: arguments.SkipBadImages = False,
-    unlabelled: Annotated[
-        Path | None,
-        typer.Option(help="Folder of images of any class, to be distilled with.", rich_help_panel=arguments.TRAINING),
-    ] = None,
-    reject: Annotated[
-        float | None,
-        typer.Option(help="Share of the target classes' images that may be called `other`; none if left out."),
-    ] = None,
-    accept_weak_base: arguments.AcceptWeakBase = False,
-    resume: Annotated[bool, typer.Option(help="Go on with an interrupted derivation.")] = False,
+    seed: arguments.Seed = 42,
+    cache: Annotated[
+        bool, option(panel=COMPUTING, help="Use and keep what derivations can share; edgevit cache shows it.")
+    ] = True,
+    out: arguments.Out,
+    resume: Annotated[
+        bool, option("--resume", panel=OUTPUT, help="Go on with an interrupted derivation, from its last saved step.")
+    ] = False,
     overwrite: arguments.Overwrite = False,
-    cache: Annotated[bool, typer.Option(help="Use and keep what derivations can share: edgevit cache.")] = True,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,

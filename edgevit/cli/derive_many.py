@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from edgevit.cli.arguments import COMPUTING, OUTPUT, option
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag, write
 
 
@@ -20,9 +21,12 @@ def main(
     plan: Annotated[Path, typer.Argument(help="YAML of tasks, budgets and methods; --example prints one.")],
     example: Annotated[
         bool,
-        typer.Option("--example", callback=_example, is_eager=True, help="Print a plan that has every key."),
+        option("--example", panel=OUTPUT, callback=_example, is_eager=True, help="Print a plan that has every key."),
     ] = False,
-    workers: Annotated[int | None, typer.Option(help="Derivations side by side, instead of the plan's.")] = None,
+    workers: Annotated[
+        int | None,
+        option(panel=COMPUTING, help="Number of derivations side by side.  [default: what the plan says]"),
+    ] = None,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
@@ -31,6 +35,10 @@ def main(
 
     Begin with: edgevit derive-many --example > plan.yaml
     """
+    from edgevit.derive.plan_file import read_plan
+
+    read_plan(plan)  # before torch is imported
+
     from dataclasses import asdict
 
     from rich.table import Table

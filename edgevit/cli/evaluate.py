@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgevit.cli import arguments
+from edgevit.cli.arguments import COMPUTING, DATA, option
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 
 if TYPE_CHECKING:
@@ -15,22 +16,38 @@ if TYPE_CHECKING:
 
 
 def main(
-    model: Annotated[str, typer.Argument(help="A timm name, a model folder, or an .onnx file.")],
-    data: Annotated[str | None, typer.Option(help="Images.  [default: those a model folder was derived from]")] = None,
-    classes: arguments.Classes = None,
-    base_classes: arguments.BaseClasses = None,
+    model: Annotated[
+        str,
+        typer.Argument(help="Name of a timm model, path of a model folder, or an .onnx file that edgevit exported."),
+    ],
     checkpoint: arguments.Checkpoint = None,
     pretrained: arguments.Pretrained = False,
     model_arg: arguments.ModelArg = None,
+    data: Annotated[
+        str | None,
+        option(
+            panel=DATA,
+            help="Folder of class folders, or of train/ and val/ with these, or a CIFAR folder; or the name digits.  "
+            "[default: the images that a model folder was derived from]",
+        ),
+    ] = None,
+    classes: arguments.Classes = None,
+    base_classes: arguments.BaseClasses = None,
+    split: arguments.Split = "test",
+    seed: Annotated[
+        int | None,
+        option(panel=DATA, help="Seed by which images are split into parts.  [default: the model's own, or 42]"),
+    ] = None,
+    max_images: Annotated[
+        int | None,
+        option(panel=DATA, help="Number of images to judge on, spread evenly over the classes.  [default: all]"),
+    ] = None,
+    skip_bad_images: arguments.SkipBadImages = False,
     mean: arguments.Mean = None,
     std: arguments.Std = None,
     crop_pct: arguments.CropPct = None,
     interpolation: arguments.Interpolation = None,
-    split: Annotated[str, typer.Option(help="Part of the data: test or validation.")] = "test",
-    seed: Annotated[int | None, typer.Option(help="Of the split.  [default: the model's own, or 42]")] = None,
-    skip_bad_images: arguments.SkipBadImages = False,
-    max_images: Annotated[int | None, typer.Option(help="Judge on so many images only, evenly chosen.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images per inference.")] = 32,
+    batch_size: Annotated[int, option(panel=COMPUTING, help="Images per inference.")] = 32,
     workers: arguments.Workers = 0,
     device: arguments.Device = "auto",
     json: JsonFlag = False,
@@ -42,6 +59,17 @@ def main(
 
     from dataclasses import asdict
 
+    from edgevit.export.request import check_judged, check_judging
+
+    given: dict[str, Any] = {
+        "checkpoint": checkpoint,
+        "pretrained": pretrained,
+        "model_args": arguments.assignments(model_arg),
+        "preprocessing": arguments.preprocessing(mean, std, crop_pct, interpolation),
+    }
+    check_judged(model, **given)  # before torch is imported
+    check_judging(data, classes, base_classes, part=split, max_images=max_images, batch_size=batch_size, device=device)
+
     from edgevit.export.evaluate import evaluate
 
     result = evaluate(
@@ -49,10 +77,7 @@ def main(
         data,
         classes=classes,
         base_classes=base_classes,
-        checkpoint=checkpoint,
-        pretrained=pretrained,
-        model_args=arguments.assignments(model_arg),
-        preprocessing=arguments.preprocessing(mean, std, crop_pct, interpolation),
+        **given,
         part=split,
         seed=seed,
         skip_bad_images=skip_bad_images,
@@ -73,11 +98,14 @@ def classes_table(result: Evaluation) -> Table:
 
     from edgevit.data.accuracy import share_text
 
-    overall = (share_text(share, result.images) for share in (result.top1, result.top1_full))
+    rows = {f"choosing among the {len(result.per_class)}": result.top1}
+    if result.outputs > len(result.per_class):
+        rows[f"choosing among all {result.outputs}"] = result.top1_full
+    overall = (share_text(share, result.images) for share in rows.values())
     title = f"{result.model} ({result.form}) on {result.images} {result.part} images of {result.data}"
     table = Table(title=title, title_justify="left", show_footer=True)
-    table.add_column("class", footer="target classes only\nall outputs in the running")
-    table.add_column("images", justify="right", footer=f"{result.images}\n{result.images}")
+    table.add_column("class", footer="\n".join(rows))
+    table.add_column("images", justify="right", footer="\n".join([str(result.images)] * len(rows)))
     table.add_column("top-1 (95 % interval)", justify="right", footer="\n".join(overall))
     for name, accuracy in result.per_class.items():
         images = result.images_per_class[name]

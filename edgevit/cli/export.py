@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgevit.cli import arguments
+from edgevit.cli.arguments import option
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 from edgevit.errors import OptionError
 
@@ -16,49 +17,99 @@ if TYPE_CHECKING:
     from edgevit.export.record import ExportReport
 
 MIB = 1 << 20
+FILES, CHECKS, ENGINE = "Files", "Checks that must pass", "Engine on the board"
 
 
 def main(
-    model: Annotated[Path, typer.Argument(help="Model folder; the files go to its export/.")],
-    batch: Annotated[str, typer.Option(help="Images per inference, or dynamic.")] = "dynamic",
-    opset: Annotated[int, typer.Option(help="ONNX operator set, 17 to 20.")] = 20,
+    model: Annotated[Path, typer.Argument(help="Model folder; the files go to export/ in it.")],
+    batch: Annotated[
+        str, option(panel=FILES, help="Images per inference: a number, or dynamic for any number.")
+    ] = "dynamic",
+    opset: Annotated[int, option(panel=FILES, help="ONNX operator set, 17 to 20.")] = 20,
     pad_heads: Annotated[
-        bool, typer.Option("--pad-heads", help="Zero-pad heads so that every attention block fuses; same function.")
+        bool,
+        option(
+            "--pad-heads",
+            panel=FILES,
+            help="Pad heads with zeros so that TensorRT fuses every attention; the model's answers stay.",
+        ),
     ] = False,
-    fp16: Annotated[bool, typer.Option(help="Write and check model.fp16.onnx, too.")] = True,
+    fp16: Annotated[bool, option(panel=FILES, help="Write and check model.fp16.onnx, too.")] = True,
     data: Annotated[
-        Path | None, typer.Option(help="Images to measure accuracy on.  [default: the model's own]")
+        Path | None,
+        option(
+            panel=arguments.DATA,
+            help="Images to measure accuracy on.  [default: those that the model was derived from]",
+        ),
     ] = None,
-    accuracy: Annotated[bool, typer.Option(help="Measure accuracy and top-1 agreement on real images.")] = True,
-    split: Annotated[str, typer.Option(help="Part of the data: test or validation.")] = "test",
+    accuracy: Annotated[
+        bool,
+        option(panel=arguments.DATA, help="Measure accuracy on images, and how often the files agree with torch."),
+    ] = True,
+    split: arguments.Split = "test",
     max_images: Annotated[
-        int | None, typer.Option(help="Measure on so many images only, evenly chosen.  [default: all; 500 on a board]")
+        int | None,
+        option(
+            panel=arguments.DATA,
+            help="Number of images to measure on, spread evenly over the classes.  [default: all; 500 on a board]",
+        ),
     ] = None,
-    fp16_tolerance: Annotated[float, typer.Option(help="Relative error of the fp16 logits allowed.")] = 2e-2,
-    min_agreement: Annotated[float, typer.Option(help="Share of images with torch's top-1 required in fp16.")] = 0.99,
-    batch_size: Annotated[int, typer.Option(help="For the accuracy only.")] = 32,
-    workers: arguments.Workers = 0,
-    device: Annotated[str, typer.Option(help="For the accuracy only: auto, cpu, cuda, cuda:1, mps.")] = "auto",
     skip_bad_images: arguments.SkipBadImages = False,
-    trt: Annotated[bool, typer.Option("--trt", help="Build a TensorRT engine on the board, too.")] = False,
+    fp16_tolerance: Annotated[
+        float,
+        option(
+            panel=CHECKS, help="Error of the fp16 logits that is allowed, as a share of the length of torch's logits."
+        ),
+    ] = 2e-2,
+    min_agreement: Annotated[
+        float, option(panel=CHECKS, help="Share of images on which the fp16 file has to agree with torch.")
+    ] = 0.99,
+    batch_size: Annotated[int, option(panel=arguments.COMPUTING, help="Images per inference of the checks.")] = 32,
+    workers: arguments.Workers = 0,
+    device: Annotated[
+        str, option(panel=arguments.COMPUTING, help="Where the checks compute: auto, cpu, cuda, cuda:1 or mps.")
+    ] = "auto",
+    trt: Annotated[bool, option("--trt", panel=ENGINE, help="Build a TensorRT engine on the board, too.")] = False,
     board: arguments.Board = None,
     ssh_config: arguments.SshConfig = None,
-    profile: Annotated[str | None, typer.Option(help="Board profile that must match, by name or path.")] = None,
+    profile: Annotated[
+        str | None, option(panel=arguments.BOARD, help="Board profile that must match, by name or path.")
+    ] = None,
     batches: Annotated[
-        str, typer.Option(metavar="LEAST,CHOSEN,MOST", help="Of an engine; kernels are chosen for the middle one.")
+        str,
+        option(
+            panel=ENGINE,
+            metavar="LEAST,CHOSEN,MOST",
+            help="Images per inference that the engine takes; it is fastest with the middle number.",
+        ),
     ] = "1,1,8",
     workspace: Annotated[
-        int | None, typer.Option(help="MiB that kernels may be tried with.  [default: by what the board has free]")
+        int | None,
+        option(
+            panel=ENGINE,
+            help="Memory in MiB that TensorRT may try kernels with.  [default: by what the board has free]",
+        ),
     ] = None,
     optimization_level: Annotated[
-        int | None, typer.Option(help="0 to 5, of TensorRT 8.6 and newer.  [default: its own]")
+        int | None,
+        option(
+            panel=ENGINE, help="Effort of the build, 0 to 5, with TensorRT 8.6 and newer.  [default: TensorRT's own]"
+        ),
     ] = None,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Build the engine even if nothing has changed.")] = False,
+    rebuild: Annotated[
+        bool, option("--rebuild", panel=ENGINE, help="Build the engine even if nothing has changed.")
+    ] = False,
     engine_drop: Annotated[
-        float, typer.Option(help="Share of all images that the engine may lose against fp32.")
+        float,
+        option(panel=CHECKS, help="Loss of top-1 accuracy against fp32 that the engine may have: 0.01 is one point."),
     ] = 0.01,
-    engine_class_drop: Annotated[float, typer.Option(help="Share of any class that it may lose.")] = 0.05,
-    engine_agreement: Annotated[float, typer.Option(help="Share of images with fp32's top-1 required of it.")] = 0.98,
+    engine_class_drop: Annotated[
+        float,
+        option(panel=CHECKS, help="Loss of accuracy that the engine may have in any one class: 0.05 is five points."),
+    ] = 0.05,
+    engine_agreement: Annotated[
+        float, option(panel=CHECKS, help="Share of images on which the engine has to agree with fp32.")
+    ] = 0.98,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
@@ -73,6 +124,15 @@ def main(
             raise OptionError(f"--{name} is for an engine; give --trt, too")
     fixed = None if batch == "dynamic" else _count(batch)
     span = _three(batches)
+
+    from edgevit.export.request import check_export, check_judging
+
+    check_export(model, batch=fixed or "dynamic", opset=opset)  # before torch is imported
+    check_judging(data, part=split, max_images=max_images, batch_size=batch_size, device=device)
+    if profile is not None:
+        from edgevit.board.profiles import load_profile
+
+        load_profile(profile)
 
     from edgevit.export.gates import Tolerances
     from edgevit.export.onnx import export
@@ -162,7 +222,7 @@ def files_table(report: ExportReport) -> Table:
 
     table = Table(title=str(report.folder), title_justify="left")
     table.add_column("file")
-    for heading in ("MB", "logits off by", "top-1", "agrees with torch"):
+    for heading in ("MB", "relative error of logits", "top-1", "agrees with torch"):
         table.add_column(heading, justify="right")
     if checked := report.accuracy:
         table.caption = (

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def main(
-    profile: Annotated[str | None, typer.Argument(help="Name, or path of your own YAML file.  [default: all]")] = None,
+    profile: Annotated[
+        str | None, typer.Argument(help="Name of a profile, or path of your own YAML file.  [default: all are listed]")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """List the board profiles, or check one and show all of it; its JSON is the start of a profile of your own."""

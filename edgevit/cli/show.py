@@ -16,26 +16,31 @@ if TYPE_CHECKING:
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="Model folder, or the folder of a sweep.")],
+    folder: Annotated[Path, typer.Argument(help="Path of a model folder, or of the folder of a sweep.")],
     json: JsonFlag = False,
 ) -> None:
     """Show a model block by block, its classes, its accuracy (of a super-network, its slices'), and how it was made."""
-    from edgevit.cli.sweep import show_sweep
+    from edgevit.models.request import check_model_folder
+    from edgevit.sweep.record import RECORD as SWEEP
+    from edgevit.sweep.record import read_sweep
+
+    console = Console(json=json)
+    if (folder / SWEEP).is_file():
+        from edgevit.cli.sweep import show_sweep
+
+        found = read_sweep(folder)
+        show_sweep(console, folder, found)
+        console.result(asdict(found))
+        return
+    check_model_folder(folder)  # before torch is imported
+
     from edgevit.cli.tables import accuracy_table, blocks_table, classes_line, rejection_table
     from edgevit.derive.slices import RECORD, read_supernet
     from edgevit.errors import CheckpointError
     from edgevit.folder.derivation import DERIVATION, read_derivation
     from edgevit.folder.model import MEND
     from edgevit.models.checkpoint import load
-    from edgevit.sweep.record import RECORD as SWEEP
-    from edgevit.sweep.record import read_sweep
 
-    console = Console(json=json)
-    if (folder / SWEEP).is_file():
-        found = read_sweep(folder)
-        show_sweep(console, folder, found)
-        console.result(asdict(found))
-        return
     model = load(folder)
     record = read_derivation(folder)
     if record is not None and (fault := record.fault(model.spec)):
@@ -49,7 +54,8 @@ def main(
     console.show(f"{spec.timm_name}, {classes if spec.classes else f'{spec.base.outputs} outputs'}")
     fusable = sum(b.fusable for b in spec.blocks)
     console.show(
-        f"attention of a fusable shape in {fusable} of {len(spec.blocks)} blocks; base {spec.base.weights_sha256[:12]}"
+        f"TensorRT can fuse the attention of {fusable} of {len(spec.blocks)} blocks; the base's weights have sha256 "
+        f"{spec.base.weights_sha256[:12]}..."
     )
     if supernet is not None:
         console.show(curve_table(supernet))

@@ -1,39 +1,53 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from edgevit.cli import arguments
+from edgevit.cli.arguments import OUTPUT, SHAPE, TRAINING, option
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 
 
 def main(
-    base: Annotated[str, typer.Argument(help="timm name, such as deit_base_patch16_224, or a model folder.")],
-    out: Annotated[Path, typer.Option(help="Folder to write; it must not exist.")],
-    data: arguments.Data,
-    classes: arguments.Classes = None,
+    base: arguments.Base,
+    *,
     checkpoint: arguments.Checkpoint = None,
     pretrained: arguments.Pretrained = False,
     model_arg: arguments.ModelArg = None,
+    data: arguments.Data,
+    classes: arguments.Classes = None,
     base_classes: arguments.BaseClasses = None,
+    validation_fraction: arguments.ValidationFraction = 0.1,
+    skip_bad_images: arguments.SkipBadImages = False,
+    accept_weak_base: arguments.AcceptWeakBase = False,
     mean: arguments.Mean = None,
     std: arguments.Std = None,
     crop_pct: arguments.CropPct = None,
     interpolation: arguments.Interpolation = None,
-    rate: Annotated[
-        float, typer.Option(help="Share of the MACs that the smallest slice lacks.", rich_help_panel=arguments.SHAPE)
+    smallest: Annotated[
+        float,
+        option(
+            "--smallest-rate",
+            panel=SHAPE,
+            help="How much smaller than the base the smallest slice is, in MACs: 0.75 leaves a quarter.",
+        ),
     ] = 0.75,
-    shape: arguments.Shape = "fused",
-    ffn_multiple: arguments.FfnMultiple = None,
+    rate: Annotated[
+        float | None, option("--rate", panel=SHAPE, help="Earlier name of --smallest-rate.", hidden=True)
+    ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="supernet.OPTION=VALUE", help="Repeatable.", rich_help_panel=arguments.SHAPE),
+        option(
+            "--set",
+            panel=SHAPE,
+            metavar="supernet.OPTION=VALUE",
+            help="How it is made, such as supernet.points=5; edgevit methods supernet lists all; repeatable.",
+        ),
     ] = None,
+    shape: arguments.Shape = "fused",
+    ffn_multiple: arguments.FfnMultiple = None,
     steps: Annotated[
         int | None,
-        typer.Option(help="Optimiser steps; supernet.epochs passes if left out.", rich_help_panel=arguments.TRAINING),
+        option(panel=TRAINING, help="Number of optimiser steps.  [default: supernet.epochs passes over the images]"),
     ] = None,
     batch_size: arguments.BatchSize = 256,
     lr: arguments.LearningRate = 1e-4,
@@ -45,15 +59,17 @@ def main(
     augment: arguments.Augment = "crop",
     evaluations: Annotated[
         int,
-        typer.Option(help="How often the whole and the smallest are looked at.", rich_help_panel=arguments.TRAINING),
+        option(
+            panel=TRAINING, help="Number of accuracy checks of the whole network and its smallest slice in training."
+        ),
     ] = 10,
     device: arguments.Device = "auto",
     workers: arguments.Workers = 0,
-    seed: int = 42,
-    validation_fraction: arguments.ValidationFraction = 0.1,
-    skip_bad_images: arguments.SkipBadImages = False,
-    accept_weak_base: arguments.AcceptWeakBase = False,
-    resume: Annotated[bool, typer.Option(help="Go on with an interrupted training.")] = False,
+    seed: arguments.Seed = 42,
+    out: arguments.Out,
+    resume: Annotated[
+        bool, option("--resume", panel=OUTPUT, help="Go on with an interrupted training, from its last saved step.")
+    ] = False,
     overwrite: arguments.Overwrite = False,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
@@ -70,7 +86,7 @@ def main(
         data=data,
         out=out,
         classes=classes,
-        rate=rate,
+        rate=smallest if rate is None else rate,
         options=parse_assignments("supernet", set_ or ()),
         shape=shape,
         ffn_multiple=ffn_multiple,

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgevit.cli import arguments
+from edgevit.cli.arguments import option
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+from edgevit.derive import method_names
 from edgevit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -20,38 +22,63 @@ COARSE = 0.05  # half an interval: a sweep on so few images tells little
 
 def main(
     context: typer.Context,
-    base: Annotated[str, typer.Argument(help="timm name, such as deit_base_patch16_224, or a model folder.")],
-    data: arguments.Data,
-    out: Annotated[Path, typer.Option(help="Folder for the models; an earlier sweep in it is gone on with.")],
-    classes: arguments.Classes = None,
-    rates: Annotated[str, typer.Option(help="Shares of the MACs to remove, comma-separated.")] = "0.5,0.7,0.8,0.9,0.95",
+    base: arguments.Base,
+    *,
     checkpoint: arguments.Checkpoint = None,
     pretrained: arguments.Pretrained = False,
     model_arg: arguments.ModelArg = None,
+    data: arguments.Data,
+    classes: arguments.Classes = None,
     base_classes: arguments.BaseClasses = None,
+    split: Annotated[
+        str,
+        option(
+            panel=arguments.DATA,
+            help="Part of the images to judge on: validation, or test where validation has too few images.",
+        ),
+    ] = "validation",
+    skip_bad_images: arguments.SkipBadImages = False,
+    accept_weak_base: arguments.AcceptWeakBase = False,
     mean: arguments.Mean = None,
     std: arguments.Std = None,
     crop_pct: arguments.CropPct = None,
     interpolation: arguments.Interpolation = None,
+    rates: Annotated[
+        str, option(panel="Budget", help="Shares of the base's MACs to remove, separated by commas.")
+    ] = "0.5,0.7,0.8,0.9,0.95",
     method: Annotated[
-        str, typer.Option(help="Method, without training: see edgevit methods.", rich_help_panel=arguments.SHAPE)
+        str,
+        option(
+            panel=arguments.SHAPE,
+            help=f"How the models are derived, without training: {', '.join(method_names())}; see edgevit methods.",
+        ),
     ] = "forge",
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="METHOD.OPTION=VALUE", help="Repeatable.", rich_help_panel=arguments.SHAPE),
+        option(
+            "--set",
+            panel=arguments.SHAPE,
+            metavar="METHOD.OPTION=VALUE",
+            help="Option of the method, such as forge.drop_blocks=no; edgevit methods METHOD lists all; repeatable.",
+        ),
     ] = None,
     shape: arguments.Shape = "fused",
     ffn_multiple: arguments.FfnMultiple = None,
-    split: Annotated[
-        str, typer.Option(help="Part of the data to judge on: validation, or test where that has too few images.")
-    ] = "validation",
-    batch_size: Annotated[int, typer.Option(help="Images per pass; give derive the same to share its work.")] = 256,
+    batch_size: Annotated[
+        int,
+        option(
+            panel=arguments.COMPUTING, help="Images per pass; give derive the same number, so that it shares the work."
+        ),
+    ] = 256,
     device: arguments.Device = "auto",
     workers: arguments.Workers = 0,
-    seed: int = 42,
-    skip_bad_images: arguments.SkipBadImages = False,
-    accept_weak_base: arguments.AcceptWeakBase = False,
-    cache: Annotated[bool, typer.Option(help="Use and keep what derivations can share: edgevit cache.")] = True,
+    seed: arguments.Seed = 42,
+    cache: Annotated[
+        bool, option(panel=arguments.COMPUTING, help="Use and keep what derivations can share; edgevit cache shows it.")
+    ] = True,
+    out: Annotated[
+        Path, option(panel=arguments.OUTPUT, help="Folder for the models; an earlier sweep in it is gone on with.")
+    ],
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,

@@ -22,7 +22,8 @@ def blocks_table(model: Model, record: dict[str, Any] | None) -> Table:
 
     spec = model.spec
     geometry = load_family(spec.family).geometry(model.network)
-    table = Table("block", "heads", "qk", "vo", "ffn", "MACs", "of the base")
+    title = "heads, their widths for queries and keys (QK) and for values (VO), and FFN neurons: now/in the base"
+    table = Table("block", "heads", "QK", "VO", "FFN", "MACs", "of the base's", title=title, title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
 

@@ -11,9 +11,9 @@ from edgevit.data.classes import base_list, base_order, imagenet_names, listed, 
 from edgevit.data.sources import open_source
 from edgevit.derive import surgery
 from edgevit.derive.card import base_card
+from edgevit.derive.request import BaseRequest
 from edgevit.errors import DataError
 from edgevit.folder.model import ClassLabel
-from edgevit.folder.writing import refuse_existing
 from edgevit.models.checkpoint import Model, derived_spec, open_base, save
 
 
@@ -28,6 +28,7 @@ def base(
     model_args: Mapping[str, Any] | None = None,
     preprocessing: Mapping[str, Any] | None = None,
     base_classes: str | Path | Sequence[str] | None = None,
+    overwrite: bool = False,
 ) -> Model:
     """Write a base as the model folder `out`: all its outputs, or with `classes` those alone, as a derived model's.
 
@@ -37,21 +38,41 @@ def base(
     Raises:
         EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
     """
-    out = Path(out)
-    refuse_existing(out)
+    request = BaseRequest(
+        name=name,
+        out=Path(out),
+        data=data,
+        classes=classes,
+        checkpoint=checkpoint,
+        pretrained=pretrained,
+        model_args=model_args or {},
+        preprocessing=preprocessing or {},
+        base_classes=base_classes,
+        overwrite=overwrite,
+    )
+    return run(request)
+
+
+def run(request: BaseRequest) -> Model:
+    """Do what is asked; `base` says what is raised."""
+    request.check()
     opened = open_base(
-        name, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args, preprocessing=preprocessing
+        request.name,
+        checkpoint=request.checkpoint,
+        pretrained=request.pretrained,
+        model_args=request.model_args,
+        preprocessing=request.preprocessing,
     )
     outputs = opened.spec.timm_args["num_classes"]
-    found = open_source(data).class_names if data is not None else None
-    given = base_list(base_classes, found or (), outputs) or opened.spec.output_names
+    found = open_source(request.data).class_names if request.data is not None else None
+    given = base_list(request.base_classes, found or (), outputs) or opened.spec.output_names
     found = found or given
-    if classes is None:
+    if request.classes is None:
         names = _all_names(given, found, outputs)
         model = Model(opened.network, replace(opened.spec, classes=names) if names else opened.spec)
     else:
-        model = _restricted(opened, classes, given, found)
-    save(model, out, {"README.md": base_card(out.name, model.spec)})
+        model = _restricted(opened, request.classes, given, found)
+    save(model, request.out, {"README.md": base_card(request.out.name, model.spec)}, overwrite=request.overwrite)
     return model
 
 

@@ -27,6 +27,7 @@ from edgevit.derive.cache import Cache, cache_folder
 from edgevit.derive.card import model_card
 from edgevit.derive.cost_table import load_cost_table
 from edgevit.derive.distill import refuse_untaught
+from edgevit.derive.estimate import estimate, shown
 from edgevit.derive.options import make_config
 from edgevit.derive.problem import Problem, Stopwatch, finetuned_base
 from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_rejection_images
@@ -134,6 +135,8 @@ def _baselines(wanted: _Wanted, problem: Problem) -> dict[str, Any]:
     taken = asdict(STATE.json(file, Baselines)) if file.is_file() else {}
     if "base_full_head" not in taken:
         problem.progress.note(f"baselines on {len(task.test)} test images")
+        told = estimate(problem, wanted.config, finetune_base=wanted.finetune_base).told()
+        problem.progress.note(f"the whole takes {told}")
         with problem.stopwatch.stage("baselines"):
             seen = _base_accuracy(wanted.base.network, problem)
         full = {**seen.to_dict(), "top1": seen.top1_full, "per_class": None}
@@ -174,7 +177,8 @@ def _base_accuracy(base: nn.Module, problem: Problem) -> Accuracy:
     key = {**problem.identity, "test": task.test.content_sha256(), "precision": problem.training.precision}
 
     def take() -> dict[str, Tensor]:
-        seen = evaluate(base, task.test, task.base_columns, names, problem.compute)
+        with shown(base, problem.progress, "baselines", len(problem.compute.share(task.test))):
+            seen = evaluate(base, task.test, task.base_columns, names, problem.compute)
         return {"counts": torch.tensor([seen.total, seen.restricted, seen.full])}
 
     return from_counts(names, problem.cache.tensors("baselines", key, take)["counts"])
@@ -448,7 +452,8 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool)
         derived = load_method(wanted.method).derive(problem, wanted.config)
         with problem.stopwatch.stage("evaluation"):
             task, compute = problem.task, problem.compute
-            accuracy = evaluate(derived.network, task.test, problem.columns, task.class_names, compute)
+            with shown(derived.network, problem.progress, "test the model", len(compute.share(task.test))):
+                accuracy = evaluate(derived.network, task.test, problem.columns, task.class_names, compute)
         rule, rejected = None, None
         if wanted.rejection is not None:
             with problem.stopwatch.stage("rejection"):

@@ -142,7 +142,7 @@ def purify(problem: Problem, how: Purification) -> list[Tensor]:
         problem.history.rewind("purify", -1)  # an interrupted one begins anew
     network.eval()
     look(0, [torch.ones_like(mask).detach() for mask in state.masks])
-    with _frozen(network), problem.progress.stage("purify", how.steps, "step") as stage:
+    with _frozen(network), problem.progress.stage("masks of neurons", how.steps, "step") as stage:
         for step, (images, labels) in enumerate(batches, 1):
             with masked(network, state.binary()):
                 logits = network(images.to(compute.device))

@@ -1,4 +1,4 @@
-"""What is asked of `derive` and `supernet`: frozen records, which the command line and Python build alike.
+"""What is asked of `derive`, `supernet` and `base`: frozen records, which the command line and Python build alike.
 
 `check` refuses, before torch is imported and anything is read, whatever names, numbers, paths and listings can tell.
 What takes the base or the images to tell, such as whether a budget is within reach, is refused where they are opened.
@@ -30,8 +30,31 @@ NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget
 
 
 @dataclass(frozen=True, kw_only=True)
+class BaseRequest:
+    """What `edgevit.base` is asked."""
+
+    name: str | Path
+    out: Path
+    data: str | Path | None = None
+    classes: str | Path | Sequence[str | int] | None = None
+    checkpoint: str | Path | None = None
+    pretrained: bool = False
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    base_classes: str | Path | Sequence[str] | None = None
+    overwrite: bool = False
+
+    def check(self) -> None:
+        """Refuse what cannot be done; see `edgevit.base` for what is raised."""
+        refuse_existing(self.out, overwrite=self.overwrite)
+        check_base(self.name, checkpoint=self.checkpoint, pretrained=self.pretrained, model_args=self.model_args)
+        if self.data is not None:
+            check_data(self.data, self.classes, self.base_classes)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
-    """What both are asked."""
+    """What `edgevit.derive` and `edgevit.supernet` are both asked."""
 
     base: str | Path | None
     data: str | Path | None

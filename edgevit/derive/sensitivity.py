@@ -79,11 +79,13 @@ def measure_sensitivity(
     seed: int = 0,
     columns: Sequence[int],
     progress: Progress,
+    stage: str = "sensitivity",
 ) -> list[Sensitivity]:
     """Take the sensitivities of every block in the network's own basis: rotate heads first to learn of directions.
 
     Args:
         columns: for each target class, its column in the logits: answers are among these.
+        stage: what progress calls it.
 
     Raises:
         DataError: one is not finite.
@@ -100,7 +102,7 @@ def measure_sensitivity(
         return lambda i, inputs, output: setattr(seen[i], name, inputs[0] if given else output)
 
     done = 0
-    with ExitStack() as stack, progress.stage("sensitivity", len(images), "image") as stage:
+    with ExitStack() as stack, progress.stage(stage, len(images), "image") as shown:
         outputs = family.attention_outputs(network)
         stack.enter_context(observed(family.projections(network), keep("qkv")))
         stack.enter_context(observed(outputs, keep("heads", given=True)))
@@ -118,7 +120,7 @@ def measure_sensitivity(
                 seen[i] = _Seen(*[torch.empty(0)] * 4)
             del logits, target
             done += len(batch)
-            stage.update(done)
+            shown.update(done)
     found = [total.map(lambda t: (t / done).cpu()) for total in sums if total is not None]
     for i, mean in enumerate(found):
         if not all(torch.isfinite(t).all() for t in vars(mean).values()):

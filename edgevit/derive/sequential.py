@@ -178,7 +178,7 @@ def solve_in_sequence(
     slim.to(device).eval()
     streams = _Streams(base, images, batch_size, workers, device)
     ends = [*kept[1:], len(by_token)]
-    with progress.stage("closed form", len(kept), "block") as stage:
+    with progress.stage("solve block by block", len(kept), "block") as stage:
         for position, (first, end) in enumerate(zip(kept, ends, strict=True)):
             layers = range(first, end)
             _solve_layer(base, slim, streams, layers, position, by_token[first], ridge, reduce)

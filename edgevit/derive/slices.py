@@ -107,7 +107,7 @@ class SuperNet:
             raise BudgetError(
                 f"{given[0]} {asked} asks for {readable(limit)} {quantity_name(quantity)}, and {self.folder} has "
                 f"slices of {readable(least)} (rate {1 - least / largest:.3f}) to just under {readable(largest)} "
-                f"(rate 0); ask for one of these, or make one for smaller slices: edgevit supernet --rate"
+                f"(rate 0); ask for one of these, or make one for smaller slices: edgevit supernet --smallest-rate"
             )
 
     def classes(self, spec: ModelSpec, classes: Classes) -> tuple[TargetClass, ...]:

@@ -198,7 +198,7 @@ def calibrate(
         observed(family.ffn_activations(network), lambda i, _, output: sums[i].see_hidden(output)),
         observed(family.attention_inputs(network) if factorisation != "weights" else [], see_input),
         nullcontext() if weighted else torch.no_grad(),
-        progress.stage("statistics", len(images), "image") as stage,
+        progress.stage("statistics of activations", len(images), "image") as stage,
     ):
         target = torch.as_tensor(columns, device=device)
         for batch, labels in images.batches(batch_size, workers):

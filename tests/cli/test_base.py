@@ -87,5 +87,5 @@ def test_derive_names_the_command_that_writes_its_base(given: list[str], edgevit
 def test_a_budget_that_removes_nothing_is_refused_with_the_command_for_it(
     given: list[str], edgevit_main: Any, tmp_path: Path, budget: tuple[str, str]
 ) -> None:
-    refused = edgevit_main("derive", *given, "--data", "digits", *budget, "--out", tmp_path / "x")
+    refused = edgevit_main("derive", *given, "--data", "digits", *budget, "--out", tmp_path / "x", "-q")
     assert "use `edgevit base`" in refused.error

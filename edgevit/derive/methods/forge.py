@@ -130,7 +130,7 @@ def _images(problem: Problem, count: int) -> Split:
     return problem.compute.share(problem.task.train.subset(count))
 
 
-def _sensitivities(problem: Problem, config: Config, network: nn.Module) -> list[Sensitivity]:
+def _sensitivities(problem: Problem, config: Config, network: nn.Module, stage: str) -> list[Sensitivity]:
     tokens: int = family_of(network).geometry(network).tokens
     found = measure_sensitivity(
         network,
@@ -141,6 +141,7 @@ def _sensitivities(problem: Problem, config: Config, network: nn.Module) -> list
         seed=problem.training.seed,
         columns=problem.columns,
         progress=problem.progress,
+        stage=stage,
     )
     return [s.map(problem.compute.mean_on_cpu) for s in found]
 
@@ -182,7 +183,7 @@ def _make_curves(problem: Problem, config: Config) -> list[_Block]:
     by_token = None
     if by_loss:
         with problem.stopwatch.stage("sensitivity"):
-            by_token = [s.by_token for s in _sensitivities(problem, config, network)]
+            by_token = [s.by_token for s in _sensitivities(problem, config, network, "worth of tokens")]
     with problem.stopwatch.stage("statistics"):
         taken = calibrate(
             network,
@@ -204,7 +205,10 @@ def _make_curves(problem: Problem, config: Config) -> list[_Block]:
         parts = zip(blocks, spectra.qk, spectra.vo, strict=True)
         felt = [_blind(tokens, len(b.w2), qk, vo) for b, qk, vo in parts]
     made = []
-    with problem.stopwatch.stage("closed_form"), problem.progress.stage("curves", len(blocks), "block") as stage:
+    with (
+        problem.stopwatch.stage("closed_form"),
+        problem.progress.stage("order of neurons", len(blocks), "block") as stage,
+    ):
         for i, (block, s) in enumerate(zip(blocks, statistics, strict=True)):
             assert s.hidden is not None
             # the error of W_2 in the metric of the loss is the plain error of R W_2
@@ -240,7 +244,7 @@ def _felt(
         whole = surgery.narrow_attention(blocks, [b.dims for b in blocks], moments, spectra)
         rotated = surgery.rebuild(problem.network, whole)
     with problem.stopwatch.stage("sensitivity"):
-        return _sensitivities(problem, config, rotated)
+        return _sensitivities(problem, config, rotated, "worth of attention's directions")
 
 
 def _blind(tokens: int, embed: int, qk: Spectrum, vo: Spectrum) -> Sensitivity:
@@ -287,7 +291,7 @@ def _measured(problem: Problem, narrow: nn.Module, images: Split) -> Tensor:
     layers, others = family.layers(network), family.layers(narrow)
     losses = torch.zeros(2, len(layers), dtype=torch.float64)
     done = 0
-    with problem.progress.stage("measured losses", len(images), "image") as stage:
+    with problem.progress.stage("loss without each block", len(images), "image") as stage:
         for batch, _ in images.batches(min(compute.batch_size, 64), problem.training.workers):
             tokens = [family.first_tokens(network, batch.to(compute.device))]
             for layer in layers:

@@ -197,7 +197,7 @@ def _removals(problem: Problem, config: Config, start: _Start) -> list[Removal]:
 
     def by_cost() -> dict[str, Tensor]:
         made: dict[str, Tensor] = {}
-        with problem.progress.stage("removal order", len(start.blocks), "block") as stage:
+        with problem.progress.stage("order of neurons", len(start.blocks), "block") as stage:
             for i, (block, s) in enumerate(zip(start.blocks, start.statistics, strict=True)):
                 assert s.hidden is not None
                 removal = removal_order(block.w2, s.hidden, refittable_mean(block, s.mean), ridge=config.ridge)

@@ -146,7 +146,7 @@ def _decide(problem: Problem, config: Config, statistics: list[BlockStatistics])
     generator = torch.Generator().manual_seed(problem.training.seed)
     clusters = []
     blocks = family_of(problem.network).read(problem.network)
-    with problem.progress.stage("clustering", len(blocks), "block") as stage:
+    with problem.progress.stage("clusters of neurons", len(blocks), "block") as stage:
         for i, (block, new, s) in enumerate(zip(blocks, dims, statistics, strict=True)):
             labels = cluster_neurons(block, new.ffn, problem.training.seed)
             clusters.append(make_clusters(labels, _scores(s, config, generator)))

@@ -1,0 +1,102 @@
+"""About how long a derivation will take, said before it begins; and how far a pass over images is.
+
+A few images are timed through the base, and everything else is counted in passes of one image: forwards, and backwards
+at twice their cost. That leaves out what does not grow with the images, such as decompositions, and what the cache has:
+an estimate to decide by whether to wait or to come back, good to a factor of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgevit.derive.problem import Problem
+from edgevit.models.families import family_of
+from edgevit.progress import Progress
+
+TIMED = 8  # images; the first batch of them only warms up
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of each part."""
+
+    baselines: float
+    measuring: float
+    training: float
+
+    def told(self) -> str:
+        """The parts, rounded as an estimate should be."""
+        parts = {name: seconds for name, seconds in vars(self).items() if seconds > 0}
+        shown = ", ".join(f"{_rounded(seconds)} for {name}" for name, seconds in parts.items())
+        return f"about {_rounded(sum(parts.values()))}: {shown}; less where the cache has it"
+
+
+def _rounded(seconds: float) -> str:
+    """Seconds below a minute and a half, then minutes, then hours."""
+    for limit, unit, size in ((90, "s", 1), (5400, "min", 60)):
+        if seconds < limit:
+            return f"{max(round(seconds / size), 1)} {unit}"
+    return f"{seconds / 3600:.1f} h"
+
+
+def estimate(problem: Problem, config: Any, *, finetune_base: bool) -> Estimate:
+    """Time a few images through the base, and count what each part does with how many."""
+    read, forward = _time(problem)
+    task, training, depth = problem.task, problem.training, len(family_of(problem.network).layers(problem.network))
+    seen = (training.steps or 0) * training.batch_size
+    slim, taught = 1 - problem.budget.rate, getattr(config, "teacher", "none") != "none"
+    looks = min(training.evaluations, training.steps or 0) * len(task.validation)
+    learning = seen * (read + forward * (3 * slim + taught)) + looks * (read + forward * slim)
+    # Of the methods' own options: images that moments are taken from and solved for, and those that gradients are
+    # taken of and whose loss is measured without each block; and purification's masks, which train the base.
+    solved, felt = (getattr(config, name, 0) for name in ("calibration_images", "sensitivity_images"))
+    masked = getattr(config, "purification_steps", 0) * getattr(config, "purification_batch", 0)
+    measuring = solved * (read + 4 * forward) + felt * (read + (6 + depth) * forward) + masked * (read + 3 * forward)
+    whole = 2 * len(task.test) * (read + forward) + finetune_base * seen * (read + 3 * forward)
+    processes = problem.compute.accelerator.num_processes
+    return Estimate(*(seconds / processes for seconds in (whole, measuring, learning)))
+
+
+def _time(problem: Problem) -> tuple[float, float]:
+    """Seconds to read one image, and to classify one."""
+    network, device = problem.network.to(problem.compute.device).eval(), problem.compute.device
+
+    def classify(images: torch.Tensor) -> float:
+        began = monotonic()
+        network(images).sum().item()  # which waits for the device
+        return monotonic() - began
+
+    began = monotonic()
+    images, _ = next(iter(problem.task.train.subset(TIMED).batches(TIMED)))
+    read = monotonic() - began
+    with torch.inference_mode(), problem.compute.accelerator.autocast():
+        images = images.to(device)
+        classify(images)
+        forward = classify(images)
+    workers = max(problem.training.workers, 1)
+    return read / len(images) / workers, forward / len(images)
+
+
+@contextmanager
+def shown(network: nn.Module, progress: Progress, name: str, images: int) -> Iterator[None]:
+    """Show how many images a network has seen while the block runs."""
+    done = 0
+    with progress.stage(name, images, "image") as stage:
+
+        def count(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            nonlocal done
+            done += len(inputs[0])
+            stage.update(done)
+
+        handle = network.register_forward_hook(count)
+        try:
+            yield
+        finally:
+            handle.remove()

@@ -1,0 +1,70 @@
+"""Every option of every command is explained by a plain sentence, in a panel that says what it is about."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import typer
+
+from edgevit.cli.app import app
+from edgevit.derive import method_names
+
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+OPTIONS = [
+    pytest.param(parameter, id=f"{name} {parameter.opts[0]}")
+    for name, command in COMMANDS.items()
+    for parameter in command.params
+    if parameter.param_type_name == "option" and not parameter.hidden
+]
+
+RIDDLES = (
+    "have met", "both accuracies", "central share", "as measured", "slice lacks", "derive/methods/", "instead of its",
+    "looked at", "print it", "third baseline: ", "at least.",
+)  # fmt: skip
+NO_SENTENCE = re.compile(r"^(of|for the|instead|such as|within|before|repeatable)\b", re.IGNORECASE)
+
+
+def sentence(parameter: Any) -> str:
+    """The help without the default that is written behind it by hand."""
+    return re.sub(r"  \[default: .+\]$", "", parameter.help or "")
+
+
+@pytest.mark.parametrize("parameter", OPTIONS)
+def test_every_option_is_a_plain_sentence_in_a_named_panel(parameter: Any) -> None:
+    text = sentence(parameter)
+    assert text.endswith(".") and len(text.split()) > 2, text
+    assert text[0].isupper() and not NO_SENTENCE.match(text), text
+    assert not [riddle for riddle in RIDDLES if riddle in text.lower()], text
+    assert parameter.rich_help_panel not in (None, "Options"), text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_argument_is_explained(name: str) -> None:
+    command = COMMANDS[name]
+    assert command.help and command.help.splitlines()[0].endswith(".")
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            assert sentence(parameter).endswith("."), parameter.name
+
+
+def test_derive_names_its_methods_and_how_to_see_their_options() -> None:
+    helps = {parameter.opts[0]: parameter.help for parameter in COMMANDS["derive"].params if hasattr(parameter, "help")}
+    assert all(name in helps["--method"] for name in method_names())
+    assert "edgevit methods METHOD" in helps["--set"] and "edgevit methods supernet" in next(
+        p.help for p in COMMANDS["supernet"].params if p.opts[0] == "--set"
+    )
+
+
+def test_the_list_that_decides_everything_stands_beside_the_data() -> None:
+    order = [parameter.opts[0] for parameter in COMMANDS["derive"].params]
+    data = order.index("--data")
+    assert order[data : data + 3] == ["--data", "--classes", "--base-classes"]
+
+
+def test_an_earlier_spelling_goes_on_working_unseen(edgevit_main: Any) -> None:
+    assert "--rate" not in edgevit_main("supernet", "--help").out.replace("--smallest-rate", "")
+    for spelling in ("--rate", "--smallest-rate"):
+        error = edgevit_main("supernet", "vit", "--data", "digits", "--out", "o", spelling, "2").error
+        assert "--rate 2 is not between 0 and 1" in error
