@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+ONE_PRESS_S = 1.0
 
 
 @contextmanager
@@ -27,3 +30,39 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class StopAsked:
+    """Whether Ctrl-C was pressed; a second press stops at once.
+
+    Signals in quick succession are one press: `timeout` and service managers ask each process, and so does its parent.
+    """
+
+    def __init__(self) -> None:
+        self.asked_s: float | None = None
+
+    @property
+    def asked(self) -> bool:
+        return self.asked_s is not None
+
+    def __call__(self, signum: int, frame: object) -> None:
+        now = time.monotonic()
+        if self.asked_s is None:
+            self.asked_s = now
+        elif now - self.asked_s > ONE_PRESS_S:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def stop_when_asked() -> Iterator[StopAsked]:
+    """While the block runs, let it be seen that it was asked to stop; what does not look goes on to its end."""
+    stop = StopAsked()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

@@ -44,6 +44,7 @@ from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import Model, derived_spec, open_base, save, tensors_sha256
 from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
+from edgevit.signals import stop_when_asked
 
 
 @dataclass(frozen=True)
@@ -485,7 +486,8 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool)
             "history.jsonl": "".join(json.dumps(line) + "\n" for line in problem.history.lines),
             "README.md": model_card(out.name, spec, record),
         }
-        save(model, out, extra, overwrite=overwrite)
-        shutil.rmtree(problem.folder, ignore_errors=True)
+        with stop_when_asked():  # too late to stop: a model that is there has no unfinished folder beside it
+            save(model, out, extra, overwrite=overwrite)
+            shutil.rmtree(problem.folder, ignore_errors=True)
     problem.compute.wait()
     return Derivation(out, model, record, problem.compute.is_main)

@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -36,13 +34,13 @@ from edgevit.errors import Interrupted, OptionError, TrainingError, UnfinishedEr
 from edgevit.folder.writing import file_sha256, sync, write_whole, writing
 from edgevit.models.device import find_device
 from edgevit.progress import Progress
+from edgevit.signals import StopAsked, stop_when_asked
 
 Keep = Literal["last", "best"]
 
 MET = 0.002  # trained and pruned accuracy count as met within this
 PROGRESS = "progress.json"
 IGNORED = -100  # the target that cross_entropy passes over
-ONE_PRESS_S = 1.0
 PATIENCE = 3  # evaluations in which they must have met, and the best not improved, before training stops
 
 
@@ -253,41 +251,6 @@ def learning_rate(training: Training, step: int, steps: int) -> float:
         return training.lr
     share = (step - training.warmup_steps) / max(steps - training.warmup_steps, 1)
     return training.lr * 0.5 * (1 + math.cos(math.pi * share))
-
-
-class _StopAsked:
-    """Whether Ctrl-C was pressed; a second press stops at once.
-
-    Signals in quick succession are one press: `timeout` and service managers ask each process, and so does its parent.
-    """
-
-    def __init__(self) -> None:
-        self.asked_s: float | None = None
-
-    @property
-    def asked(self) -> bool:
-        return self.asked_s is not None
-
-    def __call__(self, signum: int, frame: object) -> None:
-        now = time.monotonic()
-        if self.asked_s is None:
-            self.asked_s = now
-        elif now - self.asked_s > ONE_PRESS_S:
-            raise KeyboardInterrupt
-
-
-@contextmanager
-def _stop_on_signal() -> Iterator[_StopAsked]:
-    stop = _StopAsked()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
 
 
 @dataclass
@@ -507,7 +470,7 @@ class _Run:
         if self.constraint is not None:
             self.constraint.load_state(parts["constraint"])
 
-    def asked_to_stop(self, stop: _StopAsked) -> bool:
+    def asked_to_stop(self, stop: StopAsked) -> bool:
         """Whether any process was; all must stop after the same step."""
         if self.compute.accelerator.num_processes == 1:
             return stop.asked
@@ -561,7 +524,7 @@ def train(
     every, log_every = max(math.ceil(steps / training.evaluations), 1), max(steps // 200, 1)
     done = first
     with ExitStack() as stack:
-        shown, stop = stack.enter_context(progress.stage(stage, steps, "step")), stack.enter_context(_stop_on_signal())
+        shown, stop = stack.enter_context(progress.stage(stage, steps, "step")), stack.enter_context(stop_when_asked())
         for watched in (constraint, lesson):
             if watched is not None:
                 stack.enter_context(watched.watch())

@@ -1,5 +1,6 @@
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 from small_base import ARGS, derive, press_ctrl_c_in_step, write_checkpoint
 
 import edgevit
+from edgevit.derive import pipeline
 from edgevit.derive.train import History, Meeting, learning_rate, open_compute, sample_order
 from edgevit.derive.training import Training
 from edgevit.errors import Interrupted, OptionError, TrainingError, UnknownNameError
@@ -190,3 +192,15 @@ def test_history_is_gone_on_with_after_an_interruption(tmp_path):
     assert again.lines == [{"stage": "purify", "step": 0}]
     again.add(stage="train", step=0)
     assert History(tmp_path / "history.jsonl").lines == again.lines
+
+
+def test_ctrl_c_while_the_model_is_written_comes_too_late(tmp_path, monkeypatch):
+    save = pipeline.save
+
+    def press_and_save(*of, **how):
+        os.kill(os.getpid(), signal.SIGINT)
+        save(*of, **how)
+
+    monkeypatch.setattr(pipeline, "save", press_and_save)
+    derive(write_checkpoint(tmp_path), tmp_path / "out", training={"steps": 1})
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["base.safetensors", "out"]
