@@ -49,8 +49,8 @@ def _write_beside(row: list[str], across: int, label: str) -> None:
     """Write a label to the right of its dot, or to the left; not at all where both are taken."""
     for start in (across + 2, across - 1 - len(label)):
         span = slice(start, start + len(label))
-        free = row[max(start - 1, 0) : start + len(label) + 1].count(" ") >= len(label) + 1
-        if start >= 0 and span.stop <= len(row) and free and not "".join(row[span]).strip():
+        around = row[max(start - 1, 0) : span.stop + 1]
+        if start >= 0 and span.stop <= len(row) and not "".join(around).strip():
             row[span] = label
             return
 

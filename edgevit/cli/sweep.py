@@ -164,11 +164,12 @@ def sweep_table(folder: Path, found: Sweep) -> Table:
     from edgevit.derive.budget import readable
 
     images = found.points[0].images if found.points else 0
+    figure = next((point.latency.figure for point in found.points if point.latency), "p50")
     table = Table(title=f"{folder}: no training; latency of one image on this machine's CPU", title_justify="left")
     table.add_column("model")
     for heading in (
         *("rate", f"top-1 on {images} {found.part} images (95 % interval)", "MACs", "parameters"),
-        *("p50 ms", "of the base's (95 % interval)"),
+        *(f"{figure} ms", "of the base's (95 % interval)"),
     ):
         table.add_column(heading, justify="right")
     for point in found.points:
@@ -187,7 +188,7 @@ def latency_cells(point: Point) -> tuple[str, str]:
         return "-", "-"
     known = measured.low is not None and measured.high is not None
     interval = f" ({measured.low:.2f} to {measured.high:.2f})" if known else ""
-    return three_digits(measured.p50_ms), f"{measured.ratio:.2f}{interval}" if point.rate is not None else ""
+    return three_digits(measured.ms), f"{measured.ratio:.2f}{interval}" if point.rate is not None else ""
 
 
 def sweep_drawing(found: Sweep) -> str:
@@ -196,7 +197,7 @@ def sweep_drawing(found: Sweep) -> str:
     from edgevit.derive.budget import readable
     from edgevit.report.runs import three_digits
 
-    costs = [point.latency.p50_ms if point.latency else None for point in found.points]
+    costs = [point.latency.ms if point.latency else None for point in found.points]
     measured = [cost for cost in costs if cost is not None]
     in_ms = len(measured) == len(found.points)
     costs_drawn = measured if in_ms else [float(point.macs) for point in found.points]

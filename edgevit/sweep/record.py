@@ -26,7 +26,8 @@ READER = Reader(SweepError, mend="remove it to sweep again: models that are ther
 class Latency:
     """Milliseconds of one image on this machine, measured in turns with the base."""
 
-    p50_ms: float
+    figure: str  # "p50"; or "mean", which alone can be judged where other programs were busy
+    ms: float
     ratio: float  # to the base's
     low: float | None  # of its 95 % interval; None: it has none
     high: float | None

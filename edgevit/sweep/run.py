@@ -23,7 +23,7 @@ from edgevit.folder.lock import alone_in
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import load
 from edgevit.progress import Progress, Silent, Stage
-from edgevit.report.runs import compare_within
+from edgevit.report.runs import compare_within, decisive
 from edgevit.sweep.record import (
     BASE,
     RATES,
@@ -252,12 +252,14 @@ def _measured(record: Sweep, work: _Work) -> Sweep:
     runs = bench_in_turns(models, CONDITIONS, rounds=ROUNDS, labels=labels, progress=work.progress).runs
     with writing(work.out):
         write_whole(work.out / RUNS, "".join(run.to_json() + "\n" for run in runs))
-    found = {c.after.split()[0]: c for c in compare_within(runs) if c.figure == "p50"}
+    found = {c.after.split()[0]: c for c in decisive(compare_within(runs))}
     for reason in sorted({reason for c in found.values() for reason in c.void}):
         work.progress.warn(f"latency: {reason}")
+    if any(c.figure == "mean" for c in found.values()):
+        work.progress.warn("other programs were busy: latencies are means, whose ratios hold all the same")
     first = next(iter(found.values()))
-    latencies = {BASE: Latency(first.before_value, 1.0, None, None)}
-    latencies |= {name: Latency(c.after_value, c.ratio, c.low, c.high) for name, c in found.items()}
+    latencies = {BASE: Latency(first.figure, first.before_value, 1.0, None, None)}
+    latencies |= {name: Latency(c.figure, c.after_value, c.ratio, c.low, c.high) for name, c in found.items()}
     points = tuple(replace(point, latency=latencies[point.folder]) for point in record.points)
     record = replace(record, points=points)
     write_sweep(work.out, record)

@@ -31,3 +31,10 @@ def test_a_terminal_without_unicode_gets_ascii(monkeypatch: pytest.MonkeyPatch) 
     plain = scatter(DOTS, ("0.1", "1 ms"))
     assert plain.isascii() and len(plain) == len(drawn)
     assert plain.count("*") == 2 and plain.count("o") == 1
+
+
+def test_labels_keep_apart_from_other_dots() -> None:
+    dots = [Dot(x, 0.5, f"{x:g}") for x in (10.0, 14.0, 30.0, 69.0)]
+    line = scatter([*dots, Dot(69.0, 0.1)], ("10", "69 ms")).splitlines()[0]
+    assert line.endswith("69 ●") and "● 30 " in line
+    assert [word for word in line.split() if word not in "●┤"] == ["50.0%", "┤●", "14", "30", "69"], "no room for 10"

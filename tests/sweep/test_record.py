@@ -13,7 +13,7 @@ from edgevit.sweep.record import Latency, Point, Sweep, read_sweep, write_sweep
 
 
 def point(rate: float | None, right: int, macs: int) -> Point:
-    latency = Latency(1.0, 0.5, 0.4, 0.6)
+    latency = Latency("p50", 1.0, 0.5, 0.4, 0.6)
     return Point("base" if rate is None else f"r{rate:g}", rate, right, 300, macs, macs // 20, latency)
 
 
