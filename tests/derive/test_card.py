@@ -17,7 +17,7 @@ PHOTO = Path(sklearn.datasets.__file__).parent / "images" / "china.jpg"  # 640 x
 
 def derived_and_exported(checkpoint, out, **options):
     given = {"classes": "3,5,8", "rate": 0.3, "data": "digits", "model_args": ARGS, "preprocessing": PREPROCESSING}
-    given |= {"method": "nuwa", "options": {"purification": "none"}, "cache": False}
+    given |= {"method": "nuwa", "options": {"purification": "none"}, "cache": False, "accept_weak_base": True}
     training = Training(**{**QUICK, "steps": 0})
     edgevit.derive("vit_tiny_patch16_224", checkpoint=checkpoint, out=out, training=training, **{**given, **options})
     edgevit.export(out, fp16=False, accuracy=False)
