@@ -115,7 +115,13 @@ WeightDecay = Annotated[float, option(panel=TRAINING, help="Weight decay of Adam
 Schedule = Annotated[
     str, option(panel=TRAINING, help="How the learning rate goes on: cosine (falls to 0) or constant.")
 ]
-WarmupSteps = Annotated[int, option(panel=TRAINING, help="Steps in which the learning rate rises to its highest.")]
+WarmupSteps = Annotated[
+    int | None,
+    option(panel=TRAINING, help="Steps in which the learning rate rises to its highest.  [default: the method's own]"),
+]
+ClipNorm = Annotated[
+    float, option(panel=TRAINING, help="Norm that a step's gradient is shortened to; 0 leaves gradients as they are.")
+]
 BatchSize = Annotated[
     int, option(panel=TRAINING, help="Images per optimiser step, over all processes and micro-batches.")
 ]

@@ -112,6 +112,7 @@ _WORDS = {
     "loss_collapse": "distance to anchors",
     "loss_rank": "tails of attention",
     "accuracy_trained": "accuracy",
+    "loss_validation": "validation loss",
     "accuracy_pruned": "accuracy once cut",
     "accuracy_anchor": "accuracy with masks",
     "kept_step": "best at step",

@@ -115,7 +115,16 @@ def main(
     lr: arguments.LearningRate = 1e-4,
     weight_decay: arguments.WeightDecay = 0.05,
     schedule: arguments.Schedule = "cosine",
-    warmup_steps: arguments.WarmupSteps = 0,
+    warmup_steps: arguments.WarmupSteps = None,
+    lr_by_loss: Annotated[
+        bool | None,
+        option(
+            "--lr-by-loss/--no-lr-by-loss",
+            panel=TRAINING,
+            help="Lower the learning rate where the model answers like its teacher already.  [default: the method's own]",
+        ),
+    ] = None,
+    clip_norm: arguments.ClipNorm = 0.0,
     grad_accum: arguments.GradAccum = 1,
     precision: arguments.Precision = "fp32",
     augment: arguments.Augment = "crop",
@@ -188,6 +197,8 @@ def main(
             weight_decay=weight_decay,
             schedule=schedule,  # type: ignore[arg-type]  # Training.check refuses others
             warmup_steps=warmup_steps,
+            lr_by_loss=lr_by_loss,
+            clip_norm=clip_norm,
             grad_accum=grad_accum,
             precision=precision,  # type: ignore[arg-type]
             device=device,

@@ -53,7 +53,8 @@ def main(
     lr: arguments.LearningRate = 1e-4,
     weight_decay: arguments.WeightDecay = 0.05,
     schedule: arguments.Schedule = "cosine",
-    warmup_steps: arguments.WarmupSteps = 0,
+    warmup_steps: arguments.WarmupSteps = None,
+    clip_norm: arguments.ClipNorm = 0.0,
     grad_accum: arguments.GradAccum = 1,
     precision: arguments.Precision = "fp32",
     augment: arguments.Augment = "crop",
@@ -102,6 +103,7 @@ def main(
             weight_decay=weight_decay,
             schedule=schedule,  # type: ignore[arg-type]  # Training.check refuses others
             warmup_steps=warmup_steps,
+            clip_norm=clip_norm,
             grad_accum=grad_accum,
             precision=precision,  # type: ignore[arg-type]
             device=device,

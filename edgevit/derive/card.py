@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from edgevit.data.accuracy import share_text
 from edgevit.derive.budget import readable
+from edgevit.folder.derivation import Facts
 from edgevit.folder.model import ModelSpec, Rejection
 
 _HERE = """With edgevit:
@@ -155,7 +157,7 @@ def model_card(name: str, spec: ModelSpec, record: dict[str, Any]) -> str:
 |---|---|---|---|
 {table}
 
-{_input(spec)} `derivation.json` says how it was made.
+{_input(spec)} `derivation.json` says how it was made: {_facts(record["facts"]).training_told()}.
 {other}
 ## Classify an image
 
@@ -201,3 +203,7 @@ def _input(spec: ModelSpec) -> str:
     p = spec.preprocessing
     return f"""Input: {p["input_size"]} (channels, height, width), crop {p["crop_pct"]}, {p["interpolation"]},
 mean {p["mean"]}, standard deviation {p["std"]}. MACs are what the papers call FLOPs."""
+
+
+def _facts(told: dict[str, Any]) -> Facts:
+    return Facts(**{f.name: told[f.name] for f in fields(Facts) if f.name in told})

@@ -88,11 +88,15 @@ class Lesson:
         """`loss_teacher`, and `loss_tokens` where it counts, of the batch that the network has just seen."""
         with torch.no_grad():
             taught = self.teacher(images)
-        columns = torch.as_tensor(self.columns, device=logits.device)
-        losses = {"loss_teacher": teacher_loss(logits[:, columns], taught[:, columns], self.distillation.temperature)}
+        losses = {"loss_teacher": self.teacher_loss(logits, taught)}
         if self.distillation.tokens > 0:
             losses["loss_tokens"] = token_loss(*self.final)
         return losses
+
+    def teacher_loss(self, logits: Tensor, taught: Tensor) -> Tensor:
+        """The teacher's part of the loss, given its own logits. Shapes: both [B, outputs]."""
+        columns = torch.as_tensor(self.columns, device=logits.device)
+        return teacher_loss(logits[:, columns], taught[:, columns], self.distillation.temperature)
 
     def total(self, losses: dict[str, Tensor]) -> Tensor:
         """The whole loss, from `loss_task` (CE) and what `losses` gave."""

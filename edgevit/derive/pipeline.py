@@ -35,7 +35,7 @@ from edgevit.derive.request import DeriveRequest
 from edgevit.derive.shape import Policy, check_reachable, make_policy
 from edgevit.derive.slices import SuperNet, read_supernet
 from edgevit.derive.train import Compute, History, close_compute, evaluate, open_compute
-from edgevit.derive.training import Training
+from edgevit.derive.training import Training, fill
 from edgevit.derive.unfinished import STATE, open_partial, partial_folder, remove_cheap
 from edgevit.errors import EdgeVitError, Interrupted, UnknownNameError
 from edgevit.folder.derivation import DERIVATION, SCHEMA
@@ -360,6 +360,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     if training.steps is None:
         steps = module.default_steps(config, budget.rate, len(task.train), training.batch_size)
         training = replace(training, steps=steps)
+    training = fill(training, gentle=getattr(module, "GENTLE", False))
     if request.unlabelled is not None:
         refuse_untaught(request.method, config, training.steps)
     wanted = _Wanted(

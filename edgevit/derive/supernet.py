@@ -35,7 +35,7 @@ from edgevit.derive.request import SupernetRequest
 from edgevit.derive.shape import Policy, check_reachable, make_policy
 from edgevit.derive.slices import RECORD, SCHEMA, Point, SuperNet, read_supernet
 from edgevit.derive.train import Compute, History, close_compute, evaluate, open_compute, train
-from edgevit.derive.training import Training
+from edgevit.derive.training import Training, fill
 from edgevit.derive.unfinished import open_partial, partial_folder, remove_cheap
 from edgevit.derive.wpac import concentrate
 from edgevit.errors import EdgeVitError, Interrupted, OptionError
@@ -236,7 +236,8 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
     steps = training.steps
     if steps is None:
         steps = ceil(config.epochs * len(task.train) / training.batch_size)
-    training = replace(training, steps=steps, early_stop=False)  # trained and smallest network need not meet
+    # The trained and the smallest network need not meet.
+    training = fill(replace(training, steps=steps, early_stop=False), gentle=False)
     compute = open_compute(training)
     made = _Making(
         str(request.base),

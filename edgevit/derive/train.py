@@ -11,9 +11,9 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -41,6 +41,7 @@ Keep = Literal["last", "best"]
 MET = 0.002  # trained and pruned accuracy count as met within this
 PROGRESS = "progress.json"
 IGNORED = -100  # the target that cross_entropy passes over
+RATE_OF_LOSS = 1e-3  # highest learning rate at a loss of 1 against the teacher, where the rate goes by the loss
 PATIENCE = 3  # evaluations in which they must have met, and the best not improved, before training stops
 
 
@@ -118,15 +119,24 @@ def evaluate(
     network: nn.Module, split: Split, columns: Sequence[int], names: Sequence[str], compute: Compute
 ) -> Accuracy:
     """Accuracy on one part, shared among the processes. Leaves the network in the mode it was in."""
-    was_training = network.training
-    network.to(compute.device).eval()
     counts = torch.zeros(3, len(names), dtype=torch.int64, device=compute.device)
     index = torch.as_tensor(columns, device=compute.device)
+
+    def count(logits: Tensor, labels: Tensor) -> None:
+        counts.add_(count_correct(logits, labels, index))
+
+    _classify(network, split, compute, count)
+    return from_counts(names, compute.accelerator.reduce(counts, reduction="sum").cpu())
+
+
+def _classify(network: nn.Module, split: Split, compute: Compute, see: Callable[[Tensor, Tensor], None]) -> None:
+    """Show this process's share of the images to the network, and its logits with the labels to `see`, by batches."""
+    was_training = network.training
+    network.to(compute.device).eval()
     with torch.inference_mode(), compute.accelerator.autocast():
         for images, labels in compute.share(split).batches(compute.batch_size, compute.workers):
-            counts += count_correct(network(images.to(compute.device)).float(), labels.to(compute.device), index)
+            see(network(images.to(compute.device)).float(), labels.to(compute.device))
     network.train(was_training)
-    return from_counts(names, compute.accelerator.reduce(counts, reduction="sum").cpu())
 
 
 class Constraint(Protocol):
@@ -149,6 +159,36 @@ class Constraint(Protocol):
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take back what `state` gave."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What training made of the weights it began with, on the validation part; its fields are in derivation.json."""
+
+    kept_step: int  # whose weights are kept; 0: no later state that was looked at was better
+    accuracy_validation_before: float
+    accuracy_validation_trained: float  # of the best state but the first
+    loss_validation_before: float | None  # against the teacher, where there is one
+    loss_validation_trained: float | None
+
+    def told(self, what: str) -> str:
+        """One line for whoever waited for it."""
+        accuracy, trained = (
+            f"{100 * a:.1f} %" for a in (self.accuracy_validation_before, self.accuracy_validation_trained)
+        )
+        if not self.kept_step:
+            return (
+                f"{what} did not help ({trained} at best, {accuracy} before{self._losses()}): the closed-form weights "
+                "are kept; try a lower --lr, more --steps, or more images, without labels as --unlabelled"
+            )
+        return f"{what}: kept the weights of step {self.kept_step}, {trained} on the validation part, {accuracy} before"
+
+    def _losses(self) -> str:
+        if self.loss_validation_trained is None:
+            return ""
+        return (
+            f"; loss against the teacher {self.loss_validation_trained:.2g}, {self.loss_validation_before:.2g} before"
+        )
 
 
 @dataclass
@@ -183,10 +223,24 @@ class History:
         with writing(self.path):
             write_whole(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
-    def kept_step(self, stage: str) -> int | None:
-        """The step whose weights a stage ended with, where it kept the best."""
-        kept = [line["kept_step"] for line in self.lines if line["stage"] == stage and "kept_step" in line]
-        return int(kept[-1]) if kept else None
+    def outcome(self, stage: str) -> Outcome | None:
+        """What a stage that kept its best state made of the weights it began with; None if it did not train."""
+        looked = [line for line in self.lines if line["stage"] == stage and "kept_step" in line]
+        if len(looked) < 2:
+            return None
+        before, *trained = looked
+        best = max(trained, key=_score)
+        accuracies = (line.get("accuracy_pruned", line["accuracy_trained"]) for line in (before, best))
+        return Outcome(looked[-1]["kept_step"], *accuracies, *(line.get("loss_validation") for line in (before, best)))
+
+
+def _score(looked: dict[str, float]) -> float:
+    """What the states of one training are judged by; the higher, the better.
+
+    A loss over a few hundred images tells states apart between which accuracy, in steps of one image, cannot choose.
+    """
+    loss = looked.get("loss_validation")
+    return looked.get("accuracy_pruned", looked["accuracy_trained"]) if loss is None else -loss
 
 
 class _Epochs:
@@ -245,12 +299,22 @@ def sample_order(
 
 
 def learning_rate(training: Training, step: int, steps: int) -> float:
-    if step < training.warmup_steps:
-        return training.lr * (step + 1) / training.warmup_steps
+    warmup = training.warmup_steps or 0
+    if step < warmup:
+        return training.lr * (step + 1) / warmup
     if training.schedule == "constant":
         return training.lr
-    share = (step - training.warmup_steps) / max(steps - training.warmup_steps, 1)
+    share = (step - warmup) / max(steps - warmup, 1)
     return training.lr * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def highest_rate(loss: float) -> float:
+    """The learning rate at which Adam can do no more harm than there is to mend, for a loss against the teacher.
+
+    Adam's first steps move every weight by the learning rate, however small the gradient. Near the teacher the loss is
+    quadratic: such a step adds an amount that grows with the rate's square, so the rate goes by the root of the loss.
+    """
+    return RATE_OF_LOSS * math.sqrt(loss)
 
 
 @dataclass
@@ -271,17 +335,17 @@ class Meeting:
 
 @dataclass
 class Best:
-    """Watches the accuracy of one model; of equal ones the earlier, which has trained less, is the best."""
+    """Watches one figure of a model; of equal states the earlier, which has trained less, is the best."""
 
-    accuracy: float = -1.0
+    score: float | None = None  # the higher the better
     step: int = 0
     since: int = 0  # evaluations since then
 
-    def add(self, accuracy: float, step: int) -> bool:
+    def add(self, score: float, step: int) -> bool:
         """Take one evaluation; return whether it is the best so far."""
-        is_best = accuracy > self.accuracy
+        is_best = self.score is None or score > self.score
         if is_best:
-            self.accuracy, self.step = accuracy, step
+            self.score, self.step = score, step
         self.since = 0 if is_best else self.since + 1
         return is_best
 
@@ -293,6 +357,7 @@ class _Saved:
     step: int
     meeting: Meeting
     best: Best
+    highest_lr: float
     files: dict[str, str]  # sha256 by path within the state's folder
 
 
@@ -325,6 +390,8 @@ class _Run:
         )
         self.model, self.optimizer = self.compute.accelerator.prepare(self.network, optimizer)
         self.meeting, self.best = Meeting(), Best()
+        self.highest_lr = self.training.lr  # lowered where it goes by the loss
+        self.taught: list[Tensor] = []  # the teacher's logits for this process's validation images, batch by batch
         self.best_state: dict[str, Tensor] = {}  # on the CPU: the network's, and the constraint's
 
     # -- saved state ---------------------------------------------------------------------------------------------------
@@ -347,7 +414,7 @@ class _Run:
                 if self.best_state:
                     save_file(self.best_state, new / "best.safetensors")
                 files = {str(file.relative_to(new)): file_sha256(file) for file in new.rglob("*") if file.is_file()}
-                told = asdict(_Saved(step, self.meeting, self.best, files))
+                told = asdict(_Saved(step, self.meeting, self.best, self.highest_lr, files))
                 (new / PROGRESS).write_text(json.dumps(told))
                 sync(new)
                 shutil.rmtree(old, ignore_errors=True)
@@ -375,7 +442,7 @@ class _Run:
                 self.constraint.load_state(load_file(folder / "constraint.safetensors"))
             if self.keep == "best":
                 self.best_state = load_file(folder / "best.safetensors")
-        self.meeting, self.best = saved.meeting, saved.best
+        self.meeting, self.best, self.highest_lr = saved.meeting, saved.best, saved.highest_lr
         return saved.step
 
     def batches(self, first: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -389,7 +456,7 @@ class _Run:
 
     def step(self, batches: Iterator[tuple[Tensor, Tensor]], step: int) -> dict[str, float]:
         accelerator = self.compute.accelerator
-        lr = learning_rate(self.training, step, self.steps)
+        lr = learning_rate(replace(self.training, lr=self.highest_lr), step, self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         means: dict[str, float] = {}
@@ -405,6 +472,8 @@ class _Run:
                     penalty, figures = self.constraint.penalty()
                     loss = loss + penalty * self.training.grad_accum  # accumulate() divides by it
                 accelerator.backward(loss)
+                if self.training.clip_norm and accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(self.model.parameters(), self.training.clip_norm)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
         if self.constraint is not None:
@@ -430,19 +499,41 @@ class _Run:
     # -- looking on ----------------------------------------------------------------------------------------------------
 
     def look(self, step: int) -> dict[str, float]:
-        """Accuracy on the validation part, of the model in training and of the one that surgery would make now."""
+        """Judge the model in training, and the one that surgery would make now, on the validation part."""
 
         def accuracy(network: nn.Module) -> float:
             return evaluate(network, self.task.validation, self.columns, self.task.class_names, self.compute).top1
 
-        figures = {"accuracy_trained": accuracy(self.network)}
+        figures, slim = {"accuracy_trained": accuracy(self.network)}, self.network
         if self.constraint is not None:
-            figures["accuracy_pruned"] = accuracy(self.constraint.pruned())
+            slim = self.constraint.pruned()
+            figures["accuracy_pruned"] = accuracy(slim)
         if self.keep == "best":
-            if self.best.add(figures.get("accuracy_pruned", figures["accuracy_trained"]), step):
+            if self.lesson is not None:
+                figures["loss_validation"] = self.validation_loss(slim)
+                if step == 0 and self.training.lr_by_loss:
+                    self.highest_lr = min(self.training.lr, highest_rate(figures["loss_validation"]))
+            if self.best.add(_score(figures), step):
                 self.best_state = self.state()
             figures["kept_step"] = self.best.step
         return figures
+
+    def validation_loss(self, network: nn.Module) -> float:
+        """The loss against the teacher on the validation part."""
+        assert self.lesson is not None
+        lesson, total, done = self.lesson, torch.zeros(2, device=self.compute.device), 0
+        if not self.taught:
+            _classify(lesson.teacher, self.task.validation, self.compute, lambda logits, _: self.taught.append(logits))
+
+        def see(logits: Tensor, labels: Tensor) -> None:
+            nonlocal done
+            total[0] += lesson.teacher_loss(logits, self.taught[done]) * len(labels)
+            total[1] += len(labels)
+            done += 1
+
+        _classify(network, self.task.validation, self.compute, see)
+        loss, images = self.compute.accelerator.reduce(total, reduction="sum").tolist()
+        return float(loss / max(images, 1))
 
     def has_ended(self, looked: dict[str, float]) -> str | None:
         """Why training may stop here, or None. A cosine that is cut off has not yet done what it is there for."""
@@ -452,7 +543,7 @@ class _Run:
             has_met = self.meeting.add(looked["accuracy_trained"], looked["accuracy_pruned"])
             return "trained and pruned accuracy have met" if has_met else None
         is_over = self.keep == "best" and self.best.since >= PATIENCE
-        return f"validation accuracy has not improved {PATIENCE} times in a row" if is_over else None
+        return f"no state was better {PATIENCE} times in a row" if is_over else None
 
     def state(self) -> dict[str, Tensor]:
         """A copy of the network's state, and of the constraint's."""
@@ -501,8 +592,9 @@ def train(
         columns: for each target class, its column in the logits.
         distillation: a teacher, which sees the images that the network sees, augmented alike.
         unlabelled: images that only the teacher judges; they take up to half of every batch.
-        keep: what the network holds in the end: its last state, or the one with the best accuracy on the validation
-            part among all evaluations, that before the first step included (`history.kept_step(stage)` says which).
+        keep: what the network holds in the end: its last state, or the best on the validation part among all
+            evaluations, that before the first step included: the one of the lowest loss against the teacher, or of the
+            highest accuracy where there is none (`history.outcome(stage)` says which).
         folder: where the state is kept; one that is there is taken up.
 
     Raises:
@@ -552,8 +644,9 @@ def train(
     compute.accelerator.free_memory()
     if run.best_state:
         run.take_best()
-        seen = f"{100 * run.best.accuracy:.1f} % on the validation part"
-        progress.note(f"{stage}: kept the weights of step {run.best.step} of {done}, {seen}")
+        outcome = history.outcome(stage)
+        if outcome is not None:  # the first of several processes speaks
+            progress.note(outcome.told("distillation" if lesson is not None else "training"))
     network.eval()
     return done
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from edgevit.data.augment import AUGMENTS, Augment
@@ -22,6 +22,7 @@ INTERVALS = (
     ("lr", "(0, inf)", "the papers use 1e-4"),
     ("weight_decay", "[0, inf)", "the papers use 0.05"),
     ("warmup_steps", "[0, 2**31)", ""),
+    ("clip_norm", "[0, inf)", "0 leaves gradients as they are"),
     ("grad_accum", COUNT, ""),
     ("workers", "[0, 2**10]", ""),
     ("seed", SEED, ""),
@@ -38,7 +39,9 @@ class Training:
     lr: float = 1e-4
     weight_decay: float = 0.05
     schedule: Schedule = "cosine"
-    warmup_steps: int = 0
+    warmup_steps: int | None = None  # None: the method's own rule (`fill`)
+    lr_by_loss: bool | None = None  # lower the rate where the loss against the teacher is small already; None: likewise
+    clip_norm: float = 0.0  # a step's gradient is shortened to this norm; 0: never
     grad_accum: int = 1  # micro-batches per optimiser step
     precision: Precision = "fp32"
     device: str = "auto"
@@ -61,3 +64,17 @@ class Training:
             if value not in known:
                 raise UnknownNameError(kind, value, known)
         check_device_name(self.device)
+
+
+WARMUP = 0.1  # share of the steps, of a method that is GENTLE
+
+
+def fill(training: Training, *, gentle: bool) -> Training:
+    """Fill in what the method decides: gently, for weights that are nearly right, or as published for Vulcan.
+
+    docs/decisions/015-gentle-training.md has the reasons and the numbers.
+    """
+    warmup, by_loss = training.warmup_steps, training.lr_by_loss
+    if warmup is None:
+        warmup = round(WARMUP * (training.steps or 0)) if gentle else 0
+    return replace(training, warmup_steps=warmup, lr_by_loss=gentle if by_loss is None else by_loss)

@@ -119,6 +119,21 @@ class Facts:
     steps: Index = 0
     kept_blocks: tuple[Index, ...] | None = None  # which of the base's blocks the model has; None: all
     reused: tuple[str, ...] = ()  # what was found in the cache
+    kept_step: Index | None = None  # whose weights the model has; 0: those before training; None: the last
+    accuracy_validation_before: Share | None = None  # top-1 of the weights before training, where the best are kept
+    accuracy_validation_trained: Share | None = None  # of the best that training made of them
+
+    def training_told(self) -> str:
+        """How long the model was trained, and which of its states it is."""
+        before, trained = self.accuracy_validation_before, self.accuracy_validation_trained
+        if not self.steps or self.kept_step is None or before is None or trained is None:
+            return f"{self.steps} steps"
+        if self.kept_step:
+            return f"{self.steps} steps, best after {self.kept_step}"
+        return (
+            f"closed-form weights, as {self.steps} steps of training did not help "
+            f"({100 * trained:.1f} % of the validation images at best, {100 * before:.1f} % before)"
+        )
 
 
 @dataclass(frozen=True)

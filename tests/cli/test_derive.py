@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from edgevit.models.checkpoint import tensors_sha256
+from edgevit.derive.card import model_card
+from edgevit.models.checkpoint import load, tensors_sha256
 
 BASE = ["vit_tiny_patch16_224", "--model-arg", "img_size=32", "--model-arg", "patch_size=8", "--model-arg",
         "embed_dim=64", "--model-arg", "depth=2", "--model-arg", "num_heads=2"]  # fmt: skip
@@ -81,6 +83,23 @@ def test_show_tells_block_by_block(derived: Any, edgevit_main: Any) -> None:
     told = json.loads(answer.out)
     assert told["model"]["blocks"] == json.loads((out / "model.json").read_text())["blocks"]
     assert told["derivation"] == json.loads((out / "derivation.json").read_text())
+
+
+def test_show_and_the_card_say_when_training_did_not_help(derived: Any, edgevit_main: Any, tmp_path: Path) -> None:
+    out = tmp_path / "kept"
+    shutil.copytree(derived[0], out)
+    record = json.loads((out / "derivation.json").read_text())
+    assert record["facts"]["steps"] == 6 and record["facts"]["kept_step"] in (0, 3, 6)
+    record["facts"] |= {
+        "kept_step": 0, "accuracy_validation_before": 0.877, "accuracy_validation_trained": 0.87,
+    }  # fmt: skip
+    (out / "derivation.json").write_text(json.dumps(record))
+    told = "closed-form weights, as 6 steps of training did not help (87.0 % of the validation images at best, 87.7 %"
+    assert told in " ".join(edgevit_main("show", out).out.split())
+    spec = load(out).spec
+    assert told in model_card("kept", spec, record)
+    record["facts"]["kept_step"] = 3
+    assert "made: 6 steps, best after 3." in model_card("kept", spec, record)
 
 
 def test_json_is_all_there_is_on_stdout_and_the_model_can_be_a_base(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, log, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,16 @@ from torch import Tensor, nn
 from edgevit.data.task import Task, open_task
 from edgevit.derive import load_method
 from edgevit.derive.distill import Distillation, Lesson, teacher_loss, token_loss
-from edgevit.derive.train import Best, History, evaluate, open_compute, sample_order, train, unlabelled_share
+from edgevit.derive.train import (
+    RATE_OF_LOSS,
+    Best,
+    History,
+    evaluate,
+    open_compute,
+    sample_order,
+    train,
+    unlabelled_share,
+)
 from edgevit.derive.training import Training
 from edgevit.errors import Interrupted, OptionError
 from edgevit.models.checkpoint import open_base
@@ -41,20 +50,20 @@ class Bench:
     def teacher(self, weight: float = 0.9, temperature: float = 2.0, tokens: float = 0.0) -> Distillation:
         return Distillation(bare_copy(self.base).requires_grad_(False), weight, temperature, tokens)
 
-    def spoilt(self) -> nn.Module:
+    def spoilt(self, noise: float = 0.05) -> nn.Module:
         """The base with noise on its weights, which has something to learn again."""
         network = bare_copy(self.base)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for p in network.parameters():
-                p.add_(torch.randn(p.shape, generator=generator) * 0.05)
+                p.add_(torch.randn(p.shape, generator=generator) * noise)
         return network
 
     def train(self, network: nn.Module, steps: int, history: Path | None = None, **more: Any) -> History:
         training = Training(**{**QUICK, **more.pop("training", {})})
         log = History(history)
-        train(network, self.task, CLASSES, training, steps=steps, compute=open_compute(training), progress=Silent(),
-              history=log, **more)  # fmt: skip
+        train(network, self.task, CLASSES, training, steps=steps, compute=open_compute(training), history=log,
+              **{"progress": Silent(), **more})  # fmt: skip
         return log
 
     def accuracy(self, network: nn.Module) -> float:
@@ -68,6 +77,12 @@ def bench(digits_checkpoint: Path) -> Bench:
     base = open_base("vit_tiny_patch16_224", checkpoint=digits_checkpoint, **given)
     task = open_task("digits", CLASSES, preprocessing=base.preprocessing, base_outputs=10, unlabelled="digits")
     return Bench(base.network, task)
+
+
+def kept_step(history: History) -> int:
+    outcome = history.outcome("train")
+    assert outcome is not None
+    return outcome.kept_step
 
 
 def divergence(teacher: nn.Module, network: nn.Module, images: Tensor) -> float:
@@ -197,14 +212,16 @@ def test_unlabelled_images_have_no_part_in_the_loss_of_the_labels(bench: Bench) 
 # -- stopping, resuming, keeping ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lr", [1e-3, 0.3])  # the best state is a late one, or that before the first step
+# The best state is a late one, or that before the first step.
+@pytest.mark.parametrize(("lr", "by_loss"), [(1e-3, True), (0.3, False)])
 def test_an_interrupted_distillation_resumed_ends_in_the_same_weights(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lr: float
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lr: float, by_loss: bool
 ) -> None:
     def run(folder: Path, network: nn.Module) -> History:
         return bench.train(
             network, 9, folder / "history.jsonl", folder=folder / "state", distillation=bench.teacher(tokens=0.1),
-            unlabelled=bench.task.unlabelled, keep="best", training={"augment": "crop", "lr": lr},
+            unlabelled=bench.task.unlabelled, keep="best",
+            training={"augment": "crop", "lr": lr, "lr_by_loss": by_loss, "warmup_steps": 3, "clip_norm": 1.0},
         )  # fmt: skip
 
     for name in ("whole", "resumed"):
@@ -222,7 +239,7 @@ def test_an_interrupted_distillation_resumed_ends_in_the_same_weights(
         return [{k: v for k, v in line.items() if k != "images_per_s"} for line in history.lines]
 
     assert told(history) == told(again)
-    assert (history.kept_step("train") == 0) == (lr > 0.1)
+    assert (kept_step(history) == 0) == (lr > 0.1)
 
 
 def test_keeping_the_best_never_ends_below_the_start(bench: Bench) -> None:
@@ -230,19 +247,78 @@ def test_keeping_the_best_never_ends_below_the_start(bench: Bench) -> None:
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     history = bench.train(network, 6, keep="best", training={"lr": 0.3})
     assert history.lines[-1]["accuracy_trained"] < bench.accuracy(bench.base), "too mild to spoil it"
-    assert history.kept_step("train") == 0
+    assert kept_step(history) == 0
     for name, tensor in network.state_dict().items():
         assert torch.equal(tensor, before[name]), name
 
 
-def test_the_state_that_is_kept_has_the_best_accuracy_of_the_history(bench: Bench) -> None:
-    network = bench.spoilt()
-    history = bench.train(network, 12, keep="best", distillation=bench.teacher(), training={"evaluations": 6})
-    seen = {line["step"]: line["accuracy_trained"] for line in history.lines if "accuracy_trained" in line}
-    kept = history.kept_step("train")
+def test_the_state_that_is_kept_is_the_most_like_the_teacher_on_the_validation_part(bench: Bench) -> None:
+    network, teacher = bench.spoilt(), bench.teacher()
+    history = bench.train(network, 12, keep="best", distillation=teacher, training={"evaluations": 6})
+    seen = {line["step"]: line["loss_validation"] for line in history.lines if "loss_validation" in line}
     assert sorted(seen) == [0, 2, 4, 6, 8, 10, 12]
+    kept = kept_step(history)
+    assert seen[kept] == min(seen.values()) and kept > 0
+    images = torch.cat([images for images, _ in bench.task.validation.batches(50)])
+    assert divergence(bench.base, network, images) == pytest.approx(seen[kept], rel=1e-4)
+
+
+def test_without_a_teacher_the_state_of_the_best_accuracy_is_kept(bench: Bench) -> None:
+    network = bench.spoilt()
+    history = bench.train(network, 12, keep="best", training={"evaluations": 6})
+    seen = {line["step"]: line["accuracy_trained"] for line in history.lines if "accuracy_trained" in line}
+    kept = kept_step(history)
     assert kept == min(step for step, accuracy in seen.items() if accuracy == max(seen.values())) > 0
     assert bench.accuracy(network) == seen[kept]
+
+
+@pytest.mark.parametrize(("lr", "said"), [(0.3, "distillation did not help"), (1e-3, "kept the weights of step")])
+def test_whether_training_helped_is_said_in_one_line(bench: Bench, lr: float, said: str) -> None:
+    told: list[str] = []
+
+    class Told(Silent):
+        def note(self, text: str) -> None:
+            told.append(text)
+
+    history = bench.train(
+        bench.spoilt(), 6, keep="best", distillation=bench.teacher(), training={"lr": lr}, progress=Told()
+    )
+    outcome = history.outcome("train")
+    assert outcome is not None and said in told[-1] and "\n" not in told[-1]
+    assert f"{100 * outcome.accuracy_validation_before:.1f} %" in told[-1]
+    assert (outcome.kept_step == 0) == ("closed-form weights are kept; try a lower --lr" in told[-1])
+    looked = [line for line in history.lines if "loss_validation" in line]
+    assert outcome.loss_validation_before == looked[0]["loss_validation"]
+    assert outcome.loss_validation_trained == min(line["loss_validation"] for line in looked[1:])
+
+
+def test_the_rate_is_lower_the_less_is_wrong_at_the_start(bench: Bench) -> None:
+    training = {"lr_by_loss": True, "schedule": "constant", "lr": RATE_OF_LOSS}
+    for noise in (0.0, 0.003, 0.05, 0.5):  # the last is so wrong that the rate is the one asked for
+        network = bench.spoilt(noise)
+        history = bench.train(network, 1, keep="best", distillation=bench.teacher(), training=training)
+        before = history.lines[0]["loss_validation"]
+        assert history.lines[1]["lr"] == pytest.approx(RATE_OF_LOSS * min(1, sqrt(before)), abs=1e-12)
+
+
+def test_weights_that_are_nearly_right_are_not_spoilt_by_the_first_steps(bench: Bench) -> None:
+    worst = {}
+    for by_loss in (False, True):
+        training = {"lr_by_loss": by_loss, "evaluations": 6}
+        history = bench.train(bench.spoilt(0.002), 6, keep="best", distillation=bench.teacher(), training=training)
+        losses = [line["loss_validation"] for line in history.lines if "loss_validation" in line]
+        worst[by_loss] = max(losses) / losses[0]
+    assert worst[True] < 2 < worst[False]
+
+
+def test_a_gradient_is_shortened_to_the_norm_that_was_asked_for(bench: Bench) -> None:
+    moved = []
+    for norm in (0.0, 1e-12):  # what is shortened so far is nothing beside Adam's epsilon of 1e-8
+        network, before = bench.spoilt(), bench.spoilt()
+        bench.train(network, 2, training={"clip_norm": norm, "weight_decay": 0.0})
+        pairs = zip(network.parameters(), before.parameters(), strict=True)
+        moved.append(max(float((a - b).detach().abs().max()) for a, b in pairs))
+    assert moved[0] > 1e-3 and moved[1] < 1e-3 * moved[0]
 
 
 def test_of_equally_good_states_the_earlier_is_the_best() -> None:

@@ -340,9 +340,10 @@ def test_vulcans_allocation_is_vulcans(checkpoint: Path, tmp_path: Path) -> None
 def test_distillation_keeps_the_best_state_of_the_validation_part(checkpoint: Path, tmp_path: Path) -> None:
     made = derive(checkpoint, tmp_path / "m", method="forge", options=FEW)
     lines = [json.loads(line) for line in (tmp_path / "m" / "history.jsonl").read_text().splitlines()]
-    looked = {line["step"]: line["accuracy_trained"] for line in lines if "accuracy_trained" in line}
+    looked = {line["step"]: line["loss_validation"] for line in lines if "loss_validation" in line}
     facts = made.record["facts"]
-    assert looked[facts["kept_step"]] == max(looked.values()) and 0 in looked
+    assert looked[facts["kept_step"]] == min(looked.values()) and 0 in looked
+    assert facts["loss_validation_before"] == looked[0]
     assert any("loss_teacher" in line for line in lines)
 
 

@@ -13,7 +13,7 @@ from small_base import ARGS, derive, press_ctrl_c_in_step, write_checkpoint
 import edgevit
 from edgevit.derive import pipeline
 from edgevit.derive.train import History, Meeting, learning_rate, open_compute, sample_order
-from edgevit.derive.training import Training
+from edgevit.derive.training import Training, fill
 from edgevit.errors import Interrupted, OptionError, TrainingError, UnknownNameError
 
 
@@ -64,6 +64,14 @@ def test_schedules_warm_up_hold_and_fall():
     constant, cosine = Training(lr=1.0, warmup_steps=4, schedule="constant"), Training(lr=1.0, schedule="cosine")
     assert [learning_rate(constant, s, 10) for s in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     assert learning_rate(cosine, 0, 10) == 1.0 and learning_rate(cosine, 5, 10) == pytest.approx(0.5)
+
+
+def test_a_method_that_is_gentle_warms_up_and_the_others_train_as_published():
+    assert fill(Training(steps=200), gentle=False) == Training(steps=200, warmup_steps=0, lr_by_loss=False)
+    gentle = fill(Training(steps=200), gentle=True)
+    assert (gentle.warmup_steps, gentle.lr_by_loss) == (20, True)
+    asked = Training(steps=200, warmup_steps=3, lr_by_loss=False)
+    assert fill(asked, gentle=True) == asked, "what the user says holds"
 
 
 @pytest.mark.parametrize("options", [{}, {"anchor_update": "ema"}, {"multiplier_update": "ascent"}])

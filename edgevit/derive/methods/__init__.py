@@ -7,6 +7,8 @@
                                  does not train
     def derive(problem, config) -> Derived
     QUANTITIES = ("macs", "params", "ms")    if it can meet a budget in milliseconds too; left out by those that cannot
+    GENTLE = True                if its training starts from weights that are nearly right: the learning rate warms
+                                 up and is no higher than what is wrong with them needs (`derive.training.fill`)
     DROPS = True                 if it can leave out heads and blocks, and so get below the policy's smallest widths
 
 A method decides what to keep and may train `problem.network` in place; only `surgery` changes a structure: it narrows

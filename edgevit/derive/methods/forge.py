@@ -15,7 +15,7 @@ Each step can be taken away by its option; benchmarks/RESULTS.md has what each i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf
 from typing import Any, Literal
@@ -47,6 +47,7 @@ from edgevit.models.macs import Geometry
 from edgevit.models.slim import bare_copy
 
 QUANTITIES = ("macs", "params", "ms")
+GENTLE = True
 DROPS = True
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
 TOKENS = 2048  # of one batch with gradients: 2 GB of activations for DeiT-Base
@@ -474,12 +475,13 @@ def derive(problem: Problem, config: Config) -> Derived:
     validation = evaluate(slim, task.validation, problem.columns, task.class_names, problem.compute).top1
     distillation = distillation_for(problem, config)
     done = train_for(problem, slim, stage="distil", distillation=distillation, keep="best")
+    outcome = problem.history.outcome("distil")
     facts: dict[str, object] = {
         "reused": problem.cache.reused,
         "steps": done,
         "steps_planned": problem.training.steps,
-        "kept_step": problem.history.kept_step("distil") if done else None,
         "accuracy_validation_closed_form": validation,
+        **(asdict(outcome) if outcome else {}),
         "predicted_nats": shape.predicted_nats,
         "kept_blocks": shape.kept,
         "kept_heads": [list(b[0].heads) for b in shape.blocks if b is not None],
