@@ -32,8 +32,8 @@ ViT 192 x 6 (head width 64), 24 rendered classes of 48 x 48 pixels, trained from
 than its users have; top-1 {base_top1:.1f} % on all classes. Top-1 in per cent on `val/`, which no derivation sees;
 choices are made on a tenth of the training images, held out. Whatever trains does {steps} steps of {batch_size} images,
 learning rate {lr:g}, {schedule}. Mean and range over seeds {seeds}; without a range, one seed or no difference between
-them. This is no ImageNet result. All rows were trained with the defaults of that time: full rate from the first step,
-and the state of the best validation accuracy kept; "Distillation of closed-form weights" has the defaults of today.
+them. This is no ImageNet result. All rows were trained with earlier defaults: the full
+rate from the first step, and the state of the best validation accuracy kept (docs/decisions/015-gentle-training.md).
 """
 MAIN = """Methods at one rate have the same MACs: the rate reached is at most {beyond:.3f} above the one asked. Shape
 `fused`; Vulcan and NuWa keep every head and block, and `fused` then ends at rate 0.892 of this base: at 0.9 theirs is
