@@ -121,7 +121,7 @@ def main(
         option(
             "--lr-by-loss/--no-lr-by-loss",
             panel=TRAINING,
-            help="Lower the learning rate where the model answers like its teacher already.  [default: the method's own]",
+            help="Lower the learning rate for a model that is like its teacher already.  [default: the method's own]",
         ),
     ] = None,
     clip_norm: arguments.ClipNorm = 0.0,
