@@ -214,7 +214,7 @@ class Place:
 
 
 def _ensure_digits(progress: Any) -> tuple[Path, Path]:
-    """Return the digits as an image folder and the demo's base.
+    """Return the digits as an image folder and their base.
 
     As a folder the test part is the same whatever the seed, so that it never holds an image the base learnt from.
     """

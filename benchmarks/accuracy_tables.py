@@ -59,7 +59,7 @@ Each point is a derivation of its own, with its own cosine. Top-1, and the secon
 """
 DIGITS = """## Accuracy on digits
 
-scikit-learn's digits, scaled up to 32 x 32 pixels; ViT 192 x 6 of `make demo`, top-1 {base_top1:.1f} % on all ten.
+scikit-learn's digits, scaled up to 32 x 32 pixels; ViT 192 x 6, top-1 {base_top1:.1f} % on all ten.
 {steps} steps of {batch_size} images. Seeds {seeds}.
 """
 SKD_TEXT = """### Slices of one network (SKD)
