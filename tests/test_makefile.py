@@ -66,9 +66,7 @@ def make(project, *arguments):
 def test_a_given_python_that_does_not_fit_is_refused_before_anything_is_made(project, version, venv, said):
     if version:
         add_python(project, "mypython", version, venv=venv)
-    start = time.monotonic()
     done = make(project, "PYTHON=mypython")
-    assert time.monotonic() - start < 10  # one second on a quiet machine; pip takes minutes
     first, last = done.stderr.splitlines()
     assert (done.returncode, done.stdout, first) == (2, "", said) and last.startswith("make: ***")
     assert not (project / "log").exists() and not (project / ".venv").exists()
@@ -102,7 +100,7 @@ def test_installing_says_how_much_it_is_and_what_comes_next(project):
     assert after == "installed; next: . .venv/bin/activate && edgevit --help"
     made, asked = (project / "log").read_text().splitlines()
     assert made == "venv --clear .venv"
-    assert asked.endswith("-c constraints.txt --extra-index-url https://example.org/cpu -e .[test]")
+    assert asked.endswith("-c constraints.txt --extra-index-url https://example.org/cpu -e .[cpu,test]")
     again = make(project, "PYTHON=mypython")
     assert again.returncode == 0 and len((project / "log").read_text().splitlines()) == 2
 
