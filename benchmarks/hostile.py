@@ -217,7 +217,7 @@ CASES: dict[str, Callable[[Case, Setting, Path, float], None]] = {
 
 
 def prepare(folder: Path) -> Setting:
-    """Write a base with random weights, and derive from it undisturbed, by command and by plan."""
+    """Write a base with random weights, and import what commands need."""
     import timm
     import torch
     from safetensors.torch import save_file
@@ -228,13 +228,21 @@ def prepare(folder: Path) -> Setting:
     torch.manual_seed(0)
     network = timm.create_model("vit_tiny_patch16_224", num_classes=10, **ARGS)
     save_file(network.state_dict(), folder / "base.safetensors")
-    setting, case, seconds = Setting(folder / "base.safetensors"), Case(), []
+    return Setting(folder / "base.safetensors")
+
+
+def undisturbed(setting: Setting, folder: Path) -> Setting:
+    """See how long a derivation and a plan of one take that nothing disturbs, and what they end in."""
+    folder.mkdir()
+    seconds = []
     for arguments in (setting.derive(folder / "out"), ["derive-many", setting.plan(folder)]):
         start = time.monotonic()
-        if Command(arguments, folder / "log").end(case, folder):
+        if Command(arguments, folder / "log").end(Case(), folder):
             raise SystemExit(f"{arguments[0]} failed:\n{(folder / 'log').read_text()}")
         seconds.append(time.monotonic() - start)
-    return Setting(setting.base, seconds[0], weights(folder / "out"), seconds[1])
+    found = weights(folder / "out")
+    shutil.rmtree(folder)
+    return Setting(setting.base, seconds[0], found, seconds[1])
 
 
 def main() -> None:
@@ -245,7 +253,6 @@ def main() -> None:
     given = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1"}
     cases = {name: Case() for name in CASES if (given.only or "") in name}
-    load = os.getloadavg()[0]
     record: dict[str, Any] = json.loads(given.out.read_text()) if given.out.is_file() else {"schema": 1, "cases": {}}
     record["environment"] = {
         "machine": platform.machine(),
@@ -255,10 +262,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         os.environ["XDG_CACHE_HOME"] = str(Path(name, "cache"))
         setting = prepare(Path(name))
-        seconds = {"derive_s": setting.seconds, "derive_many_s": setting.plan_seconds}
-        print(f"undisturbed: {json.dumps(seconds)}", file=sys.stderr)
         for title, case in cases.items():
-            draw = random.Random(title)
+            draw, load = random.Random(title), os.getloadavg()[0]
+            # A busy machine changes its speed: moments are drawn within the time that the work takes now.
+            setting = undisturbed(setting, Path(name, "undisturbed"))
             for number in range(given.rounds):
                 folder = Path(name, "round")
                 folder.mkdir()
@@ -267,6 +274,7 @@ def main() -> None:
                 for gone in (folder, Path(name, "cache")):
                     shutil.rmtree(gone, ignore_errors=True)
             print(f"{title}: {json.dumps(vars(case))}", file=sys.stderr, flush=True)
+            seconds = {"derive_s": setting.seconds, "derive_many_s": setting.plan_seconds}
             record["cases"][title] = {**vars(case), "load_average": load, **seconds}
             given.out.write_text(json.dumps(record, indent=1) + "\n")
 
