@@ -369,7 +369,8 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     )  # fmt: skip
     compute = open_compute(training)
     folder = partial_folder(request.out)
-    with open_partial(folder, wanted.request(), request.resume) if compute.is_main else nullcontext():
+    alone = open_partial(request.out, wanted.request(), request.resume, overwrite=request.overwrite)
+    with alone if compute.is_main else nullcontext():
         compute.wait()
         history = History(folder / "history.jsonl")
         # Several processes would have to agree on what is there: they work everything out.

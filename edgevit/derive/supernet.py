@@ -258,7 +258,8 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
         request.accept_weak_base,
     )
     folder = partial_folder(out)
-    with open_partial(folder, made.settings(), request.resume) if compute.is_main else nullcontext():
+    alone = open_partial(request.out, made.settings(), request.resume, overwrite=request.overwrite)
+    with alone if compute.is_main else nullcontext():
         compute.wait()
         _carry_out(made, folder, out, overwrite=request.overwrite)
     compute.wait()

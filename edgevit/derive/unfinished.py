@@ -16,7 +16,7 @@ from typing import Any
 from edgevit.errors import OptionError, OutputError, UnfinishedError
 from edgevit.folder.documents import Reader
 from edgevit.folder.lock import alone_in
-from edgevit.folder.writing import write_whole, writing
+from edgevit.folder.writing import refuse_existing, write_whole, writing
 
 REQUEST = "request.json"
 CHEAP = {REQUEST, "baselines.json", "history.jsonl"}  # soon made again: a folder that holds no more is no obstacle
@@ -31,17 +31,24 @@ def partial_folder(out: Path) -> Path:
 
 
 @contextmanager
-def open_partial(folder: Path, request: dict[str, Any], resume: bool) -> Iterator[None]:
+def open_partial(out: Path, request: dict[str, Any], resume: bool, *, overwrite: bool = False) -> Iterator[None]:
     """Hold the folder for one run of this request; make it, or see that the one there is of the same request.
 
     Raises:
-        OutputError: another process works in it; or it holds a state, and --resume was not given.
+        OutputError: another process works in it, or has made `out` meanwhile; or it holds a state, and --resume was not
+            given.
         OptionError: it is of another request.
         UnfinishedError: what it holds is damaged, or does not say what it is of.
     """
+    folder = partial_folder(out)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder, _busy(folder)):
+        try:
+            refuse_existing(out, overwrite=overwrite)
+        except OutputError:
+            remove_cheap(folder)
+            raise
         if not resume and holds_state(folder):
             raise _unfinished(folder)
         held = _held(folder)

@@ -112,12 +112,21 @@ def test_a_folder_without_training_is_no_obstacle(tmp_path: Path) -> None:
     for name in ("request.json", "baselines.json", "history.jsonl"):
         (folder / name).write_text("{")
     asked: dict[str, Any] = {"base": "a"}
-    with open_partial(folder, asked, resume=False):
+    with open_partial(tmp_path / "m", asked, resume=False):
         assert [file.name for file in folder.iterdir()] == ["request.json"]
-    with open_partial(folder, asked, resume=True):
+    with open_partial(tmp_path / "m", asked, resume=True):
         pass
-    with pytest.raises(OptionError, match="base was 'a' and is 'b'"), open_partial(folder, {"base": "b"}, resume=True):
+    other = open_partial(tmp_path / "m", {"base": "b"}, resume=True)
+    with pytest.raises(OptionError, match="base was 'a' and is 'b'"), other:
         pass
     (folder / "train").mkdir()
-    with pytest.raises(OutputError, match="add --resume"), open_partial(folder, asked, resume=False):
+    with pytest.raises(OutputError, match="add --resume"), open_partial(tmp_path / "m", asked, resume=False):
         pass
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_model_that_another_process_made_meanwhile_leaves_no_unfinished_folder(tmp_path: Path, resume: bool) -> None:
+    (tmp_path / "m").mkdir()  # since the command looked whether it is there
+    with pytest.raises(OutputError, match="exists and is not overwritten"), open_partial(tmp_path / "m", {}, resume):
+        pass
+    assert [file.name for file in tmp_path.iterdir()] == ["m"]
