@@ -242,6 +242,12 @@ def test_the_example_sees_what_timm_sees(size: tuple[int, int], changed: dict[st
     np.testing.assert_allclose(classify.preprocess(image, settings)[0], expected.numpy(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_the_example_does_not_cut_deep_images_off(mode: str) -> None:
+    with pytest.raises(SystemExit, match=f"an image of mode {mode} is deeper than 8 bits; scale it"):
+        classify.preprocess(Image.new(mode, (32, 32)), {})
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory, small_vit: Callable[..., Any], digits_checkpoint: Path) -> Path:
     """A model folder of three of the digits with its export: a base that knows them, and nothing cut but its head."""

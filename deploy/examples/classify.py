@@ -51,6 +51,8 @@ def scaled_size(width: int, height: int, settings: dict[str, Any]) -> tuple[int,
 
 def preprocess(image: Image.Image, settings: dict[str, Any]) -> np.ndarray:
     """Resize, crop and normalise as the model was trained: float32 [1, 3, H, W]."""
+    if image.mode.startswith(("I", "F")):  # converting would cut values off at 255
+        sys.exit(f"an image of mode {image.mode} is deeper than 8 bits; scale it to 8 bits first, as training did")
     image = image.convert("RGB")
     image = image.resize(scaled_size(*image.size, settings), getattr(Image, settings["interpolation"].upper()))
     height, width = settings["input_size"][1:]
