@@ -97,8 +97,8 @@ def test_a_comparison_across_environments_is_refused_after_the_runs_are_kept(mod
         (["{model}"], "error: cannot measure {model} at batch 1 on this machine: ONNX Runtime cannot load it: "),
         (["{model}", "--output", "{folder}"], "error: cannot write runs to {folder}: Is a directory"),
         (["{model}", "--output", "{folder}/no/runs.jsonl"], "error: cannot write runs to "),
-        (["{model}", "--compare", "{folder}/no.jsonl"], "error: cannot read runs from "),
-        (["{model}", "--compare", "{model}"], "error: {model}, line 1: not JSON"),
+        (["{model}", "--compare", "{folder}/no.jsonl"], "error: there is no {folder}/no.jsonl; check the path"),
+        (["{model}", "--compare", "{model}"], "error: {model}, line 1 is not JSON"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_1(model, tmp_path, arguments, message):

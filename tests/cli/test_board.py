@@ -36,7 +36,7 @@ def nx(board_tree, monkeypatch):
 def test_this_machine_is_looked_over(edgevit_main):
     done = edgevit_main("board")
     assert done.code == 0 and done.out.startswith("this machine: ")
-    assert "ONNX Runtime" in done.out and done.err == ""
+    assert "ONNX Runtime" in done.out and done.told == []
 
 
 def test_a_captured_board_shows_what_is_seen_expected_and_to_try(edgevit_main, nx):
@@ -45,7 +45,7 @@ def test_a_captured_board_shows_what_is_seen_expected_and_to_try(edgevit_main, n
     assert "free, the GPU between 306 and 1173 MHz" in done.out
     assert "expected: locked while measuring" in done.out
     assert "try: sudo jetson_clocks, or --lock-clocks" in done.out
-    assert done.err == ""
+    assert done.told == []
 
 
 def test_json_has_the_facts_and_the_checks(edgevit_main, nx):
@@ -63,7 +63,7 @@ def test_a_problem_is_exit_code_1_and_no_error_line(edgevit_main, nx, tmp_path, 
     (tmp_path / "libraries" / "tensorrt.py").write_text("raise ImportError('libnvinfer.so.10 [not] found')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "libraries"))
     done = edgevit_main("board")
-    assert (done.code, done.err) == (1, "")
+    assert (done.code, done.told) == (1, [])
     assert "problem" in done.out and "libnvinfer.so.10 [not] found" in done.out
     assert "sudo apt install python3-libnvinfer tensorrt" in done.out
 

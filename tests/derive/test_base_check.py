@@ -181,7 +181,10 @@ def test_a_base_that_is_read_with_a_crop_it_was_not_trained_with_is_told_of(
     assert cropped.record["assumptions"]["preprocessing_from"]["crop_pct"] == "timm"
 
 
-def test_the_check_is_kept_for_the_next_derivation(framed: Path, uncropped: Path, tmp_path: Path) -> None:
+def test_the_check_is_kept_for_the_next_derivation(
+    framed: Path, uncropped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "fresh cache"))
     first, second = Told(), Told()
     asked = {"data": framed, "classes": None, "validation_fraction": 0.3}
     derive(uncropped, tmp_path / "first", first, **asked)

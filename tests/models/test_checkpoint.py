@@ -126,7 +126,7 @@ def test_the_code_in_the_readme_loads_a_model_in_plain_timm_without_edgevit(smal
         model = derived(small_vit(name, **args), name, args, 16, 16)
         entry = {"top1": 0.5, "images": 3}
         accuracy = {**dict.fromkeys(("base_full_head", "base_restricted", "derived"), entry), "base_finetuned": None}
-        card = model_card("m", model.spec, {"method": "vulcan", "accuracy": accuracy})
+        card = model_card("m", model.spec, {"method": "vulcan", "accuracy": accuracy, "facts": {"steps": 0}})
         folder = tmp_path / str(i)
         save(model, folder, {"README.md": card})
         torch.save(images(), folder / "images.pt")
@@ -142,7 +142,11 @@ def test_the_code_in_the_readme_loads_a_model_in_plain_timm_without_edgevit(smal
 def test_the_readme_of_unequal_widths_names_edgevit_instead(small_vit: Any) -> None:
     model = derived(small_vit(), NAME, {}, 16, 8)
     accuracy = dict.fromkeys(("base_full_head", "base_restricted", "base_finetuned"), None)
-    card = model_card("m", model.spec, {"method": "x", "accuracy": {**accuracy, "derived": {"top1": 0, "images": 1}}})
+    card = model_card(
+        "m",
+        model.spec,
+        {"method": "x", "accuracy": {**accuracy, "derived": {"top1": 0, "images": 1}}, "facts": {"steps": 0}},
+    )
     assert "import edgevit" in card and "Plain timm cannot express it" in card and "timm.create_model" not in card
 
 

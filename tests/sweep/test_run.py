@@ -47,7 +47,9 @@ def asked(digits_checkpoint: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory, asked: dict[str, Any]) -> Path:
     out = tmp_path_factory.mktemp("sweep") / "s"
-    edgevit.sweep(BASE, out=out, rates=(0.7, 0.4), **asked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("fresh cache")))
+        edgevit.sweep(BASE, out=out, rates=(0.7, 0.4), **asked)
     return out
 
 
