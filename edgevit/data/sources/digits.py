@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 from PIL import Image
 
 from edgevit.data.sources import Part, Reference
+
+
+@lru_cache  # a third of a second of reading text
+def _read() -> tuple[Any, Any]:
+    """Pixels as bytes [N, 8, 8], which come as 0 to 16, and labels [N]."""
+    import numpy as np
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return np.rint(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8), labels
 
 
 class Digits:
@@ -13,11 +26,7 @@ class Digits:
     files = False
 
     def __init__(self) -> None:
-        import numpy as np
-        from sklearn.datasets import load_digits
-
-        images, self.labels = load_digits(return_X_y=True)
-        self.images = np.rint(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+        self.images, self.labels = _read()
 
     def references(self, part: Part, class_name: str) -> list[Reference]:
         return [i for i, label in enumerate(self.labels) if label == int(class_name)]
