@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,7 @@ def open_partial(out: Path, request: dict[str, Any], resume: bool, *, overwrite:
         UnfinishedError: what it holds is damaged, or does not say what it is of.
     """
     folder = partial_folder(out)
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder, _busy(folder)):
+    with _alone(folder):
         try:
             refuse_existing(out, overwrite=overwrite)
         except OutputError:
@@ -60,6 +58,19 @@ def open_partial(out: Path, request: dict[str, Any], resume: bool, *, overwrite:
             raise UnfinishedError(f"{folder} has no {REQUEST}, so nobody knows what it is a derivation of; {MEND}")
         with writing(folder):
             write_whole(folder / REQUEST, json.dumps(request))
+        yield
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Make the folder and hold it; who held it before may remove it between the two."""
+    with ExitStack() as held:
+        while True:
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):
+                held.enter_context(alone_in(folder, _busy(folder)))
+                break
         yield
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +133,31 @@ def test_a_model_that_another_process_made_meanwhile_leaves_no_unfinished_folder
     with pytest.raises(OutputError, match="exists and is not overwritten"), open_partial(tmp_path / "m", {}, resume):
         pass
     assert [file.name for file in tmp_path.iterdir()] == ["m"]
+
+
+ENDING = """
+import shutil, sys
+from pathlib import Path
+from edgevit.derive.unfinished import open_partial, partial_folder
+from edgevit.errors import OutputError
+out = Path(sys.argv[1])
+while True:
+    try:
+        with open_partial(out, {}, resume=False):
+            shutil.rmtree(partial_folder(out))
+    except OutputError:
+        pass
+"""
+
+
+def test_derivations_that_end_just_then_take_no_folder_away_under_ones_hands(tmp_path: Path) -> None:
+    out, folder, held = tmp_path / "m", partial_folder(tmp_path / "m"), 0
+    with subprocess.Popen([sys.executable, "-c", ENDING, str(out)]) as other:
+        try:
+            while held < 100:
+                with suppress(OutputError), open_partial(out, {}, resume=False):  # the other one may hold it
+                    assert [file.name for file in folder.iterdir()] == ["request.json"]
+                    shutil.rmtree(folder)
+                    held += 1
+        finally:
+            other.kill()
