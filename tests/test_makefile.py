@@ -43,7 +43,8 @@ def add_python(project, name, version, *, venv=True):
 
 
 def make(project, *arguments):
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHON", "PIP_ARGS", "MAKEFLAGS")}
+    of_make = ("PYTHON", "PIP_ARGS", "MAKEFLAGS", "MFLAGS", "MAKELEVEL")  # these tests may run below make themselves
+    environment = {k: v for k, v in os.environ.items() if k not in of_make}
     environment["PATH"] = str(project / "bin")
     command = [shutil.which("make"), ".venv/ready", *arguments]
     return subprocess.run(command, cwd=project, env=environment, text=True, capture_output=True)

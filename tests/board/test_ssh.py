@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edgevit.board.connection import open_board
 from edgevit.board.ssh import REASONS, Ssh
-from edgevit.errors import UnreachableError
+from edgevit.errors import OptionError, UnreachableError
 
 
 def refusal(host, config=None, **options):
@@ -89,8 +89,11 @@ def test_a_jump_host_of_the_configuration_is_used(sshd):
     assert server.log().count("Accepted publickey") == 2
 
 
-def test_a_host_name_cannot_be_an_option(sshd, tmp_path):
-    refusal(f"-oProxyCommand=touch {tmp_path}/made", sshd().config)
+@pytest.mark.parametrize("space", [" ", "$IFS"])
+def test_a_host_name_cannot_be_an_option(sshd, tmp_path, space):
+    host = f"-oProxyCommand=touch{space}{tmp_path}/made"
+    with pytest.raises((OptionError, UnreachableError)), open_board(host, ssh_config=sshd().config):
+        pass
     assert not (tmp_path / "made").exists()
 
 
