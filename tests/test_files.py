@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from model_folders import derivation_of
 
-from edgevit.errors import EdgeVitError
+from edgevit.errors import EdgeVitError, PlanError
+from edgevit.progress import Silent
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = int(os.environ.get("EDGEVIT_MUTATIONS", "10"))
@@ -87,6 +88,23 @@ def _costs(root: Path) -> object:
     return table.base_ms
 
 
+def _plan(root: Path) -> object:
+    from edgevit.derive.plan_file import read_plan
+
+    return read_plan(root / "plan.yaml")
+
+
+def _results(root: Path) -> object:
+    """Damaged results are told of and read as none: the rows come from the models' own folders."""
+    from edgevit.derive.many import _Results
+
+    class Told(Silent):
+        def warn(self, text: str) -> None:
+            raise PlanError(text)
+
+    return _Results(root / "fleet", []).read(Told())
+
+
 FEW = ("--max-images", "3", "--device", "cpu", "-q")
 SLICE = ("derive", "--method", "skd", "--supernet", "net", "--rate", "0.3", "--out", "slice", "-q")
 KINDS = {
@@ -102,6 +120,9 @@ KINDS = {
     "runs": Kind("runs.jsonl", (("compare", "runs.jsonl", "runs.jsonl", "--force"),)),
     "profile": Kind("mine.yaml", (("profiles", "mine.yaml"),)),
     "costs": Kind("costs.yaml", (_costs,), named="cost"),
+    "plan": Kind("plan.yaml", (_plan,)),
+    "results": Kind("fleet/results.json", (_results,)),
+    "sweep": Kind("swept/sweep.json", (("show", "swept"), ("show", "swept", "--json"))),
     "classes": Kind(
         "classes.txt", (("evaluate", "m", "--data", "digits", "--classes", "classes.txt", *FEW),), named=""
     ),
@@ -158,6 +179,10 @@ def _make_supernet(root: Path) -> None:
 def _make_small_files(root: Path) -> None:
     from report.some_runs import DENSE, SLIM
 
+    from edgevit.derive import plan_file
+    from edgevit.derive.many import Row
+    from edgevit.sweep.record import Point, Sweep, write_sweep
+
     (root / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in (DENSE, SLIM)))
     shutil.copy(ROOT / "profiles" / "orin-nx-16gb.yaml", root / "mine.yaml")
     sizes = {"heads": 2, "qk": 32, "vo": 32, "ffn": 256}
@@ -167,6 +192,16 @@ def _make_small_files(root: Path) -> None:
     costs = {"schema": 1, "measured_on": "here", "base": base, "fixed_ms": 0.5, "blocks": [block]}
     (root / "costs.yaml").write_text(yaml.safe_dump(costs))
     (root / "classes.txt").write_text("3\n5\n")
+    shutil.copy(plan_file.EXAMPLE, root / "plan.yaml")
+    row = Row("a", "t", "b", "forge", "fleet/a", "0" * 64, "done", 1.5, None, 0.9, 0.95, 10, 20, 0.5, ("curves",))
+    table = {"schema": 1, "rows": [asdict(row), asdict(replace(row, job="c", state="failed", error="no"))]}
+    (root / "fleet").mkdir()
+    (root / "fleet" / "results.json").write_text(json.dumps(table))
+    (root / "swept").mkdir()
+    points = (Point("base", None, 90, 100, 1000, 500), Point("r0.5", 0.5, 88, 100, 500, 250))
+    write_sweep(
+        root / "swept", Sweep({"base": "b"}, "validation", "2026-01-01", {"edgevit": "0.1.0"}, points, ("0.9: no",))
+    )
 
 
 @pytest.fixture(scope="session")
@@ -466,7 +501,6 @@ ELSEWHERE = {
     "edgevit/folder/documents.py": "the reader itself",
     "edgevit/board/client.py": "what the agent says",
     "edgevit/derive/card.py": "code in a model's README, which needs no edgevit",
-    "edgevit/derive/many.py": "plans and results, which are yet to come through it",
 }
 
 

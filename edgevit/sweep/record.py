@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from edgevit.errors import SweepError
 from edgevit.folder.documents import Reader
+from edgevit.folder.model import Count, Index
 from edgevit.folder.writing import write_whole, writing
 
 SCHEMA = 1
@@ -27,7 +30,7 @@ class Latency:
     """Milliseconds of one image on this machine, measured in turns with the base."""
 
     figure: str  # "p50"; or "mean", which alone can be judged where other programs were busy
-    ms: float
+    ms: Annotated[float, Field(gt=0)]
     ratio: float  # to the base's
     low: float | None  # of its 95 % interval; None: it has none
     high: float | None
@@ -39,11 +42,15 @@ class Point:
 
     folder: str
     rate: float | None  # None: the base
-    right: int  # of `images`, how many it classifies rightly among the target classes
-    images: int
-    macs: int
-    params: int
+    right: Index  # of `images`, how many it classifies rightly among the target classes
+    images: Index
+    macs: Count
+    params: Count
     latency: Latency | None = None  # None: not measured yet
+
+    def __post_init__(self) -> None:
+        if self.right > self.images:
+            raise ValueError(f"{self.right} of {self.images} images are no share")
 
     @property
     def top1(self) -> float:
