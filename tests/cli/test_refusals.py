@@ -150,10 +150,14 @@ def test_it_is_refused_in_one_line_before_torch_is_imported(answers: list[Any], 
 
 def test_a_partial_folder_that_holds_no_training_is_no_obstacle(tmp_path: Path) -> None:
     from edgevit.derive.unfinished import refuse_unfinished
+    from edgevit.errors import OutputError
 
     for name in ("request.json", "baselines.json", "history.jsonl"):
         (tmp_path / name).touch()
     refuse_unfinished(tmp_path, resume=False)
+    (tmp_path / "train").mkdir()
+    with pytest.raises(OutputError, match="add --resume to go on with it"):
+        refuse_unfinished(tmp_path, resume=False)
 
 
 # -- --overwrite -------------------------------------------------------------------------------------------------------
