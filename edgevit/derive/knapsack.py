@@ -128,7 +128,7 @@ def _steps(front: _Front, offset: int, bin_size: int, room_bins: int) -> _Steps:
 
 def _solve(blocks: Sequence[_Block], bin_size: int, room_bins: int) -> list[tuple[int, int] | None]:
     """Return per block the indices of attention and FFN in their fronts, or None."""
-    best = np.zeros(room_bins + 1)  # least loss of the blocks so far within so many bins
+    best: NDArray[np.float64] = np.zeros(room_bins + 1)  # least loss of the blocks so far within so many bins
     tables = []
     for block in blocks:
         pair = []
@@ -137,7 +137,7 @@ def _solve(blocks: Sequence[_Block], bin_size: int, room_bins: int) -> list[tupl
             steps = _steps(front, offset, bin_size, room_bins)
             best, taken = steps.take(best, [front.choices[i].loss for i in steps.indices])
             pair.append((steps, taken))
-        drop = np.zeros(len(best), bool)
+        drop: NDArray[np.bool_] = np.zeros(len(best), bool)
         if block.dropped is not None:
             drop = without + block.dropped <= best
             best = np.where(drop, without + block.dropped, best)
