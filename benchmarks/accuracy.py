@@ -276,7 +276,7 @@ def run(case: Case, place: Place, threads: int) -> dict[str, Any] | str:
 
 
 def _training(case: Case, steps: int) -> Any:
-    from edgevit.derive.training import Training
+    from edgevit.train.settings import Training
 
     return Training(
         steps=steps, batch_size=case.batch_size, lr=case.lr, seed=case.seed, device="cpu", evaluations=5,
@@ -317,7 +317,7 @@ def _ensure_supernet(case: Case, place: Place, classes: list[str]) -> Path:
 
 
 def _derive(case: Case, place: Place, folder: Path) -> dict[str, Any]:
-    from edgevit.derive.pipeline import derive
+    from edgevit.derive.session import derive
 
     base = json.loads((place.base / "base.json").read_text())
     classes = task_classes(base["classes"], case.task)

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.task import Split, Task, open_task
 from edgevit.derive import surgery
-from edgevit.derive.statistics import calibrate, observed
-from edgevit.models.blocks import BlockDims
+from edgevit.derive.measure.statistics import calibrate
+from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import Model, open_base
 from edgevit.models.families import vit
 from edgevit.progress import Silent
+from edgevit.train.passes import observed
 
 RESULTS = Path(__file__).parent / "results" / "attention.json"
 IMAGES, WIDTHS = 128, (4, 8, 16, 32, 48)

@@ -26,15 +26,16 @@ import timm
 import torch
 
 from edgevit.derive import surgery
-from edgevit.derive.budget import make_budget
-from edgevit.derive.collapse import cluster_neurons, make_clusters
-from edgevit.derive.methods.vulcan import Config, Redundancy
+from edgevit.derive.allocate.budget import make_budget
+from edgevit.derive.allocate.policy import POLICIES, fit, uniform
+from edgevit.derive.measure.statistics import token_sum
+from edgevit.derive.methods.vulcan.collapse import cluster_neurons, make_clusters
+from edgevit.derive.methods.vulcan.method import Config, Redundancy
 from edgevit.derive.plan import Plan
-from edgevit.derive.shape import POLICIES, fit, uniform
-from edgevit.derive.statistics import observed, token_sum
-from edgevit.derive.train import open_compute
-from edgevit.derive.training import Training
 from edgevit.models.families import vit
+from edgevit.train.compute import open_compute
+from edgevit.train.passes import observed
+from edgevit.train.settings import Training
 
 RESULTS = Path(__file__).parent / "results" / "cost.json"
 MODELS = ("deit_tiny_patch16_224", "deit_small_patch16_224", "deit_base_patch16_224")

@@ -31,9 +31,9 @@ import yaml
 from base import RENDERED_ARGS, TIMM_NAME
 from torch import Tensor, nn
 
-from edgevit.derive.cost_table import load_cost_table
-from edgevit.derive.shape import POLICIES
-from edgevit.models.blocks import BlockDims
+from edgevit.derive.allocate.cost_table import load_cost_table
+from edgevit.derive.allocate.policy import POLICIES
+from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import family_of, vit
 
 RESULTS = Path(__file__).parent / "results" / "cost_table.yaml"

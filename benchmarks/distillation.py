@@ -29,14 +29,16 @@ from torch import Tensor, nn
 from edgevit.data.accuracy import count_correct
 from edgevit.data.task import Task, open_task
 from edgevit.derive import surgery
-from edgevit.derive.distill import Distillation, teacher_loss
-from edgevit.derive.methods import forge
-from edgevit.derive.pipeline import derive, versions
-from edgevit.derive.train import History, open_compute, train
-from edgevit.derive.training import Training, fill
+from edgevit.derive.methods.forge import method as forge
+from edgevit.derive.session import derive, versions
 from edgevit.models.checkpoint import open_base
 from edgevit.models.slim import bare_copy
 from edgevit.progress import Silent
+from edgevit.train.compute import open_compute
+from edgevit.train.distil import Distillation, teacher_loss
+from edgevit.train.history import History
+from edgevit.train.loop import train
+from edgevit.train.settings import Training, fill
 
 RESULTS = Path(__file__).parent / "results" / "distillation.json"
 TASKS, RATES, SEEDS = (12, 6), (0.9, 0.8, 0.95), accuracy.SEEDS

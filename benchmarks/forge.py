@@ -50,10 +50,10 @@ def timed(owner: Any, name: str, stage: str, seconds: dict[str, float]) -> Itera
 
 def derive(folder: Path, data: Path, rate: float, images: int, gradients: int) -> dict[str, Any]:
     """One derivation without training, in this process."""
-    from edgevit.derive import sensitivity, statistics
-    from edgevit.derive.least_squares import Regression
-    from edgevit.derive.pipeline import derive as derive_model
-    from edgevit.derive.training import Training
+    from edgevit.derive.algebra.least_squares import Regression
+    from edgevit.derive.measure import sensitivity, statistics
+    from edgevit.derive.session import derive as derive_model
+    from edgevit.train.settings import Training
 
     beside: dict[str, float] = {}
     with ExitStack() as stack:

@@ -41,10 +41,10 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 SHAPES = ("fused", "fused4", "paper", "free")
 METHODS: dict[str, dict[str, Any]] = {
-    "vulcan": {"steps": 3, "options": {"calibration_images": 64}},
-    "vulcan, moments": {"steps": 3, "options": {"calibration_images": 64, "factorisation": "tokens"}},
-    "nuwa": {"steps": 2, "options": {"calibration_images": 48, "purification_steps": 4}},
-    "forge": {"steps": 3, "options": {"calibration_images": 64, "sensitivity_images": 16}},
+    "vulcan": {"steps": 3, "options": {"calibration_images": 96}},
+    "vulcan, moments": {"steps": 3, "options": {"calibration_images": 96, "factorisation": "tokens"}},
+    "nuwa": {"steps": 2, "options": {"calibration_images": 96, "purification_steps": 4}},
+    "forge": {"steps": 3, "options": {"calibration_images": 96, "sensitivity_images": 48}},
     "skd": {"steps": 2, "options": {}},
 }
 RATES = {"forge": 0.7}  # high enough for heads and blocks to go; 0.5 for the others
@@ -63,7 +63,7 @@ def write_base(name: str, args: dict[str, Any], file: Path) -> Path:
 
 
 def training(steps: int) -> Training:
-    return Training(steps=steps, batch_size=16, device="cpu", evaluations=1, lr=1e-3, early_stop=False, workers=0)
+    return Training(steps=steps, batch_size=64, device="cpu", evaluations=1, lr=1e-3, early_stop=False, workers=0)
 
 
 def cases(scratch: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -73,7 +73,7 @@ def cases(scratch: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         file = write_base(name, args, scratch / f"{base}.safetensors")
         opened = {"checkpoint": file, "model_args": args, "preprocessing": PREPROCESSING}
         net = scratch / f"{base} net"
-        few = {"proxy_images": 16, "updates": 2, "points": 2}
+        few = {"proxy_images": 96, "updates": 2, "points": 2}
         common = {"data": "digits", "accept_weak_base": True}
         edgevit.supernet(name, out=net, rate=0.6, options=few, training=training(4), **opened, **common)
         for method, how in METHODS.items():
@@ -84,7 +84,7 @@ def cases(scratch: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     given |= {"rate": RATES.get(method, 0.5), "training": training(how["steps"])}
                     given |= {"options": how["options"], "out": scratch / case.replace("; ", "-")}
                     if method == "skd":
-                        made = edgevit.derive(supernet=net, **given)
+                        made = edgevit.derive(supernet=net, method=method, **given)
                     else:
                         made = edgevit.derive(name, method=method.partition(",")[0], **given, **opened)
                     yield case, told(made.model)

@@ -38,15 +38,15 @@ import torch
 from torch import Tensor, nn
 
 import edgevit
-from edgevit.derive.budget import make_budget
-from edgevit.derive.shape import POLICIES, Widths, fit
+from edgevit.derive.allocate.budget import make_budget
+from edgevit.derive.allocate.policy import POLICIES, Widths, fit
 from edgevit.export.fusion import compiler_installed, count_fused
 from edgevit.export.graph import write_onnx
 from edgevit.export.padding import padded_width
 from edgevit.export.precision import halved
-from edgevit.models.blocks import BlockDims
+from edgevit.models.anatomy import BlockDims
+from edgevit.models.cost import Geometry
 from edgevit.models.families import vit
-from edgevit.models.macs import Geometry
 
 NAMES = {size: f"deit_{size}_patch16_224" for size in ("tiny", "small", "base")}
 RATES = (0.2, 0.4, 0.6, 0.8)

@@ -27,11 +27,11 @@ import timm
 import torch
 from cost import peak_bytes, summary
 
-from edgevit.derive.budget import make_budget
-from edgevit.derive.piad import make_units
-from edgevit.derive.pipeline import derive
-from edgevit.derive.shape import POLICIES
-from edgevit.derive.slices import RECORD, SCHEMA, read_supernet
+from edgevit.derive.allocate.budget import make_budget
+from edgevit.derive.allocate.policy import POLICIES
+from edgevit.derive.methods.skd.piad import make_units
+from edgevit.derive.methods.skd.slices import RECORD, SCHEMA, read_supernet
+from edgevit.derive.session import derive
 from edgevit.folder.model import ClassLabel
 from edgevit.models.checkpoint import describe, load, save
 from edgevit.models.families import vit

@@ -80,8 +80,8 @@ def _sizes(folder: Path) -> Any:
 
 
 def _costs(root: Path) -> object:
-    from edgevit.derive.cost_table import load_cost_table
-    from edgevit.derive.shape import POLICIES
+    from edgevit.derive.allocate.cost_table import load_cost_table
+    from edgevit.derive.allocate.policy import POLICIES
 
     table = load_cost_table(root / "costs.yaml")
     table.check("vit", *_sizes(root / "net"), POLICIES["fused"])
@@ -89,9 +89,9 @@ def _costs(root: Path) -> object:
 
 
 def _plan(root: Path) -> object:
-    from edgevit.derive.plan_file import read_plan
+    from edgevit.derive.jobs_file import read_jobs
 
-    return read_plan(root / "plan.yaml")
+    return read_jobs(root / "plan.yaml")
 
 
 def _results(root: Path) -> object:
@@ -179,7 +179,7 @@ def _make_supernet(root: Path) -> None:
 def _make_small_files(root: Path) -> None:
     from report.some_runs import DENSE, SLIM
 
-    from edgevit.derive import plan_file
+    from edgevit.derive import jobs_file
     from edgevit.derive.many import Row
     from edgevit.sweep.record import Point, Sweep, write_sweep
 
@@ -192,7 +192,7 @@ def _make_small_files(root: Path) -> None:
     costs = {"schema": 1, "measured_on": "here", "base": base, "fixed_ms": 0.5, "blocks": [block]}
     (root / "costs.yaml").write_text(yaml.safe_dump(costs))
     (root / "classes.txt").write_text("3\n5\n")
-    shutil.copy(plan_file.EXAMPLE, root / "plan.yaml")
+    shutil.copy(jobs_file.EXAMPLE, root / "plan.yaml")
     row = Row("a", "t", "b", "forge", "fleet/a", "0" * 64, "done", 1.5, None, 0.9, 0.95, 10, 20, 0.5, ("curves",))
     table = {"schema": 1, "rows": [asdict(row), asdict(replace(row, job="c", state="failed", error="no"))]}
     (root / "fleet").mkdir()

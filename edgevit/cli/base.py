@@ -40,7 +40,7 @@ def main(
     """
     from dataclasses import asdict
 
-    from edgevit.derive.budget import readable
+    from edgevit.derive.allocate.budget import readable
     from edgevit.derive.request import BaseRequest
 
     console = Console(json=json, quiet=quiet, verbose=verbose)

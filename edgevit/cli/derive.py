@@ -159,7 +159,7 @@ def main(
     """Derive a small class-specific model from a large base, inside a budget."""
     from edgevit.derive.options import parse_assignments
     from edgevit.derive.request import DeriveRequest
-    from edgevit.derive.training import Training
+    from edgevit.train.settings import Training
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
     options: dict[str, Any] = dict(parse_assignments(method, set_ or ()))
@@ -220,7 +220,7 @@ def main(
     )
     request.check()  # before torch is imported
 
-    from edgevit.derive.pipeline import run
+    from edgevit.derive.session import run
 
     derivation = run(request, console.progress)
     if not derivation.is_main:

@@ -11,7 +11,7 @@ from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag, write
 
 def _example(asked: bool) -> None:
     if asked:
-        from edgevit.derive.plan_file import EXAMPLE
+        from edgevit.derive.jobs_file import EXAMPLE
 
         write(EXAMPLE.read_text(encoding="utf-8").rstrip("\n"))
         raise typer.Exit
@@ -35,9 +35,9 @@ def main(
 
     Begin with: edgevit derive-many --example > plan.yaml
     """
-    from edgevit.derive.plan_file import read_plan
+    from edgevit.derive.jobs_file import read_jobs
 
-    read_plan(plan)  # before torch is imported
+    read_jobs(plan)  # before torch is imported
 
     from dataclasses import asdict
 

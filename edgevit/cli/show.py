@@ -12,7 +12,7 @@ from edgevit.cli.console import Console, JsonFlag
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgevit.derive.slices import Point, SuperNet
+    from edgevit.derive.methods.skd.slices import Point, SuperNet
 
 
 def main(
@@ -35,7 +35,7 @@ def main(
     check_model_folder(folder)  # before torch is imported
 
     from edgevit.cli.tables import accuracy_table, blocks_table, classes_line, rejection_table
-    from edgevit.derive.slices import RECORD, read_supernet
+    from edgevit.derive.methods.skd.slices import RECORD, read_supernet
     from edgevit.errors import CheckpointError
     from edgevit.folder.derivation import DERIVATION, read_derivation
     from edgevit.folder.model import MEND
@@ -86,7 +86,7 @@ def curve_table(supernet: SuperNet) -> Table:
     from rich.table import Table
 
     from edgevit.data.accuracy import share_text
-    from edgevit.derive.budget import readable
+    from edgevit.derive.allocate.budget import readable
 
     images = supernet.record["data"]["images"]["validation"]
     table = Table("slice", "MACs", "parameters", f"top-1 on {images} validation images")
@@ -103,7 +103,7 @@ def curve_table(supernet: SuperNet) -> Table:
 def curve_drawing(curve: Sequence[Point]) -> str:
     """Accuracy against MACs, each measured slice a dot at its place."""
     from edgevit.cli.drawing import Dot, scatter
-    from edgevit.derive.budget import readable
+    from edgevit.derive.allocate.budget import readable
 
     least, most = min(p.macs for p in curve), max(p.macs for p in curve)
     return scatter([Dot(p.macs, p.top1) for p in curve], (readable(least), f"{readable(most)} MACs"))

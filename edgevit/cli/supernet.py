@@ -79,7 +79,7 @@ def main(
     """Train one network from which models of every size are cut at once: edgevit derive --method skd."""
     from edgevit.derive.options import parse_assignments
     from edgevit.derive.request import SupernetRequest
-    from edgevit.derive.training import Training
+    from edgevit.train.settings import Training
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
     request = SupernetRequest(

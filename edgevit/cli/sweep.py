@@ -88,8 +88,8 @@ def main(
     The same command goes on where it was interrupted, and takes more --rates.
     """
     from edgevit.derive.options import parse_assignments
-    from edgevit.derive.training import Training
     from edgevit.sweep.request import SweepRequest
+    from edgevit.train.settings import Training
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
     request = SweepRequest(
@@ -161,7 +161,7 @@ def sweep_table(folder: Path, found: Sweep) -> Table:
     from rich.table import Table
 
     from edgevit.data.accuracy import share_text
-    from edgevit.derive.budget import readable
+    from edgevit.derive.allocate.budget import readable
 
     images = found.points[0].images if found.points else 0
     figure = next((point.latency.figure for point in found.points if point.latency), "p50")
@@ -194,7 +194,7 @@ def latency_cells(point: Point) -> tuple[str, str]:
 def sweep_drawing(found: Sweep) -> str:
     """Accuracy against latency, or against MACs where that is not measured."""
     from edgevit.cli.drawing import BASE, MODEL, Dot, scatter
-    from edgevit.derive.budget import readable
+    from edgevit.derive.allocate.budget import readable
     from edgevit.report.runs import three_digits
 
     costs = [point.latency.ms if point.latency else None for point in found.points]

@@ -17,7 +17,7 @@ def blocks_table(model: Model, record: dict[str, Any] | None) -> Table:
     """Dimensions and MACs of each block beside those of the base's block that it was."""
     from rich.table import Table
 
-    from edgevit.derive.budget import readable
+    from edgevit.derive.allocate.budget import readable
     from edgevit.models.families import load_family
 
     spec = model.spec
@@ -47,7 +47,7 @@ def accuracy_table(spec: ModelSpec, record: dict[str, Any]) -> Table:
     from rich.table import Table
 
     from edgevit.data.accuracy import share_text
-    from edgevit.derive.budget import readable
+    from edgevit.derive.allocate.budget import readable
 
     accuracy = record["accuracy"]
     images = accuracy["derived"]["images"]

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from edgevit.data.assumptions import CHECK, Sureness, shown
 from edgevit.data.task import Split, Task
 from edgevit.derive.cache import Cache
-from edgevit.derive.train import Compute
 from edgevit.errors import DataError
 from edgevit.progress import Progress
+from edgevit.train.compute import Compute
 
 IMAGES = 300  # of the validation part at most: a difference of 4 points in one direction shows
 NORMALISATIONS = ((IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), ((0.5,) * 3, (0.5,) * 3), ((0.0,) * 3, (1.0,) * 3))

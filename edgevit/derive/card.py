@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from edgevit.data.accuracy import share_text
-from edgevit.derive.budget import readable
+from edgevit.derive.allocate.budget import readable
 from edgevit.folder.derivation import Facts
 from edgevit.folder.model import ModelSpec, Rejection
 

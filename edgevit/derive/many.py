@@ -1,4 +1,4 @@
-"""Many derivations from one plan: `edgevit derive-many PLAN`. example_plan.yaml shows what a plan may hold.
+"""Many derivations from one plan: `edgevit derive-many PLAN`. example_jobs.yaml shows what a plan may hold.
 
 A job is a pure function of its arguments: `run_job` may run in any process, on any machine that has the data. What jobs
 share they share through the cache; the first job of every task comes first, so that this work is done side by side.
@@ -19,22 +19,22 @@ from typing import Literal
 import torch
 
 from edgevit.derive import load_method
-from edgevit.derive.budget import readable
+from edgevit.derive.allocate.budget import readable
+from edgevit.derive.allocate.policy import make_policy
+from edgevit.derive.jobs_file import RESULTS, Job, read_jobs
 from edgevit.derive.options import make_config
-from edgevit.derive.pipeline import run
-from edgevit.derive.plan_file import RESULTS, Job, read_plan
 from edgevit.derive.request import DeriveRequest
-from edgevit.derive.shape import make_policy
-from edgevit.derive.training import Training
-from edgevit.derive.unfinished import holds_state, partial_folder
+from edgevit.derive.session import run
 from edgevit.derive.workers import Died, work_off
 from edgevit.errors import CheckpointError, EdgeVitError, Interrupted, OptionError, OutputError, PlanError
 from edgevit.folder.derivation import DerivationRecord, parse_derivation, read_derivation
 from edgevit.folder.documents import Reader
 from edgevit.folder.lock import alone_in
 from edgevit.folder.model import ModelSpec, read_spec
+from edgevit.folder.unfinished import holds_state, partial_folder
 from edgevit.folder.writing import write_whole, writing
 from edgevit.progress import Progress, Silent
+from edgevit.train.settings import Training
 
 TABLE = Reader(PlanError, mend="the rows of models that are there are read from their folders")
 
@@ -179,7 +179,7 @@ def markdown(rows: Sequence[Row]) -> str:
     return "".join("| " + " | ".join(c.replace("|", "/") for c in line) + " |\n" for line in lines)
 
 
-def derive_many(plan_file: str | Path, *, workers: int | None = None, progress: Progress | None = None) -> list[Row]:
+def derive_many(jobs_file: str | Path, *, workers: int | None = None, progress: Progress | None = None) -> list[Row]:
     """Do every job of a plan that is not done yet; a job that fails does not stop the others.
 
     Raises:
@@ -187,7 +187,7 @@ def derive_many(plan_file: str | Path, *, workers: int | None = None, progress: 
         OutputError: another process works on this plan, or its folder cannot be written.
         Interrupted: Ctrl-C or SIGTERM; the same call goes on.
     """
-    jobs, plan = read_plan(plan_file)
+    jobs, plan = read_jobs(jobs_file)
     workers, progress = workers or plan.workers, progress or Silent()
     if workers < 1:
         raise OptionError(f"workers {workers} is less than 1")

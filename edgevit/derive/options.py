@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from edgevit.derive import method_names
+from edgevit.derive import method_module, method_names
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.numbers import FINITE, WORD, check_number
 
@@ -78,7 +78,7 @@ def describe(name: str) -> Method:
     if name == SUPERNET:
         module = f"edgevit.derive.{name}"
     elif name in method_names():
-        module = f"edgevit.derive.methods.{name}"
+        module = method_module(name)
     else:
         raise UnknownNameError("method", name, method_names())
     source = _Source.of(module)

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from edgevit.derive.collapse import Clusters
-from edgevit.derive.state import reading_state, save_tensors
-from edgevit.derive.unfinished import STATE
+from edgevit.derive.methods.vulcan.collapse import Clusters
 from edgevit.errors import PlanError
+from edgevit.folder.unfinished import STATE
 from edgevit.folder.writing import write_whole, writing
-from edgevit.models.blocks import BlockDims, BlockWeights
+from edgevit.models.anatomy import BlockDims, BlockWeights
+from edgevit.train.state import reading_state, save_tensors
 
 
 @dataclass(frozen=True)

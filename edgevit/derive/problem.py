@@ -13,15 +13,17 @@ import torch
 from torch import nn
 
 from edgevit.data.task import Task
-from edgevit.derive.budget import Budget
+from edgevit.derive.allocate.budget import Budget
+from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.cache import Cache
-from edgevit.derive.distill import Distillation, TeacherOptions, make_distillation
-from edgevit.derive.shape import Policy
-from edgevit.derive.state import load_tensors, reading_state, save_tensors
-from edgevit.derive.train import Compute, Constraint, History, Keep, train
-from edgevit.derive.training import Training
 from edgevit.models.slim import bare_copy
 from edgevit.progress import Progress
+from edgevit.train.compute import Compute
+from edgevit.train.distil import Distillation, TeacherOptions, make_distillation
+from edgevit.train.history import History
+from edgevit.train.loop import Constraint, Keep, train
+from edgevit.train.settings import Training
+from edgevit.train.state import load_tensors, reading_state, save_tensors
 
 
 @dataclass

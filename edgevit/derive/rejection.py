@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from edgevit.data.rejection import count_rejected, foreign_images, target_logits
 from edgevit.data.task import Split, Task
-from edgevit.derive.train import Compute
 from edgevit.folder.model import Rejection
 from edgevit.models.rejection import calibrate, check_share
 from edgevit.progress import Progress
+from edgevit.train.compute import Compute
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ from typing import Any
 
 from edgevit.data.request import check_data
 from edgevit.derive import method_names
-from edgevit.derive.budget import make_budget
+from edgevit.derive.allocate.budget import make_budget
+from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.options import SUPERNET, read_options
-from edgevit.derive.shape import make_policy
-from edgevit.derive.training import Training
-from edgevit.derive.unfinished import partial_folder, refuse_unfinished
 from edgevit.errors import CheckpointError, OptionError, UnknownNameError
+from edgevit.folder.unfinished import partial_folder, refuse_unfinished
 from edgevit.folder.writing import refuse_existing
 from edgevit.models.request import check_base
 from edgevit.numbers import check_number
+from edgevit.train.settings import Training
 
 SLICES = "skd"  # the method that cuts a super-network instead of a base
 SUPERNET_RECORD = "supernet.json"
@@ -149,7 +149,8 @@ class DeriveRequest(Request):
         """
         table = None
         if self.ms is not None or self.cost_table is not None:
-            from edgevit.derive.cost_table import load_cost_table, refuse_linear  # numpy and pydantic: a quarter second
+            from edgevit.derive.abilities import refuse_linear
+            from edgevit.derive.allocate.cost_table import load_cost_table  # numpy and pydantic: a quarter second
 
             if self.ms is not None:
                 refuse_linear(self.method)

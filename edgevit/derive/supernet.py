@@ -23,26 +23,28 @@ from torch import nn
 
 from edgevit.data.assumptions import Assumptions, assumptions
 from edgevit.data.task import Split, Task, open_task
+from edgevit.derive.allocate.budget import make_budget, readable
+from edgevit.derive.allocate.policy import Policy, check_reachable, make_policy
 from edgevit.derive.base_check import ask, judge
-from edgevit.derive.budget import make_budget, readable
 from edgevit.derive.cache import Cache
-from edgevit.derive.distill import TeacherOptions, make_distillation
+from edgevit.derive.methods.skd.piad import Growth, ProgressiveDropout, Unit, make_units
+from edgevit.derive.methods.skd.slices import RECORD, SCHEMA, Point, SuperNet, read_supernet
+from edgevit.derive.methods.skd.wpac import concentrate
 from edgevit.derive.options import SUPERNET, make_config
-from edgevit.derive.piad import Growth, ProgressiveDropout, Unit, make_units
-from edgevit.derive.pipeline import versions, with_head
 from edgevit.derive.problem import Stopwatch
 from edgevit.derive.request import SupernetRequest
-from edgevit.derive.shape import Policy, check_reachable, make_policy
-from edgevit.derive.slices import RECORD, SCHEMA, Point, SuperNet, read_supernet
-from edgevit.derive.train import Compute, History, close_compute, evaluate, open_compute, train
-from edgevit.derive.training import Training, fill
-from edgevit.derive.unfinished import open_partial, partial_folder, remove_cheap
-from edgevit.derive.wpac import concentrate
+from edgevit.derive.session import versions, with_head
 from edgevit.errors import EdgeVitError, Interrupted, OptionError
 from edgevit.folder.model import ClassLabel, ModelSpec
+from edgevit.folder.unfinished import open_partial, partial_folder, remove_cheap
 from edgevit.models.checkpoint import Model, derived_spec, open_base, save
 from edgevit.models.families import family_of
 from edgevit.progress import Progress, Silent
+from edgevit.train.compute import Compute, close_compute, evaluate, open_compute
+from edgevit.train.distil import TeacherOptions, make_distillation
+from edgevit.train.history import History
+from edgevit.train.loop import train
+from edgevit.train.settings import Training, fill
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgevit.derive.collapse import merge, to_device
-from edgevit.derive.factorise import Spectrum, decompose, factors, singular_values
+from edgevit.derive.algebra.factorise import Spectrum, decompose, factors, singular_values
+from edgevit.derive.methods.vulcan.collapse import merge, to_device
+from edgevit.derive.methods.vulcan.rank import query_matrix
 from edgevit.derive.plan import Plan
-from edgevit.derive.rank import query_matrix
 from edgevit.errors import PlanError
-from edgevit.models.blocks import BlockDims, BlockWeights
+from edgevit.models.anatomy import BlockDims, BlockWeights
 from edgevit.models.families import family_of
 from edgevit.models.slim import bare_copy
 

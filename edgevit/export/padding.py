@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgevit.models.blocks import BlockDims, BlockWeights
+from edgevit.models.anatomy import BlockDims, BlockWeights
 from edgevit.models.families import load_family
 
 MULTIPLE, LEAST = 8, 16  # other fusable widths cost an extra copy: docs/decisions/001-fusable-shapes.md

@@ -9,8 +9,8 @@ from typing import Any
 
 from edgevit.data.classes import listed
 from edgevit.derive.request import SLICES, DeriveRequest, Request
-from edgevit.derive.unfinished import partial_folder
 from edgevit.errors import OptionError, OutputError, UnknownNameError
+from edgevit.folder.unfinished import partial_folder
 from edgevit.folder.writing import file_sha256, refuse_existing
 from edgevit.numbers import check_number
 from edgevit.sweep.record import PARTS, RATES, RECORD

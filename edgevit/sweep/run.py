@@ -12,9 +12,8 @@ from typing import Any
 
 from edgevit.board.bench import Conditions, bench_in_turns
 from edgevit.derive.base import base as write_base
-from edgevit.derive.pipeline import run as derive
-from edgevit.derive.pipeline import versions
-from edgevit.derive.training import Training
+from edgevit.derive.session import run as derive
+from edgevit.derive.session import versions
 from edgevit.errors import BudgetError, DataError, Interrupted, OutputError, SweepError
 from edgevit.export.current import current_export
 from edgevit.export.evaluate import evaluate
@@ -35,6 +34,7 @@ from edgevit.sweep.record import (
     write_sweep,
 )
 from edgevit.sweep.request import SweepRequest
+from edgevit.train.settings import Training
 
 RUNS = "runs.jsonl"
 ROUNDS = 8  # an interval needs 6

@@ -16,9 +16,9 @@ import accuracy
 import base
 
 from edgevit.derive import load_method
-from edgevit.derive.budget import Budget, make_budget
+from edgevit.derive.allocate.budget import Budget, make_budget
+from edgevit.derive.allocate.policy import check_reachable, make_policy
 from edgevit.derive.options import make_config
-from edgevit.derive.shape import check_reachable, make_policy
 from edgevit.errors import BudgetError
 from edgevit.models.families import family_of
 

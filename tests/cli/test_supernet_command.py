@@ -18,7 +18,7 @@ SHORT = ["--steps", "6", "--batch-size", "16", "--lr", "1e-3", "--evaluations", 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory, digits_checkpoint: Path) -> Path:
     from edgevit.derive.supernet import supernet
-    from edgevit.derive.training import Training
+    from edgevit.train.settings import Training
 
     return supernet(
         BASE[0],

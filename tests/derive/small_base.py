@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 import edgevit
-import edgevit.derive.train as loop
-from edgevit.derive.training import Training
+import edgevit.train.loop as loop
+from edgevit.train.settings import Training
 
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
 PREPROCESSING = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevit.derive.allocation import adaptive_widths, capped_rates, head_rates, normalise
+from edgevit.derive.allocate.widths import adaptive_widths, capped_rates, head_rates, normalise
 
 
 @given(st.integers(0, 2**31), st.floats(0.1, 0.85), st.integers(1, 4), st.booleans())

@@ -11,11 +11,11 @@ from small_base import PREPROCESSING
 
 import edgevit
 from edgevit.derive import methods
-from edgevit.derive.cost_table import load_cost_table
-from edgevit.derive.shape import POLICIES
-from edgevit.derive.training import Training
+from edgevit.derive.allocate.cost_table import load_cost_table
+from edgevit.derive.allocate.policy import POLICIES
 from edgevit.errors import BudgetError, CostTableError, OptionError
 from edgevit.models.families import vit
+from edgevit.train.settings import Training
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "cost_table.yaml"
 ARGS = {"img_size": 48, "patch_size": 8, "embed_dim": 192, "depth": 6, "num_heads": 3}
@@ -26,11 +26,11 @@ from dataclasses import dataclass
 import torch
 
 from edgevit.derive import surgery
-from edgevit.derive.collapse import make_clusters
-from edgevit.derive.knapsack import BlockMenu, Choice, allocate
+from edgevit.derive.methods.vulcan.collapse import make_clusters
+from edgevit.derive.allocate.knapsack import BlockMenu, Choice, allocate
 from edgevit.derive.plan import Plan
 from edgevit.derive.problem import Derived
-from edgevit.models.blocks import BlockDims
+from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import family_of
 
 QUANTITIES = ("macs", "params", "ms")

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevit.derive.collapse import (
+from edgevit.derive.methods.vulcan.collapse import (
     activation_collapse,
     cluster_neurons,
     largest_members,
@@ -12,7 +12,7 @@ from edgevit.derive.collapse import (
     neurons,
     weight_collapse,
 )
-from edgevit.models.blocks import BlockWeights
+from edgevit.models.anatomy import BlockWeights
 
 
 def block_of(w1, b1=None, w2=None):

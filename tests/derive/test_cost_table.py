@@ -7,11 +7,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgevit.derive.budget import make_budget
-from edgevit.derive.cost_table import CostTable, load_cost_table
-from edgevit.derive.shape import POLICIES, check_reachable, smallest
+from edgevit.derive.allocate.budget import make_budget
+from edgevit.derive.allocate.cost_table import CostTable, load_cost_table
+from edgevit.derive.allocate.policy import POLICIES, check_reachable, smallest
 from edgevit.errors import BudgetError, CostTableError, OptionError
-from edgevit.models.blocks import BlockDims
+from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import vit
 
 SIZES = {"heads": 2, "qk": 32, "vo": 32, "ffn": 256}

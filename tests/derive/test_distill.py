@@ -18,23 +18,17 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Task, open_task
 from edgevit.derive import load_method
-from edgevit.derive.distill import Distillation, Lesson, teacher_loss, token_loss
-from edgevit.derive.train import (
-    RATE_OF_LOSS,
-    Best,
-    History,
-    evaluate,
-    open_compute,
-    sample_order,
-    train,
-    unlabelled_share,
-)
-from edgevit.derive.training import Training
 from edgevit.errors import Interrupted, OptionError
 from edgevit.models.checkpoint import open_base
 from edgevit.models.families import family_of
 from edgevit.models.slim import bare_copy
 from edgevit.progress import Silent
+from edgevit.train.compute import evaluate, open_compute
+from edgevit.train.distil import Distillation, Lesson, teacher_loss, token_loss
+from edgevit.train.history import History
+from edgevit.train.loop import RATE_OF_LOSS, Best, train
+from edgevit.train.order import sample_order, unlabelled_share
+from edgevit.train.settings import Training
 
 CLASSES = [3, 7, 9]
 QUICK = {"batch_size": 16, "device": "cpu", "lr": 1e-3, "augment": "none", "evaluations": 3}
@@ -411,7 +405,7 @@ def test_the_finetuned_base_is_baseline_and_teacher_and_trained_once(digits_chec
 def test_resuming_with_other_unlabelled_images_is_refused(
     digits_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import edgevit.derive.pipeline as pipeline
+    from edgevit.derive import session
 
     def stop(*given: Any) -> None:
         raise Interrupted("stopped")
@@ -420,7 +414,7 @@ def test_resuming_with_other_unlabelled_images_is_refused(
     Image.new("RGB", (9, 9)).save(tmp_path / "more" / "a.png")
     given: Any = {"unlabelled": tmp_path / "more", "options": {"teacher": "restricted"}, "method": "vulcan"}
     with monkeypatch.context() as patched, pytest.raises(Interrupted):
-        patched.setattr(pipeline, "_baselines", stop)
+        patched.setattr(session, "_baselines", stop)
         derive_small(digits_checkpoint, tmp_path / "m", **given)
     Image.new("RGB", (9, 9)).save(tmp_path / "more" / "b.png")
     with pytest.raises(OptionError, match=r"cannot resume .* with other options: unlabelled was"):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from edgevit.derive.factorise import decompose, effective_rank, factors, one_thread, singular_values
+from edgevit.derive.algebra.factorise import decompose, effective_rank, factors, one_thread, singular_values
 
 
 def random_pairs(heads=3, width=6, left=11, right=10, pairs=2):

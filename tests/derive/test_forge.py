@@ -19,13 +19,14 @@ from small_base import ARGS, derive, write_checkpoint
 import edgevit
 from edgevit.cli.console import Console
 from edgevit.data.task import open_task
-from edgevit.derive import load_method, sequential, surgery
-from edgevit.derive.menus import Heads, attention_menu, ffn_menu, tails
-from edgevit.derive.sensitivity import Sensitivity, curvature_sample, measure_sensitivity
-from edgevit.derive.sequential import solve_in_sequence
-from edgevit.derive.shape import make_policy
+from edgevit.derive import load_method, surgery
+from edgevit.derive.allocate.menus import Heads, attention_menu, ffn_menu, tails
+from edgevit.derive.allocate.policy import make_policy
+from edgevit.derive.measure.sensitivity import Sensitivity, curvature_sample, measure_sensitivity
+from edgevit.derive.methods.forge import sequential
+from edgevit.derive.methods.forge.sequential import solve_in_sequence
 from edgevit.errors import BudgetError, OptionError, OutputError
-from edgevit.models.blocks import BlockDims
+from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit
 from edgevit.models.slim import bare_copy

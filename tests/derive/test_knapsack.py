@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevit.derive.knapsack import BlockMenu, Choice, allocate
+from edgevit.derive.allocate.knapsack import BlockMenu, Choice, allocate
 from edgevit.errors import BudgetError
 
 LOSSES = st.integers(0, 40).map(lambda n: n / 8)  # sums of eighths are exact

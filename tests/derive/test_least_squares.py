@@ -3,7 +3,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgevit.derive.least_squares import Regression, refit, refittable_mean, removal_in_order, removal_order, solve
+from edgevit.derive.algebra.least_squares import (
+    Regression,
+    refit,
+    refittable_mean,
+    removal_in_order,
+    removal_order,
+    solve,
+)
 from edgevit.errors import DataError
 from edgevit.models.families import vit
 

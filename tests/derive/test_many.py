@@ -16,11 +16,11 @@ import pytest
 from small_base import PLAN, write_checkpoint
 
 from edgevit.derive import many
+from edgevit.derive.jobs_file import Job, read_jobs
 from edgevit.derive.many import derive_many
-from edgevit.derive.plan_file import Job, read_plan
-from edgevit.derive.unfinished import holds_state
 from edgevit.errors import OutputError
 from edgevit.folder.lock import alone_in
+from edgevit.folder.unfinished import holds_state
 from edgevit.progress import Silent
 
 
@@ -50,7 +50,7 @@ def test_jobs_are_done_once_and_one_that_fails_does_not_stop_the_rest(
     assert all(row.state == "failed" and "is not overwritten" in str(row.error) for row in changed)
     assert [row.state for row in derive_many(plan(checkpoint=checkpoint))] == ["done", "done"], "nothing is forgotten"
     _models_outlive_what_is_told_of_them(good, tmp_path / "out" / "results.json", rows)
-    _a_model_of_an_older_edgevit_is_known_by_its_row(read_plan(good)[0][0])
+    _a_model_of_an_older_edgevit_is_known_by_its_row(read_jobs(good)[0][0])
     assert (tmp_path / "out" / "odd-half-nuwa" / "model.json").stat().st_mtime_ns == stamp
 
 
@@ -115,7 +115,7 @@ class Noting(Silent):
 def test_a_folder_that_does_not_say_it_is_the_job_s_is_not_taken_for_it(
     plan: Any, content: str | None, warned: str | None
 ) -> None:
-    job = read_plan(plan())[0][0]
+    job = read_jobs(plan())[0][0]
     folder, noting = Path(job.out), Noting()
     folder.mkdir(parents=True)
     if content is not None:

@@ -13,8 +13,8 @@ from small_base import derive, write_checkpoint
 
 import edgevit
 from edgevit.derive import load_method, method_names, methods
+from edgevit.derive.allocate.policy import POLICIES
 from edgevit.derive.options import make_config, parse_assignments
-from edgevit.derive.shape import POLICIES
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.folder.derivation import read_derivation
 

@@ -10,16 +10,17 @@ import torch
 from small_base import ARGS, derive, write_checkpoint
 
 from edgevit.derive import load_method
-from edgevit.derive.allocation import Curve, energy_width, widths_by_error
+from edgevit.derive.algebra.least_squares import refit, removal_in_order, removal_order
+from edgevit.derive.allocate.widths import Curve, energy_width, widths_by_error
 from edgevit.derive.cache import Cache
-from edgevit.derive.least_squares import refit, removal_in_order, removal_order
+from edgevit.derive.methods.nuwa.purify import Purification, _Binarised, masked, purify
 from edgevit.derive.problem import Problem, Stopwatch
-from edgevit.derive.purify import Purification, _Binarised, masked, purify
-from edgevit.derive.train import History, open_compute
-from edgevit.derive.training import Training
 from edgevit.errors import DataError, OptionError
 from edgevit.models.families import vit
 from edgevit.progress import Silent
+from edgevit.train.compute import open_compute
+from edgevit.train.history import History
+from edgevit.train.settings import Training
 
 nuwa = load_method("nuwa")
 UNTRAINED = {"steps": 0}

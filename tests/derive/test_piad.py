@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from edgevit.data.task import open_task
-from edgevit.derive.piad import (
+from edgevit.derive.allocate.policy import POLICIES, make_policy, smallest
+from edgevit.derive.methods.skd.piad import (
     Growth,
     Importance,
     ProgressiveDropout,
@@ -22,12 +23,11 @@ from edgevit.derive.piad import (
     score_units,
     without,
 )
-from edgevit.derive.shape import POLICIES, make_policy, smallest
-from edgevit.derive.train import open_compute
-from edgevit.derive.training import Training
-from edgevit.models.blocks import BlockDims
+from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit
+from edgevit.train.compute import open_compute
+from edgevit.train.settings import Training
 
 CPU, COLUMNS = torch.device("cpu"), list(range(10))
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from edgevit.derive.rank import tail_sums
+from edgevit.derive.methods.vulcan.rank import tail_sums
 
 
 def test_tail_sums_are_those_of_a_full_svd_over_mixed_widths():

@@ -16,13 +16,13 @@ import edgevit
 from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import open_task
 from edgevit.derive import method_names
-from edgevit.derive.plan_file import read_plan
-from edgevit.derive.training import Training
+from edgevit.derive.jobs_file import read_jobs
 from edgevit.errors import CheckpointError, DataError, OptionError
 from edgevit.export.evaluate import evaluate
 from edgevit.export.record import read_report
 from edgevit.models.checkpoint import load, save
 from edgevit.models.rejection import Rejection, calibrate, check_share, scores
+from edgevit.train.settings import Training
 
 CLASSES = ["3", "5", "8"]
 
@@ -223,5 +223,5 @@ def test_a_plan_may_ask_for_it_and_jobs_done_without_it_stay_done(tmp_path: Path
             "budgets": [{"name": "b", "rate": 0.5}], "methods": [{"name": "nuwa"}]}  # fmt: skip
     for reject in (None, 0.1):
         (tmp_path / "plan.yaml").write_text(json.dumps(plan if reject is None else {**plan, "reject": reject}))
-        [job], _ = read_plan(tmp_path / "plan.yaml")
+        [job], _ = read_jobs(tmp_path / "plan.yaml")
         assert job.arguments.get("reject") == reject and ("reject" in job.arguments) == (reject is not None)

@@ -4,11 +4,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevit.derive.allocation import adaptive_widths
-from edgevit.derive.budget import make_budget, parse_count, readable
-from edgevit.derive.shape import POLICIES, Widths, fit, make_policy, smallest, uniform
+from edgevit.derive.allocate.budget import make_budget, parse_count, readable
+from edgevit.derive.allocate.policy import POLICIES, Widths, fit, make_policy, smallest, uniform
+from edgevit.derive.allocate.widths import adaptive_widths
 from edgevit.errors import BudgetError, OptionError, UnknownNameError
-from edgevit.models.blocks import BlockDims
+from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import vit
 
 DEITS = ("deit_tiny_patch16_224", "deit_small_patch16_224", "deit_base_patch16_224")

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from edgevit.data.task import open_task
-from edgevit.derive.statistics import add_outer, calibrate, check_enough, minimum_images, symmetric
+from edgevit.derive.measure.statistics import add_outer, calibrate, check_enough, minimum_images, symmetric
 from edgevit.errors import DataError
 from edgevit.progress import Silent
 

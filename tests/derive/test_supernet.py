@@ -11,17 +11,17 @@ from small_base import press_ctrl_c_in_step
 
 import edgevit
 from edgevit.data.task import reopen
-from edgevit.derive.budget import make_budget
-from edgevit.derive.pipeline import derive
-from edgevit.derive.shape import POLICIES
-from edgevit.derive.slices import read_supernet
+from edgevit.derive.allocate.budget import make_budget
+from edgevit.derive.allocate.policy import POLICIES
+from edgevit.derive.methods.skd.slices import read_supernet
+from edgevit.derive.session import derive
 from edgevit.derive.supernet import supernet
-from edgevit.derive.train import evaluate, open_compute
-from edgevit.derive.training import Training
 from edgevit.errors import BudgetError, CheckpointError, Interrupted, OptionError
 from edgevit.folder.derivation import parse_data
 from edgevit.models.checkpoint import load, open_base
 from edgevit.models.families import vit
+from edgevit.train.compute import evaluate, open_compute
+from edgevit.train.settings import Training
 
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
 QUICK = {"steps": 40, "batch_size": 32, "device": "cpu", "evaluations": 2, "lr": 1e-3}

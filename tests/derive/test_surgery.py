@@ -7,11 +7,11 @@ import timm
 import torch
 
 from edgevit.derive import surgery
-from edgevit.derive.collapse import Clusters
+from edgevit.derive.measure.statistics import calibrate
+from edgevit.derive.methods.vulcan.collapse import Clusters
 from edgevit.derive.plan import Plan, load_plan, save_plan
-from edgevit.derive.statistics import calibrate
 from edgevit.errors import PlanError
-from edgevit.models.blocks import BlockDims
+from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import vit
 from edgevit.models.slim import SlimAttention
 

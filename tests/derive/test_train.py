@@ -11,10 +11,13 @@ from safetensors.torch import load_file
 from small_base import ARGS, derive, press_ctrl_c_in_step, write_checkpoint
 
 import edgevit
-from edgevit.derive import pipeline
-from edgevit.derive.train import History, Meeting, learning_rate, open_compute, sample_order
-from edgevit.derive.training import Training, fill
+from edgevit.derive import session
 from edgevit.errors import Interrupted, OptionError, TrainingError, UnknownNameError
+from edgevit.train.compute import open_compute
+from edgevit.train.history import History
+from edgevit.train.loop import Meeting, learning_rate
+from edgevit.train.order import sample_order
+from edgevit.train.settings import Training, fill
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +160,7 @@ def test_trained_and_pruned_have_met_only_after_both_conditions_hold_for_long_en
 
 
 def test_training_stops_once_both_accuracies_have_met(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr("edgevit.derive.train.MET", 1.0)  # a random base never meets closely
+    monkeypatch.setattr("edgevit.train.loop.MET", 1.0)  # a random base never meets closely
     training = {"steps": 60, "evaluations": 30, "early_stop": True, "lr": 1e-7, "schedule": "constant"}
     derivation = derive(checkpoint, tmp_path / "met", training=training)
     facts = derivation.record["facts"]
@@ -203,12 +206,12 @@ def test_history_is_gone_on_with_after_an_interruption(tmp_path):
 
 
 def test_ctrl_c_while_the_model_is_written_comes_too_late(tmp_path, monkeypatch):
-    save = pipeline.save
+    save = session.save
 
     def press_and_save(*of, **how):
         os.kill(os.getpid(), signal.SIGINT)
         save(*of, **how)
 
-    monkeypatch.setattr(pipeline, "save", press_and_save)
+    monkeypatch.setattr(session, "save", press_and_save)
     derive(write_checkpoint(tmp_path), tmp_path / "out", training={"steps": 1})
     assert sorted(file.name for file in tmp_path.iterdir()) == ["base.safetensors", "out"]

@@ -13,9 +13,9 @@ import pytest
 from safetensors.torch import load_file
 from small_base import derive, press_ctrl_c_in_step, write_checkpoint
 
-from edgevit.derive.unfinished import open_partial, partial_folder
 from edgevit.errors import Interrupted, OptionError, OutputError, UnfinishedError
 from edgevit.folder.lock import alone_in
+from edgevit.folder.unfinished import open_partial, partial_folder
 
 FILES = [
     "request.json",
@@ -138,7 +138,7 @@ def test_a_model_that_another_process_made_meanwhile_leaves_no_unfinished_folder
 ENDING = """
 import shutil, sys
 from pathlib import Path
-from edgevit.derive.unfinished import open_partial, partial_folder
+from edgevit.folder.unfinished import open_partial, partial_folder
 from edgevit.errors import OutputError
 out = Path(sys.argv[1])
 while True:

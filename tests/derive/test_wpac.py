@@ -5,15 +5,15 @@ import torch
 
 from edgevit.data.task import open_task
 from edgevit.derive import surgery
-from edgevit.derive.piad import cut, measure_importance
-from edgevit.derive.statistics import calibrate
-from edgevit.derive.train import open_compute
-from edgevit.derive.training import Training
-from edgevit.derive.wpac import concentrate, rotate_attention
-from edgevit.models.blocks import BlockDims
+from edgevit.derive.measure.statistics import calibrate
+from edgevit.derive.methods.skd.piad import cut, measure_importance
+from edgevit.derive.methods.skd.wpac import concentrate, rotate_attention
+from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit
 from edgevit.progress import Silent
+from edgevit.train.compute import open_compute
+from edgevit.train.settings import Training
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from small_models import random_base, slimmed
 
 from edgevit.export.padding import pad_heads, padded_width
-from edgevit.models.blocks import BlockDims
+from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import vit
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from edgevit.derive.card import model_card
 from edgevit.errors import CheckpointError, EdgeVitError, OptionError, OutputError, UnknownNameError
 from edgevit.folder.model import ClassLabel
-from edgevit.models.blocks import BlockDims
+from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import Model, derived_spec, describe, load, open_base, read_weights, save
 from edgevit.models.families import family_of
 

@@ -13,9 +13,9 @@ from timm.models.vision_transformer import ParallelScalingBlock
 from torch import nn
 
 from edgevit.errors import UnknownNameError, UnsupportedModelError
-from edgevit.models.blocks import BlockDims, BlockWeights
+from edgevit.models.anatomy import BlockDims, BlockWeights
+from edgevit.models.cost import Geometry
 from edgevit.models.families import family_names, family_of, load_family
-from edgevit.models.macs import Geometry
 from edgevit.models.slim import SlimAttention
 
 # Every family file must have a model here: timm name and arguments beside the small ones of conftest.py.

@@ -13,11 +13,11 @@ import pytest
 import edgevit
 from edgevit.board.bench import Conditions
 from edgevit.derive.cache import cache_folder, entries
-from edgevit.derive.training import Training
 from edgevit.errors import BudgetError, OptionError, OutputError, SweepError
 from edgevit.report.runs import load_runs
 from edgevit.sweep import run
 from edgevit.sweep.record import read_sweep
+from edgevit.train.settings import Training
 
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
 BASE = "vit_tiny_patch16_224"

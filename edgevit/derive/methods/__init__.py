@@ -8,7 +8,7 @@
     def derive(problem, config) -> Derived
     QUANTITIES = ("macs", "params", "ms")    if it can meet a budget in milliseconds too; left out by those that cannot
     GENTLE = True                if its training starts from weights that are nearly right: the learning rate warms
-                                 up and is no higher than what is wrong with them needs (`derive.training.fill`)
+                                 up and is no higher than what is wrong with them needs (`train.settings.fill`)
     DROPS = True                 if it can leave out heads and blocks, and so get below the policy's smallest widths
 
 A method decides what to keep and may train `problem.network` in place; only `surgery` changes a structure: it narrows
@@ -28,8 +28,8 @@ A whole method, to be copied to methods/<name>.py:
     from dataclasses import dataclass
 
     from edgevit.derive import surgery
+    from edgevit.derive.allocate.policy import fit, uniform
     from edgevit.derive.problem import Derived, Problem, train_for
-    from edgevit.derive.shape import fit, uniform
     from edgevit.models.families import family_of
 
 

@@ -16,8 +16,8 @@ from timm.models.vision_transformer import Attention, Block, ResPostBlock, Visio
 from torch import Tensor, nn
 
 from edgevit.errors import UnsupportedModelError
-from edgevit.models.blocks import BlockDims, BlockWeights
-from edgevit.models.macs import Geometry
+from edgevit.models.anatomy import BlockDims, BlockWeights
+from edgevit.models.cost import Geometry
 from edgevit.models.slim import SlimAttention, bare_copy
 
 ROTARY = "rotary embeddings stand between the projections and the dot product, so QK cannot be factorised"

@@ -1,0 +1,34 @@
+"""What a method cannot be asked for, said before any work, with the methods that can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgevit.derive import method_names
+from edgevit.derive.options import describe
+from edgevit.errors import OptionError
+
+
+def refuse_linear(method: str) -> None:
+    """Raise OptionError, naming those that can, if a method cannot meet a budget in milliseconds.
+
+    Methods that count on a cost linear in the widths cannot; the others have "ms" among their QUANTITIES.
+    """
+    able = [name for name in method_names() if "ms" in describe(name).quantities]
+    if method not in able:
+        names = "".join(f"--method {name}, " for name in able)
+        raise OptionError(f"--ms: method {method!r} cannot allocate milliseconds; try {names}--macs or --params")
+
+
+def refuse_untaught(method: str, config: Any, steps: int | None) -> None:
+    """Refuse unlabelled images where nobody would tell the network what they show.
+
+    Raises:
+        OptionError: the method has no teacher as it was asked for, or does not train.
+    """
+    if getattr(config, "teacher", "none") == "none":
+        can = [n for n in method_names() if "teacher" in {option.name for option in describe(n).options}]
+        told = f"--set {method}.teacher=restricted" if method in can else f"--method {' or '.join(can)} with a teacher"
+        raise OptionError(f"unlabelled images need a teacher, and {method} has none as asked for; try {told}")
+    if steps == 0:
+        raise OptionError("unlabelled images are for training, and 0 steps train not at all; leave them out")

@@ -1,0 +1,145 @@
+"""How large or how slow the derived model may be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any, Literal
+
+from edgevit.errors import OptionError
+from edgevit.models.anatomy import BlockDims
+from edgevit.models.cost import Geometry, Quantity
+
+if TYPE_CHECKING:
+    from edgevit.derive.allocate.cost_table import CostTable
+
+_SUFFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_NAMES = {"macs": "MACs", "params": "parameters", "ms": "ms"}
+USE_BASE = "use `edgevit base`"
+ROUNDING = 1e-9  # of sums of milliseconds; MACs and parameters are whole numbers
+
+
+@dataclass(frozen=True)
+class Budget:
+    """At most `limit` MACs, parameters or milliseconds."""
+
+    quantity: Quantity | Literal["ms"]
+    limit: float
+    base: float  # the base's own, in the same quantity
+    asked: str  # in the user's words, for messages and records
+    table: CostTable | None = None  # what the milliseconds are counted by
+
+    @property
+    def rate(self) -> float:
+        """Share of the base that must go: the papers' R."""
+        return 1 - self.limit / self.base
+
+    @property
+    def linear(self) -> Quantity:
+        """MACs or parameters, whose cost is linear in every width: for methods that count on it."""
+        assert self.quantity != "ms", "such a method has no `ms` among its QUANTITIES"
+        return self.quantity
+
+    def cost(self, blocks: Sequence[BlockDims], geometry: Geometry, kept: Sequence[int] | None = None) -> float:
+        """What a model costs in this quantity; `kept` says which of the base's blocks these are, if not all."""
+        if self.table is not None:
+            return self.table.cost(blocks, kept)
+        return geometry.cost(blocks, self.linear)
+
+    def holds(self, cost: float) -> bool:
+        """Whether a model of this cost is within the limit."""
+        return cost <= self.limit * (1 + ROUNDING if self.quantity == "ms" else 1)
+
+    def told(self, cost: float) -> str:
+        """A cost as a person reads it: 1.25 G MACs, 4.2 ms."""
+        return f"{cost:.4g} ms" if self.quantity == "ms" else f"{readable(cost)} {_NAMES[self.quantity]}"
+
+    def record(self) -> dict[str, Any]:
+        """What derivation.json says of it."""
+        plain = {"quantity": self.quantity, "limit": self.limit, "base": self.base, "asked": self.asked}
+        return plain if self.table is None else {**plain, "table": self.table.record()}
+
+
+def readable(count: float) -> str:
+    """1.25 G, 86.6 M, 512."""
+    for suffix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.4g} {suffix}"
+    return f"{count:.0f}"
+
+
+def parse_count(text: str | float, name: str) -> int:
+    """Read 6.8G, 34M, 3.4e7.
+
+    Raises:
+        OptionError: it is not a positive number.
+    """
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([kmgt]?)\s*", str(text).lower())
+    try:
+        value = float(match[1]) * _SUFFIX[match[2]] if match else 0.0
+    except ValueError:
+        value = 0.0
+    if not 0 < value < inf:
+        raise OptionError(f"--{name} {text} is not a positive count; try 6.8G or 34M")
+    return round(value)
+
+
+def make_budget(
+    base_macs: int,
+    base_params: int,
+    *,
+    rate: float | None = None,
+    macs: str | float | None = None,
+    params: str | float | None = None,
+    ms: float | None = None,
+    table: CostTable | None = None,
+) -> Budget:
+    """Turn exactly one of rate, MACs, parameters and milliseconds, which need a table, into a budget.
+
+    Raises:
+        OptionError: none or several are given, or it asks for nothing to be pruned.
+    """
+    asked_for = (("rate", rate), ("macs", macs), ("params", params), ("ms", ms))
+    given = [name for name, value in asked_for if value is not None]
+    if len(given) != 1:
+        seen = " and ".join(f"--{name}" for name in given) or "none"
+        raise OptionError(f"a budget is one of --rate, --macs, --params and --ms, not {seen}; try --rate 0.6")
+    if (ms is None) != (table is None):
+        raise OptionError(
+            f"--ms {ms:g} needs --cost-table FILE: what each width takes, as measured"
+            if ms is not None
+            else f"--cost-table is for --ms, not --{given[0]}; leave it out, or give --ms instead"
+        )
+    if rate is not None:
+        if not 0 < rate < 1:
+            mend = f"to leave the base as it is, {USE_BASE}" if rate == 0 else "0.6 leaves 40 % of the base's MACs"
+            raise OptionError(f"--rate {rate:g} is not between 0 and 1; {mend}")
+        return Budget("macs", int(base_macs * (1 - rate)), base_macs, f"rate {rate:g}")
+    if ms is not None and table is not None:
+        return _milliseconds(ms, table)
+    quantity: Quantity = "macs" if macs is not None else "params"
+    asked = macs if macs is not None else params
+    assert asked is not None
+    limit, base = parse_count(asked, quantity), base_macs if quantity == "macs" else base_params
+    if limit >= base:
+        name = _NAMES[quantity]
+        raise OptionError(
+            f"--{quantity} {asked} is not below the base's {readable(base)} {name}; give less, or {USE_BASE}"
+        )
+    return Budget(quantity, limit, base, f"{quantity} {asked}")
+
+
+def _milliseconds(ms: float, table: CostTable) -> Budget:
+    if not 0 < ms < inf:
+        raise OptionError(f"--ms {ms:g} is not a positive number of milliseconds; try 5.0")
+    if ms >= table.base_ms:
+        raise OptionError(
+            f"--ms {ms:g} is not below the base's {table.base_ms:.4g} ms by the cost table; give less, or {USE_BASE}"
+        )
+    return Budget("ms", ms, table.base_ms, f"ms {ms:g}", table)
+
+
+def quantity_name(quantity: Quantity) -> str:
+    return _NAMES[quantity]

@@ -1,0 +1,101 @@
+"""What every width of every module costs and what it is predicted to lose: the menus that `knapsack.allocate` reads.
+
+Losses are in nats per image (`measure.sensitivity`). QK and VO: the sum over the directions that go, which are ordered
+by the factorisation. FFN: half the trace of the Gauss-Newton metric times the error's second moment, along the order of
+optimal brain surgeon's elimination; as errors at different tokens are not independent, the curve is scaled to the loss
+measured at one width. Heads that go lose what their whole output is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgevit.derive.allocate.knapsack import Choice
+from edgevit.derive.allocate.policy import Policy
+from edgevit.derive.measure.sensitivity import Sensitivity
+from edgevit.models.anatomy import BlockDims
+
+
+@dataclass(frozen=True)
+class Heads:
+    """An attention as it could be: which heads stay, and how wide all of them are."""
+
+    heads: tuple[int, ...]
+    qk: int
+    vo: int
+
+
+def tails(losses: Tensor) -> Tensor:
+    """[H, w] losses of single directions to [H, w + 1] losses at each width: all that come after it."""
+    sums = losses.flip(-1).cumsum(-1).flip(-1)
+    return torch.cat([sums, torch.zeros_like(sums[:, :1])], dim=1)
+
+
+def widths(width: int, minimum: int, step: int) -> list[int]:
+    """The widths that a policy allows: multiples of the step from the minimum, and the base's own if none is left."""
+    return list(range(minimum, width + 1, step)) or [width]
+
+
+def least_heads(dims: BlockDims, policy: Policy, *, drop_heads: bool) -> int:
+    """How many heads of a block stay at the least: two where the policy is there for fusion, which one never has."""
+    return min(2 if policy.equal else 1, dims.heads) if drop_heads else dims.heads
+
+
+def attention_menu(
+    dims: BlockDims,
+    sensitivity: Sensitivity,
+    policy: Policy,
+    cost: Callable[[int, Tensor, Tensor], Tensor],
+    *,
+    drop_heads: bool,
+) -> list[Choice]:
+    """The ways to narrow the attention of one block that no other beats in both cost and loss, the cheapest first.
+
+    Args:
+        cost: of a number of heads with all pairs of widths qk [P] and vo [P]: [P].
+        drop_heads: whole heads may go.
+    """
+    qk_tails, vo_tails = tails(sensitivity.qk), tails(sensitivity.vo)
+    # Dropped are the heads that lose least by it: [H, q + 1, v + 1] what keeping each one saves, at any widths.
+    kept_loss = qk_tails.unsqueeze(2) + vo_tails.unsqueeze(1)
+    saved, heads_first = (sensitivity.heads[:, None, None] - kept_loss).sort(dim=0, descending=True)
+    least = least_heads(dims, policy, drop_heads=drop_heads)
+    loss_without = sensitivity.heads.sum() - saved.cumsum(0)
+    qk_widths = widths(dims.qk, policy.head_minimum, policy.head_step)
+    vo_widths = widths(dims.vo, policy.head_minimum, policy.head_step)
+    if policy.equal:
+        shared = widths(min(dims.qk, dims.vo), policy.head_minimum, policy.head_step)
+        pairs = [(w, w) for w in shared]
+    else:
+        pairs = [(q, v) for q in qk_widths for v in vo_widths]
+    qk, vo = torch.tensor(pairs).unbind(1)
+    counts = range(least, dims.heads + 1)
+    costs = torch.cat([cost(count, qk, vo) for count in counts])
+    losses = torch.cat([loss_without[count - 1, qk, vo].clamp_min(0) for count in counts])
+    menu = []
+    for at in _front(costs, losses).tolist():
+        count, (q, v) = counts[at // len(pairs)], pairs[at % len(pairs)]
+        stay = tuple(sorted(heads_first[:count, q, v].tolist()))
+        menu.append(Choice(costs[at].item(), losses[at].item(), Heads(stay, q, v)))
+    return menu
+
+
+def _front(costs: Tensor, losses: Tensor) -> Tensor:
+    """Indices of those that none beats or equals in both, the cheapest first. Shapes: [C] and [C]."""
+    by_loss = losses.argsort(stable=True)
+    order = by_loss[costs[by_loss].argsort(stable=True)]
+    least = losses[order].cummin(0).values
+    better = torch.ones(len(order), dtype=torch.bool)
+    better[1:] = losses[order][1:] < least[:-1]
+    return order[better]
+
+
+def ffn_menu(losses: Tensor, policy: Policy, cost: Callable[[int], float]) -> list[Choice]:
+    """All widths of one FFN. Shape: losses [e], what each neuron adds as it goes, the first to go first."""
+    at_width = tails(losses.flip(0).unsqueeze(0))[0]
+    allowed = widths(len(losses), policy.ffn_minimum, policy.ffn_step)
+    return [Choice(cost(w), max(float(at_width[w]), 0.0), w) for w in allowed]

@@ -1,0 +1,202 @@
+"""From real-valued widths to dimensions that hardware likes and that land just under a budget.
+
+`fused` (default): QK = VO in each block, so that NVIDIA's compiler fuses the attention; multiples of 8, at least 16;
+FFN a multiple of 8, 16, 32 or 64. `fused4`: all that it fuses, some with more copies: multiples of 4, at least 12.
+`paper`: QK and VO on their own, multiples of 8, at least 8, as Vulcan's released code. `free`: any width. Heads of a
+block always share one width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import floor
+
+from edgevit.derive.allocate.budget import Budget
+from edgevit.errors import BudgetError, OptionError, UnknownNameError
+from edgevit.models.anatomy import BlockDims
+from edgevit.models.cost import Geometry
+
+FFN_MULTIPLES = (1, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which dimensions a block may have."""
+
+    name: str
+    head_step: int
+    head_minimum: int
+    ffn_step: int
+    equal: bool  # QK and VO share one width
+
+    @property
+    def ffn_minimum(self) -> int:
+        return self.ffn_step
+
+
+POLICIES = {
+    "fused": Policy("fused", head_step=8, head_minimum=16, ffn_step=8, equal=True),
+    "fused4": Policy("fused4", head_step=4, head_minimum=12, ffn_step=8, equal=True),
+    "paper": Policy("paper", head_step=8, head_minimum=8, ffn_step=8, equal=False),
+    "free": Policy("free", head_step=1, head_minimum=1, ffn_step=1, equal=False),
+}
+
+
+def make_policy(name: str, ffn_multiple: int | None = None) -> Policy:
+    """Look up a shape policy, with another multiple for the FFN if asked.
+
+    Raises:
+        UnknownNameError: no such policy.
+        OptionError: no such multiple.
+    """
+    if name not in POLICIES:
+        raise UnknownNameError("shape policy", name, POLICIES)
+    if ffn_multiple is None:
+        return POLICIES[name]
+    if ffn_multiple not in FFN_MULTIPLES:
+        raise OptionError(f"FFN multiple {ffn_multiple} is not one of {', '.join(map(str, FFN_MULTIPLES))}")
+    return replace(POLICIES[name], ffn_step=ffn_multiple)
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Real-valued widths that a method wishes for one block."""
+
+    qk: float
+    vo: float
+    ffn: float
+
+
+@dataclass(frozen=True)
+class _Knob:
+    """One number that can be turned in steps: the head width (QK, VO or both) or the FFN width of one block."""
+
+    block: int
+    fields: tuple[str, ...]
+    minimum: int
+    maximum: int
+    step: int
+    unit_cost: int
+    wish: float
+
+    def clamp(self, width: float) -> int:
+        """Round down to a step from zero, within the limits."""
+        return min(max(floor(width / self.step + 1e-9) * self.step, self.minimum), self.maximum)
+
+
+def _limits(base: int, minimum: int, step: int) -> tuple[int, int]:
+    """Smallest and largest width; a base that is itself no multiple, or below the minimum, may stay as it is."""
+    if base <= minimum:
+        return base, base
+    return minimum, floor(base / step) * step
+
+
+def _knobs(
+    base: Sequence[BlockDims], wishes: Sequence[Widths], geometry: Geometry, budget: Budget, policy: Policy
+) -> list[_Knob]:
+    knobs = []
+    for i, (dims, wish) in enumerate(zip(base, wishes, strict=True)):
+        unit = geometry.unit_costs(dims.heads, budget.linear)
+        if policy.equal:
+            low, high = _limits(min(dims.qk, dims.vo), policy.head_minimum, policy.head_step)
+            knobs.append(
+                _Knob(i, ("qk", "vo"), low, high, policy.head_step, unit.qk + unit.vo, (wish.qk + wish.vo) / 2)
+            )
+        else:
+            for name, width, cost in (("qk", dims.qk, unit.qk), ("vo", dims.vo, unit.vo)):
+                low, high = _limits(width, policy.head_minimum, policy.head_step)
+                knobs.append(_Knob(i, (name,), low, high, policy.head_step, cost, getattr(wish, name)))
+        low, high = _limits(dims.ffn, policy.ffn_minimum, policy.ffn_step)
+        knobs.append(_Knob(i, ("ffn",), low, high, policy.ffn_step, unit.ffn, wish.ffn))
+    return knobs
+
+
+def smallest(base: Sequence[BlockDims], policy: Policy) -> tuple[BlockDims, ...]:
+    """The smallest dimensions that a policy allows."""
+    smallest_dims = []
+    for dims in base:
+        qk, vo = (_limits(w, policy.head_minimum, policy.head_step)[0] for w in (dims.qk, dims.vo))
+        if policy.equal:
+            qk = vo = _limits(min(dims.qk, dims.vo), policy.head_minimum, policy.head_step)[0]
+        ffn = _limits(dims.ffn, policy.ffn_minimum, policy.ffn_step)[0]
+        smallest_dims.append(BlockDims(dims.heads, qk, vo, ffn))
+    return tuple(smallest_dims)
+
+
+def check_reachable(base: Sequence[BlockDims], geometry: Geometry, budget: Budget, policy: Policy) -> None:
+    """Raise BudgetError, with the reachable minimum, if the policy allows nothing as small as the budget."""
+    least = budget.cost(smallest(base, policy), geometry)
+    if not budget.holds(least):
+        raise BudgetError(
+            f"{budget.asked} leaves {budget.told(budget.limit)}, but shape {policy.name!r} reaches no less than "
+            f"{budget.told(least)} (rate {1 - least / budget.base:.3f}); raise the budget, or try another --shape"
+        )
+
+
+def _settle(knobs: Sequence[_Knob], widths: list[int], slack: float) -> None:
+    """Turn knobs in place: down while over the budget, then up until nothing fits, furthest from its wish first."""
+
+    def excess(k: int) -> float:
+        return (widths[k] - knobs[k].wish) / knobs[k].step
+
+    while slack < 0:
+        k = max((k for k in range(len(knobs)) if widths[k] > knobs[k].minimum), key=excess)
+        step = min(knobs[k].step, widths[k] - knobs[k].minimum)
+        widths[k] -= step
+        slack += step * knobs[k].unit_cost
+    while True:
+        fitting = [
+            k
+            for k, knob in enumerate(knobs)
+            if widths[k] + knob.step <= knob.maximum and knob.step * knob.unit_cost <= slack
+        ]
+        if not fitting:
+            return
+        k = min(fitting, key=excess)
+        widths[k] += knobs[k].step
+        slack -= knobs[k].step * knobs[k].unit_cost
+
+
+def fit(
+    wishes_at: Callable[[float], Sequence[Widths]],
+    base: Sequence[BlockDims],
+    geometry: Geometry,
+    budget: Budget,
+    policy: Policy,
+) -> tuple[BlockDims, ...]:
+    """Find dimensions at or just under the budget that follow a method's wishes.
+
+    `wishes_at(r)` gives the widths wished for when a share r of the prunable part is to go, falling in r. The r at
+    which the wishes cost the budget is found by bisection; then widths are rounded down and the slack handed back, one
+    step at a time, to whichever is furthest below its wish.
+
+    Raises:
+        BudgetError: the policy allows nothing as small as the budget; the message has the reachable minimum.
+    """
+    check_reachable(base, geometry, budget, policy)
+    fixed = geometry.fixed(len(base), budget.linear)
+
+    def knobs_at(rate: float) -> list[_Knob]:
+        return _knobs(base, wishes_at(rate), geometry, budget, policy)
+
+    def real_cost(knobs: Sequence[_Knob]) -> float:
+        return fixed + sum(min(max(k.wish, k.minimum), k.maximum) * k.unit_cost for k in knobs)
+
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if real_cost(knobs_at(middle)) > budget.limit else (low, middle)
+    knobs = knobs_at(high)
+    widths = [knob.clamp(knob.wish) for knob in knobs]
+    cost = fixed + sum(w * k.unit_cost for w, k in zip(widths, knobs, strict=True))
+    _settle(knobs, widths, budget.limit - cost)
+    dims = list(base)
+    for knob, width in zip(knobs, widths, strict=True):
+        dims[knob.block] = replace(dims[knob.block], **dict.fromkeys(knob.fields, width))
+    return tuple(dims)
+
+
+def uniform(base: Sequence[BlockDims]) -> Callable[[float], list[Widths]]:
+    """Wishes that prune every dimension of every block by the same share."""
+    return lambda rate: [Widths(d.qk * (1 - rate), d.vo * (1 - rate), d.ffn * (1 - rate)) for d in base]

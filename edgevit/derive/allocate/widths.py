@@ -1,0 +1,164 @@
+"""Widths of blocks: Vulcan's adaptive FFN widths (Eq. 3, 29) and QK/VO rates (Eq. 5, 6, 30), NuWa's, and by error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, log
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from edgevit.derive.algebra.factorise import effective_rank
+from edgevit.derive.allocate.policy import Policy, Widths
+from edgevit.derive.surgery import head_singular_values
+from edgevit.models.anatomy import BlockWeights
+
+Normalisation = Literal["zscore", "minmax", "l2", "uniform"]
+HeadAllocation = Literal["effective_rank", "uniform"]
+SizeWeight = Literal["parameters", "log_parameters"]
+
+
+def normalise(activation: Tensor, how: Normalisation) -> Tensor:
+    """Make the activations [e] of one block comparable with other blocks' (Vulcan, section H)."""
+    tiny = torch.finfo(activation.dtype).tiny
+    shift, scale = torch.zeros(()), torch.linalg.vector_norm(activation)
+    if how == "minmax":
+        shift, scale = activation.min(), activation.max() - activation.min()
+    elif how == "zscore":
+        shift = activation.mean()
+        scale = torch.linalg.vector_norm(activation - shift)
+    normalised: Tensor = (activation - shift) / scale.clamp_min(tiny)
+    return normalised
+
+
+def adaptive_widths(scores: Sequence[Tensor], rate: float, minimum: int = 1) -> list[int]:
+    """K(l) of Eq. 3: how many neurons of each block are above one global order statistic of the scores.
+
+    Exactly ceil(rate * sum e) neurons go, whatever the ties, as far as `minimum` per block allows.
+    """
+    kept = [len(s) for s in scores]
+    spare = [max(len(s) - minimum, 0) for s in scores]
+    # The `minimum` largest of each block are out of reach of the global threshold.
+    losable = [torch.sort(s, stable=True).values[:n] for s, n in zip(scores, spare, strict=True)]
+    owner = torch.repeat_interleave(torch.arange(len(scores)), torch.tensor(spare))
+    total = sum(len(s) for s in scores)
+    # The small correction undoes rounding such as ceil(0.6 * 5) = 4.
+    gone = min(ceil(rate * total - 1e-9 * total), sum(spare))
+    lost = owner[torch.argsort(torch.cat(losable), stable=True)[:gone]]
+    return [k - int(n) for k, n in zip(kept, torch.bincount(lost, minlength=len(scores)), strict=True)]
+
+
+def capped_rates(weights: Sequence[float], sizes: Sequence[float], caps: Sequence[float], mean: float) -> list[float]:
+    """Rates proportional to `weights` whose size-weighted mean is `mean`, none above its cap.
+
+    Section H: a rate that would exceed its cap is fixed there, and the rest are solved again, until all fit.
+    """
+    fixed = [False] * len(weights)
+    rates = list(caps)
+    while not all(fixed):
+        open_ = [i for i, f in enumerate(fixed) if not f]
+        due = mean * sum(sizes) - sum(rates[i] * sizes[i] for i, f in enumerate(fixed) if f)
+        scale = max(due, 0.0) / sum(weights[i] * sizes[i] for i in open_)
+        over = [i for i in open_ if scale * weights[i] > caps[i]]
+        if not over:
+            for i in open_:
+                rates[i] = scale * weights[i]
+            break
+        for i in over:
+            fixed[i] = True
+    return rates
+
+
+def head_rates(
+    values: Sequence[tuple[Tensor, Tensor]],
+    attention_params: Sequence[int],
+    widths: Sequence[tuple[int, int]],
+    rate: float,
+    minimum: int,
+    size_weight: SizeWeight,
+) -> list[tuple[float, float]]:
+    """Pruning rates of QK and VO width in each block (Eq. 5, 6; Eq. 30 where blocks differ in size).
+
+    Args:
+        values: singular values of W_Q^T W_K and W_V^T W_O^T, ([H, q], [H, v]) per block.
+        widths: (q, v) per block; no rate cuts below `minimum` of them.
+    """
+    ranks = [tuple(float(effective_rank(s).sum()) for s in pair) for pair in values]
+    size = [float(p) if size_weight == "parameters" else log(p) for p in attention_params]
+    weights, sizes, caps = [], [], []
+    for (qk, vo), p, params, block_widths in zip(ranks, size, attention_params, widths, strict=True):
+        whole = max(qk + vo, 1e-12)
+        for other, width in zip((vo, qk), block_widths, strict=True):  # much rank elsewhere: more to prune here
+            weights.append(max(2 * other / whole * p / whole, 1e-12))
+            sizes.append(float(params))
+            caps.append(max(1 - minimum / width, 0.0))
+    rates = capped_rates(weights, sizes, caps, rate)
+    return list(zip(rates[::2], rates[1::2], strict=True))
+
+
+def adaptive(
+    blocks: Sequence[BlockWeights],
+    activations: Sequence[Tensor],
+    policy: Policy,
+    *,
+    normalisation: Normalisation = "zscore",
+    heads: HeadAllocation = "effective_rank",
+    size_weight: SizeWeight = "parameters",
+) -> Callable[[float], list[Widths]]:
+    """Vulcan's allocation: the widths that each block is to have where a share of everything prunable goes.
+
+    FFN widths follow the neurons' activations [e] per block (Eq. 3), QK and VO the effective ranks (Eq. 5, 6).
+    """
+    dims = [b.dims for b in blocks]
+    scores = [normalise(a, normalisation) for a in activations]
+    if size_weight == "log_parameters":  # Eq. 29
+        ffn_params = [b.w1.numel() + b.w2.numel() for b in blocks]
+        scores = [s / log(p) for s, p in zip(scores, ffn_params, strict=True)]
+    values = head_singular_values(blocks)
+    attention_params = [sum(w.numel() for w in (b.wq, b.wk, b.wv, b.wo)) for b in blocks]
+    widths = [(d.qk, d.vo) for d in dims]
+
+    def wishes_at(rate: float) -> list[Widths]:
+        if normalisation == "uniform":
+            ffn: list[float] = [d.ffn * (1 - rate) for d in dims]
+        else:
+            ffn = [float(k) for k in adaptive_widths(scores, rate, policy.ffn_minimum)]
+        if heads == "uniform":
+            rates = [(rate, rate)] * len(dims)
+        else:
+            rates = head_rates(values, attention_params, widths, rate, policy.head_minimum, size_weight)
+        kept = zip(dims, rates, ffn, strict=True)
+        return [Widths(d.qk * (1 - r_qk), d.vo * (1 - r_vo), e) for d, (r_qk, r_vo), e in kept]
+
+    return wishes_at
+
+
+def energy_width(values: Tensor, share: float) -> int:
+    """The fewest dimensions that hold a share of the squared singular values [H, q], averaged over heads (NuWa)."""
+    energy = values.square()
+    held = (energy.cumsum(-1) / energy.sum(-1, keepdim=True).clamp_min(torch.finfo(energy.dtype).tiny)).mean(0)
+    return int((held < share - 1e-12).sum()) + 1 if held[-1] > 0 else 1
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one width of one block costs and buys. `error` [w]: share of the module's output lost with the i-th unit,
+    the most important first."""
+
+    error: Tensor
+    unit_cost: int  # MACs or parameters of one unit
+
+
+def widths_by_error(curves: Sequence[Curve], rate: float) -> list[int]:
+    """Give up the share `rate` of the curves' cost where it loses least output per cost: a width for each curve."""
+    # A unit is worth no less than those behind it, which go first.
+    worth = [torch.cummax(c.error.flip(0), 0).values.flip(0) / c.unit_cost for c in curves]
+    owner = torch.repeat_interleave(torch.arange(len(curves)), torch.tensor([len(w) for w in worth]))
+    unit_costs = torch.tensor([float(c.unit_cost) for c in curves], dtype=torch.float64)
+    cheapest = torch.argsort(torch.cat(worth), stable=True)
+    spent = unit_costs[owner[cheapest]].cumsum(0)
+    gone = owner[cheapest[: int((spent <= rate * spent[-1]).sum())]]
+    lost = torch.bincount(gone, minlength=len(curves))
+    return [len(w) - int(n) for w, n in zip(worth, lost, strict=True)]

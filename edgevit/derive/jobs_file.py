@@ -1,0 +1,245 @@
+"""A plan: many derivations in one file, as tasks x budgets x methods or as a list of jobs. Read here, without torch.
+
+example_jobs.yaml, which `edgevit derive-many --example` prints, has every key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from edgevit.derive.options import describe, read_options
+from edgevit.errors import PlanError, UnknownNameError
+from edgevit.folder.documents import Reader
+from edgevit.folder.writing import file_sha256
+from edgevit.numbers import check_number
+from edgevit.train.settings import Training
+
+EXAMPLE = Path(__file__).with_name("example_jobs.yaml")
+RESULTS = ("results.json", "results.md")  # beside the jobs' folders
+READER = Reader(PlanError, mend="`edgevit derive-many --example` prints one that is good")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TaskEntry(_Strict):
+    name: str
+    classes: list[str | int] | str | None = None
+    data: str | None = None  # the plan's, if left out
+
+
+class BudgetEntry(_Strict):
+    name: str
+    rate: float | None = None
+    macs: str | float | None = None
+    params: str | float | None = None
+    ms: float | None = None
+    cost_table: str | None = None
+
+
+class MethodEntry(_Strict):
+    name: str
+    method: str | None = None  # the name itself, if left out
+    options: dict[str, Any] = {}
+    training: dict[str, Any] = {}  # in place of the plan's
+
+
+class PlannedJob(_Strict):
+    name: str
+    task: str
+    budget: str
+    method: str
+    out: str | None = None  # a folder of the job's name under the plan's, if left out
+
+
+class JobsFile(_Strict):
+    """What a plan may hold; everything that `edgevit derive` takes has the name it has there."""
+
+    base: str
+    out: str
+    tasks: list[TaskEntry]
+    budgets: list[BudgetEntry]
+    methods: list[MethodEntry]
+    jobs: list[PlannedJob] | None = None  # every task with every budget and method, if left out
+    workers: int = 1
+    data: str | None = None
+    checkpoint: str | None = None
+    pretrained: bool = False
+    model_args: dict[str, Any] = {}
+    preprocessing: dict[str, Any] = {}
+    base_classes: str | list[str] | None = None
+    shape: str = "fused"
+    ffn_multiple: int | None = None
+    head: str = "subset"
+    finetune_base: bool = False
+    accept_weak_base: bool = False
+    validation_fraction: float = 0.1
+    skip_bad_images: bool = False
+    unlabelled: str | None = None
+    reject: float | None = None
+    training: dict[str, Any] = {}
+
+
+class _Trained(_Strict):
+    training: Training
+
+
+@dataclass(frozen=True)
+class Job:
+    """One derivation: `arguments` are those of `edgevit.derive`, as plain values."""
+
+    name: str
+    task: str
+    budget: str
+    method: str
+    out: str
+    arguments: dict[str, Any]
+    files: dict[str, str]  # sha256 of those that arguments name: another content is another job. Not of the images.
+
+    def sha256(self) -> str:
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+def read_jobs(file: str | Path) -> tuple[list[Job], JobsFile]:
+    """Read a plan and lay out its jobs, the first of every task before all others.
+
+    Raises:
+        PlanError: it is no plan: an unknown key, a name that is there twice, two jobs with one folder, and the like.
+        UnknownNameError: a job names a task, budget or method that is not there, or a method or setting does not exist.
+        OptionError: a number is out of range.
+    """
+    file = Path(file)
+    plan = READER.yaml(file, JobsFile)
+    tasks, budgets = _by_name("tasks", plan.tasks, file), _by_name("budgets", plan.budgets, file)
+    methods = _by_name("methods", plan.methods, file)
+    for method in plan.methods:
+        _check_method(plan, method, file)
+    for budget in plan.budgets:
+        _check_budget(budget, file)
+    planned = plan.jobs
+    if planned is None:
+        planned = [
+            PlannedJob(name=f"{t}-{b}-{m}", task=t, budget=b, method=m) for t in tasks for b in budgets for m in methods
+        ]
+    jobs: list[Job] = []
+    for entry in _by_name("jobs", planned, file).values():
+        for kind, name, known in (("task", entry.task, tasks), ("budget", entry.budget, budgets)):
+            if name not in known:
+                raise UnknownNameError(f"{kind} of job {entry.name!r}", name, known)
+        if entry.method not in methods:
+            raise UnknownNameError(f"method of job {entry.name!r}", entry.method, methods)
+        jobs.append(_job(plan, entry, tasks[entry.task], budgets[entry.budget], methods[entry.method], file))
+    _refuse_shared_folders(jobs, file)
+    first = {job.task: job.name for job in reversed(jobs)}
+    return sorted(jobs, key=lambda job: first[job.task] != job.name), plan
+
+
+def _by_name(kind: str, entries: Sequence[Any], file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for entry in entries:
+        name = entry.name
+        if name in found:
+            raise PlanError(f"{file}: two {kind} are named {name!r}; give each its own name")
+        if name in ("", ".", "..", *RESULTS) or "/" in name or not name.isprintable():
+            raise PlanError(f"{file}: {name!r}, one of the {kind}, cannot be the name of a folder; try another")
+        found[name] = entry
+    if not found:
+        raise PlanError(f"{file}: no {kind}; give at least one")
+    return found
+
+
+def _check_method(plan: JobsFile, method: MethodEntry, file: Path) -> None:
+    """Find a misspelt option or a setting that cannot be before any job starts."""
+    name = method.method or method.name
+    options, settings = {o.name for o in describe(name).options}, {f.name for f in fields(Training)}
+    for given, own, other, where in (
+        (method.options, options, settings, "training"),
+        (method.training, settings, options, "options"),
+    ):
+        for key in given:
+            if key not in own and key in other:
+                raise PlanError(f"{file}: {key} of method {method.name!r} belongs under {where}: move it there")
+    read_options(name, method.options)
+    training = {**plan.training, **method.training}
+    for key in training:
+        if key not in settings:
+            raise UnknownNameError("training setting", key, settings)
+    READER.checked({"training": training}, _Trained, str(file)).training.check()
+
+
+def _check_budget(budget: BudgetEntry, file: Path) -> None:
+    given = [name for name in ("rate", "macs", "params", "ms") if getattr(budget, name) is not None]
+    if len(given) != 1:
+        seen = " and ".join(given) or "nothing"
+        raise PlanError(f"{file}: budget {budget.name!r} is {seen}; give one of rate, macs, params and ms")
+    if budget.rate is not None:
+        check_number(f"budget {budget.name!r}: rate", budget.rate, "(0, 1)", "0.6 leaves 40 % of the MACs")
+
+
+def _job(
+    plan: JobsFile, entry: PlannedJob, task: TaskEntry, budget: BudgetEntry, method: MethodEntry, file: Path
+) -> Job:
+    data = task.data or plan.data
+    if data is None:
+        raise PlanError(f"{file}: task {task.name!r} has no data; give it some, or the whole plan")
+    shared = ("base", "checkpoint", "pretrained", "model_args", "preprocessing", "base_classes", "shape",
+              "ffn_multiple", "head", "finetune_base", "validation_fraction", "skip_bad_images")  # fmt: skip
+    arguments = {
+        **{name: getattr(plan, name) for name in shared},
+        "data": data,
+        "classes": task.classes,
+        "rate": budget.rate,
+        "macs": budget.macs,
+        "params": budget.params,
+        "method": method.method or method.name,
+        "options": method.options,
+        "training": {**plan.training, **method.training},
+        **({} if plan.unlabelled is None else {"unlabelled": plan.unlabelled}),
+        **{name: value for name in ("ms", "cost_table") if (value := getattr(budget, name)) is not None},
+        **({"accept_weak_base": True} if plan.accept_weak_base else {}),
+        **({} if plan.reject is None else {"reject": plan.reject}),  # jobs done without it stay done
+    }
+    named = {key: arguments.get(key) for key in ("checkpoint", "base_classes", "classes", "cost_table")}
+    # Path.is_file raises where a list of classes is longer than a name may be.
+    there = {key: Path(path) for key, path in named.items() if isinstance(path, str) and os.path.isfile(path)}
+    try:
+        files = {key: _sha256(path, path.stat().st_mtime_ns) for key, path in there.items()}
+    except OSError as error:
+        raise PlanError(f"cannot read {error.filename}: {error.strerror}; {file} names it") from error
+    out = entry.out or str(Path(plan.out) / entry.name)
+    return Job(entry.name, entry.task, entry.budget, entry.method, out, arguments, files)
+
+
+@lru_cache
+def _sha256(file: Path, changed_ns: int) -> str:
+    return file_sha256(file)  # which all jobs of a plan name: a checkpoint is read once
+
+
+def _refuse_shared_folders(jobs: Sequence[Job], file: Path) -> None:
+    """Refuse two jobs of which one would write into the other's folder, or where the other keeps unfinished work."""
+    owner: dict[Path, Job] = {}
+    for job in jobs:
+        for folder in (_real(job.out), _real(f"{Path(job.out)}.partial")):
+            _refuse_shared(owner.setdefault(folder, job), job, file)
+    for job in jobs:
+        for folder in _real(job.out).parents:
+            _refuse_shared(owner.get(folder, job), job, file)
+
+
+def _refuse_shared(one: Job, other: Job, file: Path) -> None:
+    if one is not other:
+        raise PlanError(f"{file}: jobs {one.name!r} and {other.name!r} both write {one.out}; give each its own folder")
+
+
+def _real(path: str) -> Path:
+    return Path(os.path.realpath(path))

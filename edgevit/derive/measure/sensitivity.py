@@ -1,0 +1,152 @@
+"""How much a network's answers change with what its modules put out, from one backward pass per calibration batch.
+
+A small change delta of a module's output changes the answers by KL(base || changed) = 1/2 E[delta^T G delta], G the
+Gauss-Newton matrix of the cross-entropy in that output. With p the network's answers to an image, random signs s and
+zeta = sqrt(p) s - p (sqrt(p) . s), E[zeta zeta^T] = diag(p) - p p^T is the curvature of the loss in the logits; so the
+gradient g of zeta . logits has E[g g^T] = G, and takes no labels. What is left out, a direction of a head for instance,
+is scaled from 1 to 0: 1/2 E[(sum over tokens of g . output)^2] nats per image, whatever the tokens have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from edgevit.data.task import Split
+from edgevit.errors import DataError
+from edgevit.models.families import family_of
+from edgevit.progress import Progress
+from edgevit.train.passes import observed
+
+FLOOR = 0.1  # of the weight by token that every token has at least: what no image showed must not be free
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Of one block. fp64, on the CPU; losses in nats per image. Shapes: H heads, q and v widths, N tokens, d embed."""
+
+    qk: Tensor  # [H, q] loss without each dimension of queries and keys
+    vo: Tensor  # [H, v] loss without each dimension of values and outputs
+    heads: Tensor  # [H] loss without each head's output
+    attention: Tensor  # [N] squared gradient of the attention's output, by token
+    ffn: Tensor  # [N] the same of the FFN's output
+    metric: Tensor  # [d, d] E[g g^T] of the FFN's output, summed over tokens
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Sensitivity:
+        return Sensitivity(**{f.name: change(getattr(self, f.name)) for f in fields(self)})
+
+    @property
+    def by_token(self) -> tuple[Tensor, Tensor]:
+        """How much attention's and FFN's output matter at each token, mean one: two of [N]."""
+        return _shares(self.attention), _shares(self.ffn)
+
+
+def _shares(squares: Tensor) -> Tensor:
+    mean = squares.mean().clamp_min(torch.finfo(squares.dtype).tiny)
+    return (1 - FLOOR) * squares / mean + FLOOR
+
+
+def curvature_sample(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """Random zeta [B, C] with E[zeta zeta^T] = diag(p) - p p^T for the softmax p of each row."""
+    root = logits.detach().double().softmax(-1).sqrt()
+    signs = torch.randint(2, root.shape, generator=generator).to(root) * 2 - 1
+    zeta: Tensor = root * signs - root.square() * (root * signs).sum(-1, keepdim=True)
+    return zeta.to(logits.dtype)
+
+
+@dataclass
+class _Seen:
+    """What one block put out for one batch: queries, keys and values; head outputs; attention and FFN output."""
+
+    qkv: Tensor
+    heads: Tensor
+    attention: Tensor
+    ffn: Tensor
+
+
+def measure_sensitivity(
+    network: nn.Module,
+    images: Split,
+    *,
+    batch_size: int,
+    device: torch.device,
+    workers: int = 0,
+    seed: int = 0,
+    columns: Sequence[int],
+    progress: Progress,
+    stage: str = "sensitivity",
+) -> list[Sensitivity]:
+    """Take the sensitivities of every block in the network's own basis: rotate heads first to learn of directions.
+
+    Args:
+        columns: for each target class, its column in the logits: answers are among these.
+        stage: what progress calls it.
+
+    Raises:
+        DataError: one is not finite.
+    """
+    family = family_of(network)
+    network.eval()
+    dims = [b.dims for b in family.read(network)]
+    seen = [_Seen(*[torch.empty(0)] * 4) for _ in dims]
+    sums: list[Sensitivity | None] = [None] * len(dims)
+    index = torch.as_tensor(columns, device=device)
+    generator = torch.Generator().manual_seed(seed)
+
+    def keep(name: str, *, given: bool = False) -> Callable[[int, Any, Tensor], None]:
+        return lambda i, inputs, output: setattr(seen[i], name, inputs[0] if given else output)
+
+    done = 0
+    with ExitStack() as stack, progress.stage(stage, len(images), "image") as shown:
+        outputs = family.attention_outputs(network)
+        stack.enter_context(observed(family.projections(network), keep("qkv")))
+        stack.enter_context(observed(outputs, keep("heads", given=True)))
+        stack.enter_context(observed(outputs, keep("attention")))
+        stack.enter_context(observed(family.ffn_outputs(network), keep("ffn")))
+        for batch, _ in images.batches(batch_size, workers):
+            logits = network(batch.to(device).requires_grad_())[:, index]
+            target = (logits * curvature_sample(logits, generator).to(device)).sum()
+            gradients = list(torch.autograd.grad(target, [tensor for s in seen for tensor in vars(s).values()]))
+            for i, d in enumerate(dims):
+                now = _of_batch(d.heads, d.qk, seen[i], _Seen(*gradients[:4]))
+                before = sums[i]
+                sums[i] = now if before is None else _add(before, now)
+                del gradients[:4]  # the next batch's activations come where these were
+                seen[i] = _Seen(*[torch.empty(0)] * 4)
+            del logits, target
+            done += len(batch)
+            shown.update(done)
+    found = [total.map(lambda t: (t / done).cpu()) for total in sums if total is not None]
+    for i, mean in enumerate(found):
+        if not all(torch.isfinite(t).all() for t in vars(mean).values()):
+            raise DataError(f"the gradients of block {i} are not finite; check the base's weights, --mean and --std")
+    return found
+
+
+def _of_batch(heads: int, qk: int, seen: _Seen, gradient: _Seen) -> Sensitivity:
+    """Sums over the images of one batch."""
+
+    def half_squares(product: Tensor) -> Tensor:
+        """[B, ...] first-order changes to half their squares, summed over the images."""
+        return product.double().square().sum(0) / 2
+
+    queries = (seen.qkv * gradient.qkv)[..., : heads * qk].detach().sum(1).reshape(-1, heads, qk)
+    values = (summed := (seen.heads * gradient.heads).detach().sum(1)).reshape(len(summed), heads, -1)
+    g = gradient.ffn.flatten(0, 1)
+    return Sensitivity(
+        qk=half_squares(queries),
+        vo=half_squares(values),
+        heads=half_squares(values.sum(-1)),
+        attention=gradient.attention.double().square().sum((0, 2)),
+        ffn=gradient.ffn.double().square().sum((0, 2)),
+        metric=(g.mT @ g).double(),
+    )
+
+
+def _add(one: Sensitivity, other: Sensitivity) -> Sensitivity:
+    return Sensitivity(*(a + b for a, b in zip(vars(one).values(), vars(other).values(), strict=True)))

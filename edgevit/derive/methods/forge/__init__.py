@@ -1,0 +1,1 @@
+"""Forge, edgevit's own method, and its closed form block by block."""

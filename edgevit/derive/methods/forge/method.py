@@ -1,0 +1,489 @@
+"""Forge, edgevit's own method: measure what every width is worth, spend one budget on all of them, solve, then distil.
+
+1. Curves: what the answers lose with each direction of QK and VO, each head, each FFN neuron and each block, in nats.
+   Attention is factorised for the task's own tokens; neurons go in the order of optimal brain surgeon's elimination in
+   the loss's own metric; tokens count by how much the answers feel them (`measure.sensitivity`, `allocate.menus`).
+2. Allocation: the least predicted loss within the budget over QK and VO, FFN, heads and whole blocks at once, in the
+   steps that the shape policy allows: by dynamic programming, as exact as `allocate.knapsack` says.
+3. Closed form: block by block, output weights solved for the slim network's own inputs (`sequential`).
+4. Distillation from the base restricted to the classes; the best state on the validation part is kept, and the closed
+   form is among them. `--steps 0` leaves it out: nothing is trained, and no label is looked at.
+
+Each step can be taken away by its option; benchmarks/RESULTS.md has what each is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from math import inf
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edgevit.data.task import Split
+from edgevit.derive import surgery
+from edgevit.derive.algebra.factorise import Spectrum
+from edgevit.derive.algebra.least_squares import Removal, refit, refittable_mean, removal_in_order, removal_order
+from edgevit.derive.allocate.budget import Budget
+from edgevit.derive.allocate.knapsack import BlockMenu, allocate
+from edgevit.derive.allocate.menus import Heads, attention_menu, ffn_menu, least_heads
+from edgevit.derive.allocate.policy import check_reachable, fit, smallest, uniform
+from edgevit.derive.allocate.widths import adaptive
+from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
+from edgevit.derive.measure.statistics import BlockStatistics, calibrate, minimum_images
+from edgevit.derive.methods.forge.sequential import solve_in_sequence
+from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derive.surgery import Spectra
+from edgevit.errors import BudgetError, OptionError
+from edgevit.models.anatomy import BlockDims, BlockWeights
+from edgevit.models.cost import Geometry
+from edgevit.models.families import family_of
+from edgevit.models.slim import bare_copy
+from edgevit.train.compute import evaluate
+from edgevit.train.distil import TeacherOptions
+
+QUANTITIES = ("macs", "params", "ms")
+GENTLE = True
+DROPS = True
+PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
+TOKENS = 2048  # of one batch with gradients: 2 GB of activations for DeiT-Base
+PASSES = 10  # over the training images, in distillation
+
+
+@dataclass(frozen=True)
+class Config(TeacherOptions):
+    # Whose answers are learnt: the base's, restricted to the classes, as it is (restricted) or after training on them
+    # (finetuned); or nobody's (none).
+    teacher: Literal["none", "restricted", "finetuned"] = "restricted"
+    # The weight of the final tokens' squared error, relative to the teacher's square; 0 leaves the tokens alone.
+    token_weight: float = 1.0
+    calibration_images: int = 512  # The number of training images from which the closed form is computed.
+    sensitivity_images: int = 128  # The number of training images on which it is measured what the loss feels.
+    # What widths are judged by: what the loss feels (fisher), or the output that each module loses (none).
+    sensitivity: Literal["fisher", "none"] = "fisher"
+    # How the budget is spent: over all widths, heads and blocks at once (joint), all cut alike (uniform), or as the
+    # method vulcan does.
+    allocation: Literal["joint", "uniform", "vulcan"] = "joint"
+    drop_heads: bool = True  # Whether whole heads may go; those of a block that stay have one width.
+    # Whether whole blocks may go; with sensitivity=none none does, as nothing says what one is worth.
+    drop_blocks: bool = True
+    # Whether output weights are solved again, block by block, for the slim network's own inputs.
+    sequential: bool = True
+    # How strongly the refit of output weights is drawn to zero, in units of the neurons' mean square.
+    ridge: float = 1e-4
+    sequential_ridge: float = 1e-3  # How strongly the sequential solution is drawn to the refit, in the same units.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("calibration_images", "sensitivity_images"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"forge.{name}={getattr(self, name)} is less than 1")
+        for name in ("ridge", "sequential_ridge"):
+            if not 0 <= getattr(self, name) < inf:
+                raise OptionError(f"forge.{name}={getattr(self, name):g} is not a number of at least 0")
+
+
+def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
+    """Steps of distillation."""
+    return max(round(PASSES * images / batch_size), 1)
+
+
+# -- curves ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What is known of one block of the base before the budget: serves every budget."""
+
+    statistics: BlockStatistics
+    qk: Spectrum
+    vo: Spectrum
+    felt: Sensitivity  # in the basis of these spectra
+    removal: Removal
+    ffn_losses: Tensor  # [e] nats, as each neuron goes, the first to go first
+    block_loss: Tensor  # [1] nats without the whole block
+
+    def tensors(self) -> dict[str, Tensor]:
+        parts = {name: part.tensors() if name == "statistics" else vars(part) for name, part in self._parts().items()}
+        flat = {f"{name}.{field}": tensor for name, part in parts.items() for field, tensor in part.items()}
+        return {**flat, "ffn_losses": self.ffn_losses, "block_loss": self.block_loss}
+
+    def _parts(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _PARTS}
+
+    @classmethod
+    def of(cls, flat: Mapping[str, Tensor]) -> _Block:
+        made: dict[str, Any] = {
+            name: kind(**{key.partition(".")[2]: t for key, t in flat.items() if key.startswith(f"{name}.")})
+            for name, kind in _PARTS.items()
+        }
+        return cls(**made, ffn_losses=flat["ffn_losses"], block_loss=flat["block_loss"])
+
+
+_PARTS = {"statistics": BlockStatistics, "qk": Spectrum, "vo": Spectrum, "felt": Sensitivity, "removal": Removal}
+
+
+def _images(problem: Problem, count: int) -> Split:
+    return problem.compute.share(problem.task.train.subset(count))
+
+
+def _sensitivities(problem: Problem, config: Config, network: nn.Module, stage: str) -> list[Sensitivity]:
+    tokens: int = family_of(network).geometry(network).tokens
+    found = measure_sensitivity(
+        network,
+        _images(problem, config.sensitivity_images),
+        batch_size=min(problem.compute.batch_size, 32, max(TOKENS // tokens, 1)),
+        device=problem.compute.device,
+        workers=problem.training.workers,
+        seed=problem.training.seed,
+        columns=problem.columns,
+        progress=problem.progress,
+        stage=stage,
+    )
+    return [s.map(problem.compute.mean_on_cpu) for s in found]
+
+
+def _root(metric: Tensor) -> Tensor:
+    """Some R with R^T R = metric [d, d], which may be singular: norms leave the loss blind to some directions."""
+    values, vectors = torch.linalg.eigh(metric)
+    root: Tensor = values.clamp_min(0).sqrt().unsqueeze(1) * vectors.mT
+    return root
+
+
+def _curves(problem: Problem, config: Config) -> list[_Block]:
+    """Take the curves of every block, or find them in the cache: they depend on the task and not on the budget."""
+    names = ("calibration_images", "sensitivity_images", "sensitivity", "ridge")
+    key = {
+        **problem.identity,
+        "images": problem.task.train.subset(config.calibration_images).content_sha256(),
+        "gradients": problem.task.train.subset(config.sensitivity_images).content_sha256(),
+        "config": {name: getattr(config, name) for name in names},
+        "seed": problem.training.seed,
+    }
+
+    def make() -> dict[str, Tensor]:
+        made = _make_curves(problem, config)
+        return {f"{i}.{name}": tensor for i, block in enumerate(made) for name, tensor in block.tensors().items()}
+
+    flat = problem.cache.tensors("curves", key, make)
+    count = len(family_of(problem.network).read(problem.network))
+    return [
+        _Block.of({name.partition(".")[2]: t for name, t in flat.items() if name.startswith(f"{i}.")})
+        for i in range(count)
+    ]
+
+
+def _make_curves(problem: Problem, config: Config) -> list[_Block]:
+    network = problem.network.to(problem.compute.device).eval()
+    blocks = family_of(network).read(network)
+    by_loss = config.sensitivity == "fisher"
+    by_token = None
+    if by_loss:
+        with problem.stopwatch.stage("sensitivity"):
+            by_token = [s.by_token for s in _sensitivities(problem, config, network, "worth of tokens")]
+    with problem.stopwatch.stage("statistics"):
+        taken = calibrate(
+            network,
+            _images(problem, config.calibration_images),
+            batch_size=min(problem.compute.batch_size, 64),
+            device=problem.compute.device,
+            workers=problem.training.workers,
+            factorisation="activations",
+            hidden=True,
+            by_token=by_token,
+            progress=problem.progress,
+        )
+        statistics = [s.map(problem.compute.mean_on_cpu) for s in taken]
+    spectra = _spectra(problem, blocks, statistics)
+    if by_loss:
+        felt = _felt(problem, config, blocks, statistics, spectra)
+    else:
+        tokens: int = family_of(network).geometry(network).tokens
+        parts = zip(blocks, spectra.qk, spectra.vo, strict=True)
+        felt = [_blind(tokens, len(b.w2), qk, vo) for b, qk, vo in parts]
+    made = []
+    with (
+        problem.stopwatch.stage("closed_form"),
+        problem.progress.stage("order of neurons", len(blocks), "block") as stage,
+    ):
+        for i, (block, s) in enumerate(zip(blocks, statistics, strict=True)):
+            assert s.hidden is not None
+            # the error of W_2 in the metric of the loss is the plain error of R W_2
+            seen = _root(felt[i].metric) @ block.w2.detach().double().cpu()
+            centre = refittable_mean(block, s.mean)
+            removal = removal_order(seen, s.hidden, centre, ridge=config.ridge)
+            losses = removal_in_order(removal.order, seen, s.hidden, centre, ridge=config.ridge).cost / 2
+            without = torch.full((1,), inf, dtype=torch.float64)
+            made.append(_Block(s, spectra.qk[i], spectra.vo[i], felt[i], removal, losses, without))
+            stage.update(i + 1)
+    if not by_loss:
+        return [replace(b, ffn_losses=b.ffn_losses / b.ffn_losses.sum()) for b in made]
+    return _scaled(problem, config, blocks, made)
+
+
+def _spectra(problem: Problem, blocks: Sequence[BlockWeights], statistics: Sequence[BlockStatistics]) -> Spectra:
+    """Factorise attention for the task's tokens."""
+    with problem.stopwatch.stage("closed_form"), torch.no_grad():
+        queries = [s.query for s in statistics if s.query is not None] or None
+        return surgery.attention_spectra(blocks, [_moment(s) for s in statistics], query_moments=queries)
+
+
+def _felt(
+    problem: Problem,
+    config: Config,
+    blocks: Sequence[BlockWeights],
+    statistics: Sequence[BlockStatistics],
+    spectra: Spectra,
+) -> list[Sensitivity]:
+    """Measure each direction of the spectra in the network that has them and is otherwise equal."""
+    with problem.stopwatch.stage("closed_form"), torch.no_grad():
+        moments = [_moment(s) for s in statistics]
+        whole = surgery.narrow_attention(blocks, [b.dims for b in blocks], moments, spectra)
+        rotated = surgery.rebuild(problem.network, whole)
+    with problem.stopwatch.stage("sensitivity"):
+        return _sensitivities(problem, config, rotated, "worth of attention's directions")
+
+
+def _blind(tokens: int, embed: int, qk: Spectrum, vo: Spectrum) -> Sensitivity:
+    """What is left without gradients: the share of its module's output that each direction carries; tokens alike."""
+    of_qk, of_vo = (s.values.square() / s.values.square().sum() for s in (qk, vo))
+    alike, metric = torch.ones(tokens, dtype=torch.float64), torch.eye(embed, dtype=torch.float64)
+    return Sensitivity(of_qk, of_vo, of_vo.sum(1), attention=alike, ffn=alike.clone(), metric=metric)
+
+
+def _moment(statistics: BlockStatistics) -> Tensor:
+    assert statistics.moment is not None
+    return statistics.moment
+
+
+def _refit(block: BlockWeights, known: _Block, width: int, config: Config) -> BlockWeights:
+    s = known.statistics
+    assert s.hidden is not None
+    return refit(block, known.removal.kept(width), s.hidden, s.mean, ridge=config.ridge)
+
+
+def _scaled(problem: Problem, config: Config, blocks: Sequence[BlockWeights], curves: Sequence[_Block]) -> list[_Block]:
+    """Scale each FFN's curve to the loss measured at one width, and measure what leaving each block out loses."""
+    probes = [max(b.dims.ffn // PROBE, 1) for b in blocks]
+    with problem.stopwatch.stage("closed_form"), torch.no_grad():
+        parts = zip(blocks, curves, probes, strict=True)
+        narrow = surgery.rebuild(problem.network, [_refit(b, known, w, config) for b, known, w in parts])
+    with problem.stopwatch.stage("sensitivity"):
+        measured = _measured(problem, narrow, _images(problem, config.sensitivity_images))
+    scaled = []
+    for known, probe, (loss, without) in zip(curves, probes, measured.unbind(1), strict=True):
+        predicted = known.ffn_losses[: len(known.ffn_losses) - probe].sum()
+        scale = loss / predicted if predicted > 0 and loss > 0 else torch.ones(())
+        scaled.append(replace(known, ffn_losses=known.ffn_losses * scale, block_loss=without.reshape(1)))
+    return scaled
+
+
+@torch.no_grad()
+def _measured(problem: Problem, narrow: nn.Module, images: Split) -> Tensor:
+    """KL(base || changed) in nats with each block replaced by the narrow one, and with each left out: [2, L]."""
+    network, compute = problem.network.eval(), problem.compute
+    narrow.to(compute.device).eval()
+    family = family_of(network)
+    columns = torch.as_tensor(problem.columns, device=compute.device)
+    layers, others = family.layers(network), family.layers(narrow)
+    losses = torch.zeros(2, len(layers), dtype=torch.float64)
+    done = 0
+    with problem.progress.stage("loss without each block", len(images), "image") as stage:
+        for batch, _ in images.batches(min(compute.batch_size, 64), problem.training.workers):
+            tokens = [family.first_tokens(network, batch.to(compute.device))]
+            for layer in layers:
+                tokens.append(layer(tokens[-1]))
+
+            def answers(x: Tensor, start: int) -> Tensor:
+                for layer in layers[start:]:
+                    x = layer(x)
+                return F.log_softmax(family.answers(network, x)[:, columns], dim=1)
+
+            whole = answers(tokens[-1], len(layers))
+            for i, other in enumerate(others):
+                for row, x in enumerate((other(tokens[i]), tokens[i])):
+                    changed = answers(x, i + 1)
+                    losses[row, i] += float(F.kl_div(changed, whole, log_target=True, reduction="sum"))
+            done += len(batch)
+            stage.update(done)
+    return compute.mean_on_cpu(losses / done).clamp_min(0)
+
+
+# -- allocation --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What becomes of each block of the base: its attention and FFN width, or None where it is dropped."""
+
+    blocks: list[tuple[Heads, int] | None]
+    predicted_nats: float | None
+
+    @property
+    def kept(self) -> list[int]:
+        return [i for i, block in enumerate(self.blocks) if block is not None]
+
+
+def _allocate(problem: Problem, config: Config, blocks: Sequence[BlockWeights], curves: Sequence[_Block]) -> _Shape:
+    """Spend the budget, which is reachable."""
+    budget, policy = problem.budget, problem.policy
+    geometry = family_of(problem.network).geometry(problem.network)
+    dims = [b.dims for b in blocks]
+    if config.allocation != "joint":
+        activations = [known.statistics.activation for known in curves]
+        wishes = uniform(dims) if config.allocation == "uniform" else adaptive(blocks, activations, policy)
+        chosen = fit(wishes, dims, geometry, budget, policy)
+        return _Shape([(Heads(tuple(range(d.heads)), d.qk, d.vo), d.ffn) for d in chosen], None)
+    costs = [_costs(budget, geometry, i) for i in range(len(dims))]
+    menus = [
+        BlockMenu(
+            attention_menu(d, known.felt, policy, cost.attention, drop_heads=config.drop_heads),
+            ffn_menu(known.ffn_losses, policy, cost.ffn),
+            # The first block always stays: a network has one.
+            float(known.block_loss) if config.drop_blocks and i > 0 and known.block_loss < inf else None,
+        )
+        for i, (d, known, cost) in enumerate(zip(dims, curves, costs, strict=True))
+    ]
+    fixed = geometry.fixed(0, budget.linear) if budget.table is None else budget.table.fixed_ms
+    found = allocate(menus, budget.limit - fixed)
+    lost = [
+        float(known.block_loss) if pair is None else pair[0].loss + pair[1].loss
+        for known, pair in zip(curves, found, strict=True)
+    ]
+    return _Shape([None if pair is None else (pair[0].value, pair[1].value) for pair in found], sum(lost))
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """What one block's modules cost in the budget's quantity."""
+
+    attention: Callable[[int, Tensor, Tensor], Tensor]  # of a number of heads with each pair of widths qk and vo
+    ffn: Callable[[int], float]
+
+
+def _costs(budget: Budget, geometry: Geometry, block: int) -> _Costs:
+    table = budget.table
+    if table is not None:
+
+        def listed(heads: int, qk: Tensor, vo: Tensor) -> Tensor:
+            pairs = zip(qk.tolist(), vo.tolist(), strict=True)
+            return torch.tensor([table.attention_ms(block, heads, *pair) for pair in pairs], dtype=torch.float64)
+
+        return _Costs(listed, partial(table.ffn_ms, block))
+    # What a block costs whatever its widths goes with its attention: it goes with the block.
+    itself = geometry.fixed(1, budget.linear) - geometry.fixed(0, budget.linear)
+
+    def attention(heads: int, qk: Tensor, vo: Tensor) -> Tensor:
+        unit = geometry.unit_costs(heads, budget.linear)
+        return itself + unit.qk * qk + unit.vo * vo
+
+    return _Costs(attention, lambda width: geometry.block_cost(BlockDims(0, 0, 0, width), budget.linear))
+
+
+# -- closed form -------------------------------------------------------------------------------------------------------
+
+
+def _cut(
+    problem: Problem, config: Config, blocks: Sequence[BlockWeights], curves: Sequence[_Block], shape: _Shape
+) -> nn.Module:
+    """Carry the allocation out in the base's own terms: factors, neurons and output weights for its inputs."""
+    slim = []
+    for block, known, decided in zip(blocks, curves, shape.blocks, strict=True):
+        if decided is None:
+            continue
+        attention, ffn = decided
+        heads, moment = list(attention.heads), _moment(known.statistics)
+        spectra = Spectra(*((_of_heads(part, heads),) for part in (known.qk, known.vo)))
+        dims = BlockDims(len(heads), attention.qk, attention.vo, ffn)
+        (narrow,) = surgery.narrow_attention([surgery.keep_heads(block, heads, moment)], [dims], [moment], spectra)
+        slim.append(_refit(narrow, known, ffn, config))
+    shorter = bare_copy(problem.network)
+    family_of(shorter).keep_blocks(shorter, shape.kept)
+    return surgery.rebuild(shorter, slim)
+
+
+def _of_heads(spectrum: Spectrum, heads: Sequence[int]) -> Spectrum:
+    return Spectrum(*(tensor[list(heads)] for tensor in vars(spectrum).values()))
+
+
+def _solve(problem: Problem, config: Config, curves: Sequence[_Block], shape: _Shape) -> nn.Module:
+    blocks = family_of(problem.network).read(problem.network)
+    with problem.stopwatch.stage("closed_form"), torch.no_grad():
+        slim = _cut(problem, config, blocks, curves, shape)
+    if config.sequential:
+        with problem.stopwatch.stage("sequential"):
+            solve_in_sequence(
+                problem.network,
+                slim,
+                shape.kept,
+                _images(problem, config.calibration_images),
+                [known.felt.by_token for known in curves],
+                ridge=config.sequential_ridge,
+                batch_size=min(problem.compute.batch_size, 64),
+                workers=problem.training.workers,
+                device=problem.compute.device,
+                reduce=problem.compute.mean,
+                progress=problem.progress,
+            )
+    return slim
+
+
+def _check_reachable(problem: Problem, config: Config) -> None:
+    """Raise BudgetError before anything is measured if even the cheapest of all allocations costs more."""
+    budget, policy = problem.budget, problem.policy
+    geometry = family_of(problem.network).geometry(problem.network)
+    dims = [b.dims for b in family_of(problem.network).read(problem.network)]
+    if config.allocation != "joint":
+        if budget.table is not None:
+            raise OptionError(
+                f"forge.allocation={config.allocation} spends MACs or parameters, not {budget.asked}; leave it out"
+            )
+        check_reachable(dims, geometry, budget, policy)
+        return
+    kept = [0] if config.drop_blocks and config.sensitivity == "fisher" else list(range(len(dims)))
+    narrow = smallest(dims, policy)
+    fewest = [replace(narrow[i], heads=least_heads(dims[i], policy, drop_heads=config.drop_heads)) for i in kept]
+    cost = budget.cost(fewest, geometry, kept)
+    if not budget.holds(cost):
+        raise BudgetError(
+            f"{budget.asked} is less than forge reaches in shape {policy.name!r}: {budget.told(cost)} at the least; "
+            "raise the budget, or try another --shape"
+        )
+
+
+def _warn_of_few_images(problem: Problem, config: Config) -> None:
+    images, enough = min(len(problem.task.train), config.calibration_images), minimum_images(problem.network)
+    if images < enough:
+        problem.progress.warn(
+            f"{images} calibration images do not determine the widest layer, {enough} would: the ridge decides the rest"
+        )
+
+
+def derive(problem: Problem, config: Config) -> Derived:
+    _check_reachable(problem, config)
+    _warn_of_few_images(problem, config)
+    curves = _curves(problem, config)
+    with problem.stopwatch.stage("allocation"):
+        blocks = family_of(problem.network).read(problem.network)
+        shape = _allocate(problem, config, blocks, curves)
+    slim = _solve(problem, config, curves, shape)
+    task = problem.task
+    validation = evaluate(slim, task.validation, problem.columns, task.class_names, problem.compute).top1
+    distillation = distillation_for(problem, config)
+    done = train_for(problem, slim, stage="distil", distillation=distillation, keep="best")
+    outcome = problem.history.outcome("distil")
+    facts: dict[str, object] = {
+        "reused": problem.cache.reused,
+        "steps": done,
+        "steps_planned": problem.training.steps,
+        "accuracy_validation_closed_form": validation,
+        **(asdict(outcome) if outcome else {}),
+        "predicted_nats": shape.predicted_nats,
+        "kept_blocks": shape.kept,
+        "kept_heads": [list(b[0].heads) for b in shape.blocks if b is not None],
+    }
+    return Derived(slim, facts, shape.kept)

@@ -1,0 +1,1 @@
+"""NuWa (CVPR 2026): the method, and the purification that finds its anchor."""

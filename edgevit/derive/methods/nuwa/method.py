@@ -1,0 +1,307 @@
+"""NuWa (CVPR 2026): derive without training. Find what the target classes are better off without; cut in closed form.
+
+1. Purification: masks of FFN neurons, trained on the task loss with the base frozen, give the anchor (`purify`).
+2. Attention: truncated SVDs of W_Q^T W_K and W_V^T W_O^T.
+3. FFN: some neurons are kept, and W_2 is refitted to them by least squares on calibration images.
+
+The paper's own choices are options: purification=always with 10000 steps of one image, factorisation=weights,
+widths=energy, neurons=activation. The defaults measured better (benchmarks/RESULTS.md): attention factorised for the
+task's own tokens; neurons chosen by what their removal costs once the others are refitted; widths where they lose the
+least output per MAC; and the anchor only where the model derived from it is better on the validation part than the one
+derived from the base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil, inf
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from edgevit.derive import surgery
+from edgevit.derive.algebra.factorise import Spectrum
+from edgevit.derive.algebra.least_squares import Refit, Removal, refit, refittable_mean, removal_in_order, removal_order
+from edgevit.derive.allocate.policy import Widths, fit, uniform
+from edgevit.derive.allocate.widths import Curve, energy_width, widths_by_error
+from edgevit.derive.measure.statistics import BlockStatistics, Factorisation, calibrate, check_enough
+from edgevit.derive.methods.nuwa.purify import Purification, purify
+from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derive.surgery import Spectra
+from edgevit.errors import OptionError
+from edgevit.models.anatomy import BlockDims, BlockWeights
+from edgevit.models.checkpoint import tensors_sha256
+from edgevit.models.families import family_of
+from edgevit.train.compute import evaluate
+from edgevit.train.distil import TeacherOptions
+from edgevit.train.state import load_tensors, reading_state, save_tensors
+
+HEAD_BIAS = -100.0  # of the classes outside the task, where the head is left whole
+
+
+@dataclass(frozen=True)
+class Config(TeacherOptions):
+    # Where the model is cut from: the purified base (always), the base (none), or whichever gives the better model on
+    # the validation part (validated).
+    purification: Literal["validated", "always", "none"] = "validated"
+    purification_steps: int = 250  # The number of optimiser steps in which the purifying masks are trained.
+    purification_batch: int = 16  # The number of images in each of these steps.
+    mask_lr: float = 1e-3  # The learning rate of the masks.
+    beta_lr: float = 1e-1  # The learning rate of the scalar that says how many neurons each mask keeps.
+    mask_decay: float = 0.05  # The weight decay of both.
+    # What attention is factorised for: its weights, the task's tokens (activations), or these weighted by what the loss
+    # would lose with them (tokens).
+    factorisation: Factorisation = "activations"
+    # How widths are chosen: the least output lost per MAC (error), a share of the spectrum's energy, or all cut alike
+    # (uniform).
+    widths: Literal["error", "energy", "uniform"] = "error"
+    energy: float = 0.93  # The share of the squared singular values that attention keeps, with widths=energy.
+    # Which neurons stay: those that are costly to remove (removal), the most active ones, or any (random).
+    neurons: Literal["removal", "activation", "random"] = "removal"
+    # What becomes of the FFN's output weights: refitted (least_squares), compensated as optimal brain surgeon does, or
+    # left as they are (remove).
+    ffn: Refit = "least_squares"
+    # How strongly the refit of output weights is damped, in units of the neurons' mean square.
+    ridge: float = 1e-4
+    calibration_images: int = 128  # The number of training images from which the closed form is computed.
+    # The number of passes over the training images after the cut; --steps counts optimiser steps instead.
+    finetune_epochs: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("purification_steps", "purification_batch", "calibration_images"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"nuwa.{name}={getattr(self, name)} is less than 1")
+        if self.finetune_epochs < 0:
+            raise OptionError(f"nuwa.finetune_epochs={self.finetune_epochs} is negative; 0 trains not at all")
+        if not 0 < self.energy <= 1:
+            raise OptionError(f"nuwa.energy={self.energy:g} is not in (0, 1]; the paper's is 0.93")
+        for name in ("mask_lr", "beta_lr", "mask_decay", "ridge"):
+            if not 0 <= getattr(self, name) < inf:
+                raise OptionError(f"nuwa.{name}={getattr(self, name):g} is not a number of at least 0")
+
+
+def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
+    """Steps of the fine-tuning after the cut: none, unless asked for."""
+    return config.finetune_epochs * ceil(images / batch_size)
+
+
+# -- what is worked out once per task ----------------------------------------------------------------------------------
+
+
+def _masks(problem: Problem, config: Config) -> list[Tensor]:
+    """The anchor's masks [e] per block: from the unfinished run, the cache, or by training them."""
+    file = problem.folder / "masks.safetensors"
+    names = [f"{i:03}" for i in range(len(family_of(problem.network).read(problem.network)))]
+    if not file.is_file():
+        how = Purification(
+            config.purification_steps, config.purification_batch, config.mask_lr, config.beta_lr, config.mask_decay
+        )
+        training, task = problem.training, problem.task
+        key = {
+            **problem.identity,
+            "train": task.train.content_sha256(),
+            "validation": task.validation.content_sha256(),
+            "how": asdict(how),
+            "training": [training.seed, training.augment, training.precision],
+        }
+        with problem.stopwatch.stage("purification"):
+            made = problem.cache.tensors("masks", key, lambda: dict(zip(names, purify(problem, how), strict=True)))
+        if problem.compute.is_main:
+            save_tensors(file, made)
+        problem.compute.wait()
+    kept = load_tensors(file)
+    with reading_state(file):
+        return [kept[name] for name in names]
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What widths and weights are worked out from: a network that is to be cut, and what is known of it."""
+
+    network: nn.Module
+    masks: Sequence[Tensor] | None  # of its FFN neurons, if it is the anchor
+    key: dict[str, Any]  # of the cache
+    statistics: list[BlockStatistics]
+    blocks: list[BlockWeights]
+
+
+def _start(problem: Problem, config: Config, masks: Sequence[Tensor] | None) -> _Start:
+    """Take the statistics of the base, or of the anchor that these masks make of it."""
+    device = problem.compute.device
+    network = problem.network if masks is None else surgery.without_neurons(problem.network, masks)
+    network.to(device).eval()
+    images = problem.task.train.subset(config.calibration_images)
+    check_enough(images, network, "nuwa.calibration_images")
+    key = {
+        **problem.identity,
+        "images": images.content_sha256(),
+        "masks": None if masks is None else tensors_sha256({str(i): m for i, m in enumerate(masks)}),
+        "factorisation": config.factorisation,
+    }
+
+    def take() -> dict[str, Tensor]:
+        taken = calibrate(
+            network,
+            problem.compute.share(images),
+            batch_size=min(problem.compute.batch_size, 64),
+            device=device,
+            workers=problem.training.workers,
+            factorisation=config.factorisation,
+            columns=problem.columns,
+            hidden=True,
+            progress=problem.progress,
+        )
+        taken = [s.map(problem.compute.mean_on_cpu) for s in taken]
+        return {f"{i}.{name}": tensor for i, s in enumerate(taken) for name, tensor in s.tensors().items()}
+
+    with problem.stopwatch.stage("statistics"):
+        flat = problem.cache.tensors("statistics", key, take)
+    blocks = family_of(network).read(network)
+    statistics = [
+        BlockStatistics(**{name.partition(".")[2]: t for name, t in flat.items() if name.startswith(f"{i}.")})
+        for i in range(len(blocks))
+    ]
+    return _Start(network, masks, key, statistics, blocks)
+
+
+def _spectra(problem: Problem, config: Config, start: _Start) -> Spectra:
+    """The factorised attention of every block; of the weights alone it serves every task of the base."""
+    moments = _moments(start, config)
+    key = {name: problem.identity[name] for name in ("base", "state")} if moments is None else start.key
+
+    def make() -> dict[str, Tensor]:
+        spectra = surgery.attention_spectra(start.blocks, moments)
+        parts = {"qk": spectra.qk, "vo": spectra.vo}
+        return {f"{i}.{p}.{n}": t for p, of in parts.items() for i, s in enumerate(of) for n, t in vars(s).items()}
+
+    flat = problem.cache.tensors("spectra", key, make)
+
+    def part(name: str) -> tuple[Spectrum, ...]:
+        fields = ("values", "left", "right")
+        return tuple(Spectrum(*(flat[f"{i}.{name}.{f}"] for f in fields)) for i in range(len(start.blocks)))
+
+    return Spectra(part("qk"), part("vo"))
+
+
+def _moments(start: _Start, config: Config) -> list[Tensor] | None:
+    if config.factorisation == "weights":
+        return None
+    return [s.moment for s in start.statistics if s.moment is not None]
+
+
+def _removals(problem: Problem, config: Config, start: _Start) -> list[Removal]:
+    """In which order the neurons of every block go: one order for all widths."""
+
+    def by_cost() -> dict[str, Tensor]:
+        made: dict[str, Tensor] = {}
+        with problem.progress.stage("order of neurons", len(start.blocks), "block") as stage:
+            for i, (block, s) in enumerate(zip(start.blocks, start.statistics, strict=True)):
+                assert s.hidden is not None
+                removal = removal_order(block.w2, s.hidden, refittable_mean(block, s.mean), ridge=config.ridge)
+                made |= {f"{i}.order": removal.order, f"{i}.cost": removal.cost}
+                stage.update(i + 1)
+        return made
+
+    if config.neurons == "removal":
+        flat = problem.cache.tensors("removal-order", {**start.key, "ridge": config.ridge}, by_cost)
+        return [Removal(flat[f"{i}.order"], flat[f"{i}.cost"]) for i in range(len(start.blocks))]
+    generator = torch.Generator().manual_seed(problem.training.seed)
+    removals = []
+    for i, (block, s) in enumerate(zip(start.blocks, start.statistics, strict=True)):
+        assert s.hidden is not None
+        random = torch.rand(len(s.magnitude), generator=generator, dtype=torch.float64)
+        score = s.magnitude if config.neurons == "activation" else random
+        if start.masks is not None:
+            score = score * start.masks[i].to(score)  # what the anchor does without goes first
+        order = torch.argsort(score, stable=True)
+        centre = refittable_mean(block, s.mean)
+        removals.append(removal_in_order(order, block.w2, s.hidden, centre, ridge=config.ridge))
+    return removals
+
+
+# -- closed form -------------------------------------------------------------------------------------------------------
+
+
+def _share(error: Tensor) -> Tensor:
+    return error / error.sum().clamp_min(torch.finfo(error.dtype).tiny)
+
+
+def _wishes(
+    problem: Problem, config: Config, dims: Sequence[BlockDims], spectra: Spectra, removals: Sequence[Removal]
+) -> Callable[[float], Sequence[Widths]]:
+    """The widths wished for at a rate (for `shape.fit`)."""
+    if config.widths == "uniform":
+        return uniform(dims)
+    if config.widths == "energy":
+        attention = [
+            (energy_width(qk.values, config.energy), energy_width(vo.values, config.energy))
+            for qk, vo in zip(spectra.qk, spectra.vo, strict=True)
+        ]
+        # Attention is as wide as its energy asks for; the FFN, alike in all blocks, takes what the budget leaves.
+        return lambda rate: [Widths(*a, d.ffn * (1 - rate)) for a, d in zip(attention, dims, strict=True)]
+    geometry = family_of(problem.network).geometry(problem.network)
+    curves = []
+    for d, qk, vo, removal in zip(dims, spectra.qk, spectra.vo, removals, strict=True):
+        unit = geometry.unit_costs(d.heads, problem.budget.linear)
+        curves.append(Curve(_share(qk.values.square().sum(0)).cpu(), unit.qk))
+        curves.append(Curve(_share(vo.values.square().sum(0)).cpu(), unit.vo))
+        curves.append(Curve(_share(removal.cost.flip(0)).cpu(), unit.ffn))
+
+    def wishes_at(rate: float) -> list[Widths]:
+        widths = [float(w) for w in widths_by_error(curves, rate)]
+        return [Widths(*widths[i : i + 3]) for i in range(0, len(widths), 3)]
+
+    return wishes_at
+
+
+def _cut(problem: Problem, config: Config, start: _Start) -> nn.Module:
+    """Choose widths inside the budget and solve for the weights."""
+    with problem.stopwatch.stage("closed_form"), torch.no_grad():
+        spectra, removals = _spectra(problem, config, start), _removals(problem, config, start)
+        dims = [b.dims for b in start.blocks]
+        geometry = family_of(start.network).geometry(start.network)
+        chosen = fit(_wishes(problem, config, dims, spectra, removals), dims, geometry, problem.budget, problem.policy)
+        narrowed = surgery.narrow_attention(start.blocks, chosen, _moments(start, config), spectra)
+        slim = []
+        for block, new, removal, s in zip(narrowed, chosen, removals, start.statistics, strict=True):
+            assert s.hidden is not None
+            slim.append(refit(block, removal.kept(new.ffn), s.hidden, s.mean, config.ffn, config.ridge))
+        return surgery.rebuild(start.network, slim)
+
+
+def _validated(problem: Problem, network: nn.Module) -> float:
+    task = problem.task
+    return evaluate(network, task.validation, problem.columns, task.class_names, problem.compute).top1
+
+
+def _cut_best(problem: Problem, config: Config) -> tuple[nn.Module, dict[str, object]]:
+    """Cut the base, the anchor or both, and take the model that is better on the validation part."""
+    masks = None if config.purification == "none" else _masks(problem, config)
+    facts: dict[str, object] = {}
+    if masks is not None:
+        facts["anchor_neurons"] = sum(float(m.mean()) for m in masks) / len(masks)
+    is_base = masks is None or all(bool(m.all()) for m in masks)
+    if is_base or config.purification == "always":
+        slim = _cut(problem, config, _start(problem, config, None if is_base else masks))
+        return slim, {**facts, "purified": not is_base, "accuracy_validation": _validated(problem, slim)}
+    cuts = [_cut(problem, config, _start(problem, config, of)) for of in (None, masks)]
+    accuracy = [_validated(problem, cut) for cut in cuts]
+    purified = accuracy[1] > accuracy[0]
+    problem.progress.note(
+        f"on the validation part: from the base {100 * accuracy[0]:.1f} %, from the anchor {100 * accuracy[1]:.1f} %"
+    )
+    facts |= {"purified": purified, "accuracy_validation": max(accuracy), "accuracy_unpurified": accuracy[0]}
+    return cuts[int(purified)], facts
+
+
+def derive(problem: Problem, config: Config) -> Derived:
+    if family_of(problem.network).classifiers(problem.network)[0].out_features > len(problem.columns):
+        focused = surgery.with_class_bias(problem.network, problem.columns, HEAD_BIAS)
+        problem = replace(problem, network=focused)
+    slim, facts = _cut_best(problem, config)
+    done = train_for(problem, slim, stage="finetune", distillation=distillation_for(problem, config))
+    steps = {"steps": done, "steps_planned": problem.training.steps}
+    return Derived(slim, {**steps, **facts, "reused": problem.cache.reused})

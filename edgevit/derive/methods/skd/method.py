@@ -1,0 +1,29 @@
+"""SKD super-network: cut a slice out of a network that was trained for every size (`edgevit supernet`).
+
+No training and, through the pipeline, no data; `--steps N` trains the slice afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgevit.derive.methods.skd.slices import read_supernet
+from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.train.distil import TeacherOptions
+
+
+@dataclass(frozen=True)
+class Config(TeacherOptions):  # the teacher of --steps is the whole super-network
+    supernet: str = ""  # The folder of the super-network, which is the base, too; --supernet gives it.
+
+
+def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
+    """A slice is good as it is."""
+    return 0
+
+
+def derive(problem: Problem, config: Config) -> Derived:
+    with problem.stopwatch.stage("slice"):
+        slim = read_supernet(config.supernet).slice(problem.network, problem.budget, problem.policy)
+    done = train_for(problem, slim, stage="finetune", distillation=distillation_for(problem, config))
+    return Derived(slim, {"steps": done, "steps_planned": problem.training.steps})

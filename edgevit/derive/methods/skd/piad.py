@@ -1,0 +1,390 @@
+"""Progressive importance-aware dropout (SKD super-network): in which order a network's units are best done without.
+
+A unit is a group of neighbouring dimensions of one module: of the query, key and value widths of all heads alike, or of
+the FFN's neurons. Units of a module go from the last to the first, so that whatever is left is a prefix. While the
+network trains, the list of units that may be dropped grows to the target, and every step drops a random number of them,
+the least important first.
+
+A dropped unit is masked, and no shape changes: queries and values beyond the kept widths, and neurons, are multiplied
+by zero. With queries zero the keys no longer matter, so this is the slice exactly (`cut`).
+
+Differences from the paper: a module counts as skipped when all its units are masked, its output bias staying, as it
+does in every slice; and the random cut may also drop the whole list, because that slice is offered, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from sklearn.isotonic import isotonic_regression
+from torch import Tensor, nn
+
+from edgevit.data.task import Split
+from edgevit.derive import surgery
+from edgevit.derive.algebra.factorise import one_thread
+from edgevit.derive.allocate.policy import Policy, smallest
+from edgevit.models.anatomy import BlockDims
+from edgevit.models.cost import Geometry
+from edgevit.models.families import family_of
+from edgevit.train.compute import Compute
+from edgevit.train.passes import observed
+
+ModuleKind = Literal["attention", "ffn"]
+Module = tuple[int, ModuleKind]  # of which block
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Dimensions `first` to `last - 1` of one module; of an attention, in every head, of queries, keys and values."""
+
+    block: int
+    kind: ModuleKind
+    first: int
+    last: int
+    macs: int
+
+    @property
+    def module(self) -> Module:
+        return self.block, self.kind
+
+
+# -- units -------------------------------------------------------------------------------------------------------------
+
+
+def narrowed(dims: BlockDims, kind: ModuleKind, width: int) -> BlockDims:
+    """The block with one of its modules at most so wide."""
+    if kind == "ffn":
+        return replace(dims, ffn=min(dims.ffn, width))
+    return replace(dims, qk=min(dims.qk, width), vo=min(dims.vo, width))
+
+
+def _cuts(width: int, minimum: int, step: int, groups: int) -> list[int]:
+    """Widths from the whole down to the minimum, about `groups` of them, all but the whole multiples of `step`."""
+    size = step * ceil(width / groups / step)
+    return [width, *(w for w in range(width // size * size, minimum, -size) if w < width), minimum]
+
+
+def make_units(
+    dims: Sequence[BlockDims], geometry: Geometry, policy: Policy, attention_groups: int, ffn_groups: int
+) -> list[Unit]:
+    """Divide every module into units that the policy allows to be dropped; those of a module from the last on."""
+    units = []
+    for i, (block, least) in enumerate(zip(dims, smallest(dims, policy), strict=True)):
+        attention = _cuts(max(block.qk, block.vo), max(least.qk, least.vo), policy.head_step, attention_groups)
+        kinds: tuple[tuple[ModuleKind, list[int]], ...] = (
+            ("attention", attention),
+            ("ffn", _cuts(block.ffn, least.ffn, policy.ffn_step, ffn_groups)),
+        )
+        for kind, cuts in kinds:
+            for last, first in pairwise(cuts):
+                before, after = (geometry.block_cost(narrowed(block, kind, w), "macs") for w in (last, first))
+                if before > after:
+                    units.append(Unit(i, kind, first, last, before - after))
+    return units
+
+
+def without(dims: Sequence[BlockDims], dropped: Sequence[Unit]) -> tuple[BlockDims, ...]:
+    """The dimensions that are left."""
+    left = list(dims)
+    for unit in dropped:
+        left[unit.block] = narrowed(left[unit.block], unit.kind, unit.first)
+    return tuple(left)
+
+
+@torch.no_grad()
+def cut(network: nn.Module, kept: Sequence[BlockDims]) -> nn.Module:
+    """Return a slim copy that has the first dimensions of every module.
+
+    The slice divides its logits by sqrt(q'), so W_Q carries sqrt(q' / q): multiplied in place, so that nothing but the
+    slice takes memory. On one thread: copies are too short to share on a busy machine.
+    """
+    family = family_of(network)
+    whole = family.read(network)
+    blocks = []
+    for block, dims in zip(whole, kept, strict=True):
+        old = block.dims
+        assert dims.heads == old.heads and dims.qk <= old.qk and dims.vo <= old.vo and dims.ffn <= old.ffn
+        blocks.append(
+            replace(
+                block,
+                wq=block.wq[:, : dims.qk],
+                bq=None if block.bq is None else block.bq[:, : dims.qk],
+                wk=block.wk[:, : dims.qk],
+                bk=None if block.bk is None else block.bk[:, : dims.qk],
+                wv=block.wv[:, : dims.vo],
+                bv=None if block.bv is None else block.bv[:, : dims.vo],
+                wo=block.wo[..., : dims.vo],
+                w1=block.w1[: dims.ffn],
+                b1=None if block.b1 is None else block.b1[: dims.ffn],
+                w2=block.w2[:, : dims.ffn],
+            )
+        )
+    with one_thread():
+        slim = surgery.rebuild(network, blocks)
+        for block, before in zip(family.read(slim), whole, strict=True):
+            scale = (block.dims.qk / before.dims.qk) ** 0.5
+            block.wq.mul_(scale)
+            if block.bq is not None:
+                block.bq.mul_(scale)
+    return slim
+
+
+# -- masks -------------------------------------------------------------------------------------------------------------
+
+Masks = list[tuple[Tensor, Tensor]]  # per block, of the projection's output [H * (2q + v)] and of the neurons [e]
+
+
+def make_masks(whole: Sequence[BlockDims], kept: Sequence[BlockDims], device: torch.device) -> Masks:
+    def ones(width: int, of: int) -> Tensor:
+        return (torch.arange(of, device=device) < width).float()
+
+    masks = []
+    for now, then in zip(whole, kept, strict=True):
+        parts = (ones(then.qk, now.qk), ones(now.qk, now.qk), ones(then.vo, now.vo))  # of one head
+        masks.append((torch.cat([part.repeat(now.heads) for part in parts]), ones(then.ffn, now.ffn)))
+    return masks
+
+
+@contextmanager
+def masking(network: nn.Module, masks: Callable[[], Masks | None]) -> Iterator[None]:
+    """Apply the masks that are asked for at each forward pass; None applies none."""
+    family = family_of(network)
+
+    def hook(block: int, part: int) -> Callable[..., Tensor]:
+        def apply(_: nn.Module, __: object, output: Tensor) -> Tensor:
+            now = masks()
+            return output if now is None else output * now[block][part].to(output.dtype)
+
+        return apply
+
+    with ExitStack() as stack:
+        for part, modules in enumerate((family.projections(network), family.ffn_activations(network))):
+            for block, module in enumerate(modules):
+                stack.callback(module.register_forward_hook(hook(block, part)).remove)
+        yield
+
+
+@contextmanager
+def masked(network: nn.Module, kept: Sequence[BlockDims], device: torch.device) -> Iterator[None]:
+    """Let the network compute what its slice of these dimensions does."""
+    masks = make_masks([b.dims for b in family_of(network).read(network)], kept, device)
+    with masking(network, lambda: masks):
+        yield
+
+
+# -- importance --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Importance:
+    """What the loss over some images would lose, to first order, with each dimension (Eq. 9), and with each module."""
+
+    loss: float  # mean over the images
+    taylor: dict[Module, Tensor]  # [w] per module: |gradient * activation|, summed over heads, tokens and images
+    skipped: dict[Module, float]  # the loss without the module
+
+
+def _by_width(scores: Tensor, dims: BlockDims) -> Tensor:
+    """Scores [H * (2q + v)] of queries, keys and values to those of head widths [max(q, v)]: query plus value."""
+    queries = dims.heads * dims.qk
+    query, value = scores[:queries], scores[2 * queries :]
+    total = scores.new_zeros(max(dims.qk, dims.vo))
+    total[: dims.qk] += query.view(dims.heads, -1).sum(0)
+    total[: dims.vo] += value.view(dims.heads, -1).sum(0)
+    return total
+
+
+def measure_importance(
+    network: nn.Module,
+    images: Split,
+    columns: Sequence[int],
+    compute: Compute,
+    *,
+    kept: Sequence[BlockDims] | None = None,
+    skip: Sequence[Module] = (),
+) -> Importance:
+    """Run the images through the network, or through its slice of the dimensions `kept`, and back once.
+
+    Args:
+        columns: for each target class, its column in the logits.
+        skip: modules without which the loss is wanted: one more forward pass each.
+    """
+    family, device = family_of(network), compute.device
+    whole = [b.dims for b in family.read(network)]
+    kept = whole if kept is None else kept
+    variants = [make_masks(whole, kept, device)]
+    for block, kind in skip:
+        dims = [narrowed(d, kind, 0) if i == block else d for i, d in enumerate(kept)]
+        variants.append(make_masks(whole, dims, device))
+    target = torch.as_tensor(columns, device=device)
+    losses = torch.zeros(len(variants), dtype=torch.float64, device=device)
+    sums: list[Tensor] = [torch.zeros((), dtype=torch.float64, device=device)] * (2 * len(whole))
+    outputs: list[Tensor] = []  # of the pass with gradients: projection and neurons of each block in turn
+    now, seen = variants[0], 0
+
+    def see(_: int, __: object, output: Tensor) -> None:
+        if output.requires_grad:
+            outputs.append(output)
+
+    def loss_of(images: Tensor, labels: Tensor) -> Tensor:
+        with compute.accelerator.autocast():
+            return F.cross_entropy(network(images).float(), labels, reduction="sum")
+
+    was_training = network.training
+    network.to(device).eval()
+    watched = [*family.projections(network), *family.ffn_activations(network)]
+    with masking(network, lambda: now), observed(watched, see):
+        for batch, labels in compute.share(images).batches(min(compute.batch_size, 64), compute.workers):
+            batch, labels = batch.to(device), target[labels.to(device)]
+            now = variants[0]
+            loss = loss_of(batch.requires_grad_(), labels)
+            losses[0] += loss.detach()
+            for i, (h, gradient) in enumerate(zip(outputs, torch.autograd.grad(loss, outputs), strict=True)):
+                sums[i] = sums[i] + (h.detach() * gradient).abs().sum((0, 1), dtype=torch.float64)
+            outputs.clear()
+            with torch.no_grad():
+                for i, now in enumerate(variants[1:], 1):  # noqa: B007  # what the masking asks for
+                    losses[i] += loss_of(batch, labels)
+            seen += len(batch)
+    network.train(was_training)
+    loss, *others = compute.mean(losses / max(seen, 1)).tolist()
+    sums = [compute.mean(s).cpu() for s in sums]
+    taylor: dict[Module, Tensor] = {(i, "attention"): _by_width(sums[2 * i], d) for i, d in enumerate(whole)}
+    taylor |= {(i, "ffn"): sums[2 * i + 1] for i in range(len(whole))}
+    return Importance(loss, taylor, dict(zip(skip, others, strict=True)))
+
+
+def score_units(units: Sequence[Unit], importance: Importance) -> list[float]:
+    """Importance per MAC (Eq. 13 to 15), made to fall from each module's first unit to its last.
+
+    A unit cannot stay when those before it go: where a later one scores higher than an earlier one, both count with
+    their mean.
+    """
+    tiny = torch.finfo(torch.float64).tiny
+    scores = [0.0] * len(units)
+    for module in {u.module for u in units}:
+        mine = sorted((i for i, u in enumerate(units) if u.module == module), key=lambda i: -units[i].first)
+        taylor = importance.taylor[module]
+        sensitivity = (importance.skipped[module] - importance.loss) / max(importance.loss, tiny)
+        whole = float(taylor.sum().clamp_min(tiny))
+        shares = [float(taylor[units[i].first : units[i].last].sum()) / whole for i in mine]
+        raw = [sensitivity * share / units[i].macs for i, share in zip(mine, shares, strict=True)]
+        pooled = isotonic_regression(raw, sample_weight=[units[i].macs for i in mine])
+        for i, score in zip(mine, pooled, strict=True):
+            scores[i] = float(score)
+    return scores
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How the dropout list comes to be."""
+
+    macs: int  # to be dropped in the end
+    updates: int  # P_e: times that the list grows
+    steps: int  # over which it does
+
+
+class ProgressiveDropout:
+    """The dropout list, and the sub-network of each step: a `train.Constraint`."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        units: Sequence[Unit],
+        growth: Growth,
+        proxy: Split,
+        columns: Sequence[int],
+        compute: Compute,
+        seed: int,
+    ) -> None:
+        self.network, self.units, self.growth, self.compute = network, units, growth, compute
+        self.proxy, self.columns, self.seed = proxy, columns, seed
+        self.whole = [b.dims for b in family_of(network).read(network)]
+        self.order: list[int] = []  # units, the first to go first
+        self.updates, self.steps = 0, 0
+        self.masks: Masks | None = None
+        self.kept_share = 1.0  # of the units' MACs, in the step under way
+
+    @property
+    def dropped(self) -> list[Unit]:
+        """The dropout list."""
+        return [self.units[i] for i in self.order]
+
+    # -- the list --------------------------------------------------------------------------------------------------
+
+    def grow(self) -> None:
+        """Add the units that the smallest sub-network so far can best do without, up to this update's share."""
+        self.updates += 1
+        left = sorted(set(range(len(self.units))) - set(self.order))
+        due = self.growth.macs * self.updates / self.growth.updates - sum(u.macs for u in self.dropped)
+        if not left or due <= 0:
+            return
+        units = [self.units[i] for i in left]
+        importance = measure_importance(
+            self.network,
+            self.proxy,
+            self.columns,
+            self.compute,
+            kept=without(self.whole, self.dropped),
+            skip=sorted({u.module for u in units}),
+        )
+        scores = score_units(units, importance)
+        # Of equals in one module the last goes first: whatever is left is a prefix.
+        for i in sorted(range(len(units)), key=lambda i: (scores[i], units[i].module, -units[i].first)):
+            if due <= 0:
+                break
+            self.order.append(left[i])
+            due -= units[i].macs
+
+    def finish(self) -> None:
+        """Let the list grow to its target, if training ended before it had."""
+        while self.updates < self.growth.updates:
+            self.grow()
+
+    def _prepare(self) -> None:
+        """Grow the list if it is time, and draw the next step's sub-network: a function of seed and step alone."""
+        every = max(self.growth.steps // self.growth.updates, 1)
+        while self.updates < min(1 + self.steps // every, self.growth.updates):
+            self.grow()
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.steps)
+        count = int(torch.randint(len(self.order) + 1, (), generator=generator))
+        dropped = self.dropped[:count]
+        self.masks = make_masks(self.whole, without(self.whole, dropped), self.compute.device)
+        self.kept_share = 1 - sum(u.macs for u in dropped) / sum(u.macs for u in self.units)
+
+    # -- train.Constraint ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        self._prepare()
+        with masking(self.network, lambda: self.masks if self.network.training else None):
+            yield
+
+    def penalty(self) -> tuple[Tensor, dict[str, float]]:
+        return torch.zeros((), device=self.compute.device), {"units_kept": self.kept_share}
+
+    def after_step(self) -> None:
+        self.steps += 1
+        self._prepare()
+
+    def pruned(self) -> nn.Module:
+        """The smallest slice."""
+        return cut(self.network, without(self.whole, self.dropped))
+
+    def state(self) -> dict[str, Tensor]:
+        counts = torch.tensor([self.updates, self.steps])
+        return {"order": torch.tensor(self.order, dtype=torch.int64), "counts": counts}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self.order = [int(i) for i in state["order"]]
+        self.updates, self.steps = (int(n) for n in state["counts"])

@@ -1,0 +1,193 @@
+"""A super-network's slices: which there are, how good each was, and how one of any size is cut.
+
+A super-network is a model folder whose dimensions are in order of importance, with `supernet.json` beside the weights:
+the units in the order in which they are dropped, and the accuracy of some slices on the validation part. Any budget
+inside its range is met by following that order, so a slice costs no more than copying the weights it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+from torch import nn
+
+from edgevit.data.classes import TargetClass, imagenet_names, listed, resolve
+from edgevit.derive.allocate.budget import Budget, parse_count, quantity_name, readable
+from edgevit.derive.allocate.policy import Policy, Widths, fit
+from edgevit.derive.methods.skd.piad import Unit, cut, without
+from edgevit.derive.request import SUPERNET_RECORD
+from edgevit.errors import BudgetError, CheckpointError, OptionError
+from edgevit.folder.derivation import DataRecord, Seed, ShapeRecord, Share, Versions
+from edgevit.folder.documents import Reader
+from edgevit.folder.model import BlockDims, Count, Index, ModelSpec, read_spec
+from edgevit.models.cost import Quantity
+from edgevit.models.families import family_of
+from edgevit.numbers import check_number
+
+SCHEMA = 1  # of supernet.json; history: 1  first version
+RECORD = SUPERNET_RECORD
+
+Classes = str | Path | Sequence[str | int] | None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A slice whose accuracy was measured when the super-network was made."""
+
+    rate: Share  # share of the super-network's MACs that it lacks
+    macs: Count
+    params: Count
+    top1: Share  # on the validation part
+
+
+@dataclass(frozen=True)
+class SuperNet:
+    """What supernet.json says."""
+
+    folder: Path
+    order: tuple[Unit, ...]  # the first to be dropped first
+    curve: tuple[Point, ...]  # from the whole network to its smallest slice
+    record: dict[str, Any]  # the whole file, which fits `_Record`
+    is_main: bool = True  # False in all but the first of several processes: only that one wrote the folder
+
+    def slice(self, network: nn.Module, budget: Budget, policy: Policy, rows: Sequence[int] | None = None) -> nn.Module:
+        """The slice of this budget, as a model of its own, with only these rows of the classifier unless None."""
+        family = family_of(network)
+        whole = [b.dims for b in family.read(network)]
+        geometry = family.geometry(network)
+        if rows is not None:
+            geometry = geometry.with_classes(len(rows))
+        slim = cut(network, fit(lambda share: self._wishes(whole, share), whole, geometry, budget, policy))
+        if rows is not None:
+            family.keep_classes(slim, rows)
+        return slim
+
+    def _wishes(self, dims: Sequence[BlockDims], share: float) -> list[Widths]:
+        """The widths left after a share of the order's MACs; the last unit to go goes in part."""
+        due = share * sum(unit.macs for unit in self.order)
+        wishes = [Widths(float(d.qk), float(d.vo), float(d.ffn)) for d in dims]
+        for unit in self.order:
+            part = min(due / unit.macs, 1.0)
+            width, now = unit.last - part * (unit.last - unit.first), wishes[unit.block]
+            if unit.kind == "ffn":
+                wishes[unit.block] = replace(now, ffn=min(now.ffn, width))
+            else:
+                wishes[unit.block] = replace(now, qk=min(now.qk, width), vo=min(now.vo, width))
+            due -= part * unit.macs
+            if part < 1:
+                break
+        return wishes
+
+    # -- what may be asked for -------------------------------------------------------------------------------------
+
+    def check(self, spec: ModelSpec, network: nn.Module, classes: Classes, **size: Any) -> None:
+        """Refuse what the super-network cannot give. `size` is rate, macs and params, as `make_budget` takes them.
+
+        Raises:
+            BudgetError: no slice is of this size; the message has the range.
+            OptionError: it was made for other classes.
+        """
+        if spec.head == "subset":
+            self.classes(spec, classes)
+        given = [name for name, value in size.items() if value is not None]
+        if len(given) != 1:
+            return  # make_budget says so
+        quantity: Quantity = "params" if given == ["params"] else "macs"
+        largest = spec.params if quantity == "params" else spec.macs
+        asked = size[given[0]]
+        if given == ["rate"]:
+            check_number("--rate", asked, "(0, 1)", "0.6 leaves 40 % of the network's MACs")
+        limit = int(largest * (1 - asked)) if given == ["rate"] else parse_count(asked, quantity)
+        least = family_of(network).geometry(network).cost(without(spec.blocks, self.order), quantity)
+        if not least <= limit < largest:
+            raise BudgetError(
+                f"{given[0]} {asked} asks for {readable(limit)} {quantity_name(quantity)}, and {self.folder} has "
+                f"slices of {readable(least)} (rate {1 - least / largest:.3f}) to just under {readable(largest)} "
+                f"(rate 0); ask for one of these, or make one for smaller slices: edgevit supernet --smallest-rate"
+            )
+
+    def classes(self, spec: ModelSpec, classes: Classes) -> tuple[TargetClass, ...]:
+        """The classes that a slice is for, with their rows in the super-network's classifier; None is all it knows.
+
+        Raises:
+            OptionError: it was made for other classes.
+            DataError: as `edgevit.data.classes.resolve` says.
+        """
+        order = dict(zip(spec.class_names, spec.class_columns, strict=True))
+        if spec.head == "full":
+            order = {**imagenet_names(spec.outputs), **order}
+        entries = listed(classes, order)
+        indices = {str(index) for index in order.values()}
+        if unknown := [entry for entry in entries or () if entry not in order and entry not in indices]:
+            known = f"{', '.join(spec.class_names[:8])}{', ...' if len(spec.classes) > 8 else ''}"
+            raise OptionError(
+                f"{self.folder} was made for {len(spec.classes)} classes ({known}), and {unknown[0]!r} is none of "
+                f"them; choose among them, or make a super-network for others"
+            )
+        return resolve(entries, spec.class_names, order)
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+READER = Reader(CheckpointError, mend="copy the folder again, or make it again with edgevit supernet")
+
+
+@dataclass(frozen=True)
+class _Training:
+    seed: Seed
+    steps: Index
+
+
+@dataclass(frozen=True)
+class _Settings:
+    shape: ShapeRecord
+    training: _Training
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What is read of supernet.json; it says more."""
+
+    created: str
+    base: str
+    base_top1: Share
+    settings: _Settings
+    data: DataRecord
+    versions: Versions
+    order: tuple[Unit, ...]
+    curve: Annotated[tuple[Point, ...], Field(min_length=1)]
+
+
+def read_supernet(folder: str | Path) -> SuperNet:
+    """Read what a super-network says of its slices.
+
+    Raises:
+        CheckpointError: the folder is no super-network, or the file is damaged or of another schema.
+    """
+    folder = Path(folder)
+    file = folder / RECORD
+    if not file.is_file():
+        what = f"no {RECORD} in it" if folder.is_dir() else "no such folder"
+        raise CheckpointError(f"{folder} is no super-network: {what}; make one with edgevit supernet")
+    content = READER.json(file, dict[str, Any], schemas=(SCHEMA,))
+    said = READER.checked(content, _Record, str(file))
+    spec, _ = read_spec(folder)
+    if unit := _out_of_order(said.order, spec.blocks):
+        raise CheckpointError(f"{file} has {unit} out of order; {READER.mend}")
+    return SuperNet(folder, said.order, said.curve, content)
+
+
+def _out_of_order(order: Sequence[Unit], blocks: Sequence[BlockDims]) -> Unit | None:
+    """The first unit that does not go from its module's last dimension on, after those before it; None: all do."""
+    ends = {(i, "ffn"): b.ffn for i, b in enumerate(blocks)}
+    ends |= {(i, "attention"): max(b.qk, b.vo) for i, b in enumerate(blocks)}
+    for unit in order:
+        if not (unit.macs > 0 and 0 < unit.first < unit.last == ends.get(unit.module)):
+            return unit
+        ends[unit.module] = unit.first
+    return None

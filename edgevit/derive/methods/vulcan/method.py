@@ -1,0 +1,298 @@
+"""Vulcan (ICLR 2026): make the base redundant where it will be cut, while training it on the target classes; then cut.
+
+FFN neurons are drawn to the anchor of their cluster, the tails of the QK and VO spectra to zero, under an augmented
+Lagrangian (Eq. 8); once both hold, merging and truncating changes nothing. Where the paper's text and its released code
+disagree, both are options; benchmarks/RESULTS.md has the measurement behind each default.
+
+Differences from both: [W_Q b_Q] instead of W_Q in the rank term, because the query bias is factorised with it; rates
+above what a block can lose are handed to the other blocks; the widths follow a shape policy and land on the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from edgevit.derive import surgery
+from edgevit.derive.allocate.policy import fit
+from edgevit.derive.allocate.widths import HeadAllocation, Normalisation, SizeWeight, adaptive
+from edgevit.derive.measure.statistics import BlockStatistics, Factorisation, calibrate, token_sum
+from edgevit.derive.methods.vulcan.collapse import (
+    Clusters,
+    activation_collapse,
+    cluster_neurons,
+    largest_members,
+    make_clusters,
+    to_device,
+    weight_collapse,
+)
+from edgevit.derive.methods.vulcan.rank import query_matrix, tail_sums
+from edgevit.derive.plan import Plan, load_plan, save_plan
+from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.errors import OptionError
+from edgevit.models.anatomy import BlockDims, BlockWeights
+from edgevit.models.families import family_of
+from edgevit.train.compute import Compute
+from edgevit.train.distil import TeacherOptions
+from edgevit.train.passes import observed
+
+
+@dataclass(frozen=True)
+class Config(TeacherOptions):
+    # What of a neuron is drawn to its anchor (Eq. 4): its weights, its activation, or nothing (none).
+    collapse: Literal["weight", "activation", "none"] = "weight"
+    rank: bool = True  # Whether the tails of the QK and VO spectra are drawn to zero (Eq. 7).
+    # Which member of a cluster is its anchor: the most active one (activation), or any (random).
+    anchor: Literal["activation", "random"] = "activation"
+    # When anchors are chosen anew: from each batch, from a running mean (ema), or never (fixed).
+    anchor_update: Literal["batch", "ema", "fixed"] = "fixed"
+    ema_decay: float = 0.99  # How much of the activations' running mean is kept at each step, with anchor_update=ema.
+    # How the multipliers rise: as in the paper's Algorithm 1 (ascent), or as the released code's optimiser does (adam).
+    multiplier_update: Literal["ascent", "adam"] = "adam"
+    rho: float = 1.0  # The penalty parameter, which is the multipliers' learning rate.
+    # What sums are divided by: the collapsing clusters and the heads (released), or K(l) and 1 (paper).
+    reduction: Literal["released", "paper"] = "released"
+    # How activations are made comparable between blocks before the global threshold of Eq. 3.
+    ffn_normalisation: Normalisation = "zscore"
+    # How QK and VO widths are shared out: by effective rank (Eq. 5, 6), or all alike (uniform).
+    head_allocation: HeadAllocation = "effective_rank"
+    # How blocks of different size count: by their parameters (Eq. 29, 30), or by the logarithm of these, as released.
+    size_weight: SizeWeight = "parameters"
+    # What attention is factorised for: its weights, the task's tokens (activations), or these weighted by what the loss
+    # would lose with them (tokens).
+    factorisation: Factorisation = "weights"
+    # How many steps are trained: 6250 R^2 + 1250 R at rate R (published), or as many passes over the data as that was
+    # there (data).
+    steps_rule: Literal["published", "data"] = "published"
+    calibration_images: int = 1024  # The number of training images from which activations and moments are taken.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.calibration_images < 1:
+            raise OptionError(f"vulcan.calibration_images={self.calibration_images} is less than 1; try 1024")
+        if not 0 <= self.ema_decay < 1:
+            raise OptionError(f"vulcan.ema_decay={self.ema_decay:g} is not in [0, 1); the default is 0.99")
+        if not 0 <= self.rho < inf:
+            raise OptionError(f"vulcan.rho={self.rho:g} is not a number of at least 0; the default is 1")
+
+
+PUBLISHED_BATCH, PUBLISHED_IMAGES = 256, 32_500  # the rule was made at this batch size, for 25 ImageNet classes
+
+
+def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
+    """Table 8: 6250 R^2 + 1250 R steps; with `steps_rule=data`, as many passes over the data as that was there."""
+    published = 6250 * rate**2 + 1250 * rate
+    if config.steps_rule == "data":
+        published *= PUBLISHED_BATCH / PUBLISHED_IMAGES * images / batch_size
+    return max(round(published), 1)
+
+
+# -- plan --------------------------------------------------------------------------------------------------------------
+
+
+def choose_dims(problem: Problem, config: Config, statistics: list[BlockStatistics]) -> tuple[BlockDims, ...]:
+    """Widths of every block, from activations and effective ranks, fitted to the budget."""
+    family = family_of(problem.network)
+    blocks: list[BlockWeights] = family.read(problem.network)
+    wishes_at = adaptive(
+        blocks,
+        [s.activation for s in statistics],
+        problem.policy,
+        normalisation=config.ffn_normalisation,
+        heads=config.head_allocation,
+        size_weight=config.size_weight,
+    )
+    dims = [b.dims for b in blocks]
+    return fit(wishes_at, dims, family.geometry(problem.network), problem.budget, problem.policy)
+
+
+def _scores(statistics: BlockStatistics, config: Config, generator: torch.Generator) -> Tensor:
+    if config.anchor == "random":
+        return torch.rand(len(statistics.activation), generator=generator)
+    return statistics.activation
+
+
+def make_plan(problem: Problem, config: Config) -> Plan:
+    """Decide widths, clusters and anchors; the statistics are taken by all processes, the rest by the first."""
+    images = problem.compute.share(problem.task.train.subset(config.calibration_images))
+    with problem.stopwatch.stage("statistics"):
+        statistics = calibrate(
+            problem.network.to(problem.compute.device),
+            images,
+            batch_size=problem.compute.batch_size,
+            device=problem.compute.device,
+            workers=problem.training.workers,
+            factorisation=config.factorisation,
+            columns=problem.columns,
+            progress=problem.progress,
+        )
+        statistics = [s.map(problem.compute.mean_on_cpu) for s in statistics]
+    if problem.compute.is_main:
+        with problem.stopwatch.stage("clustering"):
+            save_plan(_decide(problem, config, statistics), problem.folder)
+    problem.compute.wait()
+    plan = load_plan(problem.folder)
+    assert plan is not None
+    return plan
+
+
+def _decide(problem: Problem, config: Config, statistics: list[BlockStatistics]) -> Plan:
+    dims = choose_dims(problem, config, statistics)
+    generator = torch.Generator().manual_seed(problem.training.seed)
+    clusters = []
+    blocks = family_of(problem.network).read(problem.network)
+    with problem.progress.stage("clusters of neurons", len(blocks), "block") as stage:
+        for i, (block, new, s) in enumerate(zip(blocks, dims, statistics, strict=True)):
+            labels = cluster_neurons(block, new.ffn, problem.training.seed)
+            clusters.append(make_clusters(labels, _scores(s, config, generator)))
+            stage.update(i + 1)
+    moments = tuple(s.moment for s in statistics if s.moment is not None)
+    return Plan(dims, tuple(clusters), moments or None)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+class Redundancy:
+    """The two redundancy constraints and their multipliers: Eq. 4, 7 and 8 as a `train.Constraint`."""
+
+    def __init__(self, network: nn.Module, plan: Plan, config: Config, compute: Compute) -> None:
+        self.network, self.plan, self.config, self.compute = network, plan, config, compute
+        self.family = family_of(network)
+        self.clusters = [to_device(c, compute.device) for c in plan.clusters]
+        released = config.reduction == "released"
+        self.divisors = [max(c.collapsing, 1) if released else len(c.anchors) for c in plan.clusters]
+        self.multipliers = torch.zeros(2, dtype=torch.float64)  # lambda_1 of absolutes, lambda_2 of squares
+        self.adam = torch.zeros(2, 2, dtype=torch.float64)  # first and second moment of their gradients
+        self.updates = 0
+        self.violation = torch.zeros(2, dtype=torch.float64)  # dL/dlambda of the last step
+        self.live: list[Tensor] = []  # [e] per block, of the last forward pass, differentiable
+        self.seen: list[Tensor] = []  # [e] per block, summed over the micro-batches of a step
+        self.micro_batches = 0
+        self.mean: list[Tensor] = []  # [e] per block, running
+
+    # -- activations -----------------------------------------------------------------------------------------------
+
+    @property
+    def _needs_activations(self) -> bool:
+        return self.config.collapse == "activation" or self._moves_anchors
+
+    @property
+    def _moves_anchors(self) -> bool:
+        return self.config.anchor_update != "fixed" and self.config.anchor == "activation"
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        modules = self.family.ffn_activations(self.network)
+        with observed(modules, self._see) if self._needs_activations else nullcontext():
+            yield
+
+    def _see(self, index: int, inputs: Any, output: Tensor) -> None:
+        if not self.network.training:
+            return  # an evaluation between two steps
+        if index == 0:
+            self.live = []
+            self.micro_batches += 1
+        summed = token_sum(output.float())
+        self.live.append(summed)
+        if len(self.seen) <= index:
+            self.seen.append(summed.detach())
+        else:
+            self.seen[index] = self.seen[index] + summed.detach()
+
+    def _move_anchors(self) -> None:
+        now = [self.compute.mean(s / self.micro_batches) for s in self.seen]
+        if self.config.anchor_update == "ema" and self.mean:
+            decay = self.config.ema_decay
+            now = [decay * old + (1 - decay) * new for old, new in zip(self.mean, now, strict=True)]
+        self.mean = now
+        self.clusters = [
+            Clusters(c.labels, largest_members(c.labels, a, len(c.anchors)))
+            for c, a in zip(self.clusters, now, strict=True)
+        ]
+
+    # -- penalty ---------------------------------------------------------------------------------------------------
+
+    def _collapse(self, blocks: list[BlockWeights]) -> Tensor:
+        total = torch.zeros(2, device=self.compute.device)
+        for i, (block, clusters) in enumerate(zip(blocks, self.clusters, strict=True)):
+            if self.config.collapse == "weight":
+                pair = weight_collapse(block, clusters)
+            else:
+                pair = activation_collapse(self.live[i], clusters)
+            total = total + torch.stack(pair) / self.divisors[i]
+        return total
+
+    def _tails(self, blocks: list[BlockWeights]) -> Tensor:
+        kept = self.plan.dims
+        matrices = [query_matrix(b) for b in blocks] + [b.wv for b in blocks]
+        sums = torch.stack(tail_sums(matrices, [d.qk for d in kept] + [d.vo for d in kept]))
+        return sums / sum(d.heads for d in kept) if self.config.reduction == "released" else sums
+
+    def penalty(self) -> tuple[Tensor, dict[str, float]]:
+        if self._moves_anchors:
+            self._move_anchors()
+        self.seen, self.micro_batches = [], 0
+        blocks = self.family.read(self.network)
+        zero = torch.zeros(2, device=self.compute.device)
+        collapse = self._collapse(blocks) if self.config.collapse != "none" else zero
+        tails = self._tails(blocks) if self.config.rank else zero
+        self.live = []
+        violation = collapse + tails
+        self.violation = violation.detach().double().cpu()
+        multipliers = self.multipliers.to(violation)
+        figures = {
+            "loss_collapse": float(collapse[0].detach()),
+            "loss_rank": float(tails[0].detach()),
+            "lambda_1": float(self.multipliers[0]),
+            "lambda_2": float(self.multipliers[1]),
+        }
+        return (multipliers * violation).sum(), figures
+
+    def after_step(self) -> None:
+        """Raise the multipliers: by rho times the violation, or as AdamW with learning rate -rho would."""
+        self.updates += 1
+        if self.config.multiplier_update == "ascent":
+            self.multipliers = self.multipliers + self.config.rho * self.violation
+            return
+        decay = torch.tensor([[0.9], [0.999]], dtype=torch.float64)
+        self.adam = decay * self.adam + (1 - decay) * torch.stack([self.violation, self.violation**2])
+        first, second = self.adam / (1 - decay**self.updates)
+        self.multipliers = self.multipliers + self.config.rho * first / (second.sqrt() + 1e-8)
+
+    # -- result and state ------------------------------------------------------------------------------------------
+
+    def current_plan(self) -> Plan:
+        return replace(self.plan, clusters=tuple(self.clusters))
+
+    def pruned(self) -> nn.Module:
+        return surgery.apply(self.network, self.current_plan())
+
+    def state(self) -> dict[str, Tensor]:
+        tensors = {"multipliers": self.multipliers, "adam": self.adam, "updates": torch.tensor(self.updates)}
+        tensors |= {f"anchors.{i}": c.anchors.cpu() for i, c in enumerate(self.clusters)}
+        return tensors | {f"mean.{i}": m.cpu() for i, m in enumerate(self.mean)}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self.multipliers, self.adam, self.updates = state["multipliers"], state["adam"], int(state["updates"])
+        device = self.compute.device
+        self.clusters = [replace(c, anchors=state[f"anchors.{i}"].to(device)) for i, c in enumerate(self.clusters)]
+        self.mean = [state[f"mean.{i}"].to(device) for i in range(len(self.clusters)) if f"mean.{i}" in state]
+
+
+def derive(problem: Problem, config: Config) -> Derived:
+    plan = load_plan(problem.folder) or make_plan(problem, config)
+    plan.check(family_of(problem.network).read(problem.network))
+    distillation = distillation_for(problem, config)
+    network, training = problem.network.to(problem.compute.device), problem.training
+    redundancy = Redundancy(network, plan, config, problem.compute)
+    done = train_for(problem, network, constraint=redundancy, distillation=distillation)
+    with problem.stopwatch.stage("surgery"):
+        slim = redundancy.pruned()
+    return Derived(slim, {"steps": done, "steps_planned": training.steps, "images_seen": done * training.batch_size})

@@ -1,0 +1,496 @@
+"""`edgevit.derive`: open base and data, take the baselines, let a method work, measure, write the model folder."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import edgevit
+from edgevit.data.accuracy import Accuracy, from_counts
+from edgevit.data.assumptions import Assumptions, Sureness, assumptions
+from edgevit.data.task import Task, open_task, without
+from edgevit.derive import load_method, surgery
+from edgevit.derive.abilities import refuse_untaught
+from edgevit.derive.allocate.budget import Budget, make_budget
+from edgevit.derive.allocate.cost_table import load_cost_table
+from edgevit.derive.allocate.policy import Policy, check_reachable, make_policy
+from edgevit.derive.base_check import ask, judge
+from edgevit.derive.cache import Cache, cache_folder
+from edgevit.derive.card import model_card
+from edgevit.derive.estimate import estimate, shown
+from edgevit.derive.methods.skd.slices import SuperNet, read_supernet
+from edgevit.derive.options import make_config
+from edgevit.derive.problem import Problem, Stopwatch, finetuned_base
+from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_rejection_images
+from edgevit.derive.request import DeriveRequest
+from edgevit.errors import EdgeVitError, Interrupted, UnknownNameError
+from edgevit.folder.derivation import DERIVATION, SCHEMA
+from edgevit.folder.model import ClassLabel
+from edgevit.folder.unfinished import STATE, open_partial, partial_folder, remove_cheap
+from edgevit.folder.writing import write_whole, writing
+from edgevit.models.checkpoint import Model, derived_spec, open_base, save, tensors_sha256
+from edgevit.models.families import load_family
+from edgevit.progress import Progress, Silent
+from edgevit.signals import stop_when_asked
+from edgevit.train.compute import Compute, close_compute, evaluate, open_compute
+from edgevit.train.history import History
+from edgevit.train.settings import Training, fill
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """What `derive` gives back: the same that it wrote to `folder`."""
+
+    folder: Path
+    model: Model
+    record: dict[str, Any]  # derivation.json
+    is_main: bool = True  # False in all but the first of several processes: only that one wrote the folder
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """baselines.json of an unfinished derivation; accuracies as derivation.json has them."""
+
+    base_full_head: dict[str, Any]
+    base_restricted: dict[str, Any]
+    base_finetuned: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """One derivation as it was asked for, names looked up and defaults filled in."""
+
+    base_name: str
+    base: Model
+    task: Task
+    method: str
+    config: Any
+    budget: Budget
+    policy: Policy
+    head: str
+    labels: tuple[ClassLabel, ...]
+    training: Training
+    finetune_base: bool
+    rejection: RejectionImages | None
+    assumed: Assumptions
+    accept_weak_base: bool
+    job: str | None
+
+    def request(self) -> dict[str, Any]:
+        """What must be the same for an unfinished run to be gone on with."""
+        training = {k: v for k, v in asdict(self.training).items() if k not in ("device", "workers")}
+        asked = {
+            "base": self.base.spec.base.weights_sha256,
+            "data": self.task.fingerprint(),
+            "classes": self.task.class_names,
+            "base_columns": self.task.base_columns,
+            "preprocessing": self.base.preprocessing,
+            "budget": self.budget.record(),
+            "method": self.method,
+            "options": asdict(self.config),
+            "shape": asdict(self.policy),
+            "head": self.head,
+            "training": training,
+            "unlabelled": self.task.unlabelled and self.task.unlabelled.fingerprint(),
+            "reject": self.rejection and self.rejection.share,
+        }
+        return dict(json.loads(json.dumps(asked)))  # as it will be read back
+
+    def record(self) -> dict[str, Any]:
+        """The part of derivation.json that is known before the work."""
+        return {
+            "schema": SCHEMA,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "base": self.base_name,
+            "method": self.method,
+            "config": asdict(self.config),
+            "training": asdict(self.training),
+            "budget": self.budget.record(),
+            "shape": asdict(self.policy),
+            "head": self.head,
+            "data": self.task.record(),
+            "versions": versions(),
+            **({"job": self.job} if self.job else {}),
+        }
+
+
+def versions() -> dict[str, str]:
+    packages = ("torch", "timm", "accelerate", "scikit-learn", "numpy")
+    found = {name: importlib.metadata.version(name) for name in packages}
+    return {"edgevit": edgevit.__version__, "python": platform.python_version(), **found}
+
+
+def _baselines(wanted: _Wanted, problem: Problem) -> dict[str, Any]:
+    """What a derived model is judged against, on the test part; kept in a file once taken."""
+    file, task, compute = problem.folder / "baselines.json", problem.task, problem.compute
+    taken = asdict(STATE.json(file, Baselines)) if file.is_file() else {}
+    if "base_full_head" not in taken:
+        problem.progress.note(f"baselines on {len(task.test)} test images")
+        told = estimate(problem, wanted.config, finetune_base=wanted.finetune_base).told()
+        problem.progress.note(f"the whole takes {told}")
+        with problem.stopwatch.stage("baselines"):
+            seen = _base_accuracy(wanted.base.network, problem)
+        full = {**seen.to_dict(), "top1": seen.top1_full, "per_class": None}
+        taken |= {"base_full_head": full, "base_restricted": seen.to_dict(), "base_finetuned": None}
+        _write_json(file, taken, compute)
+    return taken
+
+
+def _add_finetuned(taken: dict[str, Any], wanted: _Wanted, problem: Problem) -> dict[str, Any]:
+    """The third baseline, where it is asked for: it trains."""
+    file, task, compute = problem.folder / "baselines.json", problem.task, problem.compute
+    if wanted.finetune_base and taken["base_finetuned"] is None:
+        finetuned = evaluate(finetuned_base(problem), task.test, problem.columns, task.class_names, compute)
+        taken["base_finetuned"] = finetuned.to_dict()
+        _write_json(file, taken, compute)
+    return taken
+
+
+def _check_base(baselines: dict[str, Any], wanted: _Wanted, problem: Problem) -> dict[str, Any]:
+    """See that the base knows its classes before hours of work, and what other preprocessing would give.
+
+    Raises:
+        DataError: it is near chance, and that is not accepted.
+    """
+    task, network = problem.task, wanted.base.network
+    images = len(task.test)
+    full, restricted = (round(baselines[name]["top1"] * images) for name in ("base_full_head", "base_restricted"))
+    seen = Sureness("test", images, full, restricted, task.arguments["base_outputs"], len(task.classes))
+    with problem.stopwatch.stage("check"):
+        answers = ask(network, task, problem.compute, problem.cache, problem.identity, problem.progress)
+    judge(answers, seen, task, wanted.accept_weak_base, problem.progress)
+    return {**answers.record(), "near_chance": seen.near_chance}
+
+
+def _base_accuracy(base: nn.Module, problem: Problem) -> Accuracy:
+    """Accuracy of the base on the test part; the same for every derivation from it."""
+    task, names = problem.task, problem.task.class_names
+    key = {**problem.identity, "test": task.test.content_sha256(), "precision": problem.training.precision}
+
+    def take() -> dict[str, Tensor]:
+        with shown(base, problem.progress, "baselines", len(problem.compute.share(task.test))):
+            seen = evaluate(base, task.test, task.base_columns, names, problem.compute)
+        return {"counts": torch.tensor([seen.total, seen.restricted, seen.full])}
+
+    return from_counts(names, problem.cache.tensors("baselines", key, take)["counts"])
+
+
+def _write_json(file: Path, data: dict[str, Any], compute: Compute) -> None:
+    if compute.is_main:
+        with writing(file):
+            write_whole(file, json.dumps(data))
+
+
+def with_head(base: Model, task: Task, head: str) -> tuple[nn.Module, list[int], tuple[ClassLabel, ...]]:
+    """The network a method starts from, the column of each target class, and the classes as model.json has them."""
+    if head not in ("subset", "full"):
+        raise UnknownNameError("head", head, ["subset", "full"])
+    indices = task.base_columns
+    labels = tuple(ClassLabel(c.name, c.base_index) for c in task.classes)
+    if head == "full":
+        return base.network, indices, labels
+    return surgery.with_classes(base.network, indices), list(range(len(indices))), labels
+
+
+def _budget(base: Model, network: nn.Module, policy: Policy, request: DeriveRequest, *, drops: bool) -> Budget:
+    geometry = load_family(base.spec.family).geometry(network)
+    table = None if request.cost_table is None else load_cost_table(request.cost_table)
+    if table is not None:
+        table.check(base.spec.family, base.spec.blocks, geometry, policy)
+    asked = {"rate": request.rate, "macs": request.macs, "params": request.params, "ms": request.ms}
+    budget = make_budget(base.spec.macs, base.spec.params, **asked, table=table)  # type: ignore[arg-type]
+    if not drops:  # else the method itself knows how small it can get
+        check_reachable(base.spec.blocks, geometry, budget, policy)
+    return budget
+
+
+def _named(data: str | Path, classes: Sequence[str]) -> str:
+    """A task in a few words."""
+    more = f", ... ({len(classes)} classes)" if len(classes) > 4 else ""
+    return f"{data}: {', '.join(classes[:4])}{more}"
+
+
+def _identity(base: Model, head: str, columns: Sequence[int], compute: Compute) -> dict[str, Any]:
+    """What a network's outputs for an image depend on, for keys of the cache: to the last bit, hence the batch size.
+
+    Args:
+        columns: the base's outputs that are the target classes, in their order.
+    """
+    spec = base.spec
+    return {
+        "base": [spec.timm_name, spec.timm_args, spec.base.weights_sha256, [asdict(b) for b in spec.blocks]],
+        "state": tensors_sha256(base.network.state_dict()),
+        "preprocessing": base.preprocessing,
+        "head": [head, *columns],
+        "device": compute.device.type,
+        "batch_size": compute.batch_size,
+    }
+
+
+def derive(
+    base: str | Path | None = None,
+    *,
+    data: str | Path | None = None,
+    classes: str | Path | Sequence[str | int] | None = None,
+    out: str | Path,
+    rate: float | None = None,
+    macs: str | float | None = None,
+    params: str | float | None = None,
+    ms: float | None = None,
+    cost_table: str | Path | None = None,
+    method: str = "forge",
+    options: Mapping[str, Any] | None = None,
+    shape: str = "fused",
+    ffn_multiple: int | None = None,
+    head: str = "subset",
+    checkpoint: str | Path | None = None,
+    pretrained: bool = False,
+    model_args: Mapping[str, Any] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    base_classes: str | Path | Sequence[str] | None = None,
+    supernet: str | Path | None = None,
+    training: Training | None = None,
+    finetune_base: bool = False,
+    validation_fraction: float = 0.1,
+    skip_bad_images: bool = False,
+    unlabelled: str | Path | None = None,
+    reject: float | None = None,
+    accept_weak_base: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    cache: bool | Path = True,
+    progress: Progress | None = None,
+) -> Derivation:
+    """Derive a small class-specific model from a base and write it to the folder `out`.
+
+    Args:
+        base: a timm name (with `checkpoint`, or `pretrained`), or a model folder.
+        classes: target classes by name, by index in the base, or a file of either; None keeps all.
+        rate, macs, params, ms: the budget; exactly one of them. Milliseconds are those of `cost_table`.
+        options: of the method, as in its Config.
+        supernet: for method skd, in place of a base; slices need no data unless they are to be measured or trained.
+        unlabelled: images of any class to be distilled with; the method must have a teacher.
+        reject: share of the target classes' images that may be called `other`; None: no image is.
+        accept_weak_base: go on where the base is hardly better than chance on its own classes.
+        overwrite: once the new model is whole, let it take the place of the model folder that is there.
+        cache: use and keep what derivations of one base or task can share; in a folder other than the user's, its path.
+
+    Raises:
+        EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
+        Interrupted: Ctrl-C; the same call with `resume` goes on and ends in the same weights.
+    """
+    request = DeriveRequest(
+        base=base,
+        data=data,
+        classes=classes,
+        out=Path(out),
+        rate=rate,
+        macs=macs,
+        params=params,
+        ms=ms,
+        cost_table=cost_table,
+        method=method,
+        options=options or {},
+        shape=shape,
+        ffn_multiple=ffn_multiple,
+        head=head,
+        checkpoint=checkpoint,
+        pretrained=pretrained,
+        model_args=model_args or {},
+        preprocessing=preprocessing or {},
+        base_classes=base_classes,
+        supernet=supernet,
+        training=training or Training(),
+        finetune_base=finetune_base,
+        validation_fraction=validation_fraction,
+        skip_bad_images=skip_bad_images,
+        unlabelled=unlabelled,
+        reject=reject,
+        accept_weak_base=accept_weak_base,
+        resume=resume,
+        overwrite=overwrite,
+        cache=cache,
+    )
+    return run(request, progress)
+
+
+def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
+    """Do what is asked; `derive` says what is raised."""
+    request.check()
+    progress, training = progress or Silent(), request.training
+    base, options = request.base, dict(request.options)
+    net = None
+    if (folder := request.supernet_folder()) is not None:
+        net, base, options = read_supernet(folder), folder, {**options, "supernet": str(folder)}
+    assert base is not None
+    module = load_method(request.method)
+    config = make_config(request.method, module, options)
+    policy = make_policy(request.shape, request.ffn_multiple)
+    opened = open_base(
+        base,
+        checkpoint=request.checkpoint,
+        pretrained=request.pretrained,
+        model_args=request.model_args,
+        preprocessing=request.preprocessing,
+    )
+    if net is not None:
+        size = {"rate": request.rate, "macs": request.macs, "params": request.params}
+        net.check(opened.spec, opened.network, request.classes, **size)
+    if request.data is None:
+        assert net is not None
+        return _slice(net, opened, config, policy, request)
+    task, rejection = _open_images(opened, request, progress)
+    assumed = assumptions(
+        base, task, pretrained=request.pretrained, base_classes=request.base_classes, given=request.preprocessing
+    )
+    for line in assumed.lines():
+        progress.note(line)
+    network, columns, labels = with_head(opened, task, request.head)
+    budget = _budget(opened, network, policy, request, drops=getattr(module, "DROPS", False))
+    if training.steps is None:
+        steps = module.default_steps(config, budget.rate, len(task.train), training.batch_size)
+        training = replace(training, steps=steps)
+    training = fill(training, gentle=getattr(module, "GENTLE", False))
+    if request.unlabelled is not None:
+        refuse_untaught(request.method, config, training.steps)
+    wanted = _Wanted(
+        str(base), opened, task, request.method, config, budget, policy, request.head, labels, training,
+        request.finetune_base, rejection, assumed, request.accept_weak_base, request.job,
+    )  # fmt: skip
+    compute = open_compute(training)
+    folder = partial_folder(request.out)
+    alone = open_partial(request.out, wanted.request(), request.resume, overwrite=request.overwrite)
+    with alone if compute.is_main else nullcontext():
+        compute.wait()
+        history = History(folder / "history.jsonl")
+        # Several processes would have to agree on what is there: they work everything out.
+        keeping = request.cache if compute.accelerator.num_processes == 1 else False
+        weights = "" if request.checkpoint is None else f", {Path(request.checkpoint).name}"
+        shared = Cache(
+            cache_folder() if keeping is True else keeping or None, progress,
+            base=f"{base}{weights}", task=_named(request.data, task.class_names),
+        )  # fmt: skip
+        problem = Problem(
+            network, task, columns, budget, policy, training, compute, folder, history, progress, Stopwatch(), shared,
+            _identity(opened, request.head, task.base_columns, compute),
+        )  # fmt: skip
+        derivation = _carry_out(wanted, problem, request.out, overwrite=request.overwrite)
+    close_compute()
+    return derivation
+
+
+def _open_images(base: Model, request: DeriveRequest, progress: Progress) -> tuple[Task, RejectionImages | None]:
+    """Open the task's images, and those that tell when an image is called `other`, if that is asked for."""
+    assert request.data is not None
+    task = open_task(
+        request.data,
+        request.classes,
+        preprocessing=base.preprocessing,
+        base_outputs=base.spec.outputs,
+        base_names=request.base_classes or base.spec.output_names,
+        validation_fraction=request.validation_fraction,
+        seed=request.training.seed,
+        skip_bad_images=request.skip_bad_images,
+        unlabelled=request.unlabelled,
+        progress=progress,
+    )
+    rejection = None if request.reject is None else find_rejection_images(request.reject, task, progress)
+    if rejection is not None and task.unlabelled is not None:
+        foreign = (rejection.foreign_validation, rejection.foreign_test)
+        task = replace(task, unlabelled=without(task.unlabelled, foreign, progress))
+    return task, rejection
+
+
+def _slice(net: SuperNet, base: Model, config: Any, policy: Policy, request: DeriveRequest) -> Derivation:
+    """Cut a slice of a super-network without any image, and write the model folder; nothing is measured."""
+    stopwatch, head, out = Stopwatch(), request.head, request.out
+    budget = make_budget(base.spec.macs, base.spec.params, rate=request.rate, macs=request.macs, params=request.params)
+    with stopwatch.stage("slice"):
+        chosen = net.classes(base.spec, request.classes)
+        network = net.slice(base.network, budget, policy, [c.base_index for c in chosen] if head == "subset" else None)
+    spec = derived_spec(base.spec, network, head, tuple(ClassLabel(c.name, c.base_index) for c in chosen))
+    nothing = dict.fromkeys(("base_full_head", "base_restricted", "base_finetuned", "derived"))
+    record = {
+        "schema": SCHEMA,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "base": str(net.folder),
+        "method": "skd",
+        "config": asdict(config),
+        "training": None,
+        "budget": budget.record(),
+        "shape": asdict(policy),
+        "head": head,
+        "data": None,
+        "versions": versions(),
+        "processes": 1,
+        "seconds": stopwatch.seconds,
+        "facts": {"steps": 0},
+        "accuracy": nothing,
+    }
+    model = Model(network.eval(), spec)
+    told = json.dumps(record, indent=2) + "\n"
+    extra = {DERIVATION: told, "README.md": model_card(out.name, spec, record)}
+    save(model, out, extra, overwrite=request.overwrite)
+    return Derivation(out, model, record)
+
+
+def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool) -> Derivation:
+    """Take the baselines, let the method work, measure what it made, and write the model folder."""
+    torch.manual_seed(wanted.training.seed)
+    try:
+        baselines = _baselines(wanted, problem)
+        checked = _check_base(baselines, wanted, problem)
+        baselines = _add_finetuned(baselines, wanted, problem)
+        torch.manual_seed(wanted.training.seed)  # the method draws the same whether or not baselines were worked out
+        derived = load_method(wanted.method).derive(problem, wanted.config)
+        with problem.stopwatch.stage("evaluation"):
+            task, compute = problem.task, problem.compute
+            with shown(derived.network, problem.progress, "test the model", len(compute.share(task.test))):
+                accuracy = evaluate(derived.network, task.test, problem.columns, task.class_names, compute)
+        rule, rejected = None, None
+        if wanted.rejection is not None:
+            with problem.stopwatch.stage("rejection"):
+                rule, rejected = calibrate_rejection(derived.network, problem.columns, wanted.rejection, compute)
+    except (KeyboardInterrupt, Interrupted) as stop:
+        what = str(stop) or "stopped"
+        raise Interrupted(f"{what}; the same command with --resume goes on from {problem.folder}") from stop
+    except EdgeVitError:
+        if problem.compute.is_main:
+            remove_cheap(problem.folder)
+        raise
+    network = derived.network.cpu().eval()
+    spec = replace(derived_spec(wanted.base.spec, network, wanted.head, wanted.labels), rejection=rule)
+    cost = problem.budget.cost(spec.blocks, load_family(spec.family).geometry(network), derived.kept)
+    assert problem.budget.holds(cost)
+    record = {
+        **wanted.record(),
+        "budget": {**problem.budget.record(), "reached": cost},
+        "processes": problem.compute.accelerator.num_processes,
+        "seconds": problem.stopwatch.seconds,
+        "facts": derived.facts,
+        "assumptions": {**wanted.assumed.record(), "base_check": checked},
+        "accuracy": {**baselines, "derived": {**accuracy.to_dict(), "rejection": rejected}},
+    }
+    model = Model(network, spec)
+    if problem.compute.is_main:
+        extra = {
+            DERIVATION: json.dumps(record, indent=2) + "\n",
+            "history.jsonl": "".join(json.dumps(line) + "\n" for line in problem.history.lines),
+            "README.md": model_card(out.name, spec, record),
+        }
+        with stop_when_asked():  # too late to stop: a model that is there has no unfinished folder beside it
+            save(model, out, extra, overwrite=overwrite)
+            shutil.rmtree(problem.folder, ignore_errors=True)
+    problem.compute.wait()
+    return Derivation(out, model, record, problem.compute.is_main)

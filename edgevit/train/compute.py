@@ -1,0 +1,111 @@
+"""Where tensors are computed: accelerate's view of the devices and processes, and a network's accuracy there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, PartialState
+from torch import Tensor, nn
+
+from edgevit.data.accuracy import Accuracy, count_correct, from_counts
+from edgevit.data.task import Split
+from edgevit.errors import OptionError
+from edgevit.models.device import find_device
+from edgevit.train.settings import Training
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where and how tensors are computed: accelerate's view of the devices and processes."""
+
+    accelerator: Accelerator
+    batch_size: int  # for passes without gradients
+    workers: int
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.accelerator.device
+        return device
+
+    @property
+    def is_main(self) -> bool:
+        return bool(self.accelerator.is_main_process)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Average over the processes."""
+        if self.accelerator.num_processes == 1:
+            return value
+        reduced: Tensor = self.accelerator.reduce(value, reduction="mean")
+        return reduced
+
+    def mean_on_cpu(self, value: Tensor) -> Tensor:
+        """Average over the processes of a tensor that is kept on the CPU."""
+        return self.mean(value.to(self.device)).cpu()
+
+    def share(self, split: Split) -> Split:
+        """This process's share of the images."""
+        count = self.accelerator.num_processes
+        return split if count == 1 else split.part(self.accelerator.process_index, count)
+
+    def wait(self) -> None:
+        self.accelerator.wait_for_everyone()
+
+
+def open_compute(training: Training) -> Compute:
+    """Start accelerate for this device and precision.
+
+    Raises:
+        UnknownNameError: no such device.
+        OptionError: the machine lacks the device, or the device the precision.
+    """
+    device = find_device(training.device)
+    if device.type == "cpu" and training.precision == "fp16":
+        raise OptionError("fp16 trains on CUDA only; on the CPU try --precision bf16 or fp32")
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+    if not torch.distributed.is_initialized():
+        # Its state outlives an Accelerator: a second derivation in one process may ask for another precision.
+        AcceleratorState._reset_state(reset_partial_state=True)
+    mixed = "no" if training.precision == "fp32" else training.precision
+    accum, on_cpu = training.grad_accum, device.type == "cpu"
+    accelerator = Accelerator(mixed_precision=mixed, cpu=on_cpu, gradient_accumulation_steps=accum)
+    parts = training.grad_accum * accelerator.num_processes
+    if training.batch_size % parts:
+        raise OptionError(
+            f"batch size {training.batch_size} does not divide into {training.grad_accum} micro-batches on "
+            f"{accelerator.num_processes} processes; make it a multiple of {parts}"
+        )
+    return Compute(accelerator, training.batch_size // parts, training.workers)
+
+
+def close_compute() -> None:
+    """Leave the process group, if there is one."""
+    if torch.distributed.is_initialized():
+        PartialState().destroy_process_group()
+
+
+def evaluate(
+    network: nn.Module, split: Split, columns: Sequence[int], names: Sequence[str], compute: Compute
+) -> Accuracy:
+    """Accuracy on one part, shared among the processes. Leaves the network in the mode it was in."""
+    counts = torch.zeros(3, len(names), dtype=torch.int64, device=compute.device)
+    index = torch.as_tensor(columns, device=compute.device)
+
+    def count(logits: Tensor, labels: Tensor) -> None:
+        counts.add_(count_correct(logits, labels, index))
+
+    classify(network, split, compute, count)
+    return from_counts(names, compute.accelerator.reduce(counts, reduction="sum").cpu())
+
+
+def classify(network: nn.Module, split: Split, compute: Compute, see: Callable[[Tensor, Tensor], None]) -> None:
+    """Show this process's share of the images to the network, and its logits with the labels to `see`, by batches."""
+    was_training = network.training
+    network.to(compute.device).eval()
+    with torch.inference_mode(), compute.accelerator.autocast():
+        for images, labels in compute.share(split).batches(compute.batch_size, compute.workers):
+            see(network(images.to(compute.device)).float(), labels.to(compute.device))
+    network.train(was_training)

@@ -1,0 +1,150 @@
+"""Distillation: a network learns a teacher's answers beside the labels (Hinton et al., 2015).
+
+Loss = (1 - weight) CE(labels, network) + weight T^2 KL(teacher || network at temperature T) + tokens * token error.
+
+CE is the mean over the labelled images of a step, the others over all of its images, so that images without a known
+class can be mixed in. T^2 keeps the teacher's gradient of one size at any temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edgevit.errors import OptionError
+from edgevit.models.families import family_of
+from edgevit.models.slim import bare_copy
+from edgevit.train.passes import observed
+
+
+def _check(weight: float, temperature: float, tokens: float, owner: str = "") -> None:
+    if not 0 <= weight <= 1:
+        raise OptionError(f"{owner}teacher_weight={weight:g} is not in [0, 1]; 0 is the labels alone, 1 the teacher")
+    if not 0 < temperature < inf:
+        raise OptionError(f"{owner}temperature={temperature:g} is not a number above 0; try 2")
+    if not 0 <= tokens < inf:
+        raise OptionError(f"{owner}token_weight={tokens:g} is not a number of at least 0; 0 leaves the tokens alone")
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """A teacher whose answers the network learns."""
+
+    teacher: nn.Module  # frozen, in eval mode; its logits have the same columns as the network's
+    weight: float  # share of the teacher in the loss, in [0, 1]
+    temperature: float  # T > 0
+    tokens: float = 0.0  # weight of the final tokens: their squared error relative to the teacher's square
+
+    def __post_init__(self) -> None:
+        _check(self.weight, self.temperature, self.tokens)
+
+
+def teacher_loss(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:
+    """T^2 KL(teacher || network), the mean over the images. Shapes: both [B, C]."""
+    log_network, log_teacher = (F.log_softmax(x.float() / temperature, dim=1) for x in (logits, taught))
+    return temperature**2 * F.kl_div(log_network, log_teacher, reduction="batchmean", log_target=True)
+
+
+def token_loss(tokens: Tensor, taught: Tensor) -> Tensor:
+    """Squared error in units of the teacher's square, image by image, then the mean over them. Shapes: both [B, N, d].
+
+    Image by image, so that it is the same however a batch is shared among processes and micro-batches.
+    """
+    taught = taught.float()
+    error, square = (x.square().flatten(1).mean(1) for x in (tokens.float() - taught, taught))
+    return (error / square.clamp_min(torch.finfo(square.dtype).tiny)).mean()
+
+
+class Lesson:
+    """What the teacher adds to the loss of one network, step by step."""
+
+    def __init__(self, distillation: Distillation, network: nn.Module, columns: Sequence[int]) -> None:
+        self.distillation, self.network, self.columns = distillation, network, list(columns)
+        self.teacher = distillation.teacher
+        self.final: list[Tensor] = [torch.empty(0)] * 2  # final tokens [B, N, d] of network and teacher
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Observe the final tokens, if they are in the loss, while the network trains."""
+
+        def see(index: int, inputs: Any, output: Tensor) -> None:
+            self.final[index] = output
+
+        models = (self.network, self.teacher)
+        wanted = self.distillation.tokens > 0
+        with observed([family_of(m).final_tokens(m) for m in models], see) if wanted else nullcontext():
+            yield
+
+    def losses(self, images: Tensor, logits: Tensor) -> dict[str, Tensor]:
+        """`loss_teacher`, and `loss_tokens` where it counts, of the batch that the network has just seen."""
+        with torch.no_grad():
+            taught = self.teacher(images)
+        losses = {"loss_teacher": self.teacher_loss(logits, taught)}
+        if self.distillation.tokens > 0:
+            losses["loss_tokens"] = token_loss(*self.final)
+        return losses
+
+    def teacher_loss(self, logits: Tensor, taught: Tensor) -> Tensor:
+        """The teacher's part of the loss, given its own logits. Shapes: both [B, outputs]."""
+        columns = torch.as_tensor(self.columns, device=logits.device)
+        return teacher_loss(logits[:, columns], taught[:, columns], self.distillation.temperature)
+
+    def total(self, losses: dict[str, Tensor]) -> Tensor:
+        """The whole loss, from `loss_task` (CE) and what `losses` gave."""
+        weight = self.distillation.weight
+        loss = (1 - weight) * losses["loss_task"] + weight * losses["loss_teacher"]
+        return loss + self.distillation.tokens * losses["loss_tokens"] if "loss_tokens" in losses else loss
+
+    def check(self, images: Tensor) -> None:
+        """Let both classify a few images [B, 3, H, W].
+
+        Raises:
+            OptionError: the teacher answers with other columns, or tokens of another shape.
+        """
+        with torch.inference_mode(), self.watch():
+            given, taught = (model(images).shape[1] for model in (self.network, self.teacher))
+        if given != taught:
+            raise OptionError(
+                f"the teacher tells {taught} classes apart and the network {given}; give a teacher of the same classes"
+            )
+        if self.final[0].shape != self.final[1].shape:
+            seen, wanted = (list(final.shape[1:]) for final in self.final)
+            raise OptionError(
+                f"the teacher's final tokens are {wanted} and the network's {seen} (tokens, width); "
+                f"set token_weight to 0, or give a teacher of the same width"
+            )
+
+
+# -- for methods -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TeacherOptions:
+    """The options of every method that can be distilled: its Config inherits them, and calls `__post_init__`."""
+
+    # Whose answers are learnt: the base's, restricted to the classes, as it is (restricted) or after training on them
+    # (finetuned); or nobody's (none).
+    teacher: Literal["none", "restricted", "finetuned"] = "none"
+    teacher_weight: float = 0.9  # The teacher's share of the loss, from 0 to 1; the labels have the rest.
+    temperature: float = 2.0  # The temperature of both softmaxes in the teacher's part of the loss.
+    # The weight of the final tokens' squared error, relative to the teacher's square; 0 leaves the tokens alone.
+    token_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        owner = type(self).__module__.removesuffix(".method").rpartition(".")[2]
+        _check(self.teacher_weight, self.temperature, self.token_weight, f"{owner}.")
+
+
+def make_distillation(base: nn.Module, options: TeacherOptions) -> Distillation | None:
+    """The teacher that was asked for: a network as it is now, frozen. Call it before training that network."""
+    if options.teacher == "none":
+        return None
+    teacher = bare_copy(base).eval().requires_grad_(False)
+    return Distillation(teacher, options.teacher_weight, options.temperature, options.token_weight)

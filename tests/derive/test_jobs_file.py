@@ -1,0 +1,157 @@
+"""Plans: what they may hold, and that whatever is wrong with one is a line before any job starts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_base import ARGS
+
+from edgevit.derive import jobs_file
+from edgevit.derive.jobs_file import EXAMPLE, read_jobs
+from edgevit.derive.many import derive_many
+from edgevit.errors import OptionError, PlanError, UnknownNameError
+from edgevit.train.settings import Training
+
+
+def test_the_first_job_of_every_task_comes_before_all_others(plan: Any) -> None:
+    jobs, _ = read_jobs(plan(budgets=[{"name": "half", "rate": 0.5}, {"name": "tenth", "params": "300k"}]))
+    assert [job.name for job in jobs] == ["odd-half-nuwa", "even-half-nuwa", "odd-tenth-nuwa", "even-tenth-nuwa"]
+    assert len({job.sha256() for job in jobs}) == 4
+    assert jobs[0].arguments["method"] == "nuwa" and jobs[2].arguments["params"] == "300k"
+
+
+JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "told"),
+    [
+        ({"tsks": []}, PlanError, r"plan.yaml has the unknown key 'tsks'; did you mean 'tasks'"),
+        ({"budgets": [{"name": "x", "rat": 0.5}]}, PlanError, r"the unknown key 'budgets.0.rat'; did you mean 'rate'"),
+        ({"base": None}, PlanError, r"plan.yaml lacks base; `edgevit derive-many --example` prints"),
+        ({"workers": "two"}, PlanError, "has 'two' as workers, expected a valid integer"),
+        ({"tasks": [{"name": "a"}, {"name": "a"}]}, PlanError, "two tasks are named 'a'"),
+        ({"jobs": [JOB, JOB]}, PlanError, "two jobs are named 'one'"),
+        (
+            {"jobs": [{**JOB, "out": "x/y"}, {**JOB, "name": "two", "out": "x/../x/y"}]},
+            PlanError,
+            "jobs 'one' and 'two' both write x/y",
+        ),
+        ({"jobs": [{**JOB, "task": "od"}]}, UnknownNameError, "no task of job 'one' 'od'; did you mean 'odd'"),
+        ({"data": None}, PlanError, "task 'odd' has no data"),
+        ({"training": {"stps": 3}}, UnknownNameError, "no training setting 'stps'; did you mean 'steps'"),
+        ({"methods": []}, PlanError, "no methods; give at least one"),
+        ({"methods": [{"name": "nuwaa"}]}, UnknownNameError, "did you mean 'nuwa'"),
+        ({"methods": [{"name": "nuwa", "options": {"purificaton": "none"}}]}, UnknownNameError, "'purification'"),
+        ({"budgets": [{"name": "x", "rate": 0.5, "macs": "3G"}]}, PlanError, "budget 'x' is rate and macs; give one"),
+        ({"budgets": [{"name": "x"}]}, PlanError, "budget 'x' is nothing; give one of rate"),
+        ({"budgets": [{"name": "x", "rate": 1.5}]}, OptionError, r"budget 'x': rate 1.5 is not in \(0, 1\)"),
+        ({"training": {"lr": "fast"}}, PlanError, "has 'fast' as training.lr, expected a valid number"),
+        ({"training": {"lr": 0}}, OptionError, "--lr 0 is not a finite number above 0"),
+        ({"training": {"steps": "3"}}, PlanError, "has '3' as training.steps"),
+        ({"training": {"precision": "fp8"}}, PlanError, "has 'fp8' as training.precision, expected 'fp32', 'bf16'"),
+        ({"methods": [{"name": "nuwa", "training": {"lr": []}}]}, PlanError, "has a list as training.lr"),
+        (
+            {"methods": [{"name": "nuwa", "options": {"steps": 0}}]},
+            PlanError,
+            "steps of method 'nuwa' belongs under training: move it there",
+        ),
+        (
+            {"methods": [{"name": "nuwa", "training": {"purification": "none"}}]},
+            PlanError,
+            "purification of method 'nuwa' belongs under options: move it there",
+        ),
+        ({"model_args": {**ARGS, "depth": date(2020, 1, 1)}}, PlanError, "has 2020-01-01 as model_args.depth, a date"),
+        ({"preprocessing": {"mean": date(2020, 1, 1)}}, PlanError, "as preprocessing.mean, a date: put it in quotes"),
+        (
+            {"tasks": [{"name": "../../esc"}]},
+            PlanError,
+            "'../../esc', one of the tasks, cannot be the name",
+        ),
+        ({"budgets": [{"name": "a/b", "rate": 0.5}]}, PlanError, "'a/b', one of the budgets, cannot be the name"),
+        ({"methods": [{"name": "/", "method": "nuwa"}]}, PlanError, "'/', one of the methods, cannot be the name"),
+        ({"jobs": [{**JOB, "name": ".."}]}, PlanError, "'..', one of the jobs, cannot be the name of a folder"),
+        ({"jobs": [{**JOB, "name": "results.json"}]}, PlanError, "'results.json', one of the jobs, cannot be the name"),
+        ({"tasks": [{"name": "a\nb"}]}, PlanError, r"'a\\nb', one of the tasks, cannot be the name of a folder"),
+        ({"out": "a\0b"}, PlanError, "has a zero byte in out"),
+        ({"checkpoint": "x" * 5000, "shape": "round"}, UnknownNameError, "no shape policy 'round'"),
+        (
+            {"jobs": [{**JOB, "out": "x"}, {**JOB, "name": "two", "out": "x.partial"}]},
+            PlanError,
+            "jobs 'one' and 'two' both write x; give each its own folder",
+        ),
+        (
+            {"jobs": [{**JOB, "out": "x"}, {**JOB, "name": "two", "out": "x/y"}]},
+            PlanError,
+            "jobs 'one' and 'two' both write x; give each its own folder",
+        ),
+    ],
+)
+def test_a_bad_plan_is_refused_in_one_line_before_any_job_starts(
+    plan: Any, tmp_path: Path, changed: Any, error: Any, told: str
+) -> None:
+    with pytest.raises(error, match=told) as seen:
+        derive_many(plan(**changed))
+    assert "\n" not in str(seen.value) and [file.name for file in tmp_path.iterdir()] == ["plan.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"tasks: [", "is not YAML"),
+        (b"", "has nothing, expected an object"),
+        (b"- a", "has a list, expected an object"),
+        ("out: K\u00f6ln".encode("latin-1"), "is not text in UTF-8"),
+        (bytes(range(256)), "is not text in UTF-8"),
+        (b"a: " + b"[" * 5000 + b"]" * 5000, "is nested too deeply"),
+        (b"base: vit\nout: a\nout: b", "the key 'out' is there twice"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused_in_one_line(tmp_path: Path, content: bytes, told: str) -> None:
+    (tmp_path / "plan.yaml").write_bytes(content)
+    with pytest.raises(PlanError, match=told) as seen:
+        read_jobs(tmp_path / "plan.yaml")
+    assert "\n" not in str(seen.value)
+    with pytest.raises(PlanError, match="there is no"):
+        read_jobs(tmp_path / "none.yaml")
+
+
+def test_a_learning_rate_may_be_written_as_in_python(plan: Any, tmp_path: Path) -> None:
+    file = plan()
+    file.write_text(file.read_text().replace("lr: 0.001", "lr: 1e-4"))
+    assert read_jobs(file)[0][0].arguments["training"]["lr"] == 1e-4
+
+
+def test_the_example_is_printed_reads_as_a_plan_and_has_every_key(tmp_path: Path, edgevit_main: Any) -> None:
+    printed = edgevit_main("derive-many", "--example")
+    assert printed.code == 0 and printed.out == EXAMPLE.read_text()
+    (tmp_path / "plan.yaml").write_text(printed.out)
+    jobs, _ = read_jobs(tmp_path / "plan.yaml")
+    assert len(jobs) == 8 and jobs[0].out == "fleet/birds-small-closed"
+    records = (jobs_file.JobsFile, jobs_file.TaskEntry, jobs_file.BudgetEntry, jobs_file.MethodEntry)
+    keys = {name for record in records for name in record.model_fields} | {f.name for f in fields(Training)}
+    assert [key for key in keys if not re.search(rf"\b{key}:", printed.out)] == []
+    # What is commented out shows the defaults; all of them together are a plan, too.
+    whole = re.sub(r"(?m)^( *)# ([a-z_]+:|  - |- )", r"\1\2", printed.out)
+    (tmp_path / "plan.yaml").write_text(whole)
+    jobs, full = read_jobs(tmp_path / "plan.yaml")
+    assert [job.out for job in jobs] == ["models/birds"]
+    defaults = {name: f.default for name, f in jobs_file.JobsFile.model_fields.items() if not f.is_required()}
+    assert {n: getattr(full, n) for n in defaults if n not in ("jobs", "training", "data", "checkpoint")} == {
+        n: v for n, v in defaults.items() if n not in ("jobs", "training", "data", "checkpoint")
+    }
+    assert Training(**jobs[0].arguments["training"]) == Training()
+
+
+def test_a_file_of_other_content_makes_another_job(plan: Any, tmp_path: Path) -> None:
+    (tmp_path / "odd.txt").write_text("3, 7")
+    asked = plan(tasks=[{"name": "odd", "classes": str(tmp_path / "odd.txt")}], checkpoint=str(tmp_path / "none"))
+    before = read_jobs(asked)[0][0].sha256()
+    assert read_jobs(asked)[0][0].sha256() == before
+    (tmp_path / "odd.txt").write_text("3, 7, 9")
+    assert read_jobs(asked)[0][0].sha256() != before
