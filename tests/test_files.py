@@ -137,7 +137,7 @@ def _measured(top1: float) -> dict[str, Any]:
 
 
 def _make_model(root: Path) -> None:
-    from export.small_models import write_derived
+    from small_models import write_derived
 
     folder = write_derived(root / "m", 16, 16)
     record = derivation_of(json.loads((folder / "derivation.json").read_text())["data"])
@@ -149,7 +149,7 @@ def _make_model(root: Path) -> None:
 
 def _make_engine(root: Path) -> None:
     """An engine of a few bytes: what is read is the record beside it."""
-    from engines.test_engine_store import add
+    from some_engines import add
 
     made = add(root / "m", board="board", accuracy={
         "data": "d", "part": "test", "images": 2, "host": 0.5, "board": 0.5, "agreement": 1.0, "worst_class": "3",
@@ -160,7 +160,7 @@ def _make_engine(root: Path) -> None:
 
 
 def _make_supernet(root: Path) -> None:
-    from export.small_models import ARGS, random_base
+    from small_models import ARGS, random_base
 
     from edgevit.folder.model import ClassLabel
     from edgevit.models.checkpoint import describe, save
@@ -177,7 +177,7 @@ def _make_supernet(root: Path) -> None:
 
 
 def _make_small_files(root: Path) -> None:
-    from report.some_runs import DENSE, SLIM
+    from some_runs import DENSE, SLIM
 
     from edgevit.derive import jobs_file
     from edgevit.derive.many import Row

@@ -1,11 +1,9 @@
 """The real agent over a real pipe, under every Python that a board may have."""
 
-import shutil
-import subprocess
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
+from pythons import interpreter
 
 from edgevit.agent.measure import Request
 from edgevit.agent.records import Run
@@ -14,16 +12,6 @@ from edgevit.board.client import Agent
 from edgevit.errors import AgentError, UnreachableError
 
 REQUEST = Request("/models/any.onnx", "0" * 64, "any", None, "fake", 4, 20, 0, 3, 0, {"latency_ms": 1})
-
-
-def interpreter(version):
-    name = f"python{version}"
-    candidates = [shutil.which(name), *map(str, sorted(Path.home().glob(f".pyenv/versions/*/bin/{name}")))]
-    for path in filter(None, candidates):
-        # A pyenv shim exists for versions that are not selected, and fails.
-        if subprocess.run([path, "-c", "import json"], capture_output=True).returncode == 0:
-            return path
-    pytest.skip(f"no {name} on this machine")
 
 
 @pytest.mark.parametrize("version", ["3.8", "3.10", "3.12"])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pythons import interpreter
 from standin_board import play, play_cudart
 
 from edgevit.agent import runners
@@ -125,8 +126,6 @@ def test_a_capture_that_is_refused_leaves_the_stream_in_order(monkeypatch: pytes
 def test_the_ctypes_binding_works_under_other_pythons(
     version: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from test_agent import interpreter
-
     play_cudart(monkeypatch, tmp_path)
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"

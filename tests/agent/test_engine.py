@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto
+from pythons import interpreter
 from standin_board import RELEASES, STANDINS, STRONG, model_for, play, write_model
 
 from edgevit.agent import engine as builder
@@ -250,8 +251,6 @@ def test_the_stand_in_has_the_names_of_its_release_and_no_others(
 
 
 def test_the_old_python_of_jetpack_5_is_told_that_it_has_no_tensorrt() -> None:
-    from test_agent import interpreter
-
     code = (
         "import json, sys; sys.path.insert(0, sys.argv[1])\n"
         "from edgevit.agent import classify, engine, trtexec, cuda\n"

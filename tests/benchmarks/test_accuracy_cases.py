@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
-import timm
-from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # scripts, in no package
 
 import accuracy
 import base
+import pytest
+import timm
+from torch import nn
 
 from edgevit.derive import load_method
 from edgevit.derive.allocate.budget import Budget, make_budget

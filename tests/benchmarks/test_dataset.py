@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+import base
+import dataset
 import numpy as np
 import pytest
 import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # scripts, in no package
-
-import base
-import dataset
 
 from edgevit.errors import UnknownNameError
 from edgevit.progress import Silent

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # scripts, in no package
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
-
 import dataset
 import demo
+import pytest
 from some_runs import DENSE, MS
 
 from edgevit.sweep.record import Point, Sweep, write_sweep

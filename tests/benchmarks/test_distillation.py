@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # scripts, in no package
-
 import distillation
+import pytest
 import results
+import torch
 
 
 def look(step: int, accuracy: float, loss: float, fresh: float) -> dict[str, Any]:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # scripts, in no package
-
 import accuracy
 import accuracy_tables
 import first_base
 import hostile
 import line_plot
+import pytest
 import results
 import tables
 

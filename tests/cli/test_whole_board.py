@@ -5,7 +5,6 @@ commands fit together, and nothing of TensorRT, of an Orin or of its speed.
 """
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,6 @@ SUMMARY = """\
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    sys.path.insert(0, str(TESTS / "export"))
     from small_models import write_derived
 
     from edgevit.export.onnx import export

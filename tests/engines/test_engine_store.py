@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from model_folders import some_spec
+from some_engines import ORIN, WEIGHTS, add, facts
 
 from edgevit.board.fingerprint import fingerprint
-from edgevit.board.store import SCHEMA, EngineRecord, find_engine, read_record, stored_engines
-from edgevit.engines.store import engine_path, key_of, store_engine, stored_engine
+from edgevit.board.store import SCHEMA, find_engine, read_record, stored_engines
+from edgevit.engines.store import store_engine, stored_engine
 from edgevit.errors import CheckpointError, EngineError, OutputError
-
-WEIGHTS = "a" * 64
-
-
-def facts(**changes: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "module": {
-            "part": "p3767-0000",
-            "compatible": ["nvidia,p3768-0000+p3767-0000-super", "nvidia,tegra234"],
-            "model": "NVIDIA Jetson Orin NX Engineering Reference Developer Kit Super",
-            "super": True,
-            "memory_bytes": 16_416_497_664,
-        },
-        "memory": {"total_bytes": 16_416_497_664},
-        "l4t": "36.4.3",
-        "tensorrt": {"version": "10.3.0"},
-        "cuda": {"device": "Orin", "sms": 8},
-    }
-    return {**found, **changes}
-
-
-ORIN = "orin-nx-16gb-l4t36.4.3-trt10.3.0-8sm"
 
 
 @pytest.fixture
@@ -44,49 +22,6 @@ def model(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "model.json").write_text(some_spec().to_json(WEIGHTS))
     return folder
-
-
-def add(model: Path, *, board: str = ORIN, created: str = "2026-01-01", **changes: Any) -> EngineRecord:
-    """Store an engine of a few bytes."""
-    key = key_of({"board": board, "created": created, **{k: str(v) for k, v in changes.items()}})
-    path = engine_path(model, board, key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = key.encode()
-    values: dict[str, Any] = {
-        "path": path,
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "bytes": len(content),
-        "created": created,
-        "key": key,
-        "fingerprint": board,
-        "board": {"power_mode": "15W"},
-        "weights_sha256": WEIGHTS,
-        "onnx": {"name": "model.fp16.onnx", "sha256": "0" * 64},
-        "precision": "fp16",
-        "rung": "fp16",
-        "fp32_modules": (),
-        "batches": (1, 1, 8),
-        "strongly_typed": True,
-        "build_seconds": 1.5,
-        "workspace_bytes": None,
-        "optimization_level": None,
-        "timing_cache": None,
-        "device_memory_bytes": None,
-        "fused": 12,
-        "blocks": 12,
-        "fused_expected": 12,
-        "fused_proxy": None,
-        "accuracy": None,
-        "tried": ({"rung": "fp16", "failure": "loses 31% on 'heron'"},),
-        "inputs": (),
-        "outputs": (),
-        "warnings": ("beware",),
-    }
-    record = EngineRecord(**{**values, **changes})
-    fetched = path.with_name("fetched")
-    fetched.write_bytes(content)
-    store_engine(fetched, record, [{"Name": "layer"}])
-    return record
 
 
 def test_a_record_reads_back_as_it_was_written_and_nothing_else_is_left(model: Path) -> None:
