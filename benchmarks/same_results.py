@@ -26,8 +26,8 @@ import torch
 from safetensors.torch import save_file
 
 import edgevit
-from edgevit.derive.training import Training
 from edgevit.models.checkpoint import tensors_sha256
+from edgevit.train.settings import Training
 
 RECORD = Path(__file__).parent / "results" / "same_results.json"
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 96, "depth": 3, "num_heads": 3}

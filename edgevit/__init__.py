@@ -20,7 +20,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+from edgevit.version import __version__
+
 __all__ = [
     "__version__",
     "base",

@@ -4,6 +4,7 @@ Schema history: 1  first version
                 2  streams, GPU times, power, temperatures, throttling, power mode, GPU load, engine memory; runs of
                    schema 1 are still read: they had one stream, and the rest was not measured
                 3  session, round and turn: which runs were made together; of those of schema 1 and 2 it is not known
+                4  edgevit: which one asked for the run; of those of schema 1 to 3 it is not known
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from bisect import bisect_left
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Callable, Dict, List, Sequence
 
-SCHEMA = 3
+SCHEMA = 4
 
 # Fields that a schema brought, and that runs of the schemas before it leave unmeasured.
 NEW_IN = {
@@ -25,6 +26,7 @@ NEW_IN = {
         *("power", "idle_power"),
     ),
     3: ("session", "round", "turn"),
+    4: ("edgevit",),
 }
 
 # Fields of a run that JSON turns from tuples into lists.
@@ -169,6 +171,7 @@ class Run:
     turn: int | None  # its place among all runs of the session, from 1
     environment: dict[str, str]  # what must match for two runs to be compared
     created: str  # UTC, ISO 8601
+    edgevit: str | None = None  # that of the host, which writes it in: the agent knows no version
 
     def latency_ns(self, percentile: float) -> int:
         """Nearest rank: the smallest latency that `percentile` % of all are at or below; `percentile` in (0, 100]."""

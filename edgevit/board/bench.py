@@ -23,6 +23,7 @@ from edgevit.board.profiles import Profile, load_profile, match
 from edgevit.board.roofline import Ceiling, ceiling_found, least_bytes, roofline
 from edgevit.errors import AgentError, OptionError, UnfitBoardError, UnknownNameError
 from edgevit.progress import Progress, Silent
+from edgevit.version import written_by
 
 PRECISIONS = ("fp32", "fp16", "mixed")
 POWER_METERS = ("ina3221", "tegrastats", "jtop")
@@ -357,7 +358,7 @@ def _bench(
     }
     name = f"bench {', '.join(file.label for file in found)} on {board.host}"
     result = board.run_job("bench", args, name=name, progress=progress)
-    runs = tuple(Run.from_dict(run) for run in result["runs"])
+    runs = tuple(replace(Run.from_dict(run), edgevit=written_by()) for run in result["runs"])
     if on_run:
         for run in runs:
             on_run(run)

@@ -72,6 +72,7 @@ class EngineRecord:
     inputs: tuple[dict[str, Any], ...]
     outputs: tuple[dict[str, Any], ...]
     warnings: tuple[str, ...]
+    edgevit: str | None = None  # that had it built; None: one that did not say yet
 
     @property
     def layers_path(self) -> Path:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from edgevit import __version__
 from edgevit.cli import (
     base,
     bench,
@@ -28,6 +27,7 @@ from edgevit.cli.console import say
 from edgevit.errors import EdgeVitError, Interrupted
 from edgevit.numbers import FINITE, WORD, check_number
 from edgevit.signals import sigterm_as_ctrl_c
+from edgevit.version import written_by
 
 # Markdown, because rich's own markup swallows what help says in brackets, such as defaults that depend on the board.
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode="markdown")
@@ -70,7 +70,7 @@ UsageError: type[Exception] = typer.BadParameter.__base__  # type: ignore[assign
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"edgevit {__version__}")
+        print(f"edgevit {written_by()}")
         raise typer.Exit
 
 

@@ -147,6 +147,7 @@ def main(
     from edgevit.cli.compare import show_comparisons
     from edgevit.report.gates import check_measurable, exit_code, judge, measurable, parse_gate
     from edgevit.report.runs import compare_runs, compare_within, load_runs, make_row
+    from edgevit.version import written_by
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
     gates = [parse_gate(text) for text in gate or ()]
@@ -216,6 +217,7 @@ def main(
     console.show(next_command(models, output))
     console.result(
         {
+            "edgevit": written_by(),
             "host": done.setting.host,
             "profile": done.setting.profile.name if done.setting.profile else None,
             "changed": done.changed,

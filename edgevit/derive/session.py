@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import edgevit
 from edgevit.data.accuracy import Accuracy, from_counts
 from edgevit.data.assumptions import Assumptions, Sureness, assumptions
 from edgevit.data.task import Task, open_task, without
@@ -46,6 +45,7 @@ from edgevit.signals import stop_when_asked
 from edgevit.train.compute import Compute, close_compute, evaluate, open_compute
 from edgevit.train.history import History
 from edgevit.train.settings import Training, fill
+from edgevit.version import written_by
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class _Wanted:
 def versions() -> dict[str, str]:
     packages = ("torch", "timm", "accelerate", "scikit-learn", "numpy")
     found = {name: importlib.metadata.version(name) for name in packages}
-    return {"edgevit": edgevit.__version__, "python": platform.python_version(), **found}
+    return {"edgevit": written_by(), "python": platform.python_version(), **found}
 
 
 def _baselines(wanted: _Wanted, problem: Problem) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from edgevit.export.record import ExportReport
 from edgevit.export.variants import Exported, Variant, WrittenVariant
 from edgevit.folder.writing import file_sha256, writing
 from edgevit.progress import Progress
+from edgevit.version import written_by
 
 NATIVE_OPSET, OLDEST_OPSET = 17, 16  # with LayerNormalization as one operator, from TensorRT 8.6 on; without
 TAKEN_OVER = ("sha256", "bytes", "strongly_typed", "workspace_bytes", "timing_cache", "device_memory_bytes", "fused")
@@ -197,6 +198,7 @@ class Workshop:
             inputs=tuple(built["inputs"]),
             outputs=tuple(built["outputs"]),
             warnings=(*warnings, *self._warnings(rung, built)),
+            edgevit=written_by(),
             **{name: built[name] for name in TAKEN_OVER},
         )
 

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import edgevit
 from edgevit.errors import ExportError
 from edgevit.export.gates import Tolerances
 from edgevit.export.onnx import export, file_name
@@ -15,6 +14,7 @@ from edgevit.export.record import RECORD, ExportReport, read_report
 from edgevit.folder.model import SPEC, read_spec
 from edgevit.folder.writing import file_sha256
 from edgevit.progress import Progress, Silent
+from edgevit.version import written_by
 
 NOT_CHECKED = "accuracy not checked"
 
@@ -39,7 +39,7 @@ def _as_asked(report: ExportReport, asked: dict[str, Any]) -> bool:
     return (
         (report.batch, report.opset) == (asked["batch"], asked["opset"])
         and (report.padded is not None) == asked["pad_heads"]
-        and report.versions.get("edgevit") == edgevit.__version__
+        and report.versions.get("edgevit") == written_by()
         and all(report.parity[p].error <= tolerances.error(p) for p in precisions)
         and judged_alike
     )

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import edgevit
 from edgevit.errors import DataError, OutputError
 from edgevit.export.fusion import Fusion, compiler_installed, count_fused, remark
 from edgevit.export.gates import AccuracyCheck, Parity, Tolerances, check_accuracy, check_graph, check_parity
@@ -33,6 +32,7 @@ from edgevit.models.checkpoint import Model, load
 from edgevit.models.device import find_device
 from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
+from edgevit.version import written_by
 
 PARITY_IMAGES = 4
 ENGINES = "engines"  # folder in the export's, which a new export leaves as it is
@@ -127,7 +127,7 @@ class Source:
             "base": spec.timm_name,
             "base_weights_sha256": spec.base.weights_sha256,
             "weights_sha256": self.weights_sha256,
-            "edgevit_version": edgevit.__version__,
+            "edgevit_version": written_by(),
         }
 
 
@@ -160,7 +160,7 @@ def sample_images(judging: Judging | None, input_size: tuple[int, int, int]) -> 
 
 def _versions() -> dict[str, str]:
     names = ["torch", "timm", "onnx", "onnxscript", "onnxruntime"]
-    return {"edgevit": edgevit.__version__, **{name: str(import_module(name).__version__) for name in names}}
+    return {"edgevit": written_by(), **{name: str(import_module(name).__version__) for name in names}}
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ def test_comparable_names_what_differs():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 4}, "schema 4, and this edgevit reads schema 1 to 3: update edgevit"),
+        ({"schema": 5}, "schema 5, and this edgevit reads schema 1 to 4: update edgevit"),
         ({"schema": 0}, "schema 0"),
         ({"schema": True}, "schema True"),
         ({"schema": None}, "schema None"),
@@ -291,15 +291,22 @@ def test_a_missing_field_is_named():
 
 
 def test_runs_of_schema_2_are_still_read_and_belong_to_no_session():
-    record = {name: value for name, value in BOARD.to_dict().items() if name not in NEW_IN[3]}
+    record = {name: value for name, value in BOARD.to_dict().items() if name not in (*NEW_IN[3], *NEW_IN[4])}
     run = Run.from_dict({**record, "schema": 2})
     assert run == replace(BOARD, session=None, round=None, turn=None)
     with pytest.raises(RecordError, match="not a run of schema 3: missing or unknown round, session, turn"):
         Run.from_dict({**record, "schema": 3})
 
 
+def test_runs_of_schema_3_are_still_read_and_do_not_say_which_edgevit_made_them():
+    record = {name: value for name, value in QUIET.to_dict().items() if name not in NEW_IN[4]}
+    assert Run.from_dict({**record, "schema": 3}) == QUIET and QUIET.edgevit is None
+    with pytest.raises(RecordError, match="not a run of schema 4: missing or unknown edgevit"):
+        Run.from_dict({**record, "schema": 4})
+
+
 def test_runs_of_schema_1_are_still_read():
-    later = (*NEW_IN[2], *NEW_IN[3], "streams")
+    later = (*NEW_IN[2], *NEW_IN[3], *NEW_IN[4], "streams")
     record = {name: value for name, value in QUIET.to_dict().items() if name not in later}
     run = Run.from_dict({**record, "schema": 1})
     assert run == QUIET

@@ -20,6 +20,7 @@ from edgevit.export.record import ExportReport
 from edgevit.export.session import OnnxModel
 from edgevit.folder.writing import file_sha256
 from edgevit.models.checkpoint import load
+from edgevit.version import written_by
 
 Derive = Callable[..., Path]
 Exported = tuple[Path, ExportReport]
@@ -126,7 +127,7 @@ def test_metadata_names_classes_preprocessing_and_origin(exported: Exported) -> 
     assert model.described("class_names", list[str]) == ["3", "5", "8"]
     assert model.described("class_columns", list[int]) == [3, 5, 8]
     assert model.described("preprocessing", dict) == report.preprocessing
-    assert model.metadata["edgevit_version"] == edgevit.__version__
+    assert model.metadata["edgevit_version"] == written_by()
     assert model.metadata["base"] == "vit_tiny_patch16_224"
     assert model.metadata["precision"] == "fp16"
 

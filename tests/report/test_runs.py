@@ -74,7 +74,7 @@ def test_runs_are_read_back_from_json_lines(tmp_path):
         (None, "there is no .*runs.jsonl; check the path"),
         ("\n", "no runs in .*; write some with `edgevit bench"),
         (DENSE.to_json() + "\n" + DENSE.to_json()[:50], "runs.jsonl, line 2 is not JSON"),
-        ('{"schema": 9}', "line 1: schema 9, and this edgevit reads schema 1 to 3"),
+        ('{"schema": 9}', "line 1: schema 9, and this edgevit reads schema 1 to 4"),
         ("\xff", "is not text in UTF-8"),
     ],
 )

@@ -1,0 +1,37 @@
+"""Which edgevit this is. Every record says so: a version alone does not tell two states of a checkout apart."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+
+__version__ = "0.1.0"
+WAIT_S = 5.0  # for git, on a slow file system
+
+
+@cache
+def written_by() -> str:
+    """The version, and in a checkout of edgevit the commit, with + behind it if files differ: "0.1.0 (1301f27+)"."""
+    commit = commit_of(Path(__file__).resolve().parents[1])
+    return f"{__version__} ({commit})" if commit else __version__
+
+
+def commit_of(checkout: Path) -> str | None:
+    """The commit that is checked out in a folder, with + behind it if files differ; None: no checkout, or no git.
+
+    A folder inside of somebody else's checkout, as an environment with an installed edgevit may be, is none itself.
+    """
+    if not (checkout / ".git").exists():
+        return None
+    # A git hook sets variables that name another repository; and asking must not lock the index.
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    asked = ["git", "-C", str(checkout), "describe", "--always", "--exclude=*", "--dirty=+"]
+    try:
+        done = subprocess.run(
+            asked, capture_output=True, text=True, timeout=WAIT_S, env={**clean, "GIT_OPTIONAL_LOCKS": "0"}
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
