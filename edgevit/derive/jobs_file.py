@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from edgevit.derive.options import describe, read_options
-from edgevit.errors import PlanError, UnknownNameError
+from edgevit.errors import OptionError, PlanError, UnknownNameError
 from edgevit.folder.documents import Reader
 from edgevit.folder.writing import file_sha256
 from edgevit.numbers import check_number
@@ -114,12 +114,18 @@ def read_jobs(file: str | Path) -> tuple[list[Job], JobsFile]:
     """Read a plan and lay out its jobs, the first of every task before all others.
 
     Raises:
-        PlanError: it is no plan: an unknown key, a name that is there twice, two jobs with one folder, and the like.
-        UnknownNameError: a job names a task, budget or method that is not there, or a method or setting does not exist.
-        OptionError: a number is out of range.
+        PlanError: it is no plan: an unknown key, a name that is there twice or not at all, two jobs with one folder, a
+            number out of range, and the like.
     """
     file = Path(file)
     plan = READER.yaml(file, JobsFile)
+    try:
+        return _jobs(plan, file), plan
+    except (OptionError, UnknownNameError) as error:
+        raise PlanError(f"{file}: {error}") from error
+
+
+def _jobs(plan: JobsFile, file: Path) -> list[Job]:
     tasks, budgets = _by_name("tasks", plan.tasks, file), _by_name("budgets", plan.budgets, file)
     methods = _by_name("methods", plan.methods, file)
     for method in plan.methods:
@@ -141,7 +147,7 @@ def read_jobs(file: str | Path) -> tuple[list[Job], JobsFile]:
         jobs.append(_job(plan, entry, tasks[entry.task], budgets[entry.budget], methods[entry.method], file))
     _refuse_shared_folders(jobs, file)
     first = {job.task: job.name for job in reversed(jobs)}
-    return sorted(jobs, key=lambda job: first[job.task] != job.name), plan
+    return sorted(jobs, key=lambda job: first[job.task] != job.name)
 
 
 def _by_name(kind: str, entries: Sequence[Any], file: Path) -> dict[str, Any]:
