@@ -9,21 +9,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from standin_board import CLASSES, RELEASES, STRONG, model_for, play, play_cudart
+from standin_board import CLASSES, RELEASES, STRONG, build, model_for, play, play_cudart
 
-from edgevit.agent import engine as builder
 from edgevit.agent.classify import _largest, classify
 from edgevit.agent.runners import RunnerError
 
 COUNT, SHAPE = 11, (4, 8, 8)
-
-
-def ignore(message: object) -> None:
-    pass
-
-
-def build(model: Path, batches: Any = (1, 4, 8)) -> str:
-    return str(builder.build(ignore, "/", onnx=str(model), precision="fp16", batches=batches)["engine"])
 
 
 def images(folder: Path, dtype: str) -> tuple[np.ndarray, str]:
@@ -53,9 +44,11 @@ def test_every_release_classifies_as_onnx_runtime_does(
     play(monkeypatch, tmp_path, release)
     model = model_for(release, tmp_path)
     values, path = images(tmp_path, dtype)
-    asked: dict[str, Any] = dict(engine=build(model), images=path, count=COUNT, shape=SHAPE, dtype=dtype, batch=4)
+    asked: dict[str, Any] = dict(
+        engine=build(model)["engine"], images=path, count=COUNT, shape=SHAPE, dtype=dtype, batch=4
+    )
     columns = [4, 0, 3, 1]
-    result = classify(ignore, "/", **asked, columns=columns)
+    result = classify(print, "/", **asked, columns=columns)
     assert result["predicted"] == expected(model, values, columns) and len(set(result["predicted"])) > 1
     assert result["nonfinite"] == 0 and result["seconds"] > 0
 
@@ -69,7 +62,7 @@ def test_a_last_batch_that_is_not_full_is_filled_up_where_the_batch_is_fixed(
     model = model_for(release, tmp_path, batch=4)
     values, path = images(tmp_path, "float16")
     given: dict[str, Any] = dict(images=path, count=COUNT, shape=SHAPE, dtype="float16", batch=4, columns=[0, 1, 2])
-    result = classify(ignore, "/", engine=build(model, None), **given)
+    result = classify(print, "/", engine=build(model, batches=None)["engine"], **given)
     assert result["predicted"] == expected(model, values, [0, 1, 2])
 
 
@@ -80,7 +73,7 @@ def test_a_last_batch_below_the_least_of_the_profile_is_filled_up(
     model = model_for("10.3.0", tmp_path)
     values, path = images(tmp_path, "float16")
     given: dict[str, Any] = dict(images=path, count=COUNT, shape=SHAPE, dtype="float16", batch=8, columns=[0, 1, 2])
-    result = classify(ignore, "/", engine=build(model, (4, 8, 8)), **given)  # 8 images, and 3
+    result = classify(print, "/", engine=build(model, batches=(4, 8, 8))["engine"], **given)  # 8 images, and 3
     assert result["predicted"] == expected(model, values, [0, 1, 2])
 
 
@@ -90,7 +83,7 @@ def test_a_miscompiled_engine_is_seen_in_its_predictions(monkeypatch: pytest.Mon
     values, path = images(tmp_path, "float16")
     columns = list(range(CLASSES))
     given: dict[str, Any] = dict(images=path, count=COUNT, shape=SHAPE, dtype="float16", batch=8, columns=columns)
-    predicted = classify(ignore, "/", engine=build(model), **given)["predicted"]
+    predicted = classify(print, "/", engine=build(model)["engine"], **given)["predicted"]
     assert not any(a == b for a, b in zip(predicted, expected(model, values, columns), strict=True))
 
 
@@ -108,7 +101,7 @@ def test_logits_that_are_no_numbers_are_counted_and_never_win(
     onnx.save(model, path)
     _, sent = images(tmp_path, "float16")
     given: dict[str, Any] = dict(images=sent, count=COUNT, shape=SHAPE, dtype="float16", batch=8, columns=[2, 0, 1])
-    result = classify(ignore, "/", engine=build(path), **given)
+    result = classify(print, "/", engine=build(path)["engine"], **given)
     assert result["nonfinite"] == 2 * COUNT
     assert set(result["predicted"]) <= {1, 2}
 
@@ -135,19 +128,19 @@ def test_what_does_not_fit_is_one_line(
 ) -> None:
     play(monkeypatch, tmp_path)
     _, path = images(tmp_path, "float16")
-    engine = build(model_for("10.3.0", tmp_path))
+    engine = build(model_for("10.3.0", tmp_path))["engine"]
     given = dict(engine=engine, images=path, count=COUNT, shape=SHAPE, dtype="float16", batch=8, columns=[0, 1])
     with pytest.raises(RunnerError, match=message) as error:
-        classify(ignore, "/", **{**given, **changes})
+        classify(print, "/", **{**given, **changes})
     assert "\n" not in str(error.value)
 
 
 def test_an_image_beyond_float16_is_refused_and_not_clipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     play(monkeypatch, tmp_path)
-    engine = build(model_for("10.3.0", tmp_path))
+    engine = build(model_for("10.3.0", tmp_path))["engine"]
     (tmp_path / "images.raw").write_bytes(np.full(SHAPE, 1e6, np.float32).tobytes())
     with pytest.raises(RunnerError, match="beyond float16"):
         classify(
-            ignore, "/", engine=engine, images=str(tmp_path / "images.raw"), count=1, shape=SHAPE, dtype="float32",
+            print, "/", engine=engine, images=str(tmp_path / "images.raw"), count=1, shape=SHAPE, dtype="float32",
             batch=1, columns=[0],
         )  # fmt: skip

@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from captured import NX
 
 from edgevit.agent import control, jetson
 from edgevit.agent.control import controlled, recover
 from edgevit.agent.runners import RunnerError
 from edgevit.board.client import pack_agent
 
-NX = "orin-nx-16gb-jetpack6.2"  # in MAXN_SUPER; 40W has the same parts of the GPU on, 15W has not
 PYTHON_38 = next(Path.home().glob(".pyenv/versions/3.8*/bin/python"), None)
 
 WORKER = """

@@ -11,29 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from onnx import TensorProto
+from places import ROOT, STANDINS
 from pythons import interpreter
-from standin_board import RELEASES, STANDINS, STRONG, model_for, play, write_model
+from standin_board import RELEASES, STRONG, build, model_for, play, write_model
 
 from edgevit.agent import engine as builder
 from edgevit.agent.execution import import_tensorrt, make_log
-from edgevit.agent.layers import count_fused, parse_layers
-from edgevit.agent.protobuf import input_types
 from edgevit.agent.runners import RunnerError
-
-REPOSITORY = Path(__file__).parent.parent.parent
-
-
-def ignore(message: object) -> None:
-    pass
-
-
-def build(onnx: Path, root: str = "/", send: Callable[[Any], None] = ignore, **options: Any) -> dict[str, Any]:
-    return builder.build(send, root, onnx=str(onnx), **{"precision": "fp16", "batches": [1, 4, 8], **options})
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -102,43 +88,6 @@ def test_an_fp32_file_is_no_fp16_engine_where_types_come_from_the_file(
     with pytest.raises(RunnerError, match=r"takes types from the file, and this file is fp32.*send the fp16 file"):
         build(model)
     assert build(model, precision="fp32")["inputs"][0]["dtype"] == "float32"
-
-
-def test_the_timing_cache_is_kept_per_release_and_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    play(monkeypatch, tmp_path, "10.3.0")
-    model = model_for("10.3.0", tmp_path)
-    first, second = (build(model)["timing_cache"] for _ in range(2))
-    path = Path(first["path"])
-    assert path == tmp_path / "edgevit/timing/tensorrt-10.3.0-sm87.cache"
-    assert (first["bytes_before"], second["bytes_before"]) == (0, first["bytes_after"])
-    assert first["bytes_after"] > 0
-    assert build(model, timing_cache=False)["timing_cache"] is None
-    path.write_bytes(path.read_bytes()[:-1])
-    damaged = build(model)
-    assert damaged["timing_cache"]["bytes_before"] == 0
-    assert "is damaged, and was started anew" in damaged["warnings"][0]
-
-
-def test_a_timing_cache_that_tensorrt_does_not_want_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    play(monkeypatch, tmp_path, "10.3.0")
-    model = model_for("10.3.0", tmp_path)
-    path = Path(build(model)["timing_cache"]["path"])
-    foreign = b"stand-in timing 10.16\n"
-    path.write_bytes(hashlib.sha256(foreign).digest() + foreign)
-    built = build(model)
-    assert any("of another TensorRT or GPU, and was started anew" in warning for warning in built["warnings"])
-    assert built["timing_cache"]["bytes_before"] == 0
-
-
-def test_without_a_gpu_that_can_be_told_there_is_no_timing_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    play(monkeypatch, tmp_path)
-    monkeypatch.setenv("EDGEVIT_CUDART", str(tmp_path / "none.so"))
-    built = build(model_for("10.3.0", tmp_path))
-    assert built["timing_cache"] is None and built["warnings"][0].startswith("no timing cache")
 
 
 def memory(root: Path, available_bytes: int) -> str:
@@ -214,29 +163,6 @@ def test_a_disk_that_is_full_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pa
         build(model_for("10.3.0", tmp_path))
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_a_release_is_described_by_what_it_has(release: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    play(monkeypatch, tmp_path, release)
-    assert builder.describe_tensorrt() == {
-        "version": release,
-        "error": None,
-        "strongly_typed": release in STRONG,
-        "fp16_flag": release != "11.1",
-        "native_layer_norm": release != "8.5.2",
-    }
-
-
-def test_a_missing_tensorrt_says_why_and_what_to_try(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "tensorrt", None)
-    known = builder.describe_tensorrt()
-    assert known["version"] is known["fp16_flag"] is None
-    assert "apt install python3-libnvinfer" in known["error"] and "--system-site-packages" in known["error"]
-    (tmp_path / "tensorrt.py").write_text("raise ImportError('libnvdla_compiler.so: cannot open shared object file')")
-    monkeypatch.delitem(sys.modules, "tensorrt")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert "cannot be loaded (libnvdla_compiler.so" in builder.describe_tensorrt()["error"]
-
-
 def test_the_stand_in_has_the_names_of_its_release_and_no_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -248,21 +174,6 @@ def test_the_stand_in_has_the_names_of_its_release_and_no_others(
         config.max_workspace_size = 1
     with pytest.raises(NotImplementedError, match=r"does not play IBuilderConfig\.max_aux_streams"):
         _ = config.max_aux_streams
-
-
-def test_the_old_python_of_jetpack_5_is_told_that_it_has_no_tensorrt() -> None:
-    code = (
-        "import json, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from edgevit.agent import classify, engine, trtexec, cuda\n"
-        "from edgevit.agent.runners import import_runner\n"
-        "import_runner('tensorrt')\n"
-        "print(json.dumps([engine.describe_tensorrt(), cuda.describe_cuda()]))"
-    )
-    # Not a copy of it all: only the package's own folder, so that nothing else of it can be imported by mistake.
-    ran = subprocess.run([interpreter("3.8"), "-c", code, REPOSITORY], capture_output=True, text=True, check=True)
-    tensorrt, cuda = json.loads(ran.stdout)
-    assert "no TensorRT for this Python" in tensorrt["error"]
-    assert cuda["binding"] is None or cuda["device"]
 
 
 # Real compiler -------------------------------------------------------------------------------------------------------
@@ -324,88 +235,49 @@ def test_a_real_parser_that_refuses_is_one_line(tmp_path: Path) -> None:
 
 # Layers --------------------------------------------------------------------------------------------------------------
 
-KERNEL = {"Name": "_gemm_mha_v2_myl0_17", "LayerType": "kgen", "TacticName": "_gemm_mha_v2_0x957a2fe283f77dcf35c142c1"}
-
-
-@pytest.mark.parametrize(
-    ("layers", "fused"),
-    [
-        ([KERNEL, {**KERNEL, "Name": "renamed"}], 2),
-        ([{"Name": "fused", "LayerType": "kgen_mha", "TacticName": "x"}], 1),
-        (["_gemm_mha_v2_myl0_17", "/encoder/mha/MatMul_myl0_16"], 1),
-        ([{"Name": "/encoder/mha/attn/mha_prob/key/MatMul_myl0_16", "LayerType": "gemm"}], 0),
-        ([{"Name": "{ForeignNode[a...b]}", "LayerType": "Myelin"}, {"Name": "conv", "LayerType": "Conv"}], None),
-        ([{"Name": "{ForeignNode[a...b]}"}, KERNEL], 1),
-        ([{"Name": 5, "TacticName": None}, None, 7, []], 0),
-        ([], 0),
-    ],
-)
-def test_fused_attention_is_counted_by_the_kernels_own_name(layers: list[Any], fused: int | None) -> None:
-    assert count_fused(parse_layers(json.dumps({"Layers": layers, "Bindings": []}))) == fused
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"Layers": 3}', "[" * 100_000, '{"Layers": {}}'])
-def test_layer_information_of_another_form_is_refused(text: str) -> None:
-    with pytest.raises(RunnerError, match="the layer information"):
-        parse_layers(text)
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: (
-        st.lists(inner) | st.dictionaries(st.sampled_from(["Layers", "Name", "TacticName"]) | st.text(), inner)
-    ),
-)
-
-
-@given(st.text() | json_values.map(json.dumps) | st.lists(json_values).map(lambda v: json.dumps({"Layers": v})))
-def test_no_layer_information_crashes(text: str) -> None:
-    try:
-        layers = parse_layers(text)
-    except RunnerError:
-        return
-    fused = count_fused(layers)
-    assert fused is None or 0 <= fused <= len(layers)
-
 
 # ONNX ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["FLOAT", "FLOAT16", "DOUBLE"])
-def test_input_types_are_read_as_the_onnx_package_reads_them(dtype: str, tmp_path: Path) -> None:
-    path = write_model(tmp_path / "model.onnx", dtype=getattr(TensorProto, dtype))
-    assert input_types(str(path)) == {"images": {"FLOAT": "float32", "FLOAT16": "float16", "DOUBLE": "float64"}[dtype]}
-
-
-def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    for content in (b"", b"no protobuf at all", b"\xff" * 20, onnx.ModelProto(ir_version=8).SerializeToString()):
-        path.write_bytes(content)
-        with pytest.raises(RunnerError, match="is no ONNX file"):
-            input_types(str(path))
-    with pytest.raises(RunnerError, match=r"cannot read .*No such file"):
-        input_types(str(tmp_path / "none.onnx"))
-
-
-@given(content=st.binary(max_size=200), flipped=st.integers(0, 400), cut=st.integers(0, 400))
-def test_no_file_crashes_the_reader(
-    content: bytes, flipped: int, cut: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.getbasetemp()
-    path, model = folder / "fuzzed.onnx", folder / "whole.onnx"
-    if not model.exists():
-        write_model(model)
-    whole = bytearray(model.read_bytes())
-    whole[flipped] ^= 0x55
-    for candidate in (content, bytes(whole), bytes(whole[: len(whole) - cut])):
-        path.write_bytes(candidate)
-        try:
-            assert input_types(str(path))
-        except RunnerError as error:
-            assert "\n" not in str(error)
 
 
 def test_the_table_that_the_stand_in_plays_by_is_whole() -> None:
     table = json.loads((STANDINS / "tensorrt_api.json").read_text())
     assert tuple(table["releases"]) == RELEASES
     assert all(len(has) == len(RELEASES) for names in table["names"].values() for has in names.values())
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_release_is_described_by_what_it_has(release: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play(monkeypatch, tmp_path, release)
+    assert builder.describe_tensorrt() == {
+        "version": release,
+        "error": None,
+        "strongly_typed": release in STRONG,
+        "fp16_flag": release != "11.1",
+        "native_layer_norm": release != "8.5.2",
+    }
+
+
+def test_a_missing_tensorrt_says_why_and_what_to_try(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    known = builder.describe_tensorrt()
+    assert known["version"] is known["fp16_flag"] is None
+    assert "apt install python3-libnvinfer" in known["error"] and "--system-site-packages" in known["error"]
+    (tmp_path / "tensorrt.py").write_text("raise ImportError('libnvdla_compiler.so: cannot open shared object file')")
+    monkeypatch.delitem(sys.modules, "tensorrt")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "cannot be loaded (libnvdla_compiler.so" in builder.describe_tensorrt()["error"]
+
+
+def test_the_old_python_of_jetpack_5_is_told_that_it_has_no_tensorrt() -> None:
+    code = (
+        "import json, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from edgevit.agent import classify, engine, trtexec, cuda\n"
+        "from edgevit.agent.runners import import_runner\n"
+        "import_runner('tensorrt')\n"
+        "print(json.dumps([engine.describe_tensorrt(), cuda.describe_cuda()]))"
+    )
+    # Not a copy of it all: only the package's own folder, so that nothing else of it can be imported by mistake.
+    ran = subprocess.run([interpreter("3.8"), "-c", code, ROOT], capture_output=True, text=True, check=True)
+    tensorrt, cuda = json.loads(ran.stdout)
+    assert "no TensorRT for this Python" in tensorrt["error"]
+    assert cuda["binding"] is None or cuda["device"]

@@ -7,13 +7,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from captured import AGX7, NX
+from places import BOARDS
 
 from edgevit.agent.examine import examine
 from edgevit.board.connection import open_board
 
-BOARDS = [path.name for path in Path(__file__).parents[1].joinpath("boards").iterdir() if (path / "sys.txt").exists()]
-NX = "orin-nx-16gb-jetpack6.2"
-LOCKED = "agx-orin-64gb-jetpack7.2.1"  # captured after jetson_clocks
+CAPTURED = [path.name for path in BOARDS.iterdir() if (path / "sys.txt").exists()]
 PYTHON_38 = next(Path.home().glob(".pyenv/versions/3.8*/bin/python"), None)
 
 
@@ -39,7 +39,7 @@ def facts_of(root):
     return facts
 
 
-@pytest.mark.parametrize("board", BOARDS)
+@pytest.mark.parametrize("board", CAPTURED)
 def test_a_captured_board_tells_all_that_its_files_and_programs_tell(board, board_tree):
     facts = facts_of(board_tree(board))
     unread = {name for name, fact in facts.items() if fact is None}
@@ -47,7 +47,7 @@ def test_a_captured_board_tells_all_that_its_files_and_programs_tell(board, boar
     assert facts["module"]["part"] and facts["jetpack"] and facts["power_mode"]["name"]
     assert facts["power_mode"]["id"] in [mode["id"] for mode in facts["power_modes"]]
     assert facts["clocks"]["gpu"]["max_khz"] > 300_000
-    assert facts["clocks_locked"] is (board == LOCKED)
+    assert facts["clocks_locked"] is (board == AGX7)
     assert 0 < facts["memory"]["available_bytes"] < facts["memory"]["total_bytes"] == facts["module"]["memory_bytes"]
     assert facts["disk"]["cache_free_bytes"] > 0
     assert facts["temperatures_c"]["cpu"] > 20

@@ -1,17 +1,15 @@
 """What the agent says of the captured boards, and of machines that are no Jetson."""
 
-import os
 import subprocess
 from pathlib import Path
 
+import places
 import pytest
+from captured import AGX, AGX7, NANO, NX
 
-from edgevit.agent import environment, jetson
-from edgevit.agent.kernel import read_text
+from edgevit.agent import jetson
 
-AGX6, AGX7 = "agx-orin-64gb-jetpack6.2.1", "agx-orin-64gb-jetpack7.2.1"
-NX, NANO = "orin-nx-16gb-jetpack6.2", "orin-nano-8gb-jetpack6.2.1"
-BOARDS = {AGX6, AGX7, NX, NANO}
+BOARDS = {AGX, AGX7, NX, NANO}
 PYTHON_38 = next(Path.home().glob(".pyenv/versions/3.8*/bin/python"), None)
 
 
@@ -21,7 +19,7 @@ def any_board(request, board_tree):
 
 
 def test_every_captured_board_is_tested_here_and_says_where_it_is_from():
-    folders = {path for path in Path(__file__).parents[1].joinpath("boards").iterdir() if path.is_dir()}
+    folders = {path for path in places.BOARDS.iterdir() if path.is_dir()}
     assert {path.name for path in folders} - {"programs"} == BOARDS
     assert all("[" in (path / "README.md").read_text() for path in folders if path.name in BOARDS)
 
@@ -29,7 +27,7 @@ def test_every_captured_board_is_tested_here_and_says_where_it_is_from():
 @pytest.mark.parametrize(
     ("board", "part", "is_super", "gibibytes", "l4t", "jetpack", "mode"),
     [
-        (AGX6, "p3701-0005", False, 61, "36.4.4", "6.2.1", {"id": 0, "name": "MAXN"}),
+        (AGX, "p3701-0005", False, 61, "36.4.4", "6.2.1", {"id": 0, "name": "MAXN"}),
         (AGX7, "p3701-0000", False, 61, "39.2.1", "7.2.1", {"id": 0, "name": "MAXN"}),
         (NX, "p3767-0000", True, 15, "36.4.3", "6.2", {"id": 0, "name": "MAXN_SUPER"}),
         (NANO, "p3767-0005", True, 7, "36.4.4", "6.2.1", {"id": 1, "name": "25W"}),
@@ -83,7 +81,7 @@ def test_clocks_are_read_for_the_gpu_and_each_core_that_is_on(board_tree):
 
 
 def test_jetpack_5_calls_the_gpu_by_another_name(board_tree):
-    root = board_tree(AGX6)
+    root = board_tree(AGX)
     (root / "sys/class/devfreq/17000000.gpu").rename(root / "sys/class/devfreq/17000000.ga10b")
     assert jetson.clocks(str(root))["gpu"]["max_khz"] == 1300500
 
@@ -110,19 +108,8 @@ def test_zones_that_are_switched_off_have_no_temperature(board_tree):
     assert jetson.temperatures_c(str(root)) == warm
 
 
-def test_a_driver_that_has_no_value_now_is_no_value(tmp_path):
-    os.mkfifo(tmp_path / "temp")
-    writer = os.open(tmp_path / "temp", os.O_RDWR)  # as long as it is open and writes nothing, reading says EAGAIN
-    try:
-        assert read_text(str(tmp_path), "temp") is None
-        os.write(writer, b"48468\n")
-        assert read_text(str(tmp_path), "temp") == "48468"
-    finally:
-        os.close(writer)
-
-
 def test_rails_are_those_with_a_sensor_that_is_on(board_tree):
-    rails = jetson.rails(str(board_tree(AGX6)))
+    rails = jetson.rails(str(board_tree(AGX)))
     assert [(rail["address"], rail["label"], int(rail["milliwatts"])) for rail in rails] == [
         ("40", "VDD_GPU_SOC", 2412),
         ("40", "VDD_CPU_CV", 1607),
@@ -147,26 +134,6 @@ def test_another_makers_board_has_no_part_number(board_tree):
     root = board_tree(NX)
     (root / "proc/device-tree/compatible").write_bytes(b"raspberrypi,p1234-5678\0brcm,bcm2711\0")
     assert jetson.identify(str(root))["part"] is None
-
-
-def test_two_boards_or_two_settings_are_not_the_same_environment(board_tree):
-    root = board_tree(NX)
-    seen = environment.describe_environment(str(root))
-    assert seen.items() >= {
-        ("module", "p3767-0000-super"),
-        ("memory", "15 GiB"),
-        ("l4t", "36.4.3"),
-        ("jetpack", "6.2"),
-        ("power_mode", "MAXN_SUPER"),
-        ("gpu_max_khz", "1173000"),
-        ("clocks", "free"),
-    }
-    subprocess.run([root / "usr/bin/jetson_clocks"], check=True)
-    subprocess.run([root / "usr/sbin/nvpmodel", "-m", "4"], check=True)
-    table = root / "etc/nvpmodel.conf"
-    table.write_text(table.read_text().replace("1190400", "1113600"))
-    changed = environment.describe_environment(str(root))
-    assert {name for name in seen if seen[name] != changed[name]} == {"clocks", "power_mode", "power_modes"}
 
 
 def test_the_stand_in_nvpmodel_changes_the_mode_and_asks_for_a_reboot_where_the_real_one_does(board_tree):
@@ -213,9 +180,43 @@ print(json.dumps([figures, environment.describe_environment(root), jetson.clocks
 """
     done = subprocess.run(
         [PYTHON_38, "-W", "error", "-c", program, any_board],
-        cwd=Path(jetson.__file__).parents[2],
+        cwd=places.ROOT,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     assert '"meter": "tegrastats"' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("said", "mode"),
+    [
+        ("NV Power Mode: MODE_30W\n2\n", {"id": 2, "name": "MODE_30W"}),
+        ("NVPM WARN: fan mode is not set!\nNV Power Mode: MAXN\n0\n", {"id": 0, "name": "MAXN"}),
+        ("NV Fan Mode:quiet\nNV Power Mode: MAXN_SUPER\n2\n", {"id": 2, "name": "MAXN_SUPER"}),
+        ("NVPM VERB: Current mode: NV Power Mode: 25W\n1\nNVPM VERB: PARAM GPU\n", {"id": 1, "name": "25W"}),
+        ("NV Power Mode: 25W\n", {"id": 1, "name": "25W"}),  # its number is in the table
+        ("NV Power Mode: CUSTOM\n", {"id": None, "name": "CUSTOM"}),
+    ],
+)
+def test_nvpmodel_says_the_mode_in_several_ways(said, mode, board_tree):
+    root = board_tree("orin-nano-8gb-jetpack6.2.1")
+    (root / "answer").write_text(said)
+    (root / "usr/sbin/nvpmodel").write_text(f"#!/bin/sh\ncat '{root}/answer'\n")
+    assert jetson.power_mode(str(root)) == mode
+
+
+@pytest.mark.parametrize(
+    ("line", "release"),
+    [
+        ("# R35 (release), REVISION: 4.1, GCID: 33958178, BOARD: t186ref, EABI: aarch64", ("35.4.1", "5.1.2")),
+        ("# R36 (release), REVISION: 5.0, GCID: 1", ("36.5.0", "6.2.2")),
+        ("# R39 (release), REVISION: 2.1, GCID: 46758480, BOARD: generic", ("39.2.1", "7.2.1")),
+        ("# R41 (release), REVISION: 0.0, GCID: 1", ("41.0.0", None)),
+        ("R36.4.3", (None, None)),
+    ],
+)
+def test_the_release_of_l4t_names_the_jetpack_if_it_is_a_known_one(line, release, tmp_path):
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/nv_tegra_release").write_text(line + "\n# KERNEL_VARIANT: oot\n")
+    assert (jetson.l4t(str(tmp_path)), jetson.jetpack(str(tmp_path))) == release

@@ -1,8 +1,10 @@
 """Programs of the board, real ones and those of a captured tree."""
 
+import os
+
 import pytest
 
-from edgevit.agent.kernel import find_program, run_program
+from edgevit.agent.kernel import find_program, read_text, run_program
 
 
 @pytest.fixture
@@ -45,3 +47,14 @@ def test_a_program_that_gives_no_answer_is_none(root, name):
 
 def test_a_child_that_a_program_leaves_behind_is_not_waited_for(root):
     assert run_program(root, "leaving", timeout_s=2) == "done\n"
+
+
+def test_a_driver_that_has_no_value_now_is_no_value(tmp_path):
+    os.mkfifo(tmp_path / "temp")
+    writer = os.open(tmp_path / "temp", os.O_RDWR)  # as long as it is open and writes nothing, reading says EAGAIN
+    try:
+        assert read_text(str(tmp_path), "temp") is None
+        os.write(writer, b"48468\n")
+        assert read_text(str(tmp_path), "temp") == "48468"
+    finally:
+        os.close(writer)

@@ -179,19 +179,6 @@ def test_the_clock_steps_forward():
     assert 1 <= clock_step_ns() < 1_000_000
 
 
-@pytest.mark.parametrize("name", runners.runner_names())
-def test_every_runner_says_what_it_requires_and_takes_model_and_batch(name):
-    runner = runners.import_runner(name)
-    assert isinstance(runner.REQUIRES, tuple)
-    assert not {"model", "batch"} & set(runners.runner_options(name))
-    assert runner.__doc__
-
-
-def test_an_unknown_runner_lists_the_known_ones():
-    with pytest.raises(RunnerError, match="no runner 'nope'; known: fake, onnxruntime, tensorrt"):
-        measure(request(runner="nope"), silent)
-
-
 def test_a_missing_runtime_names_the_interpreter_that_lacks_it(monkeypatch):
     monkeypatch.setattr(runners.import_runner("fake"), "REQUIRES", ("no_such_runtime",))
     with pytest.raises(RunnerError, match="cannot import no_such_runtime"):

@@ -2,16 +2,13 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
-import edgevit
 from edgevit.agent import onnx_runtime
 from edgevit.agent.runners import RunnerError
 from edgevit.agent.runners.onnxruntime import open_runner
-
-ROOT = Path(edgevit.__file__).parent.parent
 
 
 def write_metadata(folder, name, version):

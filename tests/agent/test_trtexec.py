@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from standin_board import model_for, play
+from standin_board import build, model_for, play
 
-from edgevit.agent import engine as builder
 from edgevit.agent import trtexec as module
 from edgevit.agent.runners import RunnerError
 from edgevit.agent.trtexec import parse_summary, trtexec
@@ -39,10 +38,6 @@ HELP = "  --useCudaGraph  Use CUDA graph ...\n  --infStreams=N  Instantiate N ex
 NEW_HELP = "  --noCudaGraph  Do not use CUDA graph\n  --includeDataTransfers\n  --infStreams=N\n"
 
 
-def ignore(message: object) -> None:
-    pass
-
-
 @pytest.fixture
 def board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Make a board with a trtexec that prints these; return its root and an engine."""
@@ -58,7 +53,7 @@ def board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         )
         program.chmod(0o755)
         model = model_for("10.3.0", tmp_path, batch=None if batches else 4)
-        return str(tmp_path), builder.build(ignore, "/", onnx=str(model), precision="fp16", batches=batches)["engine"]
+        return str(tmp_path), build(model, batches=batches)["engine"]
 
     return make
 
@@ -127,7 +122,7 @@ def test_each_release_is_asked_for_what_edgevit_measures(
     known: str, expected: list[str], absent: list[str], board: Any
 ) -> None:
     root, engine = board(known)
-    result = trtexec(ignore, root, engine=engine, batch=4, seconds=1.5, streams=2)
+    result = trtexec(print, root, engine=engine, batch=4, seconds=1.5, streams=2)
     command = shlex.split(result["command"])
     assert command[0] == f"{root}/usr/src/tensorrt/bin/trtexec"
     assert {f"--loadEngine={engine}", "--duration=1.5", "--shapes=images:4x4x8x8", *expected} <= set(command)
@@ -137,26 +132,26 @@ def test_each_release_is_asked_for_what_edgevit_measures(
 
 def test_a_fixed_engine_is_given_no_shapes(board: Any) -> None:
     root, engine = board(batches=None)
-    assert "--shapes" not in trtexec(ignore, root, engine=engine, batch=4, seconds=1)["command"]
+    assert "--shapes" not in trtexec(print, root, engine=engine, batch=4, seconds=1)["command"]
     with pytest.raises(RunnerError, match="this engine takes batches of 4, fixed"):
-        trtexec(ignore, root, engine=engine, batch=2, seconds=1)
+        trtexec(print, root, engine=engine, batch=2, seconds=1)
 
 
 def test_what_goes_wrong_there_is_one_line(board: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunnerError, match=r"no trtexec on this board; `sudo apt install"):
-        trtexec(ignore, str(tmp_path), engine="any", batch=1, seconds=1)
+        trtexec(print, str(tmp_path), engine="any", batch=1, seconds=1)
     said = "[10/03/2024-10:47:56] [E] Error[1]: cannot load the engine\n[10/03/2024-10:47:56] [E] second\n"
     root, engine = board(summary=said, code=1)
     with pytest.raises(
         RunnerError, match=r"trtexec failed: Error\[1\]: cannot load the engine; try it there: "
     ) as error:
-        trtexec(ignore, root, engine=engine, batch=4, seconds=1)
+        trtexec(print, root, engine=engine, batch=4, seconds=1)
     assert "\n" not in str(error.value)
     program = Path(root, "usr/src/tensorrt/bin/trtexec")
     program.write_text(program.read_text().replace(f"cat {root}/summary", "exec sleep 60"))
     monkeypatch.setattr(module, "STARTING_S", 0.2)
     with pytest.raises(RunnerError, match=r"did not end within 0 s"):
-        trtexec(ignore, root, engine=engine, batch=4, seconds=0.1)
+        trtexec(print, root, engine=engine, batch=4, seconds=0.1)
     program.write_text("#!/nowhere/sh\n")
     with pytest.raises(RunnerError, match=r"cannot run .*trtexec \(No such file"):
-        trtexec(ignore, root, engine=engine, batch=4, seconds=1)
+        trtexec(print, root, engine=engine, batch=4, seconds=1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from places import STANDINS
 
-STANDINS = Path(__file__).parent.parent / "standins"
+from edgevit.agent import engine
+from edgevit.agent.cuda import open_cuda
+
+ORIN = {"device": "Orin", "sms": 8, "capability": "8.7", "runtime": "12.6"}  # as the stand-in for CUDA says
 RELEASES = ("8.5.2", "8.6.1", "10.3.0", "10.16", "11.1")
 STRONG = RELEASES[2:]  # take types from the file
 MODULES = ("tensorrt", "pycuda", "pycuda.driver", "edgevit.agent.cuda.pycuda")
@@ -89,3 +95,40 @@ def model_for(release: str, folder: Path, **options: Any) -> Path:
     """Write the file that is sent to a board of this release: fp16 where types come from the file."""
     path = folder / "model.onnx"
     return write_model(path, fp16=release in STRONG, layer_norm=release != "8.5.2", **options)
+
+
+def exercise(copied: bytes) -> dict[str, Any]:
+    """Copy there and back, wait, time and launch; return what it says of the device."""
+    with open_cuda() as cuda:
+        stream, start, end = cuda.stream(), cuda.event(), cuda.event()
+        device, there, back = cuda.malloc(len(copied)), cuda.host(len(copied)), cuda.host(len(copied))
+        there[:] = copied
+        cuda.copy_in(device, there, stream)
+        cuda.record(start, stream)
+        cuda.copy_out(back, device, stream)
+        cuda.record(end, stream)
+        cuda.wait(end)
+        assert bytes(back) == copied
+        assert 0 <= cuda.elapsed_ns(start, end) < 1e9
+        there[:4] = b"part"
+        cuda.copy_in(device, there[:4], stream)
+        launch = cuda.capture(stream, lambda: cuda.copy_out(back[:8], device, stream))
+        launch()
+        cuda.synchronize(stream)
+        assert bytes(back[:8]) == b"part" + copied[4:8]
+        return {"binding": cuda.binding, **cuda.describe()}
+
+
+def real_cudart() -> Path:
+    """NVIDIA's own library, of the packages that torch brings."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    found = [path for folder in folders for path in sorted(Path(folder).glob("cu*/lib/libcudart.so.*"))]
+    if not found:
+        pytest.skip("no libcudart of NVIDIA's in this environment")
+    return found[0]
+
+
+def build(onnx: Path, root: str = "/", send: Callable[[Any], None] = lambda message: None, **options: Any) -> Any:
+    """Build an engine on the board that is played; what the agent says of it."""
+    return engine.build(send, root, onnx=str(onnx), **{"precision": "fp16", "batches": [1, 4, 8], **options})

@@ -1,0 +1,91 @@
+"""What tegrastats prints, on all JetPacks, and what it tells of the power."""
+
+import sys
+
+import pytest
+from captured import (
+    AGX,
+    AGX_TOTAL,
+    JETPACK_5_ROOT,
+    JETPACK_6_ROOT,
+    JETPACK_6_USER,
+    JETPACK_7_ROOT,
+    NANO,
+    NX,
+    read_power,
+)
+
+from edgevit.agent.meters import ina3221, tegrastats
+
+
+def test_tegrastats_of_jetpack_5_as_root():
+    stats = tegrastats.parse(JETPACK_5_ROOT)
+    assert (stats.ram_used_bytes, stats.ram_total_bytes) == (1282 << 20, 62795 << 20)
+    assert stats.gpu_load_percent == 0
+    zones = {"cpu": 42.593, "tboard": 32, "soc2": 39.343, "tdiode": 33.25, "soc0": 39.375, "tj": 42.593, "soc1": 40.468}
+    assert stats.temperatures_c == zones
+    assert stats.rails_mw == {"VDD_GPU_SOC": 2399, "VDD_CPU_CV": 400, "VIN_SYS_5V0": 4032, "VDDQ_VDD2_1V8AO": 301}
+
+
+@pytest.mark.parametrize(
+    ("line", "load", "cpu", "rails"),
+    [
+        (JETPACK_6_ROOT, 0, 52.562, {"VDD_GPU_SOC": 2412, "VDD_CPU_CV": 1607, "VIN_SYS_5V0": 4707}),
+        (JETPACK_6_USER, 0, 48.468, {"VDD_IN": 4761, "VDD_CPU_GPU_CV": 515, "VDD_SOC": 1428}),
+        (JETPACK_7_ROOT, 12, 52.968, {"VDD_GPU_SOC": 5139, "VDD_CPU_CV": 3268, "VIN_SYS_5V0": 5500}),
+    ],
+)
+def test_tegrastats_tells_what_is_so_now_and_not_its_mean(line, load, cpu, rails):
+    stats = tegrastats.parse(line)
+    assert (stats.gpu_load_percent, stats.temperatures_c["cpu"], stats.rails_mw) == (load, cpu, rails)
+
+
+@pytest.mark.parametrize("board", [AGX, NX, NANO, "agx-orin-64gb-jetpack7.2.1"])
+def test_tegrastats_tells_the_same_power_as_the_sensors(board, board_tree):
+    root = str(board_tree(board))
+    direct, told = read_power(ina3221.Meter(root)), read_power(tegrastats.Meter(root))
+    assert told["meter"] == "tegrastats"
+    for name, row in told["rails"].items():
+        assert row[0] == int(direct["rails"][f"{name}@40"][0])
+
+
+def test_tegrastats_knows_the_total_by_its_labels(board_tree):
+    power = read_power(tegrastats.Meter(str(board_tree(AGX)), AGX_TOTAL))
+    assert power["total"] == ["VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"]
+
+
+def test_tegrastats_is_read_without_waiting_and_always_ended(board_tree):
+    meter = tegrastats.Meter(str(board_tree(NANO)), [["40", "VDD_IN"]])
+    with pytest.raises(KeyboardInterrupt), meter:
+        for _ in range(100):
+            meter.read()
+        assert len(meter.readings.rows) < 50
+        raise KeyboardInterrupt
+    assert meter.process.poll() is not None
+    assert meter.process.stdout.closed
+
+
+def test_a_tegrastats_that_ignores_its_end_is_killed(board_tree):
+    root = board_tree(NX)
+    (root / "usr/bin/tegrastats").write_text(
+        f"#!{sys.executable}\nimport signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('VDD_IN 4000mW/4000mW', flush=True)\ntime.sleep(60)\n"
+    )
+    with tegrastats.Meter(str(root)) as meter:
+        assert meter.readings.rows == [[4000]]
+    assert meter.process.returncode == -9
+
+
+@pytest.mark.parametrize("script", ["exit 1", "echo no rails here", "exec yes", "exec tr '\\0' x </dev/zero"])
+def test_a_tegrastats_that_tells_nothing_says_so(script, board_tree):
+    root = board_tree(NX)
+    (root / "usr/bin/tegrastats").write_text(f"#!/bin/sh\n{script}\n")
+    meter = tegrastats.Meter(str(root))
+    assert (read_power(meter), meter.process.stdout.closed) == (None, True)
+    assert tegrastats.why_not(str(root)) == "tegrastats prints no rails"
+
+
+def test_a_tegrastats_that_cannot_be_run_says_so(board_tree):
+    root = board_tree(NX)
+    (root / "usr/bin/tegrastats").write_text("#!/no/such/shell\n")
+    assert tegrastats.why_not(str(root)) == "tegrastats prints no rails"

@@ -1,0 +1,8 @@
+"""Where things of the repository lie that tests read."""
+
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+ROOT = TESTS.parent
+BOARDS = TESTS / "boards"
+STANDINS = TESTS / "standins"
