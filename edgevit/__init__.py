@@ -20,7 +20,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from edgevit.version import __version__
+__version__ = (
+    "0.1.0"  # here: the agent is a part of this package, under Python 3.8, too, and imports nothing else of it
+)
 
 __all__ = [
     "__version__",

@@ -7,7 +7,8 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-__version__ = "0.1.0"
+from edgevit import __version__
+
 WAIT_S = 5.0  # for git, on a slow file system
 
 
