@@ -27,8 +27,8 @@ from edgevit.derive.measure.statistics import calibrate
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import Model, open_base
 from edgevit.models.families import vit
-from edgevit.progress import Silent
-from edgevit.train.passes import observed
+from edgevit.train.passes import observed, open_passes
+from edgevit.train.settings import Training
 
 RESULTS = Path(__file__).parent / "results" / "attention.json"
 IMAGES, WIDTHS = 128, (4, 8, 16, 32, 48)
@@ -60,13 +60,10 @@ def class_token_moments(network: nn.Module, images: Split) -> list[Tensor]:
 
 
 def moments(network: nn.Module, task: Task, columns: list[int]) -> dict[str, list[Tensor] | None]:
-    images = task.train.subset(IMAGES)
+    images, passes = task.train.subset(IMAGES), open_passes(Training(device="cpu"))
 
     def take(factorisation: Any) -> list[Tensor]:
-        taken = calibrate(
-            network, images, batch_size=64, device=torch.device("cpu"), factorisation=factorisation, columns=columns,
-            progress=Silent(),
-        )  # fmt: skip
+        taken = calibrate(network, images, passes, factorisation=factorisation, columns=columns)
         return [s.moment for s in taken if s.moment is not None]
 
     return {

@@ -34,10 +34,10 @@ from edgevit.derive.session import derive, versions
 from edgevit.models.checkpoint import open_base
 from edgevit.models.slim import bare_copy
 from edgevit.progress import Silent
-from edgevit.train.compute import open_compute
 from edgevit.train.distil import Distillation, teacher_loss
 from edgevit.train.history import History
 from edgevit.train.loop import train
+from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training, fill
 
 RESULTS = Path(__file__).parent / "results" / "distillation.json"
@@ -170,7 +170,7 @@ def distil(start: Start, seed: int, changes: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(seed)
     train(
         network, start.task, range(len(start.task.class_names)), training, steps=accuracy.STEPS,
-        compute=open_compute(training), progress=Silent(), history=history, constraint=onlooker,
+        passes=open_passes(training), history=history, constraint=onlooker,
         distillation=distillation, keep="best",
     )  # fmt: skip
     looked = [line for line in history.lines if "loss_validation" in line]

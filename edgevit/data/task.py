@@ -110,8 +110,15 @@ class Split:
 
     def batches(self, batch_size: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Every image once: (images float32 [B, C, H, W], labels int64 [B])."""
+        starts = range(0, len(self), batch_size)
+        yield from self.read([range(i, min(i + batch_size, len(self))) for i in starts], workers)
+
+    def read(self, positions: Sequence[Sequence[int]], workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The images at these positions, batch by batch: (images float32 [B, C, H, W], labels int64 [B])."""
         images = _Images(self.source, self.references, self.labels, evaluation_transform(self.preprocessing))
-        yield from DataLoader(images, batch_size=batch_size, num_workers=workers)
+        # With a generator of its own, reading draws nothing from torch's: whether images were read changes no result.
+        drawn = torch.Generator()
+        yield from DataLoader(images, batch_sampler=positions, num_workers=workers, generator=drawn)  # type: ignore[arg-type]
 
     def training_batches(
         self,

@@ -17,11 +17,12 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
 from edgevit.data.assumptions import CHECK, Sureness, shown
+from edgevit.data.decoded import Decoded
 from edgevit.data.task import Split, Task
 from edgevit.derive.cache import Cache
 from edgevit.errors import DataError
 from edgevit.progress import Progress
-from edgevit.train.compute import Compute
+from edgevit.train.passes import Passes
 
 IMAGES = 300  # of the validation part at most: a difference of 4 points in one direction shows
 NORMALISATIONS = ((IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), ((0.5,) * 3, (0.5,) * 3), ((0.0,) * 3, (1.0,) * 3))
@@ -127,9 +128,7 @@ def in_rings(answer: Mapping[int, int]) -> dict[int, int]:
     return {own: other for own, other in answer.items() if returns(own)}
 
 
-def ask(
-    base: nn.Module, task: Task, compute: Compute, cache: Cache, identity: Mapping[str, Any], progress: Progress
-) -> Answers:
+def ask(base: nn.Module, task: Task, passes: Passes, cache: Cache, identity: Mapping[str, Any]) -> Answers:
     """Let the whole base answer validation images, as it is read and under each neighbour; kept in the cache.
 
     In fp32, whatever the training's precision. Every process does all of it.
@@ -143,10 +142,12 @@ def ask(
     key = {**identity, "images": split.content_sha256(), "tried": [dict(s.preprocessing) for s in splits]}
 
     def take() -> dict[str, Tensor]:
-        with progress.stage("check the base", len(splits) * len(split), "image") as stage:
+        alone = replace(passes, shared=False)
+        once = replace(alone, decoded=Decoded(0))  # nobody sees the images as the neighbours have them again
+        with passes.progress.stage("check the base", len(splits) * len(split), "image") as stage:
             found = []
             for i, under in enumerate(splits):
-                found.append(_answers(base, under, task.base_columns, compute))
+                found.append(_answers(base, under, task.base_columns, once if i else alone))
                 stage.update((i + 1) * len(split))
         return {"answers": torch.stack(found)}
 
@@ -161,18 +162,19 @@ def ask(
     return Answers(split, full, restricted, tuple(judged))
 
 
-def _answers(base: nn.Module, split: Split, columns: Sequence[int], compute: Compute) -> Tensor:
+def _answers(base: nn.Module, split: Split, columns: Sequence[int], passes: Passes) -> Tensor:
     """The largest output of each image, and the largest among the target classes: [2, N]."""
-    base.to(compute.device).eval()
     found = []
-    with torch.inference_mode():
-        for images, _ in split.batches(compute.batch_size, compute.workers):
-            logits = base(images.to(compute.device)).float()
-            if not torch.isfinite(logits).all():
-                raise DataError(
-                    "the base's answers to validation images are no finite numbers; check its weights, --mean and --std"
-                )
-            found.append(torch.stack([logits.argmax(1), logits[:, list(columns)].argmax(1)]).cpu())
+
+    def see(logits: Tensor, _: Tensor) -> None:
+        if not torch.isfinite(logits).all():
+            raise DataError(
+                "the base's answers to validation images are no finite numbers; check its weights, --mean and --std"
+            )
+        logits = logits.float()
+        found.append(torch.stack([logits.argmax(1), logits[:, list(columns)].argmax(1)]).cpu())
+
+    passes.run(base, split, see)
     return torch.cat(found, 1)
 
 

@@ -1,4 +1,4 @@
-"""About how long a derivation will take, said before it begins; and how far a pass over images is.
+"""About how long a derivation will take, said before it begins.
 
 A few images are timed through the base, and everything else is counted in passes of one image: forwards, and backwards
 at twice their cost. That leaves out what does not grow with the images, such as decompositions, and what the cache has:
@@ -7,18 +7,14 @@ an estimate to decide by whether to wait or to come back, good to a factor of tw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 import torch
-from torch import nn
 
 from edgevit.derive.problem import Problem
 from edgevit.models.families import family_of
-from edgevit.progress import Progress
 
 TIMED = 8  # images; the first batch of them only warms up
 
@@ -82,21 +78,3 @@ def _time(problem: Problem) -> tuple[float, float]:
         forward = classify(images)
     workers = max(problem.training.workers, 1)
     return read / len(images) / workers, forward / len(images)
-
-
-@contextmanager
-def shown(network: nn.Module, progress: Progress, name: str, images: int) -> Iterator[None]:
-    """Show how many images a network has seen while the block runs."""
-    done = 0
-    with progress.stage(name, images, "image") as stage:
-
-        def count(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            nonlocal done
-            done += len(inputs[0])
-            stage.update(done)
-
-        handle = network.register_forward_hook(count)
-        try:
-            yield
-        finally:
-            handle.remove()

@@ -22,6 +22,7 @@ from edgevit.train.compute import Compute
 from edgevit.train.distil import Distillation, TeacherOptions, make_distillation
 from edgevit.train.history import History
 from edgevit.train.loop import Constraint, Keep, train
+from edgevit.train.passes import Passes
 from edgevit.train.settings import Training
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 
@@ -51,13 +52,20 @@ class Problem:
     budget: Budget
     policy: Policy
     training: Training
-    compute: Compute
+    passes: Passes
     folder: Path  # for what must outlive an interruption
     history: History
-    progress: Progress
     stopwatch: Stopwatch
     cache: Cache
     identity: Mapping[str, Any]  # what the network's outputs depend on, for keys of the cache
+
+    @property
+    def compute(self) -> Compute:
+        return self.passes.compute
+
+    @property
+    def progress(self) -> Progress:
+        return self.passes.progress
 
 
 @dataclass(frozen=True)
@@ -85,8 +93,7 @@ def finetuned_base(problem: Problem) -> nn.Module:
             problem.columns,
             problem.training,
             steps=problem.training.steps,
-            compute=problem.compute,
-            progress=problem.progress,
+            passes=problem.passes,
             history=problem.history,
             stage="finetune base",
             folder=problem.folder / "finetune",
@@ -124,8 +131,7 @@ def train_for(
             problem.columns,
             training,
             steps=training.steps,
-            compute=problem.compute,
-            progress=problem.progress,
+            passes=problem.passes,
             history=problem.history,
             stage=stage,
             constraint=constraint,

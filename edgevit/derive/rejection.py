@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from edgevit.data.rejection import count_rejected, foreign_images, target_logits
+from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import Split, Task
 from edgevit.folder.model import Rejection
 from edgevit.models.rejection import calibrate, check_share
 from edgevit.progress import Progress
-from edgevit.train.compute import Compute
+from edgevit.train.passes import Passes
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,18 @@ def find_rejection_images(share: float, task: Task, progress: Progress) -> Rejec
 
 
 def calibrate_rejection(
-    network: nn.Module, columns: Sequence[int], found: RejectionImages, compute: Compute
+    network: nn.Module, columns: Sequence[int], found: RejectionImages, passes: Passes
 ) -> tuple[Rejection, dict[str, Any]]:
     """Calibrate on the target classes' validation images, and on nothing else; count on both held-out parts.
 
     In fp32, as the model is exported. Every process does all of it.
     """
-    network.to(compute.device).eval()
+    alone = replace(passes, shared=False)
 
     def logits(split: Split) -> Tensor:
-        loading = {"batch_size": compute.batch_size, "workers": compute.workers}
-        return target_logits(lambda images: network(images.to(compute.device)), split, columns, **loading)
+        found = [torch.empty(0, len(columns))]
+        alone.run(network, split, lambda seen, _: found.append(seen[:, list(columns)].float().cpu()))
+        return torch.cat(found)
 
     validation = logits(found.validation)
     rule = calibrate(validation, found.share)

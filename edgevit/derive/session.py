@@ -27,7 +27,7 @@ from edgevit.derive.allocate.policy import Policy, check_reachable, make_policy
 from edgevit.derive.base_check import ask, judge
 from edgevit.derive.cache import Cache, cache_folder
 from edgevit.derive.card import model_card
-from edgevit.derive.estimate import estimate, shown
+from edgevit.derive.estimate import estimate
 from edgevit.derive.methods.skd.slices import SuperNet, read_supernet
 from edgevit.derive.options import make_config
 from edgevit.derive.problem import Problem, Stopwatch, finetuned_base
@@ -42,8 +42,9 @@ from edgevit.models.checkpoint import Model, derived_spec, open_base, save, tens
 from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
 from edgevit.signals import stop_when_asked
-from edgevit.train.compute import Compute, close_compute, evaluate, open_compute
+from edgevit.train.compute import Compute, close_compute
 from edgevit.train.history import History
+from edgevit.train.passes import Passes, evaluate, open_passes
 from edgevit.train.settings import Training, fill
 from edgevit.version import written_by
 
@@ -151,7 +152,7 @@ def _add_finetuned(taken: dict[str, Any], wanted: _Wanted, problem: Problem) -> 
     """The third baseline, where it is asked for: it trains."""
     file, task, compute = problem.folder / "baselines.json", problem.task, problem.compute
     if wanted.finetune_base and taken["base_finetuned"] is None:
-        finetuned = evaluate(finetuned_base(problem), task.test, problem.columns, task.class_names, compute)
+        finetuned = evaluate(finetuned_base(problem), task.test, problem.columns, task.class_names, problem.passes)
         taken["base_finetuned"] = finetuned.to_dict()
         _write_json(file, taken, compute)
     return taken
@@ -168,7 +169,7 @@ def _check_base(baselines: dict[str, Any], wanted: _Wanted, problem: Problem) ->
     full, restricted = (round(baselines[name]["top1"] * images) for name in ("base_full_head", "base_restricted"))
     seen = Sureness("test", images, full, restricted, task.arguments["base_outputs"], len(task.classes))
     with problem.stopwatch.stage("check"):
-        answers = ask(network, task, problem.compute, problem.cache, problem.identity, problem.progress)
+        answers = ask(network, task, problem.passes, problem.cache, problem.identity)
     judge(answers, seen, task, wanted.accept_weak_base, problem.progress)
     return {**answers.record(), "near_chance": seen.near_chance}
 
@@ -179,8 +180,7 @@ def _base_accuracy(base: nn.Module, problem: Problem) -> Accuracy:
     key = {**problem.identity, "test": task.test.content_sha256(), "precision": problem.training.precision}
 
     def take() -> dict[str, Tensor]:
-        with shown(base, problem.progress, "baselines", len(problem.compute.share(task.test))):
-            seen = evaluate(base, task.test, task.base_columns, names, problem.compute)
+        seen = evaluate(base, task.test, task.base_columns, names, problem.passes, "baselines")
         return {"counts": torch.tensor([seen.total, seen.restricted, seen.full])}
 
     return from_counts(names, problem.cache.tensors("baselines", key, take)["counts"])
@@ -221,8 +221,8 @@ def _named(data: str | Path, classes: Sequence[str]) -> str:
     return f"{data}: {', '.join(classes[:4])}{more}"
 
 
-def _identity(base: Model, head: str, columns: Sequence[int], compute: Compute) -> dict[str, Any]:
-    """What a network's outputs for an image depend on, for keys of the cache: to the last bit, hence the batch size.
+def _identity(base: Model, head: str, columns: Sequence[int], passes: Passes) -> dict[str, Any]:
+    """What a network's outputs for an image depend on, for keys of the cache: to the last bit, hence the batches.
 
     Args:
         columns: the base's outputs that are the target classes, in their order.
@@ -233,8 +233,8 @@ def _identity(base: Model, head: str, columns: Sequence[int], compute: Compute) 
         "state": tensors_sha256(base.network.state_dict()),
         "preprocessing": base.preprocessing,
         "head": [head, *columns],
-        "device": compute.device.type,
-        "batch_size": compute.batch_size,
+        "device": passes.compute.device.type,
+        "batches": [passes.batch_size(base.network, gradients=gradients) for gradients in (False, True)],
     }
 
 
@@ -368,7 +368,8 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         str(base), opened, task, request.method, config, budget, policy, request.head, labels, training,
         request.finetune_base, rejection, assumed, request.accept_weak_base, request.job,
     )  # fmt: skip
-    compute = open_compute(training)
+    passes = open_passes(training, progress)
+    compute = passes.compute
     folder = partial_folder(request.out)
     alone = open_partial(request.out, wanted.request(), request.resume, overwrite=request.overwrite)
     with alone if compute.is_main else nullcontext():
@@ -382,8 +383,8 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
             base=f"{base}{weights}", task=_named(request.data, task.class_names),
         )  # fmt: skip
         problem = Problem(
-            network, task, columns, budget, policy, training, compute, folder, history, progress, Stopwatch(), shared,
-            _identity(opened, request.head, task.base_columns, compute),
+            network, task, columns, budget, policy, training, passes, folder, history, Stopwatch(), shared,
+            _identity(opened, request.head, task.base_columns, passes),
         )  # fmt: skip
         derivation = _carry_out(wanted, problem, request.out, overwrite=request.overwrite)
     close_compute()
@@ -455,13 +456,12 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool)
         torch.manual_seed(wanted.training.seed)  # the method draws the same whether or not baselines were worked out
         derived = load_method(wanted.method).derive(problem, wanted.config)
         with problem.stopwatch.stage("evaluation"):
-            task, compute = problem.task, problem.compute
-            with shown(derived.network, problem.progress, "test the model", len(compute.share(task.test))):
-                accuracy = evaluate(derived.network, task.test, problem.columns, task.class_names, compute)
+            test, names = problem.task.test, problem.task.class_names
+            accuracy = evaluate(derived.network, test, problem.columns, names, problem.passes, "test the model")
         rule, rejected = None, None
         if wanted.rejection is not None:
             with problem.stopwatch.stage("rejection"):
-                rule, rejected = calibrate_rejection(derived.network, problem.columns, wanted.rejection, compute)
+                rule, rejected = calibrate_rejection(derived.network, problem.columns, wanted.rejection, problem.passes)
     except (KeyboardInterrupt, Interrupted) as stop:
         what = str(stop) or "stopped"
         raise Interrupted(f"{what}; the same command with --resume goes on from {problem.folder}") from stop

@@ -40,10 +40,11 @@ from edgevit.folder.unfinished import open_partial, partial_folder, remove_cheap
 from edgevit.models.checkpoint import Model, derived_spec, open_base, save
 from edgevit.models.families import family_of
 from edgevit.progress import Progress, Silent
-from edgevit.train.compute import Compute, close_compute, evaluate, open_compute
+from edgevit.train.compute import close_compute
 from edgevit.train.distil import TeacherOptions, make_distillation
 from edgevit.train.history import History
 from edgevit.train.loop import train
+from edgevit.train.passes import Passes, evaluate, open_passes
 from edgevit.train.settings import Training, fill
 
 
@@ -88,8 +89,7 @@ class _Making:
     labels: tuple[ClassLabel, ...]
     columns: list[int]
     training: Training
-    compute: Compute
-    progress: Progress
+    passes: Passes
     stopwatch: Stopwatch
     assumed: Assumptions
     accept_weak_base: bool
@@ -117,7 +117,7 @@ class _Making:
 
     def top1(self, network: nn.Module, columns: Sequence[int]) -> float:
         """Accuracy on the validation part."""
-        return evaluate(network, self.task.validation, columns, self.task.class_names, self.compute).top1
+        return evaluate(network, self.task.validation, columns, self.task.class_names, self.passes).top1
 
     def record(self) -> dict[str, Any]:
         """The part of supernet.json that says how the network came to be."""
@@ -132,7 +132,7 @@ class _Making:
             "settings": self.settings(),
             "data": self.task.record(),
             "versions": versions(),
-            "processes": self.compute.accelerator.num_processes,
+            "processes": self.passes.compute.accelerator.num_processes,
             "seconds": self.stopwatch.seconds,
         }
 
@@ -240,7 +240,8 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
         steps = ceil(config.epochs * len(task.train) / training.batch_size)
     # The trained and the smallest network need not meet.
     training = fill(replace(training, steps=steps, early_stop=False), gentle=False)
-    compute = open_compute(training)
+    passes = open_passes(training, progress)
+    compute = passes.compute
     made = _Making(
         str(request.base),
         opened,
@@ -253,8 +254,7 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
         labels,
         columns,
         training,
-        compute,
-        progress,
+        passes,
         Stopwatch(),
         assumed,
         request.accept_weak_base,
@@ -284,10 +284,10 @@ def _carry_out(made: _Making, folder: Path, out: Path, *, overwrite: bool) -> No
         what = str(stop) or "stopped"
         raise Interrupted(f"{what}; the same command with --resume goes on from {folder}") from stop
     except EdgeVitError:
-        if made.compute.is_main:
+        if made.passes.compute.is_main:
             remove_cheap(folder)
         raise
-    if made.compute.is_main:
+    if made.passes.compute.is_main:
         extra = {
             RECORD: json.dumps(record, indent=1) + "\n",
             "history.jsonl": "".join(json.dumps(line) + "\n" for line in history.lines),
@@ -300,21 +300,21 @@ def _carry_out(made: _Making, folder: Path, out: Path, *, overwrite: bool) -> No
 def _check_base(made: _Making) -> None:
     """Raise DataError if the base is near chance on the validation part, and that is not accepted."""
     with made.stopwatch.stage("check"):
-        answers = ask(made.base.network, made.task, made.compute, Cache(None), {}, made.progress)
-    judge(answers, answers.sureness(made.task), made.task, made.accept_weak_base, made.progress)
+        answers = ask(made.base.network, made.task, made.passes, Cache(None), {})
+    judge(answers, answers.sureness(made.task), made.task, made.accept_weak_base, made.passes.progress)
 
 
 def _train(made: _Making, folder: Path, history: History) -> tuple[nn.Module, list[Unit]]:
     """Concentrate and train; return the network and its units in the order in which they are dropped."""
-    config, training, compute = made.config, made.training, made.compute
+    config, training, passes = made.config, made.training, made.passes
     assert training.steps is not None
     with made.stopwatch.stage("wpac"):
-        network = concentrate(made.network, made.proxy, made.columns, compute, made.progress)
+        network = concentrate(made.network, made.proxy, made.columns, passes)
     family = family_of(network)
     dims, geometry = [b.dims for b in family.read(network)], family.geometry(network)
     units = make_units(dims, geometry, made.policy, config.attention_groups, config.ffn_groups)
     growth = Growth(ceil(made.rate * geometry.macs(dims)), config.updates, round(config.growth * training.steps))
-    dropout = ProgressiveDropout(network, units, growth, made.proxy, made.columns, compute, training.seed)
+    dropout = ProgressiveDropout(network, units, growth, made.proxy, made.columns, passes, training.seed)
     with made.stopwatch.stage("training"):
         train(
             network,
@@ -322,8 +322,7 @@ def _train(made: _Making, folder: Path, history: History) -> tuple[nn.Module, li
             made.columns,
             training,
             steps=training.steps,
-            compute=compute,
-            progress=made.progress,
+            passes=passes,
             history=history,
             stage="supernet",
             constraint=dropout,
@@ -339,7 +338,7 @@ def _curve(made: _Making, order: Sequence[Unit], network: nn.Module, spec: Model
     supernet = SuperNet(Path(), tuple(order), (), {})
     count = made.config.points - 1
     points = []
-    with made.stopwatch.stage("evaluation"), made.progress.stage("slices", count, "slice") as stage:
+    with made.stopwatch.stage("evaluation"), made.passes.progress.stage("slices", count, "slice") as stage:
         for i in range(count + 1):
             slim = network
             if i > 0:

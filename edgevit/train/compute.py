@@ -1,16 +1,14 @@
-"""Where tensors are computed: accelerate's view of the devices and processes, and a network's accuracy there."""
+"""Where tensors are computed: accelerate's view of the devices and processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
-from torch import Tensor, nn
+from torch import Tensor
 
-from edgevit.data.accuracy import Accuracy, count_correct, from_counts
 from edgevit.data.task import Split
 from edgevit.errors import OptionError
 from edgevit.models.device import find_device
@@ -22,8 +20,7 @@ class Compute:
     """Where and how tensors are computed: accelerate's view of the devices and processes."""
 
     accelerator: Accelerator
-    batch_size: int  # for passes without gradients
-    workers: int
+    workers: int  # processes that decode images
 
     @property
     def device(self) -> torch.device:
@@ -41,9 +38,12 @@ class Compute:
         reduced: Tensor = self.accelerator.reduce(value, reduction="mean")
         return reduced
 
-    def mean_on_cpu(self, value: Tensor) -> Tensor:
-        """Average over the processes of a tensor that is kept on the CPU."""
-        return self.mean(value.to(self.device)).cpu()
+    def sum(self, value: Tensor) -> Tensor:
+        """Add up over the processes."""
+        if self.accelerator.num_processes == 1:
+            return value
+        reduced: Tensor = self.accelerator.reduce(value, reduction="sum")
+        return reduced
 
     def share(self, split: Split) -> Split:
         """This process's share of the images."""
@@ -78,34 +78,10 @@ def open_compute(training: Training) -> Compute:
             f"batch size {training.batch_size} does not divide into {training.grad_accum} micro-batches on "
             f"{accelerator.num_processes} processes; make it a multiple of {parts}"
         )
-    return Compute(accelerator, training.batch_size // parts, training.workers)
+    return Compute(accelerator, training.workers)
 
 
 def close_compute() -> None:
     """Leave the process group, if there is one."""
     if torch.distributed.is_initialized():
         PartialState().destroy_process_group()
-
-
-def evaluate(
-    network: nn.Module, split: Split, columns: Sequence[int], names: Sequence[str], compute: Compute
-) -> Accuracy:
-    """Accuracy on one part, shared among the processes. Leaves the network in the mode it was in."""
-    counts = torch.zeros(3, len(names), dtype=torch.int64, device=compute.device)
-    index = torch.as_tensor(columns, device=compute.device)
-
-    def count(logits: Tensor, labels: Tensor) -> None:
-        counts.add_(count_correct(logits, labels, index))
-
-    classify(network, split, compute, count)
-    return from_counts(names, compute.accelerator.reduce(counts, reduction="sum").cpu())
-
-
-def classify(network: nn.Module, split: Split, compute: Compute, see: Callable[[Tensor, Tensor], None]) -> None:
-    """Show this process's share of the images to the network, and its logits with the labels to `see`, by batches."""
-    was_training = network.training
-    network.to(compute.device).eval()
-    with torch.inference_mode(), compute.accelerator.autocast():
-        for images, labels in compute.share(split).batches(compute.batch_size, compute.workers):
-            see(network(images.to(compute.device)).float(), labels.to(compute.device))
-    network.train(was_training)

@@ -26,12 +26,12 @@ from edgevit.data.task import Split, Task
 from edgevit.errors import Interrupted, OptionError, TrainingError, UnfinishedError
 from edgevit.folder.unfinished import MEND, STATE
 from edgevit.folder.writing import file_sha256, sync, writing
-from edgevit.progress import Progress
 from edgevit.signals import StopAsked, stop_when_asked
-from edgevit.train.compute import Compute, classify, evaluate
+from edgevit.train.compute import Compute
 from edgevit.train.distil import Distillation, Lesson
 from edgevit.train.history import History, score
 from edgevit.train.order import sample_order, unlabelled_share
+from edgevit.train.passes import Passes, evaluate
 from edgevit.train.settings import Training
 from edgevit.train.state import reading_state
 
@@ -138,7 +138,7 @@ class _Run:
     columns: Sequence[int]  # of each class
     training: Training
     steps: int
-    compute: Compute
+    passes: Passes
     constraint: Constraint | None
     lesson: Lesson | None
     unlabelled: Split | None
@@ -149,17 +149,19 @@ class _Run:
 
     def __post_init__(self) -> None:
         # The last entry is that of UNLABELLED = -1: cross_entropy passes over it.
+        self.compute = self.passes.compute
         self.target = torch.as_tensor([*self.columns, IGNORED], device=self.compute.device)
         size, more = self.training.batch_size, len(self.unlabelled or ())
         labelled = 1 - unlabelled_share(len(self.task.train), more, size) / size
-        self.labelled = self.compute.batch_size * labelled  # images of a micro-batch, on average
+        micro_batch = size // (self.training.grad_accum * self.compute.accelerator.num_processes)
+        self.labelled = micro_batch * labelled  # images of a micro-batch, on average
         optimizer = torch.optim.AdamW(
             self.network.parameters(), lr=self.training.lr, weight_decay=self.training.weight_decay
         )
         self.model, self.optimizer = self.compute.accelerator.prepare(self.network, optimizer)
         self.meeting, self.best = Meeting(), Best()
         self.highest_lr = self.training.lr  # lowered where it goes by the loss
-        self.taught: list[Tensor] = []  # the teacher's logits for this process's validation images, batch by batch
+        self.taught = torch.empty(0)  # the teacher's logits for this process's validation images
         self.best_state: dict[str, Tensor] = {}  # on the CPU: the network's, and the constraint's
 
     # -- saved state ---------------------------------------------------------------------------------------------------
@@ -270,7 +272,7 @@ class _Run:
         """Judge the model in training, and the one that surgery would make now, on the validation part."""
 
         def accuracy(network: nn.Module) -> float:
-            return evaluate(network, self.task.validation, self.columns, self.task.class_names, self.compute).top1
+            return evaluate(network, self.task.validation, self.columns, self.task.class_names, self.passes).top1
 
         figures, slim = {"accuracy_trained": accuracy(self.network)}, self.network
         if self.constraint is not None:
@@ -290,17 +292,19 @@ class _Run:
         """The loss against the teacher on the validation part."""
         assert self.lesson is not None
         lesson, total, done = self.lesson, torch.zeros(2, device=self.compute.device), 0
-        if not self.taught:
-            classify(lesson.teacher, self.task.validation, self.compute, lambda logits, _: self.taught.append(logits))
+        if not len(self.taught):
+            answers: list[Tensor] = []
+            self.passes.run(lesson.teacher, self.task.validation, lambda a, _: answers.append(a.float()), mixed=True)
+            self.taught = torch.cat(answers)
 
         def see(logits: Tensor, labels: Tensor) -> None:
             nonlocal done
-            total[0] += lesson.teacher_loss(logits, self.taught[done]) * len(labels)
+            taught = self.taught[done : (done := done + len(labels))]
+            total[0] += lesson.teacher_loss(logits.float(), taught) * len(labels)
             total[1] += len(labels)
-            done += 1
 
-        classify(network, self.task.validation, self.compute, see)
-        loss, images = self.compute.accelerator.reduce(total, reduction="sum").tolist()
+        self.passes.run(network, self.task.validation, see, mixed=True)
+        loss, images = self.compute.sum(total).tolist()
         return float(loss / max(images, 1))
 
     def has_ended(self, looked: dict[str, float]) -> str | None:
@@ -334,7 +338,7 @@ class _Run:
         if self.compute.accelerator.num_processes == 1:
             return stop.asked
         flag = torch.tensor(float(stop.asked), device=self.compute.device)
-        return bool(self.compute.accelerator.reduce(flag, reduction="sum") > 0)
+        return bool(self.compute.sum(flag) > 0)
 
 
 def train(
@@ -344,8 +348,7 @@ def train(
     training: Training,
     *,
     steps: int,
-    compute: Compute,
-    progress: Progress,
+    passes: Passes,
     history: History,
     stage: str = "train",
     constraint: Constraint | None = None,
@@ -370,13 +373,14 @@ def train(
         OptionError: the teacher does not fit the network, or unlabelled images have none.
         TrainingError: the loss is no longer a number.
     """
+    compute, progress = passes.compute, passes.progress
     network.to(compute.device).eval()
     lesson = _lesson(distillation, network, task, columns, compute)
     if unlabelled is not None and lesson is None:
         raise OptionError("unlabelled images need a teacher that says what they show; give one, or leave them out")
     network.train()
     run = _Run(
-        network, task, columns, training, steps, compute, constraint, lesson, unlabelled, keep, folder, stage, history
+        network, task, columns, training, steps, passes, constraint, lesson, unlabelled, keep, folder, stage, history
     )
     first = run.restore()
     history.rewind(stage, first if first else -1)  # a run without a saved state begins anew, step 0 included

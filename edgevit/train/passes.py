@@ -1,19 +1,163 @@
-"""How a network is observed while images pass through it."""
+"""A pass over images: a network sees each of them once, and whoever wants to know something of it observes.
+
+A pass has a batch size of its own, which the network and the machine's memory decide; it has nothing to do with that of
+the optimiser. Images are decoded once for all passes. Several processes share the images of a pass.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from edgevit.data.accuracy import Accuracy, count_correct, from_counts
+from edgevit.data.decoded import SHARE, Decoded, available_bytes
+from edgevit.data.task import Split
+from edgevit.models.families import family_of
+from edgevit.progress import Progress, Silent
+from edgevit.train.compute import Compute, open_compute
+from edgevit.train.settings import Training
+
+IMAGES = 64  # of one batch at most: larger ones are no faster
+# Tokens of one batch at most, on a machine with memory enough: with gradients 2 GB of activations for DeiT-Base.
+TOKENS, TOKENS_WITH_GRADIENTS = 20_000, 2048
+# Values per token that are held at once, in units of the embedding width: of the widest block, and of every block where
+# there are gradients. A batch may take a quarter of the memory.
+HELD, HELD_WITH_GRADIENTS = 24, 26
+
+Observe = Callable[[int, Any, Tensor], None]
+Observer = tuple[Sequence[nn.Module], Observe]  # what is observed, and by whom: see `observed`
 
 
 @contextmanager
-def observed(modules: Sequence[nn.Module], see: Callable[[int, Any, Tensor], None]) -> Iterator[None]:
+def observed(modules: Sequence[nn.Module], see: Observe) -> Iterator[None]:
     """Call `see(index, inputs, output)` after each forward pass of each module."""
     with ExitStack() as stack:
         for i, module in enumerate(modules):
             hook = module.register_forward_hook(lambda _, inputs, output, i=i: see(i, inputs, output))
             stack.callback(hook.remove)
         yield
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How images are shown to networks: where, how many at once, decoded how often, and who is told how far it is."""
+
+    compute: Compute
+    progress: Progress
+    decoded: Decoded
+    shared: bool = True  # among the processes; else each sees all images
+
+    def batch_size(self, network: nn.Module, *, gradients: bool = False) -> int:
+        """How many images the network sees at once: a function of its size and of the machine's whole memory."""
+        family = family_of(network)
+        geometry = family.geometry(network)
+        tokens = TOKENS_WITH_GRADIENTS if gradients else TOKENS
+        held = HELD_WITH_GRADIENTS * len(family.layers(network)) if gradients else HELD
+        room = _memory_bytes(self.compute.device) // 4 // (4 * held * geometry.embed)
+        most: int = min(tokens, room) // geometry.tokens
+        return max(min(IMAGES, most), 1)
+
+    def show(
+        self,
+        network: nn.Module,
+        images: Split,
+        see: Callable[[Tensor, Tensor], None],
+        *,
+        stage: str | None = None,
+        gradients: bool = False,
+        most: int = IMAGES,
+    ) -> None:
+        """Hand every image to `see(images, labels)` once, by batches on the device, the network in eval mode there.
+
+        Args:
+            stage: what progress calls it; None: nothing is shown.
+            gradients: whether they may be taken, as far back as the images.
+            most: images of one batch, where `see` needs more memory than the network.
+        """
+        size = min(self.batch_size(network, gradients=gradients), most)
+        mine, device, done = self.compute.share(images) if self.shared else images, self.compute.device, 0
+        told = self.progress if stage is not None else Silent()
+        was_training = network.training
+        network.to(device).eval()
+        with told.stage(stage or "", len(mine), "image") as shown, torch.set_grad_enabled(gradients):
+            for batch, labels in self.decoded.batches(mine, size, self.compute.workers):
+                see(batch.to(device).requires_grad_(gradients), labels.to(device))
+                done += len(batch)
+                shown.update(done)
+        network.train(was_training)
+
+    def run(
+        self,
+        network: nn.Module,
+        images: Split,
+        see: Callable[[Tensor, Tensor], None],
+        observers: Sequence[Observer] = (),
+        *,
+        stage: str | None = None,
+        gradients: bool = False,
+        mixed: bool = False,
+        most: int = IMAGES,
+    ) -> None:
+        """Let the network classify every image once, and hand its outputs to `see(outputs, labels)` by batches.
+
+        Args:
+            observers: see what modules put out on the way.
+            mixed: compute in the training's precision; else in fp32.
+            stage, gradients, most: as for `show`.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(self.compute.accelerator.autocast() if mixed else nullcontext())
+            for modules, observe in observers:
+                stack.enter_context(observed(modules, observe))
+            how: dict[str, Any] = {"stage": stage, "gradients": gradients, "most": most}
+            self.show(network, images, lambda batch, labels: see(network(batch), labels), **how)
+
+
+def open_passes(training: Training, progress: Progress | None = None) -> Passes:
+    """Start accelerate for the passes of one derivation, which share what they have decoded.
+
+    Raises:
+        UnknownNameError, OptionError: as `open_compute` says.
+    """
+    compute = open_compute(training)
+    limit = available_bytes() // (SHARE * compute.accelerator.num_processes)
+    return Passes(compute, progress or Silent(), Decoded(limit))
+
+
+def evaluate(
+    network: nn.Module,
+    images: Split,
+    columns: Sequence[int],
+    names: Sequence[str],
+    passes: Passes,
+    stage: str | None = None,
+) -> Accuracy:
+    """Accuracy of the network, in the training's precision.
+
+    Args:
+        columns: for each class, its column in the logits.
+        names: of the classes.
+        stage: what progress calls it; None: nothing is shown.
+    """
+    compute = passes.compute
+    counts = torch.zeros(3, len(names), dtype=torch.int64, device=compute.device)
+    index = torch.as_tensor(columns, device=compute.device)
+
+    def count(logits: Tensor, labels: Tensor) -> None:
+        counts.add_(count_correct(logits.float(), labels, index))
+
+    passes.run(network, images, count, stage=stage, mixed=True)
+    return from_counts(names, compute.sum(counts).cpu())
+
+
+def _memory_bytes(device: torch.device) -> int:
+    """The whole memory of the device, or of the machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

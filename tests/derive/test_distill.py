@@ -23,11 +23,11 @@ from edgevit.models.checkpoint import open_base
 from edgevit.models.families import family_of
 from edgevit.models.slim import bare_copy
 from edgevit.progress import Silent
-from edgevit.train.compute import evaluate, open_compute
 from edgevit.train.distil import Distillation, Lesson, teacher_loss, token_loss
 from edgevit.train.history import History
 from edgevit.train.loop import RATE_OF_LOSS, Best, train
 from edgevit.train.order import sample_order, unlabelled_share
+from edgevit.train.passes import evaluate, open_passes
 from edgevit.train.settings import Training
 
 CLASSES = [3, 7, 9]
@@ -56,13 +56,13 @@ class Bench:
     def train(self, network: nn.Module, steps: int, history: Path | None = None, **more: Any) -> History:
         training = Training(**{**QUICK, **more.pop("training", {})})
         log = History(history)
-        train(network, self.task, CLASSES, training, steps=steps, compute=open_compute(training), history=log,
-              **{"progress": Silent(), **more})  # fmt: skip
+        train(network, self.task, CLASSES, training, steps=steps, history=log,
+              passes=open_passes(training, more.pop("progress", None)), **more)  # fmt: skip
         return log
 
     def accuracy(self, network: nn.Module) -> float:
-        compute = open_compute(Training(**QUICK))
-        return evaluate(network, self.task.validation, CLASSES, self.task.class_names, compute).top1
+        passes = open_passes(Training(**QUICK))
+        return evaluate(network, self.task.validation, CLASSES, self.task.class_names, passes).top1
 
 
 @pytest.fixture(scope="module")

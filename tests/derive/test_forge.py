@@ -30,9 +30,11 @@ from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit
 from edgevit.models.slim import bare_copy
-from edgevit.progress import Silent
+from edgevit.train.passes import open_passes
+from edgevit.train.settings import Training
 
 UNTRAINED = {"steps": 0}
+PASSES = open_passes(Training(device="cpu"))
 FEW = {"calibration_images": 128, "sensitivity_images": 64}
 
 
@@ -61,9 +63,7 @@ def network(small_vit: Any) -> Any:
 
 def _felt(network: Any, task: Any) -> list[Sensitivity]:
     outputs = range(network.head.out_features)
-    return measure_sensitivity(
-        network, task.train.subset(128), batch_size=32, device=torch.device("cpu"), columns=outputs, progress=Silent()
-    )
+    return measure_sensitivity(network, task.train.subset(128), outputs, PASSES, stage="")
 
 
 def _images(task: Any, count: int = 128) -> torch.Tensor:
@@ -165,10 +165,7 @@ def test_an_ffn_loses_what_the_neurons_that_go_cost() -> None:
 
 def _solve(base: Any, slim: Any, kept: list[int], task: Any, ridge: float = 1e-4) -> None:
     even = [(torch.ones(17).double(), torch.ones(17).double())] * len(base.blocks)
-    solve_in_sequence(
-        base, slim, kept, task.train.subset(128), even, ridge=ridge, batch_size=32, device=torch.device("cpu"),
-        reduce=lambda t: t, progress=Silent(),
-    )  # fmt: skip
+    solve_in_sequence(base, slim, kept, task.train.subset(128), even, PASSES, ridge=ridge)
 
 
 def test_a_network_that_lost_nothing_is_left_as_it_is(network: Any, task: Any) -> None:

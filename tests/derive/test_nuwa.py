@@ -17,9 +17,8 @@ from edgevit.derive.methods.nuwa.purify import Purification, _Binarised, masked,
 from edgevit.derive.problem import Problem, Stopwatch
 from edgevit.errors import DataError, OptionError
 from edgevit.models.families import vit
-from edgevit.progress import Silent
-from edgevit.train.compute import open_compute
 from edgevit.train.history import History
+from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
 nuwa = load_method("nuwa")
@@ -117,8 +116,8 @@ def test_purification_leaves_the_base_alone_and_is_no_worse_on_validation(small_
     training = Training(device="cpu", batch_size=16, steps=0)
     history = History(None, [{"stage": "purify", "step": 0, "accuracy_anchor": 2.0}])  # of an interrupted run
     problem = Problem(
-        network, task, task.base_columns, None, None, training, open_compute(training), Path(), history, Silent(),
-        Stopwatch(), Cache(None), {},
+        network, task, task.base_columns, None, None, training, open_passes(training), Path(), history, Stopwatch(),
+        Cache(None), {},
     )  # fmt: skip
     masks = purify(problem, Purification(8, 8, 1e-3, 1e-1, weight_decay=2.0, evaluations=4))
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())

@@ -26,15 +26,15 @@ from edgevit.derive.methods.skd.piad import (
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit
-from edgevit.train.compute import open_compute
+from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
 CPU, COLUMNS = torch.device("cpu"), list(range(10))
 
 
 @pytest.fixture(scope="module")
-def compute():
-    return open_compute(Training(device="cpu", batch_size=32))
+def passes():
+    return open_passes(Training(device="cpu", batch_size=32))
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +47,11 @@ def dims_of(network):
     return [b.dims for b in vit.read(network)]
 
 
-def make_dropout(network, images, compute, *, share=0.5, updates=3, steps=6, policy="fused"):
+def make_dropout(network, images, passes, *, share=0.5, updates=3, steps=6, policy="fused"):
     dims, geometry = dims_of(network), vit.geometry(network)
     units = make_units(dims, geometry, POLICIES[policy], 8, 32)
     growth = Growth(int(share * geometry.macs(dims)), updates, steps)
-    return ProgressiveDropout(network, units, growth, images, COLUMNS, compute, seed=1)
+    return ProgressiveDropout(network, units, growth, images, COLUMNS, passes, seed=1)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def make_dropout(network, images, compute, *, share=0.5, updates=3, steps=6, pol
     ids=["fused", "paper", "free"],
 )
 @pytest.mark.parametrize("args", [{}, {"qkv_bias": False}], ids=str)
-def test_a_masked_network_computes_what_its_slice_does(small_vit, args, kept):
+def test_a_masked_network_passess_what_its_slice_does(small_vit, args, kept):
     network, x = small_vit(**args), torch.randn(4, 3, 32, 32)
     slim = cut(network, kept)
     assert dims_of(slim) == kept and dims_of(network)[0] == BlockDims(2, 32, 32, 256)
@@ -114,10 +114,10 @@ def test_importance_counts_modules_units_and_macs_and_stays_nested():
     assert scores[2:] == pytest.approx([0.25 / 40] * 2)
 
 
-def test_importance_is_that_of_the_slice_it_is_asked_for(small_vit, images, compute):
+def test_importance_is_that_of_the_slice_it_is_asked_for(small_vit, images, passes):
     network = small_vit().train()
     kept = [BlockDims(2, 16, 16, 64), BlockDims(2, 32, 32, 128)]
-    importance = measure_importance(network, images, COLUMNS, compute, kept=kept, skip=[(0, "ffn"), (1, "attention")])
+    importance = measure_importance(network, images, COLUMNS, passes, kept=kept, skip=[(0, "ffn"), (1, "attention")])
     assert network.training
     x, labels = next(iter(images.batches(len(images))))
     with torch.no_grad():
@@ -131,9 +131,9 @@ def test_importance_is_that_of_the_slice_it_is_asked_for(small_vit, images, comp
     assert scores.shape == (32,) and (scores[:16] > 0).all() and (scores[16:] == 0).all()
 
 
-def test_the_list_grows_to_its_target_and_leaves_prefixes(small_vit, images, compute):
+def test_the_list_grows_to_its_target_and_leaves_prefixes(small_vit, images, passes):
     network = small_vit()
-    dropout = make_dropout(network, images, compute)
+    dropout = make_dropout(network, images, passes)
     for update in range(1, 4):
         dropout.grow()
         dropped = sum(u.macs for u in dropout.dropped)
@@ -148,19 +148,19 @@ def test_the_list_grows_to_its_target_and_leaves_prefixes(small_vit, images, com
     assert dropout.updates == 3
 
 
-def test_a_module_without_influence_is_dropped_first(small_vit, digits_checkpoint, images, compute):
+def test_a_module_without_influence_is_dropped_first(small_vit, digits_checkpoint, images, passes):
     network = small_vit()
     network.load_state_dict(load_file(digits_checkpoint))
     with torch.no_grad():
         network.blocks[1].mlp.fc2.weight.zero_()
-    dropout = make_dropout(network, images, compute, share=0.15, updates=1)
+    dropout = make_dropout(network, images, passes, share=0.15, updates=1)
     dropout.grow()
     assert {u.module for u in dropout.dropped} == {(1, "ffn")}
 
 
-def test_each_step_trains_a_sub_network_that_seed_and_step_decide(small_vit, images, compute):
+def test_each_step_trains_a_sub_network_that_seed_and_step_decide(small_vit, images, passes):
     network, x = small_vit().train(), torch.randn(4, 3, 32, 32)
-    dropout = make_dropout(network, images, compute)
+    dropout = make_dropout(network, images, passes)
     shares = []
     with dropout.watch():
         for _ in range(8):
@@ -180,7 +180,7 @@ def test_each_step_trains_a_sub_network_that_seed_and_step_decide(small_vit, ima
         torch.testing.assert_close(network(x), whole)  # an evaluation is of the whole network
     assert len(set(shares)) > 3 and min(shares) > 0 and dropout.updates == 3
 
-    again = make_dropout(network.train(), images, compute)
+    again = make_dropout(network.train(), images, passes)
     again.load_state(state)
     with again.watch():
         assert (again.order, again.steps, again.kept_share) == (dropout.order, 8, dropout.kept_share)

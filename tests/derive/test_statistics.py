@@ -5,13 +5,14 @@ import torch.nn.functional as F
 from edgevit.data.task import open_task
 from edgevit.derive.measure.statistics import add_outer, calibrate, check_enough, minimum_images, symmetric
 from edgevit.errors import DataError
-from edgevit.progress import Silent
+from edgevit.train import passes
+from edgevit.train.passes import open_passes
+from edgevit.train.settings import Training
 
 PREPROCESSING = {
     "input_size": (3, 32, 32), "interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "center",
     "mean": (0.5,) * 3, "std": (0.5,) * 3,
 }  # fmt: skip
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +20,8 @@ def task():
     return open_task("digits", "1,4,7", preprocessing=PREPROCESSING, base_outputs=10)
 
 
-def take(network, images, batch_size=16, **more):
-    return calibrate(network, images, batch_size=batch_size, device=CPU, progress=Silent(), **more)
+def take(network, images, **more):
+    return calibrate(network, images, open_passes(Training(device="cpu")), **more)
 
 
 @pytest.mark.parametrize("width", [1, 5, 64, 67])
@@ -33,7 +34,8 @@ def test_outer_products_add_up_to_the_whole_symmetric_matrix(width):
     torch.testing.assert_close(symmetric(total), expected, rtol=1e-5, atol=1e-5)  # fp32 products
 
 
-def test_all_statistics_are_those_of_the_tokens_whatever_the_batches(small_vit, task):
+def test_all_statistics_are_those_of_the_tokens_whatever_the_batches(small_vit, task, monkeypatch):
+    monkeypatch.setattr(passes, "IMAGES", 8)
     network, images = small_vit(), task.train.subset(32)
     seen = {}
     block = network.blocks[1]
@@ -45,7 +47,7 @@ def test_all_statistics_are_those_of_the_tokens_whatever_the_batches(small_vit, 
         network(next(images.batches(32))[0])
     for hook in hooks:
         hook.remove()
-    taken = take(network, images, 8, factorisation="activations", hidden=True)[1]
+    taken = take(network, images, factorisation="activations", hidden=True)[1]
     h, x = seen["h"], seen["x"]
     ones = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
     close = {"rtol": 1e-4, "atol": 1e-6}
@@ -56,10 +58,11 @@ def test_all_statistics_are_those_of_the_tokens_whatever_the_batches(small_vit, 
     torch.testing.assert_close(taken.moment, ones.mT @ ones / len(x), **close)
 
 
-def test_tokens_are_weighted_by_what_the_loss_would_lose_with_them(small_vit, task):
+def test_tokens_are_weighted_by_what_the_loss_would_lose_with_them(small_vit, task, monkeypatch):
+    monkeypatch.setattr(passes, "IMAGES", 5)
     network, images = small_vit(), task.train.subset(12)
     columns = task.base_columns
-    taken = take(network, images, 5, factorisation="tokens", columns=columns)[0]
+    taken = take(network, images, factorisation="tokens", columns=columns)[0]
     kept = []
     hook = network.blocks[0].attn.register_forward_hook(lambda _, given, __: kept.append(given[0]))
     total, weights = torch.zeros(65, 65, dtype=torch.float64), 0.0

@@ -20,7 +20,7 @@ from edgevit.errors import BudgetError, CheckpointError, Interrupted, OptionErro
 from edgevit.folder.derivation import parse_data
 from edgevit.models.checkpoint import load, open_base
 from edgevit.models.families import vit
-from edgevit.train.compute import evaluate, open_compute
+from edgevit.train.passes import evaluate, open_passes
 from edgevit.train.settings import Training
 
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
@@ -79,7 +79,7 @@ def test_the_folder_is_a_model_folder_and_its_curve_is_that_of_its_slices(net):
     opened = open_base(net.folder)
     assert opened.spec.head == "full" and opened.spec.rate == 0 and edgevit.load(net.folder).classes == opened.classes
     task = reopen(parse_data(net.record["data"], "it"), opened.preprocessing)
-    compute = open_compute(Training(device="cpu", batch_size=32))
+    passes = open_passes(Training(device="cpu"))
     assert [round(p.rate, 1) for p in net.curve] == [0.0, 0.2, 0.4, 0.7]
     for point in net.curve:
         slim = opened.network
@@ -89,7 +89,7 @@ def test_the_folder_is_a_model_folder_and_its_curve_is_that_of_its_slices(net):
         blocks = [b.dims for b in vit.read(slim)]
         assert vit.geometry(slim).macs(blocks) == point.macs
         assert sum(p.numel() for p in slim.parameters()) == point.params
-        seen = evaluate(slim, task.validation, task.base_columns, task.class_names, compute)
+        seen = evaluate(slim, task.validation, task.base_columns, task.class_names, passes)
         assert seen.top1 == point.top1
     lines = [json.loads(line) for line in (net.folder / "history.jsonl").read_text().splitlines()]
     assert {"accuracy_trained", "accuracy_pruned", "units_kept", "loss_task"} <= set(lines[-1])

@@ -11,14 +11,13 @@ from edgevit.derive.methods.skd.wpac import concentrate, rotate_attention
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit
-from edgevit.progress import Silent
-from edgevit.train.compute import open_compute
+from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
 
 @pytest.fixture(scope="module")
-def compute():
-    return open_compute(Training(device="cpu", batch_size=32))
+def passes():
+    return open_passes(Training(device="cpu", batch_size=32))
 
 
 @pytest.fixture(scope="module")
@@ -35,22 +34,19 @@ VARIANTS = {"plain": {}, "no qkv bias": {"qkv_bias": False}, "scaled": {"init_va
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, "slim"])
-def test_logits_are_unchanged_biases_included(small_vit, task, compute, variant):
+def test_logits_are_unchanged_biases_included(small_vit, task, passes, variant):
     network = slim(small_vit()) if variant == "slim" else small_vit(**VARIANTS[variant])
     images = next(iter(task.validation.batches(32)))[0]
-    made = concentrate(network, task.train.subset(48), list(range(10)), compute, Silent())
+    made = concentrate(network, task.train.subset(48), list(range(10)), passes)
     with torch.no_grad():
         torch.testing.assert_close(made(images), network(images), rtol=1e-5, atol=1e-5)
     before, after = vit.read(network), vit.read(made)
     assert not torch.allclose(before[0].wq, after[0].wq) and not torch.equal(before[0].w1, after[0].w1)
 
 
-def test_slices_of_untrained_attention_are_the_best_factors_for_the_tokens(small_vit, task):
+def test_slices_of_untrained_attention_are_the_best_factors_for_the_tokens(small_vit, task, passes):
     network, columns = small_vit(), list(range(10))
-    taken = calibrate(
-        network, task.train.subset(48), batch_size=16, device=torch.device("cpu"), factorisation="tokens",
-        columns=columns, progress=Silent(),
-    )  # fmt: skip
+    taken = calibrate(network, task.train.subset(48), passes, factorisation="tokens", columns=columns)
     moments, blocks = [s.moment for s in taken], vit.read(network)
     dims = [BlockDims(2, 8, 16, 256), BlockDims(2, 24, 8, 256)]
     expected = surgery.rebuild(network, surgery.narrow_attention(blocks, dims, moments))
@@ -73,10 +69,10 @@ def test_moments_of_fewer_tokens_than_dimensions_leave_the_function_alone(small_
         torch.testing.assert_close(rotated(images), network(images), rtol=1e-4, atol=1e-4)
 
 
-def test_neurons_come_in_falling_order_of_importance(small_vit, task, compute):
+def test_neurons_come_in_falling_order_of_importance(small_vit, task, passes):
     images, columns = task.train.subset(48), list(range(10))
-    made = concentrate(small_vit(), images, columns, compute, Silent())
-    importance = measure_importance(made, images, columns, compute)
+    made = concentrate(small_vit(), images, columns, passes)
+    importance = measure_importance(made, images, columns, passes)
     for block in range(2):
         scores = importance.taylor[block, "ffn"]
         assert (scores[1:] <= scores[:-1] * (1 + 1e-4)).all()

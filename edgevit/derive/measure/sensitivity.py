@@ -10,9 +10,7 @@ is scaled from 1 to 0: 1/2 E[(sum over tokens of g . output)^2] nats per image, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +18,10 @@ from torch import Tensor, nn
 from edgevit.data.task import Split
 from edgevit.errors import DataError
 from edgevit.models.families import family_of
-from edgevit.progress import Progress
-from edgevit.train.passes import observed
+from edgevit.train.passes import Observe, Observer, Passes
 
 FLOOR = 0.1  # of the weight by token that every token has at least: what no image showed must not be free
+MOST = 32  # images of one batch: four gradients of every block are held at once
 
 
 @dataclass(frozen=True)
@@ -70,16 +68,7 @@ class _Seen:
 
 
 def measure_sensitivity(
-    network: nn.Module,
-    images: Split,
-    *,
-    batch_size: int,
-    device: torch.device,
-    workers: int = 0,
-    seed: int = 0,
-    columns: Sequence[int],
-    progress: Progress,
-    stage: str = "sensitivity",
+    network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, *, seed: int = 0, stage: str
 ) -> list[Sensitivity]:
     """Take the sensitivities of every block in the network's own basis: rotate heads first to learn of directions.
 
@@ -91,37 +80,36 @@ def measure_sensitivity(
         DataError: one is not finite.
     """
     family = family_of(network)
-    network.eval()
     dims = [b.dims for b in family.read(network)]
     seen = [_Seen(*[torch.empty(0)] * 4) for _ in dims]
     sums: list[Sensitivity | None] = [None] * len(dims)
-    index = torch.as_tensor(columns, device=device)
+    index = torch.as_tensor(columns, device=passes.compute.device)
     generator = torch.Generator().manual_seed(seed)
 
-    def keep(name: str, *, given: bool = False) -> Callable[[int, Any, Tensor], None]:
+    def keep(name: str, *, given: bool = False) -> Observe:
         return lambda i, inputs, output: setattr(seen[i], name, inputs[0] if given else output)
 
-    done = 0
-    with ExitStack() as stack, progress.stage(stage, len(images), "image") as shown:
-        outputs = family.attention_outputs(network)
-        stack.enter_context(observed(family.projections(network), keep("qkv")))
-        stack.enter_context(observed(outputs, keep("heads", given=True)))
-        stack.enter_context(observed(outputs, keep("attention")))
-        stack.enter_context(observed(family.ffn_outputs(network), keep("ffn")))
-        for batch, _ in images.batches(batch_size, workers):
-            logits = network(batch.to(device).requires_grad_())[:, index]
-            target = (logits * curvature_sample(logits, generator).to(device)).sum()
-            gradients = list(torch.autograd.grad(target, [tensor for s in seen for tensor in vars(s).values()]))
-            for i, d in enumerate(dims):
-                now = _of_batch(d.heads, d.qk, seen[i], _Seen(*gradients[:4]))
-                before = sums[i]
-                sums[i] = now if before is None else _add(before, now)
-                del gradients[:4]  # the next batch's activations come where these were
-                seen[i] = _Seen(*[torch.empty(0)] * 4)
-            del logits, target
-            done += len(batch)
-            shown.update(done)
-    found = [total.map(lambda t: (t / done).cpu()) for total in sums if total is not None]
+    def see_answers(logits: Tensor, _: Tensor) -> None:
+        logits = logits[:, index]
+        target = (logits * curvature_sample(logits, generator).to(logits.device)).sum()
+        gradients = list(torch.autograd.grad(target, [tensor for s in seen for tensor in vars(s).values()]))
+        for i, d in enumerate(dims):
+            now = _of_batch(d.heads, d.qk, seen[i], _Seen(*gradients[:4]))
+            before = sums[i]
+            sums[i] = now if before is None else _add(before, now)
+            del gradients[:4]  # the next batch's activations come where these were
+            seen[i] = _Seen(*[torch.empty(0)] * 4)
+
+    outputs = family.attention_outputs(network)
+    observers: list[Observer] = [
+        (family.projections(network), keep("qkv")),
+        (outputs, keep("heads", given=True)),
+        (outputs, keep("attention")),
+        (family.ffn_outputs(network), keep("ffn")),
+    ]
+    passes.run(network, images, see_answers, observers, gradients=True, stage=stage, most=MOST)
+    add_up = passes.compute.sum
+    found = [total.map(lambda t: (add_up(t) / len(images)).cpu()) for total in sums if total is not None]
     for i, mean in enumerate(found):
         if not all(torch.isfinite(t).all() for t in vars(mean).values()):
             raise DataError(f"the gradients of block {i} are not finite; check the base's weights, --mean and --std")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from math import ceil
 from typing import Any, Literal
@@ -15,8 +14,7 @@ from torch import Tensor, nn
 from edgevit.data.task import Split
 from edgevit.errors import DataError
 from edgevit.models.families import family_of
-from edgevit.progress import Progress
-from edgevit.train.passes import observed
+from edgevit.train.passes import Observer, Passes
 
 # What the error of a factorised attention is measured on: the weights alone, the block's own input tokens, or these
 # tokens weighted by what the loss would lose with them.
@@ -99,7 +97,7 @@ class _Sums:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
-        self.tokens = 0.0
+        self.tokens = zeros()
         self.signed, self.absolute = zeros(width), zeros(width)
         self.hidden = zeros(width, width) if hidden else None
         self.query = None if by_token is None else zeros(embed + 1, embed + 1)
@@ -111,7 +109,7 @@ class _Sums:
         weight = None if self.by_token is None else self.by_token[1].float().repeat(len(h))
         h = h.detach().flatten(0, 1).float()
         weighted = h if weight is None else h * weight.unsqueeze(1)
-        self.tokens += len(h) if weight is None else float(weight.sum())
+        self.tokens += len(h) if weight is None else weight.sum()
         self.signed += weighted.sum(dim=0, dtype=torch.float64)
         self.absolute += weighted.abs().sum(dim=0, dtype=torch.float64)
         if self.hidden is not None:
@@ -129,31 +127,33 @@ class _Sums:
         if self.by_token is not None and self.query is not None:
             add_outer(self.query, tokens, self.by_token[0].float().repeat(images))
 
-    def statistics(self, images: int) -> BlockStatistics:
-        tiny = torch.finfo(torch.float64).tiny
+    def statistics(self, images: int, add_up: Callable[[Tensor], Tensor]) -> BlockStatistics:
+        """Means over all images, given what adds up the sums of all processes."""
+        tokens, weight = add_up(self.tokens), add_up(self.weight).clamp_min(torch.finfo(torch.float64).tiny)
+
+        def mean(sums: Tensor | None, count: Tensor) -> Tensor | None:
+            return None if sums is None else symmetric(add_up(sums)) / count
+
+        signed = add_up(self.signed)
         return BlockStatistics(
-            activation=self.signed / images,
-            magnitude=self.absolute / self.tokens,
-            mean=self.signed / self.tokens,
-            moment=None if self.moment is None else symmetric(self.moment) / self.weight.clamp_min(tiny),
-            hidden=None if self.hidden is None else symmetric(self.hidden) / self.tokens,
-            # weights by token have mean one
-            query=None if self.query is None else symmetric(self.query) / self.weight.clamp_min(tiny),
+            activation=signed / images,
+            magnitude=add_up(self.absolute) / tokens,
+            mean=signed / tokens,
+            moment=mean(self.moment, weight),
+            hidden=mean(self.hidden, tokens),
+            query=mean(self.query, weight),  # weights by token have mean one
         ).map(torch.Tensor.cpu)
 
 
 def calibrate(
     network: nn.Module,
     images: Split,
+    passes: Passes,
     *,
-    batch_size: int,
-    device: torch.device,
-    workers: int = 0,
     factorisation: Factorisation = "weights",
     columns: Sequence[int] = (),
     hidden: bool = False,
     by_token: Sequence[tuple[Tensor, Tensor]] | None = None,
-    progress: Progress,
 ) -> list[BlockStatistics]:
     """Run the images through the network once; memory does not grow with their number.
 
@@ -167,7 +167,7 @@ def calibrate(
     Raises:
         DataError: a statistic is not finite.
     """
-    family = family_of(network)
+    family, device = family_of(network), passes.compute.device
     blocks = family.read(network)
     shares: Sequence[tuple[Tensor, Tensor] | None] = by_token or [None] * len(blocks)
     sums = [
@@ -176,6 +176,7 @@ def calibrate(
     ]
     inputs: list[Tensor] = []
     weighted = factorisation == "tokens"
+    target = torch.as_tensor(columns, device=device)
 
     def see_input(i: int, given: Any, _: Tensor) -> None:
         if weighted:
@@ -183,28 +184,22 @@ def calibrate(
         else:
             sums[i].see_input(given[0], None)
 
-    network.eval()
-    done = 0
-    with (
-        observed(family.ffn_activations(network), lambda i, _, output: sums[i].see_hidden(output)),
-        observed(family.attention_inputs(network) if factorisation != "weights" else [], see_input),
-        nullcontext() if weighted else torch.no_grad(),
-        progress.stage("statistics of activations", len(images), "image") as stage,
-    ):
-        target = torch.as_tensor(columns, device=device)
-        for batch, labels in images.batches(batch_size, workers):
-            logits = network(batch.to(device).requires_grad_(weighted))
-            if weighted:
-                # Summed, not averaged: the gradient at a token is that of its own image's loss.
-                loss = F.cross_entropy(logits, target[labels.to(device)], reduction="sum")
-                for i, (x, gradient) in enumerate(zip(inputs, torch.autograd.grad(loss, inputs), strict=True)):
-                    sums[i].see_input(x, gradient)
-                inputs.clear()
-            done += len(batch)
-            stage.update(done)
+    def see_answers(logits: Tensor, labels: Tensor) -> None:
+        if not weighted:
+            return
+        # Summed, not averaged: the gradient at a token is that of its own image's loss.
+        loss = F.cross_entropy(logits, target[labels], reduction="sum")
+        for i, (x, gradient) in enumerate(zip(inputs, torch.autograd.grad(loss, inputs), strict=True)):
+            sums[i].see_input(x, gradient)
+        inputs.clear()
+
+    observers: list[Observer] = [(family.ffn_activations(network), lambda i, _, output: sums[i].see_hidden(output))]
+    if factorisation != "weights":
+        observers.append((family.attention_inputs(network), see_input))
+    passes.run(network, images, see_answers, observers, gradients=weighted, stage="statistics of activations")
     found: list[BlockStatistics] = []
     while sums:  # each goes as its statistics come: second moments are most of what is in memory
-        found.append(_finite(sums.pop(0).statistics(done), len(found)))
+        found.append(_finite(sums.pop(0).statistics(len(images), passes.compute.sum), len(found)))
     return found
 
 

@@ -43,14 +43,13 @@ from edgevit.models.anatomy import BlockDims, BlockWeights
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 from edgevit.models.slim import bare_copy
-from edgevit.train.compute import evaluate
 from edgevit.train.distil import TeacherOptions
+from edgevit.train.passes import evaluate
 
 QUANTITIES = ("macs", "params", "ms")
 GENTLE = True
 DROPS = True
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
-TOKENS = 2048  # of one batch with gradients: 2 GB of activations for DeiT-Base
 PASSES = 10  # over the training images, in distillation
 
 
@@ -127,24 +126,9 @@ class _Block:
 _PARTS = {"statistics": BlockStatistics, "qk": Spectrum, "vo": Spectrum, "felt": Sensitivity, "removal": Removal}
 
 
-def _images(problem: Problem, count: int) -> Split:
-    return problem.compute.share(problem.task.train.subset(count))
-
-
 def _sensitivities(problem: Problem, config: Config, network: nn.Module, stage: str) -> list[Sensitivity]:
-    tokens: int = family_of(network).geometry(network).tokens
-    found = measure_sensitivity(
-        network,
-        _images(problem, config.sensitivity_images),
-        batch_size=min(problem.compute.batch_size, 32, max(TOKENS // tokens, 1)),
-        device=problem.compute.device,
-        workers=problem.training.workers,
-        seed=problem.training.seed,
-        columns=problem.columns,
-        progress=problem.progress,
-        stage=stage,
-    )
-    return [s.map(problem.compute.mean_on_cpu) for s in found]
+    images, seed = problem.task.train.subset(config.sensitivity_images), problem.training.seed
+    return measure_sensitivity(network, images, problem.columns, problem.passes, seed=seed, stage=stage)
 
 
 def _root(metric: Tensor) -> Tensor:
@@ -186,18 +170,9 @@ def _make_curves(problem: Problem, config: Config) -> list[_Block]:
         with problem.stopwatch.stage("sensitivity"):
             by_token = [s.by_token for s in _sensitivities(problem, config, network, "worth of tokens")]
     with problem.stopwatch.stage("statistics"):
-        taken = calibrate(
-            network,
-            _images(problem, config.calibration_images),
-            batch_size=min(problem.compute.batch_size, 64),
-            device=problem.compute.device,
-            workers=problem.training.workers,
-            factorisation="activations",
-            hidden=True,
-            by_token=by_token,
-            progress=problem.progress,
-        )
-        statistics = [s.map(problem.compute.mean_on_cpu) for s in taken]
+        images = problem.task.train.subset(config.calibration_images)
+        how: Any = {"factorisation": "activations", "hidden": True, "by_token": by_token}
+        statistics = calibrate(network, images, problem.passes, **how)
     spectra = _spectra(problem, blocks, statistics)
     if by_loss:
         felt = _felt(problem, config, blocks, statistics, spectra)
@@ -273,7 +248,7 @@ def _scaled(problem: Problem, config: Config, blocks: Sequence[BlockWeights], cu
         parts = zip(blocks, curves, probes, strict=True)
         narrow = surgery.rebuild(problem.network, [_refit(b, known, w, config) for b, known, w in parts])
     with problem.stopwatch.stage("sensitivity"):
-        measured = _measured(problem, narrow, _images(problem, config.sensitivity_images))
+        measured = _measured(problem, narrow, problem.task.train.subset(config.sensitivity_images))
     scaled = []
     for known, probe, (loss, without) in zip(curves, probes, measured.unbind(1), strict=True):
         predicted = known.ffn_losses[: len(known.ffn_losses) - probe].sum()
@@ -282,35 +257,31 @@ def _scaled(problem: Problem, config: Config, blocks: Sequence[BlockWeights], cu
     return scaled
 
 
-@torch.no_grad()
 def _measured(problem: Problem, narrow: nn.Module, images: Split) -> Tensor:
     """KL(base || changed) in nats with each block replaced by the narrow one, and with each left out: [2, L]."""
-    network, compute = problem.network.eval(), problem.compute
-    narrow.to(compute.device).eval()
+    network, device = problem.network, problem.compute.device
+    narrow.to(device).eval()
     family = family_of(network)
-    columns = torch.as_tensor(problem.columns, device=compute.device)
+    columns = torch.as_tensor(problem.columns, device=device)
     layers, others = family.layers(network), family.layers(narrow)
-    losses = torch.zeros(2, len(layers), dtype=torch.float64)
-    done = 0
-    with problem.progress.stage("loss without each block", len(images), "image") as stage:
-        for batch, _ in images.batches(min(compute.batch_size, 64), problem.training.workers):
-            tokens = [family.first_tokens(network, batch.to(compute.device))]
-            for layer in layers:
-                tokens.append(layer(tokens[-1]))
+    losses = torch.zeros(2, len(layers), dtype=torch.float64, device=device)
 
-            def answers(x: Tensor, start: int) -> Tensor:
-                for layer in layers[start:]:
-                    x = layer(x)
-                return F.log_softmax(family.answers(network, x)[:, columns], dim=1)
+    def answers(x: Tensor, start: int) -> Tensor:
+        for layer in layers[start:]:
+            x = layer(x)
+        return F.log_softmax(family.answers(network, x)[:, columns], dim=1)
 
-            whole = answers(tokens[-1], len(layers))
-            for i, other in enumerate(others):
-                for row, x in enumerate((other(tokens[i]), tokens[i])):
-                    changed = answers(x, i + 1)
-                    losses[row, i] += float(F.kl_div(changed, whole, log_target=True, reduction="sum"))
-            done += len(batch)
-            stage.update(done)
-    return compute.mean_on_cpu(losses / done).clamp_min(0)
+    def see(batch: Tensor, _: Tensor) -> None:
+        tokens = [family.first_tokens(network, batch)]
+        for layer in layers:
+            tokens.append(layer(tokens[-1]))
+        whole = answers(tokens[-1], len(layers))
+        for i, other in enumerate(others):
+            for row, x in enumerate((other(tokens[i]), tokens[i])):
+                losses[row, i] += F.kl_div(answers(x, i + 1), whole, log_target=True, reduction="sum")
+
+    problem.passes.show(network, images, see, stage="loss without each block")
+    return (problem.compute.sum(losses) / len(images)).cpu().clamp_min(0)
 
 
 # -- allocation --------------------------------------------------------------------------------------------------------
@@ -420,14 +391,10 @@ def _solve(problem: Problem, config: Config, curves: Sequence[_Block], shape: _S
                 problem.network,
                 slim,
                 shape.kept,
-                _images(problem, config.calibration_images),
+                problem.task.train.subset(config.calibration_images),
                 [known.felt.by_token for known in curves],
+                problem.passes,
                 ridge=config.sequential_ridge,
-                batch_size=min(problem.compute.batch_size, 64),
-                workers=problem.training.workers,
-                device=problem.compute.device,
-                reduce=problem.compute.mean,
-                progress=problem.progress,
             )
     return slim
 
@@ -472,7 +439,7 @@ def derive(problem: Problem, config: Config) -> Derived:
         shape = _allocate(problem, config, blocks, curves)
     slim = _solve(problem, config, curves, shape)
     task = problem.task
-    validation = evaluate(slim, task.validation, problem.columns, task.class_names, problem.compute).top1
+    validation = evaluate(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
     distillation = distillation_for(problem, config)
     done = train_for(problem, slim, stage="distil", distillation=distillation, keep="best")
     outcome = problem.history.outcome("distil")

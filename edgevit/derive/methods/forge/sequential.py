@@ -26,12 +26,9 @@ from edgevit.data.task import Split
 from edgevit.derive.algebra.least_squares import Regression
 from edgevit.folder.writing import writing
 from edgevit.models.families import family_of
-from edgevit.progress import Progress
-from edgevit.train.passes import observed
+from edgevit.train.passes import Passes, observed
 
 IN_MEMORY_BYTES = 2 * 10**9  # of tokens: 1600 images of DeiT-Base
-
-Reduce = Callable[[Tensor], Tensor]
 
 
 class _Watch:
@@ -50,14 +47,15 @@ class _Watch:
 class _Streams:
     """Tokens of base and slim network between two blocks, batch by batch, on the CPU: [B, N, d] each."""
 
-    def __init__(self, base: nn.Module, images: Split, batch_size: int, workers: int, device: torch.device) -> None:
-        self.device, self.bytes = device, 0
+    def __init__(self, base: nn.Module, images: Split, passes: Passes) -> None:
+        self.device, self.bytes = passes.compute.device, 0
         self.base: list[Tensor] = []
         self.slim: list[Tensor] = []
-        for batch, _ in images.batches(batch_size, workers):
-            tokens = family_of(base).first_tokens(base, batch.to(device))
-            self.base.append(self._keep(tokens))
-            self.slim.append(self._keep(tokens))
+        passes.show(base, images, lambda batch, _: self._begin(family_of(base).first_tokens(base, batch)))
+
+    def _begin(self, tokens: Tensor) -> None:
+        self.base.append(self._keep(tokens))
+        self.slim.append(self._keep(tokens))
 
     def _keep(self, tokens: Tensor) -> Tensor:
         self.bytes += tokens.nbytes
@@ -102,12 +100,13 @@ def _solve_layer(
     position: int,
     by_token: tuple[Tensor, Tensor],
     ridge: float,
-    reduce: Reduce,
+    add_up: Callable[[Tensor], Tensor],
 ) -> None:
     """Solve one layer of the slim network, and move both streams past it.
 
     Args:
         layers: of the base: the one that the slim layer at `position` stands for, and those dropped after it.
+        add_up: adds up the sums of all processes.
     """
     of_base, of_slim = family_of(base), family_of(slim)
     whole, narrow = of_base.layers(base), of_slim.layers(slim)[position]
@@ -134,7 +133,7 @@ def _solve_layer(
             for dropped in layers[1:]:
                 after = whole[dropped](after)
             streams.base[i].copy_(after)
-    _fit(projection, solved.map(reduce), ridge)
+    _fit(projection, solved.map(add_up), ridge)
     solved = _regression(output)
     weight = by_token[1].float().to(streams.device)
     with observed([projection], watch.of("attention")), observed([output], watch.of("neurons", given=True)):
@@ -143,7 +142,7 @@ def _solve_layer(
             narrow(y)
             target = own[i].to(x) if scales is None else (x - y - scales[0] * watch.last["attention"]) / scales[1]
             solved.add(watch.last["neurons"].flatten(0, 1), target.flatten(0, 1), weight.repeat(len(x)))
-    _fit(output, solved.map(reduce), ridge)
+    _fit(output, solved.map(add_up), ridge)
     for i in range(len(streams)):
         streams.slim[i].copy_(narrow(streams.of(i)[1]))
 
@@ -155,13 +154,9 @@ def solve_in_sequence(
     kept: Sequence[int],
     images: Split,
     by_token: Sequence[tuple[Tensor, Tensor]],
+    passes: Passes,
     *,
     ridge: float,
-    batch_size: int,
-    workers: int = 0,
-    device: torch.device,
-    reduce: Reduce,
-    progress: Progress,
 ) -> None:
     """Solve the output weights of every block of `slim` in place.
 
@@ -172,14 +167,13 @@ def solve_in_sequence(
         kept: for each block of the slim network, the block of the base that it stands for.
         by_token: per block of the base, how much attention's and FFN's output matter at each token: two of [N].
         ridge: of the solutions, in units of the inputs' mean square; it draws them to the weights there are.
-        reduce: averages sums over processes.
     """
-    base.to(device).eval()
-    slim.to(device).eval()
-    streams = _Streams(base, images, batch_size, workers, device)
+    base.to(passes.compute.device).eval()
+    slim.to(passes.compute.device).eval()
+    streams = _Streams(base, images, passes)
     ends = [*kept[1:], len(by_token)]
-    with progress.stage("solve block by block", len(kept), "block") as stage:
+    with passes.progress.stage("solve block by block", len(kept), "block") as stage:
         for position, (first, end) in enumerate(zip(kept, ends, strict=True)):
             layers = range(first, end)
-            _solve_layer(base, slim, streams, layers, position, by_token[first], ridge, reduce)
+            _solve_layer(base, slim, streams, layers, position, by_token[first], ridge, passes.compute.sum)
             stage.update(position + 1)

@@ -34,8 +34,8 @@ from edgevit.errors import OptionError
 from edgevit.models.anatomy import BlockDims, BlockWeights
 from edgevit.models.checkpoint import tensors_sha256
 from edgevit.models.families import family_of
-from edgevit.train.compute import evaluate
 from edgevit.train.distil import TeacherOptions
+from edgevit.train.passes import evaluate
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 
 HEAD_BIAS = -100.0  # of the classes outside the task, where the head is left whole
@@ -143,18 +143,8 @@ def _start(problem: Problem, config: Config, masks: Sequence[Tensor] | None) -> 
     }
 
     def take() -> dict[str, Tensor]:
-        taken = calibrate(
-            network,
-            problem.compute.share(images),
-            batch_size=min(problem.compute.batch_size, 64),
-            device=device,
-            workers=problem.training.workers,
-            factorisation=config.factorisation,
-            columns=problem.columns,
-            hidden=True,
-            progress=problem.progress,
-        )
-        taken = [s.map(problem.compute.mean_on_cpu) for s in taken]
+        how: Any = {"factorisation": config.factorisation, "columns": problem.columns, "hidden": True}
+        taken = calibrate(network, images, problem.passes, **how)
         return {f"{i}.{name}": tensor for i, s in enumerate(taken) for name, tensor in s.tensors().items()}
 
     with problem.stopwatch.stage("statistics"):
@@ -274,7 +264,7 @@ def _cut(problem: Problem, config: Config, start: _Start) -> nn.Module:
 
 def _validated(problem: Problem, network: nn.Module) -> float:
     task = problem.task
-    return evaluate(network, task.validation, problem.columns, task.class_names, problem.compute).top1
+    return evaluate(network, task.validation, problem.columns, task.class_names, problem.passes).top1
 
 
 def _cut_best(problem: Problem, config: Config) -> tuple[nn.Module, dict[str, object]]:

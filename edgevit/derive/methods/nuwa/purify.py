@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from edgevit.derive.problem import Problem
 from edgevit.models.families import family_of
-from edgevit.train.compute import evaluate
 from edgevit.train.order import sample_order
+from edgevit.train.passes import evaluate
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def purify(problem: Problem, how: Purification) -> list[Tensor]:
 
     def look(step: int, binary: list[Tensor], **figures: float) -> float:
         with masked(network, binary):
-            accuracy = evaluate(network, task.validation, problem.columns, task.class_names, compute).top1
+            accuracy = evaluate(network, task.validation, problem.columns, task.class_names, problem.passes).top1
         best.offer(accuracy, binary)
         kept = sum(float(b.mean()) for b in binary) / len(binary)
         if compute.is_main:

@@ -33,8 +33,7 @@ from edgevit.derive.allocate.policy import Policy, smallest
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
-from edgevit.train.compute import Compute
-from edgevit.train.passes import observed
+from edgevit.train.passes import Passes, observed
 
 ModuleKind = Literal["attention", "ffn"]
 Module = tuple[int, ModuleKind]  # of which block
@@ -205,7 +204,7 @@ def measure_importance(
     network: nn.Module,
     images: Split,
     columns: Sequence[int],
-    compute: Compute,
+    passes: Passes,
     *,
     kept: Sequence[BlockDims] | None = None,
     skip: Sequence[Module] = (),
@@ -216,46 +215,44 @@ def measure_importance(
         columns: for each target class, its column in the logits.
         skip: modules without which the loss is wanted: one more forward pass each.
     """
-    family, device = family_of(network), compute.device
+    family, compute = family_of(network), passes.compute
     whole = [b.dims for b in family.read(network)]
     kept = whole if kept is None else kept
-    variants = [make_masks(whole, kept, device)]
+    variants = [make_masks(whole, kept, compute.device)]
     for block, kind in skip:
         dims = [narrowed(d, kind, 0) if i == block else d for i, d in enumerate(kept)]
-        variants.append(make_masks(whole, dims, device))
-    target = torch.as_tensor(columns, device=device)
-    losses = torch.zeros(len(variants), dtype=torch.float64, device=device)
-    sums: list[Tensor] = [torch.zeros((), dtype=torch.float64, device=device)] * (2 * len(whole))
+        variants.append(make_masks(whole, dims, compute.device))
+    target = torch.as_tensor(columns, device=compute.device)
+    losses = torch.zeros(len(variants), dtype=torch.float64, device=compute.device)
+    sums: list[Tensor] = [torch.zeros((), dtype=torch.float64, device=compute.device)] * (2 * len(whole))
     outputs: list[Tensor] = []  # of the pass with gradients: projection and neurons of each block in turn
-    now, seen = variants[0], 0
+    now = variants[0]
 
-    def see(_: int, __: object, output: Tensor) -> None:
+    def keep(_: int, __: object, output: Tensor) -> None:
         if output.requires_grad:
             outputs.append(output)
 
-    def loss_of(images: Tensor, labels: Tensor) -> Tensor:
+    def loss_of(batch: Tensor, labels: Tensor) -> Tensor:
         with compute.accelerator.autocast():
-            return F.cross_entropy(network(images).float(), labels, reduction="sum")
+            return F.cross_entropy(network(batch).float(), target[labels], reduction="sum")
 
-    was_training = network.training
-    network.to(device).eval()
+    def see(batch: Tensor, labels: Tensor) -> None:
+        nonlocal now
+        now = variants[0]
+        loss = loss_of(batch, labels)
+        losses[0] += loss.detach()
+        for i, (h, gradient) in enumerate(zip(outputs, torch.autograd.grad(loss, outputs), strict=True)):
+            sums[i] = sums[i] + (h.detach() * gradient).abs().sum((0, 1), dtype=torch.float64)
+        outputs.clear()
+        with torch.no_grad():
+            for i, now in enumerate(variants[1:], 1):  # noqa: B007  # what the masking asks for
+                losses[i] += loss_of(batch, labels)
+
     watched = [*family.projections(network), *family.ffn_activations(network)]
-    with masking(network, lambda: now), observed(watched, see):
-        for batch, labels in compute.share(images).batches(min(compute.batch_size, 64), compute.workers):
-            batch, labels = batch.to(device), target[labels.to(device)]
-            now = variants[0]
-            loss = loss_of(batch.requires_grad_(), labels)
-            losses[0] += loss.detach()
-            for i, (h, gradient) in enumerate(zip(outputs, torch.autograd.grad(loss, outputs), strict=True)):
-                sums[i] = sums[i] + (h.detach() * gradient).abs().sum((0, 1), dtype=torch.float64)
-            outputs.clear()
-            with torch.no_grad():
-                for i, now in enumerate(variants[1:], 1):  # noqa: B007  # what the masking asks for
-                    losses[i] += loss_of(batch, labels)
-            seen += len(batch)
-    network.train(was_training)
-    loss, *others = compute.mean(losses / max(seen, 1)).tolist()
-    sums = [compute.mean(s).cpu() for s in sums]
+    with masking(network, lambda: now), observed(watched, keep):
+        passes.show(network, images, see, gradients=True)
+    loss, *others = (compute.sum(losses) / max(len(images), 1)).tolist()
+    sums = [compute.sum(s).cpu() for s in sums]
     taylor: dict[Module, Tensor] = {(i, "attention"): _by_width(sums[2 * i], d) for i, d in enumerate(whole)}
     taylor |= {(i, "ffn"): sums[2 * i + 1] for i in range(len(whole))}
     return Importance(loss, taylor, dict(zip(skip, others, strict=True)))
@@ -304,10 +301,10 @@ class ProgressiveDropout:
         growth: Growth,
         proxy: Split,
         columns: Sequence[int],
-        compute: Compute,
+        passes: Passes,
         seed: int,
     ) -> None:
-        self.network, self.units, self.growth, self.compute = network, units, growth, compute
+        self.network, self.units, self.growth, self.passes = network, units, growth, passes
         self.proxy, self.columns, self.seed = proxy, columns, seed
         self.whole = [b.dims for b in family_of(network).read(network)]
         self.order: list[int] = []  # units, the first to go first
@@ -334,7 +331,7 @@ class ProgressiveDropout:
             self.network,
             self.proxy,
             self.columns,
-            self.compute,
+            self.passes,
             kept=without(self.whole, self.dropped),
             skip=sorted({u.module for u in units}),
         )
@@ -359,7 +356,7 @@ class ProgressiveDropout:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.steps)
         count = int(torch.randint(len(self.order) + 1, (), generator=generator))
         dropped = self.dropped[:count]
-        self.masks = make_masks(self.whole, without(self.whole, dropped), self.compute.device)
+        self.masks = make_masks(self.whole, without(self.whole, dropped), self.passes.compute.device)
         self.kept_share = 1 - sum(u.macs for u in dropped) / sum(u.macs for u in self.units)
 
     # -- train.Constraint ------------------------------------------------------------------------------------------
@@ -371,7 +368,7 @@ class ProgressiveDropout:
             yield
 
     def penalty(self) -> tuple[Tensor, dict[str, float]]:
-        return torch.zeros((), device=self.compute.device), {"units_kept": self.kept_share}
+        return torch.zeros((), device=self.passes.compute.device), {"units_kept": self.kept_share}
 
     def after_step(self) -> None:
         self.steps += 1

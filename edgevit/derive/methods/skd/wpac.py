@@ -24,30 +24,18 @@ from edgevit.derive.measure.statistics import calibrate
 from edgevit.derive.methods.skd.piad import measure_importance
 from edgevit.models.anatomy import BlockWeights
 from edgevit.models.families import family_of
-from edgevit.progress import Progress
-from edgevit.train.compute import Compute
+from edgevit.train.passes import Passes
 
 
-def concentrate(
-    network: nn.Module, images: Split, columns: Sequence[int], compute: Compute, progress: Progress
-) -> nn.Module:
+def concentrate(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> nn.Module:
     """Return a copy that computes the same, the most important dimensions of every module first.
 
     Args:
         columns: for each target class, its column in the logits.
     """
-    statistics = calibrate(
-        network.to(compute.device),
-        compute.share(images),
-        batch_size=min(compute.batch_size, 64),
-        device=compute.device,
-        workers=compute.workers,
-        factorisation="tokens",
-        columns=columns,
-        progress=progress,
-    )
-    moments = [compute.mean_on_cpu(s.moment) for s in statistics if s.moment is not None]
-    importance = measure_importance(network, images, columns, compute)
+    statistics = calibrate(network, images, passes, factorisation="tokens", columns=columns)
+    moments = [s.moment for s in statistics if s.moment is not None]
+    importance = measure_importance(network, images, columns, passes)
     blocks = family_of(network).read(network)
     neurons = [importance.taylor[i, "ffn"] for i in range(len(blocks))]
     return surgery.rebuild(network, sort_neurons(rotate_attention(blocks, moments), neurons))

@@ -120,19 +120,10 @@ def _scores(statistics: BlockStatistics, config: Config, generator: torch.Genera
 
 def make_plan(problem: Problem, config: Config) -> Plan:
     """Decide widths, clusters and anchors; the statistics are taken by all processes, the rest by the first."""
-    images = problem.compute.share(problem.task.train.subset(config.calibration_images))
+    images = problem.task.train.subset(config.calibration_images)
     with problem.stopwatch.stage("statistics"):
-        statistics = calibrate(
-            problem.network.to(problem.compute.device),
-            images,
-            batch_size=problem.compute.batch_size,
-            device=problem.compute.device,
-            workers=problem.training.workers,
-            factorisation=config.factorisation,
-            columns=problem.columns,
-            progress=problem.progress,
-        )
-        statistics = [s.map(problem.compute.mean_on_cpu) for s in statistics]
+        how: Any = {"factorisation": config.factorisation, "columns": problem.columns}
+        statistics = calibrate(problem.network, images, problem.passes, **how)
     if problem.compute.is_main:
         with problem.stopwatch.stage("clustering"):
             save_plan(_decide(problem, config, statistics), problem.folder)

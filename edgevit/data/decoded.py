@@ -1,0 +1,71 @@
+"""Images decoded once: what passes over the same images read again and again is kept in memory, as far as that goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgevit.data.sources import Reference, Source
+from edgevit.data.task import Split
+
+SHARE = 4  # of the memory that is available, decoded images may take one part in so many
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Memory that this process may still take, of the machine or of its container; 0 where neither says."""
+    found = [kib * 1024 for kib in _numbers(root / "proc/meminfo", "MemAvailable:")]
+    limit = root / "sys/fs/cgroup/memory.max"
+    # Pages of files count as used by a container, and make room when they must: what programs hold does not.
+    for held in _numbers(root / "sys/fs/cgroup/memory.stat", "anon"):
+        with suppress(OSError, ValueError):  # no such file, or the word "max"
+            found.append(max(int(limit.read_text()) - held, 0))
+    return min(found, default=0)
+
+
+def _numbers(file: Path, name: str) -> list[int]:
+    """The number that stands after a name at the beginning of a line, if there is one."""
+    with suppress(OSError):
+        return [int(line.split()[1]) for line in file.read_text().splitlines() if line.split()[:1] == [name]]
+    return []
+
+
+class Decoded:
+    """Decoded and transformed evaluation images, kept from the first pass over them on until the limit is reached.
+
+    Nothing is ever dropped: passes go over the same images in the same order, so that of a set which does not fit, the
+    images seen longest ago are those needed next.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes, self.bytes = limit_bytes, 0
+        # By source and preprocessing; the source is held, so that no other can get its id.
+        self._shelves: dict[tuple[int, str], tuple[Source, dict[Reference, Tensor]]] = {}
+
+    def batches(self, split: Split, batch_size: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every image once, as `Split.batches` gives them: (images float32 [B, C, H, W], labels int64 [B])."""
+        shelf = self._shelf(split.source, split.preprocessing)
+        parts = [range(i, min(i + batch_size, len(split))) for i in range(0, len(split), batch_size)]
+        missing = [[i for i in part if split.references[i] not in shelf] for part in parts]
+        read = split.read([few for few in missing if few], workers)
+        for part, few in zip(parts, missing, strict=True):
+            images = next(read)[0] if few else torch.empty(0)
+            new = dict(zip(few, images, strict=True))
+            if len(few) < len(part):
+                images = torch.stack([new[i] if i in new else shelf[split.references[i]] for i in part])
+            for i, image in new.items():
+                self._keep(shelf, split.references[i], image)
+            yield images, torch.tensor(split.labels[part.start : part.stop])
+
+    def _shelf(self, source: Source, preprocessing: Mapping[str, Any]) -> dict[Reference, Tensor]:
+        name = (id(source), repr(sorted(preprocessing.items())))
+        return self._shelves.setdefault(name, (source, {}))[1]
+
+    def _keep(self, shelf: dict[Reference, Tensor], reference: Reference, image: Tensor) -> None:
+        if reference not in shelf and self.bytes + image.nbytes <= self.limit_bytes:
+            shelf[reference] = image.clone()  # a batch of a worker lies in shared memory, of which there is little
+            self.bytes += image.nbytes
