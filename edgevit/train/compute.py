@@ -50,6 +50,10 @@ class Compute:
         count = self.accelerator.num_processes
         return split if count == 1 else split.part(self.accelerator.process_index, count)
 
+    def share_rows(self, table: Tensor) -> Tensor:
+        """Of a table with a row per image, the rows of this process's share."""
+        return table[self.accelerator.process_index :: self.accelerator.num_processes]
+
     def wait(self) -> None:
         self.accelerator.wait_for_everyone()
 

@@ -22,7 +22,7 @@ from edgevit.data.task import open_task
 from edgevit.derive import load_method, surgery
 from edgevit.derive.allocate.menus import Heads, attention_menu, ffn_menu, tails
 from edgevit.derive.allocate.policy import make_policy
-from edgevit.derive.measure.sensitivity import Sensitivity, curvature_sample, measure_sensitivity
+from edgevit.derive.measure.sensitivity import Sensitivity, curvature_sample, measure_sensitivity, random_signs
 from edgevit.derive.methods.forge import sequential
 from edgevit.derive.methods.forge.sequential import solve_in_sequence
 from edgevit.errors import BudgetError, OptionError, OutputError
@@ -75,8 +75,7 @@ def _images(task: Any, count: int = 128) -> torch.Tensor:
 
 def test_the_random_gradients_have_the_curvature_of_the_cross_entropy() -> None:
     logits = torch.tensor([[0.3, 2.0, -1.0, 0.0]])
-    generator = torch.Generator().manual_seed(0)
-    samples = torch.cat([curvature_sample(logits, generator) for _ in range(20_000)]).double()
+    samples = curvature_sample(logits.expand(20_000, 4), random_signs(20_000, 4, seed=0)).double()
     p = logits.softmax(1)[0].double()
     torch.testing.assert_close(samples.mT @ samples / len(samples), p.diag() - torch.outer(p, p), atol=0.01, rtol=0)
 
@@ -303,6 +302,13 @@ def test_a_second_budget_reuses_the_curves(checkpoint: Path, tmp_path: Path, cac
     )
     for key, value in second.model.network.state_dict().items():
         torch.testing.assert_close(value, again.model.network.state_dict()[key], msg=key)
+
+
+def test_another_batch_of_the_optimiser_finds_the_curves_again(checkpoint: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"method": "forge", "options": {**FEW, "calibration_images": 112}}
+    for size in (24, 8, 3):
+        made = derive(checkpoint, tmp_path / str(size), training={"steps": 0, "batch_size": size}, **given)
+        assert ("curves" in made.record["facts"]["reused"]) == (size != 24)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -49,12 +50,17 @@ def _shares(squares: Tensor) -> Tensor:
     return (1 - FLOOR) * squares / mean + FLOOR
 
 
-def curvature_sample(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Random zeta [B, C] with E[zeta zeta^T] = diag(p) - p p^T for the softmax p of each row."""
+def curvature_sample(logits: Tensor, signs: Tensor) -> Tensor:
+    """Zeta [B, C] with E[zeta zeta^T] = diag(p) - p p^T for the softmax p of each row, given random signs [B, C]."""
     root = logits.detach().double().softmax(-1).sqrt()
-    signs = torch.randint(2, root.shape, generator=generator).to(root) * 2 - 1
+    signs = signs.to(root)
     zeta: Tensor = root * signs - root.square() * (root * signs).sum(-1, keepdim=True)
     return zeta.to(logits.dtype)
+
+
+def random_signs(images: int, classes: int, seed: int) -> Tensor:
+    """Ones and minus ones [images, classes]."""
+    return torch.randint(2, (images, classes), generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
 
 @dataclass
@@ -84,14 +90,15 @@ def measure_sensitivity(
     seen = [_Seen(*[torch.empty(0)] * 4) for _ in dims]
     sums: list[Sensitivity | None] = [None] * len(dims)
     index = torch.as_tensor(columns, device=passes.compute.device)
-    generator = torch.Generator().manual_seed(seed)
+    signs = iter(passes.compute.share_rows(random_signs(len(images), len(columns), seed)))
 
     def keep(name: str, *, given: bool = False) -> Observe:
         return lambda i, inputs, output: setattr(seen[i], name, inputs[0] if given else output)
 
     def see_answers(logits: Tensor, _: Tensor) -> None:
         logits = logits[:, index]
-        target = (logits * curvature_sample(logits, generator).to(logits.device)).sum()
+        drawn = torch.stack(list(islice(signs, len(logits))))
+        target = (logits * curvature_sample(logits, drawn)).sum()
         gradients = list(torch.autograd.grad(target, [tensor for s in seen for tensor in vars(s).values()]))
         for i, d in enumerate(dims):
             now = _of_batch(d.heads, d.qk, seen[i], _Seen(*gradients[:4]))

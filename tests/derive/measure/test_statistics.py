@@ -1,6 +1,11 @@
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from edgevit.data.task import open_task
 from edgevit.derive.measure.statistics import add_outer, calibrate, check_enough, minimum_images, symmetric
@@ -94,3 +99,57 @@ def test_statistics_that_are_no_numbers_name_their_block(small_vit, task):
         network.blocks[1].mlp.fc1.bias[3] = float("nan")
     with pytest.raises(DataError, match="activation of block 1 is not finite"):
         take(network, task.train.subset(4))
+
+
+MEASURED = """
+import sys, warnings
+import timm, torch
+from safetensors.torch import save_file
+from edgevit.data.task import open_task
+from edgevit.derive.measure.sensitivity import measure_sensitivity
+from edgevit.derive.measure.statistics import calibrate
+from edgevit.derive.methods.skd.piad import measure_importance
+from edgevit.models.checkpoint import describe
+from edgevit.train.compute import close_compute
+from edgevit.train.passes import evaluate, open_passes
+from edgevit.train.settings import Training
+
+torch.manual_seed(0)
+args = dict(img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=2, num_classes=10)
+network = timm.create_model("vit_tiny_patch16_224", **args).eval()
+preprocessing = describe(network, "vit_tiny_patch16_224", args).preprocessing
+images = open_task("digits", "1,4,7", preprocessing=preprocessing, base_outputs=10).train.subset(35)  # 18 and 17
+passes, columns = open_passes(Training(device="cpu")), [1, 4, 7]
+found = {}
+for kind in ("activations", "tokens"):
+    for i, s in enumerate(calibrate(network, images, passes, factorisation=kind, columns=columns, hidden=True)):
+        found |= {f"{kind} {i} {name}": tensor for name, tensor in s.tensors().items()}
+for i, s in enumerate(measure_sensitivity(network, images, columns, passes, stage="")):
+    found |= {f"sensitivity {i} {name}": tensor for name, tensor in vars(s).items()}
+importance = measure_importance(network, images, columns, passes, skip=[(0, "ffn")])
+found |= {f"importance {of}": tensor for of, tensor in importance.taylor.items()}
+found["losses"] = torch.tensor([importance.loss, importance.skipped[0, "ffn"]])
+found["right"] = torch.tensor(evaluate(network, images, columns, ["1", "4", "7"], passes).restricted)
+found["processes"] = torch.tensor(passes.compute.accelerator.num_processes)
+if passes.compute.is_main:
+    save_file({name: tensor.contiguous() for name, tensor in found.items()}, sys.argv[1])
+close_compute()
+"""
+
+
+def test_two_processes_measure_the_same_as_one(tmp_path):
+    (tmp_path / "measure.py").write_text(MEASURED)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # --multi_gpu means several processes here; with --device cpu they talk through gloo
+    launch = [
+        "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",
+        "--main_process_port=0", "--mixed_precision=no", "--dynamo_backend=no",
+    ]  # fmt: skip
+    for name, how in (("one", []), ("two", launch)):
+        command = [sys.executable, *how, tmp_path / "measure.py", tmp_path / name]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        assert done.returncode == 0, done.stderr
+    one, two = load_file(tmp_path / "one"), load_file(tmp_path / "two")
+    assert (int(one.pop("processes")), int(two.pop("processes"))) == (1, 2) and one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-6, msg=name)
