@@ -106,11 +106,11 @@ def image_folder() -> Callable[..., Path]:
 @pytest.fixture
 def board_tree(tmp_path: Path) -> Callable[[str], Path]:
     """Set up a captured board, such as "orin-nx-16gb-jetpack6.2", with its stand-in programs, to read and to change."""
-    boards = Path(__file__).parent / "boards"
+    from places import BOARDS
 
     def make(name: str) -> Path:
         root = tmp_path / "boards" / name
-        for source in (boards / name, boards / "programs"):
+        for source in (BOARDS / name, BOARDS / "programs"):
             shutil.copytree(source, root, dirs_exist_ok=True)
         for line in (root / "sys.txt").read_text().splitlines():
             path, _, value = line.partition(":")

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from places import ROOT
 
 from edgevit.agent import control
 
-ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 BOARDS = ROOT / "tests" / "boards"
 STANDINS = ROOT / "tests" / "standins"

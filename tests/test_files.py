@@ -26,11 +26,11 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from model_folders import derivation_of
+from places import ROOT
 
 from edgevit.errors import EdgeVitError, PlanError
 from edgevit.progress import Silent
 
-ROOT = Path(__file__).parent.parent
 EXAMPLES = int(os.environ.get("EDGEVIT_MUTATIONS", "10"))
 LIMIT_S = 60  # for one command, however busy the machine is
 

@@ -5,11 +5,10 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
-ROOT = Path(__file__).parent.parent
 TOOLS = ("sh", "test", "touch", "rm", "mkdir", "cp")
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make here")

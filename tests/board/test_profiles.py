@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
+from places import ROOT
 
 from edgevit.agent import jetson
 from edgevit.board.profiles import Profile, load_profile, match, profile_names
 from edgevit.board.roofline import ceiling, ceiling_found
 from edgevit.errors import ProfileError, UnknownNameError
 
-ROOT = Path(__file__).parents[2]
 ALL = ("agx-orin-32gb", "agx-orin-64gb", "agx-orin-industrial", "orin-nano-4gb", "orin-nano-8gb", "orin-nx-16gb",
        "orin-nx-8gb")  # fmt: skip
 

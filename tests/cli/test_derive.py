@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from small_base import TYPED
 
 from edgevit.derive.card import model_card
 from edgevit.models.checkpoint import load, tensors_sha256
 
-BASE = ["vit_tiny_patch16_224", "--model-arg", "img_size=32", "--model-arg", "patch_size=8", "--model-arg",
-        "embed_dim=64", "--model-arg", "depth=2", "--model-arg", "num_heads=2"]  # fmt: skip
 TASK = ["--data", "digits", "--classes", "3,5,8"]
 SHORT = ["--steps", "6", "--batch-size", "16", "--lr", "1e-3", "--evaluations", "2", "--device", "cpu"]
 PROGRAM = "import sys; sys.argv[0] = 'edgevit'; from edgevit.cli.app import main; main()"
@@ -28,7 +27,7 @@ PROGRAM = "import sys; sys.argv[0] = 'edgevit'; from edgevit.cli.app import main
 def derived(tmp_path_factory: pytest.TempPathFactory, digits_checkpoint: Path) -> Any:
     """One derivation in a process of its own, with its streams."""
     out = tmp_path_factory.mktemp("derived") / "t1"
-    command = ["derive", *BASE, "--checkpoint", digits_checkpoint, *TASK, *SHORT, "--rate", "0.5", "--out", out]
+    command = ["derive", *TYPED, "--checkpoint", digits_checkpoint, *TASK, *SHORT, "--rate", "0.5", "--out", out]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *map(str, command), "--finetune-base"], text=True, capture_output=True
     )
@@ -123,7 +122,7 @@ def test_json_is_all_there_is_on_stdout_and_the_model_can_be_a_base(
 def test_a_closed_form_is_trained_for_as_many_epochs_as_asked(
     edgevit_main: Any, tmp_path: Path, digits_checkpoint: Path
 ) -> None:
-    asked = ["derive", *BASE, "--checkpoint", digits_checkpoint, *TASK, "--rate", "0.5", "--device", "cpu",
+    asked = ["derive", *TYPED, "--checkpoint", digits_checkpoint, *TASK, "--rate", "0.5", "--device", "cpu",
              "--out", tmp_path / "a", "--json", "-q", "--batch-size", "64"]  # fmt: skip
     nuwa = ["--method", "nuwa", "--set", "nuwa.purification=none", "--finetune-epochs", "1"]
     both = edgevit_main(*asked, *nuwa, "--steps", "3")
@@ -137,7 +136,7 @@ def test_a_derived_model_with_a_full_head_can_be_a_base(
     edgevit_main: Any, tmp_path: Path, digits_checkpoint: Path
 ) -> None:
     common = ["--steps", "0", "--device", "cpu", "--data", "digits", "--json", "-q"]
-    first = edgevit_main("derive", *BASE, "--checkpoint", digits_checkpoint, *common, "--classes", "8,5,3",
+    first = edgevit_main("derive", *TYPED, "--checkpoint", digits_checkpoint, *common, "--classes", "8,5,3",
                          "--rate", "0.3", "--head", "full", "--out", tmp_path / "a")  # fmt: skip
     assert first.code == 0, first.err
     second = edgevit_main("derive", tmp_path / "a", *common, "--classes", "5,3", "--rate", "0.2",
@@ -154,7 +153,7 @@ def test_ctrl_c_leaves_a_state_that_the_same_command_resumes(
 ) -> None:
     out = tmp_path / "t1"
     long = ["--steps", "60", "--batch-size", "16", "--evaluations", "3", "--device", "cpu", "--rate", "0.5"]
-    command = [sys.executable, "-c", PROGRAM, "derive", *BASE, "--checkpoint", str(digits_checkpoint), *TASK, *long,
+    command = [sys.executable, "-c", PROGRAM, "derive", *TYPED, "--checkpoint", str(digits_checkpoint), *TASK, *long,
                "--out", str(out)]  # fmt: skip
     process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     history = tmp_path / "t1.partial" / "history.jsonl"
@@ -181,3 +180,17 @@ def test_ctrl_c_leaves_a_state_that_the_same_command_resumes(
     assert [f.name for f in tmp_path.iterdir()] == ["t1"]
     steps = [json.loads(line)["step"] for line in (out / "history.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps)) and steps[-1] == 60
+
+
+def test_derive_stops_unless_told_to_go_on(
+    edgevit_main: Any, digits_checkpoint: Path, reversed_names: Path, tmp_path: Path
+) -> None:
+    asked = ["derive", *TYPED, "--checkpoint", digits_checkpoint, *TASK, "--base-classes", reversed_names, "--rate",
+             "0.4", "--method", "nuwa", "--device", "cpu", "--out", tmp_path / "m"]  # fmt: skip
+    stopped = edgevit_main(*asked)
+    assert stopped.code == 1 and not stopped.out and not (tmp_path / "m").exists()
+    assert "classes: 3 is output 6, 5 is output 4, 8 is output 1 of 10 outputs, as --base-classes" in stopped.err
+    last = stopped.err.splitlines()[-1]
+    assert last.startswith("error: the base is right on ") and "--accept-weak-base" in last
+    done = edgevit_main(*asked, "--accept-weak-base", "-q")
+    assert done.code == 0 and "warning: the base is right on" in done.err and (tmp_path / "m").is_dir()

@@ -5,14 +5,13 @@ commands fit together, and nothing of TensorRT, of an Orin or of its speed.
 """
 
 import json
-from pathlib import Path
 
 import pytest
+from places import STANDINS
 
 from edgevit.board.store import stored_engines
 from edgevit.report.runs import load_runs
 
-TESTS = Path(__file__).parents[1]
 SUMMARY = """\
 [I] === Performance summary ===
 [I] Throughput: 498.03 qps
@@ -48,7 +47,7 @@ def orin_nx(sshd, board_tree):
         f'#!/bin/sh\n[ "$1" = --help ] && echo "{help_text}" && exit\n{ask_mode}\ncat <<"EOF"\n{SUMMARY}EOF\n'
     )
     trtexec.chmod(0o755)
-    server = sshd(EDGEVIT_BOARD_ROOT=tree, PYTHONPATH=TESTS / "standins", STANDIN_TENSORRT="10.3.0")
+    server = sshd(EDGEVIT_BOARD_ROOT=tree, PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
     server.tree = tree
     server.options = ["--board", server.host, "--ssh-config", server.config]
     return server
@@ -99,7 +98,7 @@ def test_an_engine_is_refused_on_another_board(orin_nx, exported, edgevit_main, 
     assert edgevit_main("export", folder, "--trt", "--no-accuracy", "--quiet", *orin_nx.options).code == 0
     other = sshd(
         EDGEVIT_BOARD_ROOT=board_tree("orin-nano-8gb-jetpack6.2.1"),
-        PYTHONPATH=TESTS / "standins",
+        PYTHONPATH=STANDINS,
         STANDIN_TENSORRT="10.3.0",
     )
     done = edgevit_main("bench", folder, "--board", other.host, "--ssh-config", other.config, "--quiet")

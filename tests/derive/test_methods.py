@@ -5,10 +5,10 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 
 import pytest
 import torch
+from places import ROOT
 from small_base import derive, write_checkpoint
 
 import edgevit
@@ -61,7 +61,7 @@ def test_a_method_knows_how_long_to_train(name):
 def test_the_example_is_short_and_clean_code(folder_with_the_example):
     assert len([line for line in example().splitlines() if line]) <= 35
     ruff = [sys.executable, "-m", "ruff"]
-    settings = ["--config", str(Path(__file__).parents[2] / "pyproject.toml"), folder_with_the_example]
+    settings = ["--config", str(ROOT / "pyproject.toml"), folder_with_the_example]
     for command in (["check"], ["format", "--check"]):
         done = subprocess.run([*ruff, *command, *settings], text=True, capture_output=True)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -10,7 +10,6 @@ import pytest
 from model_folders import some_spec
 from some_engines import ORIN, WEIGHTS, add, facts
 
-from edgevit.board.fingerprint import fingerprint
 from edgevit.board.store import SCHEMA, find_engine, read_record, stored_engines
 from edgevit.engines.store import store_engine, stored_engine
 from edgevit.errors import CheckpointError, EngineError, OutputError
@@ -32,25 +31,6 @@ def test_a_record_reads_back_as_it_was_written_and_nothing_else_is_left(model: P
     assert names == {f"{record.key[:16]}.engine", f"{record.key[:16]}.json", f"{record.key[:16]}.layers.json"}
     written = json.loads(record.path.with_suffix(".json").read_text())
     assert written["schema"] == SCHEMA and written["file"] == record.path.name and "path" not in written
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, ORIN),
-        ({"l4t": None}, "orin-nx-16gb-trt10.3.0-8sm"),
-        ({"cuda": {"device": "Orin", "sms": 4}}, "orin-nx-16gb-l4t36.4.3-trt10.3.0-4sm"),
-        ({"tensorrt": {"version": None}}, "orin-nx-16gb-l4t36.4.3-8sm"),
-        (
-            {"module": {"part": None, "model": None}, "l4t": None, "cuda": {"device": "NVIDIA H100 80GB", "sms": 132}},
-            "nvidia-h100-80gb-trt10.3.0-132sm",
-        ),
-        ({"module": {"part": "p9999-0000", "model": "A/../Board"}, "cuda": None}, "a-board-l4t36.4.3-trt10.3.0"),
-        ({"module": None, "cuda": {}, "l4t": None, "tensorrt": {}}, "unknown"),
-    ],
-)
-def test_a_fingerprint_names_what_an_engine_depends_on(changes: dict[str, Any], expected: str) -> None:
-    assert fingerprint(facts(**changes)) == expected
 
 
 def test_the_engine_for_this_board_is_found(model: Path) -> None:

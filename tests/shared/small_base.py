@@ -17,10 +17,12 @@ import edgevit.train.loop as loop
 from edgevit.train.settings import Training
 
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
+NAME = "vit_tiny_patch16_224"
+TYPED = [NAME, *(part for name, value in ARGS.items() for part in ("--model-arg", f"{name}={value}"))]
 PREPROCESSING = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
 QUICK = {"steps": 6, "batch_size": 24, "device": "cpu", "evaluations": 2, "lr": 1e-3, "early_stop": False}
 PLAN = {  # of two tasks, without training
-    "base": "vit_tiny_patch16_224",
+    "base": NAME,
     "model_args": ARGS,
     "preprocessing": PREPROCESSING,
     "data": "digits",
@@ -34,7 +36,7 @@ PLAN = {  # of two tasks, without training
 
 def write_checkpoint(folder: Path, **more: Any) -> Path:
     torch.manual_seed(0)
-    network = timm.create_model("vit_tiny_patch16_224", num_classes=10, **{**ARGS, **more})
+    network = timm.create_model(NAME, num_classes=10, **{**ARGS, **more})
     save_file({k: v.contiguous() for k, v in network.state_dict().items()}, folder / "base.safetensors")
     return folder / "base.safetensors"
 
@@ -45,7 +47,7 @@ def derive(checkpoint: Path, out: Path, *, training: dict[str, Any] | None = Non
     if options.get("method") == "skd":
         return _slice(checkpoint, out, Training(**{**QUICK, "steps": 0, **(training or {})}), {**given, **options})
     return edgevit.derive(
-        "vit_tiny_patch16_224",
+        NAME,
         checkpoint=checkpoint,
         preprocessing=PREPROCESSING,
         out=out,
@@ -59,7 +61,7 @@ def make_supernet(checkpoint: Path, out: Path, *, training: dict[str, Any] | Non
     given["accept_weak_base"] = True
     few = {"proxy_images": 32, "updates": 2, "points": 3}
     return edgevit.supernet(
-        "vit_tiny_patch16_224",
+        NAME,
         checkpoint=checkpoint,
         out=out,
         training=Training(**{**QUICK, **(training or {})}),

@@ -16,6 +16,7 @@ from typing import Any
 
 import onnx
 import pytest
+from places import STANDINS
 from small_models import write_derived
 
 from edgevit.board.connection import open_board
@@ -28,7 +29,6 @@ from edgevit.export.onnx import export
 from edgevit.folder.writing import file_sha256
 from edgevit.progress import Silent
 
-STANDINS = Path(__file__).parents[1] / "standins"
 QUICK: dict[str, Any] = {"accuracy": False}  # of the export; the gate asks nobody
 
 

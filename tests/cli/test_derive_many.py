@@ -1,0 +1,25 @@
+"""`edgevit derive-many` as a person types it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from small_base import ARGS, NAME
+
+
+def test_a_plan_may_accept_a_weak_base(
+    edgevit_main: Any, digits_checkpoint: Path, reversed_names: Path, tmp_path: Path
+) -> None:
+    plan = {
+        "base": NAME, "checkpoint": str(digits_checkpoint), "model_args": ARGS, "base_classes": str(reversed_names),
+        "data": "digits", "out": str(tmp_path / "fleet"), "tasks": [{"name": "few", "classes": ["3", "5", "8"]}],
+        "budgets": [{"name": "r", "rate": 0.4}], "methods": [{"name": "nuwa"}], "training": {"device": "cpu"},
+    }  # fmt: skip
+    file = tmp_path / "plan.yaml"
+    file.write_text(yaml.safe_dump(plan))
+    stopped = edgevit_main("derive-many", file)
+    assert stopped.code == 1 and "the base is right on" in stopped.err
+    file.write_text(yaml.safe_dump({**plan, "accept_weak_base": True}))
+    assert edgevit_main("derive-many", file).code == 0

@@ -1,0 +1,32 @@
+"""`edgevit evaluate` as a person types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from small_base import NAME, TYPED
+
+DATA = ["--data", "digits", "--classes", "3,5,8"]
+
+
+def test_evaluate_shows_classes_and_gives_the_same_figures_as_json(edgevit_main: Any, digits_checkpoint: Path) -> None:
+    asked = ["evaluate", *TYPED, "--checkpoint", digits_checkpoint, *DATA, "--split", "validation"]
+    table = edgevit_main(*asked)
+    assert table.code == 0, table.err
+    result = json.loads(edgevit_main(*asked, "--json").out)
+    assert f"{100 * result['top1']:.2f} % (" in table.out and "choosing among " in table.out
+    assert sorted(result["per_class"]) == ["3", "5", "8"]
+
+
+def test_evaluate_says_what_it_assumes_and_warns(
+    edgevit_main: Any, digits_checkpoint: Path, reversed_names: Path
+) -> None:
+    asked = ["evaluate", *TYPED, "--checkpoint", digits_checkpoint, *DATA, "--device", "cpu"]
+    right = edgevit_main(*asked, "--std", "0.5")
+    assert right.code == 0 and "warning" not in right.err
+    assert "classes: 3 is output 3, " in right.err
+    assert "preprocessing: std 0.5, given; crop_pct 0.9, interpolation bicubic, mean 0.5, assumed" in right.err
+    wrong = edgevit_main(*asked, "--base-classes", reversed_names, "-q")
+    assert wrong.code == 0 and f"warning: {NAME} is right on " in wrong.err and "--base-classes" in wrong.err
