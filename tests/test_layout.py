@@ -1,4 +1,4 @@
-"""Tests mirror the package: what edgevit/a/b.py does is tested in tests/a/test_b.py, and a test file names its module."""
+"""Tests mirror the package: edgevit/a/b.py is tested in tests/a/test_b.py, and a test file names its module."""
 
 from __future__ import annotations
 
