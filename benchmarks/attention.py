@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.task import Split, Task, open_task
-from edgevit.derive import surgery
+from edgevit.derive.algebra.attention import attention_spectra, narrow
 from edgevit.derive.measure.statistics import calibrate
-from edgevit.models.anatomy import BlockDims
+from edgevit.models.anatomy import Block, attentions
 from edgevit.models.checkpoint import Model, open_base
+from edgevit.models.classifier import with_classes
 from edgevit.models.families import vit
 from edgevit.train.passes import observed, open_passes
 from edgevit.train.settings import Training
@@ -83,7 +84,7 @@ def main() -> None:
             data, task_classes(names, size), preprocessing=base.preprocessing, base_outputs=len(names), base_names=names
         )
         columns = list(range(size))
-        network = surgery.with_classes(base.network, task.base_columns)
+        network = with_classes(base.network, task.base_columns)
         test = list(task.test.batches(200))
 
         def top1(model: nn.Module, test: Any = test, columns: Any = columns, names: Any = task.class_names) -> float:
@@ -91,12 +92,13 @@ def main() -> None:
 
         rows.append({"task": size, "images": len(task.test), "width": 64, "kind": "base", "top1": top1(network)})
         blocks = vit.read(network)
+        parts = attentions(blocks)
         for kind, of in moments(network, task, columns).items():
-            spectra = surgery.attention_spectra(blocks, of)
+            spectra = attention_spectra(parts, of)
             for width in WIDTHS:
-                dims = [BlockDims(b.dims.heads, width, width, b.dims.ffn) for b in blocks]
                 with torch.no_grad():
-                    slim = surgery.rebuild(network, surgery.narrow_attention(blocks, dims, of, spectra))
+                    slim = narrow(parts, [(width, width)] * len(parts), of, spectra)
+                    slim = vit.build(network, [Block(a, b.ffn) for a, b in zip(slim, blocks, strict=True)])
                 rows.append({"task": size, "images": len(task.test), "width": width, "kind": kind, "top1": top1(slim)})
                 print(rows[-1], flush=True)
     environment = {"torch": torch.__version__, "load_average": os.getloadavg()[0]}

@@ -25,13 +25,15 @@ from typing import Any
 import timm
 import torch
 
-from edgevit.derive import surgery
+from edgevit.derive.algebra.attention import head_singular_values
 from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import POLICIES, fit, uniform
 from edgevit.derive.measure.statistics import token_sum
 from edgevit.derive.methods.vulcan.collapse import cluster_neurons, make_clusters
 from edgevit.derive.methods.vulcan.method import Config, Redundancy
-from edgevit.derive.plan import Plan
+from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
+from edgevit.derive.realise import realise
+from edgevit.models.anatomy import attentions, ffns
 from edgevit.models.families import vit
 from edgevit.train.compute import open_compute
 from edgevit.train.passes import observed
@@ -65,8 +67,12 @@ def make(name: str) -> tuple[Any, Plan]:
     geometry, blocks = vit.geometry(network), vit.read(network)
     base = [b.dims for b in blocks]
     dims = fit(uniform(base), base, geometry, make_budget(geometry.macs(base), 1, rate=RATE), POLICIES["fused"])
-    clusters = [make_clusters(torch.arange(b.ffn) % d.ffn, torch.rand(b.ffn)) for b, d in zip(base, dims, strict=True)]
-    return network, Plan(dims, tuple(clusters))
+    plans = []
+    for i, (b, d) in enumerate(zip(base, dims, strict=True)):
+        clusters = make_clusters(torch.arange(b.ffn) % d.ffn, torch.rand(b.ffn))
+        attention = AttentionPlan(tuple(range(d.heads)), d.qk, d.vo)
+        plans.append(BlockPlan(i, attention, FfnPlan(clusters.anchors, clusters.labels)))
+    return network, Plan(tuple(plans))
 
 
 def regularisers(network: Any, plan: Plan) -> dict[str, Callable[[], None]]:
@@ -102,8 +108,8 @@ def training_step(network: Any, images: int, micro_batch: int) -> Callable[[], N
 
 def plain_svds(network: Any) -> Callable[[], None]:
     """A few of the full-matrix SVDs that the factorisation does without."""
-    block = vit.read(network)[0]
-    products = (block.wq[0].T @ block.wk[0]).detach()
+    attention = attentions(vit.read(network))[0]
+    products = (attention.wq[0].T @ attention.wk[0]).detach()
 
     def work() -> None:
         for _ in range(PLAIN_SVDS):
@@ -116,10 +122,10 @@ def activation_pass(network: Any, images: int) -> Callable[[], None]:
     batch = torch.randn(images, 3, 224, 224)
 
     def see(index: int, inputs: Any, output: torch.Tensor) -> None:
-        token_sum(output)
+        token_sum(inputs[0])
 
     def work() -> None:
-        with torch.no_grad(), observed(vit.ffn_activations(network), see):
+        with torch.no_grad(), observed(vit.ffn_outputs(network), see):
             network(batch)
 
     return work
@@ -137,14 +143,14 @@ def measure(name: str, batch: int, repeats: int) -> dict[str, Any]:
         rows[title] = summary(seconds(work, repeats))
         network.zero_grad()
     rows["statistics, 16 images"] = summary(seconds(activation_pass(network, 16), 2))
-    first = blocks[0]
+    first = ffns(blocks)[0]
     width = plan.dims[0].ffn
     rows["clustering, all blocks"] = summary(seconds(lambda: cluster_neurons(first, width, 0), 2), len(blocks))
     # In turns, so that both see the same neighbours on a shared machine.
     ours, values, plain = [], [], []
     for _ in range(repeats):
-        ours += seconds(lambda: surgery.apply(network, plan), 1)
-        values += seconds(lambda: surgery.head_singular_values(blocks), 1)
+        ours += seconds(lambda: realise(network, plan), 1)
+        values += seconds(lambda: head_singular_values(attentions(blocks)), 1)
         plain += seconds(plain_svds(network), 1)
     rows["surgery, whole model"] = summary(ours)
     rows["effective ranks, whole model"] = summary(values)

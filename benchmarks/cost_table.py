@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from edgevit.derive.allocate.cost_table import load_cost_table
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.models.anatomy import BlockDims
-from edgevit.models.families import family_of, vit
+from edgevit.models.families import family_of, name_of, vit
 
 RESULTS = Path(__file__).parent / "results" / "cost_table.yaml"
 
@@ -122,7 +122,7 @@ def measure(name: str, args: Mapping[str, Any], step: int, batch: int, rounds: i
         "measured_on": f"{processor()}, torch {torch.__version__} eager fp32, 1 thread, "
         f"batch {batch}; CPU time, medians of {rounds} rounds, load average {os.getloadavg()[0]:.1f}",
         "base": {
-            "family": family_of(whole).__name__.rpartition(".")[2],
+            "family": name_of(family_of(whole)),
             "embed": geometry.embed,
             "tokens": geometry.tokens,
             "patch_values": geometry.patch_values,

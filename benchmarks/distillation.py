@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from edgevit.data.accuracy import count_correct
 from edgevit.data.task import Task, open_task
-from edgevit.derive import surgery
 from edgevit.derive.methods.forge import method as forge
 from edgevit.derive.session import derive, versions
 from edgevit.models.checkpoint import open_base
+from edgevit.models.classifier import with_classes
 from edgevit.models.slim import bare_copy
 from edgevit.progress import Silent
 from edgevit.train.distil import Distillation, teacher_loss
@@ -139,7 +139,7 @@ def starts(place: accuracy.Place, size: int, seed: int, rates: list[float]) -> I
     opened = open_base(pretrained=False, **given)
     known = {"preprocessing": opened.preprocessing, "base_outputs": len(names), "base_names": names}
     task = open_task(place.data, classes, seed=seed, **known)
-    teacher = surgery.with_classes(opened.network, task.base_columns).eval().requires_grad_(False)
+    teacher = with_classes(opened.network, task.base_columns).eval().requires_grad_(False)
     made = json.loads((place.data / "dataset.json").read_text())
     how = {"classes": made["classes"], "size": made["size"], "scene": dataset.Scene(**made["scene"])}
     more = dataset.ensure(place.base.parent, train_per_class=2, val_per_class=FRESH_PER_CLASS, seed=FRESH_SEED, **how)

@@ -2,6 +2,7 @@
 
     python benchmarks/same_results.py                write benchmarks/results/same_results.json
     python benchmarks/same_results.py --check        derive again, name every case that differs, exit 1 if any does
+    python benchmarks/same_results.py --check --base "class token"     those of one base alone
 
 Every method, shape policy and head on six small bases with random weights (class token, distillation token, registers,
 LayerScale, no biases, residual after the norm): the hash of the derived weights, the widths of every block, MACs and
@@ -16,7 +17,7 @@ import json
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,10 @@ def training(steps: int) -> Training:
     return Training(steps=steps, batch_size=64, device="cpu", evaluations=1, lr=1e-3, early_stop=False, workers=0)
 
 
-def cases(scratch: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def cases(scratch: Path, bases: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Derive every case, and tell what came of it."""
-    for base, (name, more) in BASES.items():
+    for base in bases:
+        name, more = BASES[base]
         args = {**SMALL, **more}
         file = write_base(name, args, scratch / f"{base}.safetensors")
         opened = {"checkpoint": file, "model_args": args, "preprocessing": PREPROCESSING}
@@ -99,8 +101,11 @@ def told(model: Any) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the record instead of writing it")
+    parser.add_argument("--base", choices=BASES, help="derive from this base alone; with --check")
     parser.add_argument("--record", type=Path, default=RECORD)
     asked = parser.parse_args()
+    if asked.base and not asked.check:
+        parser.error("--base is for --check: a record holds all bases")
     torch.set_num_threads(1)
     here = {"torch": torch.__version__, "timm": timm.__version__, "processor": platform.processor()}
     kept = json.loads(asked.record.read_text()) if asked.check else {}
@@ -108,7 +113,7 @@ def main() -> None:
         sys.exit(f"the record was made with {kept['made_with']}, and this is {here}: write it anew with the older code")
     found, differing = {}, []
     with tempfile.TemporaryDirectory() as scratch:
-        for case, seen in cases(Path(scratch)):
+        for case, seen in cases(Path(scratch), [asked.base] if asked.base else list(BASES)):
             found[case] = seen
             if asked.check and seen != kept["cases"][case]:
                 was = kept["cases"][case]

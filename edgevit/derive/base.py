@@ -9,12 +9,12 @@ from typing import Any
 
 from edgevit.data.classes import base_list, base_order, imagenet_names, listed, resolve
 from edgevit.data.sources import open_source
-from edgevit.derive import surgery
 from edgevit.derive.card import base_card
 from edgevit.derive.request import BaseRequest
 from edgevit.errors import DataError
 from edgevit.folder.model import ClassLabel
 from edgevit.models.checkpoint import Model, derived_spec, open_base, save
+from edgevit.models.classifier import with_classes
 
 
 def base(
@@ -104,6 +104,6 @@ def _restricted(
         )
     order = base_order(known, given, outputs)
     chosen = resolve(listed(classes, {*known, *order}), known, order)
-    network = surgery.with_classes(opened.network, [c.base_index for c in chosen])
+    network = with_classes(opened.network, [c.base_index for c in chosen])
     labels = tuple(ClassLabel(c.name, c.base_index) for c in chosen)
     return Model(network, derived_spec(opened.spec, network, "subset", labels))

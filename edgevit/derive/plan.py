@@ -1,100 +1,256 @@
-"""What to keep: decided by a method, checked here, carried out by `surgery.apply`, stored beside an unfinished run."""
+"""What to keep of a network: decided by a method, checked here, carried out by `realise`, written beside the model.
+
+A plan says for each block that stays which of its heads, how wide they are, and which of its neurons. Where a method
+worked out weights, they go with the plan; else `realise` factorises attention, and merges or drops neurons.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from edgevit.derive.methods.vulcan.collapse import Clusters
 from edgevit.errors import PlanError
+from edgevit.folder.plan import (
+    AttentionRecord,
+    BlockRecord,
+    FfnRecord,
+    StepRecord,
+    from_ranges,
+    in_ranges,
+)
 from edgevit.folder.unfinished import STATE
 from edgevit.folder.writing import write_whole, writing
-from edgevit.models.anatomy import BlockDims, BlockWeights
+from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn
 from edgevit.train.state import reading_state, save_tensors
 
 
 @dataclass(frozen=True)
+class AttentionPlan:
+    """What becomes of an attention."""
+
+    heads: tuple[int, ...]  # those that stay
+    qk: int
+    vo: int
+    moment: Tensor | None = None  # [d + 1, d + 1] of its inputs, for which it is factorised; None: for its weights
+    weights: Attention | None = None  # what it becomes, where a method worked it out
+
+
+@dataclass(frozen=True)
+class FfnPlan:
+    """What becomes of an FFN: neurons stay, and the others are dropped, or merged into those."""
+
+    neurons: Tensor  # [r] int64: those that stay, in this order
+    labels: Tensor | None = None  # [e] int64: for each neuron, which of `neurons` it is merged into, by place
+    weights: Ffn | None = None  # what it becomes, where a method worked it out
+
+    @property
+    def width(self) -> int:
+        return len(self.neurons)
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """What becomes of a block; a site that is None goes."""
+
+    block: int
+    attention: AttentionPlan | None
+    ffn: FfnPlan | None
+
+    @property
+    def dims(self) -> BlockDims:
+        a, f = self.attention, self.ffn
+        return BlockDims(*((0, 0, 0) if a is None else (len(a.heads), a.qk, a.vo)), 0 if f is None else f.width)
+
+    def with_weights(self, block: Block) -> BlockPlan:
+        """The same sizes, with these weights."""
+        attention = None if self.attention is None else replace(self.attention, weights=block.attention)
+        return replace(
+            self, attention=attention, ffn=None if self.ffn is None else replace(self.ffn, weights=block.ffn)
+        )
+
+
+@dataclass(frozen=True)
 class Plan:
-    """For each block its new dimensions and the clusters into which its FFN neurons are merged: none is dropped.
+    """The blocks that stay, in their order."""
 
-    `moments` [d + 1, d + 1] per block, where attention is to be factorised for its own inputs and not for its weights.
-    """
+    blocks: tuple[BlockPlan, ...]
 
-    dims: tuple[BlockDims, ...]
-    clusters: tuple[Clusters, ...]
-    moments: tuple[Tensor, ...] | None = None
+    @classmethod
+    def narrowed(cls, dims: Sequence[BlockDims], neurons: Sequence[Tensor]) -> Plan:
+        """Every block stays, with all of its heads, at these dimensions and with these neurons, int64 [ffn] each."""
+        pairs = enumerate(zip(dims, neurons, strict=True))
+        heads = [tuple(range(d.heads)) for d in dims]
+        return cls(tuple(BlockPlan(i, AttentionPlan(heads[i], d.qk, d.vo), FfnPlan(n)) for i, (d, n) in pairs))
 
-    def check(self, blocks: Sequence[BlockWeights]) -> None:
+    @property
+    def dims(self) -> tuple[BlockDims, ...]:
+        return tuple(block.dims for block in self.blocks)
+
+    @property
+    def kept_blocks(self) -> list[int]:
+        return [block.block for block in self.blocks]
+
+    def check(self, blocks: Sequence[Block]) -> None:
         """See that the plan can be realised on these blocks.
 
         Raises:
             PlanError: it cannot; the message names the block, and what was expected of it.
         """
-        moments = self.moments or (None,) * len(blocks)
-        for name, given in (("dims", self.dims), ("clusters", self.clusters), ("moments", moments)):
-            if len(given) != len(blocks):
-                raise PlanError(f"the plan has {name} for {len(given)} blocks, expected {len(blocks)}")
-        for i, parts in enumerate(zip(blocks, self.dims, self.clusters, moments, strict=True)):
-            if (fault := next(_faults(*parts), None)) is not None:
-                raise PlanError(f"the plan of block {i} has {fault}")
+        numbers = self.kept_blocks
+        if not numbers or numbers != sorted(set(numbers)) or numbers[0] < 0 or numbers[-1] >= len(blocks):
+            raise PlanError(
+                f"the plan keeps the blocks {in_ranges(numbers) or 'none'}, expected some of 0 to {len(blocks) - 1}, "
+                f"each once and in order"
+            )
+        for plan in self.blocks:
+            if (fault := next(_faults(blocks[plan.block], plan), None)) is not None:
+                raise PlanError(f"the plan of block {plan.block} has {fault}")
+
+    def record(self, method: str) -> StepRecord:
+        """What plan.json says of it."""
+        return StepRecord(method, tuple(_recorded(block) for block in self.blocks))
 
 
-def _faults(block: BlockWeights, new: BlockDims, clusters: Clusters, moment: Tensor | None) -> Iterator[str]:
+def _faults(block: Block, plan: BlockPlan) -> Iterator[str]:
     """Why a block cannot be realised; whoever asks for the first is spared the others, which rest on it."""
-    old = block.dims
-    if new.heads != old.heads:
-        yield f"{new.heads} heads, expected all {old.heads}; surgery.keep_heads drops heads"
-    for name in ("qk", "vo", "ffn"):
-        width, most = getattr(new, name), getattr(old, name)
+    if plan.attention is None and plan.ffn is None:
+        yield "neither attention nor FFN; leave the block out"
+    for what, planned, there in (
+        ("an attention", plan.attention, block.attention),
+        ("an FFN", plan.ffn, block.ffn),
+    ):
+        if planned is not None and there is None:
+            yield f"{what}, and the network has none there"
+    if plan.attention is not None and block.attention is not None:
+        yield from _attention_faults(block.attention, plan.attention)
+    if plan.ffn is not None and block.ffn is not None:
+        yield from _ffn_faults(block.ffn, plan.ffn)
+
+
+def _attention_faults(part: Attention, plan: AttentionPlan) -> Iterator[str]:
+    heads = list(plan.heads)
+    if not heads or len(set(heads)) < len(heads) or min(heads) < 0 or max(heads) >= part.heads:
+        yield f"heads {heads}, expected some of 0 to {part.heads - 1}, each once"
+    for name, width, most in (("qk", plan.qk, part.qk), ("vo", plan.vo, part.vo)):
         if not 1 <= width <= most:
             yield f"{name} width {width}, expected 1 to {most}"
-    labels, anchors = clusters.labels, clusters.anchors
-    for what, given, count in (("labels", labels, old.ffn), ("anchors", anchors, new.ffn)):
-        if given.shape != (count,) or given.dtype != torch.int64:
-            yield f"{what} {list(given.shape)} {given.dtype}, expected [{count}] torch.int64"
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= new.ffn:
+    side = part.embed + 1
+    if plan.moment is not None and plan.moment.shape != (side, side):
+        yield f"a moment {list(plan.moment.shape)}, expected [{side}, {side}]"
+    given = plan.weights
+    if given is not None and (given.heads, given.qk, given.vo) != (len(heads), plan.qk, plan.vo):
+        yield f"weights of {given.heads} heads, QK {given.qk} and VO {given.vo}, expected those that it plans"
+
+
+def _ffn_faults(part: Ffn, plan: FfnPlan) -> Iterator[str]:
+    count, neurons, labels = part.neurons, plan.neurons, plan.labels
+    if neurons.ndim != 1 or not len(neurons) or neurons.dtype != torch.int64:
         yield (
-            f"cluster labels from {low} to {high}, expected 0 to {new.ffn - 1}: a plan merges every neuron into one of "
-            f"its clusters; surgery.keep_neurons drops neurons"
+            f"neurons {list(neurons.shape)} {neurons.dtype}, expected at least one index, torch.int64; "
+            f"mask.nonzero().flatten() makes indices of a mask"
         )
-    empty = (torch.bincount(labels, minlength=new.ffn) == 0).nonzero().flatten().tolist()
-    if empty:
-        yield f"{len(empty)} empty clusters, the first of them {empty[0]}, expected a neuron in each of {new.ffn}"
-    if int(anchors.min()) < 0 or int(anchors.max()) >= old.ffn:
-        yield f"anchors from {int(anchors.min())} to {int(anchors.max())}, expected neurons 0 to {old.ffn - 1}"
-    strange = (labels[anchors] != torch.arange(new.ffn, device=labels.device)).nonzero().flatten().tolist()
+    numbers = sorted(neurons.tolist())
+    if numbers[0] < 0 or numbers[-1] >= count:
+        yield f"neurons from {numbers[0]} to {numbers[-1]}, expected 0 to {count - 1}"
+    if twice := [a for a, b in pairwise(numbers) if a == b]:
+        yield f"neuron {twice[0]} more than once, expected every neuron at most once"
+    if labels is not None:
+        yield from _label_faults(count, neurons, labels)
+    if plan.weights is not None and plan.weights.neurons != plan.width:
+        yield f"weights of {plan.weights.neurons} neurons, expected {plan.width}"
+
+
+def _label_faults(count: int, neurons: Tensor, labels: Tensor) -> Iterator[str]:
+    if labels.shape != (count,) or labels.dtype != torch.int64:
+        yield f"labels {list(labels.shape)} {labels.dtype}, expected [{count}] torch.int64"
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= len(neurons):
+        yield f"cluster labels from {low} to {high}, expected 0 to {len(neurons) - 1}; leave labels out to drop neurons"
+    strange = (labels[neurons] != torch.arange(len(neurons), device=labels.device)).nonzero().flatten().tolist()
     if strange:
         first = strange[0]
-        yield f"neuron {int(anchors[first])} for the anchor of cluster {first}, expected one of the cluster's members"
-    side = block.w1.shape[1] + 1
-    if moment is not None and moment.shape != (side, side):
-        yield f"a moment {list(moment.shape)}, expected [{side}, {side}]"
+        yield f"neuron {int(neurons[first])} for cluster {first}, expected one of the cluster's members"
 
 
-def save_plan(plan: Plan, folder: Path) -> None:
-    tensors = {f"{i}.{name}": t for i, c in enumerate(plan.clusters) for name, t in vars(c).items()}
-    for i, moment in enumerate(plan.moments or ()):
-        tensors[f"{i}.moment"] = moment
+# -- as a record -------------------------------------------------------------------------------------------------------
+
+
+def _recorded(plan: BlockPlan) -> BlockRecord:
+    a, f = plan.attention, plan.ffn
+    attention = None if a is None else AttentionRecord(in_ranges(a.heads), a.qk, a.vo)
+    return BlockRecord(plan.block, attention, None if f is None else _recorded_ffn(f))
+
+
+def _recorded_ffn(plan: FfnPlan) -> FfnRecord:
+    neurons = plan.neurons.tolist()
+    if plan.labels is None:
+        return FfnRecord(plan.width, in_ranges(neurons))
+    members: dict[str, list[int]] = {}
+    for neuron, place in enumerate(plan.labels.tolist()):
+        if neuron != neurons[place]:
+            members.setdefault(str(neurons[place]), []).append(neuron)
+    return FfnRecord(plan.width, in_ranges(neurons), {anchor: in_ranges(others) for anchor, others in members.items()})
+
+
+def planned(record: StepRecord) -> Plan:
+    """The plan of a record: sizes and what stays, without weights and moments.
+
+    Raises:
+        PlanError: it names a neuron to be merged into one that does not stay.
+    """
+    return Plan(tuple(_planned_block(block) for block in record.blocks))
+
+
+def _planned_block(record: BlockRecord) -> BlockPlan:
+    a, f = record.attention, record.ffn
+    attention = None if a is None else AttentionPlan(tuple(from_ranges(a.heads)), a.qk, a.vo)
+    if f is None:
+        return BlockPlan(record.block, attention, None)
+    neurons = from_ranges(f.neurons)
+    if f.merged is None:
+        return BlockPlan(record.block, attention, FfnPlan(torch.tensor(neurons)))
+    place = {neuron: i for i, neuron in enumerate(neurons)}
+    into = dict(place)
+    for anchor, others in f.merged.items():
+        if int(anchor) not in place:
+            raise PlanError(f"the plan of block {record.block} merges neurons into {anchor}, which does not stay")
+        into |= dict.fromkeys(from_ranges(others), place[int(anchor)])
+    if sorted(into) != list(range(len(into))):
+        raise PlanError(f"the plan of block {record.block} neither keeps nor merges some neuron below {max(into)}")
+    labels = torch.tensor([into[neuron] for neuron in range(len(into))])
+    return BlockPlan(record.block, attention, FfnPlan(torch.tensor(neurons), labels))
+
+
+# -- beside an unfinished run ------------------------------------------------------------------------------------------
+
+
+def save_plan(plan: Plan, method: str, folder: Path) -> None:
+    """Keep a plan without weights for a run that may be interrupted."""
+    moments = {str(b.block): b.attention.moment for b in plan.blocks if b.attention is not None}
     with writing(folder):
-        save_tensors(folder / "plan.safetensors", tensors)
+        save_tensors(folder / "plan.safetensors", {name: m for name, m in moments.items() if m is not None})
         # Written last: a plan.json that exists is complete.
-        write_whole(folder / "plan.json", json.dumps([asdict(d) for d in plan.dims]))
+        write_whole(folder / "plan.json", json.dumps(asdict(plan.record(method))))
 
 
 def load_plan(folder: Path) -> Plan | None:
     """Read the plan of an unfinished run, or None if it had not got that far."""
     if not (folder / "plan.json").is_file():
         return None
-    dims = STATE.json(folder / "plan.json", tuple[BlockDims, ...])
+    step = STATE.json(folder / "plan.json", StepRecord)
     with reading_state(folder / "plan.safetensors"):
-        tensors: dict[str, torch.Tensor] = load_file(folder / "plan.safetensors")
-        clusters = tuple(Clusters(tensors[f"{i}.labels"], tensors[f"{i}.anchors"]) for i in range(len(dims)))
-        moments = tuple(tensors[f"{i}.moment"] for i in range(len(dims))) if "0.moment" in tensors else None
-    return Plan(dims, clusters, moments)
+        moments = load_file(folder / "plan.safetensors")
+    blocks = []
+    for block in planned(step).blocks:
+        a = block.attention
+        blocks.append(
+            block if a is None else replace(block, attention=replace(a, moment=moments.get(str(block.block))))
+        )
+    return Plan(tuple(blocks))

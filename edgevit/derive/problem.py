@@ -16,6 +16,7 @@ from edgevit.data.task import Task
 from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.cache import Cache
+from edgevit.derive.plan import Plan
 from edgevit.models.slim import bare_copy
 from edgevit.progress import Progress
 from edgevit.train.compute import Compute
@@ -70,11 +71,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class Derived:
-    """The slim network, and figures worth keeping about how it came to be."""
+    """What a method made: the slim network, the plan that it follows, and figures worth keeping."""
 
     network: nn.Module
+    plan: Plan  # by which it came of the network that the method was given
     facts: dict[str, object]
-    kept: Sequence[int] | None = None  # which of the base's blocks the network has; None: all
 
 
 def finetuned_base(problem: Problem) -> nn.Module:

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from edgevit.data.accuracy import Accuracy, from_counts
 from edgevit.data.assumptions import Assumptions, Sureness, assumptions
 from edgevit.data.task import Task, open_task, without
-from edgevit.derive import load_method, surgery
+from edgevit.derive import load_method
 from edgevit.derive.abilities import refuse_untaught
+from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.budget import Budget, make_budget
 from edgevit.derive.allocate.cost_table import load_cost_table
 from edgevit.derive.allocate.policy import Policy, check_reachable, make_policy
@@ -31,6 +32,7 @@ from edgevit.derive.estimate import estimate
 from edgevit.derive.methods.skd.slices import SuperNet, read_supernet
 from edgevit.derive.options import make_config
 from edgevit.derive.problem import Problem, Stopwatch, finetuned_base
+from edgevit.derive.realise import realise
 from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_rejection_images
 from edgevit.derive.request import DeriveRequest
 from edgevit.errors import EdgeVitError, Interrupted, UnknownNameError
@@ -39,6 +41,7 @@ from edgevit.folder.model import ClassLabel
 from edgevit.folder.unfinished import STATE, open_partial, partial_folder, remove_cheap
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import Model, derived_spec, open_base, save, tensors_sha256
+from edgevit.models.classifier import with_classes
 from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
 from edgevit.signals import stop_when_asked
@@ -200,7 +203,7 @@ def with_head(base: Model, task: Task, head: str) -> tuple[nn.Module, list[int],
     labels = tuple(ClassLabel(c.name, c.base_index) for c in task.classes)
     if head == "full":
         return base.network, indices, labels
-    return surgery.with_classes(base.network, indices), list(range(len(indices))), labels
+    return with_classes(base.network, indices), list(range(len(indices))), labels
 
 
 def _budget(base: Model, network: nn.Module, policy: Policy, request: DeriveRequest, *, drops: bool) -> Budget:
@@ -417,9 +420,13 @@ def _slice(net: SuperNet, base: Model, config: Any, policy: Policy, request: Der
     """Cut a slice of a super-network without any image, and write the model folder; nothing is measured."""
     stopwatch, head, out = Stopwatch(), request.head, request.out
     budget = make_budget(base.spec.macs, base.spec.params, rate=request.rate, macs=request.macs, params=request.params)
-    with stopwatch.stage("slice"):
+    with stopwatch.stage("slice"), one_thread():
         chosen = net.classes(base.spec, request.classes)
-        network = net.slice(base.network, budget, policy, [c.base_index for c in chosen] if head == "subset" else None)
+        rows = [c.base_index for c in chosen] if head == "subset" else None
+        plan = net.plan(base.network, budget, policy, None if rows is None else len(rows))
+        network = realise(base.network, plan)
+        if rows is not None:
+            load_family(base.spec.family).keep_classes(network, rows)
     spec = derived_spec(base.spec, network, head, tuple(ClassLabel(c.name, c.base_index) for c in chosen))
     nothing = dict.fromkeys(("base_full_head", "base_restricted", "base_finetuned", "derived"))
     record = {
@@ -471,7 +478,7 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool)
         raise
     network = derived.network.cpu().eval()
     spec = replace(derived_spec(wanted.base.spec, network, wanted.head, wanted.labels), rejection=rule)
-    cost = problem.budget.cost(spec.blocks, load_family(spec.family).geometry(network), derived.kept)
+    cost = problem.budget.cost(spec.blocks, load_family(spec.family).geometry(network), derived.plan.kept_blocks)
     assert problem.budget.holds(cost)
     record = {
         **wanted.record(),

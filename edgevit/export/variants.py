@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from edgevit.export.gates import Parity, Tolerances, check_graph, check_parity
 from edgevit.export.graph import write_onnx
@@ -74,8 +72,7 @@ class Exported:
     def blocks(self) -> tuple[str, ...]:
         """The blocks' module names, in order."""
         names = {id(module): name for name, module in self.network.named_modules()}
-        attentions: Sequence[nn.Module] = load_family(self.source.family_name).attention_inputs(self.network)
-        return tuple(names[id(attention)].rpartition(".")[0] for attention in attentions)
+        return tuple(names[id(layer)] for layer in load_family(self.source.family_name).layers(self.network))
 
     @property
     def fusable(self) -> tuple[bool, ...]:

@@ -3,6 +3,7 @@
 Schema history: 1  first version
                 2  rejection; models of schema 1 are still read: they have none
                 3  spec_sha256, of all the rest of the file: 2 heads of 16 made into 1 of 32 would fit the weights, too
+                4  an attention or an FFN that is gone has sizes of 0
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from edgevit.folder.documents import Reader
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCHEMAS = (1, 2, 3)
+SCHEMAS = (1, 2, 3, 4)
 WEIGHTS, SPEC = "model.safetensors", "model.json"
 
 MEND = "copy the folder again, or derive the model again"
@@ -31,6 +32,7 @@ Score = Literal["logsumexp"]
 SCORE: Score = "logsumexp"
 Head = Literal["subset", "full"]
 Size = Annotated[int, Field(gt=0, lt=2**31)]
+Dimension = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(gt=0, lt=2**63)]
 Three = Field(min_length=3, max_length=3)
 Index = Annotated[int, Field(ge=0, lt=2**31)]
@@ -39,12 +41,20 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True)
 class BlockDims:
-    """The dimensions that pruning changes, in one block."""
+    """The dimensions that pruning changes, in one block; those of an attention or an FFN that is gone are zero."""
 
-    heads: Size
-    qk: Size  # width of a query and of a key, per head
-    vo: Size  # width of a value, per head
-    ffn: Size
+    heads: Dimension
+    qk: Dimension  # width of a query and of a key, per head
+    vo: Dimension  # width of a value, per head
+    ffn: Dimension
+
+    @property
+    def has_attention(self) -> bool:
+        return self.heads > 0
+
+    @property
+    def has_ffn(self) -> bool:
+        return self.ffn > 0
 
     @property
     def fusable(self) -> bool:
@@ -162,6 +172,11 @@ class ModelSpec:
             return f"has {outputs!r} as timm_args.num_classes, expected a number of classes"
         if self.timm_args.get("depth", len(self.blocks)) != len(self.blocks):
             return f"has {self.timm_args['depth']!r} as timm_args.depth and {len(self.blocks)} blocks"
+        for i, b in enumerate(self.blocks):
+            if len({b.heads > 0, b.qk > 0, b.vo > 0}) > 1:
+                return (
+                    f"has {b.heads} heads of widths {b.qk} and {b.vo} in block {i}: all are 0 where attention is gone"
+                )
         if len(set(names)) < len(names) or len(set(self.class_columns)) < len(names):
             return "has a class twice"
         if self.head == "subset" and len(names) != outputs:

@@ -1,25 +1,47 @@
-"""A Transformer block as tensors: the one form in which methods see a model.
+"""What a Transformer is made of, in the one form in which methods see it, whatever class the network is of.
+
+A *block* has two *sites*, its attention and its FFN, each added to the tokens; either may be gone. A site's weights are
+a *part*: tensors that are views of the live parameters, so that a regulariser trains through them. Parts are sliced by
+their own methods, and by nothing else.
+
+The *axes* along which a model can be made smaller: of an attention its heads and its QK and VO widths, of an FFN its
+neurons, either site as a whole, the block, and, shared by all sites of a stage, the embedding width and the tokens.
+A family says which of them are frozen, and why (`Site.frozen`); the others are free.
 
 Shapes: H heads, q and v the per-head QK and VO widths, d embedding width, e FFN width.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+from edgevit.errors import UnsupportedModelError
 from edgevit.folder.model import BlockDims as BlockDims
+
+Axis = Literal["heads", "qk", "vo", "neurons", "site", "block", "embed", "tokens"]
+SiteKind = Literal["attention", "ffn"]
+Part = TypeVar("Part")
+
+
+# -- parts: weights ----------------------------------------------------------------------------------------------------
+
+
+def _maybe(tensor: Tensor | None, index: object) -> Tensor | None:
+    return None if tensor is None else tensor[index]  # type: ignore[index]
 
 
 @dataclass(frozen=True)
-class BlockWeights:
-    """The weights of one block; views of the live parameters when a family made them.
+class Attention:
+    """The weights of one attention.
 
-    Attention of head h on normalised tokens x [N, d] is
-    softmax((x wq' + bq)(x wk' + bk)' / sqrt(q)) (x wv' + bv) wo', summed over heads, plus bo.
+    Head h on normalised tokens x [N, d] is softmax((x wq' + bq)(x wk' + bk)' / sqrt(q)) (x wv' + bv) wo', summed over
+    heads, plus bo.
     """
 
     wq: Tensor  # [H, q, d]
@@ -30,12 +52,161 @@ class BlockWeights:
     bv: Tensor | None  # [H, v]
     wo: Tensor  # [H, d, v]
     bo: Tensor | None  # [d]
+
+    @property
+    def heads(self) -> int:
+        return len(self.wq)
+
+    @property
+    def qk(self) -> int:
+        return self.wq.shape[1]
+
+    @property
+    def vo(self) -> int:
+        return self.wv.shape[1]
+
+    @property
+    def embed(self) -> int:
+        return self.wq.shape[-1]
+
+    @property
+    def has_output_bias(self) -> bool:
+        """Whether the output can take a constant: a value bias passes through, as attention rows sum to one."""
+        return self.bo is not None or self.bv is not None
+
+    def keep_heads(self, heads: Sequence[int]) -> Attention:
+        """These heads, in this order; what the others put out is lost."""
+        kept = list(heads)
+        return replace(
+            self,
+            wq=self.wq[kept], bq=_maybe(self.bq, kept), wk=self.wk[kept], bk=_maybe(self.bk, kept),
+            wv=self.wv[kept], bv=_maybe(self.bv, kept), wo=self.wo[kept],
+        )  # fmt: skip
+
+    def first(self, qk: int, vo: int) -> Attention:
+        """The first dimensions of every head, as views. Logits are then divided by the root of another width."""
+        return replace(
+            self,
+            wq=self.wq[:, :qk], bq=_maybe(self.bq, (slice(None), slice(qk))),
+            wk=self.wk[:, :qk], bk=_maybe(self.bk, (slice(None), slice(qk))),
+            wv=self.wv[:, :vo], bv=_maybe(self.bv, (slice(None), slice(vo))), wo=self.wo[..., :vo],
+        )  # fmt: skip
+
+    def padded(self, qk: int, vo: int) -> Attention:
+        """The same function with wider heads: zeros are added, and queries make up for the other width's root."""
+        import torch.nn.functional as F
+
+        gain = (qk / self.qk) ** 0.5
+
+        def rows(weight: Tensor, width: int) -> Tensor:
+            return F.pad(weight, (0, 0, 0, width - weight.shape[1]))  # [H, w, d] -> [H, width, d]
+
+        def entries(bias: Tensor | None, width: int) -> Tensor | None:
+            return None if bias is None else F.pad(bias, (0, width - bias.shape[-1]))
+
+        return replace(
+            self,
+            wq=rows(self.wq * gain, qk), bq=entries(None if self.bq is None else self.bq * gain, qk),
+            wk=rows(self.wk, qk), bk=entries(self.bk, qk), wv=rows(self.wv, vo), bv=entries(self.bv, vo),
+            wo=F.pad(self.wo, (0, vo - self.vo)),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ffn:
+    """The weights of one FFN: f(x w1' + b1) w2' + b2, or gated: (f(x w1' + b1) * (x wg' + bg)) w2' + b2.
+
+    A neuron is a row of w1, of wg where there is one, and the column of w2 that reads it.
+    """
+
     w1: Tensor  # [e, d]
     b1: Tensor | None  # [e]
     w2: Tensor  # [d, e]
     b2: Tensor | None  # [d]
+    wg: Tensor | None = None  # [e, d]
+    bg: Tensor | None = None  # [e]
+
+    @property
+    def neurons(self) -> int:
+        return len(self.w1)
+
+    @property
+    def gated(self) -> bool:
+        return self.wg is not None
+
+    def inputs(self) -> list[Tensor]:
+        """What makes a neuron: w1 and b1, then wg and bg, as far as there are such; [e, d] or [e] each."""
+        return [t for t in (self.w1, self.b1, self.wg, self.bg) if t is not None]
+
+    def keep(self, neurons: object) -> Ffn:
+        """These neurons, by an index of tensors: indices in any order, or a slice."""
+        return replace(
+            self,
+            w1=self.w1[neurons], b1=_maybe(self.b1, neurons), w2=self.w2[:, neurons],  # type: ignore[index]
+            wg=_maybe(self.wg, neurons), bg=_maybe(self.bg, neurons),
+        )  # fmt: skip
+
+    def merged(self, labels: Tensor, anchors: Tensor) -> Ffn:
+        """Merge clusters into their anchors by adding up the columns of w2 (Vulcan, Eq. 9); exact between equals.
+
+        Shapes: labels [e], the cluster of each neuron; anchors [K], the neuron that stands for each.
+        """
+        w2 = self.w2.new_zeros(self.w2.shape[0], len(anchors)).index_add_(1, labels, self.w2)
+        return replace(self.keep(anchors), w2=w2)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The weights of one block; a site that is gone is None."""
+
+    attention: Attention | None
+    ffn: Ffn | None
 
     @property
     def dims(self) -> BlockDims:
-        heads, qk, _ = self.wq.shape
-        return BlockDims(heads=heads, qk=qk, vo=self.wv.shape[1], ffn=self.w1.shape[0])
+        a, f = self.attention, self.ffn
+        heads, qk, vo = (0, 0, 0) if a is None else (a.heads, a.qk, a.vo)
+        return BlockDims(heads, qk, vo, 0 if f is None else f.neurons)
+
+
+def attentions(blocks: Sequence[Block]) -> list[Attention]:
+    """The attentions of blocks that all have one.
+
+    Raises:
+        UnsupportedModelError: one has none.
+    """
+    return [_there(block.attention, i, "attention") for i, block in enumerate(blocks)]
+
+
+def ffns(blocks: Sequence[Block]) -> list[Ffn]:
+    """The FFNs of blocks that all have one.
+
+    Raises:
+        UnsupportedModelError: one has none.
+    """
+    return [_there(block.ffn, i, "FFN") for i, block in enumerate(blocks)]
+
+
+def _there(part: Part | None, block: int, what: str) -> Part:
+    if part is None:
+        raise UnsupportedModelError(
+            f"block {block} of this model has no {what}, and this method cuts blocks that have both; "
+            f"derive from the model that it came from"
+        )
+    return part
+
+
+# -- sites: along which axes they can become smaller -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Site:
+    """One attention or FFN of a model, and which of its axes cannot be cut."""
+
+    block: int
+    kind: SiteKind
+    frozen: Mapping[Axis, str] = field(default_factory=lambda: MappingProxyType({}))  # with the reason
+
+    @property
+    def name(self) -> str:
+        return f"blocks.{self.block}.{self.kind}"

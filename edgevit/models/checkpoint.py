@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError, UnsupportedModelError
 from edgevit.folder.model import SPEC, WEIGHTS, BaseFacts, ClassLabel, ModelSpec, read_spec
 from edgevit.folder.writing import file_sha256, new_folder
-from edgevit.models.families import family_of, load_family
+from edgevit.models.families import family_of, load_family, name_of
 from edgevit.models.prediction import Picture, Prediction, judge, rgb_images
 from edgevit.models.request import check_base, check_model_folder
 from edgevit.numbers import COUNT, check_number
@@ -224,8 +224,7 @@ def _no_pretrained(name: str, error: Exception) -> CheckpointError:
 
 def _preprocessing(network: Any, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The base's own preprocessing, as timm resolves it, with what the user gave on top."""
-    patch = network.patch_embed
-    given = {**overrides, "input_size": (patch.proj.in_channels, *patch.img_size)}
+    given = {**overrides, "input_size": family_of(network).input_size(network)}
     config = resolve_data_config(given, model=network, use_test_size=True)
     return {key: list(v) if isinstance(v := config[key], tuple) else v for key in PREPROCESSING_KEYS}
 
@@ -282,7 +281,7 @@ def describe(
     spec = ModelSpec(
         timm_name=timm_name,
         timm_args={**timm_args, "num_classes": outputs},
-        family=family.__name__.rpartition(".")[2],
+        family=name_of(family),
         blocks=blocks,
         head="full",
         classes=(),
@@ -318,10 +317,10 @@ def load(folder: str | Path) -> Model:
     with _reading(folder / WEIGHTS):
         state = load_file(folder / WEIGHTS)
     depth = len(family.read(network))
-    if family.__name__.rpartition(".")[2] != spec.family or len(spec.blocks) != depth:
+    if name_of(family) != spec.family or len(spec.blocks) != depth:
         raise CheckpointError(
             f"{folder / SPEC} describes {len(spec.blocks)} blocks of family {spec.family}, and {spec.timm_name} has "
-            f"{depth} of {family.__name__.rpartition('.')[2]}; copy the folder again, or derive it again"
+            f"{depth} of {name_of(family)}; copy the folder again, or derive it again"
         )
     family.resize(network, spec.blocks, state)
     _fill(network, state, folder / WEIGHTS, str(folder))
@@ -335,13 +334,14 @@ def _check_described(network: Any, spec: ModelSpec, file: Path) -> None:
     Raises:
         CheckpointError: it costs something else, or takes other images.
     """
-    geometry, patch = load_family(spec.family).geometry(network), network.patch_embed
+    family = load_family(spec.family)
+    geometry = family.geometry(network)
     of_base = geometry.with_classes(spec.base.outputs)
     for what, told, seen in (
         ("MACs", spec.macs, geometry.macs(spec.blocks)),
         ("parameters", spec.params, sum(p.numel() for p in network.parameters())),
         ("MACs of the base", spec.base.macs, of_base.macs(spec.base.blocks)),
-        ("input size", list(spec.preprocessing["input_size"]), [patch.proj.in_channels, *patch.img_size]),
+        ("input size", list(spec.preprocessing["input_size"]), list(family.input_size(network))),
     ):
         if told != seen:
             raise CheckpointError(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from edgevit.models.anatomy import BlockDims
+from edgevit.models.anatomy import Axis, BlockDims, Site, SiteKind
 
 Quantity = Literal["macs", "params"]
 
@@ -30,6 +30,15 @@ class UnitCosts:
 
 
 @dataclass(frozen=True)
+class SiteCosts:
+    """What the cost of one kind of site depends on beside its sizes; alike in all blocks of a model."""
+
+    inputs: int  # matrices that read the tokens: 3 of an attention, 1 of an FFN, 2 of one that is gated
+    input_biases: bool  # of these
+    vectors: int  # parameters of embedding width that go with the site: its norm, LayerScale, output bias
+
+
+@dataclass(frozen=True)
 class Geometry:
     """What pruning leaves alone, and so what the cost of given block dimensions depends on."""
 
@@ -39,37 +48,58 @@ class Geometry:
     patch_values: int  # input values per patch: channels * height * width
     outputs: int  # rows of the classifier, over all heads of a distilled model
     classifier_heads: int  # 2 for a model with a distillation token
-    other_params: int  # everything outside attention, FFN and classifier
-    qkv_bias: bool
-    attention_out_bias: bool
-    ffn_bias: bool
+    other_params: int  # everything outside blocks and classifier
+    attention: SiteCosts
+    ffn: SiteCosts
+    sites: tuple[Site, ...] = ()  # of the model it is of; none where nothing is frozen
 
     def with_classes(self, classes: int) -> Geometry:
         return replace(self, outputs=classes * self.classifier_heads)
 
+    def why_frozen(self, block: int, kind: SiteKind, axis: Axis) -> str | None:
+        """Why this axis of a site cannot be cut; None: it can."""
+        return next((s.frozen.get(axis) for s in self.sites if (s.block, s.kind) == (block, kind)), None)
+
     def unit_costs(self, heads: int, quantity: Quantity) -> UnitCosts:
         """Cost of one unit of QK width, VO width and FFN width in a block of `heads` heads."""
-        d, n = self.embed, self.tokens
+        d, n, ffn = self.embed, self.tokens, self.ffn
         if quantity == "macs":
             attention = (2 * n * d + n * n) * heads
-            return UnitCosts(qk=attention, vo=attention, ffn=2 * n * d)
-        bias = int(self.qkv_bias)
-        return UnitCosts(qk=2 * heads * (d + bias), vo=heads * (2 * d + bias), ffn=2 * d + int(self.ffn_bias))
+            return UnitCosts(qk=attention, vo=attention, ffn=(ffn.inputs + 1) * n * d)
+        bias = int(self.attention.input_biases)
+        return UnitCosts(
+            qk=2 * heads * (d + bias),
+            vo=heads * (2 * d + bias),
+            ffn=(ffn.inputs + 1) * d + ffn.inputs * int(ffn.input_biases),
+        )
 
     def fixed(self, depth: int, quantity: Quantity) -> int:
-        """Cost of everything that the block dimensions do not change."""
+        """Cost of everything that the widths of so many whole blocks do not change."""
         if quantity == "macs":
-            return (self.patches * self.patch_values + 2 * depth * self.tokens + self.outputs + 1) * self.embed
-        block = self.embed * (int(self.attention_out_bias) + int(self.ffn_bias))
-        return self.other_params + self.outputs * (self.embed + 1) + depth * block
+            outside = (self.patches * self.patch_values + self.outputs + 1) * self.embed
+        else:
+            outside = self.other_params + self.outputs * (self.embed + 1)
+        return outside + depth * sum(self.site_fixed(kind, quantity) for kind in ("attention", "ffn"))
+
+    def site_fixed(self, kind: Literal["attention", "ffn"], quantity: Quantity) -> int:
+        """What a site costs for being there, whatever its widths."""
+        if quantity == "macs":
+            return self.tokens * self.embed  # of its norm
+        return self.embed * (self.attention if kind == "attention" else self.ffn).vectors
 
     def block_cost(self, block: BlockDims, quantity: Quantity) -> int:
-        """Cost of what pruning changes in one block."""
+        """Cost of what the widths of one block change."""
         unit = self.unit_costs(block.heads, quantity)
         return unit.qk * block.qk + unit.vo * block.vo + unit.ffn * block.ffn
 
     def cost(self, blocks: Sequence[BlockDims], quantity: Quantity) -> int:
-        return self.fixed(len(blocks), quantity) + sum(self.block_cost(b, quantity) for b in blocks)
+        """Cost of a model: what lies outside its blocks, and the sum over the sites that are there."""
+        total = self.fixed(0, quantity)
+        for block in blocks:
+            total += self.block_cost(block, quantity)
+            total += self.site_fixed("attention", quantity) if block.has_attention else 0
+            total += self.site_fixed("ffn", quantity) if block.has_ffn else 0
+        return total
 
     def macs(self, blocks: Sequence[BlockDims]) -> int:
         """Multiply-accumulates of one image."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -55,3 +56,30 @@ class SlimAttention(nn.Module):
         x = x.transpose(1, 2).reshape(batch, tokens, widths[2])
         out: Tensor = self.proj_drop(self.proj(x))
         return out
+
+
+class HalfBlock(nn.Module):
+    """A block of timm's whose attention or whose FFN is gone: the tokens, plus what the other puts out.
+
+    It takes over the modules of a block under their own names, so that weights keep theirs.
+    """
+
+    def __init__(self, block: Any, left: Literal["attn", "mlp"]) -> None:
+        super().__init__()
+        number = {"attn": 1, "mlp": 2}[left]
+        # timm's ResPostBlock normalises what is added, and scales nothing
+        self.post_norm = not hasattr(block, "ls1")
+        names = (left, f"norm{number}", f"ls{number}", f"drop_path{number}")
+        self.names = tuple(name for name in names if hasattr(block, name))
+        for name in self.names:
+            setattr(self, name, getattr(block, name))
+        self.train(block.training)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        module, norm, *after = (getattr(self, name) for name in self.names)
+        mask = {"attn_mask": attn_mask, "is_causal": is_causal} if "attn" in self.names else {}
+        added = norm(module(x, **mask)) if self.post_norm else module(norm(x), **mask)
+        for step in after:  # LayerScale, stochastic depth
+            added = step(added)
+        summed: Tensor = x + added
+        return summed

@@ -31,14 +31,16 @@ TOKENS, TOKENS_WITH_GRADIENTS = 20_000, 2048
 HELD, HELD_WITH_GRADIENTS = 24, 26
 
 Observe = Callable[[int, Any, Tensor], None]
-Observer = tuple[Sequence[nn.Module], Observe]  # what is observed, and by whom: see `observed`
+Observer = tuple[Sequence[nn.Module | None], Observe]  # what is observed, and by whom: see `observed`
 
 
 @contextmanager
-def observed(modules: Sequence[nn.Module], see: Observe) -> Iterator[None]:
-    """Call `see(index, inputs, output)` after each forward pass of each module."""
+def observed(modules: Sequence[nn.Module | None], see: Observe) -> Iterator[None]:
+    """Call `see(index, inputs, output)` after each forward pass of each module; None is passed over."""
     with ExitStack() as stack:
         for i, module in enumerate(modules):
+            if module is None:
+                continue
             hook = module.register_forward_hook(lambda _, inputs, output, i=i: see(i, inputs, output))
             stack.callback(hook.remove)
         yield

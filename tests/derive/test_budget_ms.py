@@ -25,11 +25,10 @@ from dataclasses import dataclass
 
 import torch
 
-from edgevit.derive import surgery
-from edgevit.derive.methods.vulcan.collapse import make_clusters
 from edgevit.derive.allocate.knapsack import BlockMenu, Choice, allocate
 from edgevit.derive.plan import Plan
 from edgevit.derive.problem import Derived
+from edgevit.derive.realise import realise
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import family_of
 
@@ -57,8 +56,8 @@ def derive(problem, config):
     ]
     found = allocate(menus, problem.budget.limit - table.fixed_ms)
     dims = tuple(BlockDims(b.dims.heads, a.value, a.value, f.value) for b, (a, f) in zip(blocks, found))
-    clusters = [make_clusters(torch.arange(768) % d.ffn, torch.ones(768)) for d in dims]
-    return Derived(surgery.apply(problem.network, Plan(dims, tuple(clusters))), {})
+    plan = Plan.narrowed(dims, [torch.arange(d.ffn) for d in dims])
+    return Derived(realise(problem.network, plan), plan, {})
 """
 
 

@@ -113,7 +113,8 @@ def test_a_slice_of_any_size_obeys_the_shape_policy_and_is_part_of_the_network(n
     for block, slim, full in zip(spec.blocks, vit.read(made.model.network), vit.read(whole.network), strict=True):
         assert block.qk % policy.head_step == block.vo % policy.head_step == block.ffn % policy.ffn_step == 0
         assert min(block.qk, block.vo) >= policy.head_minimum and (block.qk == block.vo or not policy.equal)
-        assert torch.equal(slim.w1, full.w1[: block.ffn]) and torch.equal(slim.wv, full.wv[:, : block.vo])
+        assert torch.equal(slim.ffn.w1, full.ffn.w1[: block.ffn])
+        assert torch.equal(slim.attention.wv, full.attention.wv[:, : block.vo])
     assert edgevit.load(tmp_path / "m")(torch.randn(2, 3, 32, 32)).shape == (2, 10)
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from edgevit.derive.card import model_card
 from edgevit.errors import CheckpointError, EdgeVitError, OptionError, OutputError, UnknownNameError
 from edgevit.folder.model import ClassLabel
-from edgevit.models.anatomy import BlockDims
+from edgevit.models.anatomy import Block, BlockDims
 from edgevit.models.checkpoint import Model, derived_spec, describe, load, open_base, read_weights, save
 from edgevit.models.families import family_of
 
@@ -51,15 +51,14 @@ def logits(model: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
 
 
 def derived(network: nn.Module, name: str, args: Any, qk: int, vo: int, *, head: str = "subset") -> Model:
-    """A model of three classes with other dimensions in its two blocks, as surgery leaves them: without a key bias."""
+    """A model of three classes with other dimensions in its two blocks, without a key bias, as factors are."""
     base = describe(network, name, {**ARGS, **args, "num_classes": 10})
     family = family_of(network)
     blocks = []
     for i, b in enumerate(family.read(network)):
         q, v, e = qk + 8 * i, vo + 8 * i, 40 + 8 * i
-        biases = {"bq": None if b.bq is None else b.bq[:, :q], "bk": None, "bv": None}
-        blocks.append(replace(b, wq=b.wq[:, :q], wk=b.wk[:, :q], wv=b.wv[:, :v], wo=b.wo[..., :v], **biases,
-                              w1=b.w1[:e], b1=None if b.b1 is None else b.b1[:e], w2=b.w2[:, :e]))  # fmt: skip
+        attention = replace(b.attention.first(q, v), bk=None, bv=None)
+        blocks.append(Block(attention, b.ffn.keep(slice(e))))
     slim = family.build(network, blocks).eval()
     if head == "subset":
         family.keep_classes(slim, [7, 0, 3])
@@ -191,7 +190,11 @@ BROKEN: list[tuple[str, Callable[[Path], Any], str]] = [
     ("no spec", lambda f: (f / "model.json").unlink(), "model.json is missing"),
     ("altered", lambda f: flip_a_bit(f / "model.safetensors"), "was altered: its hash is"),
     ("truncated", lambda f: os.truncate(f / "model.safetensors", 1000), "was altered"),
-    ("next schema", lambda f: change(f, schema=4), "has schema 4, this edgevit reads 1 and 2 and 3; update edgevit"),
+    (
+        "next schema",
+        lambda f: change(f, schema=5),
+        "has schema 5, this edgevit reads 1 and 2 and 3 and 4; update edgevit",
+    ),
     ("no schema", lambda f: drop(f, "schema"), "has schema nothing"),
     ("half a spec", lambda f: os.truncate(f / "model.json", 100), "is not JSON"),
     ("binary spec", lambda f: (f / "model.json").write_bytes(b"\xff\xfe\x00"), "is not text in UTF-8"),

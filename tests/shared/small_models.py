@@ -34,14 +34,8 @@ def random_base(**args: Any) -> torch.nn.Module:
 def slimmed(network: torch.nn.Module, qk: int, vo: int) -> torch.nn.Module:
     """Cut heads down to the first `qk` and `vo` of their width: other functions, but real dimensions."""
 
-    def rows(bias: torch.Tensor | None, width: int) -> torch.Tensor | None:
-        return None if bias is None else bias[:, :width]
-
-    def cut(b: Any) -> Any:
-        return replace(b, wq=b.wq[:, :qk], bq=rows(b.bq, qk), wk=b.wk[:, :qk], bk=rows(b.bk, qk),
-                       wv=b.wv[:, :vo], bv=rows(b.bv, vo), wo=b.wo[..., :vo])  # fmt: skip
-
-    return vit.build(network, [cut(block) for block in vit.read(network)]).eval()
+    blocks = [replace(block, attention=block.attention.first(qk, vo)) for block in vit.read(network)]
+    return vit.build(network, blocks).eval()
 
 
 def write_derived(

@@ -27,9 +27,8 @@ from torch import Tensor
 
 from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.measure.statistics import add_outer, symmetric
-from edgevit.derive.surgery import keep_neurons
 from edgevit.errors import DataError
-from edgevit.models.anatomy import BlockWeights
+from edgevit.models.anatomy import Ffn
 
 _TINY = torch.finfo(torch.float64).tiny
 Refit = Literal["least_squares", "compensate", "remove"]
@@ -60,20 +59,20 @@ def solve(gram: Tensor, right: Tensor, ridge: float) -> Tensor:
 
 
 def refit(
-    block: BlockWeights, kept: Tensor, second: Tensor, mean: Tensor, how: Refit = "least_squares", ridge: float = 1e-4
-) -> BlockWeights:
-    """Keep these neurons of a block and refit its output weights and bias to them.
+    part: Ffn, kept: Tensor, second: Tensor, mean: Tensor, how: Refit = "least_squares", ridge: float = 1e-4
+) -> Ffn:
+    """Keep these neurons of an FFN and refit its output weights and bias to them.
 
     `ridge` is in units of the kept neurons' mean square: a share of their variance would be nothing where few tokens
     leave no variance. Shapes: kept [r] int64; second [e, e] and mean [e], moments of the FFN after its non-linearity.
     """
-    kept = kept.to(block.w1.device)
-    slim = keep_neurons(block, kept)
+    kept = kept.to(part.w1.device)
+    slim = part.keep(kept)
     if how == "remove":
         return slim
     # Small solves where the moments are: on the CPU unless the caller put them elsewhere.
-    index, w2, mean = kept.to(second.device), block.w2.detach().to(second), mean.to(second)
-    centre = refittable_mean(block, mean)
+    index, w2, mean = kept.to(second.device), part.w2.detach().to(second), mean.to(second)
+    centre = refittable_mean(part, mean)
     gram = second[index][:, index]
     lift = _lift(ridge, gram.diagonal())
     gram = gram - torch.outer(centre[index], centre[index])
@@ -82,13 +81,13 @@ def refit(
         right += lift * w2[:, index].mT
     with one_thread():
         new = solve(gram, right, lift).mT
-    bias = None if block.b2 is None else (block.b2.detach().to(w2) + w2 @ mean - new @ mean[index]).to(block.b2)
-    return replace(slim, w2=new.to(block.w2), b2=bias)
+    bias = None if part.b2 is None else (part.b2.detach().to(w2) + w2 @ mean - new @ mean[index]).to(part.b2)
+    return replace(slim, w2=new.to(part.w2), b2=bias)
 
 
-def refittable_mean(block: BlockWeights, mean: Tensor) -> Tensor:
+def refittable_mean(part: Ffn, mean: Tensor) -> Tensor:
     """What an output bias can make up for of its neurons' mean [e]: all of it where there is one, else nothing."""
-    return mean if block.b2 is not None else torch.zeros_like(mean)
+    return mean if part.b2 is not None else torch.zeros_like(mean)
 
 
 class Regression:

@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from edgevit.derive.algebra.attention import head_singular_values
 from edgevit.derive.algebra.factorise import effective_rank
 from edgevit.derive.allocate.policy import Policy, Widths
-from edgevit.derive.surgery import head_singular_values
-from edgevit.models.anatomy import BlockWeights
+from edgevit.models.anatomy import Block, attentions, ffns
 
 Normalisation = Literal["zscore", "minmax", "l2", "uniform"]
 HeadAllocation = Literal["effective_rank", "uniform"]
@@ -99,7 +99,7 @@ def head_rates(
 
 
 def adaptive(
-    blocks: Sequence[BlockWeights],
+    blocks: Sequence[Block],
     activations: Sequence[Tensor],
     policy: Policy,
     *,
@@ -114,10 +114,11 @@ def adaptive(
     dims = [b.dims for b in blocks]
     scores = [normalise(a, normalisation) for a in activations]
     if size_weight == "log_parameters":  # Eq. 29
-        ffn_params = [b.w1.numel() + b.w2.numel() for b in blocks]
+        ffn_params = [sum(w.numel() for w in (f.w1, f.w2, f.wg) if w is not None) for f in ffns(blocks)]
         scores = [s / log(p) for s, p in zip(scores, ffn_params, strict=True)]
-    values = head_singular_values(blocks)
-    attention_params = [sum(w.numel() for w in (b.wq, b.wk, b.wv, b.wo)) for b in blocks]
+    parts = attentions(blocks)
+    values = head_singular_values(parts)
+    attention_params = [sum(w.numel() for w in (a.wq, a.wk, a.wv, a.wo)) for a in parts]
     widths = [(d.qk, d.vo) for d in dims]
 
     def wishes_at(rate: float) -> list[Widths]:

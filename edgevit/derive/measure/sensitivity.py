@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.errors import DataError
-from edgevit.models.families import family_of
+from edgevit.models.anatomy import BlockDims
+from edgevit.models.families import Family, family_of
 from edgevit.train.passes import Observe, Observer, Passes
 
 FLOOR = 0.1  # of the weight by token that every token has at least: what no image showed must not be free
@@ -101,7 +102,7 @@ def measure_sensitivity(
         target = (logits * curvature_sample(logits, drawn)).sum()
         gradients = list(torch.autograd.grad(target, [tensor for s in seen for tensor in vars(s).values()]))
         for i, d in enumerate(dims):
-            now = _of_batch(d.heads, d.qk, seen[i], _Seen(*gradients[:4]))
+            now = _of_batch(family, d, seen[i], _Seen(*gradients[:4]))
             before = sums[i]
             sums[i] = now if before is None else _add(before, now)
             del gradients[:4]  # the next batch's activations come where these were
@@ -123,15 +124,16 @@ def measure_sensitivity(
     return found
 
 
-def _of_batch(heads: int, qk: int, seen: _Seen, gradient: _Seen) -> Sensitivity:
+def _of_batch(family: Family, dims: BlockDims, seen: _Seen, gradient: _Seen) -> Sensitivity:
     """Sums over the images of one batch."""
 
     def half_squares(product: Tensor) -> Tensor:
         """[B, ...] first-order changes to half their squares, summed over the images."""
         return product.double().square().sum(0) / 2
 
-    queries = (seen.qkv * gradient.qkv)[..., : heads * qk].detach().sum(1).reshape(-1, heads, qk)
-    values = (summed := (seen.heads * gradient.heads).detach().sum(1)).reshape(len(summed), heads, -1)
+    queries = family.unpack((seen.qkv * gradient.qkv).detach(), dims)[0].sum(1)
+    summed = (seen.heads * gradient.heads).detach().sum(1)
+    values = summed.reshape(len(summed), dims.heads, -1)
     g = gradient.ffn.flatten(0, 1)
     return Sensitivity(
         qk=half_squares(queries),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.errors import DataError
+from edgevit.models.anatomy import ffns
 from edgevit.models.families import family_of
 from edgevit.train.passes import Observer, Passes
 
@@ -67,7 +68,7 @@ def symmetric(upper: Tensor) -> Tensor:
 def minimum_images(network: nn.Module) -> int:
     """The fewest calibration images whose tokens determine every second moment of the network's blocks."""
     family = family_of(network)
-    width = max(max(int(n) for n in b.w1.shape) for b in family.read(network))
+    width = max(max(int(n) for n in f.w1.shape) for f in ffns(family.read(network)))
     tokens: int = family.geometry(network).tokens
     return ceil((width + 1) / tokens)
 
@@ -171,8 +172,8 @@ def calibrate(
     blocks = family.read(network)
     shares: Sequence[tuple[Tensor, Tensor] | None] = by_token or [None] * len(blocks)
     sums = [
-        _Sums(b.w1.shape[0], b.w1.shape[1], factorisation, hidden, device, w)
-        for b, w in zip(blocks, shares, strict=True)
+        _Sums(f.neurons, f.w1.shape[1], factorisation, hidden, device, w)
+        for f, w in zip(ffns(blocks), shares, strict=True)
     ]
     inputs: list[Tensor] = []
     weighted = factorisation == "tokens"
@@ -193,7 +194,7 @@ def calibrate(
             sums[i].see_input(x, gradient)
         inputs.clear()
 
-    observers: list[Observer] = [(family.ffn_activations(network), lambda i, _, output: sums[i].see_hidden(output))]
+    observers: list[Observer] = [(family.ffn_outputs(network), lambda i, given, _: sums[i].see_hidden(given[0]))]
     if factorisation != "weights":
         observers.append((family.attention_inputs(network), see_input))
     passes.run(network, images, see_answers, observers, gradients=weighted, stage="statistics of activations")

@@ -11,9 +11,9 @@
                                  up and is no higher than what is wrong with them needs (`train.settings.fill`)
     DROPS = True                 if it can leave out heads and blocks, and so get below the policy's smallest widths
 
-A method decides what to keep and may train `problem.network` in place; only `surgery` changes a structure: it narrows
-attention (`narrow_attention`), drops heads (`keep_heads`) and neurons (`keep_neurons`), or carries out a `Plan`, which
-merges neurons (`apply`). What a method is given and gives back is in `edgevit.derive.problem`.
+A method decides what to keep: a `Plan` (edgevit/derive/plan.py), with new weights where it works them out. It may train
+`problem.network` in place before that, or what comes of the plan after it; only `realise` changes a structure. What a
+method is given and gives back is in `edgevit.derive.problem`.
 
 `Derived.facts` goes into derivation.json as it is. Others read no more of it than the fields of
 `edgevit.folder.derivation.Facts`: `steps` (done; 0 without training), `kept_blocks` where blocks are left out, `reused`
@@ -27,9 +27,11 @@ A whole method, to be copied to methods/<name>.py:
 
     from dataclasses import dataclass
 
-    from edgevit.derive import surgery
     from edgevit.derive.allocate.policy import fit, uniform
+    from edgevit.derive.plan import Plan
     from edgevit.derive.problem import Derived, Problem, train_for
+    from edgevit.derive.realise import realise
+    from edgevit.models.anatomy import ffns
     from edgevit.models.families import family_of
 
 
@@ -43,17 +45,17 @@ A whole method, to be copied to methods/<name>.py:
 
 
     def derive(problem: Problem, config: Config) -> Derived:
-        base, slim = problem.network.to(problem.compute.device), []
+        base = problem.network.to(problem.compute.device)
         family = family_of(base)
         blocks = family.read(base)
         dims = [block.dims for block in blocks]
         chosen = fit(uniform(dims), dims, family.geometry(base), problem.budget, problem.policy)
-        for block, new in zip(surgery.narrow_attention(blocks, chosen), chosen, strict=True):
-            score = block.w1.norm(config.order, dim=1) * block.w2.norm(config.order, dim=0)
-            slim.append(surgery.keep_neurons(block, score.topk(new.ffn).indices))
-        network = surgery.rebuild(base, slim)
+        scores = [f.w1.norm(config.order, dim=1) * f.w2.norm(config.order, dim=0) for f in ffns(blocks)]
+        kept = [score.topk(new.ffn).indices for score, new in zip(scores, chosen, strict=True)]
+        plan = Plan.narrowed(chosen, kept)
+        network = realise(base, plan)
         steps = train_for(problem, network)
-        return Derived(network, {"steps": steps, "steps_planned": problem.training.steps})
+        return Derived(network, plan, {"steps": steps, "steps_planned": problem.training.steps})
 
 tests/derive/test_methods.py sweeps this folder, and this example with it.
 '''

@@ -1,44 +1,118 @@
-"""One file per timm family. Each defines:
+"""One file per timm family; each is a module with the functions of `Family`.
 
-def matches(model) -> bool                    is this model of the family, whether or not it can be pruned?
-def check(model) -> None                      raise UnsupportedModelError, with the reason, if the algebra would break
-def read(model) -> list[BlockWeights]         views of the live parameters, so that a regulariser trains through them
-def build(model, blocks) -> nn.Module         a slim copy that holds these weights; `model` is not changed
-def keep_classes(model, classes) -> None      remove every classifier row but these, in place
-def resize(model, dims, names=None) -> None   give the blocks these dimensions, weights undefined: for loading `names`
-def geometry(model) -> Geometry               what its cost depends on
-def ffn_activations(model) -> list[nn.Module] per block, the module whose output is the FFN after its non-linearity
-def attention_inputs(model) -> list[nn.Module] per block, the module whose input is the attention's normalised tokens
-def projections(model) -> list[nn.Module]     per block, the module whose output is all queries, then keys, then values
-def final_tokens(model) -> nn.Module           the module whose output is the normalised tokens that the head pools
-def attention_outputs(model) -> list[nn.Module] per block, the module that maps all heads' outputs to the attention's
-def ffn_outputs(model) -> list[nn.Module]     per block, the module that maps the neurons to the FFN's output
-def layers(model) -> list[nn.Module]          the blocks themselves, each from tokens [B, N, d] to tokens
-def first_tokens(model, images) -> Tensor     the tokens [B, N, d] that the first block is given
-def answers(model, tokens) -> Tensor          the logits [B, C] for the tokens that the last block gives
-def residual_scales(model) -> list[...]       per block, what attention and FFN output are multiplied by before they are
-                                              added to the tokens: a pair of Tensor [d] or 1.0; None where it is no such
-                                              sum (a norm comes after)
-def keep_blocks(model, indices) -> None       remove every block but these, in place
-def classifiers(model) -> list[nn.Linear]     the linear heads, one row per class
+tests/models/families sweeps the folder: every function of the protocol is held against the network itself.
 """
 
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Container, Sequence
 from importlib import import_module
-from types import ModuleType
+from typing import TYPE_CHECKING, Protocol, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from edgevit.errors import UnknownNameError, UnsupportedModelError
+from edgevit.models.anatomy import Block, BlockDims, Site
+from edgevit.models.cost import Geometry
+
+Scale = Tensor | float
+
+
+class Family(Protocol):
+    """What edgevit knows of one kind of network; a file in this folder has all of it.
+
+    Lists have an entry per block. Where a block has no attention, or no FFN, the entries of its modules are None.
+    """
+
+    def matches(self, model: nn.Module, /) -> bool:
+        """Whether the model is of this family, be it that it can be pruned or not."""
+
+    def check(self, model: nn.Module, /) -> None:
+        """Raise UnsupportedModelError, with the reason, if the algebra would break."""
+
+    # -- what it is made of
+
+    def sites(self, model: nn.Module, /) -> list[Site]:
+        """The attentions and FFNs that are there, in order, with the axes that cannot be cut."""
+
+    def read(self, model: nn.Module, /) -> list[Block]:
+        """The weights of every block, as views of the live parameters: a regulariser trains through them."""
+
+    def geometry(self, model: nn.Module, /) -> Geometry:
+        """What its cost depends on beside the sizes of its blocks."""
+
+    def input_size(self, model: nn.Module, /) -> tuple[int, int, int]:
+        """Channels, height and width of the images that it takes."""
+
+    def classifiers(self, model: nn.Module, /) -> list[nn.Linear]:
+        """The linear heads, one row per class."""
+
+    # -- changing it
+
+    def build(self, model: nn.Module, blocks: Sequence[Block], /) -> nn.Module:
+        """A slim copy whose blocks hold these weights, of any sizes; the model is not changed."""
+
+    def resize(self, model: nn.Module, dims: Sequence[BlockDims], names: Container[str] | None = None, /) -> None:
+        """Give the blocks these dimensions in place, weights undefined: for loading weights of these `names`."""
+
+    def keep_blocks(self, model: nn.Module, indices: Sequence[int], /) -> None:
+        """Remove every block but these, in place."""
+
+    def keep_classes(self, model: nn.Module, classes: Sequence[int], /) -> None:
+        """Remove every row of the classifiers but these, in place."""
+
+    # -- what can be observed
+
+    def layers(self, model: nn.Module, /) -> list[nn.Module]:
+        """The blocks themselves, each from tokens [B, N, d] to tokens."""
+
+    def attention_inputs(self, model: nn.Module, /) -> list[nn.Module | None]:
+        """The modules whose input is the attention's normalised tokens [B, N, d]."""
+
+    def projections(self, model: nn.Module, /) -> list[nn.Module | None]:
+        """The modules whose output is all queries, keys and values, packed: `unpack` takes it apart."""
+
+    def attention_outputs(self, model: nn.Module, /) -> list[nn.Module | None]:
+        """The linear layers from all heads' outputs to the attention's."""
+
+    def ffn_outputs(self, model: nn.Module, /) -> list[nn.Module | None]:
+        """The linear layers from the neurons, after non-linearity and gate, to the FFN's output."""
+
+    def final_tokens(self, model: nn.Module, /) -> nn.Module:
+        """The module whose output is the normalised tokens that the head pools."""
+
+    def unpack(self, packed: Tensor, dims: BlockDims, /) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [..., H, w] of what a projection puts out, as views."""
+
+    def pack(self, queries: Tensor, keys: Tensor, values: Tensor, /) -> Tensor:
+        """The inverse of `unpack`."""
+
+    # -- its forward pass in steps
+
+    def first_tokens(self, model: nn.Module, images: Tensor, /) -> Tensor:
+        """The tokens [B, N, d] that the first block is given."""
+
+    def answers(self, model: nn.Module, tokens: Tensor, /) -> Tensor:
+        """The logits [B, C] for the tokens that the last block gives."""
+
+    def residual_scales(self, model: nn.Module, /) -> list[tuple[Scale, Scale] | None]:
+        """What attention and FFN output are multiplied by before they are added to the tokens: Tensor [d] or 1.0.
+
+        None where the output is no such sum, because a norm comes after.
+        """
+
+    # -- without edgevit
+
+    def plain_loader(self, model: nn.Module, /) -> str | None:
+        """Lines of Python that make the model with torch and timm alone; None where timm has no such attention."""
 
 
 def family_names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def load_family(name: str) -> ModuleType:
+def load_family(name: str) -> Family:
     """Import `families/<name>.py`.
 
     Raises:
@@ -46,10 +120,15 @@ def load_family(name: str) -> ModuleType:
     """
     if name not in family_names():
         raise UnknownNameError("model family", name, family_names())
-    return import_module(f"{__name__}.{name}")
+    return cast(Family, import_module(f"{__name__}.{name}"))
 
 
-def family_of(model: nn.Module) -> ModuleType:
+def name_of(family: Family) -> str:
+    """The name by which `load_family` finds it."""
+    return str(vars(family)["__name__"]).rpartition(".")[2]
+
+
+def family_of(model: nn.Module) -> Family:
     """Return the family file that reads this model.
 
     Raises:
@@ -64,3 +143,9 @@ def family_of(model: nn.Module) -> ModuleType:
         f"cannot prune a {type(model).__name__}: supported families are {', '.join(family_names())} "
         f"(timm's VisionTransformer and DeiT); try vit_base_patch16_224 or deit_base_patch16_224"
     )
+
+
+if TYPE_CHECKING:  # mypy holds every family against the protocol
+    from edgevit.models.families import vit
+
+    _VIT: Family = vit

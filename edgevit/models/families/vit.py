@@ -1,50 +1,74 @@
-"""timm's VisionTransformer and distilled DeiT: blocks with fused qkv and a two-layer FFN.
+"""timm's VisionTransformer and distilled DeiT: blocks with fused qkv and an FFN of two layers, plain or gated.
 
 Typed as Any inside: nn.Module tells a type checker nothing of the attributes that timm's models have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import torch
-from timm.layers import LayerScale, Mlp, PatchEmbed
+from timm.layers import GluMlp, LayerScale, Mlp, PatchEmbed, SwiGLU
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.eva import Eva
-from timm.models.vision_transformer import Attention, Block, ResPostBlock, VisionTransformer
+from timm.models.vision_transformer import Attention as TimmAttention
+from timm.models.vision_transformer import Block as TimmBlock
+from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 
 from edgevit.errors import UnsupportedModelError
-from edgevit.models.anatomy import BlockDims, BlockWeights
-from edgevit.models.cost import Geometry
-from edgevit.models.slim import SlimAttention, bare_copy
+from edgevit.models.anatomy import Attention, Axis, Block, BlockDims, Ffn, Site
+from edgevit.models.cost import Geometry, SiteCosts
+from edgevit.models.slim import HalfBlock, SlimAttention, bare_copy
 
 ROTARY = "rotary embeddings stand between the projections and the dot product, so QK cannot be factorised"
+POST_NORM = "a norm after the residual sum's terms sees the whole embedding width"
+TOKENS = "no token leaves a block of this family"
 
 
 def matches(model: Any) -> bool:
     return isinstance(model, (VisionTransformer, Eva))
 
 
+def _attn(block: Any) -> Any:
+    """A block's attention; None where it is gone."""
+    return getattr(block, "attn", None)
+
+
+def _mlp(block: Any) -> Any:
+    """A block's FFN; None where it is gone."""
+    return getattr(block, "mlp", None)
+
+
 def _reason_against(block: Any) -> str | None:
     """Why this block cannot be factorised, or None."""
-    if type(block) not in (Block, ResPostBlock):
+    if type(block) not in (TimmBlock, ResPostBlock, HalfBlock):
         return f"its blocks are {type(block).__name__}, which edgevit cannot read yet"
-    attn, mlp = block.attn, block.mlp
-    if type(attn) not in (Attention, SlimAttention):
+    attn, mlp = _attn(block), _mlp(block)
+    if attn is not None and (reason := _reason_against_attention(attn)):
+        return reason
+    return None if mlp is None else _reason_against_ffn(mlp)
+
+
+def _reason_against_attention(attn: Any) -> str | None:
+    if type(attn) not in (TimmAttention, SlimAttention):
         if "Rope" in type(attn).__name__:
             return ROTARY
         return f"its attention is {type(attn).__name__}, which edgevit cannot read yet"
-    if isinstance(attn, Attention):
+    if isinstance(attn, TimmAttention):
         if not isinstance(attn.q_norm, nn.Identity):
             return "qk-norm stands between the projections and the dot product, so QK cannot be factorised"
         if not isinstance(getattr(attn, "norm", None) or nn.Identity(), nn.Identity):
             return "a normalisation stands between values and output projection, so VO cannot be factorised"
         if getattr(attn, "gate", None) is not None:
             return "a gate stands between values and output projection, so VO cannot be factorised"
-    if type(mlp) is not Mlp or not isinstance(mlp.fc1, nn.Linear):
-        return f"its FFN is {type(mlp).__name__}; only the two-layer FFN can be pruned"
+    return None
+
+
+def _reason_against_ffn(mlp: Any) -> str | None:
+    if type(mlp) not in (Mlp, SwiGLU, GluMlp) or not isinstance(mlp.fc2, nn.Linear):
+        return f"its FFN is {type(mlp).__name__}; only those of two layers can be pruned, plain or gated"
     if not isinstance(mlp.norm, nn.Identity):
         return "a normalisation inside the FFN mixes its neurons, so they cannot be merged"
     return None
@@ -77,58 +101,128 @@ def check(model: Any) -> None:
             raise UnsupportedModelError(f"cannot prune {name}: in block {index}, {reason}")
 
 
-def _heads_first(bias: Tensor | None, heads: int) -> Tensor | None:
-    return None if bias is None else bias.reshape(heads, -1)
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _read_block(block: Any) -> BlockWeights:
-    attn, mlp = block.attn, block.mlp
+def _widths(dims: BlockDims) -> list[int]:
+    """Rows of queries, keys and values in the packed projection."""
+    return [dims.heads * dims.qk, dims.heads * dims.qk, dims.heads * dims.vo]
+
+
+def unpack(packed: Tensor, dims: BlockDims) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [..., H, w] of what a projection puts out [..., H * (2q + v)], as views."""
+    q, k, v = (torch.unflatten(part, -1, (dims.heads, -1)) for part in torch.split(packed, _widths(dims), -1))
+    return q, k, v
+
+
+def pack(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The inverse of `unpack`."""
+    return torch.cat([part.flatten(-2) for part in (queries, keys, values)], dim=-1)
+
+
+def _read_attention(attn: Any) -> Attention:
     heads = attn.num_heads
-    if isinstance(attn, SlimAttention):
-        widths = [heads * attn.qk_dim, heads * attn.qk_dim, heads * attn.vo_dim]
-    else:
-        widths = [attn.attn_dim] * 3
-    wq, wk, wv = (w.unflatten(0, (heads, -1)) for w in attn.qkv.weight.split(widths))
-    biases = (None, None, None) if attn.qkv.bias is None else attn.qkv.bias.split(widths)
-    bq, bk, bv = (_heads_first(b, heads) for b in biases)
+    qk, vo = (attn.qk_dim, attn.vo_dim) if isinstance(attn, SlimAttention) else [attn.attn_dim // heads] * 2
+    dims = BlockDims(heads, qk, vo, 0)
+    weight: Tensor = attn.qkv.weight
+    wq, wk, wv = (torch.unflatten(w, 0, (heads, -1)) for w in torch.split(weight, _widths(dims)))
+    bq, bk, bv = (None, None, None) if attn.qkv.bias is None else unpack(attn.qkv.bias, dims)
     wo = attn.proj.weight.unflatten(1, (heads, -1)).permute(1, 0, 2)  # [d, H * v] -> [H, d, v]
-    return BlockWeights(
-        wq=wq, bq=bq, wk=wk, bk=bk, wv=wv, bv=bv, wo=wo, bo=attn.proj.bias,
-        w1=mlp.fc1.weight, b1=mlp.fc1.bias, w2=mlp.fc2.weight, b2=mlp.fc2.bias,
-    )  # fmt: skip
+    return Attention(wq=wq, bq=bq, wk=wk, bk=bk, wv=wv, bv=bv, wo=wo, bo=attn.proj.bias)
 
 
-def read(model: Any) -> list[BlockWeights]:
-    return [_read_block(block) for block in model.blocks]
+def _halves(tensor: Tensor | None, mlp: Any) -> tuple[Tensor | None, Tensor | None]:
+    """The rows of a packed input layer that pass through the activation, and those they are multiplied by."""
+    if tensor is None:
+        return None, None
+    first, second = tensor.chunk(2)
+    return (second, first) if mlp.gate_last else (first, second)
+
+
+def _read_ffn(mlp: Any) -> Ffn:
+    if isinstance(mlp, SwiGLU):
+        return Ffn(
+            w1=mlp.fc1_g.weight, b1=mlp.fc1_g.bias, wg=mlp.fc1_x.weight, bg=mlp.fc1_x.bias,
+            w2=mlp.fc2.weight, b2=mlp.fc2.bias,
+        )  # fmt: skip
+    if isinstance(mlp, GluMlp):
+        (w1, wg), (b1, bg) = _halves(mlp.fc1.weight, mlp), _halves(mlp.fc1.bias, mlp)
+        assert w1 is not None
+        return Ffn(w1=w1, b1=b1, wg=wg, bg=bg, w2=mlp.fc2.weight, b2=mlp.fc2.bias)
+    return Ffn(w1=mlp.fc1.weight, b1=mlp.fc1.bias, w2=mlp.fc2.weight, b2=mlp.fc2.bias)
+
+
+def read(model: Any) -> list[Block]:
+    parts = [(_attn(block), _mlp(block)) for block in model.blocks]
+    return [Block(attn and _read_attention(attn), mlp and _read_ffn(mlp)) for attn, mlp in parts]
+
+
+def sites(model: Any) -> list[Site]:
+    """The attentions and FFNs that are there, in order."""
+    found = []
+    for i, block in enumerate(model.blocks):
+        frozen: dict[Axis, str] = {"tokens": TOKENS}
+        if _post_norm(block):
+            frozen["embed"] = POST_NORM
+        found += [Site(i, "attention", frozen)] if _attn(block) is not None else []
+        found += [Site(i, "ffn", frozen)] if _mlp(block) is not None else []
+    return found
+
+
+def _post_norm(block: Any) -> bool:
+    return isinstance(block, ResPostBlock) or (isinstance(block, HalfBlock) and block.post_norm)
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def _attention(dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias: bool) -> nn.Module:
     if dims.qk == dims.vo:
-        timm_attention: nn.Module = Attention(
+        timm_attention: nn.Module = TimmAttention(
             dim, num_heads=dims.heads, attn_head_dim=dims.qk, qkv_bias=qkv_bias, proj_bias=proj_bias
         )
         return timm_attention
     return SlimAttention(dim, dims.heads, dims.qk, dims.vo, qkv_bias=qkv_bias, proj_bias=proj_bias)
 
 
-def _resize_block(block: Any, dim: int, dims: BlockDims, *, proj_bias: bool) -> None:
-    """Replace the four linear layers by ones of `dims` on the meta device: shapes without weights."""
-    old, mlp = block.attn, block.mlp
+def _input_layers(mlp: Any) -> dict[str, int]:
+    """The linear layers that read the tokens, with the number of rows that each has per neuron."""
+    if isinstance(mlp, SwiGLU):
+        return {"fc1_g": 1, "fc1_x": 1}
+    return {"fc1": 2 if isinstance(mlp, GluMlp) else 1}
+
+
+def _resized(block: Any, dim: int, dims: BlockDims, *, proj_bias: bool) -> Any:
+    """The block with linear layers of `dims` on the meta device, shapes without weights; a site of size 0 is gone."""
+    attn, mlp = _attn(block), _mlp(block)
     with torch.device("meta"):
-        block.attn = _attention(dim, dims, qkv_bias=old.qkv.bias is not None, proj_bias=proj_bias)
-        ffn_bias = mlp.fc1.bias is not None
-        mlp.fc1, mlp.fc2 = nn.Linear(dim, dims.ffn, bias=ffn_bias), nn.Linear(dims.ffn, dim, bias=ffn_bias)
-    block.attn.attn_drop.p, block.attn.proj_drop.p = old.attn_drop.p, old.proj_drop.p
-    block.attn.train(block.training)
+        if dims.has_attention:
+            block.attn = _attention(dim, dims, qkv_bias=attn.qkv.bias is not None, proj_bias=proj_bias)
+            block.attn.attn_drop.p, block.attn.proj_drop.p = attn.attn_drop.p, attn.proj_drop.p
+            block.attn.train(block.training)
+        if dims.has_ffn:
+            for name, rows in _input_layers(mlp).items():
+                setattr(mlp, name, nn.Linear(dim, rows * dims.ffn, bias=getattr(mlp, name).bias is not None))
+            mlp.fc2 = nn.Linear(dims.ffn, dim, bias=mlp.fc2.bias is not None)
+    if dims.has_attention and dims.has_ffn:
+        return block
+    return block if isinstance(block, HalfBlock) else HalfBlock(block, "attn" if dims.has_attention else "mlp")
+
+
+def _replace_blocks(model: Any, blocks: Sequence[nn.Module]) -> None:
+    if list(model.blocks) != list(blocks):
+        model.blocks = nn.Sequential(*blocks)
 
 
 def resize(model: Any, dims: Sequence[BlockDims], names: Container[str] | None = None) -> None:
+    made = []
     for i, (block, block_dims) in enumerate(zip(model.blocks, dims, strict=True)):
-        attn = block.attn
+        attn = _attn(block)
         # Surgery folds a value bias into the output bias, which must then exist; an untouched base may lack it.
-        made = attn.proj.bias is not None or attn.qkv.bias is not None
-        proj_bias = made if names is None else f"blocks.{i}.attn.proj.bias" in names
-        _resize_block(block, model.embed_dim, block_dims, proj_bias=proj_bias)
+        has_bias = attn is not None and (attn.proj.bias is not None or attn.qkv.bias is not None)
+        proj_bias = has_bias if names is None else f"blocks.{i}.attn.proj.bias" in names
+        made.append(_resized(block, model.embed_dim, block_dims, proj_bias=proj_bias))
+    _replace_blocks(model, made)
 
 
 def _parameter(weight: Tensor) -> nn.Parameter:
@@ -143,8 +237,7 @@ def _filled(bias: Tensor | None, like: Tensor) -> Tensor:
     return like.new_zeros(like.shape[0] * like.shape[1]) if bias is None else bias.flatten()
 
 
-def _write_block(block: Any, weights: BlockWeights) -> None:
-    attn, mlp = block.attn, block.mlp
+def _write_attention(attn: Any, weights: Attention) -> None:
     attn.qkv.weight = _parameter(torch.cat([w.flatten(0, 1) for w in (weights.wq, weights.wk, weights.wv)]))
     if attn.qkv.bias is not None:
         pairs = ((weights.bq, weights.wq), (weights.bk, weights.wk), (weights.bv, weights.wv))
@@ -152,11 +245,24 @@ def _write_block(block: Any, weights: BlockWeights) -> None:
     attn.proj.weight = _parameter(weights.wo.permute(1, 0, 2).flatten(1))  # [H, d, v] -> [d, H * v]
     if weights.bo is not None:
         attn.proj.bias = _parameter(weights.bo)
-    mlp.fc1.weight, mlp.fc2.weight = _parameter(weights.w1), _parameter(weights.w2)
-    if weights.b1 is not None:
-        mlp.fc1.bias = _parameter(weights.b1)
-    if weights.b2 is not None:
-        mlp.fc2.bias = _parameter(weights.b2)
+
+
+def _write_ffn(mlp: Any, weights: Ffn) -> None:
+    if isinstance(mlp, Mlp):
+        layers = [(mlp.fc1, weights.w1, weights.b1)]
+    else:
+        assert weights.wg is not None
+        both = [(weights.w1, weights.b1), (weights.wg, weights.bg)]
+        if isinstance(mlp, SwiGLU):
+            layers = [(layer, *pair) for layer, pair in zip((mlp.fc1_g, mlp.fc1_x), both, strict=True)]
+        else:
+            ordered = both[::-1] if mlp.gate_last else both
+            biases = [b for _, b in ordered if b is not None]
+            layers = [(mlp.fc1, torch.cat([w for w, _ in ordered]), torch.cat(biases) if biases else None)]
+    for layer, weight, bias in (*layers, (mlp.fc2, weights.w2, weights.b2)):
+        layer.weight = _parameter(weight)
+        if bias is not None:
+            layer.bias = _parameter(bias)
 
 
 def classifiers(model: Any) -> list[nn.Linear]:
@@ -177,61 +283,91 @@ def keep_classes(model: Any, classes: Sequence[int]) -> None:
     model.num_classes = len(classes)
 
 
-def build(model: Any, blocks: Sequence[BlockWeights]) -> Any:
+def build(model: Any, blocks: Sequence[Block]) -> Any:
     # The layers that are replaced anyway need not be copied first: most of the time and of the memory.
-    pairs = [(block.attn, block.mlp) for block in model.blocks]
-    replaced = [layer for attn, mlp in pairs for layer in (attn.qkv, attn.proj, mlp.fc1, mlp.fc2)]
-    slim: Any = bare_copy(model, replaced)
+    slim: Any = bare_copy(model, list(_linear_layers(model)))
+    made = []
     for block, weights in zip(slim.blocks, blocks, strict=True):
-        _resize_block(block, slim.embed_dim, weights.dims, proj_bias=weights.bo is not None)
-        _write_block(block, weights)
+        a = weights.attention
+        made.append(_resized(block, slim.embed_dim, weights.dims, proj_bias=a is not None and a.bo is not None))
+        if a is not None:
+            _write_attention(made[-1].attn, a)
+        if weights.ffn is not None:
+            _write_ffn(made[-1].mlp, weights.ffn)
+    _replace_blocks(slim, made)
     return slim
 
 
+def _linear_layers(model: Any) -> Iterator[nn.Module]:
+    for block in model.blocks:
+        if (attn := _attn(block)) is not None:
+            yield from (attn.qkv, attn.proj)
+        if (mlp := _mlp(block)) is not None:
+            yield from (*(getattr(mlp, name) for name in _input_layers(mlp)), mlp.fc2)
+
+
+def _vectors(block: Any, names: Sequence[str], dim: int) -> int:
+    """Parameters of embedding width in these modules of a block."""
+    held = [p.numel() for name in names if hasattr(block, name) for p in getattr(block, name).parameters()]
+    return int(sum(held)) // dim
+
+
 def geometry(model: Any) -> Geometry:
-    heads = classifiers(model)
-    patch = model.patch_embed.proj
-    first = model.blocks[0]
-    inside = sum(p.numel() for block in model.blocks for p in (*block.attn.parameters(), *block.mlp.parameters()))
+    heads, patch, dim = classifiers(model), model.patch_embed.proj, model.embed_dim
+    with_attn = next((b for b in model.blocks if _attn(b) is not None), None)
+    with_mlp = next((b for b in model.blocks if _mlp(b) is not None), None)
+    attention, ffn = SiteCosts(3, False, 0), SiteCosts(1, False, 0)
+    if with_attn is not None:
+        attn = with_attn.attn
+        biases, out = attn.qkv.bias is not None, attn.proj.bias is not None or attn.qkv.bias is not None
+        attention = SiteCosts(3, biases, _vectors(with_attn, ("norm1", "ls1"), dim) + int(out))
+    if with_mlp is not None:
+        part = _read_ffn(with_mlp.mlp)
+        own = _vectors(with_mlp, ("norm2", "ls2"), dim) + int(part.b2 is not None)
+        ffn = SiteCosts(1 + int(part.gated), part.b1 is not None, own)
+    outside = [p for name, p in model.named_parameters() if not name.startswith("blocks.")]
     return Geometry(
-        embed=model.embed_dim,
+        embed=dim,
         tokens=model.patch_embed.num_patches + model.num_prefix_tokens,
         patches=model.patch_embed.num_patches,
         patch_values=patch.in_channels * patch.kernel_size[0] * patch.kernel_size[1],
         outputs=sum(head.out_features for head in heads),
         classifier_heads=len(heads),
-        other_params=sum(p.numel() for p in model.parameters())
-        - inside
-        - sum(p.numel() for head in heads for p in head.parameters()),
-        qkv_bias=first.attn.qkv.bias is not None,
-        attention_out_bias=first.attn.proj.bias is not None or first.attn.qkv.bias is not None,
-        ffn_bias=first.mlp.fc1.bias is not None,
+        other_params=sum(p.numel() for p in outside) - sum(p.numel() for head in heads for p in head.parameters()),
+        attention=attention,
+        ffn=ffn,
+        sites=tuple(sites(model)),
     )
 
 
-def ffn_activations(model: Any) -> list[nn.Module]:
-    return [block.mlp.act for block in model.blocks]
+def input_size(model: Any) -> tuple[int, int, int]:
+    """Channels, height and width of the images that the model takes."""
+    patch = model.patch_embed
+    return patch.proj.in_channels, *patch.img_size
 
 
-def attention_inputs(model: Any) -> list[nn.Module]:
-    return [block.attn for block in model.blocks]
+# -- what can be observed ----------------------------------------------------------------------------------------------
 
 
-def projections(model: Any) -> list[nn.Module]:
-    return [block.attn.qkv for block in model.blocks]
+def attention_inputs(model: Any) -> list[nn.Module | None]:
+    return [_attn(block) for block in model.blocks]
+
+
+def projections(model: Any) -> list[nn.Module | None]:
+    return [getattr(_attn(block), "qkv", None) for block in model.blocks]
+
+
+def attention_outputs(model: Any) -> list[nn.Module | None]:
+    return [getattr(_attn(block), "proj", None) for block in model.blocks]
+
+
+def ffn_outputs(model: Any) -> list[nn.Module | None]:
+    return [getattr(_mlp(block), "fc2", None) for block in model.blocks]
 
 
 def final_tokens(model: Any) -> nn.Module:
     norm: nn.Module = model.norm
     return norm
-
-
-def attention_outputs(model: Any) -> list[nn.Module]:
-    return [block.attn.proj for block in model.blocks]
-
-
-def ffn_outputs(model: Any) -> list[nn.Module]:
-    return [block.mlp.fc2 for block in model.blocks]
 
 
 def layers(model: Any) -> list[nn.Module]:
@@ -249,11 +385,62 @@ def answers(model: Any, tokens: Tensor) -> Tensor:
 
 
 def residual_scales(model: Any) -> list[tuple[Tensor | float, Tensor | float] | None]:
-    def scale(module: Any) -> Tensor | float:
+    def scale(block: Any, name: str) -> Tensor | float:
+        module = getattr(block, name, None)
         return module.gamma if isinstance(module, LayerScale) else 1.0
 
-    return [(scale(b.ls1), scale(b.ls2)) if isinstance(b, Block) else None for b in model.blocks]
+    return [None if _post_norm(b) else (scale(b, "ls1"), scale(b, "ls2")) for b in model.blocks]
 
 
 def keep_blocks(model: Any, indices: Sequence[int]) -> None:
     model.blocks = nn.Sequential(*(model.blocks[i] for i in indices))
+
+
+# -- without edgevit ---------------------------------------------------------------------------------------------------
+
+_START = """from timm.models.vision_transformer import Attention
+
+model = timm.create_model(spec["timm_name"], **spec["timm_args"])
+for i, (block, dims) in enumerate(zip(model.blocks, spec["blocks"])):
+    d, bias = model.embed_dim, lambda name: f"blocks.{i}.{name}.bias" in state
+"""
+_NO_ATTENTION = """    if not dims["heads"]:  # only the FFN is left
+        del block.norm1, block.attn
+        block.forward = lambda x, b=block: {ffn}
+"""
+_NO_FFN = """    if not dims["ffn"]:  # only the attention is left
+        del block.norm2, block.mlp
+        block.forward = lambda x, b=block: {attention}
+"""
+_ATTENTION = """block.attn = Attention(d, num_heads=dims["heads"], attn_head_dim=dims["qk"],
+                           qkv_bias=bias("attn.qkv"), proj_bias=bias("attn.proj"))
+"""
+_FFN = """    for name, layer in list(getattr(block, "mlp", torch.nn.Module()).named_children()):
+        if isinstance(layer, torch.nn.Linear):
+            rows, columns = state[f"blocks.{i}.mlp.{name}.weight"].shape
+            setattr(block.mlp, name, torch.nn.Linear(columns, rows, bias=bias(f"mlp.{name}")))
+"""
+_IF_HEADS = """    if dims["heads"]:
+        """
+_END = """model.load_state_dict(state)
+"""
+
+
+def plain_loader(model: Any) -> str | None:
+    """Lines of Python that make `model` of `spec` (model.json) and `state` (its weights) with torch and timm alone.
+
+    None where timm has no such attention.
+    """
+    if any(isinstance(_attn(block), SlimAttention) for block in model.blocks):
+        return None
+    post_norm = any(map(_post_norm, model.blocks))
+    attention = "x + b.norm1(b.attn(x))" if post_norm else "x + b.ls1(b.attn(b.norm1(x)))"
+    ffn = "x + b.norm2(b.mlp(x))" if post_norm else "x + b.ls2(b.mlp(b.norm2(x)))"
+    lines = [_START]
+    without_attention = any(_attn(block) is None for block in model.blocks)
+    if without_attention:
+        lines.append(_NO_ATTENTION.format(ffn=ffn))
+    if any(_mlp(block) is None for block in model.blocks):
+        lines.append(_NO_FFN.format(attention=attention))
+    lines.append((_IF_HEADS if without_attention else "    ") + _ATTENTION)
+    return "".join([*lines, _FFN, _END])

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derive import surgery
+from edgevit.derive.algebra.attention import Spectra, attention_spectra, keep_heads, narrow
 from edgevit.derive.algebra.factorise import Spectrum
 from edgevit.derive.algebra.least_squares import Removal, refit, refittable_mean, removal_in_order, removal_order
 from edgevit.derive.allocate.budget import Budget
@@ -36,13 +36,13 @@ from edgevit.derive.allocate.widths import adaptive
 from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, minimum_images
 from edgevit.derive.methods.forge.sequential import solve_in_sequence
+from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
-from edgevit.derive.surgery import Spectra
+from edgevit.derive.realise import realise
 from edgevit.errors import BudgetError, OptionError
-from edgevit.models.anatomy import BlockDims, BlockWeights
+from edgevit.models.anatomy import Block, BlockDims, Ffn, attentions, ffns
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
-from edgevit.models.slim import bare_copy
 from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import evaluate
 
@@ -178,18 +178,18 @@ def _make_curves(problem: Problem, config: Config) -> list[_Block]:
         felt = _felt(problem, config, blocks, statistics, spectra)
     else:
         tokens: int = family_of(network).geometry(network).tokens
-        parts = zip(blocks, spectra.qk, spectra.vo, strict=True)
-        felt = [_blind(tokens, len(b.w2), qk, vo) for b, qk, vo in parts]
+        parts = zip(ffns(blocks), spectra.qk, spectra.vo, strict=True)
+        felt = [_blind(tokens, len(f.w2), qk, vo) for f, qk, vo in parts]
     made = []
     with (
         problem.stopwatch.stage("closed_form"),
         problem.progress.stage("order of neurons", len(blocks), "block") as stage,
     ):
-        for i, (block, s) in enumerate(zip(blocks, statistics, strict=True)):
+        for i, (part, s) in enumerate(zip(ffns(blocks), statistics, strict=True)):
             assert s.hidden is not None
             # the error of W_2 in the metric of the loss is the plain error of R W_2
-            seen = _root(felt[i].metric) @ block.w2.detach().double().cpu()
-            centre = refittable_mean(block, s.mean)
+            seen = _root(felt[i].metric) @ part.w2.detach().double().cpu()
+            centre = refittable_mean(part, s.mean)
             removal = removal_order(seen, s.hidden, centre, ridge=config.ridge)
             losses = removal_in_order(removal.order, seen, s.hidden, centre, ridge=config.ridge).cost / 2
             without = torch.full((1,), inf, dtype=torch.float64)
@@ -200,25 +200,27 @@ def _make_curves(problem: Problem, config: Config) -> list[_Block]:
     return _scaled(problem, config, blocks, made)
 
 
-def _spectra(problem: Problem, blocks: Sequence[BlockWeights], statistics: Sequence[BlockStatistics]) -> Spectra:
+def _spectra(problem: Problem, blocks: Sequence[Block], statistics: Sequence[BlockStatistics]) -> Spectra:
     """Factorise attention for the task's tokens."""
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
         queries = [s.query for s in statistics if s.query is not None] or None
-        return surgery.attention_spectra(blocks, [_moment(s) for s in statistics], query_moments=queries)
+        return attention_spectra(attentions(blocks), [_moment(s) for s in statistics], query_moments=queries)
 
 
 def _felt(
     problem: Problem,
     config: Config,
-    blocks: Sequence[BlockWeights],
+    blocks: Sequence[Block],
     statistics: Sequence[BlockStatistics],
     spectra: Spectra,
 ) -> list[Sensitivity]:
     """Measure each direction of the spectra in the network that has them and is otherwise equal."""
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
         moments = [_moment(s) for s in statistics]
-        whole = surgery.narrow_attention(blocks, [b.dims for b in blocks], moments, spectra)
-        rotated = surgery.rebuild(problem.network, whole)
+        parts = attentions(blocks)
+        whole = narrow(parts, [(a.qk, a.vo) for a in parts], moments, spectra)
+        pairs = zip(whole, ffns(blocks), strict=True)
+        rotated = family_of(problem.network).build(problem.network, [Block(*pair) for pair in pairs])
     with problem.stopwatch.stage("sensitivity"):
         return _sensitivities(problem, config, rotated, "worth of attention's directions")
 
@@ -235,20 +237,21 @@ def _moment(statistics: BlockStatistics) -> Tensor:
     return statistics.moment
 
 
-def _refit(block: BlockWeights, known: _Block, width: int, config: Config) -> BlockWeights:
+def _refit(part: Ffn, known: _Block, width: int, config: Config) -> Ffn:
     s = known.statistics
     assert s.hidden is not None
-    return refit(block, known.removal.kept(width), s.hidden, s.mean, ridge=config.ridge)
+    return refit(part, known.removal.kept(width), s.hidden, s.mean, ridge=config.ridge)
 
 
-def _scaled(problem: Problem, config: Config, blocks: Sequence[BlockWeights], curves: Sequence[_Block]) -> list[_Block]:
+def _scaled(problem: Problem, config: Config, blocks: Sequence[Block], curves: Sequence[_Block]) -> list[_Block]:
     """Scale each FFN's curve to the loss measured at one width, and measure what leaving each block out loses."""
     probes = [max(b.dims.ffn // PROBE, 1) for b in blocks]
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
-        parts = zip(blocks, curves, probes, strict=True)
-        narrow = surgery.rebuild(problem.network, [_refit(b, known, w, config) for b, known, w in parts])
+        parts = zip(blocks, ffns(blocks), curves, probes, strict=True)
+        thin = [Block(b.attention, _refit(ffn, known, width, config)) for b, ffn, known, width in parts]
+        narrowed = family_of(problem.network).build(problem.network, thin)
     with problem.stopwatch.stage("sensitivity"):
-        measured = _measured(problem, narrow, problem.task.train.subset(config.sensitivity_images))
+        measured = _measured(problem, narrowed, problem.task.train.subset(config.sensitivity_images))
     scaled = []
     for known, probe, (loss, without) in zip(curves, probes, measured.unbind(1), strict=True):
         predicted = known.ffn_losses[: len(known.ffn_losses) - probe].sum()
@@ -257,13 +260,13 @@ def _scaled(problem: Problem, config: Config, blocks: Sequence[BlockWeights], cu
     return scaled
 
 
-def _measured(problem: Problem, narrow: nn.Module, images: Split) -> Tensor:
+def _measured(problem: Problem, narrowed: nn.Module, images: Split) -> Tensor:
     """KL(base || changed) in nats with each block replaced by the narrow one, and with each left out: [2, L]."""
     network, device = problem.network, problem.compute.device
-    narrow.to(device).eval()
+    narrowed.to(device).eval()
     family = family_of(network)
     columns = torch.as_tensor(problem.columns, device=device)
-    layers, others = family.layers(network), family.layers(narrow)
+    layers, others = family.layers(network), family.layers(narrowed)
     losses = torch.zeros(2, len(layers), dtype=torch.float64, device=device)
 
     def answers(x: Tensor, start: int) -> Tensor:
@@ -294,12 +297,8 @@ class _Shape:
     blocks: list[tuple[Heads, int] | None]
     predicted_nats: float | None
 
-    @property
-    def kept(self) -> list[int]:
-        return [i for i, block in enumerate(self.blocks) if block is not None]
 
-
-def _allocate(problem: Problem, config: Config, blocks: Sequence[BlockWeights], curves: Sequence[_Block]) -> _Shape:
+def _allocate(problem: Problem, config: Config, blocks: Sequence[Block], curves: Sequence[_Block]) -> _Shape:
     """Spend the budget, which is reachable."""
     budget, policy = problem.budget, problem.policy
     geometry = family_of(problem.network).geometry(problem.network)
@@ -358,39 +357,37 @@ def _costs(budget: Budget, geometry: Geometry, block: int) -> _Costs:
 # -- closed form -------------------------------------------------------------------------------------------------------
 
 
-def _cut(
-    problem: Problem, config: Config, blocks: Sequence[BlockWeights], curves: Sequence[_Block], shape: _Shape
-) -> nn.Module:
+def _plan(config: Config, blocks: Sequence[Block], curves: Sequence[_Block], shape: _Shape) -> Plan:
     """Carry the allocation out in the base's own terms: factors, neurons and output weights for its inputs."""
-    slim = []
-    for block, known, decided in zip(blocks, curves, shape.blocks, strict=True):
+    plans = []
+    parts = zip(attentions(blocks), ffns(blocks), curves, shape.blocks, strict=True)
+    for i, (attention, ffn, known, decided) in enumerate(parts):
         if decided is None:
             continue
-        attention, ffn = decided
-        heads, moment = list(attention.heads), _moment(known.statistics)
+        chosen, width = decided
+        heads, moment = list(chosen.heads), _moment(known.statistics)
         spectra = Spectra(*((_of_heads(part, heads),) for part in (known.qk, known.vo)))
-        dims = BlockDims(len(heads), attention.qk, attention.vo, ffn)
-        (narrow,) = surgery.narrow_attention([surgery.keep_heads(block, heads, moment)], [dims], [moment], spectra)
-        slim.append(_refit(narrow, known, ffn, config))
-    shorter = bare_copy(problem.network)
-    family_of(shorter).keep_blocks(shorter, shape.kept)
-    return surgery.rebuild(shorter, slim)
+        (slim,) = narrow([keep_heads(attention, heads, moment)], [(chosen.qk, chosen.vo)], [moment], spectra)
+        refitted = _refit(ffn, known, width, config)
+        kept = AttentionPlan(chosen.heads, chosen.qk, chosen.vo, weights=slim)
+        plans.append(BlockPlan(i, kept, FfnPlan(known.removal.kept(width), weights=refitted)))
+    return Plan(tuple(plans))
 
 
 def _of_heads(spectrum: Spectrum, heads: Sequence[int]) -> Spectrum:
     return Spectrum(*(tensor[list(heads)] for tensor in vars(spectrum).values()))
 
 
-def _solve(problem: Problem, config: Config, curves: Sequence[_Block], shape: _Shape) -> nn.Module:
-    blocks = family_of(problem.network).read(problem.network)
-    with problem.stopwatch.stage("closed_form"), torch.no_grad():
-        slim = _cut(problem, config, blocks, curves, shape)
+def _solve(problem: Problem, config: Config, curves: Sequence[_Block], plan: Plan) -> nn.Module:
+    """Realise the plan, and solve its output weights again where that is asked for."""
+    with problem.stopwatch.stage("closed_form"):
+        slim = realise(problem.network, plan)
     if config.sequential:
         with problem.stopwatch.stage("sequential"):
             solve_in_sequence(
                 problem.network,
                 slim,
-                shape.kept,
+                plan.kept_blocks,
                 problem.task.train.subset(config.calibration_images),
                 [known.felt.by_token for known in curves],
                 problem.passes,
@@ -437,7 +434,9 @@ def derive(problem: Problem, config: Config) -> Derived:
     with problem.stopwatch.stage("allocation"):
         blocks = family_of(problem.network).read(problem.network)
         shape = _allocate(problem, config, blocks, curves)
-    slim = _solve(problem, config, curves, shape)
+    with problem.stopwatch.stage("closed_form"), torch.no_grad():
+        plan = _plan(config, blocks, curves, shape)
+    slim = _solve(problem, config, curves, plan)
     task = problem.task
     validation = evaluate(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
     distillation = distillation_for(problem, config)
@@ -450,7 +449,7 @@ def derive(problem: Problem, config: Config) -> Derived:
         "accuracy_validation_closed_form": validation,
         **(asdict(outcome) if outcome else {}),
         "predicted_nats": shape.predicted_nats,
-        "kept_blocks": shape.kept,
+        "kept_blocks": plan.kept_blocks,
         "kept_heads": [list(b[0].heads) for b in shape.blocks if b is not None],
     }
-    return Derived(slim, facts, shape.kept)
+    return Derived(slim, plan, facts)

@@ -21,19 +21,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from edgevit.derive import surgery
+from edgevit.derive.algebra.attention import Spectra, attention_spectra, narrow
 from edgevit.derive.algebra.factorise import Spectrum
 from edgevit.derive.algebra.least_squares import Refit, Removal, refit, refittable_mean, removal_in_order, removal_order
 from edgevit.derive.allocate.policy import Widths, fit, uniform
 from edgevit.derive.allocate.widths import Curve, energy_width, widths_by_error
 from edgevit.derive.measure.statistics import BlockStatistics, Factorisation, calibrate, check_enough
 from edgevit.derive.methods.nuwa.purify import Purification, purify
+from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
-from edgevit.derive.surgery import Spectra
+from edgevit.derive.realise import realise
 from edgevit.errors import OptionError
-from edgevit.models.anatomy import BlockDims, BlockWeights
+from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn, attentions, ffns
 from edgevit.models.checkpoint import tensors_sha256
 from edgevit.models.families import family_of
+from edgevit.models.slim import bare_copy
 from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import evaluate
 from edgevit.train.state import load_tensors, reading_state, save_tensors
@@ -125,13 +127,21 @@ class _Start:
     masks: Sequence[Tensor] | None  # of its FFN neurons, if it is the anchor
     key: dict[str, Any]  # of the cache
     statistics: list[BlockStatistics]
-    blocks: list[BlockWeights]
+    blocks: list[Block]
+
+    @property
+    def attentions(self) -> list[Attention]:
+        return attentions(self.blocks)
+
+    @property
+    def ffns(self) -> list[Ffn]:
+        return ffns(self.blocks)
 
 
 def _start(problem: Problem, config: Config, masks: Sequence[Tensor] | None) -> _Start:
     """Take the statistics of the base, or of the anchor that these masks make of it."""
     device = problem.compute.device
-    network = problem.network if masks is None else surgery.without_neurons(problem.network, masks)
+    network = problem.network if masks is None else _without_neurons(problem.network, masks)
     network.to(device).eval()
     images = problem.task.train.subset(config.calibration_images)
     check_enough(images, network, "nuwa.calibration_images")
@@ -163,7 +173,7 @@ def _spectra(problem: Problem, config: Config, start: _Start) -> Spectra:
     key = {name: problem.identity[name] for name in ("base", "state")} if moments is None else start.key
 
     def make() -> dict[str, Tensor]:
-        spectra = surgery.attention_spectra(start.blocks, moments)
+        spectra = attention_spectra(start.attentions, moments)
         parts = {"qk": spectra.qk, "vo": spectra.vo}
         return {f"{i}.{p}.{n}": t for p, of in parts.items() for i, s in enumerate(of) for n, t in vars(s).items()}
 
@@ -188,9 +198,9 @@ def _removals(problem: Problem, config: Config, start: _Start) -> list[Removal]:
     def by_cost() -> dict[str, Tensor]:
         made: dict[str, Tensor] = {}
         with problem.progress.stage("order of neurons", len(start.blocks), "block") as stage:
-            for i, (block, s) in enumerate(zip(start.blocks, start.statistics, strict=True)):
+            for i, (part, s) in enumerate(zip(start.ffns, start.statistics, strict=True)):
                 assert s.hidden is not None
-                removal = removal_order(block.w2, s.hidden, refittable_mean(block, s.mean), ridge=config.ridge)
+                removal = removal_order(part.w2, s.hidden, refittable_mean(part, s.mean), ridge=config.ridge)
                 made |= {f"{i}.order": removal.order, f"{i}.cost": removal.cost}
                 stage.update(i + 1)
         return made
@@ -200,15 +210,15 @@ def _removals(problem: Problem, config: Config, start: _Start) -> list[Removal]:
         return [Removal(flat[f"{i}.order"], flat[f"{i}.cost"]) for i in range(len(start.blocks))]
     generator = torch.Generator().manual_seed(problem.training.seed)
     removals = []
-    for i, (block, s) in enumerate(zip(start.blocks, start.statistics, strict=True)):
+    for i, (part, s) in enumerate(zip(start.ffns, start.statistics, strict=True)):
         assert s.hidden is not None
         random = torch.rand(len(s.magnitude), generator=generator, dtype=torch.float64)
         score = s.magnitude if config.neurons == "activation" else random
         if start.masks is not None:
             score = score * start.masks[i].to(score)  # what the anchor does without goes first
         order = torch.argsort(score, stable=True)
-        centre = refittable_mean(block, s.mean)
-        removals.append(removal_in_order(order, block.w2, s.hidden, centre, ridge=config.ridge))
+        centre = refittable_mean(part, s.mean)
+        removals.append(removal_in_order(order, part.w2, s.hidden, centre, ridge=config.ridge))
     return removals
 
 
@@ -247,19 +257,26 @@ def _wishes(
     return wishes_at
 
 
-def _cut(problem: Problem, config: Config, start: _Start) -> nn.Module:
+def _cut(problem: Problem, config: Config, start: _Start) -> tuple[nn.Module, Plan]:
     """Choose widths inside the budget and solve for the weights."""
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
         spectra, removals = _spectra(problem, config, start), _removals(problem, config, start)
         dims = [b.dims for b in start.blocks]
         geometry = family_of(start.network).geometry(start.network)
         chosen = fit(_wishes(problem, config, dims, spectra, removals), dims, geometry, problem.budget, problem.policy)
-        narrowed = surgery.narrow_attention(start.blocks, chosen, _moments(start, config), spectra)
-        slim = []
-        for block, new, removal, s in zip(narrowed, chosen, removals, start.statistics, strict=True):
+        widths = [(new.qk, new.vo) for new in chosen]
+        narrowed = narrow(start.attentions, widths, _moments(start, config), spectra)
+        plans = []
+        parts = zip(narrowed, start.ffns, chosen, removals, start.statistics, strict=True)
+        for i, (attention, ffn, new, removal, s) in enumerate(parts):
             assert s.hidden is not None
-            slim.append(refit(block, removal.kept(new.ffn), s.hidden, s.mean, config.ffn, config.ridge))
-        return surgery.rebuild(start.network, slim)
+            kept = removal.kept(new.ffn)
+            refitted = refit(ffn, kept, s.hidden, s.mean, config.ffn, config.ridge)
+            heads = tuple(range(new.heads))
+            planned = AttentionPlan(heads, new.qk, new.vo, weights=attention)
+            plans.append(BlockPlan(i, planned, FfnPlan(kept, weights=refitted)))
+        plan = Plan(tuple(plans))
+        return realise(start.network, plan), plan
 
 
 def _validated(problem: Problem, network: nn.Module) -> float:
@@ -267,7 +284,7 @@ def _validated(problem: Problem, network: nn.Module) -> float:
     return evaluate(network, task.validation, problem.columns, task.class_names, problem.passes).top1
 
 
-def _cut_best(problem: Problem, config: Config) -> tuple[nn.Module, dict[str, object]]:
+def _cut_best(problem: Problem, config: Config) -> tuple[nn.Module, Plan, dict[str, object]]:
     """Cut the base, the anchor or both, and take the model that is better on the validation part."""
     masks = None if config.purification == "none" else _masks(problem, config)
     facts: dict[str, object] = {}
@@ -275,23 +292,43 @@ def _cut_best(problem: Problem, config: Config) -> tuple[nn.Module, dict[str, ob
         facts["anchor_neurons"] = sum(float(m.mean()) for m in masks) / len(masks)
     is_base = masks is None or all(bool(m.all()) for m in masks)
     if is_base or config.purification == "always":
-        slim = _cut(problem, config, _start(problem, config, None if is_base else masks))
-        return slim, {**facts, "purified": not is_base, "accuracy_validation": _validated(problem, slim)}
+        slim, plan = _cut(problem, config, _start(problem, config, None if is_base else masks))
+        return slim, plan, {**facts, "purified": not is_base, "accuracy_validation": _validated(problem, slim)}
     cuts = [_cut(problem, config, _start(problem, config, of)) for of in (None, masks)]
-    accuracy = [_validated(problem, cut) for cut in cuts]
+    accuracy = [_validated(problem, slim) for slim, _ in cuts]
     purified = accuracy[1] > accuracy[0]
     problem.progress.note(
         f"on the validation part: from the base {100 * accuracy[0]:.1f} %, from the anchor {100 * accuracy[1]:.1f} %"
     )
     facts |= {"purified": purified, "accuracy_validation": max(accuracy), "accuracy_unpurified": accuracy[0]}
-    return cuts[int(purified)], facts
+    return *cuts[int(purified)], facts
+
+
+@torch.no_grad()
+def _without_neurons(network: nn.Module, masks: Sequence[Tensor]) -> nn.Module:
+    """Return a copy in which the FFN neurons [e] whose mask is zero no longer reach the output; no shape changes."""
+    copied = bare_copy(network)
+    for part, mask in zip(ffns(family_of(copied).read(copied)), masks, strict=True):
+        part.w2.mul_(mask.to(part.w2))
+    return copied
+
+
+@torch.no_grad()
+def _with_class_bias(network: nn.Module, classes: Sequence[int], bias: float) -> nn.Module:
+    """Return a copy that adds this bias to the logits of all other classes (head focus)."""
+    copied = bare_copy(network)
+    for head in family_of(copied).classifiers(copied):
+        others = torch.ones(head.out_features, dtype=torch.bool)
+        others[list(classes)] = False
+        head.bias[others] += bias
+    return copied
 
 
 def derive(problem: Problem, config: Config) -> Derived:
     if family_of(problem.network).classifiers(problem.network)[0].out_features > len(problem.columns):
-        focused = surgery.with_class_bias(problem.network, problem.columns, HEAD_BIAS)
+        focused = _with_class_bias(problem.network, problem.columns, HEAD_BIAS)
         problem = replace(problem, network=focused)
-    slim, facts = _cut_best(problem, config)
+    slim, plan, facts = _cut_best(problem, config)
     done = train_for(problem, slim, stage="finetune", distillation=distillation_for(problem, config))
     steps = {"steps": done, "steps_planned": problem.training.steps}
-    return Derived(slim, {**steps, **facts, "reused": problem.cache.reused})
+    return Derived(slim, plan, {**steps, **facts, "reused": problem.cache.reused})

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.derive.problem import Problem
+from edgevit.models.anatomy import ffns
 from edgevit.models.families import family_of
 from edgevit.train.order import sample_order
 from edgevit.train.passes import evaluate
@@ -58,9 +59,10 @@ class _Binarised(torch.autograd.Function):
 def masked(network: nn.Module, masks: Sequence[Tensor]) -> Iterator[None]:
     """Multiply every block's FFN neurons by its mask [e] in each forward pass."""
     with ExitStack() as stack:
-        for module, mask in zip(family_of(network).ffn_activations(network), masks, strict=True):
-            hook = module.register_forward_hook(lambda _, __, output, mask=mask: output * mask)
-            stack.callback(hook.remove)
+        for module, mask in zip(family_of(network).ffn_outputs(network), masks, strict=True):
+            if module is not None:
+                hook = module.register_forward_pre_hook(lambda _, given, mask=mask: (given[0] * mask,))
+                stack.callback(hook.remove)
         yield
 
 
@@ -82,7 +84,7 @@ class _Masks:
     def __init__(self, problem: Problem, how: Purification) -> None:
         blocks, device = family_of(problem.network).read(problem.network), problem.compute.device
         self.compute = problem.compute
-        self.masks = [torch.ones(b.w1.shape[0], device=device, requires_grad=True) for b in blocks]
+        self.masks = [torch.ones(f.neurons, device=device, requires_grad=True) for f in ffns(blocks)]
         self.betas = [torch.full((), 5.0, device=device, requires_grad=True) for _ in blocks]
         groups = [{"params": self.masks, "lr": how.mask_lr}, {"params": self.betas, "lr": how.beta_lr}]
         self.optimizer = torch.optim.AdamW(groups, weight_decay=how.weight_decay)

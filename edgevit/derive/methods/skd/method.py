@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from edgevit.derive.methods.skd.slices import read_supernet
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derive.realise import realise
 from edgevit.train.distil import TeacherOptions
 
 
@@ -24,6 +25,7 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
 
 def derive(problem: Problem, config: Config) -> Derived:
     with problem.stopwatch.stage("slice"):
-        slim = read_supernet(config.supernet).slice(problem.network, problem.budget, problem.policy)
+        plan = read_supernet(config.supernet).plan(problem.network, problem.budget, problem.policy)
+        slim = realise(problem.network, plan)
     done = train_for(problem, slim, stage="finetune", distillation=distillation_for(problem, config))
-    return Derived(slim, {"steps": done, "steps_planned": problem.training.steps})
+    return Derived(slim, plan, {"steps": done, "steps_planned": problem.training.steps})

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,12 +27,13 @@ from sklearn.isotonic import isotonic_regression
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derive import surgery
 from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.policy import Policy, smallest
-from edgevit.models.anatomy import BlockDims
+from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
+from edgevit.derive.realise import realise
+from edgevit.models.anatomy import Block, BlockDims, attentions, ffns
 from edgevit.models.cost import Geometry
-from edgevit.models.families import family_of
+from edgevit.models.families import Family, family_of
 from edgevit.train.passes import Passes, observed
 
 ModuleKind = Literal["attention", "ffn"]
@@ -97,42 +98,27 @@ def without(dims: Sequence[BlockDims], dropped: Sequence[Unit]) -> tuple[BlockDi
     return tuple(left)
 
 
+def slice_plan(blocks: Sequence[Block], kept: Sequence[BlockDims]) -> Plan:
+    """The plan of the slice that has the first dimensions of every module.
+
+    The slice divides its logits by sqrt(q'), so W_Q carries sqrt(q' / q).
+    """
+    plans = []
+    for i, (attention, ffn, dims) in enumerate(zip(attentions(blocks), ffns(blocks), kept, strict=True)):
+        assert dims.heads == attention.heads
+        first, scale = attention.first(dims.qk, dims.vo), (dims.qk / attention.qk) ** 0.5
+        scaled = replace(first, wq=first.wq * scale, bq=None if first.bq is None else first.bq * scale)
+        planned = AttentionPlan(tuple(range(dims.heads)), dims.qk, dims.vo, weights=scaled)
+        ffn_plan = FfnPlan(torch.arange(dims.ffn), weights=ffn.keep(slice(dims.ffn)))
+        plans.append(BlockPlan(i, planned, ffn_plan))
+    return Plan(tuple(plans))
+
+
 @torch.no_grad()
 def cut(network: nn.Module, kept: Sequence[BlockDims]) -> nn.Module:
-    """Return a slim copy that has the first dimensions of every module.
-
-    The slice divides its logits by sqrt(q'), so W_Q carries sqrt(q' / q): multiplied in place, so that nothing but the
-    slice takes memory. On one thread: copies are too short to share on a busy machine.
-    """
-    family = family_of(network)
-    whole = family.read(network)
-    blocks = []
-    for block, dims in zip(whole, kept, strict=True):
-        old = block.dims
-        assert dims.heads == old.heads and dims.qk <= old.qk and dims.vo <= old.vo and dims.ffn <= old.ffn
-        blocks.append(
-            replace(
-                block,
-                wq=block.wq[:, : dims.qk],
-                bq=None if block.bq is None else block.bq[:, : dims.qk],
-                wk=block.wk[:, : dims.qk],
-                bk=None if block.bk is None else block.bk[:, : dims.qk],
-                wv=block.wv[:, : dims.vo],
-                bv=None if block.bv is None else block.bv[:, : dims.vo],
-                wo=block.wo[..., : dims.vo],
-                w1=block.w1[: dims.ffn],
-                b1=None if block.b1 is None else block.b1[: dims.ffn],
-                w2=block.w2[:, : dims.ffn],
-            )
-        )
-    with one_thread():
-        slim = surgery.rebuild(network, blocks)
-        for block, before in zip(family.read(slim), whole, strict=True):
-            scale = (block.dims.qk / before.dims.qk) ** 0.5
-            block.wq.mul_(scale)
-            if block.bq is not None:
-                block.bq.mul_(scale)
-    return slim
+    """Return a slim copy that has the first dimensions of every module."""
+    with one_thread():  # copies are too short to share on a busy machine
+        return realise(network, slice_plan(family_of(network).read(network), kept))
 
 
 # -- masks -------------------------------------------------------------------------------------------------------------
@@ -140,14 +126,15 @@ def cut(network: nn.Module, kept: Sequence[BlockDims]) -> nn.Module:
 Masks = list[tuple[Tensor, Tensor]]  # per block, of the projection's output [H * (2q + v)] and of the neurons [e]
 
 
-def make_masks(whole: Sequence[BlockDims], kept: Sequence[BlockDims], device: torch.device) -> Masks:
+def make_masks(family: Family, whole: Sequence[BlockDims], kept: Sequence[BlockDims], device: torch.device) -> Masks:
     def ones(width: int, of: int) -> Tensor:
         return (torch.arange(of, device=device) < width).float()
 
     masks = []
     for now, then in zip(whole, kept, strict=True):
-        parts = (ones(then.qk, now.qk), ones(now.qk, now.qk), ones(then.vo, now.vo))  # of one head
-        masks.append((torch.cat([part.repeat(now.heads) for part in parts]), ones(then.ffn, now.ffn)))
+        of_one_head = (ones(then.qk, now.qk), ones(now.qk, now.qk), ones(then.vo, now.vo))
+        heads = family.pack(*(part.repeat(now.heads, 1) for part in of_one_head))
+        masks.append((heads, ones(then.ffn, now.ffn)))
     return masks
 
 
@@ -156,24 +143,28 @@ def masking(network: nn.Module, masks: Callable[[], Masks | None]) -> Iterator[N
     """Apply the masks that are asked for at each forward pass; None applies none."""
     family = family_of(network)
 
-    def hook(block: int, part: int) -> Callable[..., Tensor]:
-        def apply(_: nn.Module, __: object, output: Tensor) -> Tensor:
-            now = masks()
-            return output if now is None else output * now[block][part].to(output.dtype)
-
-        return apply
+    def masked(tensor: Tensor, block: int, part: int) -> Tensor:
+        now = masks()
+        return tensor if now is None else tensor * now[block][part].to(tensor.dtype)
 
     with ExitStack() as stack:
-        for part, modules in enumerate((family.projections(network), family.ffn_activations(network))):
-            for block, module in enumerate(modules):
-                stack.callback(module.register_forward_hook(hook(block, part)).remove)
+        for block, (heads, neurons) in enumerate(
+            zip(family.projections(network), family.ffn_outputs(network), strict=True)
+        ):
+            if heads is not None:
+                hook = heads.register_forward_hook(lambda _, __, output, i=block: masked(output, i, 0))
+                stack.callback(hook.remove)
+            if neurons is not None:
+                before = neurons.register_forward_pre_hook(lambda _, given, i=block: (masked(given[0], i, 1),))
+                stack.callback(before.remove)
         yield
 
 
 @contextmanager
 def masked(network: nn.Module, kept: Sequence[BlockDims], device: torch.device) -> Iterator[None]:
     """Let the network compute what its slice of these dimensions does."""
-    masks = make_masks([b.dims for b in family_of(network).read(network)], kept, device)
+    family = family_of(network)
+    masks = make_masks(family, [b.dims for b in family.read(network)], kept, device)
     with masking(network, lambda: masks):
         yield
 
@@ -190,13 +181,12 @@ class Importance:
     skipped: dict[Module, float]  # the loss without the module
 
 
-def _by_width(scores: Tensor, dims: BlockDims) -> Tensor:
+def _by_width(family: Family, scores: Tensor, dims: BlockDims) -> Tensor:
     """Scores [H * (2q + v)] of queries, keys and values to those of head widths [max(q, v)]: query plus value."""
-    queries = dims.heads * dims.qk
-    query, value = scores[:queries], scores[2 * queries :]
+    query, _, value = family.unpack(scores, dims)
     total = scores.new_zeros(max(dims.qk, dims.vo))
-    total[: dims.qk] += query.view(dims.heads, -1).sum(0)
-    total[: dims.vo] += value.view(dims.heads, -1).sum(0)
+    total[: dims.qk] += query.sum(0)
+    total[: dims.vo] += value.sum(0)
     return total
 
 
@@ -218,19 +208,20 @@ def measure_importance(
     family, compute = family_of(network), passes.compute
     whole = [b.dims for b in family.read(network)]
     kept = whole if kept is None else kept
-    variants = [make_masks(whole, kept, compute.device)]
+    variants = [make_masks(family, whole, kept, compute.device)]
     for block, kind in skip:
         dims = [narrowed(d, kind, 0) if i == block else d for i, d in enumerate(kept)]
-        variants.append(make_masks(whole, dims, compute.device))
+        variants.append(make_masks(family, whole, dims, compute.device))
     target = torch.as_tensor(columns, device=compute.device)
     losses = torch.zeros(len(variants), dtype=torch.float64, device=compute.device)
     sums: list[Tensor] = [torch.zeros((), dtype=torch.float64, device=compute.device)] * (2 * len(whole))
     outputs: list[Tensor] = []  # of the pass with gradients: projection and neurons of each block in turn
     now = variants[0]
 
-    def keep(_: int, __: object, output: Tensor) -> None:
-        if output.requires_grad:
-            outputs.append(output)
+    def keep(i: int, given: Any, output: Tensor) -> None:
+        kept_here = output if i < len(whole) else given[0]  # queries, keys and values; or the neurons
+        if kept_here.requires_grad:
+            outputs.append(kept_here)
 
     def loss_of(batch: Tensor, labels: Tensor) -> Tensor:
         with compute.accelerator.autocast():
@@ -248,12 +239,12 @@ def measure_importance(
             for i, now in enumerate(variants[1:], 1):  # noqa: B007  # what the masking asks for
                 losses[i] += loss_of(batch, labels)
 
-    watched = [*family.projections(network), *family.ffn_activations(network)]
+    watched = [*family.projections(network), *family.ffn_outputs(network)]
     with masking(network, lambda: now), observed(watched, keep):
         passes.show(network, images, see, gradients=True)
     loss, *others = (compute.sum(losses) / max(len(images), 1)).tolist()
     sums = [compute.sum(s).cpu() for s in sums]
-    taylor: dict[Module, Tensor] = {(i, "attention"): _by_width(sums[2 * i], d) for i, d in enumerate(whole)}
+    taylor: dict[Module, Tensor] = {(i, "attention"): _by_width(family, sums[2 * i], d) for i, d in enumerate(whole)}
     taylor |= {(i, "ffn"): sums[2 * i + 1] for i in range(len(whole))}
     return Importance(loss, taylor, dict(zip(skip, others, strict=True)))
 
@@ -306,7 +297,8 @@ class ProgressiveDropout:
     ) -> None:
         self.network, self.units, self.growth, self.passes = network, units, growth, passes
         self.proxy, self.columns, self.seed = proxy, columns, seed
-        self.whole = [b.dims for b in family_of(network).read(network)]
+        self.family = family_of(network)
+        self.whole = [b.dims for b in self.family.read(network)]
         self.order: list[int] = []  # units, the first to go first
         self.updates, self.steps = 0, 0
         self.masks: Masks | None = None
@@ -356,7 +348,7 @@ class ProgressiveDropout:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.steps)
         count = int(torch.randint(len(self.order) + 1, (), generator=generator))
         dropped = self.dropped[:count]
-        self.masks = make_masks(self.whole, without(self.whole, dropped), self.passes.compute.device)
+        self.masks = make_masks(self.family, self.whole, without(self.whole, dropped), self.passes.compute.device)
         self.kept_share = 1 - sum(u.macs for u in dropped) / sum(u.macs for u in self.units)
 
     # -- train.Constraint ------------------------------------------------------------------------------------------

@@ -12,13 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from pydantic import Field
 from torch import nn
 
 from edgevit.data.classes import TargetClass, imagenet_names, listed, resolve
+from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.budget import Budget, parse_count, quantity_name, readable
 from edgevit.derive.allocate.policy import Policy, Widths, fit
-from edgevit.derive.methods.skd.piad import Unit, cut, without
+from edgevit.derive.methods.skd.piad import Unit, slice_plan, without
+from edgevit.derive.plan import Plan
+from edgevit.derive.realise import realise
 from edgevit.derive.request import SUPERNET_RECORD
 from edgevit.errors import BudgetError, CheckpointError, OptionError
 from edgevit.folder.derivation import DataRecord, Seed, ShapeRecord, Share, Versions
@@ -54,17 +58,21 @@ class SuperNet:
     record: dict[str, Any]  # the whole file, which fits `_Record`
     is_main: bool = True  # False in all but the first of several processes: only that one wrote the folder
 
-    def slice(self, network: nn.Module, budget: Budget, policy: Policy, rows: Sequence[int] | None = None) -> nn.Module:
-        """The slice of this budget, as a model of its own, with only these rows of the classifier unless None."""
+    def plan(self, network: nn.Module, budget: Budget, policy: Policy, outputs: int | None = None) -> Plan:
+        """The slice of this budget, with as many outputs as the network unless another number is given."""
         family = family_of(network)
-        whole = [b.dims for b in family.read(network)]
-        geometry = family.geometry(network)
-        if rows is not None:
-            geometry = geometry.with_classes(len(rows))
-        slim = cut(network, fit(lambda share: self._wishes(whole, share), whole, geometry, budget, policy))
-        if rows is not None:
-            family.keep_classes(slim, rows)
-        return slim
+        blocks, geometry = family.read(network), family.geometry(network)
+        if outputs is not None:
+            geometry = geometry.with_classes(outputs)
+        whole = [b.dims for b in blocks]
+        chosen = fit(lambda share: self._wishes(whole, share), whole, geometry, budget, policy)
+        with torch.no_grad():
+            return slice_plan(blocks, chosen)
+
+    def slice(self, network: nn.Module, budget: Budget, policy: Policy) -> nn.Module:
+        """The slice of this budget, as a model of its own."""
+        with one_thread():  # copies are too short to share on a busy machine
+            return realise(network, self.plan(network, budget, policy))
 
     def _wishes(self, dims: Sequence[BlockDims], share: float) -> list[Widths]:
         """The widths left after a share of the order's MACs; the last unit to go goes in part."""

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derive import surgery
+from edgevit.derive.algebra.attention import attention_spectra, narrow
 from edgevit.derive.measure.statistics import calibrate
 from edgevit.derive.methods.skd.piad import measure_importance
-from edgevit.models.anatomy import BlockWeights
+from edgevit.models.anatomy import Attention, Block, Ffn, attentions, ffns
 from edgevit.models.families import family_of
 from edgevit.train.passes import Passes
 
@@ -36,37 +36,37 @@ def concentrate(network: nn.Module, images: Split, columns: Sequence[int], passe
     statistics = calibrate(network, images, passes, factorisation="tokens", columns=columns)
     moments = [s.moment for s in statistics if s.moment is not None]
     importance = measure_importance(network, images, columns, passes)
-    blocks = family_of(network).read(network)
+    family = family_of(network)
+    blocks = family.read(network)
     neurons = [importance.taylor[i, "ffn"] for i in range(len(blocks))]
-    return surgery.rebuild(network, sort_neurons(rotate_attention(blocks, moments), neurons))
+    with torch.no_grad():
+        parts = zip(rotate(attentions(blocks), moments), sort_neurons(ffns(blocks), neurons), strict=True)
+        return family.build(network, [Block(*pair) for pair in parts])
 
 
 @torch.no_grad()
-def rotate_attention(blocks: Sequence[BlockWeights], moments: Sequence[Tensor]) -> list[BlockWeights]:
+def rotate(parts: Sequence[Attention], moments: Sequence[Tensor]) -> list[Attention]:
     """Give every head its factors at full width, in falling order of what they carry.
 
     Shapes: moments [d + 1, d + 1] of the tokens [x 1].
     """
-    spectra = surgery.attention_spectra(blocks, moments)
-    rotated = surgery.narrow_attention(blocks, [b.dims for b in blocks], spectra=spectra)
+    spectra = attention_spectra(parts, moments)
+    rotated = narrow(parts, [(a.qk, a.vo) for a in parts], spectra=spectra)
     return [
-        _centred(block, moment[:-1, -1].to(block.wv)) if before.bv is not None else block
-        for before, block, moment in zip(blocks, rotated, moments, strict=True)
+        _centred(part, moment[:-1, -1].to(part.wv)) if before.bv is not None else part
+        for before, part, moment in zip(parts, rotated, moments, strict=True)
     ]
 
 
-def _centred(block: BlockWeights, mean: Tensor) -> BlockWeights:
+def _centred(part: Attention, mean: Tensor) -> Attention:
     """Move the values of the mean token [d] into the output bias, exactly: attention rows sum to one."""
-    values = block.wv @ mean
-    outputs = torch.einsum("hdv,hv->d", block.wo, values)
-    return replace(block, bv=-values, bo=outputs if block.bo is None else block.bo + outputs)
+    values = part.wv @ mean
+    outputs = torch.einsum("hdv,hv->d", part.wo, values)
+    return replace(part, bv=-values, bo=outputs if part.bo is None else part.bo + outputs)
 
 
 @torch.no_grad()
-def sort_neurons(blocks: Sequence[BlockWeights], importance: Sequence[Tensor]) -> list[BlockWeights]:
+def sort_neurons(parts: Sequence[Ffn], importance: Sequence[Tensor]) -> list[Ffn]:
     """Put every FFN's neurons into falling order of importance [e]."""
-    done = []
-    for block, score in zip(blocks, importance, strict=True):
-        order = torch.argsort(score, descending=True, stable=True).to(block.w1.device)
-        done.append(surgery.keep_neurons(block, order))
-    return done
+    orders = [torch.argsort(score, descending=True, stable=True) for score in importance]
+    return [part.keep(order.to(part.w1.device)) for part, order in zip(parts, orders, strict=True)]

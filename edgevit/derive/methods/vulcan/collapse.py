@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgevit.models.anatomy import BlockWeights
+from edgevit.models.anatomy import Ffn
 
 KMEANS_STEPS = 50
 
@@ -36,9 +36,10 @@ class Clusters:
         return int((torch.bincount(self.labels, minlength=len(self.anchors)) > 1).sum())
 
 
-def neurons(block: BlockWeights) -> Tensor:
-    """Rows [W_1 b_1]: [e, d + 1], or [e, d] without a bias."""
-    return block.w1 if block.b1 is None else torch.cat([block.w1, block.b1.unsqueeze(1)], dim=1)
+def neurons(part: Ffn) -> Tensor:
+    """Rows [W_1 b_1], or [W_1 b_1 W_g b_g] where the FFN is gated: [e, m]; biases as far as there are such."""
+    inputs = part.inputs()
+    return part.w1 if len(inputs) == 1 else torch.cat([t.reshape(part.neurons, -1) for t in inputs], dim=1)
 
 
 def largest_members(labels: Tensor, scores: Tensor, count: int) -> Tensor:
@@ -77,14 +78,14 @@ def _spread(distances: Tensor, count: int, generator: torch.Generator) -> Tensor
     return torch.tensor(chosen)
 
 
-def cluster_neurons(block: BlockWeights, count: int, seed: int) -> Tensor:
-    """Cluster the rows [W_1 b_1] by k-means into exactly `count` clusters: labels [e].
+def cluster_neurons(part: Ffn, count: int, seed: int) -> Tensor:
+    """Cluster the rows of `neurons` by k-means into exactly `count` clusters: labels [e].
 
     All distances follow from the rows' inner products: a centre's with a row is the mean of its members'. So a step of
     Lloyd's costs e^2 additions instead of 2 e K d multiplications, and a step of k-means++ only looks up.
     The identity when nothing is to be merged.
     """
-    rows = neurons(block).detach().float().cpu()
+    rows = neurons(part).detach().float().cpu()
     if count >= len(rows):
         return torch.arange(len(rows))
     rows = rows - rows.mean(0)  # distances are differences of inner products: the smaller, the more exact
@@ -138,13 +139,13 @@ class _WeightCollapse(torch.autograd.Function):
         return pull.index_add(0, anchor_of, pull, alpha=-1), None
 
 
-def weight_collapse(block: BlockWeights, clusters: Clusters) -> tuple[Tensor, Tensor]:
+def weight_collapse(part: Ffn, clusters: Clusters) -> tuple[Tensor, Tensor]:
     """Distance of every neuron's weights to its anchor's, as (sum of absolutes, sum of squares): Eq. 4 and 8."""
     anchor_of = clusters.anchor_of
-    absolute, square = _WeightCollapse.apply(block.w1, anchor_of)
-    if block.b1 is not None:
-        absolute_b, square_b = _WeightCollapse.apply(block.b1, anchor_of)
-        absolute, square = absolute + absolute_b, square + square_b
+    absolute, square = _WeightCollapse.apply(part.w1, anchor_of)
+    for tensor in part.inputs()[1:]:
+        more_absolute, more_square = _WeightCollapse.apply(tensor, anchor_of)
+        absolute, square = absolute + more_absolute, square + more_square
     return absolute, square
 
 
@@ -152,10 +153,3 @@ def activation_collapse(activations: Tensor, clusters: Clusters) -> tuple[Tensor
     """The same for activations [e], each the token sum averaged over a batch: Eq. 4 with nu = a."""
     difference = activations - activations[clusters.anchor_of]
     return difference.abs().sum(), difference.square().sum()
-
-
-def merge(block: BlockWeights, clusters: Clusters) -> BlockWeights:
-    """Merge every cluster into its anchor by adding up the columns of W_2 (Eq. 9); exact once they have collapsed."""
-    w2 = block.w2.new_zeros(block.w2.shape[0], len(clusters.anchors)).index_add_(1, clusters.labels, block.w2)
-    b1 = None if block.b1 is None else block.b1[clusters.anchors]
-    return replace(block, w1=block.w1[clusters.anchors], b1=b1, w2=w2)

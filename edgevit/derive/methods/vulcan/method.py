@@ -10,7 +10,7 @@ above what a block can lose are handed to the other blocks; the widths follow a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import inf
@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from edgevit.derive import surgery
+from edgevit.derive.algebra.attention import query_matrix
 from edgevit.derive.allocate.policy import fit
 from edgevit.derive.allocate.widths import HeadAllocation, Normalisation, SizeWeight, adaptive
 from edgevit.derive.measure.statistics import BlockStatistics, Factorisation, calibrate, token_sum
@@ -32,11 +32,12 @@ from edgevit.derive.methods.vulcan.collapse import (
     to_device,
     weight_collapse,
 )
-from edgevit.derive.methods.vulcan.rank import query_matrix, tail_sums
-from edgevit.derive.plan import Plan, load_plan, save_plan
+from edgevit.derive.methods.vulcan.rank import tail_sums
+from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan, load_plan, save_plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derive.realise import realise
 from edgevit.errors import OptionError
-from edgevit.models.anatomy import BlockDims, BlockWeights
+from edgevit.models.anatomy import Block, BlockDims, attentions, ffns
 from edgevit.models.families import family_of
 from edgevit.train.compute import Compute
 from edgevit.train.distil import TeacherOptions
@@ -99,7 +100,7 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
 def choose_dims(problem: Problem, config: Config, statistics: list[BlockStatistics]) -> tuple[BlockDims, ...]:
     """Widths of every block, from activations and effective ranks, fitted to the budget."""
     family = family_of(problem.network)
-    blocks: list[BlockWeights] = family.read(problem.network)
+    blocks = family.read(problem.network)
     wishes_at = adaptive(
         blocks,
         [s.activation for s in statistics],
@@ -126,7 +127,7 @@ def make_plan(problem: Problem, config: Config) -> Plan:
         statistics = calibrate(problem.network, images, problem.passes, **how)
     if problem.compute.is_main:
         with problem.stopwatch.stage("clustering"):
-            save_plan(_decide(problem, config, statistics), problem.folder)
+            save_plan(_decide(problem, config, statistics), "vulcan", problem.folder)
     problem.compute.wait()
     plan = load_plan(problem.folder)
     assert plan is not None
@@ -136,15 +137,16 @@ def make_plan(problem: Problem, config: Config) -> Plan:
 def _decide(problem: Problem, config: Config, statistics: list[BlockStatistics]) -> Plan:
     dims = choose_dims(problem, config, statistics)
     generator = torch.Generator().manual_seed(problem.training.seed)
-    clusters = []
-    blocks = family_of(problem.network).read(problem.network)
+    plans = []
+    blocks = ffns(family_of(problem.network).read(problem.network))
     with problem.progress.stage("clusters of neurons", len(blocks), "block") as stage:
-        for i, (block, new, s) in enumerate(zip(blocks, dims, statistics, strict=True)):
-            labels = cluster_neurons(block, new.ffn, problem.training.seed)
-            clusters.append(make_clusters(labels, _scores(s, config, generator)))
+        for i, (part, new, s) in enumerate(zip(blocks, dims, statistics, strict=True)):
+            labels = cluster_neurons(part, new.ffn, problem.training.seed)
+            clusters = make_clusters(labels, _scores(s, config, generator))
+            attention = AttentionPlan(tuple(range(new.heads)), new.qk, new.vo, s.moment)
+            plans.append(BlockPlan(i, attention, FfnPlan(clusters.anchors, clusters.labels)))
             stage.update(i + 1)
-    moments = tuple(s.moment for s in statistics if s.moment is not None)
-    return Plan(dims, tuple(clusters), moments or None)
+    return Plan(tuple(plans))
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -156,9 +158,11 @@ class Redundancy:
     def __init__(self, network: nn.Module, plan: Plan, config: Config, compute: Compute) -> None:
         self.network, self.plan, self.config, self.compute = network, plan, config, compute
         self.family = family_of(network)
-        self.clusters = [to_device(c, compute.device) for c in plan.clusters]
+        planned = [block.ffn for block in plan.blocks]
+        clusters = [Clusters(f.labels, f.neurons) for f in planned if f is not None and f.labels is not None]
+        self.clusters = [to_device(c, compute.device) for c in clusters]
         released = config.reduction == "released"
-        self.divisors = [max(c.collapsing, 1) if released else len(c.anchors) for c in plan.clusters]
+        self.divisors = [max(c.collapsing, 1) if released else len(c.anchors) for c in clusters]
         self.multipliers = torch.zeros(2, dtype=torch.float64)  # lambda_1 of absolutes, lambda_2 of squares
         self.adam = torch.zeros(2, 2, dtype=torch.float64)  # first and second moment of their gradients
         self.updates = 0
@@ -180,7 +184,7 @@ class Redundancy:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        modules = self.family.ffn_activations(self.network)
+        modules = self.family.ffn_outputs(self.network)
         with observed(modules, self._see) if self._needs_activations else nullcontext():
             yield
 
@@ -190,7 +194,7 @@ class Redundancy:
         if index == 0:
             self.live = []
             self.micro_batches += 1
-        summed = token_sum(output.float())
+        summed = token_sum(inputs[0].float())
         self.live.append(summed)
         if len(self.seen) <= index:
             self.seen.append(summed.detach())
@@ -210,19 +214,19 @@ class Redundancy:
 
     # -- penalty ---------------------------------------------------------------------------------------------------
 
-    def _collapse(self, blocks: list[BlockWeights]) -> Tensor:
+    def _collapse(self, blocks: Sequence[Block]) -> Tensor:
         total = torch.zeros(2, device=self.compute.device)
-        for i, (block, clusters) in enumerate(zip(blocks, self.clusters, strict=True)):
+        for i, (part, clusters) in enumerate(zip(ffns(blocks), self.clusters, strict=True)):
             if self.config.collapse == "weight":
-                pair = weight_collapse(block, clusters)
+                pair = weight_collapse(part, clusters)
             else:
                 pair = activation_collapse(self.live[i], clusters)
             total = total + torch.stack(pair) / self.divisors[i]
         return total
 
-    def _tails(self, blocks: list[BlockWeights]) -> Tensor:
-        kept = self.plan.dims
-        matrices = [query_matrix(b) for b in blocks] + [b.wv for b in blocks]
+    def _tails(self, blocks: Sequence[Block]) -> Tensor:
+        kept, parts = self.plan.dims, attentions(blocks)
+        matrices = [query_matrix(a) for a in parts] + [a.wv for a in parts]
         sums = torch.stack(tail_sums(matrices, [d.qk for d in kept] + [d.vo for d in kept]))
         return sums / sum(d.heads for d in kept) if self.config.reduction == "released" else sums
 
@@ -260,10 +264,12 @@ class Redundancy:
     # -- result and state ------------------------------------------------------------------------------------------
 
     def current_plan(self) -> Plan:
-        return replace(self.plan, clusters=tuple(self.clusters))
+        ffns_now = [FfnPlan(c.anchors.cpu(), c.labels.cpu()) for c in self.clusters]
+        pairs = zip(self.plan.blocks, ffns_now, strict=True)
+        return Plan(tuple(replace(block, ffn=ffn) for block, ffn in pairs))
 
     def pruned(self) -> nn.Module:
-        return surgery.apply(self.network, self.current_plan())
+        return realise(self.network, self.current_plan())
 
     def state(self) -> dict[str, Tensor]:
         tensors = {"multipliers": self.multipliers, "adam": self.adam, "updates": torch.tensor(self.updates)}
@@ -286,4 +292,8 @@ def derive(problem: Problem, config: Config) -> Derived:
     done = train_for(problem, network, constraint=redundancy, distillation=distillation)
     with problem.stopwatch.stage("surgery"):
         slim = redundancy.pruned()
-    return Derived(slim, {"steps": done, "steps_planned": training.steps, "images_seen": done * training.batch_size})
+    return Derived(
+        slim,
+        redundancy.current_plan(),
+        {"steps": done, "steps_planned": training.steps, "images_seen": done * training.batch_size},
+    )

@@ -13,12 +13,6 @@ import torch
 from torch import Tensor
 
 from edgevit.derive.algebra.factorise import one_thread
-from edgevit.models.anatomy import BlockWeights
-
-
-def query_matrix(block: BlockWeights) -> Tensor:
-    """[W_Q b_Q] per head: [H, q, d + 1], or [H, q, d] without a bias."""
-    return block.wq if block.bq is None else torch.cat([block.wq, block.bq.unsqueeze(-1)], dim=-1)
 
 
 class _Tail(torch.autograd.Function):

@@ -19,14 +19,15 @@ from small_base import ARGS, derive, write_checkpoint
 import edgevit
 from edgevit.cli.console import Console
 from edgevit.data.task import open_task
-from edgevit.derive import load_method, surgery
+from edgevit.derive import load_method
+from edgevit.derive.algebra.attention import keep_heads
 from edgevit.derive.allocate.menus import Heads, attention_menu, ffn_menu, tails
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.measure.sensitivity import Sensitivity, curvature_sample, measure_sensitivity, random_signs
 from edgevit.derive.methods.forge import sequential
 from edgevit.derive.methods.forge.sequential import solve_in_sequence
 from edgevit.errors import BudgetError, OptionError, OutputError
-from edgevit.models.anatomy import BlockDims
+from edgevit.models.anatomy import Block, BlockDims
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit
 from edgevit.models.slim import bare_copy
@@ -86,7 +87,7 @@ def test_the_predicted_loss_of_a_head_is_what_weakening_it_a_little_costs(block:
     for head in range(2):
         weaker = bare_copy(network)
         with torch.no_grad():
-            wo = vit.read(weaker)[block].wo
+            wo = vit.read(weaker)[block].attention.wo
             wo[head] *= 1 - share
             whole, changed = (F.log_softmax(n(images).double(), 1) for n in (network, weaker))
         measured = float(F.kl_div(changed, whole, log_target=True, reduction="batchmean")) / share**2
@@ -177,8 +178,8 @@ def test_a_network_that_lost_nothing_is_left_as_it_is(network: Any, task: Any) -
 def test_later_blocks_mend_what_earlier_ones_lost(network: Any, task: Any) -> None:
     damaged, images = bare_copy(network), _images(task, 64)
     generator = torch.Generator().manual_seed(0)
-    block = vit.read(damaged)[0]
-    block.w1[::2] = 0.05 * torch.randn(block.w1[::2].shape, generator=generator)
+    ffn = vit.read(damaged)[0].ffn
+    ffn.w1[::2] = 0.05 * torch.randn(ffn.w1[::2].shape, generator=generator)
     wanted = network.forward_features(images)
     before = float((damaged.forward_features(images) - wanted).square().mean())
     _solve(network, damaged, [0, 1], task)
@@ -191,7 +192,7 @@ def test_tokens_that_would_not_fit_into_memory_lie_in_files(
 ) -> None:
     held, spilt = bare_copy(network), bare_copy(network)
     for slim in (held, spilt):
-        vit.read(slim)[0].w1[::2] *= 0.1
+        vit.read(slim)[0].ffn.w1[::2] *= 0.1
     _solve(network, held, [0, 1], task)
     monkeypatch.setattr(sequential, "IN_MEMORY_BYTES", 40_000)  # of 17 * 64 values an image: some batches of both
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -224,11 +225,11 @@ def test_a_block_takes_over_what_it_can_of_those_dropped_after_it(network: Any, 
 
 @torch.no_grad()
 def test_what_dropped_heads_put_out_on_average_stays_in_the_bias(network: Any) -> None:
-    block = vit.read(network)[0]
+    first, second = vit.read(network)
     x = torch.ones(1, 5, 64) * torch.randn(64, generator=torch.Generator().manual_seed(0))  # all tokens alike
     token = torch.cat([x[0, 0], torch.ones(1)]).double()
-    fewer = surgery.keep_heads(block, [1], torch.outer(token, token))
-    rest = surgery.rebuild(network, [fewer, *vit.read(network)[1:]])
+    fewer = keep_heads(first.attention, [1], torch.outer(token, token))
+    rest = vit.build(network, [Block(fewer, first.ffn), second])
     torch.testing.assert_close(rest.blocks[0].attn(x), network.blocks[0].attn(x), atol=1e-5, rtol=1e-5)
 
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from edgevit.data.task import open_task
-from edgevit.derive import surgery
+from edgevit.derive.algebra.attention import narrow
 from edgevit.derive.measure.statistics import calibrate
 from edgevit.derive.methods.skd.piad import cut, measure_importance
-from edgevit.derive.methods.skd.wpac import concentrate, rotate_attention
-from edgevit.models.anatomy import BlockDims
+from edgevit.derive.methods.skd.wpac import concentrate, rotate
+from edgevit.models.anatomy import Block, BlockDims, attentions
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit
 from edgevit.train.passes import open_passes
@@ -30,6 +30,11 @@ def slim(network):
     return cut(network, [BlockDims(2, 24, 16, 100), BlockDims(2, 16, 32, 256)])
 
 
+def with_attentions(network, made):
+    with torch.no_grad():
+        return vit.build(network, [Block(a, b.ffn) for a, b in zip(made, vit.read(network), strict=True)])
+
+
 VARIANTS = {"plain": {}, "no qkv bias": {"qkv_bias": False}, "scaled": {"init_values": 0.1, "global_pool": "avg"}}
 
 
@@ -41,16 +46,17 @@ def test_logits_are_unchanged_biases_included(small_vit, task, passes, variant):
     with torch.no_grad():
         torch.testing.assert_close(made(images), network(images), rtol=1e-5, atol=1e-5)
     before, after = vit.read(network), vit.read(made)
-    assert not torch.allclose(before[0].wq, after[0].wq) and not torch.equal(before[0].w1, after[0].w1)
+    assert not torch.allclose(before[0].attention.wq, after[0].attention.wq)
+    assert not torch.equal(before[0].ffn.w1, after[0].ffn.w1)
 
 
 def test_slices_of_untrained_attention_are_the_best_factors_for_the_tokens(small_vit, task, passes):
     network, columns = small_vit(), list(range(10))
     taken = calibrate(network, task.train.subset(48), passes, factorisation="tokens", columns=columns)
-    moments, blocks = [s.moment for s in taken], vit.read(network)
+    moments, parts = [s.moment for s in taken], attentions(vit.read(network))
     dims = [BlockDims(2, 8, 16, 256), BlockDims(2, 24, 8, 256)]
-    expected = surgery.rebuild(network, surgery.narrow_attention(blocks, dims, moments))
-    rotated = surgery.rebuild(network, rotate_attention(blocks, moments))
+    expected = with_attentions(network, narrow(parts, [(d.qk, d.vo) for d in dims], moments))
+    rotated = with_attentions(network, rotate(parts, moments))
     images = next(iter(task.validation.batches(32)))[0]
     with torch.no_grad():
         # Also the means of the values that are dropped: they lie in the output bias from the start.
@@ -63,7 +69,7 @@ def test_moments_of_fewer_tokens_than_dimensions_leave_the_function_alone(small_
     network = small_vit()
     x = torch.randn(tokens, 65, dtype=torch.float64)
     x[:, -1] = 1
-    rotated = surgery.rebuild(network, rotate_attention(vit.read(network), [x.mT @ x / tokens] * 2))
+    rotated = with_attentions(network, rotate(attentions(vit.read(network)), [x.mT @ x / tokens] * 2))
     images = torch.randn(4, 3, 32, 32)
     with torch.no_grad():
         torch.testing.assert_close(rotated(images), network(images), rtol=1e-4, atol=1e-4)

@@ -35,8 +35,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def layer(small_vit: Any) -> Any:
-    """A block and neurons of it that come in near copies, the most active ones above all."""
-    block = vit.read(small_vit().double())[0]
+    """An FFN and neurons of it that come in near copies, the most active ones above all."""
+    block = vit.read(small_vit().double())[0].ffn
     generator = torch.Generator().manual_seed(0)
     source = torch.randn(3000, 64, generator=generator, dtype=torch.float64)
     h = torch.cat([source * scale for scale in (4.0, 3.0, 2.0, 1.0)], dim=1)

@@ -26,7 +26,7 @@ def hidden(tokens, width, rank=None):
 
 @pytest.fixture
 def block(small_vit):
-    return vit.read(small_vit().double())[0]
+    return vit.read(small_vit().double())[0].ffn
 
 
 def moments(h):

@@ -1,0 +1,68 @@
+"""From a network and a plan to the slim network: the only code that changes a model's structure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from edgevit.derive.algebra.attention import keep_heads, narrow
+from edgevit.derive.plan import AttentionPlan, FfnPlan, Plan
+from edgevit.errors import PlanError
+from edgevit.models.anatomy import Attention, Block, Ffn
+from edgevit.models.families import family_of
+from edgevit.models.slim import bare_copy
+
+
+@torch.no_grad()
+def realise(network: nn.Module, plan: Plan) -> nn.Module:
+    """Return the slim network of a plan; the network itself is not changed.
+
+    Weights that the plan brings are taken; what it brings none for is factorised, merged or dropped here.
+
+    Raises:
+        PlanError: the plan does not fit the network.
+    """
+    family = family_of(network)
+    blocks = family.read(network)
+    plan.check(blocks)
+    old = [blocks[i] for i in plan.kept_blocks]
+    attentions = _attentions([b.attention for b in old], [b.attention for b in plan.blocks])
+    ffns = [_ffn(b.ffn, planned.ffn) for b, planned in zip(old, plan.blocks, strict=True)]
+    if len(old) < len(blocks):
+        network = bare_copy(network)
+        family.keep_blocks(network, plan.kept_blocks)
+    return family.build(network, [Block(*pair) for pair in zip(attentions, ffns, strict=True)])
+
+
+def _attentions(parts: Sequence[Attention | None], plans: Sequence[AttentionPlan | None]) -> list[Attention | None]:
+    """What the attentions become; those without weights are factorised in one call."""
+    made = [None if plan is None else plan.weights for plan in plans]
+    open_ = [(i, part, plan) for i, (part, plan) in enumerate(zip(parts, plans, strict=True))
+             if part is not None and plan is not None and plan.weights is None]  # fmt: skip
+    if not open_:
+        return made
+    moments = [plan.moment for *_, plan in open_ if plan.moment is not None]
+    if moments and len(moments) < len(open_):
+        raise PlanError(
+            "the plan has moments of some attentions, expected them of all that bring no weights, or of none"
+        )
+    fewer = []
+    for _, part, plan in open_:
+        # What dropped heads put out on average can be made up for only where the inputs' mean is known.
+        kept = part.keep_heads(plan.heads) if plan.moment is None else keep_heads(part, plan.heads, plan.moment)
+        fewer.append(part if len(plan.heads) == part.heads else kept)
+    widths = [(plan.qk, plan.vo) for *_, plan in open_]
+    for (i, *_), slim in zip(open_, narrow(fewer, widths, moments or None), strict=True):
+        made[i] = slim
+    return made
+
+
+def _ffn(part: Ffn | None, plan: FfnPlan | None) -> Ffn | None:
+    if part is None or plan is None:
+        return None
+    if plan.weights is not None:
+        return plan.weights
+    neurons = plan.neurons.to(part.w1.device)
+    return part.keep(neurons) if plan.labels is None else part.merged(plan.labels.to(part.w1.device), neurons)
