@@ -16,6 +16,7 @@ from edgevit.derive import method_names
 from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.options import SUPERNET, read_options
+from edgevit.derive.steps import Step, check_steps
 from edgevit.errors import CheckpointError, OptionError, UnknownNameError
 from edgevit.folder.unfinished import partial_folder, refuse_unfinished
 from edgevit.folder.writing import refuse_existing
@@ -117,6 +118,7 @@ class DeriveRequest(Request):
     unlabelled: str | Path | None = None
     reject: float | None = None
     cache: bool | Path = True
+    first: tuple[Step, ...] = ()  # methods that cut the base before this one does
     job: str | None = None  # the hash of the job of a plan that this is, which derivation.json keeps
 
     def check(self) -> None:
@@ -129,6 +131,7 @@ class DeriveRequest(Request):
         if self.data is None and self.needs_images():
             raise OptionError("--data is missing; only a slice of a super-network that is not trained needs no images")
         self.check_budget()
+        check_steps(self.first, self.method, self.rate, milliseconds=self.ms is not None)
         if self.head not in HEADS:
             raise UnknownNameError("head", self.head, HEADS)
         if self.reject is not None:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from edgevit.data.accuracy import Accuracy, from_counts
 from edgevit.data.assumptions import Assumptions, Sureness, assumptions
 from edgevit.data.task import Task, open_task, without
-from edgevit.derive import load_method
 from edgevit.derive.abilities import refuse_untaught
 from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.budget import Budget, make_budget
@@ -29,15 +28,17 @@ from edgevit.derive.base_check import ask, judge
 from edgevit.derive.cache import Cache, cache_folder
 from edgevit.derive.card import model_card
 from edgevit.derive.estimate import estimate
-from edgevit.derive.methods.skd.slices import SuperNet, read_supernet
-from edgevit.derive.options import make_config
+from edgevit.derive.in_a_row import cut_first
+from edgevit.derive.method import Method, Slices, find_method
 from edgevit.derive.problem import Problem, Stopwatch, finetuned_base
 from edgevit.derive.realise import realise
 from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_rejection_images
 from edgevit.derive.request import DeriveRequest
+from edgevit.derive.steps import Step
 from edgevit.errors import EdgeVitError, Interrupted, UnknownNameError
 from edgevit.folder.derivation import DERIVATION, SCHEMA
 from edgevit.folder.model import ClassLabel
+from edgevit.folder.plan import PLAN, PlanRecord, StepRecord, read_plan
 from edgevit.folder.unfinished import STATE, open_partial, partial_folder, remove_cheap
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import Model, derived_spec, open_base, save, tensors_sha256
@@ -78,13 +79,15 @@ class _Wanted:
     base_name: str
     base: Model
     task: Task
-    method: str
+    first: tuple[Step, ...]  # what cuts the base before the method does
+    method: Method
     config: Any
     budget: Budget
     policy: Policy
     head: str
     labels: tuple[ClassLabel, ...]
-    training: Training
+    asked: Training  # as the user asked for it
+    training: Training  # with what the method decides filled in
     finetune_base: bool
     rejection: RejectionImages | None
     assumed: Assumptions
@@ -101,7 +104,8 @@ class _Wanted:
             "base_columns": self.task.base_columns,
             "preprocessing": self.base.preprocessing,
             "budget": self.budget.record(),
-            "method": self.method,
+            "first": [asdict(step) for step in self.first],
+            "method": self.method.name,
             "options": asdict(self.config),
             "shape": asdict(self.policy),
             "head": self.head,
@@ -117,7 +121,7 @@ class _Wanted:
             "schema": SCHEMA,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "base": self.base_name,
-            "method": self.method,
+            "method": self.method.name,
             "config": asdict(self.config),
             "training": asdict(self.training),
             "budget": self.budget.record(),
@@ -269,6 +273,7 @@ def derive(
     skip_bad_images: bool = False,
     unlabelled: str | Path | None = None,
     reject: float | None = None,
+    first: Sequence[Step] = (),
     accept_weak_base: bool = False,
     resume: bool = False,
     overwrite: bool = False,
@@ -284,6 +289,7 @@ def derive(
         options: of the method, as in its Config.
         supernet: for method skd, in place of a base; slices need no data unless they are to be measured or trained.
         unlabelled: images of any class to be distilled with; the method must have a teacher.
+        first: methods that cut the base before this one does, each with its rate; none by default.
         reject: share of the target classes' images that may be called `other`; None: no image is.
         accept_weak_base: go on where the base is hardly better than chance on its own classes.
         overwrite: once the new model is whole, let it take the place of the model folder that is there.
@@ -320,6 +326,7 @@ def derive(
         skip_bad_images=skip_bad_images,
         unlabelled=unlabelled,
         reject=reject,
+        first=tuple(first),
         accept_weak_base=accept_weak_base,
         resume=resume,
         overwrite=overwrite,
@@ -333,12 +340,12 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     request.check()
     progress, training = progress or Silent(), request.training
     base, options = request.base, dict(request.options)
-    net = None
     if (folder := request.supernet_folder()) is not None:
-        net, base, options = read_supernet(folder), folder, {**options, "supernet": str(folder)}
+        base, options = folder, {**options, "supernet": str(folder)}
     assert base is not None
-    module = load_method(request.method)
-    config = make_config(request.method, module, options)
+    method = find_method(request.method)
+    config = method.make_config(options)
+    slices = None if method.slices is None else method.slices(config)
     policy = make_policy(request.shape, request.ffn_multiple)
     opened = open_base(
         base,
@@ -347,12 +354,12 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         model_args=request.model_args,
         preprocessing=request.preprocessing,
     )
-    if net is not None:
+    if slices is not None:
         size = {"rate": request.rate, "macs": request.macs, "params": request.params}
-        net.check(opened.spec, opened.network, request.classes, **size)
+        slices.check(opened.spec, opened.network, request.classes, **size)
     if request.data is None:
-        assert net is not None
-        return _slice(net, opened, config, policy, request)
+        assert slices is not None, "a request without images is of a method that needs none"
+        return _without_images(slices, str(base), opened, config, policy, request)
     task, rejection = _open_images(opened, request, progress)
     assumed = assumptions(
         base, task, pretrained=request.pretrained, base_classes=request.base_classes, given=request.preprocessing
@@ -360,16 +367,16 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     for line in assumed.lines():
         progress.note(line)
     network, columns, labels = with_head(opened, task, request.head)
-    budget = _budget(opened, network, policy, request, drops=getattr(module, "DROPS", False))
+    budget = _budget(opened, network, policy, request, drops=method.drops)
     if training.steps is None:
-        steps = module.default_steps(config, budget.rate, len(task.train), training.batch_size)
+        steps = method.default_steps(config, budget.rate, len(task.train), training.batch_size)
         training = replace(training, steps=steps)
-    training = fill(training, gentle=getattr(module, "GENTLE", False))
+    training = fill(training, gentle=method.gentle)
     if request.unlabelled is not None:
         refuse_untaught(request.method, config, training.steps)
     wanted = _Wanted(
-        str(base), opened, task, request.method, config, budget, policy, request.head, labels, training,
-        request.finetune_base, rejection, assumed, request.accept_weak_base, request.job,
+        str(base), opened, task, request.first, method, config, budget, policy, request.head, labels,
+        request.training, training, request.finetune_base, rejection, assumed, request.accept_weak_base, request.job,
     )  # fmt: skip
     passes = open_passes(training, progress)
     compute = passes.compute
@@ -416,14 +423,16 @@ def _open_images(base: Model, request: DeriveRequest, progress: Progress) -> tup
     return task, rejection
 
 
-def _slice(net: SuperNet, base: Model, config: Any, policy: Policy, request: DeriveRequest) -> Derivation:
-    """Cut a slice of a super-network without any image, and write the model folder; nothing is measured."""
+def _without_images(
+    slices: Slices, base_name: str, base: Model, config: Any, policy: Policy, request: DeriveRequest
+) -> Derivation:
+    """Cut without any image, and write the model folder; nothing is measured."""
     stopwatch, head, out = Stopwatch(), request.head, request.out
     budget = make_budget(base.spec.macs, base.spec.params, rate=request.rate, macs=request.macs, params=request.params)
     with stopwatch.stage("slice"), one_thread():
-        chosen = net.classes(base.spec, request.classes)
+        chosen = slices.classes(base.spec, request.classes)
         rows = [c.base_index for c in chosen] if head == "subset" else None
-        plan = net.plan(base.network, budget, policy, None if rows is None else len(rows))
+        plan = slices.plan(base.network, budget, policy, None if rows is None else len(rows))
         network = realise(base.network, plan)
         if rows is not None:
             load_family(base.spec.family).keep_classes(network, rows)
@@ -432,8 +441,8 @@ def _slice(net: SuperNet, base: Model, config: Any, policy: Policy, request: Der
     record = {
         "schema": SCHEMA,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "base": str(net.folder),
-        "method": "skd",
+        "base": base_name,
+        "method": request.method,
         "config": asdict(config),
         "training": None,
         "budget": budget.record(),
@@ -448,9 +457,16 @@ def _slice(net: SuperNet, base: Model, config: Any, policy: Policy, request: Der
     }
     model = Model(network.eval(), spec)
     told = json.dumps(record, indent=2) + "\n"
-    extra = {DERIVATION: told, "README.md": model_card(out.name, spec, record)}
+    plans = _plans(base_name, [plan.record(request.method)])
+    extra = {DERIVATION: told, PLAN: plans, "README.md": model_card(out.name, spec, record)}
     save(model, out, extra, overwrite=request.overwrite)
     return Derivation(out, model, record)
+
+
+def _plans(base_name: str, steps: Sequence[StepRecord]) -> str:
+    """plan.json: these steps, after those of the base where it was derived itself."""
+    earlier = read_plan(Path(base_name)) if Path(base_name).is_dir() else None
+    return PlanRecord((*(earlier.steps if earlier else ()), *steps)).to_json()
 
 
 def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool) -> Derivation:
@@ -461,7 +477,8 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool)
         checked = _check_base(baselines, wanted, problem)
         baselines = _add_finetuned(baselines, wanted, problem)
         torch.manual_seed(wanted.training.seed)  # the method draws the same whether or not baselines were worked out
-        derived = load_method(wanted.method).derive(problem, wanted.config)
+        before = cut_first(wanted.first, problem, wanted.base, wanted.asked)
+        derived = wanted.method.derive(before.problem, wanted.config)
         with problem.stopwatch.stage("evaluation"):
             test, names = problem.task.test, problem.task.class_names
             accuracy = evaluate(derived.network, test, problem.columns, names, problem.passes, "test the model")
@@ -478,14 +495,16 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool)
         raise
     network = derived.network.cpu().eval()
     spec = replace(derived_spec(wanted.base.spec, network, wanted.head, wanted.labels), rejection=rule)
-    cost = problem.budget.cost(spec.blocks, load_family(spec.family).geometry(network), derived.plan.kept_blocks)
+    geometry, kept = load_family(spec.family).geometry(network), before.kept_blocks(derived.plan)
+    cost = problem.budget.cost(spec.blocks, geometry, kept)
     assert problem.budget.holds(cost)
     record = {
         **wanted.record(),
         "budget": {**problem.budget.record(), "reached": cost},
         "processes": problem.compute.accelerator.num_processes,
         "seconds": problem.stopwatch.seconds,
-        "facts": derived.facts,
+        "facts": before.in_terms_of_the_base(derived),
+        **({"first": before.records} if wanted.first else {}),
         "assumptions": {**wanted.assumed.record(), "base_check": checked},
         "accuracy": {**baselines, "derived": {**accuracy.to_dict(), "rejection": rejected}},
     }
@@ -493,7 +512,8 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool)
     if problem.compute.is_main:
         extra = {
             DERIVATION: json.dumps(record, indent=2) + "\n",
-            "history.jsonl": "".join(json.dumps(line) + "\n" for line in problem.history.lines),
+            PLAN: _plans(wanted.base_name, [*before.plans, derived.plan.record(wanted.method.name)]),
+            "history.jsonl": "".join(json.dumps(line) + "\n" for line in [*before.history, *problem.history.lines]),
             "README.md": model_card(out.name, spec, record),
         }
         with stop_when_asked():  # too late to stop: a model that is there has no unfinished folder beside it

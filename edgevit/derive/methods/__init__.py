@@ -9,6 +9,7 @@
     QUANTITIES = ("macs", "params", "ms")    if it can meet a budget in milliseconds too; left out by those that cannot
     GENTLE = True                if its training starts from weights that are nearly right: the learning rate warms
                                  up and is no higher than what is wrong with them needs (`train.settings.fill`)
+    def slices(config) -> Slices if it can cut without any image: what it cuts from (edgevit/derive/method.py)
     DROPS = True                 if it can leave out heads and blocks, and so get below the policy's smallest widths
 
 A method decides what to keep: a `Plan` (edgevit/derive/plan.py), with new weights where it works them out. It may train

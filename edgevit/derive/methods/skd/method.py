@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgevit.derive.methods.skd.slices import read_supernet
+from edgevit.derive.methods.skd.slices import SuperNet, read_supernet
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.realise import realise
 from edgevit.train.distil import TeacherOptions
@@ -23,9 +23,14 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return 0
 
 
+def slices(config: Config) -> SuperNet:
+    """What slices are cut from; they need no image."""
+    return read_supernet(config.supernet)
+
+
 def derive(problem: Problem, config: Config) -> Derived:
     with problem.stopwatch.stage("slice"):
-        plan = read_supernet(config.supernet).plan(problem.network, problem.budget, problem.policy)
+        plan = slices(config).plan(problem.network, problem.budget, problem.policy)
         slim = realise(problem.network, plan)
     done = train_for(problem, slim, stage="finetune", distillation=distillation_for(problem, config))
     return Derived(slim, plan, {"steps": done, "steps_planned": problem.training.steps})

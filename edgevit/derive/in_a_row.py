@@ -1,0 +1,120 @@
+"""The steps before the last one: each method cuts what the one before it made; none is done again on resume."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgevit.derive.allocate.budget import make_budget
+from edgevit.derive.method import find_method
+from edgevit.derive.plan import Plan, planned
+from edgevit.derive.problem import Derived, Problem
+from edgevit.derive.steps import Step
+from edgevit.folder.plan import StepRecord
+from edgevit.folder.unfinished import STATE
+from edgevit.folder.writing import write_whole, writing
+from edgevit.models.checkpoint import Model, tensors_sha256
+from edgevit.models.families import family_of
+from edgevit.models.slim import bare_copy
+from edgevit.train.history import History
+from edgevit.train.settings import Training, fill
+from edgevit.train.state import load_tensors, reading_state, save_tensors
+
+
+@dataclass(frozen=True)
+class _Done:
+    """done.json of a step that is complete."""
+
+    plan: StepRecord
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CutFirst:
+    """What is there before the last method begins."""
+
+    problem: Problem  # for the last method: of the network that the steps made
+    blocks: tuple[int, ...]  # of the first base, those that the network has
+    plans: tuple[StepRecord, ...]
+    records: tuple[dict[str, Any], ...]  # what derivation.json says of each step
+    history: tuple[dict[str, Any], ...]
+
+    def kept_blocks(self, plan: Plan) -> list[int]:
+        """Which blocks of the first base stay by a plan for the network."""
+        return [self.blocks[i] for i in plan.kept_blocks]
+
+    def in_terms_of_the_base(self, derived: Derived) -> dict[str, object]:
+        """The facts of the last method; blocks by their number in the first base."""
+        facts = dict(derived.facts)
+        if self.plans or "kept_blocks" in facts:
+            facts["kept_blocks"] = self.kept_blocks(derived.plan)
+        if self.plans:
+            facts.pop("kept_heads", None)  # they are numbered within the network; plan.json has them step by step
+        return facts
+
+
+def cut_first(steps: Sequence[Step], problem: Problem, base: Model, asked: Training) -> CutFirst:
+    """Let each step cut what the one before it made; a step that is complete already is read.
+
+    Args:
+        base: the first base, from whose MACs the rates count.
+        asked: the training as the user asked for it; what each method decides of it is filled in here.
+    """
+    found = CutFirst(problem, tuple(range(len(base.spec.blocks))), (), (), ())
+    for i, step in enumerate(steps):
+        found = _after(found, step, problem.folder / f"step{i + 1}", base, asked)
+    if steps:
+        torch.manual_seed(problem.training.seed)  # the last draws the same whether steps were done or read
+    return found
+
+
+def _after(before: CutFirst, step: Step, folder: Path, base: Model, asked: Training) -> CutFirst:
+    problem, main = before.problem, before.problem.compute.is_main
+    family = family_of(problem.network)
+    file, weights = folder / "done.json", folder / "network.safetensors"
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+    history = History(folder / "history.jsonl")
+    if not file.is_file():
+        derived = _derive(problem, step, folder, history, base, asked)
+        if main:
+            save_tensors(weights, derived.network.state_dict())
+            with writing(file):  # last: a step whose done.json exists is complete
+                write_whole(file, json.dumps(asdict(_Done(derived.plan.record(step.method), derived.facts))))
+        problem.compute.wait()
+    done = STATE.json(file, _Done)
+    network = bare_copy(problem.network).cpu()
+    kept = [block.block for block in done.plan.blocks]
+    with reading_state(weights):
+        state = load_tensors(weights)
+        family.keep_blocks(network, kept)
+        family.resize(network, planned(done.plan).dims, state)
+        network.load_state_dict(state, assign=True)
+    identity = {**problem.identity, "state": tensors_sha256(network.state_dict())}
+    name = folder.name
+    return CutFirst(
+        replace(problem, network=network, identity=identity),
+        tuple(before.blocks[i] for i in kept),
+        (*before.plans, done.plan),
+        (*before.records, {**asdict(step), "facts": done.facts}),
+        (*before.history, *({**line, "stage": f"{name}: {line['stage']}"} for line in history.lines)),
+    )
+
+
+def _derive(problem: Problem, step: Step, folder: Path, history: History, base: Model, asked: Training) -> Derived:
+    """Let one step's method work, as if it were alone."""
+    method = find_method(step.method)
+    config = method.make_config(step.options)
+    budget = make_budget(base.spec.macs, base.spec.params, rate=step.rate)
+    steps = asked.steps
+    if steps is None:
+        steps = method.default_steps(config, budget.rate, len(problem.task.train), asked.batch_size)
+    training = fill(replace(asked, steps=steps), gentle=method.gentle)
+    torch.manual_seed(training.seed)
+    alone = replace(problem, budget=budget, training=training, folder=folder, history=history)
+    return method.derive(replace(alone, network=bare_copy(problem.network)), config)  # it may train what it is given

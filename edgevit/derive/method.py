@@ -1,0 +1,65 @@
+"""A method as the rest of edgevit sees it: what its file defines, with a type for each part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn
+
+from edgevit.data.classes import TargetClass
+from edgevit.derive import load_method
+from edgevit.derive.allocate.budget import Budget
+from edgevit.derive.allocate.policy import Policy
+from edgevit.derive.options import make_config
+from edgevit.derive.plan import Plan
+from edgevit.derive.problem import Derived, Problem
+from edgevit.folder.model import ModelSpec
+
+Classes = str | Path | Sequence[str | int] | None
+
+
+class Slices(Protocol):
+    """What a method that needs no image cuts from: a base that was made to be cut."""
+
+    def check(self, spec: ModelSpec, network: nn.Module, classes: Classes, **size: Any) -> None:
+        """Refuse a size (rate, macs, params) or classes that it cannot give, before anything is worked out."""
+
+    def classes(self, spec: ModelSpec, classes: Classes) -> tuple[TargetClass, ...]:
+        """The classes asked for, with their rows in the classifier; None is all that it knows."""
+
+    def plan(self, network: nn.Module, budget: Budget, policy: Policy, outputs: int | None = None) -> Plan:
+        """The plan of this budget, for a classifier of so many outputs unless None."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One file, or folder, of `methods/`; its module's docstring says what the parts are for."""
+
+    name: str
+    make_config: Callable[..., Any]  # from options, by value or by text
+    default_steps: Callable[[Any, float, int, int], int]  # of config, rate, images and batch size
+    derive: Callable[[Problem, Any], Derived]
+    slices: Callable[[Any], Slices] | None  # of config: what it cuts from, if that needs no image
+    gentle: bool  # its training starts from weights that are nearly right
+    drops: bool  # it can leave out heads and blocks
+
+
+def find_method(name: str) -> Method:
+    """Import a method.
+
+    Raises:
+        UnknownNameError: there is no such file.
+    """
+    module = load_method(name)
+    return Method(
+        name,
+        lambda options: make_config(name, module, options),
+        module.default_steps,
+        module.derive,
+        getattr(module, "slices", None),
+        getattr(module, "GENTLE", False),
+        getattr(module, "DROPS", False),
+    )

@@ -1,0 +1,73 @@
+"""Methods in a row: what cuts the base before the method that is asked for, as `--first nuwa:0.5,vulcan:0.7`.
+
+Each step is given the network that the one before it made, and its rate counts from the first base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from edgevit.derive import method_names
+from edgevit.derive.options import read_options
+from edgevit.errors import OptionError, UnknownNameError
+from edgevit.numbers import check_number
+
+SLICES = "skd"  # the method that cuts a super-network, which no other method makes
+
+
+@dataclass(frozen=True)
+class Step:
+    """One method that cuts before the last one does."""
+
+    method: str
+    rate: float  # share of the first base's MACs that is gone after it
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_steps(text: str) -> tuple[Step, ...]:
+    """Read `nuwa:0.5,vulcan:0.7`.
+
+    Raises:
+        OptionError: it is not of this form.
+    """
+    steps = []
+    for part in text.split(","):
+        method, _, rate = part.partition(":")
+        try:
+            steps.append(Step(method.strip(), float(rate)))
+        except ValueError:
+            raise OptionError(f"--first {text}: {part!r} is not METHOD:RATE; try --first nuwa:0.5") from None
+    return tuple(steps)
+
+
+def check_steps(steps: Sequence[Step], method: str, rate: float | None, *, milliseconds: bool) -> None:
+    """Refuse steps that cannot stand in a row.
+
+    Raises:
+        UnknownNameError: there is no such method, or option of it.
+        OptionError: one cannot come where it stands; the message says in which order they can.
+    """
+    if not steps:
+        return
+    for step in steps:
+        if step.method not in method_names():
+            raise UnknownNameError("method", step.method, method_names())
+        check_number(f"--first {step.method}", step.rate, "(0, 1)", "try 0.5")
+        read_options(step.method, step.options)
+    if SLICES in (*(step.method for step in steps), method):
+        raise OptionError(
+            f"--first: {SLICES} cuts a super-network, which no other method makes, and cannot stand in a row; write "
+            f"the slice with edgevit derive --method {SLICES}, then derive from its folder"
+        )
+    if milliseconds:
+        raise OptionError("--first counts rates in MACs, and --ms milliseconds; give --rate, or leave --first out")
+    rates = [(step.method, step.rate) for step in steps] + ([(method, rate)] if rate is not None else [])
+    for (one, less), (other, more) in pairwise(rates):
+        if less >= more:
+            raise OptionError(
+                f"--first: {other} is to leave {1 - more:.0%} of the base after {one} has left {1 - less:.0%}; each "
+                f"step cuts more than the one before it: put {other} before {one}, or raise its rate"
+            )
