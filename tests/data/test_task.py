@@ -73,20 +73,6 @@ def test_a_split_is_stable_under_other_classes_and_changes_with_the_seed() -> No
     assert task_of("digits", "3,5").fingerprint() == few.fingerprint() != other.fingerprint()
 
 
-def test_digits_are_scikit_learns() -> None:
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    source = open_source("digits")
-    found = sorted(r for name in source.class_names for r in source.references("train", name))
-    assert found == list(range(1797))
-    for reference in source.references("train", "8")[:5]:
-        assert labels[reference] == 8
-        grey = np.asarray(source.read(reference))
-        assert grey.shape == (8, 8, 3)
-        np.testing.assert_allclose(grey[..., 1] / 255 * 16, images[reference].reshape(8, 8), atol=0.04)
-
-
 def test_folders_of_synsets_are_found_in_imagenet(tmp_path: Path, image_folder: Make) -> None:
     image_folder(tmp_path, {"n01440764": 5, "n01882714": 5, "n02123045": 5})
     task = task_of(tmp_path, "tench,281", 1000)
@@ -288,24 +274,6 @@ def test_odd_but_readable_images_are_read(both: Path) -> None:
 
 
 # -- folders that are not right ----------------------------------------------------------------------------------------
-
-
-def test_data_that_is_not_there_says_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"does not exist; expected a folder of class folders"):
-        task_of(tmp_path / "nowhere")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="is not a folder"):
-        task_of(tmp_path / "file")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no class folders"):
-        task_of(tmp_path / "empty")
-
-
-def test_train_without_val_says_what_to_do(tmp_path: Path, image_folder: Make) -> None:
-    image_folder(tmp_path / "train", {"cat": 5, "dog": 5})
-    with pytest.raises(DataError, match=r"has train/ but no val/"):
-        task_of(tmp_path, None, 2)
-    assert len(task_of(tmp_path / "train", None, 2).test) == 2
 
 
 def test_too_few_images_are_counted(tmp_path: Path, image_folder: Make) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,89 +13,17 @@ import torch
 from small_base import ARGS, PREPROCESSING, QUICK, derive
 
 import edgevit
-from edgevit.data.rejection import count_rejected, foreign_images
+from edgevit.data.rejection import foreign_images
 from edgevit.data.task import open_task
 from edgevit.derive import method_names
 from edgevit.derive.jobs_file import read_jobs
-from edgevit.errors import CheckpointError, DataError, OptionError
+from edgevit.errors import CheckpointError, DataError
 from edgevit.export.evaluate import evaluate
 from edgevit.export.record import read_report
 from edgevit.models.checkpoint import load, save
-from edgevit.models.rejection import Rejection, calibrate, check_share, scores
 from edgevit.train.settings import Training
 
 CLASSES = ["3", "5", "8"]
-
-
-def test_the_threshold_lets_no_more_than_the_share_fall_below_it() -> None:
-    logits = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
-    for share, rejected in ((0.05, 4), (0.1, 9), (0.0099009901, 0), (0.5, 49)):
-        rule = calibrate(logits, share)
-        assert int(rule.rejects(logits).sum()) == rejected
-        assert rule.threshold in scores(logits).tolist()
-
-
-def test_the_promise_holds_on_images_it_was_not_calibrated_on() -> None:
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(4000, 25, 3, generator=generator)  # 25 images: the plain 5 % quantile rejects 7.7 %
-    seen = [calibrate(logits[:24], 0.05).rejects(logits[24:]).float().mean() for logits in drawn]
-    assert 0.03 < float(torch.stack(seen).mean()) < 0.05
-
-
-@pytest.mark.parametrize(("share", "need"), [(0.05, 19), (0.1, 9), (0.01, 99), (0.29, 3), (0.5, 1), (1 / 49, 48)])
-def test_too_few_images_are_refused_with_the_number_needed(share: float, need: int) -> None:
-    with pytest.raises(
-        DataError, match=f"needs {need} validation images of the target classes, and there are {need - 1};"
-    ):
-        check_share(share, need - 1)
-    assert math.isfinite(calibrate(torch.randn(need, 2), share).threshold)
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 5.0, math.nan])
-def test_a_share_is_between_0_and_1(share: float) -> None:
-    with pytest.raises(OptionError, match="is not between 0 and 1"):
-        check_share(share, 1000)
-
-
-def test_what_is_no_number_is_other_and_no_ground_for_a_threshold() -> None:
-    logits = torch.tensor([[1.0, 2.0], [math.nan, 2.0], [-3.0, -3.0]])
-    assert Rejection("logsumexp", 0.0, 0.1).rejects(logits).tolist() == [False, True, True]
-    with pytest.raises(DataError, match="not finite"):
-        calibrate(torch.full((30, 2), math.nan), 0.1)
-
-
-def test_a_rejected_image_is_not_called_by_its_name() -> None:
-    logits = torch.tensor([[5.0, 0.0], [0.0, 5.0], [0.5, 0.0]])
-    seen = count_rejected(
-        Rejection("logsumexp", 3.0, 0.1).rejects, logits, [0, 0, 0], torch.tensor([[4.0, 4.0], [0.0, 0.0]])
-    )
-    assert (seen.images, seen.other, seen.right, seen.foreign_images, seen.foreign_other) == (3, 1, 1, 2, 1)
-    assert replace(seen, foreign_images=0).foreign_share is None
-
-
-def test_foreign_images_are_of_no_known_class_and_of_one_part_only() -> None:
-    task = open_task("digits", CLASSES, preprocessing={**PREPROCESSING, "input_size": (3, 32, 32)}, base_outputs=10)
-    parts = [foreign_images(task, part, task.class_names) for part in ("validation", "test")]
-    labels = [{int(task.test.source.labels[r]) for r in split.references} for split in parts]  # type: ignore[attr-defined]
-    assert labels == [{0, 1, 2, 4, 6, 7, 9}] * 2
-    whole = open_task("digits", None, preprocessing=task.test.preprocessing, base_outputs=10)
-    for split, part in zip(parts, (whole.validation, whole.test), strict=True):
-        assert set(split.references) < set(part.references), "what training sees of a class is never in it"
-
-
-def test_a_foreign_class_too_small_to_split_is_left_out_and_a_bad_image_is_named(
-    tmp_path: Path, image_folder: Any
-) -> None:
-    image_folder(tmp_path, {"cat": 8, "dog": 8, "emu": 8, "few": 2})
-    given = {"preprocessing": {**PREPROCESSING, "input_size": (3, 32, 32)}, "base_outputs": 4}
-    task = open_task(tmp_path, ["cat", "dog"], **given)
-    found = foreign_images(task, "test", task.class_names)
-    assert {Path(str(r)).parent.name for r in found.references} == {"emu"}
-    Path(str(found.references[0])).write_text("no image")
-    with pytest.raises(DataError, match=r"cannot read .*emu"):
-        foreign_images(task, "test", task.class_names)
-    lenient = open_task(tmp_path, ["cat", "dog"], skip_bad_images=True, **given)
-    assert len(foreign_images(lenient, "test", task.class_names)) == len(found) - 1
 
 
 def test_foreign_images_that_are_counted_are_not_trained_on(digits_checkpoint: Path, tmp_path: Path) -> None:

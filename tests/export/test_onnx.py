@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 import json
 import shutil
 from collections.abc import Callable
@@ -12,7 +11,6 @@ import torch
 from model_folders import rewrite_spec
 from safetensors.torch import load_file, save_file
 
-import edgevit
 from edgevit.errors import CheckpointError, DataError, ExportError, OptionError, OutputError
 from edgevit.export.gates import Tolerances
 from edgevit.export.onnx import export
@@ -207,12 +205,6 @@ def test_a_large_model_keeps_its_weights_beside_the_file(make_derived: Derive, m
     report = export(make_derived(16, 16))
     assert "model.fp16.onnx.data" in report.files and report.accuracy is not None
     assert report.fusion is None or report.fusion.fused == 2
-
-
-def test_the_package_is_the_public_function() -> None:
-    assert list(inspect.signature(edgevit.export).parameters)[:3] == ["model", "batch", "opset"]
-    with pytest.raises(CheckpointError):
-        edgevit.export("nothing", accuracy=False)
 
 
 @pytest.mark.parametrize(

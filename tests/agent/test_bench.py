@@ -1,0 +1,35 @@
+"""One measurement after another, each in a process of its own, on a machine that stays as it was."""
+
+from dataclasses import asdict
+
+import pytest
+
+from edgevit.agent.bench import bench
+from edgevit.agent.measure import Request
+from edgevit.agent.records import Run
+
+
+def request(**changes):
+    known = dict(model="/any.onnx", model_sha256="0" * 64, label="any", precision=None, runner="fake", batch=1)
+    return asdict(Request(**{**known, "samples": 3, "duration_s": 0, "warmup": 0, "warmup_seconds": 0, **changes}))
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return []
+
+
+def test_every_run_of_a_bench_says_its_session_and_its_turn(tmp_path, told):
+    answer = bench(told.append, str(tmp_path), requests=[request(), request(batch=8)])
+    runs = [Run.from_dict(run) for run in answer["runs"]]
+    assert [(run.batch, run.turn, len(run.latencies_ns)) for run in runs] == [(1, 1, 3), (8, 2, 3)]
+    assert runs[0].session == runs[1].session and answer["failed"] is None
+    progress = [message["progress"] for message in told]
+    assert {(p["run"], p["of"], p["batch"]) for p in progress} == {(1, 2, 1), (2, 2, 8)}
+
+
+def test_the_first_that_fails_ends_the_bench_and_what_was_measured_is_kept(tmp_path, told):
+    answer = bench(told.append, str(tmp_path), requests=[request(), request(runner="nope"), request()])
+    assert len(answer["runs"]) == 1
+    assert answer["failed"]["number"] == 1 and answer["failed"]["message"].startswith("no runner 'nope'")

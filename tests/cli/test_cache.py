@@ -1,0 +1,30 @@
+"""`edgevit cache`: what is shared on this machine, and clearing it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edgevit.derive.cache import Cache, cache_folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return Cache(cache_folder(), base="deit_tiny", task="birds")
+
+
+def test_entries_are_shown_with_what_they_were_made_for_and_cleared(cache: Cache, edgevit_main: Any) -> None:
+    cache.tensors("curves", {"of": "a base"}, lambda: {"curve": torch.zeros(1000)})
+    shown = edgevit_main("cache")
+    assert shown.code == 0 and shown.out.splitlines()[-1].startswith("holding 1 entries, 0.0 MB, in ")
+    assert all(word in shown.out for word in ("curves", "deit_tiny", "birds"))
+    (entry,) = json.loads(edgevit_main("cache", "--json").out)["entries"]
+    assert (entry["what"], entry["base"], entry["task"]) == ("curves", "deit_tiny", "birds") and entry["bytes"] > 4000
+    cleared = json.loads(edgevit_main("cache", "--clear", "--json").out)
+    assert cleared["cleared"] and len(cleared["entries"]) == 1
+    assert json.loads(edgevit_main("cache", "--json").out)["entries"] == []

@@ -1,0 +1,37 @@
+"""Folders of class folders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgevit.data.sources.folder import open_source
+from edgevit.errors import DataError
+
+Make = Callable[[Path, dict[str, int]], Path]
+
+
+def test_classes_are_folders_and_hidden_ones_are_none(tmp_path: Path, image_folder: Make) -> None:
+    image_folder(tmp_path, {"dog": 2, "cat": 1, ".cache": 1})
+    source = open_source(str(tmp_path))
+    assert source.class_names == ("cat", "dog") and not source.has_test
+    assert source.references("train", "dog") == [str(tmp_path / "dog" / f"{i}.png") for i in range(2)]
+
+
+@pytest.mark.parametrize("name", ["val", "validation", "test"])
+def test_a_test_part_is_found_by_any_of_its_names(name: str, tmp_path: Path, image_folder: Make) -> None:
+    image_folder(tmp_path / "train", {"cat": 1, "dog": 1})
+    image_folder(tmp_path / name, {"cat": 3})
+    source = open_source(str(tmp_path))
+    assert source.has_test and len(source.references("test", "cat")) == 3
+    with pytest.raises(DataError, match="class 'dog' has no folder in"):
+        source.references("test", "dog")
+
+
+def test_train_without_val_says_what_to_do(tmp_path: Path, image_folder: Make) -> None:
+    image_folder(tmp_path / "train", {"cat": 5, "dog": 5})
+    with pytest.raises(DataError, match=r"has train/ but no val/; add val/, or give .*/train itself"):
+        open_source(str(tmp_path))
+    assert not open_source(str(tmp_path / "train")).has_test

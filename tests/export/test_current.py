@@ -1,0 +1,69 @@
+"""An export that is up to date is not made again."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgevit.errors import ExportError
+from edgevit.export.current import current_export
+from edgevit.export.gates import Tolerances
+from edgevit.export.record import ExportReport, read_report
+from edgevit.progress import Silent
+
+
+@pytest.fixture(scope="module")
+def copied(exported: tuple[Path, ExportReport], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with an export, to be looked at and not changed."""
+    return Path(shutil.copytree(exported[0], tmp_path_factory.mktemp("variants") / "derived"))
+
+
+class Heard(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def is_reused(folder: Path, **options: Any) -> bool:
+    heard = Heard()
+    current_export(folder, progress=heard, **options)
+    return any("up to date: reused" in text for text in heard.notes)
+
+
+def test_an_export_is_reused_until_the_model_the_options_or_its_files_change(copied: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(copied, tmp_path / "derived"))
+    before = (folder / "export" / "export.json").read_bytes()
+    assert is_reused(folder) and is_reused(folder, accuracy=False) and is_reused(folder, max_images=10)
+    assert is_reused(folder, fp16=False), "what is there besides does no harm"
+    assert (folder / "export" / "export.json").read_bytes() == before
+    quick = {"accuracy": False, "fp16": False}
+    assert not is_reused(folder, batch=2, **quick) and is_reused(folder, batch=2, **quick)
+    assert not is_reused(folder, batch=2, accuracy=False), "fp16 is missing now"
+    assert not is_reused(folder, batch=2, opset=17, **quick)
+    assert not is_reused(folder, batch=2, opset=17, pad_heads=True, **quick)
+    (folder / "export" / "model.fp32.onnx").write_bytes(b"altered")
+    same = {"batch": 2, "opset": 17, "pad_heads": True, **quick}
+    assert not is_reused(folder, **same)
+    record = folder / "export" / "export.json"
+    record.write_text(record.read_text().replace('"schema": 2', '"schema": 0'))
+    assert not is_reused(folder, **same)
+
+
+def test_an_export_of_other_weights_or_judged_by_less_is_made_anew(copied: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(copied, tmp_path / "derived"))
+    report = read_report(folder / "export")
+    for changed in (
+        replace(report, model={**report.model, "weights_sha256": "0" * 64}),
+        replace(report, accuracy=None),
+        replace(report, rejection={"score": "logsumexp", "threshold": 1.0, "share": 0.1}),
+    ):
+        (folder / "export" / "export.json").write_text(changed.to_json())
+        assert not is_reused(folder, max_images=20)
+    with pytest.raises(ExportError, match="at most 1e-09 is allowed"):
+        current_export(folder, tolerances=Tolerances(fp16_error=1e-9))

@@ -1,0 +1,51 @@
+"""The ONNX file: old operator sets, types, and nodes named by their modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from small_models import random_base, slimmed
+
+from edgevit.export.gates import check_graph
+from edgevit.export.graph import write_onnx
+from edgevit.export.onnx import open_source
+from edgevit.export.record import ExportReport
+from edgevit.export.session import OnnxModel
+
+
+@pytest.mark.parametrize("opset", [16, 17, 18])
+@pytest.mark.parametrize("pool", ["token", "avg"])
+@pytest.mark.parametrize("batch", [2, "dynamic"])
+def test_older_operator_sets_compute_the_same(tmp_path: Path, opset: int, pool: str, batch: Any) -> None:
+    network = slimmed(random_base(global_pool=pool, reg_tokens=1, init_values=0.1), 24, 16)
+    path, images = tmp_path / "model.onnx", torch.randn(3, 3, 32, 32)
+    write_onnx(network, path, input_size=(3, 32, 32), batch=batch, opset=opset, metadata={})
+    counts = check_graph(path, opset)
+    assert ("LayerNormalization" in counts) == (opset >= 17)
+    torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
+
+
+def test_a_fp16_file_of_an_older_operator_set_is_fp16(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    write_onnx(random_base().half(), path, input_size=(3, 32, 32), batch="dynamic", opset=16, metadata={})
+    check_graph(path, 16)
+    assert onnx.TensorProto.FLOAT not in {i.data_type for i in onnx.load(path).graph.initializer}
+
+
+def test_every_node_is_named_by_its_module(exported: tuple[Path, ExportReport]) -> None:
+    folder, report = exported
+    modules = {name for name, _ in open_source(folder).network.named_modules()}
+    for file in report.files:
+        nodes = onnx.load(folder / "export" / file).graph.node
+        names = [node.name for node in nodes]
+        assert len(set(names)) == len(names)
+        for node in nodes:
+            module, _, rest = node.name.partition("/")
+            assert module in modules | {"model"} and rest.split("_")[0] == node.op_type
+        assert {"blocks.0.norm1/LayerNormalization", "blocks.1.attn/Softmax", "head/Gemm"} <= set(names)
+        inside = [n for n in nodes if n.name.startswith(("blocks.0.", "blocks.0/"))]
+        assert len(inside) == len([n for n in nodes if n.name.startswith(("blocks.1.", "blocks.1/"))])

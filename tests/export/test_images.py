@@ -1,0 +1,51 @@
+"""Which images a model is judged on."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from small_models import ARGS, random_base
+
+from edgevit.errors import DataError, OptionError, UnknownNameError
+from edgevit.export.images import Subject, open_images, subject_of
+from edgevit.models.checkpoint import describe
+from edgevit.progress import Silent
+
+
+@pytest.fixture(scope="module")
+def base() -> Subject:
+    return subject_of(describe(random_base(depth=1), "vit_tiny_patch16_224", {**ARGS, "depth": 1}).spec)
+
+
+def test_the_columns_are_those_of_the_classes_asked_for(base: Subject) -> None:
+    judging = open_images(base, "digits", classes="8,3", part="validation", progress=Silent())
+    assert (judging.class_names, judging.columns, judging.data) == (("8", "3"), (8, 3), "digits")
+    few = judging.limited(10)
+    assert Counter(few.split.labels) == {0: 5, 1: 5}, "spread evenly over the classes"
+    assert judging.limited(None) is judging
+
+
+def test_the_two_parts_have_no_image_in_common(base: Subject) -> None:
+    seen = [set(open_images(base, "digits", part=part, progress=Silent()).split.references)
+            for part in ("validation", "test")]  # fmt: skip
+    assert seen[0] and seen[1] and not seen[0] & seen[1]
+
+
+def test_a_model_that_does_not_say_its_images_needs_some(base: Subject) -> None:
+    with pytest.raises(DataError, match="give them with --data"):
+        open_images(base, None, progress=Silent())
+    with pytest.raises(UnknownNameError, match="no part of the data 'train'"):
+        open_images(base, "digits", part="train", progress=Silent())
+
+
+def test_classes_are_chosen_among_those_of_given_data(base: Subject) -> None:
+    from dataclasses import replace
+
+    from edgevit.folder.derivation import parse_data
+
+    own = open_images(base, "digits", classes="3,5", progress=Silent()).task.record()
+    derived = replace(base, record=parse_data(own, "derivation.json"))
+    with pytest.raises(OptionError, match="--classes chooses among the classes of --data"):
+        open_images(derived, None, classes="3", progress=Silent())
+    assert open_images(derived, None, progress=Silent()).class_names == ("3", "5")

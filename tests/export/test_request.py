@@ -1,0 +1,44 @@
+"""What cannot be exported or judged is refused before torch is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgevit.errors import CheckpointError, EdgeVitError, OptionError, UnknownNameError
+from edgevit.export.request import check_export, check_judged, check_judging
+
+FINE: dict[str, Any] = {"part": "test", "max_images": None, "batch_size": 32, "device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "said"),
+    [
+        ({"part": "train"}, UnknownNameError, "no part of the data 'train'"),
+        ({"device": "gpu"}, UnknownNameError, "no device 'gpu'"),
+        ({"batch_size": 0}, OptionError, "--batch-size 0"),
+        ({"max_images": 0}, OptionError, "--max-images 0"),
+    ],
+)
+def test_a_way_to_judge_that_cannot_be_is_refused(changed: Any, error: type[EdgeVitError], said: str) -> None:
+    check_judging("digits", "3,5", **FINE)
+    with pytest.raises(error, match=said):
+        check_judging("digits", "3,5", **{**FINE, **changed})
+
+
+def test_an_onnx_file_brings_its_own_weights(tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    with pytest.raises(CheckpointError, match="there is no"):
+        check_judged(file)
+    file.touch()
+    check_judged(file)
+    with pytest.raises(OptionError, match="brings its own weights and preprocessing; leave out pretrained"):
+        check_judged(file, pretrained=True)
+
+
+@pytest.mark.parametrize(("given", "said"), [({"batch": 0}, "batch 0 is neither"), ({"opset": 21}, "try 20")])
+def test_an_export_that_cannot_be_is_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=said):
+        check_export(tmp_path, **{"batch": "dynamic", "opset": 20, **given})

@@ -1,0 +1,50 @@
+"""An ONNX file through ONNX Runtime, whatever its own batch is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from small_models import random_base
+
+from edgevit.errors import CheckpointError
+from edgevit.export.graph import write_onnx
+from edgevit.export.session import OnnxModel
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, Path]:
+    """A network, and its file of a fixed batch of four."""
+    network, path = random_base(depth=1), tmp_path_factory.mktemp("session") / "model.onnx"
+    write_onnx(network, path, input_size=(3, 32, 32), batch=4, opset=20, metadata={"split": "[1, 2]"})
+    return network, path
+
+
+@pytest.mark.parametrize("count", [1, 4, 6])
+def test_batches_of_any_size_go_through_a_file_of_four(four: tuple[torch.nn.Module, Path], count: int) -> None:
+    network, path = four
+    images = torch.randn(count, 3, 32, 32)
+    with torch.inference_mode():
+        torch.testing.assert_close(OnnxModel(path).predict(images), network(images), rtol=1e-5, atol=1e-4)
+
+
+def test_metadata_is_read_as_what_it_should_be(four: tuple[torch.nn.Module, Path]) -> None:
+    model = OnnxModel(four[1])
+    assert model.described("split", tuple[int, ...]) == (1, 2)
+    with pytest.raises(CheckpointError, match=r"model\.onnx has no 'class_names' in its metadata; give a file that"):
+        model.described("class_names", tuple[str, ...])
+    with pytest.raises(CheckpointError, match=r"'split' in its metadata, .*; export the model again"):
+        model.described("split", str)
+
+
+def test_a_file_that_is_no_image_classifier_is_refused(tmp_path: Path) -> None:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", ends[:1], ends[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "a.onnx")
+    with pytest.raises(CheckpointError, match="is no image classifier; give a file that `edgevit export` wrote"):
+        OnnxModel(tmp_path / "a.onnx")
+    with pytest.raises(CheckpointError, match="no ONNX file at"):
+        OnnxModel(tmp_path / "none.onnx")

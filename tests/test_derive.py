@@ -1,0 +1,27 @@
+"""The package `edgevit.derive`: the public function, and methods by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import edgevit
+from edgevit.derive import load_method, method_module, method_names
+from edgevit.errors import OutputError, UnknownNameError
+
+
+def test_the_package_is_the_public_function(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="exists"):
+        edgevit.derive("deit_tiny_patch16_224", data="digits", rate=0.5, out=tmp_path)
+
+
+def test_a_method_is_a_file_or_a_folder_with_a_file_of_that_name() -> None:
+    assert {"forge", "nuwa", "skd", "vulcan"} <= set(method_names())
+    for name in method_names():
+        assert load_method(name).__name__ == method_module(name)
+
+
+def test_an_unknown_method_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="no method 'vulcanus'; did you mean 'vulcan'"):
+        load_method("vulcanus")
