@@ -50,7 +50,6 @@ WAITING = {
     "models/anatomy",
     "models/cost",
     "models/request",
-    "models/slim",
     "train/compute",
     "train/distil",
     "train/history",

@@ -52,9 +52,9 @@ def main(
     spec = model.spec
     classes = f"{len(spec.classes)} classes, {spec.head} head: {', '.join(spec.class_names)}"
     console.show(f"{spec.timm_name}, {classes if spec.classes else f'{spec.base.outputs} outputs'}")
-    fusable = sum(b.fusable for b in spec.blocks)
+    fusable, attentions = (sum(getattr(b, what) for b in spec.blocks) for what in ("fusable", "has_attention"))
     console.show(
-        f"TensorRT can fuse the attention of {fusable} of {len(spec.blocks)} blocks; the base's weights have sha256 "
+        f"TensorRT can fuse the attention of {fusable} of {attentions} blocks; the base's weights have sha256 "
         f"{spec.base.weights_sha256[:12]}..."
     )
     if supernet is not None:

@@ -230,7 +230,7 @@ def _fusion(written: _Written, blocks: tuple[BlockDims, ...], warnings: list[str
         warnings.append("fused attention not counted: TensorRT-RTX is not installed; try `pip install edgevit[rtx]`")
         return None
     path = written.folder / file_name("fp16")
-    fusion = count_fused(path, blocks=len(blocks), expected=sum(b.fusable for b in blocks))
+    fusion = count_fused(path, blocks=sum(b.has_attention for b in blocks), expected=sum(b.fusable for b in blocks))
     if text := remark(fusion):
         warnings.append(text)
     return fusion

@@ -10,6 +10,7 @@ import pytest
 import torch
 from model_folders import rewrite_spec
 from safetensors.torch import load_file, save_file
+from small_models import write_halves
 
 from edgevit.errors import CheckpointError, DataError, ExportError, OptionError, OutputError
 from edgevit.export.gates import Tolerances
@@ -227,3 +228,11 @@ def test_what_is_no_model_folder_is_refused(tmp_path: Path, make_derived: Derive
     shutil.copy(folder / "model.json", folder / "model.safetensors")
     with pytest.raises(CheckpointError, match="was altered"):
         export(folder)
+
+
+def test_a_model_of_half_blocks_is_exported_and_its_attentions_are_counted(tmp_path: Path) -> None:
+    folder = write_halves(tmp_path / "m")
+    report = export(folder, accuracy=False)
+    check_logits(folder, torch.randn(2, 3, 32, 32), "fp32", 1e-5)
+    there = sum(dims.has_attention for dims in load(folder).spec.blocks)
+    assert there == 1 and (report.fusion is None or report.fusion.blocks == there)

@@ -12,6 +12,8 @@ import torch
 from model_folders import derivation_of
 
 from edgevit.data.task import open_task
+from edgevit.derive.plan import Plan
+from edgevit.derive.realise import realise
 from edgevit.folder.model import ClassLabel
 from edgevit.models.checkpoint import derived_spec, describe, save
 from edgevit.models.families import vit
@@ -51,4 +53,16 @@ def write_derived(
     labels = tuple(ClassLabel(c.name, c.base_index) for c in task.classes)
     model = replace(base, network=slim, spec=derived_spec(base.spec, slim, head, labels))
     save(model, folder, {"derivation.json": json.dumps(derivation_of(task.record()))})
+    return folder
+
+
+def write_halves(folder: Path, **args: Any) -> Path:
+    """Write a model folder whose first block has no attention and whose last has no FFN."""
+    network = random_base(**args)
+    base, blocks = describe(network, "vit_tiny_patch16_224", {**ARGS, **args}), vit.read(network)
+    whole = Plan.narrowed([b.dims for b in blocks], [torch.arange(b.dims.ffn) for b in blocks])
+    first, *others, last = whole.blocks
+    slim = realise(network, Plan((replace(first, attention=None), *others, replace(last, ffn=None))))
+    labels = tuple(ClassLabel(str(i), i) for i in range(10))
+    save(replace(base, network=slim, spec=derived_spec(base.spec, slim, "full", labels)), folder, {})
     return folder

@@ -405,11 +405,11 @@ for i, (block, dims) in enumerate(zip(model.blocks, spec["blocks"])):
     d, bias = model.embed_dim, lambda name: f"blocks.{i}.{name}.bias" in state
 """
 _NO_ATTENTION = """    if not dims["heads"]:  # only the FFN is left
-        del block.norm1, block.attn
+        del block.norm1, block.attn{scale}
         block.forward = lambda x, b=block: {ffn}
 """
 _NO_FFN = """    if not dims["ffn"]:  # only the attention is left
-        del block.norm2, block.mlp
+        del block.norm2, block.mlp{scale}
         block.forward = lambda x, b=block: {attention}
 """
 _ATTENTION = """block.attn = Attention(d, num_heads=dims["heads"], attn_head_dim=dims["qk"],
@@ -439,8 +439,8 @@ def plain_loader(model: Any) -> str | None:
     lines = [_START]
     without_attention = any(_attn(block) is None for block in model.blocks)
     if without_attention:
-        lines.append(_NO_ATTENTION.format(ffn=ffn))
+        lines.append(_NO_ATTENTION.format(ffn=ffn, scale="" if post_norm else ", block.ls1"))
     if any(_mlp(block) is None for block in model.blocks):
-        lines.append(_NO_FFN.format(attention=attention))
+        lines.append(_NO_FFN.format(attention=attention, scale="" if post_norm else ", block.ls2"))
     lines.append((_IF_HEADS if without_attention else "    ") + _ATTENTION)
     return "".join([*lines, _FFN, _END])
