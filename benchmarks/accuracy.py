@@ -245,7 +245,8 @@ def _ensure_digits(progress: Any) -> tuple[Path, Path]:
 def open_places(kinds: Iterable[str], progress: Any) -> dict[str, Place]:
     from base import ensure_rendered_base
 
-    from edgevit.models.checkpoint import read_weights, tensors_sha256
+    from edgevit.models.checkpoint import tensors_sha256
+    from edgevit.models.weights import read_weights
 
     places = {}
     for kind in kinds:

@@ -353,6 +353,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         pretrained=request.pretrained,
         model_args=request.model_args,
         preprocessing=request.preprocessing,
+        progress=progress,
     )
     if slices is not None:
         size = {"rate": request.rate, "macs": request.macs, "params": request.params}

@@ -210,6 +210,7 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
         pretrained=request.pretrained,
         model_args=request.model_args,
         preprocessing=request.preprocessing,
+        progress=progress,
     )
     task = open_task(
         request.data,

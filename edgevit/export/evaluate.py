@@ -81,8 +81,8 @@ def _open_onnx(path: Path, device: str) -> _Candidate:
     return _Candidate("onnx", model.predict, subject)
 
 
-def _open_torch(model: str | Path, device: str, **options: Any) -> _Candidate:
-    opened = open_base(model, **options)
+def _open_torch(model: str | Path, device: str, progress: Progress, **options: Any) -> _Candidate:
+    opened = open_base(model, progress=progress, **options)
     place = find_device(device)
     network = opened.network.to(place)
     record = data_record(Path(model)) if Path(model).is_dir() else None
@@ -151,7 +151,7 @@ def evaluate(
     if Path(model).suffix == ".onnx":
         candidate = _open_onnx(Path(model), device)
     else:
-        candidate = _open_torch(model, device, **given)
+        candidate = _open_torch(model, device, progress, **given)
     judging = open_images(
         candidate.subject,
         data,

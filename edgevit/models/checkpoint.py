@@ -6,11 +6,7 @@ A model folder that exists is complete: it is written beside itself and renamed.
 from __future__ import annotations
 
 import hashlib
-import pickle
-import struct
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -20,10 +16,8 @@ from typing import Any
 import timm
 import torch
 from PIL.Image import Image
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from timm.data import create_transform, resolve_data_config
-from timm.models import clean_state_dict
 from torch import Tensor, nn
 
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError, UnsupportedModelError
@@ -32,7 +26,9 @@ from edgevit.folder.writing import file_sha256, new_folder
 from edgevit.models.families import family_of, load_family, name_of
 from edgevit.models.prediction import Picture, Prediction, judge, rgb_images
 from edgevit.models.request import check_base, check_model_folder
+from edgevit.models.weights import FOREIGN, fill, first_line, fitted, named, read_weights, reading
 from edgevit.numbers import COUNT, check_number
+from edgevit.progress import Progress, Silent
 
 PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 
@@ -103,93 +99,6 @@ def tensors_sha256(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-# What torch's and safetensors' readers, and timm's model code, raise where a file or an argument is not as they expect.
-FOREIGN = (
-    SafetensorError, OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError, AttributeError,
-    AssertionError, ArithmeticError, MemoryError, struct.error,
-)  # fmt: skip
-
-
-def _line(error: BaseException, length: int) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:length] if lines else type(error).__name__
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turn what goes wrong inside a weights file into one line."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise CheckpointError(f"no weights at {path}; check the path") from None
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} is a pickle with more than plain weights and was not opened ({_line(error, 80)}); "
-            f"save `model.state_dict()`, best as safetensors"
-        ) from error
-    except FOREIGN as error:
-        raise CheckpointError(
-            f"cannot read {path}: {_line(error, 120)}; it may be truncated: copy or download it again"
-        ) from error
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read plain weights from safetensors or from a checkpoint that holds nothing but tensors.
-
-    Raises:
-        CheckpointError: missing, truncated, or a pickle that is not plain weights.
-    """
-    if not path.is_file():
-        raise CheckpointError(f"no weights at {path}; check the path")
-    with _reading(path), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's about old formats: the file is opened, or the error says why not
-        held: Any = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    for wrapping in ("state_dict", "model"):
-        if isinstance(held, dict) and wrapping in held:
-            held = held[wrapping]
-    if not isinstance(held, dict) or not held or not all(_is_weight(*item) for item in held.items()):
-        raise CheckpointError(f"{path} does not hold plain weights; save `model.state_dict()`, best as safetensors")
-    state: dict[str, Tensor] = clean_state_dict(held)
-    return state
-
-
-def _is_weight(name: object, value: object) -> bool:
-    return isinstance(name, str) and isinstance(value, Tensor)
-
-
-def _first(names: list[str], limit: int = 3) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
-
-
-def _fill(network: nn.Module, state: dict[str, Tensor], path: Path, name: str) -> None:
-    """Put weights into a network, which may live on the meta device.
-
-    Raises:
-        CheckpointError: names or shapes differ: the weights are of another architecture. Or some are no finite numbers.
-    """
-    own = network.state_dict()
-    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    if missing or unexpected:
-        parts = [f"lacks {_first(missing)}"] * bool(missing) + [f"has unknown {_first(unexpected)}"] * bool(unexpected)
-        raise CheckpointError(
-            f"{path} does not fit {name}: it {' and '.join(parts)}; check the name of the base and --model-arg"
-        )
-    for key, value in own.items():
-        if value.shape != state[key].shape:
-            raise CheckpointError(
-                f"{path} does not fit {name}: {key} is {list(state[key].shape)}, expected {list(value.shape)}; "
-                f"check the name of the base and --model-arg (img_size, patch_size, num_classes)"
-            )
-    for key, value in state.items():
-        if value.is_floating_point() and value.numel() and not bool(torch.isfinite(torch.stack(value.aminmax())).all()):
-            count = int((~torch.isfinite(value)).sum())
-            raise CheckpointError(
-                f"{path}: {key} holds {count} values of {value.numel()} that are NaN or infinite; take weights from "
-                "before the training went wrong, or derive the model again"
-            )
-    network.load_state_dict({k: v.to(torch.float32) for k, v in state.items()}, assign=True)
-
-
 def _check_name(name: str) -> None:
     if not timm.is_model(name):
         raise UnknownNameError("timm model or model folder", name, timm.list_models())
@@ -211,13 +120,15 @@ def _create(name: str, args: Mapping[str, Any], *, pretrained: bool = False) -> 
         if pretrained and isinstance(error, (OSError, RuntimeError, ValueError)):
             raise _no_pretrained(name, error) from error
         shown = ", ".join(f"{k}={v}" for k, v in args.items()) or "no arguments"
-        raise OptionError(f"timm cannot make {name} with {shown}: {_line(error, 120)}; check --model-arg") from error
+        raise OptionError(
+            f"timm cannot make {name} with {shown}: {first_line(error, 120)}; check --model-arg"
+        ) from error
     return network
 
 
 def _no_pretrained(name: str, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"no pretrained weights for {name}: {_line(error, 100)}; is there a network? "
+        f"no pretrained weights for {name}: {first_line(error, 100)}; is there a network? "
         f"Otherwise download the file elsewhere and give it with --checkpoint"
     )
 
@@ -229,6 +140,28 @@ def _preprocessing(network: Any, overrides: Mapping[str, Any]) -> dict[str, Any]
     return {key: list(v) if isinstance(v := config[key], tuple) else v for key in PREPROCESSING_KEYS}
 
 
+@dataclass(frozen=True)
+class Headless:
+    """A base without a classifier: its network maps images [B, C, H, W] to pooled features [B, d]."""
+
+    network: Any
+    timm_name: str
+    timm_args: Mapping[str, Any]
+    preprocessing: Mapping[str, Any]
+
+    def with_head(self, weight: Tensor, bias: Tensor) -> Model:
+        """The base with a classifier, in place. Shapes: weight [classes, d]; bias [classes].
+
+        The two heads of a distilled DeiT, which averages their logits, are alike.
+        """
+        self.network.reset_classifier(len(weight))
+        with torch.no_grad():
+            for head in family_of(self.network).classifiers(self.network):
+                head.weight.copy_(weight)
+                head.bias.copy_(bias)
+        return describe(self.network, self.timm_name, self.timm_args, self.preprocessing)
+
+
 def open_base(
     base: str | Path,
     *,
@@ -236,8 +169,38 @@ def open_base(
     pretrained: bool = False,
     model_args: Mapping[str, Any] | None = None,
     preprocessing: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> Model:
     """Open a base: a timm name with a checkpoint (or timm's own weights), or a model folder.
+
+    Raises:
+        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as their names say.
+    """
+    found = open_network(
+        base,
+        checkpoint=checkpoint,
+        pretrained=pretrained,
+        model_args=model_args,
+        preprocessing=preprocessing,
+        progress=progress,
+    )
+    if isinstance(found, Headless):
+        raise UnsupportedModelError(
+            f"{base} has no classifier; edgevit base and edgevit derive fit one to the images of --data"
+        )
+    return found
+
+
+def open_network(
+    base: str | Path,
+    *,
+    checkpoint: str | Path | None = None,
+    pretrained: bool = False,
+    model_args: Mapping[str, Any] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Model | Headless:
+    """Open a base as `open_base` does, or one that still needs a classifier.
 
     Raises:
         UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as their names say.
@@ -253,16 +216,26 @@ def open_base(
         return Model(model.network, replace(spec, preprocessing=given, base=facts))
     name, args = str(base), dict(model_args or {})
     _check_name(name)
-    state = None
-    if checkpoint is not None:
-        state = read_weights(Path(checkpoint))
-        classifier = state.get("head.weight")
-        if classifier is not None and "num_classes" not in args:
-            args["num_classes"] = classifier.shape[0]  # a base trained on other classes than ImageNet's
-    network = _create(name, args, pretrained=pretrained)
-    if state is not None:
-        _fill(network, state, Path(str(checkpoint)), name)
-    return describe(network, name, args, preprocessing)
+    if checkpoint is None:
+        network = _create(name, args, pretrained=pretrained)
+    else:
+        network = _filled(name, args, Path(checkpoint), progress or Silent())
+    if network.num_classes:
+        return describe(network, name, args, preprocessing)
+    family_of(network)  # refuses what cannot be pruned anyway, before a classifier is fitted
+    return Headless(network.eval(), name, args, _preprocessing(network, preprocessing or {}))
+
+
+def _filled(name: str, args: dict[str, Any], checkpoint: Path, progress: Progress) -> Any:
+    """Make a timm model with the weights of a file, and as many classes as they have, which `args` then says, too."""
+    weights = named(read_weights(checkpoint))
+    args.setdefault("num_classes", weights.classes)  # perhaps not ImageNet's, or none
+    network = _create(name, args)
+    weights = fitted(weights, network, name, resample="img_size" in args)
+    fill(network, weights.state, checkpoint, name)
+    for note in weights.notes:
+        progress.note(note)
+    return network
 
 
 def describe(
@@ -314,7 +287,7 @@ def load(folder: str | Path) -> Model:
         family = family_of(network)
     except (OptionError, UnknownNameError, UnsupportedModelError) as error:
         raise CheckpointError(f"{folder / SPEC} cannot be this model's: {error}") from error
-    with _reading(folder / WEIGHTS):
+    with reading(folder / WEIGHTS):
         state = load_file(folder / WEIGHTS)
     depth = len(family.read(network))
     if name_of(family) != spec.family or len(spec.blocks) != depth:
@@ -323,7 +296,7 @@ def load(folder: str | Path) -> Model:
             f"{depth} of {name_of(family)}; copy the folder again, or derive it again"
         )
     family.resize(network, spec.blocks, state)
-    _fill(network, state, folder / WEIGHTS, str(folder))
+    fill(network, state, folder / WEIGHTS, str(folder))
     _check_described(network, spec, folder / SPEC)
     return Model(network.eval(), spec)
 

@@ -54,7 +54,7 @@ def check_base(
             raise OptionError("--checkpoint and --pretrained exclude each other; give one of them")
         if not Path(checkpoint).is_file():
             raise CheckpointError(f"no weights at {checkpoint}; check the path")
-    elif pretrained and "num_classes" in (model_args or {}):
+    elif pretrained and (model_args or {}).get("num_classes"):  # 0 leaves it out
         raise OptionError(
             "--pretrained weights bring their own classifier; leave num_classes out, or give --checkpoint"
         )

@@ -14,7 +14,7 @@ from torch import Tensor
 from edgevit.errors import EdgeVitError, UnfinishedError
 from edgevit.folder.unfinished import MEND
 from edgevit.folder.writing import sync, writing
-from edgevit.models.checkpoint import FOREIGN
+from edgevit.models.weights import FOREIGN
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:

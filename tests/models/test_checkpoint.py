@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import resource
 import subprocess
 import sys
@@ -14,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from model_folders import rewrite_spec
 from safetensors.torch import save_file
 from torch import nn
@@ -24,7 +21,7 @@ from edgevit.derive.card import model_card
 from edgevit.errors import CheckpointError, EdgeVitError, OptionError, OutputError, UnknownNameError
 from edgevit.folder.model import ClassLabel
 from edgevit.models.anatomy import Block, BlockDims
-from edgevit.models.checkpoint import Model, derived_spec, describe, load, open_base, read_weights, save
+from edgevit.models.checkpoint import Model, derived_spec, describe, load, open_base, save
 from edgevit.models.families import family_of
 
 NAME = "vit_tiny_patch16_224"
@@ -288,140 +285,6 @@ def test_a_place_that_cannot_be_is_one_line(small_vit: Any, tmp_path: Path) -> N
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
-
-
-class Payload:
-    """What a hostile checkpoint does when it is unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> Any:
-        return (os.mkdir, (str(self.marker),))
-
-
-@pytest.mark.parametrize("wrapped", [None, "model", "state_dict"])
-@pytest.mark.parametrize("prefix", ["", "module."])
-def test_checkpoints_are_found_under_their_usual_wrappings(
-    small_vit: Any, tmp_path: Path, wrapped: str | None, prefix: str
-) -> None:
-    network = small_vit(num_classes=7)
-    state = {prefix + k: v for k, v in network.state_dict().items()}
-    file = tmp_path / "base.pth"
-    torch.save({wrapped: state, "epoch": 3, "lr": 0.1} if wrapped else state, file)
-    model = open_base(NAME, checkpoint=file, model_args=ARGS)
-    assert torch.equal(logits(model), logits(network))
-    assert model.spec.timm_args["num_classes"] == model.spec.base.outputs == 7
-
-
-def test_half_precision_weights_become_fp32(small_vit: Any, tmp_path: Path) -> None:
-    save_file({k: v.half() for k, v in small_vit().state_dict().items()}, tmp_path / "half.safetensors")
-    model = open_base(NAME, checkpoint=tmp_path / "half.safetensors", model_args=ARGS)
-    assert {p.dtype for p in model.network.parameters()} == {torch.float32}
-
-
-def test_the_same_weights_have_the_same_hash_whatever_the_file(small_vit: Any, tmp_path: Path) -> None:
-    state = small_vit().state_dict()
-    save_file(state, tmp_path / "a.safetensors")
-    torch.save({"model": state}, tmp_path / "a.pth")
-    one, two = (open_base(NAME, checkpoint=tmp_path / f, model_args=ARGS) for f in ("a.safetensors", "a.pth"))
-    assert one.spec.base.weights_sha256 == two.spec.base.weights_sha256
-
-
-def test_a_hostile_checkpoint_is_refused_and_not_executed(tmp_path: Path) -> None:
-    marker = tmp_path / "executed"
-    for name, content in (("a.pth", {"model": Payload(marker)}), ("b.pth", Payload(marker))):
-        torch.save(content, tmp_path / name)
-        with pytest.raises(CheckpointError, match="more than plain weights and was not opened"):
-            read_weights(tmp_path / name)
-    (tmp_path / "c.pkl").write_bytes(pickle.dumps(Payload(marker)))
-    with pytest.raises(CheckpointError):
-        read_weights(tmp_path / "c.pkl")
-    assert not marker.exists()
-    pickle.loads((tmp_path / "c.pkl").read_bytes())  # it would have
-    assert marker.exists()
-
-
-def test_a_whole_pickled_model_is_refused(small_vit: Any, tmp_path: Path) -> None:
-    torch.save(small_vit(), tmp_path / "model.pth")
-    with pytest.raises(CheckpointError, match=r"save `model\.state_dict\(\)`"):
-        read_weights(tmp_path / "model.pth")
-
-
-CONTENTS: list[Any] = [[1, 2], {}, {"a": 1}, {"model": {"a": "b"}}, {"state_dict": None}, 3, {1: torch.ones(1)}]
-
-
-@pytest.mark.parametrize("content", CONTENTS, ids=str)
-def test_a_file_of_something_else_is_refused(tmp_path: Path, content: Any) -> None:
-    torch.save(content, tmp_path / "x.pth")
-    with pytest.raises(CheckpointError, match="does not hold plain weights") as refusal:
-        read_weights(tmp_path / "x.pth")
-    assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".old.pth"])
-def test_a_missing_or_truncated_checkpoint_says_so(small_vit: Any, tmp_path: Path, suffix: str) -> None:
-    file = tmp_path / f"base{suffix}"
-    with pytest.raises(CheckpointError, match=r"no weights at .*base"):
-        read_weights(file)
-    state = small_vit().state_dict()
-    if suffix == ".safetensors":
-        save_file(state, file)
-    else:
-        torch.save(state, file, _use_new_zipfile_serialization=suffix == ".pth")
-    size = file.stat().st_size
-    for length in (size - 1, size // 2, 1000, 100, 7, 1, 0):
-        os.truncate(file, length)
-        with pytest.raises(CheckpointError, match=r"truncated|plain weights") as refusal:
-            read_weights(file)
-        assert str(file) in str(refusal.value) and "\n" not in str(refusal.value)
-
-
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.binary(max_size=60), suffix=st.sampled_from([".pth", ".safetensors"]))
-def test_any_bytes_are_refused_in_one_line(tmp_path: Path, data: bytes, suffix: str) -> None:
-    file = tmp_path / f"noise{suffix}"
-    file.write_bytes(data)
-    with pytest.raises(CheckpointError) as refusal:
-        read_weights(file)
-    assert "\n" not in str(refusal.value)
-
-
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(at=st.integers(0, 10**6), byte=st.integers(0, 255), old=st.booleans())
-def test_a_spoilt_byte_is_never_a_traceback(tmp_path: Path, at: int, byte: int, old: bool) -> None:
-    file = tmp_path / "spoilt.pth"
-    torch.save({"a": torch.ones(3), "b": torch.zeros(2, 2)}, file, _use_new_zipfile_serialization=not old)
-    data = bytearray(file.read_bytes())
-    data[at % len(data)] = byte
-    file.write_bytes(data)
-    try:
-        read_weights(file)  # some bytes do not matter
-    except CheckpointError as error:
-        assert "\n" not in str(error)
-
-
-def test_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no weights at"):
-        read_weights(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        ({"depth": 3}, "lacks blocks.2.attn"),
-        ({"depth": 1}, "has unknown blocks.1.attn"),
-        ({"embed_dim": 96}, "is [1, 1, 64], expected [1, 1, 96]"),
-        ({"img_size": 48}, "pos_embed is [1, 17, 64], expected [1, 37, 64]"),
-        ({"init_values": 0.1}, "lacks blocks.0.ls1.gamma"),
-        ({"num_classes": 5}, "head.weight is [10, 64], expected [5, 64]"),
-    ],
-)
-def test_weights_of_another_architecture_say_what_differs(small_vit: Any, tmp_path: Path, args: Any, said: str) -> None:
-    save_file(small_vit().state_dict(), tmp_path / "base.safetensors")
-    with pytest.raises(CheckpointError, match="does not fit") as refusal:
-        open_base(NAME, checkpoint=tmp_path / "base.safetensors", model_args={**ARGS, **args})
-    assert said in str(refusal.value) and "--model-arg" in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
