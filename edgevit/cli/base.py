@@ -24,10 +24,15 @@ def main(
         ),
     ] = None,
     base_classes: arguments.BaseClasses = None,
+    validation_fraction: arguments.ValidationFraction = 0.1,
+    skip_bad_images: arguments.SkipBadImages = False,
     mean: arguments.Mean = None,
     std: arguments.Std = None,
     crop_pct: arguments.CropPct = None,
     interpolation: arguments.Interpolation = None,
+    device: arguments.Device = "auto",
+    workers: arguments.Workers = 0,
+    seed: arguments.Seed = 42,
     out: arguments.Out,
     overwrite: arguments.Overwrite = False,
     json: JsonFlag = False,
@@ -36,12 +41,14 @@ def main(
 ) -> None:
     """Write an unpruned base as a model folder, to export, measure and compare like a derived one.
 
-    No image is read: --data only gives the names of the outputs.
+    No image is read: --data only gives the names of the outputs. A base without a classifier gets a linear head, which
+    is fitted to the images of --data.
     """
     from dataclasses import asdict
 
     from edgevit.derive.allocate.budget import readable
     from edgevit.derive.request import BaseRequest
+    from edgevit.train.settings import Training
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
     request = BaseRequest(
@@ -54,13 +61,16 @@ def main(
         model_args=arguments.assignments(model_arg),
         preprocessing=arguments.preprocessing(mean, std, crop_pct, interpolation),
         base_classes=base_classes,
+        training=Training(device=device, workers=workers, seed=seed),
+        validation_fraction=validation_fraction,
+        skip_bad_images=skip_bad_images,
         overwrite=overwrite,
     )
     request.check()  # before torch is imported
 
     from edgevit.derive.base import run
 
-    spec = run(request).spec
+    spec = run(request, console.progress).spec
     outputs = spec.timm_args["num_classes"]
     named = f": {', '.join(spec.class_names)}" if 0 < len(spec.classes) <= 20 else ""
     images = f" --data {shlex.quote(data)}" if data else ""

@@ -14,10 +14,11 @@ from edgevit.data.accuracy import wilson
 from edgevit.data.classes import folders_are_imagenet
 from edgevit.data.task import Task
 
-ClassesFrom = Literal["option", "model folder", "imagenet", "folders", "data"]
+ClassesFrom = Literal["option", "model folder", "fitted head", "imagenet", "folders", "data"]
 ORDER: dict[ClassesFrom, str] = {
     "option": "as --base-classes says",
     "model folder": "as the model folder says",
+    "fitted head": "as the head was fitted",
     "imagenet": "as in ImageNet's own list",
     "folders": "assumed from the alphabet of the data's folders: --base-classes FILE gives another order",
     "data": "assumed from the data's own order: --base-classes FILE gives another",
@@ -80,17 +81,24 @@ def shown(value: Any) -> str:
 
 
 def assumptions(
-    base: str | Path, task: Task, *, pretrained: bool, base_classes: object, given: Collection[str]
+    base: str | Path,
+    task: Task,
+    *,
+    pretrained: bool,
+    base_classes: object,
+    given: Collection[str],
+    fitted: bool = False,
 ) -> Assumptions:
     """Gather what is assumed of a base, a timm name or a model folder, on this task.
 
     Args:
         pretrained, base_classes: as they were asked for.
         given: keys of the preprocessing that options gave.
+        fitted: whether the base had no head, and was given one for the task's classes.
     """
     source, asked = task.test.source, task.arguments
     names, outputs = asked["base_names"], asked["base_outputs"]
-    origin: ClassesFrom = "option" if base_classes else "model folder"
+    origin: ClassesFrom = "fitted head" if fitted else "option" if base_classes else "model folder"
     settings: SettingsFrom = "pretrained weights" if pretrained else "timm"
     if names is None and folders_are_imagenet(source.class_names, outputs):
         origin = "imagenet"

@@ -9,12 +9,18 @@ from typing import Any
 
 from edgevit.data.classes import base_list, base_order, imagenet_names, listed, resolve
 from edgevit.data.sources import open_source
+from edgevit.derive.cache import Cache, cache_folder
 from edgevit.derive.card import base_card
+from edgevit.derive.head import open_task_for, with_fitted_head
 from edgevit.derive.request import BaseRequest
 from edgevit.errors import DataError
+from edgevit.folder.derivation import FittedHead
 from edgevit.folder.model import ClassLabel
-from edgevit.models.checkpoint import Model, derived_spec, open_base, save
+from edgevit.models.checkpoint import Headless, Model, derived_spec, open_network, save
 from edgevit.models.classifier import with_classes
+from edgevit.progress import Progress, Silent
+from edgevit.train.compute import close_compute
+from edgevit.train.passes import open_passes
 
 
 def base(
@@ -29,11 +35,13 @@ def base(
     preprocessing: Mapping[str, Any] | None = None,
     base_classes: str | Path | Sequence[str] | None = None,
     overwrite: bool = False,
+    progress: Progress | None = None,
 ) -> Model:
     """Write a base as the model folder `out`: all its outputs, or with `classes` those alone, as a derived model's.
 
     The names of outputs are those of `base_classes`, of a model folder that is given for `name`, or, where `data` has
-    a class for every output, of the data; with `classes`, also ImageNet's. No image is read.
+    a class for every output, of the data; with `classes`, also ImageNet's. No image is read, but for a base without a
+    classifier: a linear head is fitted to the images of the classes, as `edgevit.derive` does.
 
     Raises:
         EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
@@ -50,30 +58,59 @@ def base(
         base_classes=base_classes,
         overwrite=overwrite,
     )
-    return run(request)
+    return run(request, progress)
 
 
-def run(request: BaseRequest) -> Model:
+def run(request: BaseRequest, progress: Progress | None = None) -> Model:
     """Do what is asked; `base` says what is raised."""
     request.check()
-    opened = open_base(
+    progress = progress or Silent()
+    found = open_network(
         request.name,
         checkpoint=request.checkpoint,
         pretrained=request.pretrained,
         model_args=request.model_args,
         preprocessing=request.preprocessing,
+        progress=progress,
     )
-    outputs = opened.spec.timm_args["num_classes"]
+    if isinstance(found, Headless):
+        model, head = _with_head(found, request, progress)
+        told = head.told()
+    else:
+        model, told = _as_asked(found, request), None
+    save(model, request.out, {"README.md": base_card(request.out.name, model.spec, told)}, overwrite=request.overwrite)
+    return model
+
+
+def _with_head(base: Headless, request: BaseRequest, progress: Progress) -> tuple[Model, FittedHead]:
+    """A base without a head with one for the classes of the data.
+
+    Raises:
+        DataError: there is no data, or too little.
+    """
+    if request.data is None:
+        raise DataError(
+            f"{base.timm_name} has no classifier; give --data, images of the classes that a head is to be fitted to"
+        )
+    task = open_task_for(base, request, progress)
+    cache = Cache(cache_folder() if request.cache is True else request.cache or None, progress)
+    model, head = with_fitted_head(base, task, open_passes(request.training, progress), cache)
+    close_compute()
+    assert head is not None
+    labels = tuple(ClassLabel(c.name, c.base_index) for c in task.classes)
+    return Model(model.network.cpu(), replace(model.spec, classes=labels)), head
+
+
+def _as_asked(opened: Model, request: BaseRequest) -> Model:
+    """A base with the names of its outputs, as far as they are known, or with those of `classes` alone."""
+    outputs = opened.spec.outputs
     found = open_source(request.data).class_names if request.data is not None else None
     given = base_list(request.base_classes, found or (), outputs) or opened.spec.output_names
     found = found or given
-    if request.classes is None:
-        names = _all_names(given, found, outputs)
-        model = Model(opened.network, replace(opened.spec, classes=names) if names else opened.spec)
-    else:
-        model = _restricted(opened, request.classes, given, found)
-    save(model, request.out, {"README.md": base_card(request.out.name, model.spec)}, overwrite=request.overwrite)
-    return model
+    if request.classes is not None:
+        return _restricted(opened, request.classes, given, found)
+    names = _all_names(given, found, outputs)
+    return Model(opened.network, replace(opened.spec, classes=names) if names else opened.spec)
 
 
 def _all_names(given: Sequence[str] | None, found: Sequence[str] | None, outputs: int) -> tuple[ClassLabel, ...]:

@@ -178,16 +178,17 @@ logits = model(model.transform(Image.open("photo.jpg").convert("RGB"))[None])
 """
 
 
-def base_card(name: str, spec: ModelSpec) -> str:
-    """Of a base that nothing was removed from but, perhaps, outputs."""
+def base_card(name: str, spec: ModelSpec, head: str | None = None) -> str:
+    """Of a base that nothing was removed from but, perhaps, outputs; `head` says how its head was fitted, if it was."""
     outputs = len(spec.classes) if spec.head == "subset" else spec.base.outputs
     told = f"all {outputs} outputs" if outputs == spec.base.outputs else f"{outputs} of its {spec.base.outputs} outputs"
     known = f": {_classes(spec)}" if spec.classes else ", whose names are not known"
+    fitted = "" if head is None else f"\nIt had no classifier, and has {head}.\n"
     return f"""# {name}
 
 {spec.timm_name} with {told}{known}. Nothing else was removed:
 {readable(spec.macs)} multiply-accumulates, {readable(spec.params)} parameters.
-
+{fitted}
 {_input(spec)}
 
 ## Classify an image

@@ -43,11 +43,18 @@ class BaseRequest:
     model_args: Mapping[str, Any] = field(default_factory=dict)
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     base_classes: str | Path | Sequence[str] | None = None
+    # Of a head that is fitted, where the base has none: how images are split and read.
+    training: Training = field(default_factory=Training)
+    validation_fraction: float = 0.1
+    skip_bad_images: bool = False
+    cache: bool | Path = True
     overwrite: bool = False
 
     def check(self) -> None:
         """Refuse what cannot be done; see `edgevit.base` for what is raised."""
         refuse_existing(self.out, overwrite=self.overwrite)
+        self.training.check()
+        check_number("--validation-fraction", self.validation_fraction, "(0, 1)", "try 0.1")
         check_base(self.name, checkpoint=self.checkpoint, pretrained=self.pretrained, model_args=self.model_args)
         if self.data is not None:
             check_data(self.data, self.classes, self.base_classes)

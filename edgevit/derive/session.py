@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from edgevit.data.accuracy import Accuracy, from_counts
 from edgevit.data.assumptions import Assumptions, Sureness, assumptions
-from edgevit.data.task import Task, open_task, without
+from edgevit.data.task import Task, without
 from edgevit.derive.abilities import refuse_untaught
 from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.budget import Budget, make_budget
@@ -28,6 +28,7 @@ from edgevit.derive.base_check import ask, judge
 from edgevit.derive.cache import Cache, cache_folder
 from edgevit.derive.card import model_card
 from edgevit.derive.estimate import estimate
+from edgevit.derive.head import open_task_for, with_fitted_head
 from edgevit.derive.in_a_row import cut_first
 from edgevit.derive.method import Method, Slices, find_method
 from edgevit.derive.problem import Problem, Stopwatch, finetuned_base
@@ -36,12 +37,12 @@ from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_
 from edgevit.derive.request import DeriveRequest
 from edgevit.derive.steps import Step
 from edgevit.errors import EdgeVitError, Interrupted, UnknownNameError
-from edgevit.folder.derivation import DERIVATION, SCHEMA
+from edgevit.folder.derivation import DERIVATION, SCHEMA, FittedHead
 from edgevit.folder.model import ClassLabel
 from edgevit.folder.plan import PLAN, PlanRecord, StepRecord, read_plan
 from edgevit.folder.unfinished import STATE, open_partial, partial_folder, remove_cheap
 from edgevit.folder.writing import write_whole, writing
-from edgevit.models.checkpoint import Model, derived_spec, open_base, save, tensors_sha256
+from edgevit.models.checkpoint import Headless, Model, derived_spec, open_network, save, tensors_sha256
 from edgevit.models.classifier import with_classes
 from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
@@ -91,6 +92,7 @@ class _Wanted:
     finetune_base: bool
     rejection: RejectionImages | None
     assumed: Assumptions
+    fitted: FittedHead | None
     accept_weak_base: bool
     job: str | None
 
@@ -129,6 +131,7 @@ class _Wanted:
             "head": self.head,
             "data": self.task.record(),
             "versions": versions(),
+            **({"fitted_head": asdict(self.fitted)} if self.fitted else {}),
             **({"job": self.job} if self.job else {}),
         }
 
@@ -347,7 +350,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     config = method.make_config(options)
     slices = None if method.slices is None else method.slices(config)
     policy = make_policy(request.shape, request.ffn_multiple)
-    opened = open_base(
+    found = open_network(
         base,
         checkpoint=request.checkpoint,
         pretrained=request.pretrained,
@@ -356,15 +359,27 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         progress=progress,
     )
     if slices is not None:
+        assert isinstance(found, Model), "a super-network has a head"
         size = {"rate": request.rate, "macs": request.macs, "params": request.params}
-        slices.check(opened.spec, opened.network, request.classes, **size)
+        slices.check(found.spec, found.network, request.classes, **size)
     if request.data is None:
-        assert slices is not None, "a request without images is of a method that needs none"
-        return _without_images(slices, str(base), opened, config, policy, request)
-    task, rejection = _open_images(opened, request, progress)
+        assert slices is not None and isinstance(found, Model), "only slices need no images"
+        return _without_images(slices, str(base), found, config, policy, request)
+    task, rejection = _open_images(found, request, progress)
+    passes = open_passes(training, progress)
+    compute = passes.compute
+    # Several processes would have to agree on what is there: they work everything out.
+    keeping = request.cache if compute.accelerator.num_processes == 1 else False
+    weights = "" if request.checkpoint is None else f", {Path(request.checkpoint).name}"
+    shared = Cache(
+        cache_folder() if keeping is True else keeping or None, progress,
+        base=f"{base}{weights}", task=_named(request.data, task.class_names),
+    )  # fmt: skip
+    opened, fitted = with_fitted_head(found, task, passes, shared)
     assumed = assumptions(
-        base, task, pretrained=request.pretrained, base_classes=request.base_classes, given=request.preprocessing
-    )
+        base, task, pretrained=request.pretrained, base_classes=request.base_classes, given=request.preprocessing,
+        fitted=fitted is not None,
+    )  # fmt: skip
     for line in assumed.lines():
         progress.note(line)
     network, columns, labels = with_head(opened, task, request.head)
@@ -377,22 +392,14 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         refuse_untaught(request.method, config, training.steps)
     wanted = _Wanted(
         str(base), opened, task, request.first, method, config, budget, policy, request.head, labels,
-        request.training, training, request.finetune_base, rejection, assumed, request.accept_weak_base, request.job,
+        request.training, training, request.finetune_base, rejection, assumed, fitted, request.accept_weak_base,
+        request.job,
     )  # fmt: skip
-    passes = open_passes(training, progress)
-    compute = passes.compute
     folder = partial_folder(request.out)
     alone = open_partial(request.out, wanted.request(), request.resume, overwrite=request.overwrite)
     with alone if compute.is_main else nullcontext():
         compute.wait()
         history = History(folder / "history.jsonl")
-        # Several processes would have to agree on what is there: they work everything out.
-        keeping = request.cache if compute.accelerator.num_processes == 1 else False
-        weights = "" if request.checkpoint is None else f", {Path(request.checkpoint).name}"
-        shared = Cache(
-            cache_folder() if keeping is True else keeping or None, progress,
-            base=f"{base}{weights}", task=_named(request.data, task.class_names),
-        )  # fmt: skip
         problem = Problem(
             network, task, columns, budget, policy, training, passes, folder, history, Stopwatch(), shared,
             _identity(opened, request.head, task.base_columns, passes),
@@ -402,21 +409,11 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     return derivation
 
 
-def _open_images(base: Model, request: DeriveRequest, progress: Progress) -> tuple[Task, RejectionImages | None]:
+def _open_images(
+    base: Model | Headless, request: DeriveRequest, progress: Progress
+) -> tuple[Task, RejectionImages | None]:
     """Open the task's images, and those that tell when an image is called `other`, if that is asked for."""
-    assert request.data is not None
-    task = open_task(
-        request.data,
-        request.classes,
-        preprocessing=base.preprocessing,
-        base_outputs=base.spec.outputs,
-        base_names=request.base_classes or base.spec.output_names,
-        validation_fraction=request.validation_fraction,
-        seed=request.training.seed,
-        skip_bad_images=request.skip_bad_images,
-        unlabelled=request.unlabelled,
-        progress=progress,
-    )
+    task = open_task_for(base, request, progress, request.unlabelled)
     rejection = None if request.reject is None else find_rejection_images(request.reject, task, progress)
     if rejection is not None and task.unlabelled is not None:
         foreign = (rejection.foreign_validation, rejection.foreign_test)

@@ -22,11 +22,12 @@ import torch
 from torch import nn
 
 from edgevit.data.assumptions import Assumptions, assumptions
-from edgevit.data.task import Split, Task, open_task
+from edgevit.data.task import Split, Task
 from edgevit.derive.allocate.budget import make_budget, readable
 from edgevit.derive.allocate.policy import Policy, check_reachable, make_policy
 from edgevit.derive.base_check import ask, judge
 from edgevit.derive.cache import Cache
+from edgevit.derive.head import open_task_for, with_fitted_head
 from edgevit.derive.methods.skd.piad import Growth, ProgressiveDropout, Unit, make_units
 from edgevit.derive.methods.skd.slices import RECORD, SCHEMA, Point, SuperNet, read_supernet
 from edgevit.derive.methods.skd.wpac import concentrate
@@ -35,9 +36,10 @@ from edgevit.derive.problem import Stopwatch
 from edgevit.derive.request import SupernetRequest
 from edgevit.derive.session import versions, with_head
 from edgevit.errors import EdgeVitError, Interrupted, OptionError
+from edgevit.folder.derivation import FittedHead
 from edgevit.folder.model import ClassLabel, ModelSpec
 from edgevit.folder.unfinished import open_partial, partial_folder, remove_cheap
-from edgevit.models.checkpoint import Model, derived_spec, open_base, save
+from edgevit.models.checkpoint import Model, derived_spec, open_network, save
 from edgevit.models.families import family_of
 from edgevit.progress import Progress, Silent
 from edgevit.train.compute import close_compute
@@ -92,6 +94,7 @@ class _Making:
     passes: Passes
     stopwatch: Stopwatch
     assumed: Assumptions
+    fitted: FittedHead | None
     accept_weak_base: bool
 
     @property
@@ -131,6 +134,7 @@ class _Making:
             "assumptions": self.assumed.record(),
             "settings": self.settings(),
             "data": self.task.record(),
+            **({"fitted_head": asdict(self.fitted)} if self.fitted else {}),
             "versions": versions(),
             "processes": self.passes.compute.accelerator.num_processes,
             "seconds": self.stopwatch.seconds,
@@ -204,7 +208,7 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
     progress, training, out = progress or Silent(), request.training, request.out
     config: Config = make_config(SUPERNET, sys.modules[__name__], request.options)
     policy = make_policy(request.shape, request.ffn_multiple)
-    opened = open_base(
+    found = open_network(
         request.base,
         checkpoint=request.checkpoint,
         pretrained=request.pretrained,
@@ -212,23 +216,17 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
         preprocessing=request.preprocessing,
         progress=progress,
     )
-    task = open_task(
-        request.data,
-        request.classes,
-        preprocessing=opened.preprocessing,
-        base_outputs=opened.spec.outputs,
-        base_names=request.base_classes or opened.spec.output_names,
-        validation_fraction=request.validation_fraction,
-        seed=training.seed,
-        skip_bad_images=request.skip_bad_images,
-        progress=progress,
-    )
+    task = open_task_for(found, request, progress)
+    passes = open_passes(training, progress)
+    compute = passes.compute
+    opened, fitted = with_fitted_head(found, task, passes, Cache(None))
     assumed = assumptions(
         request.base,
         task,
         pretrained=request.pretrained,
         base_classes=request.base_classes,
         given=request.preprocessing,
+        fitted=fitted is not None,
     )
     for line in assumed.lines():
         progress.note(line)
@@ -241,8 +239,6 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
         steps = ceil(config.epochs * len(task.train) / training.batch_size)
     # The trained and the smallest network need not meet.
     training = fill(replace(training, steps=steps, early_stop=False), gentle=False)
-    passes = open_passes(training, progress)
-    compute = passes.compute
     made = _Making(
         str(request.base),
         opened,
@@ -258,6 +254,7 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
         passes,
         Stopwatch(),
         assumed,
+        fitted,
         request.accept_weak_base,
     )
     folder = partial_folder(out)

@@ -137,6 +137,25 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class FittedHead:
+    """How the classifier of a base that had none came to be: see edgevit/derive/head.py."""
+
+    ridge: float
+    temperature: float  # what the outputs of the regression were multiplied by
+    validation_accuracy: Share  # the mean over the classes
+    validation_images: Index
+    images_per_class: dict[str, Index]  # that it was fitted to
+
+    def told(self) -> str:
+        images, classes = sum(self.images_per_class.values()), len(self.images_per_class)
+        return (
+            f"a linear head fitted to {images} training images of {classes} classes, right on "
+            f"{self.validation_accuracy:.1%} of {self.validation_images} validation images (mean over classes; "
+            f"ridge {self.ridge:.2g}, temperature {self.temperature:.3g})"
+        )
+
+
+@dataclass(frozen=True)
 class DerivationRecord:
     """What derivation.json says. Keys that are not here are in `as_read` alone, which is the whole file."""
 
@@ -152,6 +171,7 @@ class DerivationRecord:
     versions: Versions
     seconds: dict[str, float]
     facts: Facts
+    fitted_head: FittedHead | None = None  # None: the base had a classifier of its own
     job: Sha256 | None = None  # of the plan's job that this was; None: of no plan, or one of an older edgevit
     as_read: dict[str, Any] = field(default_factory=dict, repr=False)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from edgevit.board.bench import Conditions, bench_in_turns
-from edgevit.derive.base import base as write_base
+from edgevit.derive.base import run as write_base
+from edgevit.derive.request import BaseRequest
 from edgevit.derive.session import run as derive
 from edgevit.derive.session import versions
 from edgevit.errors import BudgetError, DataError, Interrupted, OutputError, SweepError
@@ -90,7 +91,9 @@ class _Work:
         """Write the base, restricted to the classes of the models."""
         if not (self.out / BASE).is_dir():
             asked = self.request
-            write_base(asked.base, out=self.out / BASE, data=asked.data, classes=classes, **asked.opening())
+            shared = ("data", "training", "validation_fraction", "skip_bad_images", "cache")
+            given = {**asked.opening(), **{name: getattr(asked, name) for name in shared}}
+            write_base(BaseRequest(name=asked.base, out=self.out / BASE, classes=classes, **given), self.progress)
 
     def point(self, folder: str, rate: float | None) -> Point:
         """Judge a model on images, and export it for the measurement."""

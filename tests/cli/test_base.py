@@ -23,24 +23,38 @@ def given(digits_checkpoint: Path) -> list[str]:
     return [*NETWORK, "--checkpoint", str(digits_checkpoint), *PREPROCESSING]
 
 
-def test_the_folder_can_be_shown_exported_evaluated_and_measured(
-    given: list[str], edgevit_main: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    ("asked", "told", "shown"),
+    [
+        (["--data", "digits", "--classes", "3,5,8"], "3 of 10 outputs: 3, 5, 8", "3 classes, subset head: 3, 5, 8"),
+        (["--data", "digits"], f"10 of 10 outputs: {', '.join(NAMES)}", "10 classes, full head: 0, 1, 2"),
+        ([], "10 of 10 outputs;", "10 outputs"),
+    ],
+    ids=["some classes", "all classes", "no names"],
+)
+def test_the_folder_can_be_shown_exported_evaluated_measured_and_compared(
+    given: list[str], edgevit_main: Any, tmp_path: Path, asked: list[str], told: str, shown: str
 ) -> None:
     out = tmp_path / "a base"
-    made = edgevit_main("base", *given, "--data", "digits", "--classes", "3,5,8", "--out", out)
-    assert made.code == 0 and "3 of 10 outputs: 3, 5, 8" in made.out
-    assert "with 3 of its 10 outputs: 3, 5, 8" in (out / "README.md").read_text()
+    made = edgevit_main("base", *given, *asked, "--out", out)
+    assert made.code == 0 and told in made.out
     assert sorted(file.name for file in out.iterdir()) == ["README.md", "model.json", "model.safetensors"]
-    shown = edgevit_main("show", out)
-    assert shown.code == 0 and "3 classes, subset head: 3, 5, 8" in shown.out
+    seen = edgevit_main("show", out)
+    assert seen.code == 0 and shown in seen.out
     exported = edgevit_main(*shlex.split(made.out.partition("Next: edgevit ")[2]), "--json")
-    assert exported.code == 0
-    checked = json.loads(exported.out)["accuracy"]
+    assert exported.code == 0, exported.err
     judged = json.loads(edgevit_main("evaluate", out, "--data", "digits", "--json").out)
-    assert judged["top1"] == checked["torch"] > 0.5
-    quick = ["--duration", "0", "--samples", "20", "--warmup-seconds", "0"]
-    measured = edgevit_main("bench", out, *quick, "--json")
-    assert measured.code == 0 and json.loads(measured.out)["runs"][0]["label"] == "a base"
+    assert judged["top1"] > 0.5
+    assert not asked or judged["top1"] == json.loads(exported.out)["accuracy"]["torch"]
+    onnx = edgevit_main("evaluate", out / "export" / "model.fp32.onnx", "--data", "digits", "--json")
+    assert json.loads(onnx.out)["top1"] == judged["top1"]
+    runs = [tmp_path / "before.jsonl", tmp_path / "after.jsonl"]
+    for file in runs:
+        quick = ["--duration", "0", "--samples", "20", "--warmup-seconds", "0", "--output", file]
+        measured = edgevit_main("bench", out, *quick, "--json")
+        assert measured.code == 0 and json.loads(measured.out)["runs"][0]["label"] == "a base"
+    compared = edgevit_main("compare", *runs, "--force", "--json")
+    assert compared.code == 0 and json.loads(compared.out)["comparisons"]
 
 
 def test_a_restricted_base_answers_as_the_base_does_on_its_classes(given: list[str], tmp_path: Path) -> None:

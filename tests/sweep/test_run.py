@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
 import edgevit
 from edgevit.board.bench import Conditions
@@ -128,3 +130,14 @@ def test_a_sweep_of_something_else_and_other_folders_are_refused(copy: Path, ask
         edgevit.sweep(BASE, out=copy / "base", **asked)
     with pytest.raises(OptionError, match="--rates"):
         edgevit.sweep(BASE, out=copy, rates=(0.5, 1.5), **asked)
+
+
+def test_the_base_of_a_sweep_has_the_head_that_its_models_were_derived_with(
+    small_vit: Any, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    save_file(small_vit(num_classes=0).state_dict(), tmp_path / "headless.safetensors")
+    given = {**asked, "checkpoint": tmp_path / "headless.safetensors", "options": {"purification": "none"}}
+    given |= {"training": replace(TRAINING, seed=3), "accept_weak_base": True}
+    edgevit.sweep(BASE, out=tmp_path / "s", rates=(0.3,), **given)
+    small, whole = (edgevit.load(tmp_path / "s" / name).spec for name in ("r0.3", "base"))
+    assert small.base == whole.base and small.class_names == whole.class_names == ["3", "5", "8"]
