@@ -169,9 +169,8 @@ def distil(start: Start, seed: int, changes: dict[str, Any]) -> dict[str, Any]:
     onlooker = Onlooker(network, start.fresh)
     torch.manual_seed(seed)
     train(
-        network, start.task, range(len(start.task.class_names)), training, steps=accuracy.STEPS,
-        passes=open_passes(training), history=history, constraint=onlooker,
-        distillation=distillation, keep="best",
+        network, start.task, range(len(start.task.class_names)), training, open_passes(training), history,
+        constraint=onlooker, distillation=distillation, keep="best",
     )  # fmt: skip
     looked = [line for line in history.lines if "loss_validation" in line]
     looks = [

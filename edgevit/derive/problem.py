@@ -20,12 +20,14 @@ from edgevit.derive.plan import Plan
 from edgevit.models.slim import bare_copy
 from edgevit.progress import Progress
 from edgevit.train.compute import Compute
+from edgevit.train.constraint import Constraint
 from edgevit.train.distil import Distillation, TeacherOptions, make_distillation
 from edgevit.train.history import History
-from edgevit.train.loop import Constraint, Keep, train
+from edgevit.train.loop import train
 from edgevit.train.passes import Passes
 from edgevit.train.settings import Training
 from edgevit.train.state import load_tensors, reading_state, save_tensors
+from edgevit.train.validation import Keep
 
 
 @dataclass
@@ -85,7 +87,6 @@ def finetuned_base(problem: Problem) -> nn.Module:
         with reading_state(file):
             network.load_state_dict(load_tensors(file))
         return network.to(problem.compute.device).eval()
-    assert problem.training.steps is not None
     torch.manual_seed(problem.training.seed)
     with problem.stopwatch.stage("finetune_base"):
         train(
@@ -93,9 +94,8 @@ def finetuned_base(problem: Problem) -> nn.Module:
             problem.task,
             problem.columns,
             problem.training,
-            steps=problem.training.steps,
-            passes=problem.passes,
-            history=problem.history,
+            problem.passes,
+            problem.history,
             stage="finetune base",
             folder=problem.folder / "finetune",
         )
@@ -121,23 +121,19 @@ def train_for(
     keep: Keep = "last",
 ) -> int:
     """Train `network` in place for the steps that the problem asks for; return how many were done."""
-    training = problem.training
-    assert training.steps is not None
-    if training.steps == 0:
+    if problem.training.steps == 0:
         return 0
     with problem.stopwatch.stage("training"):
         return train(
             network,
             problem.task,
             problem.columns,
-            training,
-            steps=training.steps,
-            passes=problem.passes,
-            history=problem.history,
+            problem.training,
+            problem.passes,
+            problem.history,
             stage=stage,
             constraint=constraint,
             distillation=distillation,
-            unlabelled=problem.task.unlabelled,
             keep=keep,
             folder=problem.folder / "train",
         )

@@ -7,213 +7,90 @@ over all of them, whether or not their class is known.
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from edgevit.data.task import Split, Task
-from edgevit.errors import Interrupted, OptionError, TrainingError, UnfinishedError
-from edgevit.folder.unfinished import MEND, STATE
-from edgevit.folder.writing import file_sha256, sync, writing
+from edgevit.errors import Interrupted, TrainingError
 from edgevit.signals import StopAsked, stop_when_asked
 from edgevit.train.compute import Compute
+from edgevit.train.constraint import Constraint
 from edgevit.train.distil import Distillation, Lesson
-from edgevit.train.history import History, score
+from edgevit.train.history import History
 from edgevit.train.order import sample_order, unlabelled_share
-from edgevit.train.passes import Passes, evaluate
+from edgevit.train.passes import Passes
+from edgevit.train.saved import Point, restore, save
+from edgevit.train.schedule import highest_rate, learning_rate
 from edgevit.train.settings import Training
-from edgevit.train.state import reading_state
+from edgevit.train.stopping import PATIENCE, Meeting
+from edgevit.train.validation import Keep, Validation
 
-Keep = Literal["last", "best"]
-
-MET = 0.002  # trained and pruned accuracy count as met within this
-PROGRESS = "progress.json"
 IGNORED = -100  # the target that cross_entropy passes over
-RATE_OF_LOSS = 1e-3  # highest learning rate at a loss of 1 against the teacher, where the rate goes by the loss
-PATIENCE = 3  # evaluations in which they must have met, and the best not improved, before training stops
 
 
-class Constraint(Protocol):
-    """What a method adds to the task loss, and what its pruned model would be if training ended now."""
-
-    def watch(self) -> AbstractContextManager[None]:
-        """Observe the network while it trains."""
-
-    def penalty(self) -> tuple[Tensor, dict[str, float]]:
-        """The addition to the loss, once per optimiser step, and figures for the history."""
-
-    def after_step(self) -> None:
-        """Called once the optimiser has stepped."""
-
-    def pruned(self) -> nn.Module:
-        """The slim model that surgery would make now."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Everything that resuming needs."""
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take back what `state` gave."""
-
-
-def learning_rate(training: Training, step: int, steps: int) -> float:
-    warmup = training.warmup_steps or 0
-    if step < warmup:
-        return training.lr * (step + 1) / warmup
-    if training.schedule == "constant":
-        return training.lr
-    share = (step - warmup) / max(steps - warmup, 1)
-    return training.lr * 0.5 * (1 + math.cos(math.pi * share))
-
-
-def highest_rate(loss: float) -> float:
-    """The learning rate at which Adam can do no more harm than there is to mend, for a loss against the teacher.
-
-    Adam's first steps move every weight by the learning rate, however small the gradient. Near the teacher the loss is
-    quadratic: such a step adds an amount that grows with the rate's square, so the rate goes by the root of the loss.
-    """
-    return RATE_OF_LOSS * math.sqrt(loss)
-
-
-@dataclass
-class Meeting:
-    """Watches trained and pruned accuracy until they have met and the pruned one no longer improves."""
-
-    best: float = -1.0
-    since_best: int = 0
-    met: int = 0
-
-    def add(self, trained: float, pruned: float) -> bool:
-        """Take one evaluation; return whether training may stop."""
-        self.since_best = 0 if pruned > self.best else self.since_best + 1
-        self.best = max(self.best, pruned)
-        self.met = self.met + 1 if abs(trained - pruned) <= MET else 0
-        return self.met >= PATIENCE and self.since_best >= PATIENCE
-
-
-@dataclass
-class Best:
-    """Watches one figure of a model; of equal states the earlier, which has trained less, is the best."""
-
-    score: float | None = None  # the higher the better
-    step: int = 0
-    since: int = 0  # evaluations since then
-
-    def add(self, score: float, step: int) -> bool:
-        """Take one evaluation; return whether it is the best so far."""
-        is_best = self.score is None or score > self.score
-        if is_best:
-            self.score, self.step = score, step
-        self.since = 0 if is_best else self.since + 1
-        return is_best
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """progress.json of a saved state: how far it is, and what lies beside it."""
-
-    step: int
-    meeting: Meeting
-    best: Best
-    highest_lr: float
-    files: dict[str, str]  # sha256 by path within the state's folder
-
-
-@dataclass
 class _Run:
     """One training under way; exists so that its parts fit in one glance each."""
 
-    network: nn.Module
-    task: Task
-    columns: Sequence[int]  # of each class
-    training: Training
-    steps: int
-    passes: Passes
-    constraint: Constraint | None
-    lesson: Lesson | None
-    unlabelled: Split | None
-    keep: Keep
-    folder: Path | None
-    stage: str
-    history: History
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        validation: Validation,
+        training: Training,
+        stage: str,
+        constraint: Constraint | None,
+        unlabelled: Split | None,
+        folder: Path | None,
+    ) -> None:
+        self.validation, self.training, self.stage = validation, training, stage
+        self.constraint, self.unlabelled, self.folder = constraint, unlabelled, folder
+        self.task, self.lesson, self.compute = validation.task, validation.lesson, validation.passes.compute
+        self.steps = training.steps or 0
         # The last entry is that of UNLABELLED = -1: cross_entropy passes over it.
-        self.compute = self.passes.compute
-        self.target = torch.as_tensor([*self.columns, IGNORED], device=self.compute.device)
-        size, more = self.training.batch_size, len(self.unlabelled or ())
-        labelled = 1 - unlabelled_share(len(self.task.train), more, size) / size
-        micro_batch = size // (self.training.grad_accum * self.compute.accelerator.num_processes)
+        self.target = torch.as_tensor([*validation.columns, IGNORED], device=self.compute.device)
+        size = training.batch_size
+        labelled = 1 - unlabelled_share(len(self.task.train), len(unlabelled or ()), size) / size
+        micro_batch = size // (training.grad_accum * self.compute.accelerator.num_processes)
         self.labelled = micro_batch * labelled  # images of a micro-batch, on average
         optimizer = torch.optim.AdamW(
-            self.network.parameters(), lr=self.training.lr, weight_decay=self.training.weight_decay
+            validation.network.parameters(), lr=training.lr, weight_decay=training.weight_decay
         )
-        self.model, self.optimizer = self.compute.accelerator.prepare(self.network, optimizer)
-        self.meeting, self.best = Meeting(), Best()
-        self.highest_lr = self.training.lr  # lowered where it goes by the loss
-        self.taught = torch.empty(0)  # the teacher's logits for this process's validation images
-        self.best_state: dict[str, Tensor] = {}  # on the CPU: the network's, and the constraint's
+        self.model, self.optimizer = self.compute.accelerator.prepare(validation.network, optimizer)
+        self.meeting = Meeting()
+        self.highest_lr = training.lr  # lowered where it goes by the loss
 
     # -- saved state ---------------------------------------------------------------------------------------------------
 
     def save(self, step: int) -> None:
-        """Write the state beside the old one and swap them, so that a crash leaves one that is whole."""
         if self.folder is None:
             return
-        new, old = (self.folder.with_name(self.folder.name + end) for end in (".new", ".old"))
-        if self.compute.is_main:
-            shutil.rmtree(new, ignore_errors=True)
-        self.compute.wait()
-        with writing(self.folder):
-            self.compute.accelerator.save_state(str(new))
-        self.compute.wait()
-        if self.compute.is_main:
-            with writing(self.folder):
-                if self.constraint is not None:
-                    save_file(self.constraint.state(), new / "constraint.safetensors")
-                if self.best_state:
-                    save_file(self.best_state, new / "best.safetensors")
-                files = {str(file.relative_to(new)): file_sha256(file) for file in new.rglob("*") if file.is_file()}
-                told = asdict(_Saved(step, self.meeting, self.best, self.highest_lr, files))
-                (new / PROGRESS).write_text(json.dumps(told))
-                sync(new)
-                shutil.rmtree(old, ignore_errors=True)
-                if self.folder.is_dir():
-                    self.folder.rename(old)  # a kill between the two renames leaves this one
-                new.rename(self.folder)
-                shutil.rmtree(old, ignore_errors=True)
-        self.compute.wait()
+        parts: dict[str, dict[str, Tensor]] = {}
+        if self.constraint is not None:
+            parts["constraint"] = self.constraint.state()
+        if self.validation.best_state:
+            parts["best"] = self.validation.best_state
+        save(self.folder, self.compute, Point(step, self.meeting, self.validation.best, self.highest_lr), parts)
 
     def restore(self) -> int:
         """Take up a saved state; return the step to go on from, 0 if there is none."""
-        if self.folder is None:
+        takers: dict[str, Callable[[dict[str, Tensor]], None]] = {}
+        if self.constraint is not None:
+            takers["constraint"] = self.constraint.load_state
+        if self.validation.keep == "best":
+            takers["best"] = self.validation.best_state.update
+        point = None if self.folder is None else restore(self.folder, self.compute, takers)
+        if point is None:
             return 0
-        old = self.folder.with_name(self.folder.name + ".old")
-        folder = old if old.is_dir() and not self.folder.is_dir() else self.folder
-        if not folder.is_dir():
-            return 0
-        saved = STATE.json(folder / PROGRESS, _Saved)
-        for name, expected in saved.files.items():
-            if not (folder / name).is_file() or file_sha256(folder / name) != expected:
-                raise UnfinishedError(f"{folder / name} is gone or was altered after it was written; {MEND}")
-        with reading_state(folder):
-            self.compute.accelerator.load_state(str(folder))
-            if self.constraint is not None:
-                self.constraint.load_state(load_file(folder / "constraint.safetensors"))
-            if self.keep == "best":
-                self.best_state = load_file(folder / "best.safetensors")
-        self.meeting, self.best, self.highest_lr = saved.meeting, saved.best, saved.highest_lr
-        return saved.step
+        self.meeting, self.validation.best, self.highest_lr = point.meeting, point.best, point.highest_lr
+        return point.step
+
+    # -- one step ------------------------------------------------------------------------------------------------------
 
     def batches(self, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's micro-batches from a step on."""
@@ -222,11 +99,10 @@ class _Run:
         order = sample_order(len(train), training, first, self.steps, rank, world, len(self.unlabelled or ()))
         return train.training_batches(order, training.augment, training.workers, self.unlabelled)
 
-    # -- one step ------------------------------------------------------------------------------------------------------
-
     def step(self, batches: Iterator[tuple[Tensor, Tensor]], step: int) -> dict[str, float]:
+        """Do one step of the optimiser; return the losses, and the figures of the constraint."""
         accelerator = self.compute.accelerator
-        lr = learning_rate(replace(self.training, lr=self.highest_lr), step, self.steps)
+        lr = learning_rate(self.training, step, self.highest_lr)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         means: dict[str, float] = {}
@@ -266,46 +142,14 @@ class _Run:
             parts = {"loss_task": loss, **self.lesson.losses(images, logits)}
         return self.lesson.total(parts), parts
 
-    # -- looking on ----------------------------------------------------------------------------------------------------
+    # -- between steps -------------------------------------------------------------------------------------------------
 
     def look(self, step: int) -> dict[str, float]:
-        """Judge the model in training, and the one that surgery would make now, on the validation part."""
-
-        def accuracy(network: nn.Module) -> float:
-            return evaluate(network, self.task.validation, self.columns, self.task.class_names, self.passes).top1
-
-        figures, slim = {"accuracy_trained": accuracy(self.network)}, self.network
-        if self.constraint is not None:
-            slim = self.constraint.pruned()
-            figures["accuracy_pruned"] = accuracy(slim)
-        if self.keep == "best":
-            if self.lesson is not None:
-                figures["loss_validation"] = self.validation_loss(slim)
-                if step == 0 and self.training.lr_by_loss:
-                    self.highest_lr = min(self.training.lr, highest_rate(figures["loss_validation"]))
-            if self.best.add(score(figures), step):
-                self.best_state = self.state()
-            figures["kept_step"] = self.best.step
+        """Judge the state after so many steps; before the first, see how high the rate may be."""
+        figures = self.validation.look(step)
+        if step == 0 and self.training.lr_by_loss and "loss_validation" in figures:
+            self.highest_lr = min(self.training.lr, highest_rate(figures["loss_validation"]))
         return figures
-
-    def validation_loss(self, network: nn.Module) -> float:
-        """The loss against the teacher on the validation part."""
-        assert self.lesson is not None
-        lesson, total, done = self.lesson, torch.zeros(2, device=self.compute.device), 0
-        if not len(self.taught):
-            answers: list[Tensor] = []
-            self.passes.run(lesson.teacher, self.task.validation, lambda a, _: answers.append(a.float()), mixed=True)
-            self.taught = torch.cat(answers)
-
-        def see(logits: Tensor, labels: Tensor) -> None:
-            nonlocal done
-            taught = self.taught[done : (done := done + len(labels))]
-            total[0] += lesson.teacher_loss(logits.float(), taught) * len(labels)
-            total[1] += len(labels)
-
-        self.passes.run(network, self.task.validation, see, mixed=True)
-        loss, images = self.compute.sum(total).tolist()
-        return float(loss / max(images, 1))
 
     def has_ended(self, looked: dict[str, float]) -> str | None:
         """Why training may stop here, or None. A cosine that is cut off has not yet done what it is there for."""
@@ -314,24 +158,8 @@ class _Run:
         if "accuracy_pruned" in looked:
             has_met = self.meeting.add(looked["accuracy_trained"], looked["accuracy_pruned"])
             return "trained and pruned accuracy have met" if has_met else None
-        is_over = self.keep == "best" and self.best.since >= PATIENCE
+        is_over = self.validation.keep == "best" and self.validation.best.since >= PATIENCE
         return f"no state was better {PATIENCE} times in a row" if is_over else None
-
-    def state(self) -> dict[str, Tensor]:
-        """A copy of the network's state, and of the constraint's."""
-        parts = {"network": self.network.state_dict(), "constraint": self.constraint.state() if self.constraint else {}}
-        copied = {f"{p}.{n}": t.detach().cpu().clone() for p, tensors in parts.items() for n, t in tensors.items()}
-        return {name: tensor.contiguous() for name, tensor in copied.items()}  # as safetensors wants them
-
-    def take_best(self) -> None:
-        """Put back the best state that was seen."""
-        parts: dict[str, dict[str, Tensor]] = {"network": {}, "constraint": {}}
-        for name, tensor in self.best_state.items():
-            part, _, rest = name.partition(".")
-            parts[part][rest] = tensor
-        self.network.load_state_dict(parts["network"])
-        if self.constraint is not None:
-            self.constraint.load_state(parts["constraint"])
 
     def asked_to_stop(self, stop: StopAsked) -> bool:
         """Whether any process was; all must stop after the same step."""
@@ -346,23 +174,21 @@ def train(
     task: Task,
     columns: Sequence[int],
     training: Training,
-    *,
-    steps: int,
     passes: Passes,
     history: History,
+    *,
     stage: str = "train",
     constraint: Constraint | None = None,
     distillation: Distillation | None = None,
-    unlabelled: Split | None = None,
     keep: Keep = "last",
     folder: Path | None = None,
 ) -> int:
-    """Train `network` in place on the task's training part; return the number of steps done.
+    """Train `network` in place on the task's training part for `training.steps`; return the number of steps done.
 
     Args:
         columns: for each target class, its column in the logits.
-        distillation: a teacher, which sees the images that the network sees, augmented alike.
-        unlabelled: images that only the teacher judges; they take up to half of every batch.
+        distillation: a teacher, which sees the images that the network sees, augmented alike, and judges the task's
+            unlabelled images, if it has some: they take up to half of every batch.
         keep: what the network holds in the end: its last state, or the best on the validation part among all
             evaluations, that before the first step included: the one of the lowest loss against the teacher, or of the
             highest accuracy where there is none (`history.outcome(stage)` says which).
@@ -370,18 +196,15 @@ def train(
 
     Raises:
         Interrupted: Ctrl-C; the state is saved.
-        OptionError: the teacher does not fit the network, or unlabelled images have none.
+        OptionError: the teacher does not fit the network.
         TrainingError: the loss is no longer a number.
     """
-    compute, progress = passes.compute, passes.progress
+    compute, progress, steps = passes.compute, passes.progress, training.steps or 0
     network.to(compute.device).eval()
     lesson = _lesson(distillation, network, task, columns, compute)
-    if unlabelled is not None and lesson is None:
-        raise OptionError("unlabelled images need a teacher that says what they show; give one, or leave them out")
     network.train()
-    run = _Run(
-        network, task, columns, training, steps, passes, constraint, lesson, unlabelled, keep, folder, stage, history
-    )
+    validation = Validation(network, task, columns, passes, keep=keep, constraint=constraint, lesson=lesson)
+    run = _Run(validation, training, stage, constraint, task.unlabelled if lesson else None, folder)
     first = run.restore()
     history.rewind(stage, first if first else -1)  # a run without a saved state begins anew, step 0 included
     batches = run.batches(first)
@@ -414,8 +237,8 @@ def train(
                 progress.note(f"{stage}: {ended} after {done} of {steps} steps")
                 break
     compute.accelerator.free_memory()
-    if run.best_state:
-        run.take_best()
+    if validation.best_state:
+        validation.take_best()
         outcome = history.outcome(stage)
         if outcome is not None:  # the first of several processes speaks
             progress.note(outcome.told("distillation" if lesson is not None else "training"))

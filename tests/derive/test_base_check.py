@@ -18,7 +18,7 @@ from edgevit.data.assumptions import Sureness
 from edgevit.derive.base_check import better_by_chance, in_rings, neighbours
 from edgevit.errors import DataError
 from edgevit.progress import Silent
-from edgevit.train.loop import Training
+from edgevit.train.settings import Training
 
 NAME = "vit_tiny_patch16_224"
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}

@@ -10,7 +10,7 @@ import sklearn.datasets
 from small_base import ARGS, PREPROCESSING, QUICK, write_checkpoint
 
 import edgevit
-from edgevit.train.loop import Training
+from edgevit.train.settings import Training
 
 PHOTO = Path(sklearn.datasets.__file__).parent / "images" / "china.jpg"  # 640 x 427 pixels
 

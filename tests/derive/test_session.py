@@ -1,3 +1,5 @@
+"""A derivation ends in the same weights however it is run: interrupted, shared, by workers, in micro-batches."""
+
 import json
 import os
 import signal
@@ -12,12 +14,7 @@ from small_base import ARGS, derive, press_ctrl_c_in_step, write_checkpoint
 
 import edgevit
 from edgevit.derive import session
-from edgevit.errors import Interrupted, OptionError, TrainingError, UnknownNameError
-from edgevit.train.compute import open_compute
-from edgevit.train.history import History
-from edgevit.train.loop import Meeting, learning_rate
-from edgevit.train.order import sample_order
-from edgevit.train.settings import Training, fill
+from edgevit.errors import Interrupted, TrainingError
 
 
 @pytest.fixture(scope="module")
@@ -40,41 +37,6 @@ def assert_close(a, b):
     gradient is rounding noise by a whole learning rate."""
     images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(edgevit.load(a)(images), edgevit.load(b)(images), rtol=1e-2, atol=5e-3)
-
-
-def flat(order):
-    return [pair for batch in order for pair in batch]
-
-
-@pytest.mark.parametrize(("world", "accum"), [(1, 1), (2, 1), (1, 3), (2, 3)])
-def test_every_step_sees_the_same_images_however_it_is_shared(world, accum):
-    whole = Training(batch_size=12)
-    shared = Training(batch_size=12, grad_accum=accum)
-    for step in range(4):
-        expected = flat(sample_order(17, whole, step, step + 1))
-        seen = [p for rank in range(world) for p in flat(sample_order(17, shared, step, step + 1, rank, world))]
-        assert sorted(seen) == sorted(expected)
-
-
-def test_images_are_seen_equally_often_and_never_augmented_alike():
-    pairs = flat(sample_order(10, Training(batch_size=8), 0, 10))
-    counts = [sum(position == i for position, _ in pairs) for i in range(10)]
-    assert counts == [8] * 10
-    assert len({seed for _, seed in pairs}) == 80
-
-
-def test_schedules_warm_up_hold_and_fall():
-    constant, cosine = Training(lr=1.0, warmup_steps=4, schedule="constant"), Training(lr=1.0, schedule="cosine")
-    assert [learning_rate(constant, s, 10) for s in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert learning_rate(cosine, 0, 10) == 1.0 and learning_rate(cosine, 5, 10) == pytest.approx(0.5)
-
-
-def test_a_method_that_is_gentle_warms_up_and_the_others_train_as_published():
-    assert fill(Training(steps=200), gentle=False) == Training(steps=200, warmup_steps=0, lr_by_loss=False)
-    gentle = fill(Training(steps=200), gentle=True)
-    assert (gentle.warmup_steps, gentle.lr_by_loss) == (20, True)
-    asked = Training(steps=200, warmup_steps=3, lr_by_loss=False)
-    assert fill(asked, gentle=True) == asked, "what the user says holds"
 
 
 @pytest.mark.parametrize("options", [{}, {"anchor_update": "ema"}, {"multiplier_update": "ascent"}])
@@ -151,58 +113,14 @@ def test_a_loss_that_is_no_number_stops_with_advice(checkpoint, tmp_path):
         derive(checkpoint, tmp_path / "burst", training={"lr": 1e30})
 
 
-def test_trained_and_pruned_have_met_only_after_both_conditions_hold_for_long_enough():
-    meeting = Meeting()
-    assert not any(meeting.add(0.9, pruned) for pruned in (0.1, 0.5, 0.88))  # apart
-    assert not any(meeting.add(0.9, 0.9) for _ in range(3))  # met, but just improved
-    assert meeting.add(0.9, 0.9)
-    assert not meeting.add(0.9, 0.91)  # apart again
-
-
 def test_training_stops_once_both_accuracies_have_met(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr("edgevit.train.loop.MET", 1.0)  # a random base never meets closely
+    monkeypatch.setattr("edgevit.train.stopping.MET", 1.0)  # a random base never meets closely
     training = {"steps": 60, "evaluations": 30, "early_stop": True, "lr": 1e-7, "schedule": "constant"}
     derivation = derive(checkpoint, tmp_path / "met", training=training)
     facts = derivation.record["facts"]
     assert facts["steps"] < facts["steps_planned"] == 60
     last = json.loads((derivation.folder / "history.jsonl").read_text().splitlines()[-1])
     assert last["step"] == facts["steps"]
-
-
-@pytest.mark.parametrize(
-    ("training", "error", "message"),
-    [
-        ({"device": "cuda"}, OptionError, "no cuda device"),
-        ({"device": "gpu"}, UnknownNameError, "no device 'gpu'"),
-        ({"precision": "fp16"}, OptionError, "fp16 trains on CUDA only"),
-        ({"precision": "int8"}, UnknownNameError, "no precision 'int8'"),
-        ({"batch_size": 10, "grad_accum": 3}, OptionError, "does not divide into 3 micro-batches"),
-        ({"steps": -1}, OptionError, r"--steps -1 is not in \[0, 2\*\*31\)"),
-        ({"lr": 0.0}, OptionError, "--lr 0 is not a finite number above 0"),
-        ({"augment": "flop"}, UnknownNameError, "did you mean 'flip'"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(training, error, message):
-    if training.get("device") == "cuda" and torch.cuda.is_available():
-        pytest.skip("this machine has CUDA")
-    settings = Training(**{"device": "cpu", **training})
-    with pytest.raises(error, match=message):
-        settings.check()
-        open_compute(settings)
-
-
-def test_history_is_gone_on_with_after_an_interruption(tmp_path):
-    first = History(tmp_path / "history.jsonl")
-    for stage, step in (("purify", 0), ("train", 0), ("train", 5)):
-        first.add(stage=stage, step=step)
-    with (tmp_path / "history.jsonl").open("a") as file:
-        file.write('{"stage": "train", "st')  # a full disk
-    again = History(tmp_path / "history.jsonl")
-    assert again.lines == first.lines
-    again.rewind("train", -1)
-    assert again.lines == [{"stage": "purify", "step": 0}]
-    again.add(stage="train", step=0)
-    assert History(tmp_path / "history.jsonl").lines == again.lines
 
 
 def test_ctrl_c_while_the_model_is_written_comes_too_late(tmp_path, monkeypatch):

@@ -1,0 +1,88 @@
+"""The state of a training on disk: written whole or not at all, and not gone on with where a file of it was altered."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from edgevit.errors import UnfinishedError
+from edgevit.folder.unfinished import MEND, STATE
+from edgevit.folder.writing import file_sha256, sync, writing
+from edgevit.train.compute import Compute
+from edgevit.train.state import reading_state
+from edgevit.train.stopping import Best, Meeting
+
+PROGRESS = "progress.json"
+
+
+@dataclass(frozen=True)
+class Point:
+    """How far a training is, beside its tensors."""
+
+    step: int
+    meeting: Meeting
+    best: Best
+    highest_lr: float
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """progress.json."""
+
+    point: Point
+    files: dict[str, str]  # sha256 by path within the state's folder
+
+
+def save(folder: Path, compute: Compute, point: Point, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Write the state beside the old one and swap them, so that a crash leaves one that is whole.
+
+    Args:
+        parts: tensors beside those that accelerate knows, by the name of their file.
+    """
+    new, old = (folder.with_name(folder.name + end) for end in (".new", ".old"))
+    if compute.is_main:
+        shutil.rmtree(new, ignore_errors=True)
+    compute.wait()
+    with writing(folder):
+        compute.accelerator.save_state(str(new))
+    compute.wait()
+    if compute.is_main:
+        with writing(folder):
+            for name, tensors in parts.items():
+                save_file(dict(tensors), new / f"{name}.safetensors")
+            files = {str(file.relative_to(new)): file_sha256(file) for file in new.rglob("*") if file.is_file()}
+            (new / PROGRESS).write_text(json.dumps(asdict(_Saved(point, files))))
+            sync(new)
+            shutil.rmtree(old, ignore_errors=True)
+            if folder.is_dir():
+                folder.rename(old)  # a kill between the two renames leaves this one
+            new.rename(folder)
+            shutil.rmtree(old, ignore_errors=True)
+    compute.wait()
+
+
+def restore(folder: Path, compute: Compute, takers: Mapping[str, Callable[[dict[str, Tensor]], None]]) -> Point | None:
+    """Take up a saved state, if there is one: accelerate does its part, the takers those of their names.
+
+    Raises:
+        UnfinishedError: it is damaged, or was altered.
+    """
+    old = folder.with_name(folder.name + ".old")
+    found = old if old.is_dir() and not folder.is_dir() else folder
+    if not found.is_dir():
+        return None
+    saved = STATE.json(found / PROGRESS, _Saved)
+    for name, expected in saved.files.items():
+        if not (found / name).is_file() or file_sha256(found / name) != expected:
+            raise UnfinishedError(f"{found / name} is gone or was altered after it was written; {MEND}")
+    with reading_state(found):
+        compute.accelerator.load_state(str(found))
+        for name, take in takers.items():
+            take(load_file(found / f"{name}.safetensors"))
+    return saved.point

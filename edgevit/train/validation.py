@@ -1,0 +1,90 @@
+"""What the states of a training are worth on the validation part, and the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from edgevit.data.task import Task
+from edgevit.train.constraint import Constraint
+from edgevit.train.distil import Lesson
+from edgevit.train.history import score
+from edgevit.train.passes import Passes, evaluate
+from edgevit.train.stopping import Best
+
+Keep = Literal["last", "best"]
+
+
+class Validation:
+    """Judges the network in training, and what becomes of it, and holds the best state."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        task: Task,
+        columns: Sequence[int],
+        passes: Passes,
+        *,
+        keep: Keep,
+        constraint: Constraint | None,
+        lesson: Lesson | None,
+    ) -> None:
+        self.network, self.task, self.columns, self.passes = network, task, columns, passes
+        self.keep, self.constraint, self.lesson = keep, constraint, lesson
+        self.best = Best()
+        self.best_state: dict[str, Tensor] = {}  # on the CPU: the network's, and the constraint's
+        self._taught = torch.empty(0)  # the teacher's logits for this process's images
+
+    def look(self, step: int) -> dict[str, float]:
+        """Judge the model in training, and the one that surgery would make now."""
+        figures, slim = {"accuracy_trained": self._accuracy(self.network)}, self.network
+        if self.constraint is not None:
+            slim = self.constraint.pruned()
+            figures["accuracy_pruned"] = self._accuracy(slim)
+        if self.keep == "best":
+            if self.lesson is not None:
+                figures["loss_validation"] = self._loss(slim, self.lesson)
+            if self.best.add(score(figures), step):
+                self.best_state = self._state()
+            figures["kept_step"] = self.best.step
+        return figures
+
+    def _accuracy(self, network: nn.Module) -> float:
+        return evaluate(network, self.task.validation, self.columns, self.task.class_names, self.passes).top1
+
+    def _loss(self, network: nn.Module, lesson: Lesson) -> float:
+        """The loss against the teacher."""
+        images, total, done = self.task.validation, torch.zeros(2, device=self.passes.compute.device), 0
+        if not len(self._taught):
+            answers: list[Tensor] = []
+            self.passes.run(lesson.teacher, images, lambda logits, _: answers.append(logits.float()), mixed=True)
+            self._taught = torch.cat(answers)
+
+        def see(logits: Tensor, labels: Tensor) -> None:
+            nonlocal done
+            taught = self._taught[done : (done := done + len(labels))]
+            total[0] += lesson.teacher_loss(logits.float(), taught) * len(labels)
+            total[1] += len(labels)
+
+        self.passes.run(network, images, see, mixed=True)
+        loss, count = self.passes.compute.sum(total).tolist()
+        return float(loss / max(count, 1))
+
+    def _state(self) -> dict[str, Tensor]:
+        """A copy of the network's state, and of the constraint's."""
+        parts = {"network": self.network.state_dict(), "constraint": self.constraint.state() if self.constraint else {}}
+        copied = {f"{p}.{n}": t.detach().cpu().clone() for p, tensors in parts.items() for n, t in tensors.items()}
+        return {name: tensor.contiguous() for name, tensor in copied.items()}  # as safetensors wants them
+
+    def take_best(self) -> None:
+        """Put back the best state that was seen."""
+        parts: dict[str, dict[str, Tensor]] = {"network": {}, "constraint": {}}
+        for name, tensor in self.best_state.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = tensor
+        self.network.load_state_dict(parts["network"])
+        if self.constraint is not None:
+            self.constraint.load_state(parts["constraint"])

@@ -1,0 +1,83 @@
+"""A method learns from a teacher: the base as it is, or after training; with images of no known class."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from small_base import derive as derive_small
+
+from edgevit.errors import Interrupted, OptionError
+
+
+def test_unlabelled_images_without_a_teacher_are_refused_with_the_way_out(
+    digits_checkpoint: Path, tmp_path: Path
+) -> None:
+    given: Any = {"unlabelled": "digits", "training": {"steps": 2}}
+    with pytest.raises(OptionError, match=r"vulcan has none as asked for; try --set vulcan\.teacher=restricted"):
+        derive_small(digits_checkpoint, tmp_path / "m", method="vulcan", **given)
+    with pytest.raises(OptionError, match="0 steps train not at all"):
+        derive_small(digits_checkpoint, tmp_path / "m", method="vulcan", options={"teacher": "restricted"},
+                     unlabelled="digits", training={"steps": 0})  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["vulcan", "nuwa"])
+@pytest.mark.parametrize("head", ["subset", "full"])
+def test_a_method_learns_from_the_restricted_base(
+    digits_checkpoint: Path, tmp_path: Path, method: str, head: str
+) -> None:
+    quick = {"nuwa": {"purification": "none"}, "vulcan": {"calibration_images": 64}}
+    options = {"teacher": "restricted", "token_weight": "0.1", **quick[method]}
+    made = derive_small(digits_checkpoint, tmp_path / "m", method=method, head=head, options=options,
+                        unlabelled="digits", training={"steps": 3})  # fmt: skip
+    lines = [json.loads(line) for line in (tmp_path / "m" / "history.jsonl").read_text().splitlines()]
+    taught = [line for line in lines if line["stage"] in ("train", "finetune") and line["step"] > 1]
+    assert [line["step"] for line in taught] == [2, 3]  # at the first, vulcan's network is the teacher still
+    assert all(line["loss_teacher"] > 0 and line["loss_tokens"] > 0 for line in taught)
+    assert made.record["config"]["teacher"] == "restricted" and made.record["data"]["unlabelled"]["images"] > 1000
+
+
+def test_the_finetuned_base_is_baseline_and_teacher_and_trained_once(digits_checkpoint: Path, tmp_path: Path) -> None:
+    given: Any = {"method": "nuwa", "training": {"steps": 4, "evaluations": 2}}
+    quick = {"purification": "none"}
+    taught = {**quick, "teacher": "finetuned", "teacher_weight": "1"}
+    alone = derive_small(digits_checkpoint, tmp_path / "a", options=taught, **given)
+    judged = derive_small(digits_checkpoint, tmp_path / "b", options=taught, finetune_base=True, **given)
+    restricted = derive_small(
+        digits_checkpoint, tmp_path / "c", options={**taught, "teacher": "restricted"}, finetune_base=True, **given
+    )
+    for name, tensor in judged.model.network.state_dict().items():
+        torch.testing.assert_close(tensor, alone.model.network.state_dict()[name], rtol=0, atol=0, msg=name)
+    for made in (alone, judged):
+        lines = [json.loads(line) for line in (made.folder / "history.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines if line["stage"] == "finetune base"] == [1, 2, 3, 4]
+    assert judged.record["accuracy"]["base_finetuned"] == restricted.record["accuracy"]["base_finetuned"]
+    pairs = zip(judged.model.network.parameters(), restricted.model.network.parameters(), strict=True)
+    assert any(not torch.equal(a, b) for a, b in pairs)
+
+
+def test_resuming_with_other_unlabelled_images_is_refused(
+    digits_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgevit.derive import session
+
+    def stop(*given: Any) -> None:
+        raise Interrupted("stopped")
+
+    (tmp_path / "more").mkdir()
+    Image.new("RGB", (9, 9)).save(tmp_path / "more" / "a.png")
+    given: Any = {"unlabelled": tmp_path / "more", "options": {"teacher": "restricted"}, "method": "vulcan"}
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(session, "_baselines", stop)
+        derive_small(digits_checkpoint, tmp_path / "m", **given)
+    Image.new("RGB", (9, 9)).save(tmp_path / "more" / "b.png")
+    with pytest.raises(OptionError, match=r"cannot resume .* with other options: unlabelled was"):
+        derive_small(digits_checkpoint, tmp_path / "m", resume=True, **given)
+    (tmp_path / "more" / "b.png").unlink()
+    derive_small(digits_checkpoint, tmp_path / "m", resume=True, **given)
+    assert load_file(tmp_path / "m" / "model.safetensors")

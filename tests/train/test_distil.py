@@ -1,0 +1,73 @@
+"""Distillation: the loss by hand, and teachers that do not fit."""
+
+from __future__ import annotations
+
+from math import exp, log
+from typing import Any
+
+import pytest
+import torch
+from teaching import CLASSES, Bench, divergence
+
+from edgevit.derive import load_method
+from edgevit.errors import OptionError
+from edgevit.models.families import family_of
+from edgevit.train.distil import Distillation, Lesson, teacher_loss, token_loss
+
+
+def test_the_teachers_part_is_what_the_formula_says() -> None:
+    network, teacher = torch.tensor([[1.0, 0.0], [2.0, 2.0]]), torch.tensor([[0.0, 2.0], [2.0, 2.0]])
+    p = 1 / (1 + exp(1.0))  # softmax of (0, 1): the teacher's logits over T = 2
+    q = exp(0.5) / (1 + exp(0.5))  # softmax of (0.5, 0)
+    by_hand = 4 * (p * log(p / q) + (1 - p) * log((1 - p) / (1 - q))) / 2  # T^2; the second image agrees
+    assert float(teacher_loss(network, teacher, 2.0)) == pytest.approx(by_hand, rel=1e-6)
+
+
+def test_the_tokens_part_is_relative_to_the_teachers_square_image_by_image() -> None:
+    tokens, taught = torch.tensor([[[1.0, 2.0]], [[3.0, 0.0]]]), torch.tensor([[[1.0, 1.0]], [[6.0, 0.0]]])
+    assert float(token_loss(tokens, taught)) == pytest.approx((0.5 / 1 + 4.5 / 18) / 2)
+
+
+def test_a_step_mixes_labels_teacher_and_tokens_by_their_weights(bench: Bench) -> None:
+    network, images = bench.spoilt(), next(bench.task.train.batches(8))[0]
+    lesson = Lesson(bench.teacher(0.7, 2.0, 0.5), network, CLASSES)
+    with lesson.watch():
+        logits = network(images)
+        parts = {"loss_task": torch.tensor(3.0), **lesson.losses(images, logits)}
+    final = [m.forward_features(images) for m in (network, bench.base)]  # type: ignore[operator]
+    torch.testing.assert_close(parts["loss_tokens"], token_loss(*final))
+    assert float(parts["loss_teacher"].detach()) == pytest.approx(divergence(bench.base, network, images), rel=1e-5)
+    expected = 0.3 * 3 + 0.7 * parts["loss_teacher"] + 0.5 * parts["loss_tokens"]
+    torch.testing.assert_close(lesson.total(parts), expected)
+
+
+@pytest.mark.parametrize("args", [{}, {"global_pool": "avg", "class_token": False}, {"reg_tokens": 4}])
+def test_final_tokens_are_what_the_head_pools(small_vit: Any, args: dict[str, Any]) -> None:
+    network, images, seen = small_vit(**args), torch.randn(2, 3, 32, 32), []
+    hook = family_of(network).final_tokens(network).register_forward_hook(lambda m, i, output: seen.append(output))
+    logits = network(images)
+    hook.remove()
+    torch.testing.assert_close(network.forward_head(seen[0]), logits)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"teacher_weight": 1.2}, r"vulcan\.teacher_weight=1\.2 is not in \[0, 1\]"),
+        ({"teacher_weight": float("nan")}, r"vulcan\.teacher_weight=nan is not in \[0, 1\]"),
+        ({"temperature": 0.0}, r"vulcan\.temperature=0 is not a number above 0"),
+        ({"token_weight": -1.0}, r"vulcan\.token_weight=-1 is not a number of at least 0"),
+    ],
+)
+def test_impossible_options_of_a_teacher_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        load_method("vulcan").Config(**options)
+
+
+def test_a_teacher_that_does_not_fit_is_refused(bench: Bench, small_vit: Any) -> None:
+    other = Distillation(small_vit(num_classes=4), 0.9, 2.0)
+    with pytest.raises(OptionError, match="the teacher tells 4 classes apart and the network 10"):
+        bench.train(bench.spoilt(), 1, distillation=other)
+    wide = Distillation(small_vit(embed_dim=96), 0.9, 2.0, tokens=1.0)
+    with pytest.raises(OptionError, match=r"final tokens are \[17, 96\] and the network's \[17, 64\]"):
+        bench.train(bench.spoilt(), 1, distillation=wide)

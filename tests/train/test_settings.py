@@ -1,0 +1,40 @@
+"""How to train is filled in by the method, and refused where it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edgevit.errors import OptionError, UnknownNameError
+from edgevit.train.compute import open_compute
+from edgevit.train.settings import Training, fill
+
+
+def test_a_method_that_is_gentle_warms_up_and_the_others_train_as_published():
+    assert fill(Training(steps=200), gentle=False) == Training(steps=200, warmup_steps=0, lr_by_loss=False)
+    gentle = fill(Training(steps=200), gentle=True)
+    assert (gentle.warmup_steps, gentle.lr_by_loss) == (20, True)
+    asked = Training(steps=200, warmup_steps=3, lr_by_loss=False)
+    assert fill(asked, gentle=True) == asked, "what the user says holds"
+
+
+@pytest.mark.parametrize(
+    ("training", "error", "message"),
+    [
+        ({"device": "cuda"}, OptionError, "no cuda device"),
+        ({"device": "gpu"}, UnknownNameError, "no device 'gpu'"),
+        ({"precision": "fp16"}, OptionError, "fp16 trains on CUDA only"),
+        ({"precision": "int8"}, UnknownNameError, "no precision 'int8'"),
+        ({"batch_size": 10, "grad_accum": 3}, OptionError, "does not divide into 3 micro-batches"),
+        ({"steps": -1}, OptionError, r"--steps -1 is not in \[0, 2\*\*31\)"),
+        ({"lr": 0.0}, OptionError, "--lr 0 is not a finite number above 0"),
+        ({"augment": "flop"}, UnknownNameError, "did you mean 'flip'"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_line(training, error, message):
+    if training.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    settings = Training(**{"device": "cpu", **training})
+    with pytest.raises(error, match=message):
+        settings.check()
+        open_compute(settings)
