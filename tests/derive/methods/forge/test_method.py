@@ -1,4 +1,4 @@
-"""What is forge's own: sensitivities in nats, menus, the sequential closed form, heads and blocks that go."""
+"""What is forge's own: menus, the sequential closed form, heads and blocks that go."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 import yaml
 from small_base import ARGS, derive, write_checkpoint
 
@@ -23,7 +22,7 @@ from edgevit.derive import load_method
 from edgevit.derive.algebra.attention import keep_heads
 from edgevit.derive.allocate.menus import Heads, attention_menu, ffn_menu, tails
 from edgevit.derive.allocate.policy import make_policy
-from edgevit.derive.measure.sensitivity import Sensitivity, curvature_sample, measure_sensitivity, random_signs
+from edgevit.derive.measure.sensitivity import Sensitivity
 from edgevit.derive.methods.forge import sequential
 from edgevit.derive.methods.forge.sequential import solve_in_sequence
 from edgevit.errors import BudgetError, OptionError, OutputError
@@ -62,43 +61,8 @@ def network(small_vit: Any) -> Any:
     return made.eval()
 
 
-def _felt(network: Any, task: Any) -> list[Sensitivity]:
-    outputs = range(network.head.out_features)
-    return measure_sensitivity(network, task.train.subset(128), outputs, PASSES, stage="")
-
-
 def _images(task: Any, count: int = 128) -> torch.Tensor:
     return torch.cat([batch for batch, _ in task.train.subset(count).batches(32)])
-
-
-# -- sensitivities -----------------------------------------------------------------------------------------------------
-
-
-def test_the_random_gradients_have_the_curvature_of_the_cross_entropy() -> None:
-    logits = torch.tensor([[0.3, 2.0, -1.0, 0.0]])
-    samples = curvature_sample(logits.expand(20_000, 4), random_signs(20_000, 4, seed=0)).double()
-    p = logits.softmax(1)[0].double()
-    torch.testing.assert_close(samples.mT @ samples / len(samples), p.diag() - torch.outer(p, p), atol=0.01, rtol=0)
-
-
-@pytest.mark.parametrize("block", [0, 1])
-def test_the_predicted_loss_of_a_head_is_what_weakening_it_a_little_costs(block: int, network: Any, task: Any) -> None:
-    felt, images, share = _felt(network, task), _images(task), 0.05
-    for head in range(2):
-        weaker = bare_copy(network)
-        with torch.no_grad():
-            wo = vit.read(weaker)[block].attention.wo
-            wo[head] *= 1 - share
-            whole, changed = (F.log_softmax(n(images).double(), 1) for n in (network, weaker))
-        measured = float(F.kl_div(changed, whole, log_target=True, reduction="batchmean")) / share**2
-        assert float(felt[block].heads[head]) == pytest.approx(measured, rel=0.35)
-
-
-def test_tokens_that_no_answer_depends_on_weigh_least(network: Any, task: Any) -> None:
-    attention, ffn = _felt(network, task)[-1].by_token
-    assert attention.argmax() == ffn.argmax() == 0  # after the last block only the class token is read
-    torch.testing.assert_close(ffn[1:], torch.full_like(ffn[1:], 0.1))
-    torch.testing.assert_close(ffn.mean(), torch.ones_like(ffn.mean()))
 
 
 # -- menus -------------------------------------------------------------------------------------------------------------
