@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
+from edgevit.derive.measure.statistics import exact_products
 from edgevit.errors import DataError
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import Family, family_of
@@ -124,6 +125,7 @@ def measure_sensitivity(
     return found
 
 
+@exact_products()
 def _of_batch(family: Family, dims: BlockDims, seen: _Seen, gradient: _Seen) -> Sensitivity:
     """Sums over the images of one batch."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from math import ceil
 from typing import Any, Literal
@@ -47,6 +48,29 @@ def token_sum(activations: Tensor) -> Tensor:
     return activations.sum(dim=1).mean(dim=0)
 
 
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Multiply fp32 matrices in fp32, whatever the program allows that we run in: TF32 keeps 10 bits of 23."""
+    cuda = torch.backends.cuda.matmul
+    try:
+        allowed = torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was set by the attribute that torch has since 2.9; the two ways must not be mixed
+        allowed, cuda.fp32_precision = cuda.fp32_precision, "ieee"
+        try:
+            yield
+        finally:
+            cuda.fp32_precision = allowed
+        return
+    if allowed != "highest":
+        torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        if allowed != "highest":
+            torch.set_float32_matmul_precision(allowed)
+
+
+@exact_products()
 def add_outer(total: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
     """Add the first m rows of x^T diag(weight) x to `total` [m, n], its upper triangle. Shapes: x [T, n], weight [T].
 

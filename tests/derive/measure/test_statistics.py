@@ -8,7 +8,13 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from edgevit.data.task import open_task
-from edgevit.derive.measure.statistics import add_outer, calibrate, check_enough, minimum_images, symmetric
+from edgevit.derive.measure.statistics import (
+    add_outer,
+    calibrate,
+    check_enough,
+    minimum_images,
+    symmetric,
+)
 from edgevit.errors import DataError
 from edgevit.train import passes
 from edgevit.train.passes import open_passes
@@ -37,6 +43,59 @@ def test_outer_products_add_up_to_the_whole_symmetric_matrix(width):
         add_outer(total, part, w)
     expected = x.double().mT @ (x * weight[:, None]).double()
     torch.testing.assert_close(symmetric(total), expected, rtol=1e-5, atol=1e-5)  # fp32 products
+
+
+ASK_ALLOWED = """
+import torch
+from edgevit.derive.measure.statistics import exact_products
+
+cuda = torch.backends.cuda.matmul
+{allow}
+before = {asked}
+for fails in (False, True):
+    try:
+        with exact_products():
+            assert not {allowed_now}
+            if fails:
+                raise ValueError("restored all the same")
+    except ValueError:
+        pass
+    assert {asked} == before
+"""
+LEGACY, ATTRIBUTE = "torch.get_float32_matmul_precision()", "cuda.fp32_precision"
+
+
+@pytest.mark.parametrize(
+    ("allow", "asked", "allowed_now"),
+    [
+        ("pass", LEGACY, "cuda.allow_tf32"),
+        ("torch.set_float32_matmul_precision('high')", LEGACY, "cuda.allow_tf32"),
+        ("torch.set_float32_matmul_precision('medium')", LEGACY, "cuda.allow_tf32"),
+        ("cuda.fp32_precision = 'tf32'", ATTRIBUTE, "cuda.fp32_precision == 'tf32'"),
+    ],
+)
+def test_products_are_exact_whatever_the_host_program_allows(allow, asked, allowed_now):
+    if asked == ATTRIBUTE and not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("this torch has no such attribute")
+    script = ASK_ALLOWED.format(allow=allow, asked=asked, allowed_now=allowed_now)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)  # its own flags
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_sums_on_a_gpu_have_the_bits_of_fp32_where_tf32_is_allowed():
+    torch.set_float32_matmul_precision("high")
+    try:
+        x = torch.randn(3000, 256, generator=torch.Generator().manual_seed(0))
+        total = torch.zeros(256, 256, dtype=torch.float64, device="cuda")
+        add_outer(total, x.cuda())
+        rough = x.cuda().mT @ x.cuda()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    exact = x.double().mT @ x.double()
+    assert (rough.cpu() - exact).abs().max() > 0.03, "TF32 is what it must be guarded against"
+    assert (symmetric(total).cpu() - exact).abs().max() < 0.003
 
 
 def test_all_statistics_are_those_of_the_tokens_whatever_the_batches(small_vit, task, monkeypatch):
