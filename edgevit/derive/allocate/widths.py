@@ -17,7 +17,7 @@ from edgevit.models.anatomy import Block, attentions, ffns
 
 Normalisation = Literal["zscore", "minmax", "l2", "uniform"]
 HeadAllocation = Literal["effective_rank", "uniform"]
-SizeWeight = Literal["parameters", "log_parameters"]
+SizeWeight = Literal["parameters", "log_parameters", "both"]
 
 
 def normalise(activation: Tensor, how: Normalisation) -> Tensor:
@@ -86,7 +86,7 @@ def head_rates(
         widths: (q, v) per block; no rate cuts below `minimum` of them.
     """
     ranks = [tuple(float(effective_rank(s).sum()) for s in pair) for pair in values]
-    size = [float(p) if size_weight == "parameters" else log(p) for p in attention_params]
+    size = [log(p) if size_weight == "log_parameters" else float(p) for p in attention_params]
     weights, sizes, caps = [], [], []
     for (qk, vo), p, params, block_widths in zip(ranks, size, attention_params, widths, strict=True):
         whole = max(qk + vo, 1e-12)
@@ -113,7 +113,7 @@ def adaptive(
     """
     dims = [b.dims for b in blocks]
     scores = [normalise(a, normalisation) for a in activations]
-    if size_weight == "log_parameters":  # Eq. 29
+    if size_weight != "parameters":  # Eq. 29
         ffn_params = [sum(w.numel() for w in (f.w1, f.w2, f.wg) if w is not None) for f in ffns(blocks)]
         scores = [s / log(p) for s, p in zip(scores, ffn_params, strict=True)]
     parts = attentions(blocks)

@@ -77,7 +77,7 @@ def test_head_rates_follow_equations_5_and_6():
 
 def test_larger_blocks_give_more_and_the_weighted_mean_holds():
     values = [(torch.ones(2, 4), torch.ones(2, 4))] * 2
-    for size_weight in ("parameters", "log_parameters"):
+    for size_weight in ("parameters", "log_parameters", "both"):
         rates = head_rates(values, [1000, 4000], [(4, 4)] * 2, 0.3, 1, size_weight)
         assert rates[1][0] > rates[0][0]
         assert (1000 * rates[0][0] + 4000 * rates[1][0]) / 5000 == pytest.approx(0.3)
@@ -87,6 +87,6 @@ def test_weighting_by_size_changes_nothing_where_blocks_are_equal():
     # which is why the benchmark, on ViTs of equal blocks, has no row for it
     generator = torch.Generator().manual_seed(0)
     values = [(torch.rand(2, 8, generator=generator), torch.rand(2, 8, generator=generator)) for _ in range(5)]
-    by = {w: head_rates(values, [5000] * 5, [(8, 8)] * 5, 0.5, 1, w) for w in ("parameters", "log_parameters")}
-    for a, b in zip(*by.values(), strict=True):
-        assert a == pytest.approx(b)
+    by = {w: head_rates(values, [5000] * 5, [(8, 8)] * 5, 0.5, 1, w) for w in ("parameters", "log_parameters", "both")}
+    for a, b, c in zip(*by.values(), strict=True):
+        assert a == pytest.approx(b) and a == pytest.approx(c)

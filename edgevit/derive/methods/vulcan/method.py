@@ -63,7 +63,8 @@ class Config(TeacherOptions):
     ffn_normalisation: Normalisation = "zscore"
     # How QK and VO widths are shared out: by effective rank (Eq. 5, 6), or all alike (uniform).
     head_allocation: HeadAllocation = "effective_rank"
-    # How blocks of different size count: by their parameters (Eq. 29, 30), or by the logarithm of these, as released.
+    # How blocks of different size count: attentions by their parameters (Eq. 30); FFNs and attentions by the logarithm
+    # of these (log_parameters, as released); or FFNs by the logarithm (Eq. 29) and attentions by the number (both).
     size_weight: SizeWeight = "parameters"
     # What attention is factorised for: its weights, the task's tokens (activations), or these weighted by what the loss
     # would lose with them (tokens).
