@@ -46,8 +46,8 @@ Points on the mean over sub-tasks and seeds. A claim that does not hold here is 
 classes it knows, through a head of these alone, which leaves a smaller model little to gain; and it has learnt from
 three times as many images of each class as its user has, so that training on those few costs the unpruned base, too
 (first table), and costs most where little was pruned. Vulcan and what fine-tunes are trained for 200 steps of 48
-images, and not for the thousands that its paper's rule gives: what is said of them holds for equal short budgets. NuWa's
-own ablations, on an older base, end this page.
+images, and not for the thousands that its paper's rule gives: what is said of them holds for equal short budgets.
+NuWa's own ablations, on an older base, end this page.
 """
 FORGE_TEXT = """### Each step of forge, taken away or replaced: seed {seed}
 
