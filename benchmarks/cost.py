@@ -197,7 +197,7 @@ def print_export(name: str) -> None:
 
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        save(describe(timm.create_model(name), name, {}), Path(folder) / "model", {})
+        save(describe(timm.create_model(name), name, {}), Path(folder) / "model")
         start = time.perf_counter()
         report = edgevit.export(Path(folder) / "model", accuracy=False)
         taken = time.perf_counter() - start

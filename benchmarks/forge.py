@@ -71,7 +71,7 @@ def derive(folder: Path, data: Path, rate: float, images: int, gradients: int) -
             options={"calibration_images": images, "sensitivity_images": gradients},
             training=Training(steps=0, device="cpu", batch_size=32),
         )  # fmt: skip
-    seconds = derivation.record["seconds"]
+    seconds = derivation.record.seconds
     beside |= {stage: seconds[stage] for stage in NO_PASSES}
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
     return {"seconds": seconds, "beside_passes_s": beside, "peak_bytes": peak_bytes}

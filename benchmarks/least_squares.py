@@ -175,8 +175,8 @@ def whole_model(images: int) -> dict[str, Any]:
                 training=Training(steps=0, batch_size=16, device="cpu"),
             )  # fmt: skip
             total = time.perf_counter() - start
-            runs.append({"rate": rate, "total_s": total, "seconds": made.record["seconds"],
-                         "reused": made.record["facts"]["reused"]})  # fmt: skip
+            runs.append({"rate": rate, "total_s": total, "seconds": made.record.seconds,
+                         "reused": made.record.facts.reused})  # fmt: skip
     return {"model": MODEL, "calibration_images": min(images, 128), "runs": runs, "peak_bytes": peak_bytes()}
 
 

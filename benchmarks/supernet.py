@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,15 @@ import timm
 import torch
 from cost import peak_bytes, summary
 
+from edgevit import __version__
 from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.derive.methods.skd.piad import make_units
-from edgevit.derive.methods.skd.slices import RECORD, SCHEMA, read_supernet
+from edgevit.derive.methods.skd.slices import read_supernet
 from edgevit.derive.session import derive
+from edgevit.folder.derivation import DataRecord, ImageCounts, ShapeRecord, TrainingRecord
 from edgevit.folder.model import ClassLabel
+from edgevit.folder.supernet import Point, SettingsRecord, SupernetRecord
 from edgevit.models.checkpoint import describe, load, save
 from edgevit.models.families import vit
 
@@ -52,7 +55,19 @@ def write_supernet(folder: Path, name: str) -> None:
     turns = [u.module for u in units]
     random.Random(0).shuffle(turns)
     order = [left[module].pop(0) for module in turns]
-    save(model, folder, {RECORD: json.dumps({"schema": SCHEMA, "order": [asdict(u) for u in order], "curve": []})})
+    data = DataRecord("nothing", len(labels), None, 0.1, 0, False, labels, ImageCounts(0, 0, 0), "0" * 64)
+    record = SupernetRecord(
+        created="2026-01-01T00:00:00+00:00",
+        base=name,
+        base_top1=0,
+        settings=SettingsRecord(ShapeRecord("fused"), TrainingRecord(0, 0)),
+        data=data,
+        versions={"edgevit": __version__},
+        seconds={},
+        order=tuple(order),
+        curve=(Point(0, model.spec.macs, model.spec.params, 0),),
+    )
+    save(model, folder, supernet=record)
 
 
 def measure(name: str, folder: Path, repeats: int) -> dict[str, Any]:

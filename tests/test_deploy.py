@@ -268,7 +268,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, small_vit: Callable[..., 
     vit.keep_classes(network, task.base_columns)
     labels = tuple(ClassLabel(c.name, c.base_index) for c in task.classes)
     folder = tmp_path_factory.mktemp("deploy") / "m"
-    save(replace(base, spec=derived_spec(base.spec, network, "subset", labels)), folder, {})
+    save(replace(base, spec=derived_spec(base.spec, network, "subset", labels)), folder)
     export(folder, accuracy=False)
     # What TensorRT 8.5 can read, on which JetPack 5 builds its engines.
     write_onnx(network, folder / "opset16.onnx", input_size=(3, 32, 32), batch="dynamic", opset=16, metadata={})

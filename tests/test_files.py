@@ -25,10 +25,21 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from model_folders import derivation_of
 from places import ROOT
 
 from edgevit.errors import EdgeVitError, PlanError
+from edgevit.folder.derivation import (
+    DERIVATION_KIND,
+    Accuracies,
+    AccuracyRecord,
+    Facts,
+    ShapeRecord,
+    TrainingRecord,
+)
+from edgevit.folder.engine import EngineAccuracy, EngineClassAccuracy
+from edgevit.folder.model_folder import ModelFolder
+from edgevit.folder.records import content_sha256
+from edgevit.folder.supernet import Point, SettingsRecord, SupernetRecord, Unit
 from edgevit.progress import Silent
 
 EXAMPLES = int(os.environ.get("EDGEVIT_MUTATIONS", "10"))
@@ -47,15 +58,11 @@ class Kind:
 
 
 def _store(root: Path) -> object:
-    from edgevit.board.store import stored_engines
-
-    return stored_engines(root / "m")
+    return ModelFolder(root / "m").export.engines()
 
 
 def _report(root: Path) -> object:
-    from edgevit.export.record import read_report
-
-    return read_report(root / "m" / "export")
+    return ModelFolder(root / "m").export.record()
 
 
 def _measurable(root: Path) -> object:
@@ -67,7 +74,7 @@ def _measurable(root: Path) -> object:
 def _work(root: Path) -> object:
     from edgevit.board.models import _work as work
 
-    return work(root / "m")
+    return work(ModelFolder(root / "m"))
 
 
 @lru_cache
@@ -132,29 +139,28 @@ KINDS = {
 # -- real files --------------------------------------------------------------------------------------------------------
 
 
-def _measured(top1: float) -> dict[str, Any]:
-    return {"top1": top1, "images": 3, "per_class": {"3": top1, "5": 1.0, "8": None}, "rejection": None}
+def _measured(top1: float) -> AccuracyRecord:
+    return AccuracyRecord(top1, 3, {"3": top1, "5": 1.0, "8": None})
 
 
 def _make_model(root: Path) -> None:
     from small_models import write_derived
 
-    folder = write_derived(root / "m", 16, 16)
-    record = derivation_of(json.loads((folder / "derivation.json").read_text())["data"])
-    accuracy = {"base_full_head": {**_measured(0.1), "per_class": None}, "base_restricted": _measured(0.9),
-                "base_finetuned": None, "derived": _measured(0.8)}  # fmt: skip
-    told = {**record, "accuracy": accuracy, "training": {"seed": 1}, "facts": {"steps": 2, "kept_blocks": [0, 1]}}
-    (folder / "derivation.json").write_text(json.dumps(told))
+    folder = ModelFolder(write_derived(root / "m", 16, 16))
+    record = folder.derivation()
+    assert record is not None
+    accuracy = Accuracies(replace(_measured(0.1), per_class=None), _measured(0.9), None, _measured(0.8))
+    told = replace(record, accuracy=accuracy, training=TrainingRecord(1), facts=Facts(steps=2, kept_blocks=(0, 1)))
+    folder.derivation_file.write_text(DERIVATION_KIND.text(told))
 
 
 def _make_engine(root: Path) -> None:
     """An engine of a few bytes: what is read is the record beside it."""
     from some_engines import add
 
-    made = add(root / "m", board="board", accuracy={
-        "data": "d", "part": "test", "images": 2, "host": 0.5, "board": 0.5, "agreement": 1.0, "worst_class": "3",
-        "per_class": {"3": {"images": 2, "host": 0.5, "board": 0.5}},
-    })  # fmt: skip
+    per_class = {"3": EngineClassAccuracy(2, 0.5, 0.5)}
+    accuracy = EngineAccuracy("d", "test", 2, "0" * 64, 0.5, 0.5, 1.0, "3", per_class)
+    made = add(root / "m", board="board", accuracy=accuracy)
     for file in made.path.parent.iterdir():
         file.rename(file.with_name(file.name.replace(made.key[:16], "0123456789abcdef")))
 
@@ -166,14 +172,24 @@ def _make_supernet(root: Path) -> None:
     from edgevit.models.checkpoint import describe, save
 
     base = describe(random_base(), "vit_tiny_patch16_224", ARGS)
-    order = [{"block": i, "kind": "ffn", "first": first, "last": last, "macs": 100_000}
-             for first, last in ((128, 256), (64, 128), (8, 64)) for i in range(2)]  # fmt: skip
-    curve = [{"rate": r, "macs": 10**6, "params": 10**5, "top1": t} for r, t in ((0.0, 0.9), (0.5, 0.8))]
-    record = {**derivation_of(json.loads((root / "m" / "derivation.json").read_text())["data"]), "base_top1": 0.9,
-              "settings": {"shape": {"name": "fused"}, "training": {"seed": 1, "steps": 2}},
-              "order": order, "curve": curve}  # fmt: skip
+    order = tuple(
+        Unit(i, "ffn", first, last, 100_000) for first, last in ((128, 256), (64, 128), (8, 64)) for i in range(2)
+    )
+    made = ModelFolder(root / "m").derivation()
+    assert made is not None and made.data is not None
+    record = SupernetRecord(
+        created=made.created,
+        base=made.base,
+        base_top1=0.9,
+        settings=SettingsRecord(ShapeRecord("fused"), TrainingRecord(1, 2)),
+        data=made.data,
+        versions=made.versions,
+        seconds={},
+        order=order,
+        curve=tuple(Point(rate, 10**6, 10**5, top1) for rate, top1 in ((0.0, 0.9), (0.5, 0.8))),
+    )
     labels = tuple(ClassLabel(str(i), i) for i in range(10))
-    save(replace(base, spec=replace(base.spec, classes=labels)), root / "net", {"supernet.json": json.dumps(record)})
+    save(replace(base, spec=replace(base.spec, classes=labels)), root / "net", supernet=record)
 
 
 def _make_small_files(root: Path) -> None:
@@ -181,7 +197,8 @@ def _make_small_files(root: Path) -> None:
 
     from edgevit.derive import jobs_file
     from edgevit.derive.many import Row
-    from edgevit.sweep.record import Point, Sweep, write_sweep
+    from edgevit.sweep.record import Point as SweepPoint
+    from edgevit.sweep.record import Sweep, write_sweep
 
     (root / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in (DENSE, SLIM)))
     shutil.copy(ROOT / "profiles" / "orin-nx-16gb.yaml", root / "mine.yaml")
@@ -198,7 +215,7 @@ def _make_small_files(root: Path) -> None:
     (root / "fleet").mkdir()
     (root / "fleet" / "results.json").write_text(json.dumps(table))
     (root / "swept").mkdir()
-    points = (Point("base", None, 90, 100, 1000, 500), Point("r0.5", 0.5, 88, 100, 500, 250))
+    points = (SweepPoint("base", None, 90, 100, 1000, 500), SweepPoint("r0.5", 0.5, 88, 100, 500, 250))
     write_sweep(
         root / "swept", Sweep({"base": "b"}, "validation", "2026-01-01", {"edgevit": "0.1.0"}, points, ("0.9: no",))
     )
@@ -440,10 +457,8 @@ VALUES = [name for name in TEXTS if name not in ("runs", "classes")]
 
 
 def _written(name: str, value: Any) -> bytes:
-    from edgevit.folder.model import content_sha256
-
     if name == "resealed" and isinstance(value, dict) and "spec_sha256" in value:
-        value = {**value, "spec_sha256": content_sha256(value)}
+        value = {**value, "spec_sha256": content_sha256(value, "spec_sha256")}
     return json.dumps(value).encode()  # which is YAML, too
 
 

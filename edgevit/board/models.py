@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgevit.board.store import find_engine, model_folder, recorded_engine
+from edgevit.board.store import find_engine, recorded_engine
 from edgevit.errors import CheckpointError
-from edgevit.folder.documents import Reader
-from edgevit.folder.model import SPEC, Sha256, read_spec
+from edgevit.folder.model_folder import ModelFolder, export_of, model_of
+from edgevit.folder.writing import file_sha256
 
 WEIGHTS_ALONE = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")
-EXPORT = "export.json"  # lists the exported files and their hashes
-
-
-@dataclass(frozen=True)
-class _File:
-    sha256: Sha256
-
-
-@dataclass(frozen=True)
-class _Export:
-    """What is read of export.json here."""
-
-    files: dict[str, _File]
 
 
 @dataclass(frozen=True)
@@ -59,9 +45,9 @@ def find_file(model: Path, precision: str | None, provider: str | None) -> Measu
     if model.is_dir():
         if precision is None:
             precision = "fp32" if provider in (None, "cpu") else "fp16"
-        path = _find_exported(model, precision)
+        path = _find_exported(ModelFolder(model), precision)
         digest = _verified_sha256(path, must_be_listed=True)
-        return Measurable(path.absolute(), digest, precision, model.absolute().name, _work(model))
+        return Measurable(path.absolute(), digest, precision, model.absolute().name, _work(ModelFolder(model)))
     if not model.is_file():
         raise CheckpointError(f"no model at {model}: expected a model folder, an ONNX file or an engine")
     if model.suffix in WEIGHTS_ALONE:
@@ -81,7 +67,9 @@ def find_engine_file(
         EngineError: there is none, or only one for another board or other batches.
     """
     engine = find_engine(folder, facts, batches, precision)
-    return Measurable(engine.path.absolute(), engine.sha256, engine.precision, folder.absolute().name, _work(folder))
+    return Measurable(
+        engine.path.absolute(), engine.sha256, engine.precision, folder.absolute().name, _work(ModelFolder(folder))
+    )
 
 
 def of_this_board(found: Measurable, facts: Mapping[str, Any]) -> Measurable:
@@ -95,58 +83,47 @@ def of_this_board(found: Measurable, facts: Mapping[str, Any]) -> Measurable:
     if found.path.suffix != ".engine" or not found.path.with_suffix(".json").is_file():
         return found
     record = recorded_engine(found.path, facts)
-    return replace(found, precision=record.precision, work=_work(model_folder(record.path)))
+    return replace(found, precision=record.precision, work=_work(model_of(record.path)))
 
 
-def _work(folder: Path) -> Work | None:
+def _work(folder: ModelFolder) -> Work | None:
     """Read model.json, where there is one."""
-    if not (folder / SPEC).is_file():
+    if not folder.is_model:
         return None
-    spec, _ = read_spec(folder)
+    spec = folder.spec()
     return Work(spec.macs, spec.params, math.prod(spec.preprocessing["input_size"]) + spec.outputs)
 
 
-def _find_exported(folder: Path, precision: str | None) -> Path:
+def _find_exported(folder: ModelFolder, precision: str) -> Path:
     """Return the exported file of that precision in a model folder."""
-    path = folder / "export" / f"model.{precision}.onnx"
+    path = folder.export.onnx(precision)
     if path.is_file():
         return path
-    others = sorted(other.name for other in path.parent.glob("model.*.onnx"))
+    others = folder.export.onnx_files()
     if others:
-        raise CheckpointError(f"{path} is missing, and {', '.join(others)} is there: try another --precision")
-    raise CheckpointError(f"{folder} has no {path.relative_to(folder)}: run `edgevit export {folder}` first")
+        there = ", ".join(other.name for other in others)
+        raise CheckpointError(f"{path} is missing, and {there} is there: try another --precision")
+    raise CheckpointError(
+        f"{folder.path} has no {path.relative_to(folder.path)}: run `edgevit export {folder.path}` first"
+    )
 
 
 def _verified_sha256(path: Path, *, must_be_listed: bool) -> str:
     """Hash the file; where export.json lists it, it must be the file that was exported."""
-    digest = _sha256(path)
-    expected = _exported_sha256(path)
-    if expected is None and must_be_listed:
+    digest, export = _sha256(path), export_of(path)
+    listed = export.record().files.get(path.name) if export.record_file.is_file() else None
+    if listed is None and must_be_listed:
+        raise CheckpointError(f"{path} is not listed in {export.record_file}: the export is incomplete, export again")
+    if listed is not None and listed.sha256 != digest:
         raise CheckpointError(
-            f"{path} is not listed in {path.with_name(EXPORT)}: the export is incomplete, export again"
-        )
-    if expected is not None and expected != digest:
-        raise CheckpointError(
-            f"{path} is not the file that was exported: its sha256 is {digest[:12]}..., and {EXPORT} says "
-            f"{expected[:12]}...; export again"
+            f"{path} is not the file that was exported: its sha256 is {digest[:12]}..., and {export.record_file.name} "
+            f"says {listed.sha256[:12]}...; export again"
         )
     return digest
 
 
-def _exported_sha256(path: Path) -> str | None:
-    listed = path.with_name(EXPORT)
-    if not listed.is_file():
-        return None
-    entry = Reader(CheckpointError, mend="export again").json(listed, _Export).files.get(path.name)
-    return None if entry is None else entry.sha256
-
-
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
+        return file_sha256(path)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    return digest.hexdigest()

@@ -1,121 +1,16 @@
-"""The engines of a model folder: `export/engines/<fingerprint>/<key>.engine`, and beside each what is known of it.
-
-Schema history: 1  first version
-"""
+"""Which engine of a model folder runs on a board: `export/engines/<fingerprint>/<key>.engine`."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from edgevit.board.fingerprint import fingerprint
 from edgevit.errors import EngineError
-from edgevit.folder.documents import Reader
-from edgevit.folder.model import read_spec
-
-SCHEMA = 1
-READER = Reader(EngineError, mend="build the engine again with edgevit export ... --trt --rebuild")
-
-
-@dataclass(frozen=True)
-class _ClassAccuracy:
-    board: float
-    host: float
-
-
-@dataclass(frozen=True)
-class _Accuracy:
-    """What is shown of `EngineRecord.accuracy`."""
-
-    images: int
-    part: str
-    host: float
-    board: float
-    agreement: float
-    worst_class: str
-    per_class: dict[str, _ClassAccuracy]
-
-
-@dataclass(frozen=True)
-class EngineRecord:
-    """An engine: where it was built, from what, and how it was found to be right. None: not measured."""
-
-    path: Path
-    sha256: str
-    bytes: int
-    created: str  # UTC, ISO 8601
-    key: str  # hash of all that the build was asked; the file is named by the first 16 digits
-    fingerprint: str
-    board: dict[str, Any]  # module, JetPack, L4T, TensorRT, CUDA, power mode: in short, and when it was built
-    weights_sha256: str  # of the model folder
-    onnx: dict[str, str]  # name and sha256 of the file in export/ that it was built from
-    precision: str  # "fp16", "fp32", or "mixed": fp16 with some modules in fp32
-    rung: str  # the same in words
-    fp32_modules: tuple[str, ...]
-    batches: tuple[int, int, int]  # least, the one that kernels were chosen for, most
-    strongly_typed: bool
-    build_seconds: float
-    workspace_bytes: int | None
-    optimization_level: int | None  # None: TensorRT's own
-    timing_cache: dict[str, Any] | None
-    device_memory_bytes: int | None  # activations of one execution context
-    fused: int | None  # attention blocks that run as one kernel, by the engine's own layer list
-    blocks: int
-    fused_expected: int | None  # None: not known for this compiler
-    fused_proxy: dict[str, Any] | None  # the same as TensorRT-RTX saw it, from export.json
-    accuracy: dict[str, Any] | None  # on the board and on the host, overall and per class
-    tried: tuple[dict[str, Any], ...]  # what was built before this one, and why it was not good enough
-    inputs: tuple[dict[str, Any], ...]
-    outputs: tuple[dict[str, Any], ...]
-    warnings: tuple[str, ...]
-    edgevit: str | None = None  # that had it built; None: one that did not say yet
-
-    @property
-    def layers_path(self) -> Path:
-        return self.path.with_suffix(".layers.json")
-
-    def to_dict(self) -> dict[str, Any]:
-        record = asdict(self)
-        del record["path"]  # where it lies says nothing about it, and folders move
-        return {"schema": SCHEMA, "file": self.path.name, **record}
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2) + "\n"
-
-
-def engines_folder(model: Path) -> Path:
-    return model / "export" / "engines"
-
-
-def model_folder(engine: Path) -> Path:
-    """The model folder that an engine lies in."""
-    return engine.parent.parent.parent.parent
-
-
-def read_record(path: Path) -> EngineRecord:
-    """Read what lies beside an engine.
-
-    Raises:
-        EngineError: it is not what `edgevit export --trt` writes.
-    """
-    content = READER.json(path, dict[str, Any], schemas=(SCHEMA,))
-    record = READER.checked({**content, "path": str(path.with_suffix(".engine"))}, EngineRecord, str(path))
-    if record.accuracy is not None:
-        judged = READER.checked(record.accuracy, _Accuracy, f"{path}, accuracy,")
-        if judged.worst_class not in judged.per_class:
-            raise EngineError(f"{path} names {judged.worst_class!r} as the worst of other classes; {READER.mend}")
-    return record
-
-
-def stored_engines(model: Path) -> list[EngineRecord]:
-    """Every engine of a model folder, on whatever board it was built; the newest first."""
-    paths = [path for path in engines_folder(model).glob("*/*.json") if not path.name.endswith(".layers.json")]
-    records = [read_record(path) for path in paths if path.with_suffix(".engine").is_file()]
-    return sorted(records, key=lambda record: record.created, reverse=True)
+from edgevit.folder.engine import EngineRecord, read_engine
+from edgevit.folder.model_folder import ModelFolder, model_of
+from edgevit.folder.writing import file_sha256
 
 
 def _how_to_build(model: Path) -> str:
@@ -128,13 +23,10 @@ def _nearest(records: Sequence[EngineRecord], batches: Sequence[int]) -> EngineR
 
 
 def _check_unaltered(record: EngineRecord) -> EngineRecord:
-    digest = hashlib.sha256()
-    with record.path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    if digest.hexdigest() != record.sha256:
+    seen = file_sha256(record.path)
+    if seen != record.sha256:
         raise EngineError(
-            f"{record.path} was altered: its hash is {digest.hexdigest()[:12]}, its record says {record.sha256[:12]}; "
+            f"{record.path} was altered: its hash is {seen[:12]}, its record says {record.sha256[:12]}; "
             f"build it again with edgevit export ... --trt --rebuild"
         )
     return record
@@ -146,9 +38,9 @@ def recorded_engine(path: Path, facts: Mapping[str, Any]) -> EngineRecord:
     Raises:
         EngineError: it was built for another, or altered since.
     """
-    record, here = read_record(path.with_suffix(".json")), fingerprint(facts)
+    record, here = read_engine(path), fingerprint(facts)
     if record.fingerprint != here:
-        how = _how_to_build(model_folder(path))
+        how = _how_to_build(model_of(path).path)
         raise EngineError(f"{path} was built for {record.fingerprint}, and this is {here}; {how}")
     return _check_unaltered(record)
 
@@ -163,13 +55,14 @@ def find_engine(
     """
     batches = [batch] if isinstance(batch, int) else list(batch)
     here, how = fingerprint(facts), _how_to_build(model)
-    records = stored_engines(model)
+    folder = ModelFolder(model)
+    records = folder.export.engines()
     if not records:
         raise EngineError(f"{model} has no engine; {how}")
     fitting = [record for record in records if record.fingerprint == here]
     if not fitting:
         raise EngineError(f"the engine in {model} was built for {records[0].fingerprint}, and this is {here}; {how}")
-    _, weights = read_spec(model)
+    weights = folder.document().weights_sha256
     current = [record for record in fitting if record.weights_sha256 == weights]
     if not current:
         raise EngineError(f"the engine in {model} was built from other weights than the model has now; {how}")

@@ -227,20 +227,27 @@ def main(
         return  # of several processes one speaks
     spec = derivation.model.spec
     from edgevit.cli.tables import accuracy_table, blocks_table, classes_line, rejection_table
+    from edgevit.folder.derivation import DERIVATION_KIND
 
-    console.show(blocks_table(derivation.model, derivation.record))
-    if derivation.record["accuracy"]["derived"]:
-        console.show(accuracy_table(spec, derivation.record))
-        console.show(classes_line(derivation.record["accuracy"]))
-    if spec.rejection is not None:
-        console.show(rejection_table(spec.rejection, derivation.record))
-    budget = derivation.record["budget"]
-    timed = f", {budget['reached']:.4g} ms by the cost table" if budget["quantity"] == "ms" else ""
+    record = derivation.record
+    console.show(blocks_table(derivation.model, record))
+    if measured := record.accuracy.derived:
+        console.show(accuracy_table(spec, record.accuracy))
+        console.show(classes_line(record.accuracy))
+        if spec.rejection is not None and measured.rejection is not None:
+            console.show(rejection_table(spec.rejection, measured.rejection))
+    timed = f", {record.budget.reached:.4g} ms by the cost table" if record.budget.quantity == "ms" else ""
     console.show(f"wrote {out}: {100 * spec.rate:.1f} % fewer MACs{timed}. Next: edgevit export {out}")
     unpruned = out.with_name("base")
     if base is not None and not unpruned.exists():
         told = arguments.repeated(context, "base", name=base, out=unpruned)
         console.show(f"To set it against its base: {told}")
     console.result(
-        {"folder": str(out), "macs": spec.macs, "params": spec.params, "rate": spec.rate, **derivation.record}
+        {
+            "folder": str(out),
+            "macs": spec.macs,
+            "params": spec.params,
+            "rate": spec.rate,
+            **DERIVATION_KIND.content(record),
+        }
     )

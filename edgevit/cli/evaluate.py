@@ -11,8 +11,8 @@ from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgevit.data.rejection import Rejected
     from edgevit.export.evaluate import Evaluation
+    from edgevit.folder.derivation import RejectedRecord
 
 
 def main(
@@ -113,7 +113,7 @@ def classes_table(result: Evaluation) -> Table:
     return table
 
 
-def rejected_line(seen: Rejected) -> str:
+def rejected_line(seen: RejectedRecord) -> str:
     """How often the model calls an image `other`."""
     from edgevit.data.accuracy import share_text
 

@@ -13,8 +13,8 @@ from edgevit.errors import OptionError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgevit.board.store import EngineRecord
-    from edgevit.export.record import ExportReport
+    from edgevit.folder.engine import EngineRecord
+    from edgevit.folder.export import ExportRecord
 
 MIB = 1 << 20
 FILES, CHECKS, ENGINE = "Files", "Checks that must pass", "Engine on the board"
@@ -136,7 +136,7 @@ def main(
 
     from edgevit.export.gates import Tolerances
     from edgevit.export.onnx import export
-    from edgevit.export.record import read_report
+    from edgevit.folder.model_folder import ModelFolder
 
     asked: dict[str, Any] = {
         "batch": fixed or "dynamic",
@@ -173,7 +173,7 @@ def main(
         )
         with open_board(board, ssh_config=ssh_config) as opened:
             engine = build_engine(model, opened, options, console.progress)
-        report = read_report(model / "export")
+        report = ModelFolder(model).export.record()
     show(console, report, engine)
     console.show(next_command(model, board, trt=trt))
 
@@ -186,7 +186,7 @@ def next_command(model: Path, board: str | None, *, trt: bool) -> str:
     return f"Next: edgevit bench {quote(str(model))}{where}{runner}"
 
 
-def show(console: Console, report: ExportReport, engine: EngineRecord | None) -> None:
+def show(console: Console, report: ExportRecord, engine: EngineRecord | None) -> None:
     console.show(files_table(report))
     if report.fusion:
         f = report.fusion
@@ -197,8 +197,11 @@ def show(console: Console, report: ExportReport, engine: EngineRecord | None) ->
         console.show(engine_table(engine))
     for text in (*report.warnings, *(engine.warnings if engine else ())):
         console.warn(text)
-    built = {"engine": {"path": str(engine.path), **engine.to_dict()}} if engine else {}
-    console.result({**report.to_dict(), **built})
+    from edgevit.folder.engine import ENGINE_KIND
+    from edgevit.folder.export import EXPORT_KIND
+
+    built = {"engine": {"path": str(engine.path), **ENGINE_KIND.content(engine)}} if engine else {}
+    console.result({**EXPORT_KIND.content(report), **built})
 
 
 def _count(batch: str) -> int:
@@ -215,10 +218,11 @@ def _three(batches: str) -> tuple[int, int, int]:
     return least, chosen, most
 
 
-def files_table(report: ExportReport) -> Table:
+def files_table(report: ExportRecord) -> Table:
     from rich.table import Table
 
     from edgevit.data.accuracy import share_text
+    from edgevit.folder.names import onnx_name
 
     table = Table(title=str(report.folder), title_justify="left")
     table.add_column("file")
@@ -230,7 +234,7 @@ def files_table(report: ExportReport) -> Table:
         )
         table.caption_justify = "left"
     for label, parity in report.parity.items():
-        name = f"model.{label}.onnx"
+        name = onnx_name(label)
         seen = checked.files.get(label) if checked else None
         table.add_row(
             name,
@@ -248,20 +252,20 @@ def engine_table(engine: EngineRecord) -> Table:
     seen = engine.accuracy
     table = Table(title=str(engine.path), title_justify="left", caption_justify="left")
     table.caption = f"on {engine.fingerprint}, for batches {engine.batches[0]} to {engine.batches[2]}" + (
-        f"; top-1 on {seen['images']} {seen['part']} images" if seen else ""
+        f"; top-1 on {seen.images} {seen.part} images" if seen else ""
     )
     table.add_column("computes in")
     for heading in ("top-1 here", "on the board", "agree", "worst class", "fused", "MB", "build s"):
         table.add_column(heading, justify="right")
     worst = ""
     if seen:
-        one = seen["per_class"][seen["worst_class"]]
-        worst = f"{seen['worst_class']} {one['board'] - one['host']:+.1%}"
+        one = seen.per_class[seen.worst_class]
+        worst = f"{seen.worst_class} {one.board - one.host:+.1%}"
     table.add_row(
         engine.rung,
-        f"{seen['host']:.2%}" if seen else "",
-        f"{seen['board']:.2%}" if seen else "",
-        f"{seen['agreement']:.2%}" if seen else "",
+        f"{seen.host:.2%}" if seen else "",
+        f"{seen.board:.2%}" if seen else "",
+        f"{seen.agreement:.2%}" if seen else "",
         worst,
         "" if engine.fused is None else f"{engine.fused} of {engine.blocks}",
         f"{engine.bytes / 1e6:.1f}",

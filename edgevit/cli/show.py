@@ -12,7 +12,7 @@ from edgevit.cli.console import Console, JsonFlag
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgevit.derive.methods.skd.slices import Point, SuperNet
+    from edgevit.folder.supernet import Point, SupernetRecord
 
 
 def main(
@@ -35,20 +35,21 @@ def main(
     check_model_folder(folder)  # before torch is imported
 
     from edgevit.cli.tables import accuracy_table, blocks_table, classes_line, rejection_table
-    from edgevit.derive.methods.skd.slices import RECORD, read_supernet
     from edgevit.errors import CheckpointError
-    from edgevit.folder.derivation import DERIVATION, read_derivation
+    from edgevit.folder.derivation import DERIVATION_KIND
     from edgevit.folder.model import MEND
+    from edgevit.folder.model_folder import ModelFolder
+    from edgevit.folder.supernet import SUPERNET_KIND
     from edgevit.models.checkpoint import load
 
-    model = load(folder)
-    record = read_derivation(folder)
+    model, files = load(folder), ModelFolder(folder)
+    record = files.derivation()
     if record is not None and (fault := record.fault(model.spec)):
-        raise CheckpointError(f"{folder / DERIVATION} {fault}; {MEND}")
-    supernet = read_supernet(folder) if (folder / RECORD).is_file() else None
-    told = {"model": asdict(model.spec), "derivation": record.as_read if record else None}
-    console.result(told if supernet is None else {**told, "supernet": supernet.record})
-    console.show(blocks_table(model, record.as_read if record else None))
+        raise CheckpointError(f"{files.derivation_file} {fault}; {MEND}")
+    supernet = files.supernet() if files.is_supernet else None
+    told = {"model": asdict(model.spec), "derivation": record and DERIVATION_KIND.content(record)}
+    console.result(told if supernet is None else {**told, "supernet": SUPERNET_KIND.content(supernet)})
+    console.show(blocks_table(model, record))
     spec = model.spec
     classes = f"{len(spec.classes)} classes, {spec.head} head: {', '.join(spec.class_names)}"
     console.show(f"{spec.timm_name}, {classes if spec.classes else f'{spec.base.outputs} outputs'}")
@@ -60,35 +61,35 @@ def main(
     if supernet is not None:
         console.show(curve_table(supernet))
         console.show(curve_drawing(supernet.curve))
-        settings = supernet.record["settings"]
+        training = supernet.settings.training
         console.show(
-            f"super-network of {supernet.record['base']}, shape {settings['shape']['name']}, "
-            f"seed {settings['training']['seed']}, {settings['training']['steps']} steps, made "
-            f"{supernet.record['created']} with edgevit {supernet.record['versions']['edgevit']}; "
+            f"super-network of {supernet.base}, shape {supernet.settings.shape.name}, "
+            f"seed {training.seed}, {training.steps} steps, made "
+            f"{supernet.created} with edgevit {supernet.versions['edgevit']}; "
             f"slices: edgevit derive --method skd --supernet {folder} --rate R --out DIR"
         )
     if record is not None:
         if measured := record.accuracy.derived:
-            console.show(accuracy_table(spec, record.as_read))
-            console.show(classes_line(record.as_read["accuracy"]))
+            console.show(accuracy_table(spec, record.accuracy))
+            console.show(classes_line(record.accuracy))
             if spec.rejection is not None and measured.rejection is not None:
-                console.show(rejection_table(spec.rejection, record.as_read))
+                console.show(rejection_table(spec.rejection, measured.rejection))
         seed = f"seed {record.training.seed}, " if record.training else ""
         console.show(
             f"method {record.method}, {record.budget.asked}, shape {record.shape.name}, "
             f"{seed}{record.facts.training_told()}, made {record.created} "
-            f"with edgevit {record.versions.edgevit} from {record.data.data if record.data else record.base}"
+            f"with edgevit {record.versions['edgevit']} from {record.data.data if record.data else record.base}"
         )
 
 
-def curve_table(supernet: SuperNet) -> Table:
+def curve_table(supernet: SupernetRecord) -> Table:
     """Accuracy of the slices that were measured, and of the base."""
     from rich.table import Table
 
     from edgevit.data.accuracy import share_text
     from edgevit.derive.allocate.budget import readable
 
-    images = supernet.record["data"]["images"]["validation"]
+    images = supernet.data.images.validation
     table = Table("slice", "MACs", "parameters", f"top-1 on {images} validation images")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -96,7 +97,7 @@ def curve_table(supernet: SuperNet) -> Table:
         name = f"rate {point.rate:.3f}" if point.rate else "whole"
         table.add_row(name, readable(point.macs), readable(point.params), share_text(point.top1, images))
     table.add_section()
-    table.add_row("the base", "", "", share_text(supernet.record["base_top1"], images))
+    table.add_row("the base", "", "", share_text(supernet.base_top1, images))
     return table
 
 

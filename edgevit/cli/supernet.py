@@ -127,7 +127,9 @@ def main(
         return  # of several processes one speaks
     from edgevit.cli.show import curve_table
 
-    console.show(curve_table(made))
+    console.show(curve_table(made.record))
     middle = made.curve[-1].rate / 2
     console.show(f"wrote {out}. Next: edgevit derive --method skd --supernet {out} --rate {middle:.2g} --out DIR")
-    console.result({"folder": str(out), **made.record})
+    from edgevit.folder.supernet import SUPERNET_KIND
+
+    console.result({"folder": str(out), **SUPERNET_KIND.content(made.record)})

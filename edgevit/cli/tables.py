@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.table import Table
 
+    from edgevit.folder.derivation import Accuracies, AccuracyRecord, DerivationRecord, RejectedRecord
     from edgevit.folder.model import ModelSpec, Rejection
     from edgevit.models.checkpoint import Model
 
 WORST = 5  # classes that are named
 
 
-def blocks_table(model: Model, record: dict[str, Any] | None) -> Table:
+def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
     """Dimensions and MACs of each block beside those of the base's block that it was."""
     from rich.table import Table
 
@@ -30,7 +33,7 @@ def blocks_table(model: Model, record: dict[str, Any] | None) -> Table:
     def pair(now: int, before: int) -> str:
         return f"{now}/{before}"
 
-    kept = record["facts"].get("kept_blocks") if record else None  # methods that drop none do not say
+    kept = record.facts.kept_blocks if record else None  # methods that drop none do not say
     for i, now in zip(kept or range(len(spec.blocks)), spec.blocks, strict=True):
         before = spec.base.blocks[i]
         macs = geometry.block_cost(now, "macs")
@@ -42,31 +45,30 @@ def blocks_table(model: Model, record: dict[str, Any] | None) -> Table:
     return table
 
 
-def accuracy_table(spec: ModelSpec, record: dict[str, Any]) -> Table:
+def accuracy_table(spec: ModelSpec, accuracy: Accuracies) -> Table:
     """The three baselines and the derived model, with what each costs."""
     from rich.table import Table
 
     from edgevit.data.accuracy import share_text
     from edgevit.derive.allocate.budget import readable
 
-    accuracy = record["accuracy"]
-    images = accuracy["derived"]["images"]
+    assert accuracy.derived is not None
+    images = accuracy.derived.images
     table = Table("", f"top-1 on {images} test images (95 % interval)", "MACs", "parameters")
     for column in table.columns[1:]:
         column.justify = "right"
-    for name, key, macs, params in (
-        ("base, full head", "base_full_head", spec.base.macs, spec.base.params),
-        ("base, restricted to the classes", "base_restricted", spec.base.macs, spec.base.params),
-        ("base, fine-tuned on them", "base_finetuned", spec.base.macs, spec.base.params),
-        ("derived", "derived", spec.macs, spec.params),
+    for name, taken, macs, params in (
+        ("base, full head", accuracy.base_full_head, spec.base.macs, spec.base.params),
+        ("base, restricted to the classes", accuracy.base_restricted, spec.base.macs, spec.base.params),
+        ("base, fine-tuned on them", accuracy.base_finetuned, spec.base.macs, spec.base.params),
+        ("derived", accuracy.derived, spec.macs, spec.params),
     ):
-        taken = accuracy[key]
-        shown = share_text(taken["top1"], taken["images"]) if taken else "not asked for"
+        shown = share_text(taken.top1, taken.images) if taken else "not asked for"
         table.add_row(name, shown, readable(macs), readable(params))
     return table
 
 
-def rejection_table(rule: Rejection, record: dict[str, Any]) -> Table:
+def rejection_table(rule: Rejection, rejected: Mapping[str, RejectedRecord]) -> Table:
     """How many images are called `other`, on the part that the threshold comes from and on the test part."""
     from rich.table import Table
 
@@ -75,17 +77,23 @@ def rejection_table(rule: Rejection, record: dict[str, Any]) -> Table:
     table.title_justify = "left"
     for column in table.columns[1:]:
         column.justify = "right"
-    for part, seen in record["accuracy"]["derived"]["rejection"].items():
-        counts = [(seen["images"], seen["other"]), (seen["foreign_images"], seen["foreign_other"])]
+    for part, seen in rejected.items():
+        counts = [(seen.images, seen.other), (seen.foreign_images, seen.foreign_other)]
         cells = [text for n, other in counts for text in (f"{n} images", f"{other / n:.1%}" if n else "not measured")]
         table.add_row(part, *cells)
     return table
 
 
-def classes_line(accuracy: dict[str, Any]) -> str:
+def _known(accuracy: AccuracyRecord) -> dict[str, float]:
+    """Top-1 of the classes that there were images of."""
+    return {name: top1 for name, top1 in (accuracy.per_class or {}).items() if top1 is not None}
+
+
+def classes_line(accuracy: Accuracies) -> str:
     """The classes that lost most against the base restricted to them, in percentage points."""
-    before, after = accuracy["base_restricted"]["per_class"], accuracy["derived"]["per_class"]
-    change = {name: 100 * (after[name] - before[name]) for name in after if after[name] is not None}
+    assert accuracy.base_restricted is not None and accuracy.derived is not None
+    before, after = _known(accuracy.base_restricted), _known(accuracy.derived)
+    change = {name: 100 * (after[name] - before[name]) for name in after}
     lost = sorted((points, name) for name, points in change.items() if points < 0)
     if not lost:
         return f"none of the {len(change)} classes is classified worse than by the base restricted to them"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from edgevit.folder.derivation import AccuracyRecord
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Accuracy:
         """The class that is classified worst, and how well."""
         return min(((n, a) for n, a in self.per_class().items() if a is not None), key=lambda pair: pair[1])
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"top1": self.top1, "images": self.images, "per_class": self.per_class()}
+    def record(self) -> AccuracyRecord:
+        return AccuracyRecord(self.top1, self.images, self.per_class())
 
 
 def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:

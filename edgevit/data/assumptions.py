@@ -6,13 +6,14 @@ All of it is said before the work begins, with where it comes from, and written 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from edgevit.data.accuracy import wilson
 from edgevit.data.classes import folders_are_imagenet
 from edgevit.data.task import Task
+from edgevit.folder.derivation import AssumptionsRecord, BaseCheckRecord
 
 ClassesFrom = Literal["option", "model folder", "fitted head", "imagenet", "folders", "data"]
 ORDER: dict[ClassesFrom, str] = {
@@ -65,11 +66,10 @@ class Assumptions:
         parts = [(told(self.given), "given"), (told(rest), SETTINGS[self.otherwise].format(base=self.base))]
         return "; ".join(f"{text}, {origin}" for text, origin in parts if text)
 
-    def record(self) -> dict[str, Any]:
+    def record(self, base_check: BaseCheckRecord | None = None) -> AssumptionsRecord:
         """What derivation.json says of it."""
         origin = {key: "option" if key in self.given else self.otherwise for key in SHOWN}
-        names = self.output_names and list(self.output_names)
-        return {"classes_from": self.classes_from, "output_names": names, "preprocessing_from": origin}
+        return AssumptionsRecord(self.classes_from, self.output_names, origin, base_check)
 
 
 def shown(value: Any) -> str:
@@ -139,9 +139,6 @@ class Sureness:
             f"{self.outputs} outputs and on {self.restricted / self.images:.1%} among the {self.classes} classes, "
             f"where chance is {1 / self.outputs:.1%} and {1 / self.classes:.1%}"
         )
-
-    def record(self) -> dict[str, Any]:
-        return {**asdict(self), "near_chance": self.near_chance}
 
 
 def _near_chance(right: int, images: int, choices: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -12,30 +11,10 @@ from torch import Tensor
 
 from edgevit.data.task import UNLABELLED, Split, Task, find_unreadable, parts_of
 from edgevit.errors import DataError
+from edgevit.folder.derivation import RejectedRecord
 from edgevit.progress import Progress, Silent
 
 FOREIGN_IMAGES = 2000  # of one part at most: a standard error of 1.1 points, however large the data
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """Counts on one part of the data."""
-
-    images: int  # of the target classes
-    other: int  # of these called `other`
-    right: int  # of these called by their own name
-    foreign_images: int  # of classes that are no targets; 0: the data has none, so nothing is known of such images
-    foreign_other: int
-
-    @property
-    def share(self) -> float:
-        """Of the target classes' images, those called `other`."""
-        return self.other / max(self.images, 1)
-
-    @property
-    def foreign_share(self) -> float | None:
-        """Of the other classes' images, those called `other`."""
-        return self.foreign_other / self.foreign_images if self.foreign_images else None
 
 
 def foreign_images(
@@ -72,8 +51,8 @@ def target_logits(
 
 def count_rejected(
     rejects: Callable[[Tensor], Tensor], logits: Tensor, labels: Sequence[int], foreign_logits: Tensor
-) -> Rejected:
+) -> RejectedRecord:
     """Count what is called `other`; `rejects` gives bool [N] from the target classes' logits [N, C]."""
     other, right = rejects(logits), logits.argmax(1) == torch.as_tensor(labels)
     foreign = int(rejects(foreign_logits).sum())
-    return Rejected(len(logits), int(other.sum()), int((right & ~other).sum()), len(foreign_logits), foreign)
+    return RejectedRecord(len(logits), int(other.sum()), int((right & ~other).sum()), len(foreign_logits), foreign)

@@ -25,7 +25,8 @@ from edgevit.data.augment import Augment
 from edgevit.data.classes import TargetClass, base_list, base_order, listed, resolve
 from edgevit.data.sources import Reference, Source, open_source, open_unlabelled
 from edgevit.errors import DataError, OptionError
-from edgevit.folder.derivation import DataRecord
+from edgevit.folder.derivation import DataRecord, ImageCounts, UnlabelledRecord
+from edgevit.folder.model import ClassLabel
 from edgevit.folder.pictures import eight_bit
 from edgevit.progress import Progress, Silent
 
@@ -198,19 +199,21 @@ class Task:
         """For each target class, its column in the base's logits."""
         return [c.base_index for c in self.classes]
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> DataRecord:
         """What derivation.json says of the data, and `reopen` reads."""
-        unlabelled = None
+        asked, unlabelled = dict(self.arguments), None
+        names, extra = asked.pop("base_names"), asked.pop("unlabelled")
         if (more := self.unlabelled) is not None:
-            unlabelled = {"data": self.arguments["unlabelled"], "images": len(more), "fingerprint": more.fingerprint()}
-        return {
-            **self.arguments,
-            "classes": [{"name": c.name, "base_index": c.base_index} for c in self.classes],
-            "images": {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)},
-            "skipped_images": self.skipped,
-            "fingerprint": self.fingerprint(),
-            "unlabelled": unlabelled,
-        }
+            unlabelled = UnlabelledRecord(extra, len(more), more.fingerprint())
+        return DataRecord(
+            **asked,
+            base_names=None if names is None else tuple(names),
+            classes=tuple(ClassLabel(c.name, c.base_index) for c in self.classes),
+            images=ImageCounts(len(self.train), len(self.validation), len(self.test)),
+            skipped_images=self.skipped,
+            fingerprint=self.fingerprint(),
+            unlabelled=unlabelled,
+        )
 
     def fingerprint(self) -> str:
         """Hash of which images are in which part: names and, for files, sizes."""

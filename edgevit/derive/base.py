@@ -78,7 +78,7 @@ def run(request: BaseRequest, progress: Progress | None = None) -> Model:
         told = head.told()
     else:
         model, told = _as_asked(found, request), None
-    save(model, request.out, {"README.md": base_card(request.out.name, model.spec, told)}, overwrite=request.overwrite)
+    save(model, request.out, overwrite=request.overwrite, card=base_card(request.out.name, model.spec, told))
     return model
 
 

@@ -21,6 +21,7 @@ from edgevit.data.decoded import Decoded
 from edgevit.data.task import Split, Task
 from edgevit.derive.cache import Cache
 from edgevit.errors import DataError
+from edgevit.folder.derivation import BaseCheckRecord, NeighbourRecord
 from edgevit.progress import Progress
 from edgevit.train.passes import Passes
 
@@ -108,9 +109,9 @@ class Answers:
         ]
         return [", and ".join(told[:2])] if told else []
 
-    def record(self) -> dict[str, Any]:
-        tried = [{"option": n.option, "gained": n.gained, "lost": n.lost} for n in self.neighbours]
-        return {"images": len(self.split), "right": self.right, "neighbours": tried}
+    def record(self, *, near_chance: bool) -> BaseCheckRecord:
+        tried = tuple(NeighbourRecord(n.option, n.gained, n.lost) for n in self.neighbours)
+        return BaseCheckRecord(len(self.split), self.right, tried, near_chance)
 
 
 def in_rings(answer: Mapping[int, int]) -> dict[int, int]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
-
 from edgevit.data.accuracy import share_text
 from edgevit.derive.allocate.budget import readable
-from edgevit.folder.derivation import Facts
+from edgevit.folder.derivation import AccuracyRecord, DerivationRecord, RejectedRecord
 from edgevit.folder.model import ModelSpec, Rejection
 
 _HERE = """With edgevit:
@@ -122,42 +119,43 @@ def _classify(spec: ModelSpec) -> str:
     return "\n".join([_HERE, plain, _ONNX.format(size=_SIZES[mode], pad=pad, rule=onnx_rule)])
 
 
-def _percent(entry: dict[str, Any] | None) -> str:
-    return "not asked for" if entry is None else share_text(entry["top1"], entry["images"])
+def _percent(entry: AccuracyRecord | None) -> str:
+    return "not asked for" if entry is None else share_text(entry.top1, entry.images)
 
 
-def _other(rule: Rejection, test: dict[str, int]) -> str:
-    told = f"{test['other']} of {test['images']} test images of these classes"
-    if test["foreign_images"]:
-        told += f" and {test['foreign_other']} of {test['foreign_images']} of others"
+def _other(rule: Rejection, test: RejectedRecord) -> str:
+    told = f"{test.other} of {test.images} test images of these classes"
+    if test.foreign_images:
+        told += f" and {test.foreign_other} of {test.foreign_images} of others"
     return f"""
 An image is called `other`, of none of these classes, where the {rule.score} of their logits is below
 {rule.threshold:.6g}: {told}.
 """
 
 
-def model_card(name: str, spec: ModelSpec, record: dict[str, Any]) -> str:
-    accuracy = record["accuracy"]
-    measured = accuracy["derived"]
+def model_card(name: str, spec: ModelSpec, record: DerivationRecord) -> str:
+    accuracy, measured = record.accuracy, record.accuracy.derived
     rows = [
-        ("base, full head", accuracy["base_full_head"], spec.base.macs, spec.base.params),
-        ("base, restricted to the classes", accuracy["base_restricted"], spec.base.macs, spec.base.params),
-        ("base, fine-tuned on them", accuracy["base_finetuned"], spec.base.macs, spec.base.params),
-        ("**this model**", accuracy["derived"], spec.macs, spec.params),
+        ("base, full head", accuracy.base_full_head, spec.base.macs, spec.base.params),
+        ("base, restricted to the classes", accuracy.base_restricted, spec.base.macs, spec.base.params),
+        ("base, fine-tuned on them", accuracy.base_finetuned, spec.base.macs, spec.base.params),
+        ("**this model**", measured, spec.macs, spec.params),
     ]
     table = "\n".join(f"| {n} | {_percent(a)} | {readable(m)} | {readable(k)} |" for n, a, m, k in rows)
-    other = "" if spec.rejection is None else _other(spec.rejection, measured["rejection"]["test"])
+    other = ""
+    if spec.rejection is not None and measured is not None and measured.rejection is not None:
+        other = _other(spec.rejection, measured.rejection["test"])
     order = "in this order" if spec.head == "subset" else "among all outputs of the base"
     return f"""# {name}
 
-{spec.timm_name}, {100 * spec.rate:.1f} % of its multiply-accumulates removed with `{record["method"]}` for
+{spec.timm_name}, {100 * spec.rate:.1f} % of its multiply-accumulates removed with `{record.method}` for
 {len(spec.classes)} classes ({order}): {_classes(spec)}.
 
-| | {f"top-1 on {measured['images']} test images" if measured else "top-1"} | MACs | parameters |
+| | {f"top-1 on {measured.images} test images" if measured else "top-1"} | MACs | parameters |
 |---|---|---|---|
 {table}
 
-{_input(spec)} `derivation.json` says how it was made: {_facts(record["facts"]).training_told()}.
+{_input(spec)} `derivation.json` says how it was made: {record.facts.training_told()}.
 {other}
 ## Classify an image
 
@@ -204,7 +202,3 @@ def _input(spec: ModelSpec) -> str:
     p = spec.preprocessing
     return f"""Input: {p["input_size"]} (channels, height, width), crop {p["crop_pct"]}, {p["interpolation"]},
 mean {p["mean"]}, standard deviation {p["std"]}. MACs are what the papers call FLOPs."""
-
-
-def _facts(told: dict[str, Any]) -> Facts:
-    return Facts(**{f.name: told[f.name] for f in fields(Facts) if f.name in told})

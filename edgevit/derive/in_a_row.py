@@ -15,6 +15,7 @@ from edgevit.derive.method import find_method
 from edgevit.derive.plan import Plan, planned
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.steps import Step
+from edgevit.folder.derivation import FirstRecord
 from edgevit.folder.plan import StepRecord
 from edgevit.folder.unfinished import STATE
 from edgevit.folder.writing import write_whole, writing
@@ -41,7 +42,7 @@ class CutFirst:
     problem: Problem  # for the last method: of the network that the steps made
     blocks: tuple[int, ...]  # of the first base, those that the network has
     plans: tuple[StepRecord, ...]
-    records: tuple[dict[str, Any], ...]  # what derivation.json says of each step
+    records: tuple[FirstRecord, ...]
     history: tuple[dict[str, Any], ...]
 
     def kept_blocks(self, plan: Plan) -> list[int]:
@@ -101,7 +102,7 @@ def _after(before: CutFirst, step: Step, folder: Path, base: Model, asked: Train
         replace(problem, network=network, identity=identity),
         tuple(before.blocks[i] for i in kept),
         (*before.plans, done.plan),
-        (*before.records, {**asdict(step), "facts": done.facts}),
+        (*before.records, FirstRecord(step.method, step.rate, dict(step.options), done.facts)),
         (*before.history, *({**line, "stage": f"{name}: {line['stage']}"} for line in history.lines)),
     )
 

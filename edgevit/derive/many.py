@@ -27,10 +27,11 @@ from edgevit.derive.request import DeriveRequest
 from edgevit.derive.session import run
 from edgevit.derive.workers import Died, work_off
 from edgevit.errors import CheckpointError, EdgeVitError, Interrupted, OptionError, OutputError, PlanError
-from edgevit.folder.derivation import DerivationRecord, parse_derivation, read_derivation
+from edgevit.folder.derivation import DerivationRecord
 from edgevit.folder.documents import Reader
 from edgevit.folder.lock import alone_in
-from edgevit.folder.model import ModelSpec, read_spec
+from edgevit.folder.model import ModelSpec
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import holds_state, partial_folder
 from edgevit.folder.writing import write_whole, writing
 from edgevit.progress import Progress, Silent
@@ -71,7 +72,7 @@ def run_job(job: Job) -> Row:
     try:
         asked = DeriveRequest(**arguments, out=out, resume=holds_state(partial_folder(out)), job=job.sha256())
         made = run(asked)
-        row = _done(row, made.model.spec, parse_derivation(made.record, job.out))
+        row = _done(row, made.model.spec, made.record)
     except EdgeVitError as error:
         row = replace(row, state="failed", error=str(error))
     return replace(row, seconds=round(time.monotonic() - began, 1))
@@ -102,17 +103,17 @@ def _found(job: Job, told: Sequence[Row], progress: Progress) -> Row | None:
     Args:
         told: what results.json says of jobs of this name.
     """
-    folder = Path(job.out)
-    if not folder.is_dir():
+    folder = ModelFolder(Path(job.out))
+    if not folder.path.is_dir():
         return None
     states = {row.state: row for row in told if row.sha256 == job.sha256()}
     if "done" in states:
         return states["done"]
     try:
-        record = read_derivation(folder)
+        record = folder.derivation()
         # An older edgevit's record does not say which job it was: then its start must have been told.
         if record and (record.job == job.sha256() or (record.job is None and "started" in states)):
-            return _done(_started(job), read_spec(folder)[0], record)
+            return _done(_started(job), folder.spec(), record)
     except CheckpointError as error:
         progress.warn(f"the model of job {job.name} cannot be read: {error}")
     return None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import Split, Task
+from edgevit.folder.derivation import RejectedRecord
 from edgevit.folder.model import Rejection
 from edgevit.models.rejection import calibrate, check_share
 from edgevit.progress import Progress
@@ -42,7 +42,7 @@ def find_rejection_images(share: float, task: Task, progress: Progress) -> Rejec
 
 def calibrate_rejection(
     network: nn.Module, columns: Sequence[int], found: RejectionImages, passes: Passes
-) -> tuple[Rejection, dict[str, Any]]:
+) -> tuple[Rejection, dict[str, RejectedRecord]]:
     """Calibrate on the target classes' validation images, and on nothing else; count on both held-out parts.
 
     In fp32, as the model is exported. Every process does all of it.
@@ -62,4 +62,4 @@ def calibrate_rejection(
         ),
         "test": count_rejected(rule.rejects, logits(found.test), found.test.labels, logits(found.foreign_test)),
     }
-    return rule, {part: asdict(seen) for part, seen in counted.items()}
+    return rule, counted

@@ -17,7 +17,8 @@ from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.options import SUPERNET, read_options
 from edgevit.derive.steps import Step, check_steps
-from edgevit.errors import CheckpointError, OptionError, UnknownNameError
+from edgevit.errors import OptionError, UnknownNameError
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import partial_folder, refuse_unfinished
 from edgevit.folder.writing import refuse_existing
 from edgevit.models.request import check_base
@@ -25,7 +26,6 @@ from edgevit.numbers import check_number
 from edgevit.train.settings import Training
 
 SLICES = "skd"  # the method that cuts a super-network instead of a base
-SUPERNET_RECORD = "supernet.json"
 HEADS = ("subset", "full")
 NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
 
@@ -179,14 +179,12 @@ class DeriveRequest(Request):
             if given is not None:
                 raise OptionError(f"--supernet {given} is for --method {SLICES}, and the method is {self.method!r}")
             return None
-        if given is None and (self.base is None or not Path(self.base, SUPERNET_RECORD).is_file()):
+        if given is None and (self.base is None or not ModelFolder(Path(self.base)).is_supernet):
             raise OptionError(
                 f"--method {SLICES} slices a super-network: give it with --supernet NET; edgevit supernet makes one"
             )
         if given is not None and self.base is not None and Path(self.base) != Path(given):
             raise OptionError(f"--supernet {given} is the base itself; leave {self.base} out")
         folder = Path(given or str(self.base))
-        if not (folder / SUPERNET_RECORD).is_file():
-            what = f"no {SUPERNET_RECORD} in it" if folder.is_dir() else "no such folder"
-            raise CheckpointError(f"{folder} is no super-network: {what}; make one with edgevit supernet")
+        ModelFolder(folder).refuse_no_supernet()
         return folder

@@ -37,10 +37,22 @@ from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_
 from edgevit.derive.request import DeriveRequest
 from edgevit.derive.steps import Step
 from edgevit.errors import EdgeVitError, Interrupted, UnknownNameError
-from edgevit.folder.derivation import DERIVATION, SCHEMA, FittedHead
+from edgevit.folder.derivation import (
+    Accuracies,
+    AccuracyRecord,
+    BaseCheckRecord,
+    DerivationRecord,
+    Facts,
+    FittedHead,
+    ShapeRecord,
+    TrainingRecord,
+)
 from edgevit.folder.model import ClassLabel
-from edgevit.folder.plan import PLAN, PlanRecord, StepRecord, read_plan
-from edgevit.folder.unfinished import STATE, open_partial, partial_folder, remove_cheap
+from edgevit.folder.model_folder import ModelFolder
+from edgevit.folder.names import HISTORY
+from edgevit.folder.plan import PlanRecord, StepRecord
+from edgevit.folder.records import plain
+from edgevit.folder.unfinished import BASELINES, STATE, open_partial, partial_folder, remove_cheap
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import Headless, Model, derived_spec, open_network, save, tensors_sha256
 from edgevit.models.classifier import with_classes
@@ -60,17 +72,17 @@ class Derivation:
 
     folder: Path
     model: Model
-    record: dict[str, Any]  # derivation.json
+    record: DerivationRecord
     is_main: bool = True  # False in all but the first of several processes: only that one wrote the folder
 
 
 @dataclass(frozen=True)
 class Baselines:
-    """baselines.json of an unfinished derivation; accuracies as derivation.json has them."""
+    """baselines.json of an unfinished derivation: what a derived model is judged against, on the test part."""
 
-    base_full_head: dict[str, Any]
-    base_restricted: dict[str, Any]
-    base_finetuned: dict[str, Any] | None
+    base_full_head: AccuracyRecord
+    base_restricted: AccuracyRecord
+    base_finetuned: AccuracyRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +117,7 @@ class _Wanted:
             "classes": self.task.class_names,
             "base_columns": self.task.base_columns,
             "preprocessing": self.base.preprocessing,
-            "budget": self.budget.record(),
+            "budget": plain(self.budget.record()),
             "first": [asdict(step) for step in self.first],
             "method": self.method.name,
             "options": asdict(self.config),
@@ -117,23 +129,37 @@ class _Wanted:
         }
         return dict(json.loads(json.dumps(asked)))  # as it will be read back
 
-    def record(self) -> dict[str, Any]:
-        """The part of derivation.json that is known before the work."""
-        return {
-            "schema": SCHEMA,
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "base": self.base_name,
-            "method": self.method.name,
-            "config": asdict(self.config),
-            "training": asdict(self.training),
-            "budget": self.budget.record(),
-            "shape": asdict(self.policy),
-            "head": self.head,
-            "data": self.task.record(),
-            "versions": versions(),
-            **({"fitted_head": asdict(self.fitted)} if self.fitted else {}),
-            **({"job": self.job} if self.job else {}),
-        }
+    def record(self, accuracy: Accuracies, checked: BaseCheckRecord, **found: Any) -> DerivationRecord:
+        """What derivation.json says: what was asked, and `found` by its name there."""
+        return _record(
+            base=self.base_name,
+            method=self.method.name,
+            config=asdict(self.config),
+            training=training_record(self.training),
+            shape=shape_record(self.policy),
+            head=self.head,
+            data=self.task.record(),
+            assumptions=self.assumed.record(checked),
+            accuracy=accuracy,
+            fitted_head=self.fitted,
+            job=self.job,
+            **found,
+        )
+
+
+def _record(**said: Any) -> DerivationRecord:
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return DerivationRecord(created=created, versions=versions(), **said)
+
+
+def training_record(training: Training) -> TrainingRecord:
+    rest = asdict(training)
+    return TrainingRecord(rest.pop("seed"), rest.pop("steps"), rest)
+
+
+def shape_record(policy: Policy) -> ShapeRecord:
+    rest = asdict(policy)
+    return ShapeRecord(rest.pop("name"), rest)
 
 
 def versions() -> dict[str, str]:
@@ -142,33 +168,33 @@ def versions() -> dict[str, str]:
     return {"edgevit": written_by(), "python": platform.python_version(), **found}
 
 
-def _baselines(wanted: _Wanted, problem: Problem) -> dict[str, Any]:
-    """What a derived model is judged against, on the test part; kept in a file once taken."""
-    file, task, compute = problem.folder / "baselines.json", problem.task, problem.compute
-    taken = asdict(STATE.json(file, Baselines)) if file.is_file() else {}
-    if "base_full_head" not in taken:
-        problem.progress.note(f"baselines on {len(task.test)} test images")
-        told = estimate(problem, wanted.config, finetune_base=wanted.finetune_base).told()
-        problem.progress.note(f"the whole takes {told}")
-        with problem.stopwatch.stage("baselines"):
-            seen = _base_accuracy(wanted.base.network, problem)
-        full = {**seen.to_dict(), "top1": seen.top1_full, "per_class": None}
-        taken |= {"base_full_head": full, "base_restricted": seen.to_dict(), "base_finetuned": None}
-        _write_json(file, taken, compute)
+def _baselines(wanted: _Wanted, problem: Problem) -> Baselines:
+    """What a derived model is judged against, but for what must be trained; kept in a file once taken."""
+    file, task = problem.folder / BASELINES, problem.task
+    if file.is_file():
+        return STATE.json(file, Baselines)
+    problem.progress.note(f"baselines on {len(task.test)} test images")
+    told = estimate(problem, wanted.config, finetune_base=wanted.finetune_base).told()
+    problem.progress.note(f"the whole takes {told}")
+    with problem.stopwatch.stage("baselines"):
+        seen = _base_accuracy(wanted.base.network, problem)
+    taken = Baselines(AccuracyRecord(seen.top1_full, seen.images), seen.record())
+    _write_json(file, plain(taken), problem.compute)
     return taken
 
 
-def _add_finetuned(taken: dict[str, Any], wanted: _Wanted, problem: Problem) -> dict[str, Any]:
+def _add_finetuned(taken: Baselines, wanted: _Wanted, problem: Problem) -> Baselines:
     """The third baseline, where it is asked for: it trains."""
-    file, task, compute = problem.folder / "baselines.json", problem.task, problem.compute
-    if wanted.finetune_base and taken["base_finetuned"] is None:
-        finetuned = evaluate(finetuned_base(problem), task.test, problem.columns, task.class_names, problem.passes)
-        taken["base_finetuned"] = finetuned.to_dict()
-        _write_json(file, taken, compute)
+    task = problem.task
+    if not wanted.finetune_base or taken.base_finetuned is not None:
+        return taken
+    finetuned = evaluate(finetuned_base(problem), task.test, problem.columns, task.class_names, problem.passes)
+    taken = replace(taken, base_finetuned=finetuned.record())
+    _write_json(problem.folder / BASELINES, plain(taken), problem.compute)
     return taken
 
 
-def _check_base(baselines: dict[str, Any], wanted: _Wanted, problem: Problem) -> dict[str, Any]:
+def _check_base(baselines: Baselines, wanted: _Wanted, problem: Problem) -> BaseCheckRecord:
     """See that the base knows its classes before hours of work, and what other preprocessing would give.
 
     Raises:
@@ -176,12 +202,12 @@ def _check_base(baselines: dict[str, Any], wanted: _Wanted, problem: Problem) ->
     """
     task, network = problem.task, wanted.base.network
     images = len(task.test)
-    full, restricted = (round(baselines[name]["top1"] * images) for name in ("base_full_head", "base_restricted"))
+    full, restricted = (round(taken.top1 * images) for taken in (baselines.base_full_head, baselines.base_restricted))
     seen = Sureness("test", images, full, restricted, task.arguments["base_outputs"], len(task.classes))
     with problem.stopwatch.stage("check"):
         answers = ask(network, task, problem.passes, problem.cache, problem.identity)
     judge(answers, seen, task, wanted.accept_weak_base, problem.progress)
-    return {**answers.record(), "near_chance": seen.near_chance}
+    return answers.record(near_chance=seen.near_chance)
 
 
 def _base_accuracy(base: nn.Module, problem: Problem) -> Accuracy:
@@ -399,7 +425,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     alone = open_partial(request.out, wanted.request(), request.resume, overwrite=request.overwrite)
     with alone if compute.is_main else nullcontext():
         compute.wait()
-        history = History(folder / "history.jsonl")
+        history = History(folder / HISTORY)
         problem = Problem(
             network, task, columns, budget, policy, training, passes, folder, history, Stopwatch(), shared,
             _identity(opened, request.head, task.base_columns, passes),
@@ -435,36 +461,35 @@ def _without_images(
         if rows is not None:
             load_family(base.spec.family).keep_classes(network, rows)
     spec = derived_spec(base.spec, network, head, tuple(ClassLabel(c.name, c.base_index) for c in chosen))
-    nothing = dict.fromkeys(("base_full_head", "base_restricted", "base_finetuned", "derived"))
-    record = {
-        "schema": SCHEMA,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "base": base_name,
-        "method": request.method,
-        "config": asdict(config),
-        "training": None,
-        "budget": budget.record(),
-        "shape": asdict(policy),
-        "head": head,
-        "data": None,
-        "versions": versions(),
-        "processes": 1,
-        "seconds": stopwatch.seconds,
-        "facts": {"steps": 0},
-        "accuracy": nothing,
-    }
+    record = _record(
+        base=base_name,
+        method=request.method,
+        config=asdict(config),
+        training=None,
+        budget=budget.record(),
+        shape=shape_record(policy),
+        head=head,
+        data=None,
+        seconds=stopwatch.seconds,
+        facts=Facts(),
+        accuracy=Accuracies(None, None, None, None),
+    )
     model = Model(network.eval(), spec)
-    told = json.dumps(record, indent=2) + "\n"
-    plans = _plans(base_name, [plan.record(request.method)])
-    extra = {DERIVATION: told, PLAN: plans, "README.md": model_card(out.name, spec, record)}
-    save(model, out, extra, overwrite=request.overwrite)
+    save(
+        model,
+        out,
+        overwrite=request.overwrite,
+        card=model_card(out.name, spec, record),
+        derivation=record,
+        plan=_plans(base_name, [plan.record(request.method)]),
+    )
     return Derivation(out, model, record)
 
 
-def _plans(base_name: str, steps: Sequence[StepRecord]) -> str:
-    """plan.json: these steps, after those of the base where it was derived itself."""
-    earlier = read_plan(Path(base_name)) if Path(base_name).is_dir() else None
-    return PlanRecord((*(earlier.steps if earlier else ()), *steps)).to_json()
+def _plans(base_name: str, steps: Sequence[StepRecord]) -> PlanRecord:
+    """These steps, after those of the base where it was derived itself."""
+    earlier = ModelFolder(Path(base_name)).plan()
+    return PlanRecord((*(earlier.steps if earlier else ()), *steps))
 
 
 def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool) -> Derivation:
@@ -496,26 +521,28 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool)
     geometry, kept = load_family(spec.family).geometry(network), before.kept_blocks(derived.plan)
     cost = problem.budget.cost(spec.blocks, geometry, kept)
     assert problem.budget.holds(cost)
-    record = {
-        **wanted.record(),
-        "budget": {**problem.budget.record(), "reached": cost},
-        "processes": problem.compute.accelerator.num_processes,
-        "seconds": problem.stopwatch.seconds,
-        "facts": before.in_terms_of_the_base(derived),
-        **({"first": before.records} if wanted.first else {}),
-        "assumptions": {**wanted.assumed.record(), "base_check": checked},
-        "accuracy": {**baselines, "derived": {**accuracy.to_dict(), "rejection": rejected}},
-    }
+    measured = replace(accuracy.record(), rejection=rejected)
+    record = wanted.record(
+        Accuracies(baselines.base_full_head, baselines.base_restricted, baselines.base_finetuned, measured),
+        checked,
+        budget=problem.budget.record(cost),
+        processes=problem.compute.accelerator.num_processes,
+        seconds=problem.stopwatch.seconds,
+        first=before.records,
+        facts=Facts.of(before.in_terms_of_the_base(derived)),
+    )
     model = Model(network, spec)
     if problem.compute.is_main:
-        extra = {
-            DERIVATION: json.dumps(record, indent=2) + "\n",
-            PLAN: _plans(wanted.base_name, [*before.plans, derived.plan.record(wanted.method.name)]),
-            "history.jsonl": "".join(json.dumps(line) + "\n" for line in [*before.history, *problem.history.lines]),
-            "README.md": model_card(out.name, spec, record),
-        }
         with stop_when_asked():  # too late to stop: a model that is there has no unfinished folder beside it
-            save(model, out, extra, overwrite=overwrite)
+            save(
+                model,
+                out,
+                overwrite=overwrite,
+                card=model_card(out.name, spec, record),
+                derivation=record,
+                plan=_plans(wanted.base_name, [*before.plans, derived.plan.record(wanted.method.name)]),
+                history=[*before.history, *problem.history.lines],
+            )
             shutil.rmtree(problem.folder, ignore_errors=True)
     problem.compute.wait()
     return Derivation(out, model, record, problem.compute.is_main)

@@ -28,16 +28,18 @@ from edgevit.derive.allocate.policy import Policy, check_reachable, make_policy
 from edgevit.derive.base_check import ask, judge
 from edgevit.derive.cache import Cache
 from edgevit.derive.head import open_task_for, with_fitted_head
-from edgevit.derive.methods.skd.piad import Growth, ProgressiveDropout, Unit, make_units
-from edgevit.derive.methods.skd.slices import RECORD, SCHEMA, Point, SuperNet, read_supernet
+from edgevit.derive.methods.skd.piad import Growth, ProgressiveDropout, make_units
+from edgevit.derive.methods.skd.slices import SuperNet, cut_slice, read_supernet
 from edgevit.derive.methods.skd.wpac import concentrate
 from edgevit.derive.options import SUPERNET, make_config
 from edgevit.derive.problem import Stopwatch
 from edgevit.derive.request import SupernetRequest
-from edgevit.derive.session import versions, with_head
+from edgevit.derive.session import shape_record, versions, with_head
 from edgevit.errors import EdgeVitError, Interrupted, OptionError
-from edgevit.folder.derivation import FittedHead
+from edgevit.folder.derivation import FittedHead, TrainingRecord
 from edgevit.folder.model import ClassLabel, ModelSpec
+from edgevit.folder.names import HISTORY
+from edgevit.folder.supernet import Point, SettingsRecord, SupernetRecord, Unit
 from edgevit.folder.unfinished import open_partial, partial_folder, remove_cheap
 from edgevit.models.checkpoint import Model, derived_spec, open_network, save
 from edgevit.models.families import family_of
@@ -122,23 +124,29 @@ class _Making:
         """Accuracy on the validation part."""
         return evaluate(network, self.task.validation, columns, self.task.class_names, self.passes).top1
 
-    def record(self) -> dict[str, Any]:
-        """The part of supernet.json that says how the network came to be."""
+    def record(self, order: Sequence[Unit], curve: Sequence[Point]) -> SupernetRecord:
+        """What supernet.json says."""
         with self.stopwatch.stage("evaluation"):
             base_top1 = self.top1(self.base.network, self.task.base_columns)
-        return {
-            "schema": SCHEMA,
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "base": self.base_name,
-            "base_top1": base_top1,
-            "assumptions": self.assumed.record(),
-            "settings": self.settings(),
-            "data": self.task.record(),
-            **({"fitted_head": asdict(self.fitted)} if self.fitted else {}),
-            "versions": versions(),
-            "processes": self.passes.compute.accelerator.num_processes,
-            "seconds": self.stopwatch.seconds,
-        }
+        settings = self.settings()
+        shape, training = shape_record(self.policy), settings.pop("training")
+        del settings["shape"]
+        return SupernetRecord(
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            base=self.base_name,
+            base_top1=base_top1,
+            assumptions=self.assumed.record(),
+            settings=SettingsRecord(
+                shape, TrainingRecord(training.pop("seed"), training.pop("steps"), training), settings
+            ),
+            data=self.task.record(),
+            fitted_head=self.fitted,
+            versions=versions(),
+            processes=self.passes.compute.accelerator.num_processes,
+            seconds=self.stopwatch.seconds,
+            order=tuple(order),
+            curve=tuple(curve),
+        )
 
 
 def supernet(
@@ -269,7 +277,7 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
 
 def _carry_out(made: _Making, folder: Path, out: Path, *, overwrite: bool) -> None:
     """Train, measure slices, and write the model folder."""
-    history = History(folder / "history.jsonl")
+    history = History(folder / HISTORY)
     torch.manual_seed(made.training.seed)
     try:
         _check_base(made)
@@ -277,7 +285,7 @@ def _carry_out(made: _Making, folder: Path, out: Path, *, overwrite: bool) -> No
         network, order = _train(made, folder, history)
         spec = derived_spec(made.base.spec, network, made.head, made.labels)
         curve = _curve(made, order, network, spec)
-        record = {**made.record(), "order": [asdict(u) for u in order], "curve": [asdict(p) for p in curve]}
+        record = made.record(order, curve)
     except (KeyboardInterrupt, Interrupted) as stop:
         what = str(stop) or "stopped"
         raise Interrupted(f"{what}; the same command with --resume goes on from {folder}") from stop
@@ -286,12 +294,14 @@ def _carry_out(made: _Making, folder: Path, out: Path, *, overwrite: bool) -> No
             remove_cheap(folder)
         raise
     if made.passes.compute.is_main:
-        extra = {
-            RECORD: json.dumps(record, indent=1) + "\n",
-            "history.jsonl": "".join(json.dumps(line) + "\n" for line in history.lines),
-            "README.md": _card(out.name, spec, curve, record),
-        }
-        save(Model(network.cpu().eval(), spec), out, extra, overwrite=overwrite)
+        save(
+            Model(network.cpu().eval(), spec),
+            out,
+            overwrite=overwrite,
+            card=_card(out.name, spec, record),
+            supernet=record,
+            history=history.lines,
+        )
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -332,7 +342,6 @@ def _train(made: _Making, folder: Path, history: History) -> tuple[nn.Module, li
 
 def _curve(made: _Making, order: Sequence[Unit], network: nn.Module, spec: ModelSpec) -> list[Point]:
     """Measure the whole network and slices at equal distances, down to the smallest."""
-    supernet = SuperNet(Path(), tuple(order), (), {})
     count = made.config.points - 1
     points = []
     with made.stopwatch.stage("evaluation"), made.passes.progress.stage("slices", count, "slice") as stage:
@@ -340,7 +349,7 @@ def _curve(made: _Making, order: Sequence[Unit], network: nn.Module, spec: Model
             slim = network
             if i > 0:
                 budget = make_budget(spec.macs, spec.params, rate=made.rate * i / count)
-                slim = supernet.slice(network, budget, made.policy)
+                slim = cut_slice(network, order, budget, made.policy)
             family = family_of(slim)
             macs = family.geometry(slim).macs([b.dims for b in family.read(slim)])
             params = sum(p.numel() for p in slim.parameters())
@@ -349,7 +358,8 @@ def _curve(made: _Making, order: Sequence[Unit], network: nn.Module, spec: Model
     return points
 
 
-def _card(name: str, spec: ModelSpec, curve: Sequence[Point], record: dict[str, Any]) -> str:
+def _card(name: str, spec: ModelSpec, record: SupernetRecord) -> str:
+    curve = record.curve
     cells = [(f"{100 * p.rate:.1f} %", readable(p.macs), readable(p.params), f"{100 * p.top1:.2f} %") for p in curve]
     rows = "\n".join(f"| {' | '.join(row)} |" for row in cells)
     return f"""# {name}
@@ -361,10 +371,10 @@ are cut from it at once, without training and without images:
 edgevit derive --method skd --supernet {name} --rate {curve[-1].rate / 2:.2g} --out slice
 ```
 
-| rate | MACs | parameters | top-1 on {record["data"]["images"]["validation"]} validation images |
+| rate | MACs | parameters | top-1 on {record.data.images.validation} validation images |
 |---|---|---|---|
 {rows}
 
-The base has {100 * record["base_top1"]:.2f} % on the same images. `supernet.json` says how the network was made; it is
+The base has {100 * record.base_top1:.2f} % on the same images. `supernet.json` says how the network was made; it is
 a model folder, too.
 """

@@ -11,19 +11,20 @@ from typing import Any
 from edgevit.board.connection import Board
 from edgevit.board.fingerprint import fingerprint
 from edgevit.board.profiles import load_profile
-from edgevit.board.store import SCHEMA, EngineRecord
 from edgevit.engines.gate import Sample, random_sample, take_sample
 from edgevit.engines.ladder import descend
 from edgevit.engines.options import Options
-from edgevit.engines.store import engine_path, key_of, store_engine, stored_engine
 from edgevit.engines.workshop import Workshop, batches_of, power_mode
 from edgevit.errors import EngineError, UnfitBoardError
 from edgevit.export.current import current_export
 from edgevit.export.gates import Tolerances
 from edgevit.export.images import Judging
-from edgevit.export.onnx import Source, file_name, judging_images, open_source
-from edgevit.export.record import ExportReport
+from edgevit.export.onnx import Source, judging_images, open_source
 from edgevit.export.variants import Exported
+from edgevit.folder.engine import ENGINE_KIND, EngineRecord, key_of, store_engine, stored_engine
+from edgevit.folder.export import ExportRecord
+from edgevit.folder.model_folder import ModelFolder
+from edgevit.folder.names import onnx_name
 from edgevit.progress import Progress, Silent
 
 
@@ -42,19 +43,21 @@ def _check_board(host: str, facts: Mapping[str, Any], profile: str | None) -> No
         raise UnfitBoardError(f"no GPU to build for on {host} ({cuda['error']}); see `{doctor}`")
 
 
-def _key(report: ExportReport, board: str, options: Options) -> str:
+def _key(report: ExportRecord, board: str, options: Options) -> str:
     """Hash of what decides on the engine: where it was exported first and how TensorRT was timed does not."""
-    built_from = {p: report.files[file_name(p)].sha256 for p in options.precisions}
+    built_from = {p: report.files[onnx_name(p)].sha256 for p in options.precisions}
     asked = asdict(replace(options, export={}, batches=batches_of(report, options)))
     for name in ("export", "rebuild", "profile", "timing_cache"):
         del asked[name]
     data = options.export.get("data")
-    return key_of({"schema": SCHEMA, "board": board, "files": built_from, "data": data and str(data), **asked})
+    return key_of(
+        {"schema": ENGINE_KIND.schema, "board": board, "files": built_from, "data": data and str(data), **asked}
+    )
 
 
 def _reused(record: EngineRecord, facts: Mapping[str, Any], progress: Progress) -> EngineRecord:
     progress.note(f"{record.path} is up to date: reused")
-    before, now = record.board.get("power_mode"), power_mode(facts)
+    before, now = record.board.power_mode, power_mode(facts)
     if before == now:
         return record
     text = (
@@ -81,7 +84,7 @@ def _take_sample(
     exported: Exported, judging: Judging | None, scratch: Path, options: Options, progress: Progress
 ) -> Sample:
     if judging is not None:
-        fp32, workers = exported.report.folder / file_name("fp32"), options.export.get("workers", 0)
+        fp32, workers = exported.report.folder / onnx_name("fp32"), options.export.get("workers", 0)
         return take_sample(judging, fp32, scratch, progress, workers=workers)
     subject = exported.source.subject
     return random_sample(exported.images, subject.class_columns or range(subject.outputs), scratch)
@@ -108,7 +111,7 @@ def build_engine(
     if large := [name for name in report.files if name.endswith(".onnx.data")]:
         raise EngineError(f"{large[0]} lies beside its ONNX file, which ends at 2 GB; such a model has no engine yet")
     key = _key(report, here, options)
-    target = engine_path(folder, here, key)
+    target = ModelFolder(folder).export.engine(here, key)
     if not options.rebuild and (stored := stored_engine(target, key)):
         return _reused(stored, facts, progress)
     warnings: list[str] = []

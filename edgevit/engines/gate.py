@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch import Tensor
 from edgevit.errors import EngineError
 from edgevit.export.images import Judging
 from edgevit.export.session import OnnxModel
+from edgevit.folder.engine import EngineAccuracy, EngineClassAccuracy
 from edgevit.folder.writing import file_sha256, writing
 from edgevit.numbers import check_number
 from edgevit.progress import Progress
@@ -91,27 +92,27 @@ class Verdict:
     def images(self) -> int:
         return sum(c.images for c in self.per_class.values())
 
-    def to_dict(self, sample: Sample) -> dict[str, Any] | None:
+    def record(self, sample: Sample) -> EngineAccuracy | None:
         if not self.per_class:
             return None
         host, board, agreeing = (
             sum(getattr(c, field) for c in self.per_class.values()) / self.images
             for field in ("host", "board", "agreeing")
         )
-        return {
-            "data": sample.data,
-            "part": sample.part,
-            "images": self.images,
-            "images_sha256": sample.sha256,
-            "host": host,
-            "board": board,
-            "agreement": agreeing,
-            "worst_class": max(self.per_class.items(), key=lambda item: item[1].lost / item[1].images)[0],
-            "per_class": {
-                name: {"images": c.images, "host": c.host / c.images, "board": c.board / c.images}
+        return EngineAccuracy(
+            data=sample.data,
+            part=sample.part,
+            images=self.images,
+            images_sha256=sample.sha256,
+            host=host,
+            board=board,
+            agreement=agreeing,
+            worst_class=max(self.per_class.items(), key=lambda item: item[1].lost / item[1].images)[0],
+            per_class={
+                name: EngineClassAccuracy(c.images, c.host / c.images, c.board / c.images)
                 for name, c in self.per_class.items()
             },
-        }
+        )
 
 
 def allowed(share: float, images: int, always: int = ALWAYS_ALLOWED) -> int:

@@ -5,29 +5,36 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from edgevit.board.connection import Board
 from edgevit.board.fingerprint import fingerprint
-from edgevit.board.store import EngineRecord
 from edgevit.engines.gate import Sample, Verdict, judge, remarks
 from edgevit.engines.ladder import Descent, Rung, node_patterns
 from edgevit.engines.options import Options
-from edgevit.export.onnx import file_name
-from edgevit.export.record import ExportReport
 from edgevit.export.variants import Exported, Variant, WrittenVariant
+from edgevit.folder.engine import (
+    EngineBoard,
+    EngineRecord,
+    EngineTensor,
+    EngineTried,
+    OnnxSource,
+    TimingCacheUse,
+)
+from edgevit.folder.export import ExportRecord
+from edgevit.folder.names import onnx_name
 from edgevit.folder.writing import file_sha256, writing
 from edgevit.progress import Progress
 from edgevit.version import written_by
 
 NATIVE_OPSET, OLDEST_OPSET = 17, 16  # with LayerNormalization as one operator, from TensorRT 8.6 on; without
-TAKEN_OVER = ("sha256", "bytes", "strongly_typed", "workspace_bytes", "timing_cache", "device_memory_bytes", "fused")
+TAKEN_OVER = ("sha256", "bytes", "strongly_typed", "workspace_bytes", "device_memory_bytes", "fused")
 
 
-def batches_of(report: ExportReport, options: Options) -> tuple[int, int, int]:
+def batches_of(report: ExportRecord, options: Options) -> tuple[int, int, int]:
     return options.batches if report.batch == "dynamic" else (report.batch, report.batch, report.batch)
 
 
@@ -35,16 +42,20 @@ def power_mode(facts: Mapping[str, Any]) -> str | None:
     return facts["power_mode"]["name"] if facts["power_mode"] else None
 
 
-def board_in_short(facts: Mapping[str, Any]) -> dict[str, Any]:
+def board_in_short(facts: Mapping[str, Any]) -> EngineBoard:
     module, cuda = facts["module"], facts["cuda"]
-    return {
+    return EngineBoard(
         **{name: module[name] for name in ("model", "part", "super")},
         **{name: facts[name] for name in ("jetpack", "l4t")},
-        "tensorrt": facts["tensorrt"]["version"],
-        "cuda": cuda["runtime"],
+        tensorrt=facts["tensorrt"]["version"],
+        cuda=cuda["runtime"],
         **{name: cuda[name] for name in ("device", "sms", "capability")},
-        "power_mode": power_mode(facts),
-    }
+        power_mode=power_mode(facts),
+    )
+
+
+def _tensors(described: Sequence[Mapping[str, Any]]) -> tuple[EngineTensor, ...]:
+    return tuple(EngineTensor(tensor["name"], tensor["dtype"], tuple(tensor["shape"])) for tensor in described)
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,7 @@ class Workshop:
         """Where an engine computes in the types of its ONNX file, each rung has a file of its own."""
         report = self.exported.report
         if not modules:
-            return report.folder / file_name(rung.precision), None
+            return report.folder / onnx_name(rung.precision), None
         with self.progress.stage(f"write {rung}"):
             written = self.exported.write(Variant(rung.label, "fp16", report.opset, modules), self.scratch)
         return written.path, written
@@ -103,7 +114,7 @@ class Workshop:
         report = self.exported.report
         opset = NATIVE_OPSET if self.facts["tensorrt"]["native_layer_norm"] else OLDEST_OPSET
         if report.opset == opset:
-            return report.folder / file_name("fp32"), None
+            return report.folder / onnx_name("fp32"), None
         if self.older is None:
             with self.progress.stage(f"write opset {opset}"):
                 self.older = self.exported.write(Variant(f"fp32.opset{opset}", "fp32", opset), self.scratch)
@@ -176,12 +187,13 @@ class Workshop:
         built = attempt.built
         return EngineRecord(
             path=target,
+            file=target.name,
             key=key,
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             fingerprint=fingerprint(self.facts),
             board=board_in_short(self.facts),
-            weights_sha256=report.model["weights_sha256"],
-            onnx={"name": attempt.onnx.name, "sha256": file_sha256(attempt.onnx)},
+            weights_sha256=report.model.weights_sha256,
+            onnx=OnnxSource(attempt.onnx.name, file_sha256(attempt.onnx)),
             precision=rung.kind,
             rung=str(rung),
             fp32_modules=attempt.fp32_modules,
@@ -190,13 +202,12 @@ class Workshop:
             optimization_level=self.options.optimization_level,
             blocks=len(self.exported.blocks),
             fused_expected=self._expected_fused(rung),
-            fused_proxy=asdict(report.fusion) if report.fusion else None,
-            accuracy=attempt.verdict.to_dict(self.sample),
-            tried=tuple(
-                {"rung": str(r), "seconds": a.built["seconds"], "failure": a.failure} for r, a in descent.tried
-            ),
-            inputs=tuple(built["inputs"]),
-            outputs=tuple(built["outputs"]),
+            fused_proxy=report.fusion,
+            accuracy=attempt.verdict.record(self.sample),
+            tried=tuple(EngineTried(str(r), a.built["seconds"], a.failure) for r, a in descent.tried),
+            timing_cache=TimingCacheUse(**built["timing_cache"]) if built["timing_cache"] else None,
+            inputs=_tensors(built["inputs"]),
+            outputs=_tensors(built["outputs"]),
             warnings=(*warnings, *self._warnings(rung, built)),
             edgevit=written_by(),
             **{name: built[name] for name in TAKEN_OVER},

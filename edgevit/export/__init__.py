@@ -14,14 +14,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgevit.export.record import ExportReport
+    from edgevit.folder.export import ExportRecord
 
 
 class _CallablePackage(ModuleType):
     """The package and the public function share a name: `edgevit.export("runs/t1")` works beside its submodules."""
 
     @staticmethod
-    def __call__(model: Any, **options: Any) -> ExportReport:
+    def __call__(model: Any, **options: Any) -> ExportRecord:
         """Export a model folder; the options are those of `edgevit.export.onnx.export`."""
         from edgevit.export.onnx import export
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from edgevit.errors import ExportError
 from edgevit.export.gates import Tolerances
-from edgevit.export.onnx import export, file_name
-from edgevit.export.record import RECORD, ExportReport, read_report
-from edgevit.folder.model import SPEC, read_spec
+from edgevit.export.onnx import export
+from edgevit.folder.export import ExportRecord
+from edgevit.folder.model_folder import ModelFolder
+from edgevit.folder.names import onnx_name
 from edgevit.folder.writing import file_sha256
 from edgevit.progress import Progress, Silent
 from edgevit.version import written_by
@@ -23,7 +23,7 @@ def _defaults() -> dict[str, Any]:
     return {name: p.default for name, p in inspect.signature(export).parameters.items() if name != "model"}
 
 
-def _as_asked(report: ExportReport, asked: dict[str, Any]) -> bool:
+def _as_asked(report: ExportRecord, asked: dict[str, Any]) -> bool:
     """Whether an export with these options would give the same files and no other figures."""
     tolerances = asked["tolerances"] or Tolerances()
     checked, precisions = report.accuracy, ("fp32", "fp16") if asked["fp16"] else ("fp32",)
@@ -45,30 +45,29 @@ def _as_asked(report: ExportReport, asked: dict[str, Any]) -> bool:
     )
 
 
-def _is_whole(report: ExportReport, precisions: tuple[str, ...]) -> bool:
-    return all(file_name(p) in report.files and p in report.parity for p in precisions) and all(
+def _is_whole(report: ExportRecord, precisions: tuple[str, ...]) -> bool:
+    return all(onnx_name(p) in report.files and p in report.parity for p in precisions) and all(
         (report.folder / name).is_file() and file_sha256(report.folder / name) == file.sha256
         for name, file in report.files.items()
     )
 
 
-def current_export(model: str | Path, *, progress: Progress | None = None, **options: Any) -> ExportReport:
+def current_export(model: str | Path, *, progress: Progress | None = None, **options: Any) -> ExportRecord:
     """Return the record of the export that is there if it is what `export` would write with these options; else export.
 
     Raises:
         As `edgevit.export.onnx.export` does.
     """
-    folder, asked = Path(model), {**_defaults(), **options}
-    if (folder / SPEC).is_file() and (folder / "export" / RECORD).is_file():
+    folder, asked = ModelFolder(Path(model)), {**_defaults(), **options}
+    if folder.is_model and folder.export.record_file.is_file():
         try:
-            report = read_report(folder / "export")
+            report = folder.export.record()
         except ExportError:
-            return export(folder, progress=progress, **options)  # of another edgevit, or broken: made anew
-        spec, weights_sha256 = read_spec(folder)
-        rejection = None if spec.rejection is None else asdict(spec.rejection)
-        same = (report.model.get("weights_sha256"), report.rejection) == (weights_sha256, rejection)
+            return export(model, progress=progress, **options)  # of another edgevit, or broken: made anew
+        document = folder.document()
+        same = (report.model.weights_sha256, report.rejection) == (document.weights_sha256, document.rejection)
         precisions = ("fp32", "fp16") if asked["fp16"] else ("fp32",)
         if same and _is_whole(report, precisions) and _as_asked(report, asked):
-            (progress or Silent()).note(f"{folder / 'export'} is up to date: reused")
+            (progress or Silent()).note(f"{folder.export.path} is up to date: reused")
             return report
-    return export(folder, progress=progress, **options)
+    return export(model, progress=progress, **options)

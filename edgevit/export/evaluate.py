@@ -12,13 +12,13 @@ from torch import Tensor
 
 from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.assumptions import CHECK, Sureness, assumptions
-from edgevit.data.rejection import Rejected, count_rejected, foreign_images
+from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import Split
 from edgevit.errors import CheckpointError, ModelError
 from edgevit.export.images import Judging, Subject, data_record, open_images, subject_of
 from edgevit.export.request import Part, check_judged, check_judging
 from edgevit.export.session import OnnxModel
-from edgevit.folder.derivation import Fraction, Seed
+from edgevit.folder.derivation import Fraction, RejectedRecord, Seed
 from edgevit.folder.model import Index, Preprocessing, Rejection
 from edgevit.models.checkpoint import open_base
 from edgevit.models.device import find_device
@@ -39,7 +39,7 @@ class Evaluation:
     outputs: int
     per_class: dict[str, float | None]  # top-1 among the target classes; None: no images
     images_per_class: dict[str, int]
-    rejected: Rejected | None = None  # images called `other`; None: the model never calls one so
+    rejected: RejectedRecord | None = None  # images called `other`; None: the model never calls one so
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -97,7 +97,7 @@ def _foreign_images(subject: Subject, judging: Judging, max_images: int | None, 
     return found if max_images is None else found.subset(max_images)
 
 
-def _rejected(subject: Subject, judging: Judging, kept: list[Tensor]) -> Rejected | None:
+def _rejected(subject: Subject, judging: Judging, kept: list[Tensor]) -> RejectedRecord | None:
     """Count from the logits [B, C] of the judged images, and after them of the foreign ones."""
     if subject.rejection is None:
         return None

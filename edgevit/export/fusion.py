@@ -8,29 +8,16 @@ documented; hence the pinned version in the `rtx` extra.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgevit.errors import ExportError
+from edgevit.folder.export import Fusion
 
 FUSED_KERNEL = re.compile(rb"function=\{ name=_gemm_mha")
 TARGET = "SM 8.6"
 PROXY = "a proxy for Orin (SM 8.7), and not Orin: the same GPU generation, another release of the compiler"
 LARGEST_DYNAMIC_BATCH = 8
-
-
-@dataclass(frozen=True)
-class Fusion:
-    """Attention blocks fused, of all of them."""
-
-    fused: int
-    blocks: int
-    expected: int  # by the measured rule, `BlockDims.fusable`
-    compiler: str
-    version: str
-    target: str
-    note: str
 
 
 def compiler_installed() -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from edgevit.data.accuracy import count_correct, from_counts
 from edgevit.errors import ExportError
 from edgevit.export.images import Judging
+from edgevit.folder.export import AccuracyCheck, FileAccuracy, Parity
 from edgevit.numbers import check_number
 from edgevit.progress import Progress
 
@@ -55,39 +56,6 @@ class Tolerances:
 
     def agreement(self, precision: str) -> float:
         return self.fp32_agreement if precision == "fp32" else self.fp16_agreement
-
-
-@dataclass(frozen=True)
-class Parity:
-    """Logits of a file against those of torch in fp32."""
-
-    error: float  # |difference| / |torch|, L2 over all logits
-    tolerance: float
-    largest_difference: float  # of one logit
-    logits_scale: float  # root mean square of torch's logits
-    images: int
-    source: str  # "random", or the data they come from
-
-
-@dataclass(frozen=True)
-class FileAccuracy:
-    """A file on real images of the target classes."""
-
-    top1: float
-    agreement: float  # share of images with torch's top-1
-    agreement_least: float
-    per_class: dict[str, float | None]
-
-
-@dataclass(frozen=True)
-class AccuracyCheck:
-    """Every form of the model on the same images, top-1 among the target classes."""
-
-    data: str
-    part: str
-    images: int
-    torch: float
-    files: dict[str, FileAccuracy]  # by precision
 
 
 def check_graph(path: Path, opset: int, *, islands: Collection[str] = ()) -> dict[str, int]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -22,8 +22,8 @@ from onnxscript import opset18 as op
 from torch import nn
 
 from edgevit.errors import ExportError
+from edgevit.folder.export import Batch
 
-Batch = int | Literal["dynamic"]
 INPUT, OUTPUT = "images", "logits"
 PROTOBUF_LIMIT_BYTES = (
     2_000_000_000  # a protobuf message ends at 2 GiB; larger models keep their weights beside the file

@@ -10,8 +10,10 @@ from typing import Any
 from edgevit.data.task import Split, Task, open_task, reopen
 from edgevit.errors import CheckpointError, DataError, OptionError
 from edgevit.export.request import Part, check_part
-from edgevit.folder.derivation import DERIVATION, DataRecord, read_derivation
-from edgevit.folder.model import MEND, SPEC, ModelSpec, Rejection
+from edgevit.folder.derivation import DataRecord
+from edgevit.folder.model import MEND, ModelSpec, Rejection
+from edgevit.folder.model_folder import ModelFolder
+from edgevit.folder.names import DERIVATION, SPEC
 from edgevit.progress import Progress
 
 
@@ -53,7 +55,7 @@ def data_record(folder: Path) -> DataRecord | None:
     Raises:
         CheckpointError: the file is there and cannot be read.
     """
-    derivation = read_derivation(folder)
+    derivation = ModelFolder(folder).derivation()
     return derivation.data if derivation else None
 
 

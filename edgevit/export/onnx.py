@@ -17,16 +17,29 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.errors import DataError, OutputError
-from edgevit.export.fusion import Fusion, compiler_installed, count_fused, remark
-from edgevit.export.gates import AccuracyCheck, Parity, Tolerances, check_accuracy, check_graph, check_parity
-from edgevit.export.graph import INPUT, OUTPUT, Batch, write_onnx
+from edgevit.export.fusion import compiler_installed, count_fused, remark
+from edgevit.export.gates import Tolerances, check_accuracy, check_graph, check_parity
+from edgevit.export.graph import INPUT, OUTPUT, write_onnx
 from edgevit.export.images import Judging, Subject, data_record, open_images, subject_of
 from edgevit.export.padding import pad_heads as padded_copy
 from edgevit.export.precision import check_range, halved
-from edgevit.export.record import RECORD, ExportedFile, ExportReport, TensorInfo
 from edgevit.export.request import check_export, check_judging
 from edgevit.export.session import OnnxModel, find_runtime
-from edgevit.folder.model import BlockDims, read_spec
+from edgevit.folder.export import (
+    AccuracyCheck,
+    Batch,
+    ExportedFile,
+    ExportedModel,
+    ExportRecord,
+    Fusion,
+    OutputClass,
+    Padding,
+    Parity,
+    TensorInfo,
+)
+from edgevit.folder.model import BlockDims
+from edgevit.folder.model_folder import ExportFolder, ModelFolder
+from edgevit.folder.names import onnx_name
 from edgevit.folder.writing import file_sha256, writing
 from edgevit.models.checkpoint import Model, load
 from edgevit.models.device import find_device
@@ -35,12 +48,7 @@ from edgevit.progress import Progress, Silent
 from edgevit.version import written_by
 
 PARITY_IMAGES = 4
-ENGINES = "engines"  # folder in the export's, which a new export leaves as it is
 DTYPES = {"fp32": "float32", "fp16": "float16"}
-
-
-def file_name(precision: str) -> str:
-    return f"model.{precision}.onnx"
 
 
 class _Stages:
@@ -59,27 +67,30 @@ class _Stages:
 
 
 @contextmanager
-def _replaced_folder(folder: Path) -> Iterator[Path]:
-    """Give a temporary folder that takes the place of `folder` when the block ends well, and vanishes when it does not.
+def _replaced_folder(export: ExportFolder) -> Iterator[ExportFolder]:
+    """Give a temporary folder that takes the place of `export` when the block ends well, and vanishes when it does not.
 
     Engines in the folder stay.
 
     Raises:
         OutputError: what is there was not written by `export`, or it cannot be written.
     """
-    if folder.exists() and not (folder / RECORD).is_file():
-        raise OutputError(f"{folder} exists and holds no {RECORD}, so it is not an earlier export; move it away")
+    folder = export.path
+    if folder.exists() and not export.record_file.is_file():
+        raise OutputError(
+            f"{folder} exists and holds no {export.record_file.name}, so it is not an earlier export; move it away"
+        )
     temporary, earlier = (folder.with_name(f".{folder.name}.{os.getpid()}.{suffix}") for suffix in ("tmp", "old"))
     with writing(folder):
         temporary.mkdir()
         try:
-            yield temporary
+            yield ExportFolder(temporary)
             if folder.exists():
                 folder.rename(earlier)
             temporary.rename(folder)
-            if (earlier / ENGINES).exists():
+            if (engines := ExportFolder(earlier).engines_folder).exists():
                 # They say themselves what they were built from, and took minutes on boards that may be away now.
-                (earlier / ENGINES).rename(folder / ENGINES)
+                engines.rename(export.engines_folder)
         finally:
             if earlier.exists() and not folder.exists():
                 earlier.rename(folder)
@@ -134,7 +145,7 @@ class Source:
 def open_source(folder: Path) -> Source:
     model = load(folder)
     model.network.requires_grad_(False)
-    _, weights_sha256 = read_spec(folder)
+    weights_sha256 = ModelFolder(folder).document().weights_sha256
     return Source(model, subject_of(model.spec, data_record(folder)), weights_sha256)
 
 
@@ -167,23 +178,23 @@ def _versions() -> dict[str, str]:
 class _Written:
     """The files of one export, still in their temporary folder."""
 
-    folder: Path
+    folder: ExportFolder
     nodes: Mapping[str, dict[str, int]]  # by precision: operators and how often each occurs
 
     def session(self, precision: str, device: str = "cpu") -> OnnxModel:
-        return OnnxModel(self.folder / file_name(precision), device=device)
+        return OnnxModel(self.folder.onnx(precision), device=device)
 
     def files(self) -> dict[str, ExportedFile]:
-        nodes = {file_name(precision): counts for precision, counts in self.nodes.items()}
+        nodes = {onnx_name(precision): counts for precision, counts in self.nodes.items()}
         return {
             path.name: ExportedFile(file_sha256(path), path.stat().st_size, nodes.get(path.name))
-            for path in sorted(self.folder.iterdir())
+            for path in sorted(self.folder.path.iterdir())
         }
 
 
 def _write_files(
     network: nn.Module,
-    folder: Path,
+    folder: ExportFolder,
     precisions: tuple[str, ...],
     stages: _Stages,
     metadata: Mapping[str, str],
@@ -191,7 +202,7 @@ def _write_files(
 ) -> _Written:
     nodes = {}
     for precision in precisions:
-        path = folder / file_name(precision)
+        path = folder.onnx(precision)
         with stages(f"write {precision}"):
             form = halved(network) if precision == "fp16" else network
             write_onnx(form, path, metadata={**metadata, "precision": precision}, **options)
@@ -229,36 +240,36 @@ def _fusion(written: _Written, blocks: tuple[BlockDims, ...], warnings: list[str
     if not compiler_installed():
         warnings.append("fused attention not counted: TensorRT-RTX is not installed; try `pip install edgevit[rtx]`")
         return None
-    path = written.folder / file_name("fp16")
+    path = written.folder.onnx("fp16")
     fusion = count_fused(path, blocks=sum(b.has_attention for b in blocks), expected=sum(b.fusable for b in blocks))
     if text := remark(fusion):
         warnings.append(text)
     return fusion
 
 
-def _padding(source: Source, padded: nn.Module) -> dict[str, Any]:
+def _padding(source: Source, padded: nn.Module) -> Padding:
     before, after = source.model.spec.blocks, source.dims(padded)
-    return {
-        "blocks": sum(old != new for old, new in zip(before, after, strict=True)),
-        "macs_before": source.model.spec.macs,
-        "macs": load_family(source.family_name).geometry(padded).macs(after),
-        "widths": [block.qk for block in after],
-    }
+    return Padding(
+        blocks=sum(old != new for old, new in zip(before, after, strict=True)),
+        macs_before=source.model.spec.macs,
+        macs=load_family(source.family_name).geometry(padded).macs(after),
+        widths=tuple(block.qk for block in after),
+    )
 
 
 def _description(source: Source, batch: Batch, precisions: tuple[str, ...]) -> dict[str, Any]:
     """The part of the record that no check contributes to."""
     subject = source.subject
-    dtypes = {file_name(precision): DTYPES[precision] for precision in precisions}
+    dtypes = {onnx_name(precision): DTYPES[precision] for precision in precisions}
     first = "batch" if batch == "dynamic" else batch
     named = zip(subject.class_names, subject.class_columns, strict=True)
     return {
         "inputs": (TensorInfo(INPUT, (first, *source.input_size), dtypes),),
         "outputs": (TensorInfo(OUTPUT, (first, subject.outputs), dtypes),),
-        "classes": tuple({"name": name, "column": column} for name, column in named),
-        "rejection": subject.rejection and asdict(subject.rejection),
+        "classes": tuple(OutputClass(name, column) for name, column in named),
+        "rejection": subject.rejection,
         "preprocessing": subject.preprocessing,
-        "model": {"timm_name": source.model.spec.timm_name, "weights_sha256": source.weights_sha256},
+        "model": ExportedModel(source.model.spec.timm_name, source.weights_sha256),
     }
 
 
@@ -279,7 +290,7 @@ def export(
     device: str = "auto",
     tolerances: Tolerances | None = None,
     progress: Progress | None = None,
-) -> ExportReport:
+) -> ExportRecord:
     """Write `model.fp32.onnx`, `model.fp16.onnx` and `export.json` into `export/` of a model folder.
 
     An earlier export is replaced, and only when every check of the new one has passed. Logits are compared with those
@@ -297,9 +308,9 @@ def export(
     tolerances = tolerances or Tolerances()
     stages, warnings = _Stages(progress or Silent()), list[str]()
     precisions = ("fp32", "fp16") if fp16 else ("fp32",)
-    folder = Path(model)
+    folder = ModelFolder(Path(model))
     with stages("load"):
-        source = open_source(folder)
+        source = open_source(folder.path)
     judging = None
     if accuracy:
         with stages("find images"):
@@ -311,7 +322,7 @@ def export(
     checks: dict[str, Any] = {"padded": _padding(source, exported) if pad_heads else None, "accuracy": None}
     with stages("check ranges"):
         checks["range"] = check_range(exported, images) if fp16 else None
-    with _replaced_folder(folder / "export") as temporary:
+    with _replaced_folder(folder.export) as temporary:
         graph_options = source.shape_options(batch, opset)
         written = _write_files(exported, temporary, precisions, stages, source.metadata(), **graph_options)
         del exported
@@ -324,8 +335,8 @@ def export(
                 loading = {"batch_size": batch_size, "workers": workers, "progress": stages.progress}
                 limited = judging.limited(max_images)
                 checks["accuracy"] = _accuracy(source.network, written, limited, tolerances, device, **loading)
-        report = ExportReport(
-            folder=folder / "export",
+        record = ExportRecord(
+            folder=folder.export.path,
             files=written.files(),
             batch=batch,
             opset=opset,
@@ -335,5 +346,5 @@ def export(
             versions=_versions(),
             seconds={name: round(seconds, 3) for name, seconds in stages.seconds.items()},
         )
-        (temporary / RECORD).write_text(report.to_json())
-    return report
+        temporary.write_record(record)
+    return record

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from edgevit.errors import ExportError
+from edgevit.folder.export import Range
 
 LARGEST = torch.finfo(torch.float16).max  # 65504
 SMALLEST_NORMAL = torch.finfo(torch.float16).smallest_normal  # 6.1e-5; below it precision fades
 INSTEAD = "derive the model again, or leave fp16 out with --no-fp16"
-
-
-@dataclass(frozen=True)
-class Range:
-    """How a network uses fp16's range."""
-
-    weights_largest: float
-    weights_subnormal: float  # share of the weights that are not zero and below the smallest normal number
-    weights_lost: float  # share of the weights that are not zero and become zero
-    activations_largest: float
-    activations_where: str  # the module whose output that is
 
 
 def _largest(values: Tensor) -> float:

@@ -12,15 +12,17 @@ from pathlib import Path
 
 import torch
 
-from edgevit.export.gates import Parity, Tolerances, check_graph, check_parity
+from edgevit.export.gates import Tolerances, check_graph, check_parity
 from edgevit.export.graph import write_onnx
 from edgevit.export.images import Judging
 from edgevit.export.onnx import DTYPES, Source, sample_images
 from edgevit.export.padding import pad_heads
 from edgevit.export.precision import mixed, norm_names
-from edgevit.export.record import RECORD, ExportedFile, ExportReport, TensorInfo
 from edgevit.export.session import OnnxModel
-from edgevit.folder.writing import file_sha256, write_whole, writing
+from edgevit.folder.export import ExportedFile, ExportRecord, Parity, TensorInfo
+from edgevit.folder.model_folder import ExportFolder
+from edgevit.folder.names import onnx_name
+from edgevit.folder.writing import file_sha256, writing
 from edgevit.models.families import load_family
 
 
@@ -35,7 +37,7 @@ class Variant:
 
     @property
     def file_name(self) -> str:
-        return f"model.{self.label}.onnx"
+        return onnx_name(self.label)
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class WrittenVariant:
 class Exported:
     """A model folder's export with the network it was made from, to be added to."""
 
-    def __init__(self, report: ExportReport, source: Source, judging: Judging | None, tolerances: Tolerances) -> None:
+    def __init__(self, report: ExportRecord, source: Source, judging: Judging | None, tolerances: Tolerances) -> None:
         """The images to judge on serve for parity, too; without any, random ones do."""
         self.report, self.source, self.tolerances = report, source, tolerances
         self.network = pad_heads(source.network, source.family_name) if report.padded is not None else source.network
@@ -125,4 +127,4 @@ class Exported:
             outputs=with_dtype(report.outputs),
             parity={**report.parity, written.variant.label: written.parity},
         )
-        write_whole(report.folder / RECORD, self.report.to_json())
+        ExportFolder(report.folder).write_record(self.report)

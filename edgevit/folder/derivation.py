@@ -6,20 +6,18 @@ Schema history: 1  first version
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from edgevit.folder.model import READER, ClassLabel, Index, ModelSpec, Sha256, Size
-
-SCHEMA = 1
-DERIVATION = "derivation.json"
+from edgevit.folder.model import READER, ClassLabel, Head, Index, ModelSpec, Sha256, Size
+from edgevit.folder.records import MORE, More, RecordKind, Versions
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Number = int | float
 
 
 @dataclass(frozen=True)
@@ -29,6 +27,15 @@ class ImageCounts:
     train: Index
     validation: Index
     test: Index
+
+
+@dataclass(frozen=True)
+class UnlabelledRecord:
+    """Further images, of any class, that a teacher was asked about."""
+
+    data: str
+    images: Index
+    fingerprint: Sha256
 
 
 @dataclass(frozen=True)
@@ -45,14 +52,24 @@ class DataRecord:
     images: ImageCounts
     fingerprint: Sha256
     skipped_images: int = 0
-    unlabelled: dict[str, Any] | None = None
+    unlabelled: UnlabelledRecord | None = None
 
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """What is shown of a training."""
+    """How a model was trained; `more` has the settings that only training itself reads."""
 
     seed: Seed
+    steps: Index | None = None
+    more: More = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TableRecord:
+    """Which table of costs milliseconds were counted by."""
+
+    measured_on: str
+    sha256: Sha256
 
 
 @dataclass(frozen=True)
@@ -60,29 +77,40 @@ class BudgetRecord:
     """What was asked for, in which quantity, and what the model has of it."""
 
     quantity: Literal["macs", "params", "ms"]
-    limit: float
-    base: float
+    limit: Number
+    base: Number
     asked: str
-    reached: float | None = None  # None: a slice, which is as large as asked
-    table: dict[str, Any] | None = None
+    reached: Number | None = None  # None: a slice, which is as large as asked
+    table: TableRecord | None = None
 
 
 @dataclass(frozen=True)
 class ShapeRecord:
-    """The shape policy."""
+    """The shape policy; `more` has its multiples."""
 
     name: str
+    more: More = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RejectedRecord:
     """How many images of one part are called `other`."""
 
-    images: Index
-    other: Index
-    right: Index
-    foreign_images: Index
+    images: Index  # of the target classes
+    other: Index  # of these called `other`
+    right: Index  # of these called by their own name
+    foreign_images: Index  # of classes that are no targets; 0: the data has none, so nothing is known of such images
     foreign_other: Index
+
+    @property
+    def share(self) -> float:
+        """Of the target classes' images, those called `other`."""
+        return self.other / max(self.images, 1)
+
+    @property
+    def foreign_share(self) -> float | None:
+        """Of the other classes' images, those called `other`."""
+        return self.foreign_other / self.foreign_images if self.foreign_images else None
 
 
 @dataclass(frozen=True)
@@ -106,15 +134,37 @@ class Accuracies:
 
 
 @dataclass(frozen=True)
-class Versions:
-    """Only that of edgevit is relied on; the file has others, too."""
+class NeighbourRecord:
+    """What another preprocessing would have given: images that the base would get right, and wrong, with it alone."""
 
-    edgevit: str
+    option: str
+    gained: Index
+    lost: Index
+
+
+@dataclass(frozen=True)
+class BaseCheckRecord:
+    """How the base did on images of its classes."""
+
+    images: Index
+    right: Index
+    neighbours: tuple[NeighbourRecord, ...]
+    near_chance: bool
+
+
+@dataclass(frozen=True)
+class AssumptionsRecord:
+    """What was taken for granted of the base, because nobody said it."""
+
+    classes_from: str
+    output_names: tuple[str, ...] | None
+    preprocessing_from: dict[str, str]
+    base_check: BaseCheckRecord | None = None
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What every method tells in the same words; the file has each method's own, too."""
+    """What every method tells in the same words; `more` has each method's own."""
 
     steps: Index = 0
     kept_blocks: tuple[Index, ...] | None = None  # which of the base's blocks the model has; None: all
@@ -122,6 +172,17 @@ class Facts:
     kept_step: Index | None = None  # whose weights the model has; 0: those before training; None: the last
     accuracy_validation_before: Share | None = None  # top-1 of the weights before training, where the best are kept
     accuracy_validation_trained: Share | None = None  # of the best that training made of them
+    more: More = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Facts:
+        """Sort what a method tells."""
+        common = {f.name for f in fields(cls)} - {MORE}
+        own: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+        return cls(
+            **{name: value for name, value in own.items() if name in common},
+            more={name: value for name, value in told.items() if name not in common},
+        )
 
     def training_told(self) -> str:
         """How long the model was trained, and which of its states it is."""
@@ -156,8 +217,18 @@ class FittedHead:
 
 
 @dataclass(frozen=True)
+class FirstRecord:
+    """A method that cut the base before the last one did."""
+
+    method: str
+    rate: Fraction  # share of the first base's MACs that was gone after it
+    options: dict[str, Any]
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class DerivationRecord:
-    """What derivation.json says. Keys that are not here are in `as_read` alone, which is the whole file."""
+    """What derivation.json says."""
 
     created: str  # UTC, ISO 8601
     base: str
@@ -166,14 +237,17 @@ class DerivationRecord:
     training: TrainingRecord | None  # None: a slice that was not trained
     budget: BudgetRecord
     shape: ShapeRecord
+    head: Head
     data: DataRecord | None  # None: a slice that needed no images
     accuracy: Accuracies
     versions: Versions
     seconds: dict[str, float]
     facts: Facts
+    processes: Index = 1  # that trained side by side
+    assumptions: AssumptionsRecord | None = None  # None: a slice without images, or of an older edgevit
+    first: tuple[FirstRecord, ...] = ()  # what cut the base before the method did
     fitted_head: FittedHead | None = None  # None: the base had a classifier of its own
     job: Sha256 | None = None  # of the plan's job that this was; None: of no plan, or one of an older edgevit
-    as_read: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def fault(self, spec: ModelSpec) -> str | None:
         """What contradicts the model it lies beside, as the end of a sentence; None: nothing."""
@@ -192,31 +266,4 @@ def _classes(accuracy: AccuracyRecord) -> list[str]:
     return sorted(name for name, top1 in (accuracy.per_class or {}).items() if top1 is not None)
 
 
-def parse_data(content: Mapping[str, Any], where: str) -> DataRecord:
-    """Check what a record says of the data, as `Task.record` gives it; `where` names it in messages.
-
-    Raises:
-        CheckpointError: a value is missing, or of another type.
-    """
-    return READER.checked(content, DataRecord, where)
-
-
-def parse_derivation(content: dict[str, Any], where: str) -> DerivationRecord:
-    """Check what derivation.json says, or what is about to be written there; `where` names it in messages.
-
-    Raises:
-        CheckpointError: a value is missing, or of another type.
-    """
-    return replace(READER.checked(content, DerivationRecord, where, schemas=(SCHEMA,)), as_read=content)
-
-
-def read_derivation(folder: Path) -> DerivationRecord | None:
-    """Read how a model came to be; None where the folder does not say, as that of a base or of a super-network.
-
-    Raises:
-        CheckpointError: the file is there and damaged, or of another schema.
-    """
-    file = folder / DERIVATION
-    if not file.is_file():
-        return None
-    return parse_derivation(READER.json(file, dict[str, Any], schemas=(SCHEMA,)), str(file))
+DERIVATION_KIND = RecordKind("derivation", DerivationRecord, READER, schemas=(1,))

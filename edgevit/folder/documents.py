@@ -25,6 +25,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from edgevit import __version__
 from edgevit.errors import EdgeVitError
 
 T = TypeVar("T")
@@ -111,16 +112,24 @@ class Reader:
         seen = data.get("schema") if isinstance(data, dict) else None
         if not isinstance(data, dict):
             raise self._fault(where, f"holds {_shown(data)}, expected an object with a schema")
+        if type(seen) is int and seen > max(schemas):
+            raise self.error(f"{where} {newer(data, seen, max(schemas))}")
         if type(seen) is not int or seen not in schemas:
             known = " and ".join(map(str, sorted(schemas)))
-            if type(seen) is int and seen > max(schemas):
-                writer = data.get("versions", {}).get("edgevit") if isinstance(data.get("versions"), dict) else None
-                by = f" and was written by edgevit {writer}" if isinstance(writer, str) else ""
-                raise self.error(f"{where} has schema {seen}{by}, this edgevit reads {known}; update edgevit")
             raise self.error(f"{where} has schema {_shown(seen)}, this edgevit reads {known}; {self.mend}")
 
     def _fault(self, where: str, what: str) -> EdgeVitError:
         return self.error(f"{where} {what}; {self.mend}")
+
+
+def newer(content: Mapping[str, Any], seen: int, known: int) -> str:
+    """What is said of a file of a schema that only a later edgevit knows, after the file's name."""
+    versions = content.get("versions")
+    writer = str(versions.get("edgevit") if isinstance(versions, dict) else content.get("edgevit"))
+    by, install = "", "a newer edgevit"
+    if version := re.match(r"\d[\w.]{0,40}", writer):
+        by, install = f" (written by edgevit {version[0]})", f"edgevit>={version[0]}"
+    return f"has schema {seen}; this edgevit {__version__} reads up to {known}{by}: install {install}"
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types

@@ -8,9 +8,7 @@ Schema history: 1  first version
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,12 +16,10 @@ from pydantic import ConfigDict, Field
 
 from edgevit.errors import CheckpointError
 from edgevit.folder.documents import Reader
+from edgevit.folder.records import RecordKind, Seal
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SCHEMAS = (1, 2, 3, 4)
-WEIGHTS, SPEC = "model.safetensors", "model.json"
 
 MEND = "copy the folder again, or derive the model again"
 READER = Reader(CheckpointError, MEND)
@@ -161,10 +157,6 @@ class ModelSpec:
         """Whether every block is timm's own attention."""
         return all(b.qk == b.vo for b in self.blocks)
 
-    def to_json(self, weights_sha256: str) -> str:
-        content = {"schema": SCHEMAS[-1], "weights_sha256": weights_sha256, **asdict(self)}
-        return json.dumps({**content, "spec_sha256": content_sha256(content)}, indent=2) + "\n"
-
     def fault(self) -> str | None:
         """What contradicts itself, as the end of a sentence that starts with the file's name; None: nothing."""
         outputs, names = self.timm_args.get("num_classes"), self.class_names
@@ -188,34 +180,34 @@ class ModelSpec:
         return None
 
 
-@dataclass(frozen=True)
-class _Hashes:
-    weights_sha256: Sha256  # of the file
-    spec_sha256: Sha256 | None = None
+@dataclass(frozen=True, kw_only=True)
+class ModelDocument(ModelSpec):
+    """The same with what is known once the weights are written."""
+
+    weights_sha256: Sha256  # of model.safetensors
+    edgevit: str | None = None  # that wrote the folder; None: one that did not say yet
+
+    @classmethod
+    def of(cls, spec: ModelSpec, weights_sha256: str, edgevit: str) -> ModelDocument:
+        said = {f.name: getattr(spec, f.name) for f in fields(ModelSpec)}
+        return cls(**said, weights_sha256=weights_sha256, edgevit=edgevit)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec(**{f.name: getattr(self, f.name) for f in fields(ModelSpec)})
 
 
-def content_sha256(content: dict[str, Any]) -> str:
-    """Hash all that model.json says, however it is written down."""
-    rest = {key: value for key, value in content.items() if key != "spec_sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+MODEL_KIND = RecordKind("model", ModelDocument, READER, schemas=(1, 2, 3, 4), seal=Seal("spec_sha256", since=3))
 
 
-def read_spec(folder: Path) -> tuple[ModelSpec, str]:
-    """Read model.json: the model, and the hash of its weights.
+def read_model(file: Path) -> ModelDocument:
+    """Read model.json.
 
     Raises:
         CheckpointError: the file is missing, damaged, altered or of another schema.
     """
-    file = folder / SPEC
-    content = READER.json(file, dict[str, Any], schemas=SCHEMAS)
-    spec, hashes = READER.checked(content, ModelSpec, str(file)), READER.checked(content, _Hashes, str(file))
-    READER.checked(spec.preprocessing, Preprocessing, f"{file}, preprocessing,")
-    if fault := spec.fault():
+    read = MODEL_KIND.read(file)
+    READER.checked(read.preprocessing, Preprocessing, f"{file}, preprocessing,")
+    if fault := read.fault():
         raise CheckpointError(f"{file} {fault}; {MEND}")
-    seen = content_sha256(content)
-    if content["schema"] >= 3 and seen != hashes.spec_sha256:
-        raise CheckpointError(
-            f"{file} was altered: the hash of what it says is {seen[:12]}, and it says "
-            f"{(hashes.spec_sha256 or 'none')[:12]}; {MEND}"
-        )
-    return spec, hashes.weights_sha256
+    return read

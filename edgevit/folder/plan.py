@@ -5,11 +5,9 @@ Schema history: 1  first version
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -17,9 +15,8 @@ from pydantic import Field
 from edgevit.errors import CheckpointError
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import Index, Size
+from edgevit.folder.records import RecordKind
 
-SCHEMAS = (1,)
-PLAN = "plan.json"
 READER = Reader(CheckpointError, mend="copy the folder again, or derive the model again")
 
 # Numbers in order, neighbours as ranges: "0-3,7,12-15". Most lists of neurons have hundreds.
@@ -62,18 +59,8 @@ class PlanRecord:
 
     steps: tuple[StepRecord, ...]
 
-    def to_json(self) -> str:
-        return json.dumps({"schema": SCHEMAS[-1], **asdict(self)}, indent=1) + "\n"
 
-
-def read_plan(folder: Path) -> PlanRecord | None:
-    """Read plan.json; None where there is none, as in a base or a folder of an older edgevit.
-
-    Raises:
-        CheckpointError: the file is damaged or of another schema.
-    """
-    file = folder / PLAN
-    return READER.json(file, PlanRecord, schemas=SCHEMAS) if file.is_file() else None
+PLAN_KIND = RecordKind("plan", PlanRecord, READER, schemas=(1,))
 
 
 def in_ranges(numbers: Iterable[int]) -> str:

@@ -16,10 +16,11 @@ from typing import Any
 from edgevit.errors import OptionError, OutputError, UnfinishedError
 from edgevit.folder.documents import Reader
 from edgevit.folder.lock import alone_in
+from edgevit.folder.names import HISTORY
 from edgevit.folder.writing import refuse_existing, write_whole, writing
 
-REQUEST = "request.json"
-CHEAP = {REQUEST, "baselines.json", "history.jsonl"}  # soon made again: a folder that holds no more is no obstacle
+REQUEST, BASELINES = "request.json", "baselines.json"
+CHEAP = {REQUEST, BASELINES, HISTORY}  # soon made again: a folder that holds no more is no obstacle
 
 MEND = "remove that folder, and give the command without --resume"
 STATE = Reader(UnfinishedError, mend=MEND)

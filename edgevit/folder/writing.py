@@ -13,14 +13,10 @@ from typing import Any
 from safetensors import SafetensorError
 
 from edgevit.errors import OutputError
+from edgevit.folder.names import MODEL_FOLDER, SPEC
 
 NAME_BYTES = 255  # of one file name, on every file system that counts
 SPARE_BYTES = 24  # that names beside an output are longer than its own: a dot, a process number, ".partial", ".tmp"
-
-
-MODEL_FOLDER = {
-    "model.json", "model.safetensors", "derivation.json", "supernet.json", "history.jsonl", "README.md", "export",
-}  # fmt: skip
 
 
 def file_sha256(path: Path) -> str:
@@ -65,7 +61,7 @@ def refuse_existing(folder: Path, *, overwrite: bool = False) -> None:
 
 def _refuse_foreign(folder: Path) -> None:
     """Raise OutputError unless this is a model folder that holds nothing else, which may be replaced."""
-    if folder.is_symlink() or not folder.is_dir() or not (folder / "model.json").is_file():
+    if folder.is_symlink() or not folder.is_dir() or not (folder / SPEC).is_file():
         raise OutputError(f"{folder} is not a model folder, so it is not overwritten; choose another --out")
     if foreign := sorted({file.name for file in folder.iterdir()} - MODEL_FOLDER):
         raise OutputError(

@@ -21,7 +21,8 @@ from timm.data import create_transform, resolve_data_config
 from torch import Tensor, nn
 
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError, UnsupportedModelError
-from edgevit.folder.model import SPEC, WEIGHTS, BaseFacts, ClassLabel, ModelSpec, read_spec
+from edgevit.folder.model import BaseFacts, ClassLabel, ModelSpec
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.writing import file_sha256, new_folder
 from edgevit.models.families import family_of, load_family, name_of
 from edgevit.models.prediction import Picture, Prediction, judge, rgb_images
@@ -272,13 +273,13 @@ def load(folder: str | Path) -> Model:
     Raises:
         CheckpointError: a file is missing, altered (wrong hash) or of another schema.
     """
-    folder = Path(folder)
     check_model_folder(folder)
-    spec, expected = read_spec(folder)
-    seen = file_sha256(folder / WEIGHTS)
+    files = ModelFolder(Path(folder))
+    document, seen = files.document(), file_sha256(files.weights_file)
+    spec, expected = document.spec, document.weights_sha256
     if seen != expected:
         raise CheckpointError(
-            f"{folder / WEIGHTS} was altered: its hash is {seen[:12]}, {SPEC} says {expected[:12]}; "
+            f"{files.weights_file} was altered: its hash is {seen[:12]}, {files.spec_file.name} says {expected[:12]}; "
             f"copy the folder again, or derive it again"
         )
     try:
@@ -286,18 +287,18 @@ def load(folder: str | Path) -> Model:
             network = _create(spec.timm_name, spec.timm_args)
         family = family_of(network)
     except (OptionError, UnknownNameError, UnsupportedModelError) as error:
-        raise CheckpointError(f"{folder / SPEC} cannot be this model's: {error}") from error
-    with reading(folder / WEIGHTS):
-        state = load_file(folder / WEIGHTS)
+        raise CheckpointError(f"{files.spec_file} cannot be this model's: {error}") from error
+    with reading(files.weights_file):
+        state = load_file(files.weights_file)
     depth = len(family.read(network))
     if name_of(family) != spec.family or len(spec.blocks) != depth:
         raise CheckpointError(
-            f"{folder / SPEC} describes {len(spec.blocks)} blocks of family {spec.family}, and {spec.timm_name} has "
+            f"{files.spec_file} describes {len(spec.blocks)} blocks of family {spec.family}, and {spec.timm_name} has "
             f"{depth} of {name_of(family)}; copy the folder again, or derive it again"
         )
     family.resize(network, spec.blocks, state)
-    fill(network, state, folder / WEIGHTS, str(folder))
-    _check_described(network, spec, folder / SPEC)
+    fill(network, state, files.weights_file, str(folder))
+    _check_described(network, spec, files.spec_file)
     return Model(network.eval(), spec)
 
 
@@ -323,19 +324,18 @@ def _check_described(network: Any, spec: ModelSpec, file: Path) -> None:
             )
 
 
-def save(model: Model, folder: Path, extra: Mapping[str, str], *, overwrite: bool = False) -> None:
-    """Write a model folder; `extra` maps further file names to their text.
+def save(model: Model, folder: Path, *, overwrite: bool = False, **papers: Any) -> None:
+    """Write a model folder; `papers` are the card and the records that `ModelFolder.write` takes.
 
     Raises:
         OutputError: the folder exists and is not to be overwritten, or cannot be written; nothing is left behind.
     """
     with new_folder(folder, overwrite=overwrite) as temporary:
+        files = ModelFolder(temporary)
         state = {k: v.detach().cpu().contiguous() for k, v in model.network.state_dict().items()}
-        save_file(state, temporary / WEIGHTS, metadata={"format": "pt"})
-        (temporary / WEIGHTS).chmod(0o644)  # safetensors makes it private; the folder is meant to be passed on
-        (temporary / SPEC).write_text(model.spec.to_json(file_sha256(temporary / WEIGHTS)))
-        for name, text in extra.items():
-            (temporary / name).write_text(text)
+        save_file(state, files.weights_file, metadata={"format": "pt"})
+        files.weights_file.chmod(0o644)  # safetensors makes it private; the folder is meant to be passed on
+        files.write(model.spec, **papers)
 
 
 def derived_spec(base: ModelSpec, network: nn.Module, head: str, classes: tuple[ClassLabel, ...]) -> ModelSpec:

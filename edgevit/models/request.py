@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevit.errors import CheckpointError, OptionError
-from edgevit.folder.model import SPEC, WEIGHTS, read_spec
+from edgevit.folder.model_folder import ModelFolder
 
 
 def check_model_folder(folder: str | Path) -> None:
@@ -21,10 +21,11 @@ def check_model_folder(folder: str | Path) -> None:
     if not folder.is_dir():
         what = "is a file, not a model folder" if folder.exists() else "does not exist"
         raise CheckpointError(f"{folder} {what}; check the path of the model folder")
-    for name in (SPEC, WEIGHTS):
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder} is not a complete model folder: {name} is missing; derive it again")
-    read_spec(folder)
+    files = ModelFolder(folder)
+    for file in (files.spec_file, files.weights_file):
+        if not file.is_file():
+            raise CheckpointError(f"{folder} is not a complete model folder: {file.name} is missing; derive it again")
+    files.document()
 
 
 def check_base(

@@ -1,18 +1,20 @@
 """From a model to runs, through a real agent; with the fake runner where what computes does not matter."""
 
 import hashlib
-import json
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from model_folders import export_of
 from onnx import TensorProto, helper
 
 import edgevit.agent.runners.onnxruntime as runner
 from edgevit.agent.runners import RunnerError
 from edgevit.board.bench import bench
-from edgevit.errors import AgentError, CheckpointError, OptionError, UnknownNameError
+from edgevit.errors import AgentError, CheckpointError, ExportError, OptionError, UnknownNameError
+from edgevit.folder.export import ExportedFile
+from edgevit.folder.model_folder import ModelFolder
 
 FAST = dict(samples=20, duration_s=0, warmup=2, warmup_seconds=0)
 
@@ -33,14 +35,14 @@ def write_onnx(path, *, shape=("batch", 3, 32, 32), dtype=TensorProto.FLOAT, nam
 
 def write_export(folder, *precisions):
     """The part of a model folder that is measured, with any bytes for models."""
-    export = folder / "export"
-    export.mkdir(parents=True)
+    export = ModelFolder(folder).export
+    export.path.mkdir(parents=True)
     files = {}
     for precision in precisions:
-        content = f"weights in {precision}".encode()
-        (export / f"model.{precision}.onnx").write_bytes(content)
-        files[f"model.{precision}.onnx"] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    (export / "export.json").write_text(json.dumps({"schema": 1, "files": files, "batch": "dynamic"}))
+        content, path = f"weights in {precision}".encode(), export.onnx(precision)
+        path.write_bytes(content)
+        files[path.name] = ExportedFile(hashlib.sha256(content).hexdigest(), len(content), {})
+    export.write_record(export_of(files))
     return folder
 
 
@@ -179,16 +181,16 @@ def test_a_file_that_changed_after_the_export_is_refused(folder):
 @pytest.mark.parametrize("text", ["{", "[]", '{"files": 3}', '{"files": {"model.fp32.onnx": {}}}', "\xff"])
 def test_an_export_list_that_cannot_be_read_is_named(folder, text):
     (folder / "export" / "export.json").write_text(text, encoding="latin-1")
-    with pytest.raises(CheckpointError, match=r"export\.json .*; export again"):
+    with pytest.raises(ExportError, match=r"export\.json .*; export the model again"):
         bench(folder, runner="fake", **FAST)
 
 
-@pytest.mark.parametrize("text", [None, '{"files": {}}'])
-def test_a_file_that_the_export_does_not_list_is_an_incomplete_export(folder, text):
-    listed = folder / "export" / "export.json"
-    listed.unlink()
-    if text:
-        listed.write_text(text)
+@pytest.mark.parametrize("files", [None, {}])
+def test_a_file_that_the_export_does_not_list_is_an_incomplete_export(folder, files):
+    export = ModelFolder(folder).export
+    export.record_file.unlink()
+    if files is not None:
+        export.write_record(export_of(files))
     with pytest.raises(CheckpointError, match=r"is not listed in .*the export is incomplete"):
         bench(folder, runner="fake", **FAST)
 

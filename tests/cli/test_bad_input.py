@@ -293,7 +293,7 @@ def folder(small_vit: Any, tmp_path: Path) -> Path:
     from edgevit.models.checkpoint import describe, save
 
     args = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
-    save(describe(small_vit(), NAME, args), tmp_path / "m", {})
+    save(describe(small_vit(), NAME, args), tmp_path / "m")
     return tmp_path / "m"
 
 

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     network = timm.create_model("vit_tiny_patch16_224", **ARGS)
     path = tmp_path_factory.mktemp("cli") / "model"
-    save(describe(network, "vit_tiny_patch16_224", ARGS), path, {})
+    save(describe(network, "vit_tiny_patch16_224", ARGS), path)
     return path
 
 

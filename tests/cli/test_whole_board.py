@@ -9,7 +9,7 @@ import json
 import pytest
 from places import STANDINS
 
-from edgevit.board.store import stored_engines
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.report.runs import load_runs
 
 SUMMARY = """\
@@ -63,10 +63,10 @@ def test_the_commands_of_the_readme_lead_to_a_gated_bench(orin_nx, exported, edg
 
     built = edgevit_main("export", exported, "--trt", "--no-accuracy", *orin_nx.options)
     assert built.code == 0, built.err
-    (record,) = stored_engines(exported)
+    (record,) = ModelFolder(exported).export.engines()
     assert record.fingerprint.startswith("orin-nx-16gb-l4t36.4.3-trt10.3.0")
-    assert record.accuracy["board"] == record.accuracy["host"]
-    assert record.board["power_mode"] == "MAXN_SUPER"
+    assert record.accuracy.board == record.accuracy.host
+    assert record.board.power_mode == "MAXN_SUPER"
 
     runs = tmp_path / "runs.jsonl"
     gates = ["--gate", "p99<5s", "--gate", "energy<1000J", "--gate", "gpu_p99<5s"]
@@ -104,7 +104,7 @@ def test_an_engine_is_refused_on_another_board(orin_nx, exported, edgevit_main, 
     done = edgevit_main("bench", folder, "--board", other.host, "--ssh-config", other.config, "--quiet")
     assert "was built for orin-nx-16gb-l4t36.4.3-trt10.3.0" in done.error
     assert "and this is orin-nano-8gb-l4t36.4.4-trt10.3.0" in done.error
-    (record,) = stored_engines(folder)
+    (record,) = ModelFolder(folder).export.engines()
     by_path = edgevit_main("bench", record.path, "--board", other.host, "--ssh-config", other.config, "--quiet")
     assert "was built for orin-nx-16gb-l4t36.4.3-trt10.3.0-8sm, and this is orin-nano-8gb" in by_path.error
     shape = ["--samples", 5, "--duration", 0.1, "--idle", 0, "--warmup-seconds", 0, "--json"]

@@ -10,6 +10,7 @@ import pytest
 
 from edgevit.data.assumptions import Assumptions, assumptions, shown
 from edgevit.data.task import open_task
+from edgevit.folder.derivation import AssumptionsRecord
 
 PREPROCESSING: dict[str, Any] = {
     "input_size": (3, 32, 32),
@@ -40,7 +41,7 @@ def test_the_alphabet_of_the_folders_is_said_to_be_assumed(folders: Path) -> Non
         "classes: eel is output 2, cat is output 0 of 3 outputs, assumed from the alphabet of the data's folders: "
         "--base-classes FILE gives another order"
     )
-    assert found.record()["classes_from"] == "folders" and found.record()["output_names"] == ["cat", "dog", "eel"]
+    assert found.record().classes_from == "folders" and found.record().output_names == ("cat", "dog", "eel")
 
 
 def test_names_from_a_list_or_a_model_folder_are_said_to_be_so(folders: Path) -> None:
@@ -50,9 +51,9 @@ def test_names_from_a_list_or_a_model_folder_are_said_to_be_so(folders: Path) ->
         given.lines()[0]
         == "classes: cat is output 3, dog is output 0, eel is output 2 of 4 outputs, as --base-classes says"
     )
-    assert given.record()["output_names"] == names and given.record()["classes_from"] == "option"
+    assert given.record().output_names == tuple(names) and given.record().classes_from == "option"
     read = assumed(folders, None, 4, names=names, base=folders)
-    assert read.lines()[0].endswith("as the model folder says") and read.record()["classes_from"] == "model folder"
+    assert read.lines()[0].endswith("as the model folder says") and read.record().classes_from == "model folder"
 
 
 def test_imagenets_own_list_is_said_to_be_it(tmp_path: Path, image_folder: Callable[..., Path]) -> None:
@@ -61,10 +62,8 @@ def test_imagenets_own_list_is_said_to_be_it(tmp_path: Path, image_folder: Calla
     assert found.lines()[0] == (
         "classes: n01440764 is output 0, n02123045 is output 281 of 1000 outputs, as in ImageNet's own list"
     )
-    assert found.record() == {
-        "classes_from": "imagenet", "output_names": None,
-        "preprocessing_from": dict.fromkeys(["crop_pct", "interpolation", "mean", "std"], "timm"),
-    }  # fmt: skip
+    origins = dict.fromkeys(["crop_pct", "interpolation", "mean", "std"], "timm")
+    assert found.record() == AssumptionsRecord("imagenet", None, origins)
 
 
 def test_many_classes_make_one_short_line_and_a_whole_record() -> None:
@@ -72,7 +71,7 @@ def test_many_classes_make_one_short_line_and_a_whole_record() -> None:
     assert found.lines()[0].startswith("classes: 0 is output 0, 1 is output 1, ")
     assert "4 is output 4 and 5 more of 10 outputs" in found.lines()[0] and "5 is" not in found.lines()[0]
     assert "the data's own order" in found.lines()[0]
-    assert found.record()["output_names"] == [str(i) for i in range(10)]
+    assert found.record().output_names == tuple(str(i) for i in range(10))
 
 
 def test_preprocessing_is_told_with_where_each_part_is_from(folders: Path) -> None:
@@ -86,7 +85,7 @@ def test_preprocessing_is_told_with_where_each_part_is_from(folders: Path) -> No
         "preprocessing: crop_pct 0.9, std 0.5, given; interpolation bicubic, mean 0.485,0.456,0.406, "
         f"assumed, as timm's defaults for {NAME}"
     )
-    origins = part.record()["preprocessing_from"]
+    origins = part.record().preprocessing_from
     assert origins == {"crop_pct": "option", "interpolation": "timm", "mean": "timm", "std": "option"}
     everything = assumed(folders, None, 3, given=["crop_pct", "interpolation", "mean", "std"]).lines()[1]
     assert everything.endswith("std 0.5, given")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from timm.data import create_transform
 from edgevit.data.sources import open_source
 from edgevit.data.task import Split, Task, open_task, reopen
 from edgevit.errors import DataError, OptionError
-from edgevit.folder.derivation import parse_data
+from edgevit.folder.derivation import DataRecord
 
 PREPROCESSING: dict[str, Any] = {
     "input_size": (3, 32, 32),
@@ -88,7 +87,7 @@ def test_names_with_a_hash_or_a_comma_are_given_in_files(tmp_path: Path, image_f
     base.write_text('# in the order of the outputs\nF\ncrane, bird\nC#\n"a, b"\nC\n')
     task = task_of(tmp_path / "data", str(classes), 5, base_names=base)
     assert task.class_names == ["C#", "crane, bird", "F"] and task.base_columns == [2, 1, 0]
-    again = reopened(json.loads(json.dumps(task.record())))
+    again = reopened(task.record())
     assert again.classes == task.classes
     base.write_text("F\ncrane, bird\nC#\nF\nC\n")
     with pytest.raises(DataError, match="give 'F' to outputs 0 and 3"):
@@ -160,14 +159,14 @@ def test_subsets_are_spread_over_the_classes_and_shares_cover_everything() -> No
 # -- opening again -----------------------------------------------------------------------------------------------------
 
 
-def reopened(record: dict[str, Any]) -> Task:
-    return reopen(parse_data(record, "it"), PREPROCESSING)
+def reopened(record: DataRecord) -> Task:
+    return reopen(record, PREPROCESSING)
 
 
 @pytest.mark.parametrize("seed", [42, 3])
 def test_a_task_opened_again_is_the_same(both: Path, seed: int) -> None:
     task = task_of(both, "eel,cat", 3, seed=seed, validation_fraction=0.3)
-    again = reopened(json.loads(json.dumps(task.record())))
+    again = reopened(task.record())
     assert again.classes == task.classes and again.fingerprint() == task.fingerprint()
     for split in ("train", "validation", "test"):
         assert getattr(again, split).references == getattr(task, split).references
@@ -238,7 +237,7 @@ def test_bad_images_are_left_out_and_counted_if_asked(both: Path, spoil: Callabl
         spoil(file)
     task = task_of(both, "cat,dog", 3, skip_bad_images=True)
     everything = {r for split in (task.train, task.validation, task.test) for r in split.references}
-    assert task.skipped == task.record()["skipped_images"] == 2
+    assert task.skipped == task.record().skipped_images == 2
     assert len(everything) == 20 + 10 + 4 + 3 - 2 and not everything & set(map(str, bad))
     assert reopened(task.record()).record() == task.record()
 

@@ -101,6 +101,6 @@ def test_the_record_tells_one_set_from_another_and_parts_stay_as_they_are(data: 
     paint(tmp_path / "more" / "b.png", 2)
     two = task_of(data, tmp_path / "more").record()
     plain = open_task(data, None, preprocessing=PREPROCESSING, base_outputs=2).record()
-    assert one["unlabelled"]["images"] == 1 and plain["unlabelled"] is None
-    assert one["unlabelled"]["fingerprint"] != two["unlabelled"]["fingerprint"]
-    assert one["fingerprint"] == two["fingerprint"] == plain["fingerprint"]
+    assert one.unlabelled.images == 1 and plain.unlabelled is None
+    assert one.unlabelled.fingerprint != two.unlabelled.fingerprint
+    assert one.fingerprint == two.fingerprint == plain.fingerprint

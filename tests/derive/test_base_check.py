@@ -63,7 +63,7 @@ def test_names_in_reverse_stop_the_work(digits_checkpoint: Path, tmp_path: Path)
 def test_names_in_reverse_are_gone_on_with_if_asked(digits_checkpoint: Path, tmp_path: Path) -> None:
     told = Told()
     made = derive(digits_checkpoint, tmp_path / "m", told, base_classes=DIGITS[::-1], accept_weak_base=True)
-    assert made.record["assumptions"]["base_check"]["near_chance"] is True
+    assert made.record.assumptions.base_check.near_chance is True
     assert any("where chance is 10.0%" in warning for warning in told.warnings)
 
 
@@ -166,19 +166,19 @@ def test_a_base_that_is_read_with_a_crop_it_was_not_trained_with_is_told_of(
     cropped = derive(uncropped, tmp_path / "cropped", told, **asked)
     (warning,) = [warning for warning in told.warnings if "--crop-pct" in warning]
     assert "with --crop-pct 1 the base is right on " in warning and "give that option if it was trained so" in warning
-    tried = cropped.record["assumptions"]["base_check"]["neighbours"]
-    assert [n["option"] for n in tried] == [
+    tried = cropped.record.assumptions.base_check.neighbours
+    assert [n.option for n in tried] == [
         "--crop-pct 1", "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225", "--mean 0 --std 1",
     ]  # fmt: skip
-    assert tried[0]["gained"] > tried[0]["lost"] + 10
+    assert tried[0].gained > tried[0].lost + 10
 
     told = Told()
     whole = derive(uncropped, tmp_path / "whole", told, **asked, preprocessing={"crop_pct": 1.0})
     assert not [warning for warning in told.warnings if "--crop-pct" in warning]
-    better, worse = (made.record["accuracy"]["base_restricted"]["top1"] for made in (whole, cropped))
+    better, worse = (made.record.accuracy.base_restricted.top1 for made in (whole, cropped))
     assert better > worse + 0.1
-    assert whole.record["assumptions"]["preprocessing_from"]["crop_pct"] == "option"
-    assert cropped.record["assumptions"]["preprocessing_from"]["crop_pct"] == "timm"
+    assert whole.record.assumptions.preprocessing_from["crop_pct"] == "option"
+    assert cropped.record.assumptions.preprocessing_from["crop_pct"] == "timm"
 
 
 def test_the_check_is_kept_for_the_next_derivation(

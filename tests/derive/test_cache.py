@@ -195,8 +195,8 @@ def test_a_second_derivation_reuses_what_does_not_depend_on_the_rate_and_is_the_
     derive(checkpoint, tmp_path / "first", rate=0.5, **asked)
     second = derive(checkpoint, tmp_path / "second", rate=0.6, **asked)
     fresh = derive(checkpoint, tmp_path / "fresh", rate=0.6, cache=False, **asked)
-    assert {"masks", "statistics", "spectra", "removal-order"} <= set(second.record["facts"]["reused"])
-    assert fresh.record["facts"]["reused"] == []
+    assert {"masks", "statistics", "spectra", "removal-order"} <= set(second.record.facts.reused)
+    assert fresh.record.facts.reused == ()
     for name, value in fresh.model.network.state_dict().items():
         assert torch.equal(value, second.model.network.state_dict()[name]), name
     folder = cache_module.cache_folder()

@@ -212,7 +212,7 @@ def test_a_network_for_every_size_is_made_of_a_base_without_a_head(headless: Pat
         options={"points": 2, "proxy_images": 32},
         **given(headless),
     )
-    assert made.record["fitted_head"]["validation_accuracy"] > 0.6
+    assert made.record.fitted_head.validation_accuracy > 0.6
     edgevit.derive(method="skd", supernet=tmp_path / "net", rate=0.2, classes="3,5", out=tmp_path / "slice")
     assert edgevit.load(tmp_path / "slice").classes == ["3", "5"]
 

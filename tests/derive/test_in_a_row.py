@@ -9,7 +9,7 @@ from small_base import derive, press_ctrl_c_in_step, write_checkpoint
 import edgevit
 from edgevit.derive.steps import Step
 from edgevit.errors import Interrupted
-from edgevit.folder.plan import read_plan
+from edgevit.folder.model_folder import ModelFolder
 
 ROW = {"first": (Step("nuwa", 0.3, {"purification": "none"}),), "method": "vulcan", "rate": 0.5, "cache": False}
 
@@ -25,14 +25,14 @@ def row(checkpoint, tmp_path_factory):
 
 
 def test_each_step_cuts_what_the_one_before_it_made(row):
-    plan = read_plan(row.folder)
+    plan = ModelFolder(row.folder).plan()
     assert [step.method for step in plan.steps] == ["nuwa", "vulcan"]
     first, second = (step.blocks for step in plan.steps)
     for before, after in zip(first, second, strict=True):
         assert after.ffn.width < before.ffn.width and after.attention.qk <= before.attention.qk
     assert [block.ffn.width for block in second] == [dims.ffn for dims in row.model.spec.blocks]
-    assert row.model.spec.rate >= 0.5 and row.record["facts"]["kept_blocks"] == [0, 1]
-    assert [step["method"] for step in row.record["first"]] == ["nuwa"]
+    assert row.model.spec.rate >= 0.5 and row.record.facts.kept_blocks == (0, 1)
+    assert [step.method for step in row.record.first] == ["nuwa"]
     stages = {json.loads(line)["stage"] for line in (row.folder / "history.jsonl").read_text().splitlines()}
     assert stages == {"step1: finetune", "train"}
 
@@ -53,7 +53,7 @@ def test_a_row_that_was_interrupted_goes_on_where_it_was(checkpoint, tmp_path):
 def test_a_derived_folder_is_the_base_of_another_derivation(row, tmp_path):
     options = {"classes": "3,9", "data": "digits", "rate": 0.1, "shape": "free", "accept_weak_base": True}
     more = edgevit.derive(row.folder, out=tmp_path / "more", method="nuwa", options={"purification": "none"}, **options)
-    assert [step.method for step in read_plan(more.folder).steps] == ["nuwa", "vulcan", "nuwa"]
+    assert [step.method for step in ModelFolder(more.folder).plan().steps] == ["nuwa", "vulcan", "nuwa"]
     assert more.model.spec.macs <= 0.9 * row.model.spec.macs and more.model.classes == ["3", "9"]
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(edgevit.load(more.folder)(images), more.model(images))

@@ -16,7 +16,7 @@ from edgevit.derive import load_method, method_names, methods
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.derive.options import make_config, parse_assignments
 from edgevit.errors import OptionError, UnknownNameError
-from edgevit.folder.derivation import read_derivation
+from edgevit.folder.model_folder import ModelFolder
 
 EXAMPLE = "example"
 NAMES = [*method_names(), EXAMPLE]
@@ -87,10 +87,10 @@ def test_a_method_derives_a_model_inside_its_budget_that_loads_again(name, shape
     derivation = derive(checkpoint, tmp_path / "m", method=name, shape=shape, rate=0.45)
     spec = derivation.model.spec
     assert 0.45 <= spec.rate < 0.47
-    assert all(b.fusable for b in spec.blocks) or not derivation.record["shape"]["equal"]
-    assert spec.classes[1].name == "7" and derivation.record["method"] == name
-    told = read_derivation(tmp_path / "m")
-    assert told is not None and told.facts.steps == derivation.record["facts"]["steps"]
+    assert all(b.fusable for b in spec.blocks) or not derivation.record.shape.more["equal"]
+    assert spec.classes[1].name == "7" and derivation.record.method == name
+    told = ModelFolder(tmp_path / "m").derivation()
+    assert told is not None and told.facts.steps == derivation.record.facts.steps
     images = torch.randn(2, 3, 32, 32)
     loaded = edgevit.load(tmp_path / "m")
     torch.testing.assert_close(loaded(images), derivation.model(images))

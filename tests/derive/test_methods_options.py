@@ -60,10 +60,10 @@ def test_every_value_of_every_option_derives_a_model(
     (option,) = (o for o in describe(owner).options if o.name == name)
     if owner == SUPERNET:
         made = make_supernet(checkpoint, tmp_path / "m", training=two_steps, options=options)
-        config = made.record["settings"]["options"]
+        config = made.record.settings.more["options"]
     else:
         made = derive(checkpoint, tmp_path / "m", training=two_steps, options=options, method=owner)
-        config = made.record["config"]
+        config = made.record.config
         assert 0.5 <= made.model.spec.rate < 0.6
         assert edgevit.load(tmp_path / "m")(torch.randn(2, 3, 32, 32)).isfinite().all()
     assert config[name] == option.convert(owner, value)

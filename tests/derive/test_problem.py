@@ -39,7 +39,7 @@ def test_a_method_learns_from_the_restricted_base(
     taught = [line for line in lines if line["stage"] in ("train", "finetune") and line["step"] > 1]
     assert [line["step"] for line in taught] == [2, 3]  # at the first, vulcan's network is the teacher still
     assert all(line["loss_teacher"] > 0 and line["loss_tokens"] > 0 for line in taught)
-    assert made.record["config"]["teacher"] == "restricted" and made.record["data"]["unlabelled"]["images"] > 1000
+    assert made.record.config["teacher"] == "restricted" and made.record.data.unlabelled.images > 1000
 
 
 def test_the_finetuned_base_is_baseline_and_teacher_and_trained_once(digits_checkpoint: Path, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_the_finetuned_base_is_baseline_and_teacher_and_trained_once(digits_chec
     for made in (alone, judged):
         lines = [json.loads(line) for line in (made.folder / "history.jsonl").read_text().splitlines()]
         assert [line["step"] for line in lines if line["stage"] == "finetune base"] == [1, 2, 3, 4]
-    assert judged.record["accuracy"]["base_finetuned"] == restricted.record["accuracy"]["base_finetuned"]
+    assert judged.record.accuracy.base_finetuned == restricted.record.accuracy.base_finetuned
     pairs = zip(judged.model.network.parameters(), restricted.model.network.parameters(), strict=True)
     assert any(not torch.equal(a, b) for a, b in pairs)
 

@@ -19,7 +19,7 @@ from edgevit.derive import method_names
 from edgevit.derive.jobs_file import read_jobs
 from edgevit.errors import CheckpointError, DataError
 from edgevit.export.evaluate import evaluate
-from edgevit.export.record import read_report
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.models.checkpoint import load, save
 from edgevit.train.settings import Training
 
@@ -33,7 +33,7 @@ def test_foreign_images_that_are_counted_are_not_trained_on(digits_checkpoint: P
     seen = []
     for reject in (0.1, None):
         made = derived(digits_checkpoint, tmp_path / str(reject), reject=reject, method="vulcan", **given)
-        seen.append(made.record["data"]["unlabelled"]["images"])
+        seen.append(made.record.data.unlabelled.images)
     assert seen[1] - seen[0] == counted > 100
 
 
@@ -92,7 +92,7 @@ def test_evaluate_finds_the_same_in_the_folder_and_in_the_exported_files(model: 
         )
     some = evaluate(model, "digits", classes="8,3").rejected
     assert some is not None and some.foreign_images == told["test"]["foreign_images"], "5 is no foreign class to it"
-    assert read_report(model / "export").rejection == asdict(load(model).spec.rejection)  # type: ignore[call-overload]
+    assert ModelFolder(model).export.record().rejection == load(model).spec.rejection
 
 
 def test_the_command_line_tells_of_it(model: Path, edgevit_main: Any) -> None:
@@ -110,10 +110,7 @@ def test_every_method_takes_it(method: str, tmp_path: Path, digits_checkpoint: P
     made = derive(digits_checkpoint, tmp_path / "m", method=method, reject=0.05)
     rule = load(tmp_path / "m").spec.rejection
     assert rule == made.model.spec.rejection and rule is not None and rule.share == 0.05
-    assert (
-        made.record["accuracy"]["derived"]["rejection"]["validation"]["other"]
-        <= 0.05 * made.record["data"]["images"]["validation"]
-    )
+    assert made.record.accuracy.derived.rejection["validation"].other <= 0.05 * made.record.data.images.validation
 
 
 def test_a_share_that_cannot_be_held_is_refused_before_any_work(tmp_path: Path, digits_checkpoint: Path) -> None:
@@ -127,7 +124,7 @@ def test_a_share_that_cannot_be_held_is_refused_before_any_work(tmp_path: Path, 
 def test_a_model_of_schema_1_has_no_rejection_and_a_rule_of_a_later_version_is_not_ignored(
     model: Path, tmp_path: Path
 ) -> None:
-    save(load(model), tmp_path / "old", {})
+    save(load(model), tmp_path / "old")
     file = tmp_path / "old" / "model.json"
     spec = json.loads(file.read_text())
     rule, seal = spec.pop("rejection"), spec.pop("spec_sha256")
@@ -142,7 +139,7 @@ def test_without_it_nothing_is_called_other(tmp_path: Path, digits_checkpoint: P
     made = derived(digits_checkpoint, tmp_path / "m", reject=None, training={"steps": 0})
     images = torch.zeros(2, 3, 32, 32)
     assert set(made.model.names(made.model(images))) < set(CLASSES)
-    assert made.model.spec.rejection is None and made.record["accuracy"]["derived"]["rejection"] is None
+    assert made.model.spec.rejection is None and made.record.accuracy.derived.rejection is None
     assert evaluate(tmp_path / "m").rejected is None
 
 

@@ -105,7 +105,7 @@ def test_bf16_trains_and_the_model_folder_is_fp32(checkpoint, tmp_path):
     # accelerate wraps the forward of what it trains; the derived model must be its own
     torch.testing.assert_close(derivation.model(images), edgevit.load(derivation.folder)(images))
     assert all(t.dtype == torch.float32 for t in weights(derivation.folder).values())
-    assert derivation.record["training"]["precision"] == "bf16"
+    assert derivation.record.training.more["precision"] == "bf16"
 
 
 def test_a_loss_that_is_no_number_stops_with_advice(checkpoint, tmp_path):
@@ -117,10 +117,10 @@ def test_training_stops_once_both_accuracies_have_met(checkpoint, tmp_path, monk
     monkeypatch.setattr("edgevit.train.stopping.MET", 1.0)  # a random base never meets closely
     training = {"steps": 60, "evaluations": 30, "early_stop": True, "lr": 1e-7, "schedule": "constant"}
     derivation = derive(checkpoint, tmp_path / "met", training=training)
-    facts = derivation.record["facts"]
-    assert facts["steps"] < facts["steps_planned"] == 60
+    facts = derivation.record.facts
+    assert facts.steps < facts.more["steps_planned"] == 60
     last = json.loads((derivation.folder / "history.jsonl").read_text().splitlines()[-1])
-    assert last["step"] == facts["steps"]
+    assert last["step"] == facts.steps
 
 
 def test_ctrl_c_while_the_model_is_written_comes_too_late(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from edgevit.derive.methods.skd.slices import read_supernet
 from edgevit.derive.session import derive
 from edgevit.derive.supernet import supernet
 from edgevit.errors import BudgetError, CheckpointError, Interrupted, OptionError
-from edgevit.folder.derivation import parse_data
+from edgevit.folder.derivation import Accuracies
 from edgevit.models.checkpoint import load, open_base
 from edgevit.models.families import vit
 from edgevit.train.passes import evaluate, open_passes
@@ -78,7 +78,7 @@ def assert_same(a, b):
 def test_the_folder_is_a_model_folder_and_its_curve_is_that_of_its_slices(net):
     opened = open_base(net.folder)
     assert opened.spec.head == "full" and opened.spec.rate == 0 and edgevit.load(net.folder).classes == opened.classes
-    task = reopen(parse_data(net.record["data"], "it"), opened.preprocessing)
+    task = reopen(net.record.data, opened.preprocessing)
     passes = open_passes(Training(device="cpu"))
     assert [round(p.rate, 1) for p in net.curve] == [0.0, 0.2, 0.4, 0.7]
     for point in net.curve:
@@ -98,7 +98,7 @@ def test_the_folder_is_a_model_folder_and_its_curve_is_that_of_its_slices(net):
 
 def test_training_under_dropout_makes_the_small_slices_better(net, digits_checkpoint, tmp_path):
     untrained = make(digits_checkpoint, tmp_path / "net", training={"steps": 0})
-    assert untrained.curve[0].top1 == pytest.approx(untrained.record["base_top1"], abs=0.01), "the same function"
+    assert untrained.curve[0].top1 == pytest.approx(untrained.record.base_top1, abs=0.01), "the same function"
     assert net.curve[-1].top1 > untrained.curve[-1].top1 + 0.05
     assert net.curve[0].top1 > untrained.curve[0].top1 - 0.05
 
@@ -124,10 +124,10 @@ def test_without_data_a_slice_is_the_same_and_nothing_is_claimed_to_be_measured(
                   training=Training(device="cpu", batch_size=32))  # fmt: skip
     assert_same(weights(tmp_path / "blind"), weights(tmp_path / "seen"))
     assert blind.model.spec == seen.model.spec
-    assert set(blind.record["accuracy"].values()) == {None} and blind.record["data"] is None
-    test = reopen(parse_data(net.record["data"], "it"), load(net.folder).preprocessing).test
-    assert seen.record["accuracy"]["derived"]["images"] == len(test) and seen.record["facts"]["steps"] == 0
-    assert seen.record["accuracy"]["derived"]["top1"] > 0.4
+    assert blind.record.accuracy == Accuracies(None, None, None, None) and blind.record.data is None
+    test = reopen(net.record.data, load(net.folder).preprocessing).test
+    assert seen.record.accuracy.derived.images == len(test) and seen.record.facts.steps == 0
+    assert seen.record.accuracy.derived.top1 > 0.4
     with pytest.raises(edgevit.errors.DataError, match="give them with --data"):
         edgevit.evaluate(tmp_path / "blind", device="cpu")
 
@@ -161,9 +161,9 @@ def test_steps_train_the_slice_through_the_shared_loop(net, tmp_path):
     same = {"method": "skd", "supernet": net.folder, "rate": 0.65, "classes": "3,5,8"}
     tuned = derive(out=tmp_path / "tuned", data="digits", training=how, **same)
     plain = derive(out=tmp_path / "plain", **same)
-    assert plain.model.spec.blocks == tuned.model.spec.blocks and tuned.record["facts"]["steps"] == 30
+    assert plain.model.spec.blocks == tuned.model.spec.blocks and tuned.record.facts.steps == 30
     judged = edgevit.evaluate(tmp_path / "plain", data="digits", device="cpu")
-    assert tuned.record["accuracy"]["derived"]["top1"] > max(judged.top1, 0.6)
+    assert tuned.record.accuracy.derived.top1 > max(judged.top1, 0.6)
 
 
 def test_an_interrupted_training_resumed_ends_in_the_same_network(digits_checkpoint, tmp_path, monkeypatch):
@@ -268,7 +268,7 @@ def test_options_that_do_not_belong_together_are_refused(net, digits_checkpoint,
         make(digits_checkpoint, out, options={"updates": 0})
     assert not list(tmp_path.iterdir())
     by_folder = derive(net.folder, method="skd", rate=0.5, out=out)  # the folder alone says what it is
-    assert by_folder.record["config"]["supernet"] == str(net.folder)
+    assert by_folder.record.config["supernet"] == str(net.folder)
 
 
 def test_the_base_can_teach_the_network_while_it_trains(net, digits_checkpoint, tmp_path):

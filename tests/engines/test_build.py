@@ -20,12 +20,14 @@ from places import STANDINS
 from small_models import write_derived
 
 from edgevit.board.connection import open_board
-from edgevit.board.store import EngineRecord, find_engine, stored_engines
+from edgevit.board.store import find_engine
 from edgevit.engines.build import build_engine
 from edgevit.engines.gate import GateTolerances
 from edgevit.engines.options import Options
 from edgevit.errors import AgentError, EngineError, ExportError, ProfileError, UnfitBoardError
 from edgevit.export.onnx import export
+from edgevit.folder.engine import ENGINE_KIND, EngineRecord
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.writing import file_sha256
 from edgevit.progress import Silent
 
@@ -104,14 +106,14 @@ def test_an_engine_that_is_right_is_stored_with_what_is_known_of_it(folder: Path
     assert file_sha256(record.path) == record.sha256 and record.path.stat().st_size == record.bytes
     assert record.onnx == {"name": "model.fp16.onnx", "sha256": file_sha256(folder / "export" / "model.fp16.onnx")}
     assert (record.fused, record.blocks, record.fused_expected) == (3, 3, 3)
-    assert (record.batches, record.board["tensorrt"]) == ((1, 1, 8), "10.3.0")
+    assert (record.batches, record.board.tensorrt) == ((1, 1, 8), "10.3.0")
     assert [tensor["name"] for tensor in (*record.inputs, *record.outputs)] == ["images", "logits"]
     assert len(json.loads(record.layers_path.read_text())) > 3
     seen = record.accuracy
-    assert seen is not None and seen["part"] == "validation" and seen["data"] == "digits"
-    assert seen["agreement"] == 1 and seen["host"] == seen["board"] and sorted(seen["per_class"]) == ["3", "5", "8"]
+    assert seen is not None and seen.part == "validation" and seen.data == "digits"
+    assert seen.agreement == 1 and seen.host == seen.board and sorted(seen.per_class) == ["3", "5", "8"]
     assert any("10.3.0 is known to miscompile" in text for text in record.warnings)
-    assert stored_engines(folder) == [record] and hidden(folder) == []
+    assert ModelFolder(folder).export.engines() == [record] and hidden(folder) == []
 
 
 def test_nothing_is_built_twice_until_something_changes(folder: Path, play: Callable[..., None]) -> None:
@@ -121,7 +123,10 @@ def test_nothing_is_built_twice_until_something_changes(folder: Path, play: Call
     assert any("is up to date: reused" in text and text.startswith(str(first.path)) for text in notes.notes)
     assert build(folder, again := Notes(), rebuild=True).key == first.key and again.builds == ["fp16"]
     other = build(folder, batches=(1, 2, 4))
-    assert other.key != first.key and {record.key for record in stored_engines(folder)} == {first.key, other.key}
+    assert other.key != first.key and {record.key for record in ModelFolder(folder).export.engines()} == {
+        first.key,
+        other.key,
+    }
     first.path.write_bytes(b"altered")
     assert build(folder, again := Notes()).sha256 == first.sha256 and again.builds == ["fp16"]
 
@@ -137,7 +142,7 @@ def test_fp16_that_layer_norm_spoils_gets_it_in_fp32(folder: Path, play: Callabl
     assert any(
         text.startswith("fp16 loses ") and text.endswith("trying fp16 with LayerNorm in fp32") for text in notes.notes
     )
-    assert [tried["rung"] for tried in record.tried] == ["fp16"] and "loses" in record.tried[0]["failure"]
+    assert [tried.rung for tried in record.tried] == ["fp16"] and "loses" in record.tried[0].failure
     assert record.fused in (None, 3)  # attention stays wholly in fp16; TensorRT 8 does not say
 
 
@@ -148,7 +153,7 @@ def test_the_block_that_spoils_fp16_is_found(folder: Path, play: Callable[..., N
     assert record.rung == f"fp16 with LayerNorm and block {block} in fp32"
     assert record.fp32_modules[-1] == f"blocks.{block}"
     assert record.fused in (None, 2) and len(record.tried) <= 5
-    assert record.accuracy is not None and record.accuracy["agreement"] == 1
+    assert record.accuracy is not None and record.accuracy.agreement == 1
 
 
 def test_two_blocks_that_spoil_it_are_both_found(folder: Path, play: Callable[..., None]) -> None:
@@ -169,7 +174,7 @@ def test_fp16_that_is_wrong_everywhere_gives_fp32(folder: Path, play: Callable[.
     record = build(folder, notes)
     assert (record.rung, record.precision, record.fp32_modules) == ("fp32", "fp32", ())
     assert record.onnx["name"] == "model.fp32.opset17.onnx" and record.fused_expected == 0
-    assert [tried["rung"] for tried in record.tried] == notes.builds[:-1] and notes.builds[-1] == "fp32"
+    assert [tried.rung for tried in record.tried] == notes.builds[:-1] and notes.builds[-1] == "fp32"
 
 
 @pytest.mark.parametrize("release", ["8.5.2", "10.3.0"])
@@ -179,7 +184,7 @@ def test_an_engine_that_is_always_wrong_is_refused_and_nothing_is_kept(
     play(release, "always")
     with pytest.raises(EngineError, match=r"no engine is right: fp32 loses \d+% on '[358]' \(of \d+ images"):
         build(folder)
-    assert stored_engines(folder) == [] and hidden(folder) == []
+    assert ModelFolder(folder).export.engines() == [] and hidden(folder) == []
     assert sorted(path.name for path in (folder / "export").iterdir()) == [
         "export.json",
         "model.fp16.onnx",
@@ -216,7 +221,7 @@ def test_a_missing_export_is_made_first_and_engines_outlive_a_new_one(folder: Pa
     assert record.batches == (4, 4, 4)
     assert json.loads((folder / "export" / "export.json").read_text())["batch"] == 4
     export(folder, batch=2, accuracy=False)
-    assert stored_engines(folder) == [record]
+    assert ModelFolder(folder).export.engines() == [record]
     assert find_engine(folder, board_facts(), 4) == record
 
 
@@ -231,7 +236,7 @@ def test_an_engine_belongs_to_its_release(folder: Path, play: Callable[..., None
     play("10.16")
     with pytest.raises(EngineError, match=rf"was built for {built_on}, and this is \S+trt10\.16"):
         find_engine(folder, board_facts(), 1)
-    assert build(folder).fingerprint != built_on and len(stored_engines(folder)) == 2
+    assert build(folder).fingerprint != built_on and len(ModelFolder(folder).export.engines()) == 2
 
 
 def test_a_model_whose_images_are_gone_is_built_with_loud_warnings(folder: Path, play: Callable[..., None]) -> None:
@@ -277,7 +282,7 @@ def test_a_build_that_fails_is_told_as_the_board_tells_it(
     play(fault=fault)
     with pytest.raises(error, match=message):
         build(folder)
-    assert stored_engines(folder) == []
+    assert ModelFolder(folder).export.engines() == []
 
 
 @pytest.mark.parametrize("release", ["8.6.1", "10.3.0"])
@@ -287,8 +292,8 @@ def test_a_precision_that_cannot_be_built_is_left_for_the_next(
     play(release, "no-fp16-tactic")
     record = build(folder)
     assert record.rung == "fp32"
-    assert [tried["rung"] for tried in record.tried][:2] == ["fp16", "fp16 with LayerNorm in fp32"]
-    failure = record.tried[0]["failure"]
+    assert [tried.rung for tried in record.tried][:2] == ["fp16", "fp16 with LayerNorm in fp32"]
+    failure = record.tried[0].failure
     assert failure.startswith(f"cannot be built: TensorRT {release} says ") and "Could not find any" in failure
 
 
@@ -312,7 +317,7 @@ def test_a_model_too_large_for_one_file_is_refused(
 def test_another_power_mode_than_the_engine_was_built_in_is_said(folder: Path, play: Callable[..., None]) -> None:
     record = build(folder)
     described = record.path.with_suffix(".json")
-    described.write_text(replace(record, board={**record.board, "power_mode": "15W"}).to_json())
+    described.write_text(ENGINE_KIND.text(replace(record, board=replace(record.board, power_mode="15W"))))
     assert any("built in power mode 15W" in text and "--rebuild" in text for text in build(folder).warnings)
 
 

@@ -7,14 +7,14 @@ import pytest
 from small_models import ARGS, random_base, write_derived
 
 from edgevit.export.onnx import export
-from edgevit.export.record import ExportReport
+from edgevit.folder.export import ExportRecord
 from edgevit.models.checkpoint import describe, save
 
 
 @pytest.fixture
 def base_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "base"
-    save(describe(random_base(), "vit_tiny_patch16_224", ARGS), folder, {})
+    save(describe(random_base(), "vit_tiny_patch16_224", ARGS), folder)
     return folder
 
 
@@ -24,7 +24,7 @@ def make_derived(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportReport]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportRecord]:
     """A model folder with unequal QK and VO widths and its export, to be looked at and not changed."""
     folder = write_derived(tmp_path_factory.mktemp("exported") / "derived", 24, 16, head="full")
     return folder, export(folder)

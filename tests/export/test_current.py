@@ -12,12 +12,14 @@ import pytest
 from edgevit.errors import ExportError
 from edgevit.export.current import current_export
 from edgevit.export.gates import Tolerances
-from edgevit.export.record import ExportReport, read_report
+from edgevit.folder.export import EXPORT_KIND, ExportRecord
+from edgevit.folder.model import Rejection
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.progress import Silent
 
 
 @pytest.fixture(scope="module")
-def copied(exported: tuple[Path, ExportReport], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copied(exported: tuple[Path, ExportRecord], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder with an export, to be looked at and not changed."""
     return Path(shutil.copytree(exported[0], tmp_path_factory.mktemp("variants") / "derived"))
 
@@ -57,13 +59,13 @@ def test_an_export_is_reused_until_the_model_the_options_or_its_files_change(cop
 
 def test_an_export_of_other_weights_or_judged_by_less_is_made_anew(copied: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(copied, tmp_path / "derived"))
-    report = read_report(folder / "export")
+    report = ModelFolder(folder).export.record()
     for changed in (
-        replace(report, model={**report.model, "weights_sha256": "0" * 64}),
+        replace(report, model=replace(report.model, weights_sha256="0" * 64)),
         replace(report, accuracy=None),
-        replace(report, rejection={"score": "logsumexp", "threshold": 1.0, "share": 0.1}),
+        replace(report, rejection=Rejection("logsumexp", 1.0, 0.1)),
     ):
-        (folder / "export" / "export.json").write_text(changed.to_json())
+        (folder / "export" / "export.json").write_text(EXPORT_KIND.text(changed))
         assert not is_reused(folder, max_images=20)
     with pytest.raises(ExportError, match="at most 1e-09 is allowed"):
         current_export(folder, tolerances=Tolerances(fp16_error=1e-9))

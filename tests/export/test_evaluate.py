@@ -13,11 +13,11 @@ import edgevit
 from edgevit.data.task import open_task
 from edgevit.errors import CheckpointError, DataError, ModelError, OptionError, UnknownNameError
 from edgevit.export.evaluate import evaluate
-from edgevit.export.record import ExportReport
+from edgevit.folder.export import ExportRecord
 from edgevit.models.checkpoint import load
 
 Derive = Callable[..., Path]
-Exported = tuple[Path, ExportReport]
+Exported = tuple[Path, ExportRecord]
 
 
 def test_a_model_folder_and_its_onnx_files_agree_on_digits(exported: Exported) -> None:

@@ -13,8 +13,8 @@ from small_models import random_base, slimmed
 from edgevit.export.gates import check_graph
 from edgevit.export.graph import write_onnx
 from edgevit.export.onnx import open_source
-from edgevit.export.record import ExportReport
 from edgevit.export.session import OnnxModel
+from edgevit.folder.export import ExportRecord
 
 
 @pytest.mark.parametrize("opset", [16, 17, 18])
@@ -36,7 +36,7 @@ def test_a_fp16_file_of_an_older_operator_set_is_fp16(tmp_path: Path) -> None:
     assert onnx.TensorProto.FLOAT not in {i.data_type for i in onnx.load(path).graph.initializer}
 
 
-def test_every_node_is_named_by_its_module(exported: tuple[Path, ExportReport]) -> None:
+def test_every_node_is_named_by_its_module(exported: tuple[Path, ExportRecord]) -> None:
     folder, report = exported
     modules = {name for name, _ in open_source(folder).network.named_modules()}
     for file in report.files:

@@ -42,10 +42,8 @@ def test_a_model_that_does_not_say_its_images_needs_some(base: Subject) -> None:
 def test_classes_are_chosen_among_those_of_given_data(base: Subject) -> None:
     from dataclasses import replace
 
-    from edgevit.folder.derivation import parse_data
-
     own = open_images(base, "digits", classes="3,5", progress=Silent()).task.record()
-    derived = replace(base, record=parse_data(own, "derivation.json"))
+    derived = replace(base, record=own)
     with pytest.raises(OptionError, match="--classes chooses among the classes of --data"):
         open_images(derived, None, classes="3", progress=Silent())
     assert open_images(derived, None, progress=Silent()).class_names == ("3", "5")

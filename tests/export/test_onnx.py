@@ -15,14 +15,14 @@ from small_models import write_halves
 from edgevit.errors import CheckpointError, DataError, ExportError, OptionError, OutputError
 from edgevit.export.gates import Tolerances
 from edgevit.export.onnx import export
-from edgevit.export.record import ExportReport
 from edgevit.export.session import OnnxModel
+from edgevit.folder.export import EXPORT_KIND, ExportRecord
 from edgevit.folder.writing import file_sha256
 from edgevit.models.checkpoint import load
 from edgevit.version import written_by
 
 Derive = Callable[..., Path]
-Exported = tuple[Path, ExportReport]
+Exported = tuple[Path, ExportRecord]
 
 
 def alter_weights(folder: Path, name: str, value: float) -> None:
@@ -47,7 +47,7 @@ def test_export_writes_two_files_and_a_record_of_every_check(exported: Exported)
     folder, report = exported
     assert sorted(p.name for p in report.folder.iterdir()) == ["export.json", "model.fp16.onnx", "model.fp32.onnx"]
     record = json.loads((folder / "export" / "export.json").read_text())
-    assert record == json.loads(report.to_json())
+    assert record == EXPORT_KIND.content(report)
     for name, file in record["files"].items():
         assert file["sha256"] == file_sha256(folder / "export" / name)
         assert file["bytes"] == (folder / "export" / name).stat().st_size
@@ -139,8 +139,8 @@ def test_register_tokens_average_pooling_and_layer_scale_export(make_derived: De
 def test_padded_heads_give_the_same_logits_and_fuse(make_derived: Derive) -> None:
     report = export(make_derived(24, 16), pad_heads=True)
     assert report.parity["fp32"].error < 1e-5
-    assert report.padded is not None and report.padded["widths"] == [24, 24]
-    assert report.padded["macs"] > report.padded["macs_before"]
+    assert report.padded is not None and report.padded.widths == (24, 24)
+    assert report.padded.macs > report.padded.macs_before
     assert report.fusion is None or report.fusion.fused == report.fusion.expected == 2
 
 

@@ -16,19 +16,20 @@ from edgevit.export.current import current_export
 from edgevit.export.fusion import compiler_installed, count_fused
 from edgevit.export.gates import Tolerances, check_graph
 from edgevit.export.onnx import export, open_source
-from edgevit.export.record import ExportReport, read_report
 from edgevit.export.session import OnnxModel
 from edgevit.export.variants import Exported, Variant
+from edgevit.folder.export import ExportRecord
+from edgevit.folder.model_folder import ExportFolder, ModelFolder
 
 Derive = Callable[..., Path]
 
 
 def reopened(folder: Path) -> Exported:
-    return Exported(read_report(folder / "export"), open_source(folder), None, Tolerances())
+    return Exported(ModelFolder(folder).export.record(), open_source(folder), None, Tolerances())
 
 
 @pytest.fixture(scope="module")
-def copied(exported: tuple[Path, ExportReport], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copied(exported: tuple[Path, ExportRecord], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder with an export, to be looked at and not changed."""
     return Path(shutil.copytree(exported[0], tmp_path_factory.mktemp("variants") / "derived"))
 
@@ -89,7 +90,7 @@ def test_a_variant_that_is_kept_is_part_of_the_export(copied: Path, tmp_path: Pa
     folder = Path(shutil.copytree(copied, tmp_path / "derived"))
     exported = reopened(folder)
     exported.keep(exported.write(Variant("fp32.opset16", "fp32", 16), tmp_path))
-    report = read_report(folder / "export")
+    report = ModelFolder(folder).export.record()
     assert report == exported.report and sorted(report.files)[-1] == "model.fp32.opset16.onnx"
     assert report.parity["fp32.opset16"].error < 1e-5 and report.opset == 20
     assert {p.name for p in (folder / "export").iterdir()} == {"export.json", *report.files}
@@ -118,9 +119,9 @@ def test_nvidia_s_compiler_fuses_attention_beside_fp32_norms_and_not_in_fp32_blo
         assert count_fused(written.path, blocks=2, expected=fused).fused == fused
 
 
-def test_a_record_reads_back_as_it_was_written(exported: tuple[Path, ExportReport], tmp_path: Path) -> None:
+def test_a_record_reads_back_as_it_was_written(exported: tuple[Path, ExportRecord], tmp_path: Path) -> None:
     folder, report = exported
-    assert read_report(folder / "export") == report
+    assert ModelFolder(folder).export.record() == report
     (tmp_path / "export.json").write_text(json.dumps({"schema": 1, "files": []}))
     with pytest.raises(ExportError, match=r"export\.json has a list as files, .*; export the model again"):
-        read_report(tmp_path)
+        ExportFolder(tmp_path).record()

@@ -3,7 +3,9 @@
 import pytest
 
 from edgevit.errors import CheckpointError
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.plan import (
+    PLAN_KIND,
     AttentionRecord,
     BlockRecord,
     FfnRecord,
@@ -11,26 +13,25 @@ from edgevit.folder.plan import (
     StepRecord,
     from_ranges,
     in_ranges,
-    read_plan,
 )
 
 STEP = StepRecord("vulcan", (BlockRecord(1, AttentionRecord("0,2", 16, 8), FfnRecord(2, "0,7", {"7": "1-6"})),))
 
 
 def test_a_file_of_steps_is_read_as_it_was_written(tmp_path):
-    assert read_plan(tmp_path) is None
+    assert ModelFolder(tmp_path).plan() is None
     steps = PlanRecord((STEP, StepRecord("forge", (BlockRecord(0, None, FfnRecord(1, "0")),))))
-    (tmp_path / "plan.json").write_text(steps.to_json())
-    assert read_plan(tmp_path) == steps
+    (tmp_path / "plan.json").write_text(PLAN_KIND.text(steps))
+    assert ModelFolder(tmp_path).plan() == steps
 
 
 @pytest.mark.parametrize(
     ("was", "becomes"), [('"0,2"', '"0;2"'), ('"qk": 16', '"qk": 0'), ('"schema": 1', '"schema": 9'), ("{", "")]
 )
 def test_a_damaged_file_is_one_line(tmp_path, was, becomes):
-    (tmp_path / "plan.json").write_text(PlanRecord((STEP,)).to_json().replace(was, becomes, 1))
+    (tmp_path / "plan.json").write_text(PLAN_KIND.text(PlanRecord((STEP,))).replace(was, becomes, 1))
     with pytest.raises(CheckpointError) as error:
-        read_plan(tmp_path)
+        ModelFolder(tmp_path).plan()
     assert "plan.json" in str(error.value) and "\n" not in str(error.value)
 
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from model_folders import rewrite_spec
+from model_folders import derivation_of, rewrite_spec
 from safetensors.torch import save_file
 from torch import nn
 
 from edgevit.derive.card import model_card
 from edgevit.errors import CheckpointError, EdgeVitError, OptionError, OutputError, UnknownNameError
+from edgevit.folder.derivation import Accuracies, AccuracyRecord
 from edgevit.folder.model import ClassLabel
 from edgevit.models.anatomy import Block, BlockDims
 from edgevit.models.checkpoint import Model, derived_spec, describe, load, open_base, save
@@ -72,7 +73,7 @@ def test_a_saved_model_is_the_same_model(small_vit: Any, tmp_path: Path, name: s
     else:
         head = "full" if form == "full head" else "subset"
         model = derived(network, name, args, 16, 8 if form == "unequal" else 16, head=head)
-    save(model, tmp_path / "m", {"README.md": "hello\n"})
+    save(model, tmp_path / "m", card="hello\n")
     again = load(tmp_path / "m")
     assert again.spec == model.spec and not again.network.training
     assert torch.equal(logits(again), logits(model))
@@ -87,7 +88,7 @@ def test_a_saved_model_is_the_same_model(small_vit: Any, tmp_path: Path, name: s
 
 
 def test_a_model_folder_is_a_base_again(small_vit: Any, tmp_path: Path) -> None:
-    save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "m", {})
+    save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "m")
     base = open_base(tmp_path / "m", preprocessing={"mean": [0.1, 0.2, 0.3]})
     assert base.preprocessing["mean"] == [0.1, 0.2, 0.3]
     with pytest.raises(OptionError, match="brings its own weights"):
@@ -120,11 +121,10 @@ def test_the_code_in_the_readme_loads_a_model_in_plain_timm_without_edgevit(smal
     expected = {}
     for i, (name, args) in enumerate(KINDS):
         model = derived(small_vit(name, **args), name, args, 16, 16)
-        entry = {"top1": 0.5, "images": 3}
-        accuracy = {**dict.fromkeys(("base_full_head", "base_restricted", "derived"), entry), "base_finetuned": None}
-        card = model_card("m", model.spec, {"method": "vulcan", "accuracy": accuracy, "facts": {"steps": 0}})
+        entry = AccuracyRecord(0.5, 3)
+        card = model_card("m", model.spec, derivation_of(None, accuracy=Accuracies(entry, entry, None, entry)))
         folder = tmp_path / str(i)
-        save(model, folder, {"README.md": card})
+        save(model, folder, card=card)
         torch.save(images(), folder / "images.pt")
         expected[folder] = logits(model)
     done = subprocess.run(
@@ -137,12 +137,8 @@ def test_the_code_in_the_readme_loads_a_model_in_plain_timm_without_edgevit(smal
 
 def test_the_readme_of_unequal_widths_names_edgevit_instead(small_vit: Any) -> None:
     model = derived(small_vit(), NAME, {}, 16, 8)
-    accuracy = dict.fromkeys(("base_full_head", "base_restricted", "base_finetuned"), None)
-    card = model_card(
-        "m",
-        model.spec,
-        {"method": "x", "accuracy": {**accuracy, "derived": {"top1": 0, "images": 1}}, "facts": {"steps": 0}},
-    )
+    accuracy = Accuracies(None, None, None, AccuracyRecord(0, 1))
+    card = model_card("m", model.spec, derivation_of(None, accuracy=accuracy))
     assert "import edgevit" in card and "Plain timm cannot express it" in card and "timm.create_model" not in card
 
 
@@ -151,7 +147,7 @@ def test_the_readme_of_unequal_widths_names_edgevit_instead(small_vit: Any) -> N
 
 @pytest.fixture
 def folder(small_vit: Any, tmp_path: Path) -> Path:
-    save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "m", {})
+    save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "m")
     return tmp_path / "m"
 
 
@@ -190,7 +186,7 @@ BROKEN: list[tuple[str, Callable[[Path], Any], str]] = [
     (
         "next schema",
         lambda f: change(f, schema=5),
-        "has schema 5, this edgevit reads 1 and 2 and 3 and 4; update edgevit",
+        "has schema 5; this edgevit 0.1.0 reads up to 4 (written by edgevit 0.1.0): install edgevit>=0.1.0",
     ),
     ("no schema", lambda f: drop(f, "schema"), "has schema nothing"),
     ("half a spec", lambda f: os.truncate(f / "model.json", 100), "is not JSON"),
@@ -239,7 +235,7 @@ def test_an_existing_folder_is_not_touched(small_vit: Any, tmp_path: Path) -> No
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "mine.txt").write_text("mine")
     with pytest.raises(OutputError, match="exists and is not overwritten"):
-        save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "m", {})
+        save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "m")
     assert [f.name for f in tmp_path.rglob("*")] == ["m", "mine.txt"]
     assert (tmp_path / "m" / "mine.txt").read_text() == "mine"
 
@@ -258,7 +254,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(small_vit: Any, small_disk: Path) -> None:
     with pytest.raises(OutputError, match=r"cannot write .*No space left on device.*; free some space") as refusal:
-        save(derived(small_vit(), NAME, {}, 16, 16), small_disk / "m", {})
+        save(derived(small_vit(), NAME, {}, 16, 16), small_disk / "m")
     assert "\n" not in str(refusal.value)
     assert list(small_disk.iterdir()) == []
 
@@ -271,7 +267,7 @@ def test_a_file_that_may_not_grow_is_one_line_and_leaves_nothing(small_vit: Any,
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
         with pytest.raises(OutputError, match="cannot write") as refusal:
-            save(model, tmp_path / "m", {"history.jsonl": "x" * 400_000})
+            save(model, tmp_path / "m", card="x" * 400_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "\n" not in str(refusal.value)
@@ -281,7 +277,7 @@ def test_a_file_that_may_not_grow_is_one_line_and_leaves_nothing(small_vit: Any,
 def test_a_place_that_cannot_be_is_one_line(small_vit: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"file is not a folder, so .* cannot be made"):
-        save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "file" / "m", {})
+        save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "file" / "m")
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgevit.folder.model import BaseFacts, BlockDims, ClassLabel, ModelSpec, content_sha256
+from edgevit.folder.derivation import Accuracies, BudgetRecord, DataRecord, DerivationRecord, Facts, ShapeRecord
+from edgevit.folder.export import ExportedFile, ExportedModel, ExportRecord
+from edgevit.folder.model import MODEL_KIND, BaseFacts, BlockDims, ClassLabel, ModelDocument, ModelSpec
+from edgevit.folder.records import content_sha256
 
 
 def rewrite_spec(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -17,27 +20,56 @@ def rewrite_spec(folder: Path, change: Callable[[dict[str, Any]], object]) -> No
     spec = json.loads(file.read_text())
     change(spec)
     if "spec_sha256" in spec:
-        spec["spec_sha256"] = content_sha256(spec)
+        spec["spec_sha256"] = content_sha256(spec, "spec_sha256")
     file.write_text(json.dumps(spec))
 
 
-def derivation_of(data: dict[str, Any] | None) -> dict[str, Any]:
-    """What derivation.json says of a model that was made of these images; nothing was measured."""
-    return {
-        "schema": 1,
-        "created": "2026-01-01T00:00:00+00:00",
-        "base": "vit_tiny_patch16_224",
-        "method": "nuwa",
-        "config": {},
-        "training": None,
-        "budget": {"quantity": "macs", "limit": 1, "base": 2, "asked": "rate 0.5"},
-        "shape": {"name": "fused"},
-        "data": data,
-        "accuracy": dict.fromkeys(("base_full_head", "base_restricted", "base_finetuned", "derived")),
-        "versions": {"edgevit": "0.1.0"},
-        "seconds": {},
-        "facts": {},
-    }
+def derivation_of(data: DataRecord | None, **fields: Any) -> DerivationRecord:
+    """How a model came to be that was made of these images; nothing was measured."""
+    record = DerivationRecord(
+        created="2026-01-01T00:00:00+00:00",
+        base="vit_tiny_patch16_224",
+        method="nuwa",
+        config={},
+        training=None,
+        budget=BudgetRecord("macs", 1, 2, "rate 0.5"),
+        shape=ShapeRecord("fused"),
+        head="subset",
+        data=data,
+        accuracy=Accuracies(None, None, None, None),
+        versions={"edgevit": "0.1.0"},
+        seconds={},
+        facts=Facts(),
+    )
+    return replace(record, **fields)
+
+
+def export_of(files: dict[str, ExportedFile]) -> ExportRecord:
+    """What export.json says of these files; nothing was checked."""
+    return ExportRecord(
+        folder=Path(),
+        files=files,
+        batch="dynamic",
+        opset=20,
+        inputs=(),
+        outputs=(),
+        classes=(),
+        preprocessing={},
+        model=ExportedModel("vit_tiny_patch16_224", "0" * 64),
+        padded=None,
+        range=None,
+        parity={},
+        accuracy=None,
+        fusion=None,
+        warnings=(),
+        versions={"edgevit": "0.1.0"},
+        seconds={},
+    )
+
+
+def spec_text(spec: ModelSpec, weights_sha256: str) -> str:
+    """The text of its model.json."""
+    return MODEL_KIND.text(ModelDocument.of(spec, weights_sha256, "0.1.0"))
 
 
 def some_spec(**fields: Any) -> ModelSpec:

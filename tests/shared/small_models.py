@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -52,7 +51,7 @@ def write_derived(
         vit.keep_classes(slim, task.base_columns)
     labels = tuple(ClassLabel(c.name, c.base_index) for c in task.classes)
     model = replace(base, network=slim, spec=derived_spec(base.spec, slim, head, labels))
-    save(model, folder, {"derivation.json": json.dumps(derivation_of(task.record()))})
+    save(model, folder, derivation=derivation_of(task.record()))
     return folder
 
 
@@ -64,5 +63,5 @@ def write_halves(folder: Path, **args: Any) -> Path:
     first, *others, last = whole.blocks
     slim = realise(network, Plan((replace(first, attention=None), *others, replace(last, ffn=None))))
     labels = tuple(ClassLabel(str(i), i) for i in range(10))
-    save(replace(base, network=slim, spec=derived_spec(base.spec, slim, "full", labels)), folder, {})
+    save(replace(base, network=slim, spec=derived_spec(base.spec, slim, "full", labels)), folder)
     return folder

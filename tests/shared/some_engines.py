@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from edgevit.board.store import EngineRecord
-from edgevit.engines.store import engine_path, key_of, store_engine
+from edgevit.folder.engine import EngineBoard, EngineRecord, EngineTried, OnnxSource, key_of, store_engine
+from edgevit.folder.model_folder import ModelFolder
 
 WEIGHTS = "a" * 64
 
@@ -35,19 +35,20 @@ ORIN = "orin-nx-16gb-l4t36.4.3-trt10.3.0-8sm"
 def add(model: Path, *, board: str = ORIN, created: str = "2026-01-01", **changes: Any) -> EngineRecord:
     """Store an engine of a few bytes."""
     key = key_of({"board": board, "created": created, **{k: str(v) for k, v in changes.items()}})
-    path = engine_path(model, board, key)
+    path = ModelFolder(model).export.engine(board, key)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = key.encode()
     values: dict[str, Any] = {
         "path": path,
+        "file": path.name,
         "sha256": hashlib.sha256(content).hexdigest(),
         "bytes": len(content),
         "created": created,
         "key": key,
         "fingerprint": board,
-        "board": {"power_mode": "15W"},
+        "board": EngineBoard(power_mode="15W"),
         "weights_sha256": WEIGHTS,
-        "onnx": {"name": "model.fp16.onnx", "sha256": "0" * 64},
+        "onnx": OnnxSource("model.fp16.onnx", "0" * 64),
         "precision": "fp16",
         "rung": "fp16",
         "fp32_modules": (),
@@ -63,7 +64,7 @@ def add(model: Path, *, board: str = ORIN, created: str = "2026-01-01", **change
         "fused_expected": 12,
         "fused_proxy": None,
         "accuracy": None,
-        "tried": ({"rung": "fp16", "failure": "loses 31% on 'heron'"},),
+        "tried": (EngineTried("fp16", 2.5, "loses 31% on 'heron'"),),
         "inputs": (),
         "outputs": (),
         "warnings": ("beware",),

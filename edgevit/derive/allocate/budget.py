@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from edgevit.errors import OptionError
+from edgevit.folder.derivation import BudgetRecord
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.cost import Geometry, Quantity
 
@@ -56,10 +57,10 @@ class Budget:
         """A cost as a person reads it: 1.25 G MACs, 4.2 ms."""
         return f"{cost:.4g} ms" if self.quantity == "ms" else f"{readable(cost)} {_NAMES[self.quantity]}"
 
-    def record(self) -> dict[str, Any]:
-        """What derivation.json says of it."""
-        plain = {"quantity": self.quantity, "limit": self.limit, "base": self.base, "asked": self.asked}
-        return plain if self.table is None else {**plain, "table": self.table.record()}
+    def record(self, reached: float | None = None) -> BudgetRecord:
+        """What derivation.json says of it, and of what the model has of it."""
+        table = None if self.table is None else self.table.record()
+        return BudgetRecord(self.quantity, self.limit, self.base, self.asked, reached, table)
 
 
 def readable(count: float) -> str:

@@ -36,6 +36,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from edgevit.derive.allocate.policy import Policy, smallest
 from edgevit.errors import CostTableError
+from edgevit.folder.derivation import TableRecord
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import Size
 from edgevit.models.anatomy import BlockDims
@@ -231,10 +232,10 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
         """What the base itself takes."""
         return self.cost([BlockDims(**dict(self.block(i).base)) for i in range(self.base.depth)])
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> TableRecord:
         """What identifies the table in a result."""
         content = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True)
-        return {"measured_on": self.measured_on, "sha256": hashlib.sha256(content.encode()).hexdigest()}
+        return TableRecord(self.measured_on, hashlib.sha256(content.encode()).hexdigest())
 
 
 def _listed(ms: float | None, block: int, told: Callable[[], str]) -> float:

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,29 +31,11 @@ from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.policy import Policy, smallest
 from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derive.realise import realise
+from edgevit.folder.supernet import Module, ModuleKind, Unit
 from edgevit.models.anatomy import Block, BlockDims, attentions, ffns
 from edgevit.models.cost import Geometry
 from edgevit.models.families import Family, family_of
 from edgevit.train.passes import Passes, observed
-
-ModuleKind = Literal["attention", "ffn"]
-Module = tuple[int, ModuleKind]  # of which block
-
-
-@dataclass(frozen=True)
-class Unit:
-    """Dimensions `first` to `last - 1` of one module; of an attention, in every head, of queries, keys and values."""
-
-    block: int
-    kind: ModuleKind
-    first: int
-    last: int
-    macs: int
-
-    @property
-    def module(self) -> Module:
-        return self.block, self.kind
-
 
 # -- units -------------------------------------------------------------------------------------------------------------
 

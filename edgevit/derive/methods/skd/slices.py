@@ -10,85 +10,54 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import nn
 
 from edgevit.data.classes import TargetClass, imagenet_names, listed, resolve
 from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.budget import Budget, parse_count, quantity_name, readable
 from edgevit.derive.allocate.policy import Policy, Widths, fit
-from edgevit.derive.methods.skd.piad import Unit, slice_plan, without
+from edgevit.derive.methods.skd.piad import slice_plan, without
 from edgevit.derive.plan import Plan
 from edgevit.derive.realise import realise
-from edgevit.derive.request import SUPERNET_RECORD
-from edgevit.errors import BudgetError, CheckpointError, OptionError
-from edgevit.folder.derivation import DataRecord, Seed, ShapeRecord, Share, Versions
-from edgevit.folder.documents import Reader
-from edgevit.folder.model import BlockDims, Count, Index, ModelSpec, read_spec
+from edgevit.errors import BudgetError, OptionError
+from edgevit.folder.model import BlockDims, ModelSpec
+from edgevit.folder.model_folder import ModelFolder
+from edgevit.folder.supernet import Point, SupernetRecord, Unit
 from edgevit.models.cost import Quantity
 from edgevit.models.families import family_of
 from edgevit.numbers import check_number
-
-SCHEMA = 1  # of supernet.json; history: 1  first version
-RECORD = SUPERNET_RECORD
 
 Classes = str | Path | Sequence[str | int] | None
 
 
 @dataclass(frozen=True)
-class Point:
-    """A slice whose accuracy was measured when the super-network was made."""
-
-    rate: Share  # share of the super-network's MACs that it lacks
-    macs: Count
-    params: Count
-    top1: Share  # on the validation part
-
-
-@dataclass(frozen=True)
 class SuperNet:
-    """What supernet.json says."""
+    """A super-network, of which slices are cut."""
 
     folder: Path
-    order: tuple[Unit, ...]  # the first to be dropped first
-    curve: tuple[Point, ...]  # from the whole network to its smallest slice
-    record: dict[str, Any]  # the whole file, which fits `_Record`
+    record: SupernetRecord
     is_main: bool = True  # False in all but the first of several processes: only that one wrote the folder
+
+    @property
+    def order(self) -> tuple[Unit, ...]:
+        """The units; the first to be dropped first."""
+        return self.record.order
+
+    @property
+    def curve(self) -> tuple[Point, ...]:
+        """The slices that were measured, from the whole network to the smallest."""
+        return self.record.curve
 
     def plan(self, network: nn.Module, budget: Budget, policy: Policy, outputs: int | None = None) -> Plan:
         """The slice of this budget, with as many outputs as the network unless another number is given."""
-        family = family_of(network)
-        blocks, geometry = family.read(network), family.geometry(network)
-        if outputs is not None:
-            geometry = geometry.with_classes(outputs)
-        whole = [b.dims for b in blocks]
-        chosen = fit(lambda share: self._wishes(whole, share), whole, geometry, budget, policy)
-        with torch.no_grad():
-            return slice_plan(blocks, chosen)
+        return plan_of_slice(network, self.order, budget, policy, outputs)
 
     def slice(self, network: nn.Module, budget: Budget, policy: Policy) -> nn.Module:
         """The slice of this budget, as a model of its own."""
-        with one_thread():  # copies are too short to share on a busy machine
-            return realise(network, self.plan(network, budget, policy))
-
-    def _wishes(self, dims: Sequence[BlockDims], share: float) -> list[Widths]:
-        """The widths left after a share of the order's MACs; the last unit to go goes in part."""
-        due = share * sum(unit.macs for unit in self.order)
-        wishes = [Widths(float(d.qk), float(d.vo), float(d.ffn)) for d in dims]
-        for unit in self.order:
-            part = min(due / unit.macs, 1.0)
-            width, now = unit.last - part * (unit.last - unit.first), wishes[unit.block]
-            if unit.kind == "ffn":
-                wishes[unit.block] = replace(now, ffn=min(now.ffn, width))
-            else:
-                wishes[unit.block] = replace(now, qk=min(now.qk, width), vo=min(now.vo, width))
-            due -= part * unit.macs
-            if part < 1:
-                break
-        return wishes
+        return cut_slice(network, self.order, budget, policy)
 
     # -- what may be asked for -------------------------------------------------------------------------------------
 
@@ -139,36 +108,41 @@ class SuperNet:
         return resolve(entries, spec.class_names, order)
 
 
-# -- the file ----------------------------------------------------------------------------------------------------------
+def plan_of_slice(
+    network: nn.Module, order: Sequence[Unit], budget: Budget, policy: Policy, outputs: int | None = None
+) -> Plan:
+    """The slice of this budget, with as many outputs as the network unless another number is given."""
+    family = family_of(network)
+    blocks, geometry = family.read(network), family.geometry(network)
+    if outputs is not None:
+        geometry = geometry.with_classes(outputs)
+    whole = [b.dims for b in blocks]
+    chosen = fit(lambda share: _wishes(order, whole, share), whole, geometry, budget, policy)
+    with torch.no_grad():
+        return slice_plan(blocks, chosen)
 
 
-READER = Reader(CheckpointError, mend="copy the folder again, or make it again with edgevit supernet")
+def cut_slice(network: nn.Module, order: Sequence[Unit], budget: Budget, policy: Policy) -> nn.Module:
+    """The slice of this budget, as a model of its own."""
+    with one_thread():  # copies are too short to share on a busy machine
+        return realise(network, plan_of_slice(network, order, budget, policy))
 
 
-@dataclass(frozen=True)
-class _Training:
-    seed: Seed
-    steps: Index
-
-
-@dataclass(frozen=True)
-class _Settings:
-    shape: ShapeRecord
-    training: _Training
-
-
-@dataclass(frozen=True)
-class _Record:
-    """What is read of supernet.json; it says more."""
-
-    created: str
-    base: str
-    base_top1: Share
-    settings: _Settings
-    data: DataRecord
-    versions: Versions
-    order: tuple[Unit, ...]
-    curve: Annotated[tuple[Point, ...], Field(min_length=1)]
+def _wishes(order: Sequence[Unit], dims: Sequence[BlockDims], share: float) -> list[Widths]:
+    """The widths left after a share of the order's MACs; the last unit to go goes in part."""
+    due = share * sum(unit.macs for unit in order)
+    wishes = [Widths(float(d.qk), float(d.vo), float(d.ffn)) for d in dims]
+    for unit in order:
+        part = min(due / unit.macs, 1.0)
+        width, now = unit.last - part * (unit.last - unit.first), wishes[unit.block]
+        if unit.kind == "ffn":
+            wishes[unit.block] = replace(now, ffn=min(now.ffn, width))
+        else:
+            wishes[unit.block] = replace(now, qk=min(now.qk, width), vo=min(now.vo, width))
+        due -= part * unit.macs
+        if part < 1:
+            break
+    return wishes
 
 
 def read_supernet(folder: str | Path) -> SuperNet:
@@ -177,25 +151,4 @@ def read_supernet(folder: str | Path) -> SuperNet:
     Raises:
         CheckpointError: the folder is no super-network, or the file is damaged or of another schema.
     """
-    folder = Path(folder)
-    file = folder / RECORD
-    if not file.is_file():
-        what = f"no {RECORD} in it" if folder.is_dir() else "no such folder"
-        raise CheckpointError(f"{folder} is no super-network: {what}; make one with edgevit supernet")
-    content = READER.json(file, dict[str, Any], schemas=(SCHEMA,))
-    said = READER.checked(content, _Record, str(file))
-    spec, _ = read_spec(folder)
-    if unit := _out_of_order(said.order, spec.blocks):
-        raise CheckpointError(f"{file} has {unit} out of order; {READER.mend}")
-    return SuperNet(folder, said.order, said.curve, content)
-
-
-def _out_of_order(order: Sequence[Unit], blocks: Sequence[BlockDims]) -> Unit | None:
-    """The first unit that does not go from its module's last dimension on, after those before it; None: all do."""
-    ends = {(i, "ffn"): b.ffn for i, b in enumerate(blocks)}
-    ends |= {(i, "attention"): max(b.qk, b.vo) for i, b in enumerate(blocks)}
-    for unit in order:
-        if not (unit.macs > 0 and 0 < unit.first < unit.last == ends.get(unit.module)):
-            return unit
-        ends[unit.module] = unit.first
-    return None
+    return SuperNet(Path(folder), ModelFolder(Path(folder)).supernet())

@@ -204,7 +204,7 @@ def test_blocks_and_heads_go_where_no_width_is_small_enough(checkpoint: Path, tm
     with pytest.raises(BudgetError, match="reaches no less"):
         derive(checkpoint, tmp_path / "n", method="nuwa", rate=0.8, training=UNTRAINED)
     made = derive(checkpoint, tmp_path / "m", method="forge", rate=0.8, options=FEW, training=UNTRAINED)
-    kept = made.record["facts"]["kept_blocks"]
+    kept = made.record.facts.kept_blocks
     assert kept == [0] and len(made.model.spec.blocks) == 1 and made.model.spec.rate >= 0.8
     loaded = edgevit.load(tmp_path / "m")
     images = torch.randn(2, 3, 32, 32)
@@ -250,8 +250,8 @@ def test_the_classes_in_another_order_of_the_base_are_another_task(
     derive(checkpoint, tmp_path / "a", base_classes=names, **given)
     cached = derive(checkpoint, tmp_path / "b", base_classes=names[::-1], **given)
     fresh = derive(checkpoint, tmp_path / "c", base_classes=names[::-1], cache=False, **given)
-    assert cached.record["facts"]["reused"] == []
-    assert cached.record["accuracy"] == fresh.record["accuracy"]
+    assert cached.record.facts.reused == ()
+    assert cached.record.accuracy == fresh.record.accuracy
     for key, value in cached.model.network.state_dict().items():
         assert torch.equal(value, fresh.model.network.state_dict()[key])
 
@@ -260,8 +260,8 @@ def test_a_second_budget_reuses_the_curves(checkpoint: Path, tmp_path: Path, cac
     options = {**FEW, "calibration_images": 96}
     first = derive(checkpoint, tmp_path / "a", method="forge", rate=0.5, options=options, training=UNTRAINED)
     second = derive(checkpoint, tmp_path / "b", method="forge", rate=0.4, options=options, training=UNTRAINED)
-    assert "curves" not in first.record["facts"]["reused"] and "curves" in second.record["facts"]["reused"]
-    assert "statistics" not in second.record["seconds"]
+    assert "curves" not in first.record.facts.reused and "curves" in second.record.facts.reused
+    assert "statistics" not in second.record.seconds
     again = derive(
         checkpoint, tmp_path / "c", method="forge", rate=0.4, options=options, training=UNTRAINED, cache=False
     )
@@ -273,7 +273,7 @@ def test_another_batch_of_the_optimiser_finds_the_curves_again(checkpoint: Path,
     given: dict[str, Any] = {"method": "forge", "options": {**FEW, "calibration_images": 112}}
     for size in (24, 8, 3):
         made = derive(checkpoint, tmp_path / str(size), training={"steps": 0, "batch_size": size}, **given)
-        assert ("curves" in made.record["facts"]["reused"]) == (size != 24)
+        assert ("curves" in made.record.facts.reused) == (size != 24)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_each_step_can_be_taken_away(options: dict[str, str], checkpoint: Path, 
     made = derive(checkpoint, tmp_path / "m", method="forge", rate=0.45, options={**FEW, **options}, training=UNTRAINED)
     assert 0.45 <= made.model.spec.rate < 0.48
     if "sensitivity" in options:
-        assert "sensitivity" not in made.record["seconds"], "no gradient is taken"
+        assert "sensitivity" not in made.record.seconds, "no gradient is taken"
     if "drop_heads" in options or "allocation" in options:
         assert all(b.heads == 2 for b in made.model.spec.blocks)
 
@@ -310,9 +310,9 @@ def test_distillation_keeps_the_best_state_of_the_validation_part(checkpoint: Pa
     made = derive(checkpoint, tmp_path / "m", method="forge", options=FEW)
     lines = [json.loads(line) for line in (tmp_path / "m" / "history.jsonl").read_text().splitlines()]
     looked = {line["step"]: line["loss_validation"] for line in lines if "loss_validation" in line}
-    facts = made.record["facts"]
-    assert looked[facts["kept_step"]] == min(looked.values()) and 0 in looked
-    assert facts["loss_validation_before"] == looked[0]
+    facts = made.record.facts
+    assert looked[facts.kept_step] == min(looked.values()) and 0 in looked
+    assert facts.more["loss_validation_before"] == looked[0]
     assert any("loss_teacher" in line for line in lines)
 
 
@@ -329,7 +329,7 @@ def test_a_budget_in_milliseconds_is_kept(checkpoint: Path, tmp_path: Path) -> N
         checkpoint, tmp_path / "m", method="forge", rate=None, ms=1.2, cost_table=tmp_path / "table.yaml", options=FEW,
         training=UNTRAINED,
     )  # fmt: skip
-    assert 1.0 < made.record["budget"]["reached"] <= 1.2 and made.record["budget"]["quantity"] == "ms"
+    assert 1.0 < made.record.budget.reached <= 1.2 and made.record.budget.quantity == "ms"
     with pytest.raises(OptionError, match=r"forge\.allocation=uniform spends MACs or parameters, not ms 1\.2"):
         derive(
             checkpoint, tmp_path / "u", method="forge", rate=None, ms=1.2, cost_table=tmp_path / "table.yaml",

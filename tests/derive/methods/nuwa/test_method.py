@@ -164,11 +164,11 @@ def test_every_choice_lands_on_the_budget(options: dict[str, str], checkpoint: P
         checkpoint, tmp_path / "m", method="nuwa", training=UNTRAINED, options={**options, "purification_steps": 4}
     )
     assert 0.5 <= made.model.spec.rate < 0.52
-    facts = made.record["facts"]
-    assert facts["steps"] == 0 and isinstance(facts["purified"], bool)
-    assert 0 <= facts["accuracy_validation"] <= 1
+    facts = made.record.facts
+    assert facts.steps == 0 and isinstance(facts.more["purified"], bool)
+    assert 0 <= facts.more["accuracy_validation"] <= 1
     if options["purification"] == "always":
-        assert facts["anchor_neurons"] <= 1
+        assert facts.more["anchor_neurons"] <= 1
 
 
 def test_with_a_whole_head_other_classes_are_biased_away(checkpoint: Path, tmp_path: Path) -> None:

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from model_folders import some_spec
+from model_folders import some_spec, spec_text
 from some_engines import ORIN, WEIGHTS, add, facts
 
-from edgevit.board.store import SCHEMA, find_engine, read_record, stored_engines
-from edgevit.engines.store import store_engine, stored_engine
+from edgevit.board.store import find_engine
 from edgevit.errors import CheckpointError, EngineError, OutputError
+from edgevit.folder.engine import store_engine, stored_engine
+from edgevit.folder.model_folder import ModelFolder
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "model.json").write_text(some_spec().to_json(WEIGHTS))
+    (folder / "model.json").write_text(spec_text(some_spec(), WEIGHTS))
     return folder
-
-
-def test_a_record_reads_back_as_it_was_written_and_nothing_else_is_left(model: Path) -> None:
-    record = add(model)
-    assert read_record(record.path.with_suffix(".json")) == record
-    assert json.loads(record.layers_path.read_text()) == [{"Name": "layer"}]
-    names = {path.name for path in record.path.parent.iterdir()}
-    assert names == {f"{record.key[:16]}.engine", f"{record.key[:16]}.json", f"{record.key[:16]}.layers.json"}
-    written = json.loads(record.path.with_suffix(".json").read_text())
-    assert written["schema"] == SCHEMA and written["file"] == record.path.name and "path" not in written
 
 
 def test_the_engine_for_this_board_is_found(model: Path) -> None:
@@ -44,7 +34,7 @@ def test_the_one_whose_kernels_were_chosen_for_the_batch_comes_first_then_the_ne
     eight = add(model, batches=(1, 8, 8))
     newer = add(model, batches=(1, 8, 16), created="2026-03-01")
     assert find_engine(model, facts(), 8) == newer and find_engine(model, facts(), 1).batches == (1, 1, 8)
-    assert eight in stored_engines(model) and stored_engines(model)[0] == newer
+    assert eight in ModelFolder(model).export.engines() and ModelFolder(model).export.engines()[0] == newer
 
 
 @pytest.mark.parametrize(
@@ -89,7 +79,7 @@ def test_an_engine_that_was_altered_is_refused_and_is_built_again(model: Path) -
 def test_a_record_that_is_none_is_one_line(model: Path, text: str) -> None:
     record = add(model)
     record.path.with_suffix(".json").write_text(text)
-    with pytest.raises(EngineError, match=r"--rebuild|update edgevit") as raised:
+    with pytest.raises(EngineError, match=r"--rebuild|install a newer edgevit") as raised:
         find_engine(model, facts(), 1)
     assert "\n" not in str(raised.value)
 
@@ -97,7 +87,7 @@ def test_a_record_that_is_none_is_one_line(model: Path, text: str) -> None:
 def test_an_engine_without_its_record_does_not_exist(model: Path) -> None:
     record = add(model)
     record.path.with_suffix(".json").unlink()
-    assert stored_engine(record.path, record.key) is None and stored_engines(model) == []
+    assert stored_engine(record.path, record.key) is None and ModelFolder(model).export.engines() == []
 
 
 def test_a_place_that_cannot_be_written_is_named(model: Path, tmp_path: Path) -> None:

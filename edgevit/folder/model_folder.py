@@ -1,0 +1,205 @@
+"""A model folder and the export in it: where each file lies, and what it says.
+
+    folder = ModelFolder(Path("runs/t1"))
+    spec, made = folder.spec(), folder.derivation()
+    engines = folder.export.engines()
+
+This is the one way to these files: nobody else joins their names to a path or opens them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgevit.errors import CheckpointError
+from edgevit.folder import names
+from edgevit.folder.derivation import DERIVATION_KIND, DerivationRecord
+from edgevit.folder.engine import LAYERS, EngineRecord, read_engine
+from edgevit.folder.export import EXPORT_KIND, ExportRecord
+from edgevit.folder.model import MODEL_KIND, ModelDocument, ModelSpec, read_model
+from edgevit.folder.plan import PLAN_KIND, PlanRecord
+from edgevit.folder.supernet import SUPERNET_KIND, SupernetRecord
+from edgevit.folder.writing import file_sha256, write_whole
+from edgevit.version import written_by
+
+KEY_DIGITS = 16  # of the hash that names an engine
+
+
+@dataclass(frozen=True)
+class ExportFolder:
+    """`export/` of a model folder: ONNX files, export.json, and engines by board."""
+
+    path: Path
+
+    @property
+    def record_file(self) -> Path:
+        return self.path / names.EXPORT_RECORD
+
+    @property
+    def engines_folder(self) -> Path:
+        return self.path / names.ENGINES
+
+    def onnx(self, label: str) -> Path:
+        """The file of a precision or a variant."""
+        return self.path / names.onnx_name(label)
+
+    def onnx_files(self) -> list[Path]:
+        return sorted(self.path.glob(names.onnx_name("*")))
+
+    def engine(self, fingerprint: str, key: str) -> Path:
+        """Where the engine for a kind of board lies that was asked for with this key."""
+        return self.engines_folder / fingerprint / f"{key[:KEY_DIGITS]}.engine"
+
+    def record(self) -> ExportRecord:
+        """Read export.json.
+
+        Raises:
+            ExportError: it is missing, or not what `export` writes.
+        """
+        return EXPORT_KIND.read(self.record_file, folder=self.path)
+
+    def write_record(self, record: ExportRecord) -> None:
+        write_whole(self.record_file, EXPORT_KIND.text(record))
+
+    def engines(self) -> list[EngineRecord]:
+        """What is known of every engine, on whatever board it was built; the newest first.
+
+        Raises:
+            EngineError: a record cannot be read.
+        """
+        described = [file for file in self.engines_folder.glob("*/*.json") if not file.name.endswith(LAYERS)]
+        engines = [engine for file in described if (engine := file.with_suffix(".engine")).is_file()]
+        return sorted(map(read_engine, engines), key=lambda record: record.created, reverse=True)
+
+
+def export_of(onnx: Path) -> ExportFolder:
+    """The export that an ONNX file lies in, if it lies in one."""
+    return ExportFolder(onnx.parent)
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """What `derive`, `base` and `supernet` write and everything else reads."""
+
+    path: Path
+
+    @property
+    def weights_file(self) -> Path:
+        return self.path / names.WEIGHTS
+
+    @property
+    def spec_file(self) -> Path:
+        return self.path / names.SPEC
+
+    @property
+    def derivation_file(self) -> Path:
+        return self.path / names.DERIVATION
+
+    @property
+    def supernet_file(self) -> Path:
+        return self.path / names.SUPERNET
+
+    @property
+    def plan_file(self) -> Path:
+        return self.path / names.PLAN
+
+    @property
+    def history_file(self) -> Path:
+        return self.path / names.HISTORY
+
+    @property
+    def card_file(self) -> Path:
+        return self.path / names.CARD
+
+    @property
+    def export(self) -> ExportFolder:
+        return ExportFolder(self.path / names.EXPORT)
+
+    @property
+    def is_model(self) -> bool:
+        return self.spec_file.is_file()
+
+    @property
+    def is_supernet(self) -> bool:
+        return self.supernet_file.is_file()
+
+    def document(self) -> ModelDocument:
+        """Read model.json: the model, and the hash of its weights.
+
+        Raises:
+            CheckpointError: it is missing, damaged, altered or of another schema.
+        """
+        return read_model(self.spec_file)
+
+    def spec(self) -> ModelSpec:
+        """Read model.json; see `document` for what is raised."""
+        return self.document().spec
+
+    def derivation(self) -> DerivationRecord | None:
+        """Read how the model came to be; None where the folder does not say, as that of a base or of a super-network.
+
+        Raises:
+            CheckpointError: the file is there and damaged, or of another schema.
+        """
+        return DERIVATION_KIND.read(self.derivation_file) if self.derivation_file.is_file() else None
+
+    def plan(self) -> PlanRecord | None:
+        """Read what became of each block; None where nothing says so, as in a base or a folder of an older edgevit.
+
+        Raises:
+            CheckpointError: the file is there and damaged, or of another schema.
+        """
+        return PLAN_KIND.read(self.plan_file) if self.plan_file.is_file() else None
+
+    def supernet(self) -> SupernetRecord:
+        """Read in which order a super-network's units are dropped, and how good its slices are.
+
+        Raises:
+            CheckpointError: the folder is no super-network, or the file is damaged, altered or of another schema.
+        """
+        self.refuse_no_supernet()
+        record = SUPERNET_KIND.read(self.supernet_file)
+        if unit := record.out_of_order(self.spec().blocks):
+            raise CheckpointError(f"{self.supernet_file} has {unit} out of order; {SUPERNET_KIND.reader.mend}")
+        return record
+
+    def refuse_no_supernet(self) -> None:
+        """Raise CheckpointError if the folder is no super-network."""
+        if not self.is_supernet:
+            what = f"no {names.SUPERNET} in it" if self.path.is_dir() else "no such folder"
+            raise CheckpointError(f"{self.path} is no super-network: {what}; make one with edgevit supernet")
+
+    def write(
+        self,
+        spec: ModelSpec,
+        *,
+        card: str | None = None,
+        derivation: DerivationRecord | None = None,
+        plan: PlanRecord | None = None,
+        supernet: SupernetRecord | None = None,
+        history: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Write all but the weights, which must be there, into a folder that nobody sees yet."""
+        document = ModelDocument.of(spec, file_sha256(self.weights_file), written_by())
+        texts = {self.spec_file: MODEL_KIND.text(document)}
+        if card is not None:
+            texts[self.card_file] = card
+        if derivation is not None:
+            texts[self.derivation_file] = DERIVATION_KIND.text(derivation)
+        if plan is not None:
+            texts[self.plan_file] = PLAN_KIND.text(plan)
+        if supernet is not None:
+            texts[self.supernet_file] = SUPERNET_KIND.text(supernet)
+        if history is not None:
+            texts[self.history_file] = "".join(json.dumps(line) + "\n" for line in history)
+        for file, text in texts.items():
+            file.write_text(text, encoding="utf-8")
+
+
+def model_of(engine: Path) -> ModelFolder:
+    """The model folder that an engine lies in."""
+    return ModelFolder(engine.parent.parent.parent.parent)

@@ -1,0 +1,20 @@
+"""What the files of a model folder are called. `ModelFolder` and `ExportFolder` say where they lie and read them."""
+
+SPEC = "model.json"
+WEIGHTS = "model.safetensors"
+DERIVATION = "derivation.json"
+SUPERNET = "supernet.json"
+HISTORY = "history.jsonl"
+CARD = "README.md"
+PLAN = "plan.json"
+
+EXPORT = "export"  # a folder in it, which holds:
+EXPORT_RECORD = "export.json"
+ENGINES = "engines"  # a folder in that one, with a folder for each kind of board
+
+MODEL_FOLDER = frozenset({SPEC, WEIGHTS, DERIVATION, SUPERNET, HISTORY, CARD, PLAN, EXPORT})
+
+
+def onnx_name(label: str) -> str:
+    """The exported file of a precision, "fp32" or "fp16", or of a variant such as "fp32.opset17"."""
+    return f"model.{label}.onnx"

@@ -1,0 +1,145 @@
+"""The kinds of JSON files that edgevit writes: each has a frozen record, a schema history, and one way in and out.
+
+    EXPORT_KIND = RecordKind("export", ExportRecord, READER, schemas=(1, 2))
+    record = EXPORT_KIND.read(file, folder=file.parent)
+    write_whole(file, EXPORT_KIND.text(record))
+
+A field of a record that a new schema adds has a default, which holds for files of the schemas before it. A record with
+a field `more: More` keeps there what else the file says beside its fields, and puts it back where it was. A field with
+the metadata PLACE says where the file lies: it is given to `read`, and not written, because folders move.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic import AfterValidator, TypeAdapter
+from pydantic.json_schema import SkipJsonSchema
+
+from edgevit.folder.documents import Reader
+
+T = TypeVar("T")
+MORE = "more"
+_WRITTEN = "written"
+PLACE = {_WRITTEN: False}  # of a field that says where the file lies
+
+More = SkipJsonSchema[dict[str, Any]]
+Place = SkipJsonSchema[Path]
+
+
+def _name_edgevit(versions: dict[str, str]) -> dict[str, str]:
+    if "edgevit" not in versions:
+        raise ValueError("it does not say which edgevit wrote the file")
+    return versions
+
+
+Versions = Annotated[dict[str, str], AfterValidator(_name_edgevit)]  # of edgevit, and of what it was made with
+
+
+@dataclass(frozen=True)
+class Seal:
+    """A hash of all else that a file says, so that a change by hand is noticed."""
+
+    key: str
+    since: int  # the first schema that has it
+
+
+@dataclass(frozen=True)
+class RecordKind(Generic[T]):
+    """One kind of file."""
+
+    name: str  # of its JSON Schema in docs/schemas/
+    record: type[T]
+    reader: Reader
+    schemas: tuple[int, ...]  # those that can be read; the last is written
+    seal: Seal | None = None
+
+    @property
+    def schema(self) -> int:
+        return self.schemas[-1]
+
+    def read(self, file: Path, **places: Path) -> T:
+        """Read a file.
+
+        Raises:
+            self.reader.error: it is missing, damaged, altered, or of a schema that this edgevit does not know.
+        """
+        return self.checked(self.reader.json(file, dict[str, Any], schemas=self.schemas), str(file), **places)
+
+    def checked(self, content: Mapping[str, Any], where: str, **places: Path) -> T:
+        """Turn what a file says into its record; `where` names the file in messages."""
+        given = {**content, **{name: str(path) for name, path in places.items()}}
+        record = self.reader.checked(_opened(given, self.record), self.record, where, schemas=self.schemas)
+        if self.seal is not None and content["schema"] >= self.seal.since:
+            seen, said = content_sha256(content, self.seal.key), str(content.get(self.seal.key) or "none")
+            if seen != said:
+                raise self.reader.error(
+                    f"{where} was altered: the hash of what it says is {seen[:12]}, and it says {said[:12]}; "
+                    f"{self.reader.mend}"
+                )
+        return record
+
+    def content(self, record: T) -> dict[str, Any]:
+        """What a file of this record says."""
+        content: dict[str, Any] = {"schema": self.schema, **plain(record)}
+        return content if self.seal is None else {**content, self.seal.key: content_sha256(content, self.seal.key)}
+
+    def text(self, record: T) -> str:
+        return json.dumps(self.content(record), indent=2) + "\n"
+
+    def json_schema(self) -> dict[str, Any]:
+        """The JSON Schema of the files that are written now."""
+        described = TypeAdapter(self.record).json_schema()
+        own: dict[str, Any] = {"schema": {"const": self.schema, "type": "integer"}}
+        if self.seal is not None:
+            own[self.seal.key] = {"pattern": "^[0-9a-f]{64}$", "type": "string"}
+        return {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            **described,
+            "properties": {**own, **described["properties"]},
+            "required": [*own, *described.get("required", ())],
+        }
+
+
+def content_sha256(content: Mapping[str, Any], key: str) -> str:
+    """Hash all that a file says but `key`, however it is written down."""
+    rest = {name: value for name, value in content.items() if name != key}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """A record as JSON has it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        shown = {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.metadata.get(_WRITTEN, True)}
+        beside = shown.pop(MORE, {})
+        return {**shown, **beside}
+    if isinstance(value, Mapping):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(part) for part in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _opened(value: Any, hint: Any) -> Any:
+    """JSON values in which every record that has a field `more` finds there what it has no other field for."""
+    kind = _record_of(hint)
+    if kind is None or not isinstance(value, dict):
+        return value
+    hints = get_type_hints(kind)
+    known = {key: _opened(part, hints[key]) for key, part in value.items() if key in hints and key != MORE}
+    rest = {key: part for key, part in value.items() if key not in hints or key == MORE}
+    return {**known, MORE: rest} if MORE in hints else {**known, **rest}
+
+
+def _record_of(hint: Any) -> type | None:
+    """The record that a field holds itself, or None beside it; not one inside a list or a mapping."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        return hint
+    if get_origin(hint) in (tuple, list, dict):
+        return None
+    return next((kind for part in get_args(hint) if (kind := _record_of(part)) is not None), None)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from model_folders import derivation_of, export_of, some_spec
+from some_engines import add
+
+from edgevit.errors import CheckpointError
+from edgevit.folder.model_folder import ModelFolder, model_of
+from edgevit.folder.model_folder import export_of as export_with
+from edgevit.folder.names import MODEL_FOLDER
+from edgevit.folder.writing import file_sha256
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ModelFolder:
+    folder = ModelFolder(tmp_path)
+    folder.weights_file.write_bytes(b"weights")
+    folder.write(some_spec(), card="a card\n", derivation=derivation_of(None), history=[{"step": 1}, {"step": 2}])
+    return folder
+
+
+def test_what_is_written_is_read_again(folder: ModelFolder) -> None:
+    assert folder.spec() == some_spec() and folder.derivation() == derivation_of(None)
+    assert folder.document().weights_sha256 == file_sha256(folder.weights_file)
+    assert folder.card_file.read_text() == "a card\n"
+    assert folder.history_file.read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert folder.is_model and not folder.is_supernet
+    assert {file.name for file in folder.path.iterdir()} < MODEL_FOLDER
+
+
+def test_a_base_says_no_derivation(tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path)
+    folder.weights_file.write_bytes(b"weights")
+    folder.write(some_spec())
+    assert folder.derivation() is None and not folder.card_file.exists() and not folder.history_file.exists()
+    with pytest.raises(CheckpointError, match=r"is no super-network: no supernet\.json in it; make one"):
+        folder.supernet()
+    with pytest.raises(CheckpointError, match="is no super-network: no such folder"):
+        ModelFolder(tmp_path / "none").supernet()
+
+
+def test_an_export_and_its_engines_lie_in_the_model_folder(folder: ModelFolder) -> None:
+    export = folder.export
+    export.path.mkdir()
+    for label in ("fp32", "fp16"):
+        export.onnx(label).touch()
+    assert [file.name for file in export.onnx_files()] == ["model.fp16.onnx", "model.fp32.onnx"]
+    export.write_record(export_of({}))
+    assert export.record().folder == export.path and export_with(export.onnx("fp32")) == export
+    older, newer = add(folder.path, created="2026-01-01"), add(folder.path, created="2026-02-01")
+    assert export.engines() == [newer, older]
+    assert model_of(newer.path) == folder
+    newer.path.unlink()
+    assert export.engines() == [older], "a record without its engine tells of nothing"
