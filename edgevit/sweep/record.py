@@ -5,8 +5,7 @@ Schema history: 1  first version
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,9 +14,9 @@ from pydantic import Field
 from edgevit.errors import SweepError
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import Count, Index
+from edgevit.folder.records import RecordKind
 from edgevit.folder.writing import write_whole, writing
 
-SCHEMA = 1
 RECORD = "sweep.json"
 BASE = "base"  # the unpruned base's folder, and its name in tables
 PARTS = ("validation", "test")
@@ -90,13 +89,8 @@ class Sweep:
         as_good = [point for point in self.derived if point.interval()[1] >= base.top1]
         return min(as_good, key=lambda point: point.macs, default=None)
 
-    def to_json(self) -> str:
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n"
 
-
-@dataclass(frozen=True)
-class _Document(Sweep):
-    schema: int = SCHEMA
+SWEEP_KIND = RecordKind("sweep", Sweep, READER, schemas=(1,))
 
 
 def read_sweep(folder: Path) -> Sweep:
@@ -105,10 +99,9 @@ def read_sweep(folder: Path) -> Sweep:
     Raises:
         SweepError: it is missing, damaged, or of another schema.
     """
-    held = READER.json(folder / RECORD, _Document, schemas=(SCHEMA,))
-    return Sweep(held.asked, held.part, held.created, held.versions, held.points, held.left_out)
+    return SWEEP_KIND.read(folder / RECORD)
 
 
 def write_sweep(folder: Path, sweep: Sweep) -> None:
     with writing(folder):
-        write_whole(folder / RECORD, sweep.to_json())
+        write_whole(folder / RECORD, SWEEP_KIND.text(sweep))

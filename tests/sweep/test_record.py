@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgevit.errors import SweepError
-from edgevit.sweep.record import Latency, Point, Sweep, read_sweep, write_sweep
+from edgevit.sweep.record import SWEEP_KIND, Latency, Point, Sweep, read_sweep, write_sweep
 
 
 def point(rate: float | None, right: int, macs: int) -> Point:
@@ -43,7 +43,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     [{"points": [{"folder": 1}]}, {"schema": 2}, {"part": None}, {"points": "none"}],
 )
 def test_a_damaged_record_is_one_line(tmp_path: Path, damage: dict[str, Any]) -> None:
-    held = json.loads(sweep_of(BASE).to_json())
+    held = json.loads(SWEEP_KIND.text(sweep_of(BASE)))
     (tmp_path / "sweep.json").write_text(json.dumps({**held, **damage}))
     with pytest.raises(SweepError, match=r"sweep\.json") as caught:
         read_sweep(tmp_path)

@@ -1,0 +1,56 @@
+"""Write docs/schemas: the JSON Schema of every kind of file that edgevit writes, made from the records themselves.
+
+    python benchmarks/schemas.py
+
+A new kind of file is one more line in KINDS.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from edgevit.agent.records import SCHEMA, Run
+from edgevit.folder.derivation import DERIVATION_KIND
+from edgevit.folder.engine import ENGINE_KIND
+from edgevit.folder.export import EXPORT_KIND
+from edgevit.folder.model import MODEL_KIND
+from edgevit.folder.plan import PLAN_KIND
+from edgevit.folder.records import RecordKind
+from edgevit.folder.supernet import SUPERNET_KIND
+from edgevit.sweep.record import SWEEP_KIND
+
+FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
+KINDS: tuple[RecordKind[Any], ...] = (
+    MODEL_KIND, DERIVATION_KIND, PLAN_KIND, SUPERNET_KIND, EXPORT_KIND, ENGINE_KIND, SWEEP_KIND,
+)  # fmt: skip
+
+
+def run_schema() -> dict[str, Any]:
+    """Of one line of a file of runs, which the agent writes without pydantic."""
+    described = TypeAdapter(Run).json_schema()
+    own = {"schema": {"const": SCHEMA, "type": "integer"}}
+    return {
+        **described,
+        "properties": {**own, **described["properties"]},
+        "required": ["schema", *described["required"]],
+    }
+
+
+def schemas() -> dict[str, str]:
+    """The text of every file of docs/schemas, by its name."""
+    made = {kind.name: kind.json_schema() for kind in KINDS} | {"run": run_schema()}
+    return {f"{name}.json": json.dumps(schema, indent=1) + "\n" for name, schema in made.items()}
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in schemas().items():
+        (FOLDER / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main()

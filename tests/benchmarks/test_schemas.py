@@ -1,0 +1,33 @@
+"""docs/schemas says what is written, and files of the tests fit it as far as their keys go."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from model_folders import derivation_of, export_of, some_spec, spec_text
+from schemas import FOLDER, schemas
+from some_runs import DENSE
+
+from edgevit.folder.derivation import DERIVATION_KIND
+from edgevit.folder.export import EXPORT_KIND
+
+
+def test_docs_schemas_is_made_from_the_records() -> None:
+    written = {file.name: file.read_text() for file in FOLDER.glob("*.json")}
+    assert written == schemas(), "run `python benchmarks/schemas.py`"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("model", spec_text(some_spec(), "a" * 64)),
+        ("derivation", DERIVATION_KIND.text(derivation_of(None))),
+        ("export", EXPORT_KIND.text(export_of({}))),
+        ("run", DENSE.to_json()),
+    ],
+)
+def test_a_file_has_the_keys_that_its_schema_asks_for_and_no_others(name: str, text: str) -> None:
+    schema, content = json.loads((FOLDER / f"{name}.json").read_text()), json.loads(text)
+    assert set(schema["required"]) <= set(content) <= set(schema["properties"])
+    assert content["schema"] == schema["properties"]["schema"]["const"]
