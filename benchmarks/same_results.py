@@ -73,16 +73,16 @@ def cases(scratch: Path, bases: Sequence[str]) -> Iterator[tuple[str, dict[str, 
         name, more = BASES[base]
         args = {**SMALL, **more}
         file = write_base(name, args, scratch / f"{base}.safetensors")
-        opened = {"checkpoint": file, "model_args": args, "preprocessing": PREPROCESSING}
+        opened: dict[str, Any] = {"checkpoint": file, "model_args": args, "preprocessing": PREPROCESSING}
         net = scratch / f"{base} net"
         few = {"proxy_images": 96, "updates": 2, "points": 2}
-        common = {"data": "digits", "accept_weak_base": True}
+        common: dict[str, Any] = {"data": "digits", "accept_weak_base": True}
         edgevit.supernet(name, out=net, rate=0.6, options=few, training=training(4), **opened, **common)
         for method, how in METHODS.items():
             for shape in SHAPES:
                 for head in ("subset", "full"):
                     case = f"{base}; {method}; {shape}; {head}"
-                    given = {"classes": "3,7,9", "head": head, "shape": shape, "cache": False, **common}
+                    given: dict[str, Any] = {"classes": "3,7,9", "head": head, "shape": shape, "cache": False, **common}
                     given |= {"rate": RATES.get(method, 0.5), "training": training(how["steps"])}
                     given |= {"options": how["options"], "out": scratch / case.replace("; ", "-")}
                     if method == "skd":

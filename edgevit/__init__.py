@@ -18,13 +18,34 @@ The same from Python as from the command line; everything heavy is imported at f
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__version__ = (
-    "0.1.0"  # here: the agent is a part of this package, under Python 3.8, too, and imports nothing else of it
-)
+# Here, as the agent is a part of this package, under Python 3.8, too, and imports nothing else of it.
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when it is first used
+    from edgevit.board.bench import Conditions, bench, bench_in_turns
+    from edgevit.derive.base import base
+    from edgevit.derive.request import BaseRequest, DeriveRequest, SupernetRequest
+    from edgevit.derive.session import derive
+    from edgevit.derive.supernet import supernet
+    from edgevit.export.evaluate import evaluate
+    from edgevit.export.onnx import export
+    from edgevit.export.request import EvaluateRequest, ExportRequest
+    from edgevit.models.checkpoint import load
+    from edgevit.sweep.request import SweepRequest
+    from edgevit.sweep.run import sweep
+    from edgevit.train.settings import Training
 
 __all__ = [
+    "BaseRequest",
+    "Conditions",
+    "DeriveRequest",
+    "EvaluateRequest",
+    "ExportRequest",
+    "SupernetRequest",
+    "SweepRequest",
+    "Training",
     "__version__",
     "base",
     "bench",
@@ -37,8 +58,16 @@ __all__ = [
     "sweep",
 ]
 
-# `derive`, `export` and `sweep` are packages that can be called: see docs/decisions/002-callable-packages.md.
+# `derive`, `export` and `sweep` are packages that can be called: see docs/decisions/020-one-declaration.md.
 _WHERE = {
+    "BaseRequest": "edgevit.derive.request",
+    "Conditions": "edgevit.board.bench",
+    "DeriveRequest": "edgevit.derive.request",
+    "EvaluateRequest": "edgevit.export.request",
+    "ExportRequest": "edgevit.export.request",
+    "SupernetRequest": "edgevit.derive.request",
+    "SweepRequest": "edgevit.sweep.request",
+    "Training": "edgevit.train.settings",
     "base": "edgevit.derive.base",
     "bench": "edgevit.board.bench",
     "bench_in_turns": "edgevit.board.bench",

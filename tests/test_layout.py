@@ -36,7 +36,6 @@ WAITING = {
     "derive/methods/skd/method",
     "derive/methods/skd/slices",
     "derive/methods/vulcan/method",
-    "derive/request",
     "derive/workers",
     "folder/unfinished",
     "models/anatomy",

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 from edgevit.agent.measure import Request
 from edgevit.agent.records import Run
@@ -23,6 +23,7 @@ from edgevit.board.profiles import Profile, load_profile, match
 from edgevit.board.roofline import Ceiling, ceiling_found, least_bytes, roofline
 from edgevit.errors import AgentError, OptionError, UnfitBoardError, UnknownNameError
 from edgevit.progress import Progress, Silent
+from edgevit.request import BOARD, LOAD, MEASURING, RUNNER, Option, assignments, request_of
 from edgevit.version import written_by
 
 PRECISIONS = ("fp32", "fp16", "mixed")
@@ -89,22 +90,83 @@ class Conditions:
     `streams`. Where the power can be read, the window lasts 10 s and the idle power is read as long, unless given.
     """
 
-    runner: str | None = None
-    batches: Sequence[int] = (1,)
-    streams: Sequence[int] = (1,)
-    precision: str | None = None
-    provider: str | None = None
-    threads: int | None = None
-    samples: int = 200
-    duration_s: float | None = None
-    idle_s: float | None = None
-    warmup: int = 10
-    warmup_seconds: float = 0.5
-    power_meter: str | None = None
-    power_mode: str | None = None
-    lock_clocks: bool = False
-    cross_check: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
+    runner: Annotated[
+        str | None,
+        Option(
+            "What runs the model: tensorrt, onnxruntime or fake.  "
+            "[default: tensorrt on a board, onnxruntime elsewhere]",
+            RUNNER,
+        ),
+    ] = None
+    batches: Annotated[
+        Sequence[int],
+        Option("Number of images per inference; repeatable.  [default: 1]", LOAD, name="--batch", repeated=True),
+    ] = (1,)
+    streams: Annotated[
+        Sequence[int],
+        Option(
+            "Number of inferences under way at the same time; repeatable.  [default: 1]",
+            LOAD,
+            name="--streams",
+            repeated=True,
+        ),
+    ] = (1,)
+    precision: Annotated[
+        str | None,
+        Option("Precision of a model folder's file: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]", RUNNER),
+    ] = None
+    provider: Annotated[
+        str | None, Option("What onnxruntime computes with: cpu, cuda or tensorrt.  [default: cpu]", RUNNER)
+    ] = None
+    threads: Annotated[int | None, Option("Threads within one operator, on the CPU.  [default: all cores]", RUNNER)] = (
+        None
+    )
+    samples: Annotated[
+        int, Option("Number of inferences that are timed, or more if --duration is longer.", MEASURING)
+    ] = 200
+    duration_s: Annotated[
+        float | None,
+        Option(
+            "Seconds for which inferences are timed, or longer if --samples takes longer.  "
+            "[default: 10 where power is read, else 1]",
+            MEASURING,
+            name="--duration",
+        ),
+    ] = None
+    idle_s: Annotated[
+        float | None,
+        Option(
+            "Seconds for which the idle power is measured before the first inference.  "
+            "[default: 10 where power is read]",
+            MEASURING,
+            name="--idle",
+        ),
+    ] = None
+    warmup: Annotated[int, Option("Number of inferences before the first that is timed.", MEASURING)] = 10
+    warmup_seconds: Annotated[
+        float, Option("Seconds for which these go on, or longer if --warmup takes longer.", MEASURING)
+    ] = 0.5
+    power_meter: Annotated[
+        str | None,
+        Option("What reads the power: ina3221, tegrastats or jtop.  [default: the first that can be read]", MEASURING),
+    ] = None
+    power_mode: Annotated[
+        str | None,
+        Option("Power mode to set for the bench; the earlier one is set again after it.", BOARD),
+    ] = None
+    lock_clocks: Annotated[bool, Option("Lock the clocks for the bench, and unlock them after it.", BOARD)] = False
+    cross_check: Annotated[bool, Option("Let trtexec measure the same engine, too.", MEASURING)] = False
+    options: Annotated[
+        Mapping[str, Any],
+        Option(
+            "Option of the runner, such as cuda_graph=False; repeatable.",
+            RUNNER,
+            name="--option",
+            metavar="NAME=VALUE",
+            repeated=True,
+            read=assignments("--option", "cuda_graph=False"),
+        ),
+    ] = field(default_factory=dict)
 
     def runner_options(self, runner: str, streams: int) -> dict[str, Any]:
         """The runner's own options; those that it does not know are refused by name."""
@@ -172,57 +234,30 @@ class Conditions:
 
 def bench(
     model: str | Path,
+    how: Conditions | None = None,
     *,
+    repeat: int = 1,
+    label: str | None = None,
     board: str | None = None,
     ssh_config: str | Path | None = None,
     profile: str | Path | None = None,
-    batches: Sequence[int] = (1,),
-    repeat: int = 1,
-    runner: str | None = None,
-    precision: str | None = None,
-    provider: str | None = None,
-    threads: int | None = None,
-    streams: Sequence[int] = (1,),
-    samples: int = 200,
-    duration_s: float | None = None,
-    idle_s: float | None = None,
-    warmup: int = 10,
-    warmup_seconds: float = 0.5,
-    power_meter: str | None = None,
-    power_mode: str | None = None,
-    lock_clocks: bool = False,
-    cross_check: bool = False,
-    label: str | None = None,
-    options: Mapping[str, Any] | None = None,
     before: Callable[[Setting, str], None] | None = None,
     on_run: Callable[[Run], None] | None = None,
     progress: Progress | None = None,
+    **conditions: Any,
 ) -> Bench:
-    """Measure one model `repeat` times at each batch size and number of streams; see `Conditions` and `bench_in_turns`.
+    """Measure one model `repeat` times at each batch size and number of streams; see `bench_in_turns`.
 
-    `label` is what tables call the model.
+    `label` is what tables call the model; `conditions` are fields of `Conditions`, in place of `how`.
+
+    Raises:
+        OptionError: also of a condition that there is not.
     """
-    how = Conditions(
-        runner=runner,
-        batches=batches,
-        streams=streams,
-        precision=precision,
-        provider=provider,
-        threads=threads,
-        samples=samples,
-        duration_s=duration_s,
-        idle_s=idle_s,
-        warmup=warmup,
-        warmup_seconds=warmup_seconds,
-        power_meter=power_meter,
-        power_mode=power_mode,
-        lock_clocks=lock_clocks,
-        cross_check=cross_check,
-        options=options or {},
-    )
+    if how is not None and conditions:
+        raise OptionError(f"bench takes conditions as a whole or one by one; leave out {', '.join(conditions)}")
     return bench_in_turns(
         [model],
-        how,
+        how or request_of(Conditions, conditions, "bench"),
         rounds=repeat,
         labels=None if label is None else [label],
         board=board,

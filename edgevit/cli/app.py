@@ -5,7 +5,7 @@ from errno import ENAMETOOLONG
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperGroup
 
 from edgevit.cli import (
     base,
@@ -23,49 +23,31 @@ from edgevit.cli import (
     supernet,
     sweep,
 )
+from edgevit.cli.command import Command
+from edgevit.cli.config import UsageError
 from edgevit.cli.console import say
 from edgevit.errors import EdgeVitError, Interrupted
-from edgevit.numbers import FINITE, WORD, check_number
 from edgevit.signals import sigterm_as_ctrl_c
 from edgevit.version import written_by
 
+COMMANDS = (
+    sweep, derive, base, methods, derive_many, supernet, export, bench, compare, evaluate, show, board, profiles, cache,
+)  # fmt: skip
+
+
+class _Commands(TyperGroup):
+    """The commands, in the order in which `edgevit --help` lists them."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        for command in COMMANDS:
+            self.add_command(Command(command.__name__.rpartition(".")[2].replace("_", "-"), command.main))
+
+
 # Markdown, because rich's own markup swallows what help says in brackets, such as defaults that depend on the board.
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode="markdown")
-
-
-class _Command(TyperCommand):
-    """A command whose options cannot be NaN, infinite, or whole numbers that no machine word holds."""
-
-    def invoke(self, ctx: Any) -> Any:
-        for name, value in ctx.params.items():
-            for one in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(one, (int, float)) and not isinstance(one, bool):
-                    check_number(
-                        f"--{name.strip('_').replace('_', '-')}", one, WORD if isinstance(one, int) else FINITE
-                    )
-        return super().invoke(ctx)
-
-
-for command in (
-    sweep,
-    derive,
-    base,
-    methods,
-    derive_many,
-    supernet,
-    export,
-    bench,
-    compare,
-    evaluate,
-    show,
-    board,
-    profiles,
-    cache,
-):
-    app.command(command.__name__.rpartition(".")[2].replace("_", "-"), cls=_Command)(command.main)
+app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode="markdown")
 
 STOPPED = 130  # what a shell expects of a program that Ctrl-C ended; SIGTERM is told apart by nobody
-UsageError: type[Exception] = typer.BadParameter.__base__  # type: ignore[assignment]  # which typer has no name for
 
 
 def _version(asked: bool) -> None:

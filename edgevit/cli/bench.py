@@ -8,69 +8,31 @@ import typer
 
 from edgevit.cli import arguments
 from edgevit.cli.arguments import option as asked
+from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 from edgevit.errors import OutputError
+from edgevit.request import JUDGING, MEASURING, OUTPUT
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from edgevit.agent.records import Run
-    from edgevit.board.bench import Bench
+    from edgevit.board.bench import Bench, Conditions
     from edgevit.report.gates import Verdict
     from edgevit.report.runs import Comparison, Row
 
-RUNNER, LOAD, MEASURING, JUDGING = "Runner", "Load", "Measuring", "Judging"  # panels of --help
 
-
+@asks(how="edgevit.board.bench:Conditions")
 def main(
     models: Annotated[
         list[Path],
         typer.Argument(help="Model folder with an export, ONNX file, or engine; several are measured in turns."),
     ],
+    how: Conditions,
+    *,
     board: arguments.Board = None,
     ssh_config: arguments.SshConfig = None,
     profile: arguments.ProfileName = None,
-    power_mode: Annotated[
-        str | None,
-        asked(panel=arguments.BOARD, help="Power mode to set for the bench; the earlier one is set again after it."),
-    ] = None,
-    lock_clocks: Annotated[
-        bool,
-        asked("--lock-clocks", panel=arguments.BOARD, help="Lock the clocks for the bench, and unlock them after it."),
-    ] = False,
-    runner: Annotated[
-        str | None,
-        asked(
-            panel=RUNNER,
-            help="What runs the model: tensorrt, onnxruntime or fake.  "
-            "[default: tensorrt on a board, onnxruntime elsewhere]",
-        ),
-    ] = None,
-    provider: Annotated[
-        str | None,
-        asked(panel=RUNNER, help="What onnxruntime computes with: cpu, cuda or tensorrt.  [default: cpu]"),
-    ] = None,
-    precision: Annotated[
-        str | None,
-        asked(
-            panel=RUNNER,
-            help="Precision of a model folder's file: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]",
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None, asked(panel=RUNNER, help="Threads within one operator, on the CPU.  [default: all cores]")
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        asked(panel=RUNNER, metavar="NAME=VALUE", help="Option of the runner, such as cuda_graph=False; repeatable."),
-    ] = None,
-    batch: Annotated[
-        list[int] | None, asked(panel=LOAD, help="Number of images per inference; repeatable.  [default: 1]")
-    ] = None,
-    streams: Annotated[
-        list[int] | None,
-        asked(panel=LOAD, help="Number of inferences under way at the same time; repeatable.  [default: 1]"),
-    ] = None,
     repeat: Annotated[
         int | None,
         asked(
@@ -80,39 +42,6 @@ def main(
         ),
     ] = None,
     seed: Annotated[int, asked(panel=MEASURING, help="Seed that draws the order of several models in each round.")] = 0,
-    samples: Annotated[
-        int, asked(panel=MEASURING, help="Number of inferences that are timed, or more if --duration is longer.")
-    ] = 200,
-    duration: Annotated[
-        float | None,
-        asked(
-            panel=MEASURING,
-            help="Seconds for which inferences are timed, or longer if --samples takes longer.  "
-            "[default: 10 where power is read, else 1]",
-        ),
-    ] = None,
-    warmup: Annotated[int, asked(panel=MEASURING, help="Number of inferences before the first that is timed.")] = 10,
-    warmup_seconds: Annotated[
-        float, asked(panel=MEASURING, help="Seconds for which these go on, or longer if --warmup takes longer.")
-    ] = 0.5,
-    idle: Annotated[
-        float | None,
-        asked(
-            panel=MEASURING,
-            help="Seconds for which the idle power is measured before the first inference.  "
-            "[default: 10 where power is read]",
-        ),
-    ] = None,
-    power_meter: Annotated[
-        str | None,
-        asked(
-            panel=MEASURING,
-            help="What reads the power: ina3221, tegrastats or jtop.  [default: the first that can be read]",
-        ),
-    ] = None,
-    cross_check: Annotated[
-        bool, asked("--cross-check", panel=MEASURING, help="Let trtexec measure the same engine, too.")
-    ] = False,
     gate: Annotated[
         list[str] | None,
         asked(
@@ -129,7 +58,7 @@ def main(
         asked("--force", panel=JUDGING, help="Compare even if the environments differ; a warning says in what."),
     ] = False,
     output: Annotated[
-        Path | None, asked(panel=arguments.OUTPUT, help="JSON-lines file that the raw runs are appended to.")
+        Path | None, asked(panel=OUTPUT, help="JSON-lines file that the raw runs are appended to.")
     ] = None,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
@@ -143,7 +72,7 @@ def main(
     """
     from dataclasses import asdict
 
-    from edgevit.board.bench import ROUNDS, Conditions, Setting, bench_in_turns
+    from edgevit.board.bench import ROUNDS, Setting, bench_in_turns
     from edgevit.cli.compare import show_comparisons
     from edgevit.report.gates import check_measurable, exit_code, judge, measurable, parse_gate
     from edgevit.report.runs import compare_runs, compare_within, load_runs, make_row
@@ -153,35 +82,18 @@ def main(
     gates = [parse_gate(text) for text in gate or ()]
     earlier = load_runs(compare) if compare else []
     keep = append_to(output) if output else None
-    batches, lanes = batch or [1], streams or [1]
     runs: list[Run] = []
     usual = 1 if len(models) == 1 else ROUNDS
-    how = Conditions(
-        runner=runner,
-        batches=batches,
-        streams=lanes,
-        precision=precision,
-        provider=provider,
-        threads=threads,
-        samples=samples,
-        duration_s=duration,
-        idle_s=idle,
-        warmup=warmup,
-        warmup_seconds=warmup_seconds,
-        power_meter=power_meter,
-        power_mode=power_mode,
-        lock_clocks=lock_clocks,
-        cross_check=cross_check,
-        options=arguments.assignments(option, "--option cuda_graph=False"),
-    )
 
     def before(setting: Setting, runner: str) -> None:
         """Refuse gates that this board cannot answer before it is kept busy."""
         if profile and setting.profile:
             gates.extend(parse_gate(text, f"profile {setting.profile.name}") for text in setting.profile.budgets)
         rails = setting.profile is not None
-        given = [measurable(setting.facts, runner, streams=n, total_rails=rails, idle=idle != 0) for n in lanes]
-        check_measurable(gates, set.intersection(*given), batches)
+        given = [
+            measurable(setting.facts, runner, streams=n, total_rails=rails, idle=how.idle_s != 0) for n in how.streams
+        ]
+        check_measurable(gates, set.intersection(*given), how.batches)
 
     def on_run(run: Run) -> None:
         runs.append(run)

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgevit.cli.arguments import BOARD, SshConfig, option
+from edgevit.cli.arguments import SshConfig, option
 from edgevit.cli.console import Console, JsonFlag, VerboseFlag, duration
+from edgevit.request import BOARD
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from edgevit.cli.arguments import COMPUTING, OUTPUT, option
+from edgevit.cli.arguments import option
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag, write
+from edgevit.request import COMPUTING, OUTPUT
 
 
 def _example(asked: bool) -> None:

@@ -2,83 +2,28 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from edgevit.cli import arguments
-from edgevit.cli.arguments import option
+from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
-from edgevit.derive import method_names
-from edgevit.errors import OptionError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from edgevit.sweep.record import Point, Sweep
+    from edgevit.sweep.request import SweepRequest
 
 COARSE = 0.05  # half an interval: a sweep on so few images tells little
 
 
+@asks(request="edgevit.sweep.request:SweepRequest")
 def main(
     context: typer.Context,
-    base: arguments.Base,
+    request: SweepRequest,
     *,
-    checkpoint: arguments.Checkpoint = None,
-    pretrained: arguments.Pretrained = False,
-    model_arg: arguments.ModelArg = None,
-    data: arguments.Data,
-    classes: arguments.Classes = None,
-    base_classes: arguments.BaseClasses = None,
-    split: Annotated[
-        str,
-        option(
-            panel=arguments.DATA,
-            help="Part of the images to judge on: validation, or test where validation has too few images.",
-        ),
-    ] = "validation",
-    skip_bad_images: arguments.SkipBadImages = False,
-    accept_weak_base: arguments.AcceptWeakBase = False,
-    mean: arguments.Mean = None,
-    std: arguments.Std = None,
-    crop_pct: arguments.CropPct = None,
-    interpolation: arguments.Interpolation = None,
-    rates: Annotated[
-        str, option(panel="Budget", help="Shares of the base's MACs to remove, separated by commas.")
-    ] = "0.5,0.7,0.8,0.9,0.95",
-    method: Annotated[
-        str,
-        option(
-            panel=arguments.SHAPE,
-            help=f"How the models are derived, without training: {', '.join(method_names())}; see edgevit methods.",
-        ),
-    ] = "forge",
-    set_: Annotated[
-        list[str] | None,
-        option(
-            "--set",
-            panel=arguments.SHAPE,
-            metavar="METHOD.OPTION=VALUE",
-            help="Option of the method, such as forge.drop_blocks=no; edgevit methods METHOD lists all; repeatable.",
-        ),
-    ] = None,
-    shape: arguments.Shape = "fused",
-    ffn_multiple: arguments.FfnMultiple = None,
-    batch_size: Annotated[
-        int,
-        option(
-            panel=arguments.COMPUTING, help="Images per pass; give derive the same number, so that it shares the work."
-        ),
-    ] = 256,
-    device: arguments.Device = "auto",
-    workers: arguments.Workers = 0,
-    seed: arguments.Seed = 42,
-    cache: Annotated[
-        bool, option(panel=arguments.COMPUTING, help="Use and keep what derivations can share; edgevit cache shows it.")
-    ] = True,
-    out: Annotated[
-        Path, option(panel=arguments.OUTPUT, help="Folder for the models; an earlier sweep in it is gone on with.")
-    ],
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
@@ -87,37 +32,12 @@ def main(
 
     The same command goes on where it was interrupted, and takes more --rates.
     """
-    from edgevit.derive.options import parse_assignments
-    from edgevit.sweep.request import SweepRequest
-    from edgevit.train.settings import Training
-
     console = Console(json=json, quiet=quiet, verbose=verbose)
-    request = SweepRequest(
-        base=base,
-        data=data,
-        classes=classes,
-        out=out,
-        rates=_numbers(rates),
-        method=method,
-        options=dict(parse_assignments(method, set_ or ())),
-        shape=shape,
-        ffn_multiple=ffn_multiple,
-        checkpoint=checkpoint,
-        pretrained=pretrained,
-        model_args=arguments.assignments(model_arg),
-        preprocessing=arguments.preprocessing(mean, std, crop_pct, interpolation),
-        base_classes=base_classes,
-        part=split,
-        training=Training(steps=0, batch_size=batch_size, device=device, workers=workers, seed=seed),
-        skip_bad_images=skip_bad_images,
-        accept_weak_base=accept_weak_base,
-        cache=cache,
-    )
     request.check()  # before torch is imported
 
     from edgevit.sweep.run import run
 
-    found = run(request, console.progress)
+    found, out = run(request, console.progress), request.out
     show_sweep(console, out, found)
     chosen = found.chosen()
     if chosen is None:
@@ -128,13 +48,6 @@ def main(
         told = arguments.repeated(context, "derive", rate=chosen.rate, out=out / f"{chosen.folder}-distilled")
         console.show(f"Next: distil it, {told}")
     console.result({"folder": str(out), **asdict(found), "chosen": chosen and chosen.folder})
-
-
-def _numbers(rates: str) -> tuple[float, ...]:
-    try:
-        return tuple(sorted({float(rate) for rate in rates.split(",") if rate.strip()}))
-    except ValueError:
-        raise OptionError(f"--rates {rates} is not numbers separated by commas; try 0.5,0.8,0.9") from None
 
 
 def show_sweep(console: Console, folder: Path, found: Sweep) -> None:

@@ -5,10 +5,36 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Annotated
 
 from edgevit.data.classes import listed
 from edgevit.data.sources import class_names, refuse_missing_unlabelled
 from edgevit.errors import UnknownNameError
+from edgevit.request import DATA, Option
+
+_IMAGES = Option(
+    "Folder of class folders, or of train/ and val/ with these, or a CIFAR folder; or the name digits.", DATA
+)
+Data = Annotated[str | Path, _IMAGES]
+OptionalData = Annotated[str | Path | None, _IMAGES]
+Classes = Annotated[
+    str | Path | Sequence[str | int] | None,
+    Option(
+        "Target classes: names or indices in the base, separated by commas, or a file of them.  "
+        "[default: all classes of the data]",
+        DATA,
+    ),
+]
+BaseClasses = Annotated[
+    Path | str | Sequence[str] | None,
+    Option(
+        "File that says which output of the base is which class: its class names in the order of its outputs, one per "
+        "line; a name that holds a comma is put in double quotes, and # begins a comment.  "
+        "[default: ImageNet's order, or the alphabet's]",
+        DATA,
+    ),
+]
+SkipBadImages = Annotated[bool, Option("Leave out images that cannot be read, and say how many.", DATA)]
 
 SYNSET = re.compile(r"n\d{8}")  # ImageNet's names of classes, of which timm has the list
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,60 +19,34 @@ from edgevit.folder.model import ClassLabel
 from edgevit.models.checkpoint import Headless, Model, derived_spec, open_network, save
 from edgevit.models.classifier import with_classes
 from edgevit.progress import Progress, Silent
+from edgevit.request import as_request
 from edgevit.train.compute import close_compute
 from edgevit.train.passes import open_passes
 
 
-def base(
-    name: str | Path,
-    *,
-    out: str | Path,
-    data: str | Path | None = None,
-    classes: str | Path | Sequence[str | int] | None = None,
-    checkpoint: str | Path | None = None,
-    pretrained: bool = False,
-    model_args: Mapping[str, Any] | None = None,
-    preprocessing: Mapping[str, Any] | None = None,
-    base_classes: str | Path | Sequence[str] | None = None,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-) -> Model:
+def base(name: str | Path | BaseRequest | None = None, *, progress: Progress | None = None, **options: Any) -> Model:
     """Write a base as the model folder `out`: all its outputs, or with `classes` those alone, as a derived model's.
 
     The names of outputs are those of `base_classes`, of a model folder that is given for `name`, or, where `data` has
     a class for every output, of the data; with `classes`, also ImageNet's. No image is read, but for a base without a
     classifier: a linear head is fitted to the images of the classes, as `edgevit.derive` does.
 
+    Args:
+        name: a timm name, a model folder, or a whole request.
+        options: the fields of `BaseRequest`.
+
     Raises:
+        OptionError: also of an option that there is not.
         EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
     """
-    request = BaseRequest(
-        name=name,
-        out=Path(out),
-        data=data,
-        classes=classes,
-        checkpoint=checkpoint,
-        pretrained=pretrained,
-        model_args=model_args or {},
-        preprocessing=preprocessing or {},
-        base_classes=base_classes,
-        overwrite=overwrite,
-    )
-    return run(request, progress)
+    return run(as_request(BaseRequest, "name", name, options), progress)
 
 
 def run(request: BaseRequest, progress: Progress | None = None) -> Model:
     """Do what is asked; `base` says what is raised."""
     request.check()
     progress = progress or Silent()
-    found = open_network(
-        request.name,
-        checkpoint=request.checkpoint,
-        pretrained=request.pretrained,
-        model_args=request.model_args,
-        preprocessing=request.preprocessing,
-        progress=progress,
-    )
+    found = open_network(request.name, **request.opening(), progress=progress)
     if isinstance(found, Headless):
         model, head = _with_head(found, request, progress)
         told = head.told()

@@ -8,19 +8,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, create_model
 
+from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.options import describe, read_options
+from edgevit.derive.request import DeriveRequest
+from edgevit.derive.steps import check_steps
 from edgevit.errors import OptionError, PlanError, UnknownNameError
 from edgevit.folder.documents import Reader
 from edgevit.folder.writing import file_sha256
 from edgevit.numbers import check_number
+from edgevit.request import BUDGET, asked_of, default_of, plain_type, request_of
 from edgevit.train.settings import Training
 
 EXAMPLE = Path(__file__).with_name("example_jobs.yaml")
@@ -28,30 +32,42 @@ RESULTS = ("results.json", "results.md")  # beside the jobs' folders
 READER = Reader(PlanError, mend="`edgevit derive-many --example` prints one that is good")
 
 
+BUDGET_KEYS = tuple(asked.field for asked in asked_of(DeriveRequest) if asked.option.panel == BUDGET)
+TASK_KEYS, METHOD_KEYS = ("classes", "data"), ("method", "options", "supernet", "training")
+OWN_KEYS = ("out", "resume", "overwrite")  # which every job has its own way of
+# In the hash of every job since the first version; the other fields are where they are not the default, so that a new
+# option leaves jobs done that are done.
+ALWAYS = {
+    "base", "checkpoint", "pretrained", "model_args", "preprocessing", "base_classes", "shape", "ffn_multiple", "head",
+    "finetune_base", "validation_fraction", "skip_bad_images", "data", "classes", "rate", "macs", "params", "method",
+    "options", "training",
+}  # fmt: skip
+DEFAULTS = {one.name: default_of(one) for one in fields(DeriveRequest)}
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class TaskEntry(_Strict):
+class _Named(_Strict):
     name: str
-    classes: list[str | int] | str | None = None
-    data: str | None = None  # the plan's, if left out
 
 
-class BudgetEntry(_Strict):
-    name: str
-    rate: float | None = None
-    macs: str | float | None = None
-    params: str | float | None = None
-    ms: float | None = None
-    cost_table: str | None = None
+def _keys(names: Iterable[str]) -> dict[str, Any]:
+    """Keys for fields of a derivation: with their types, as a file has their values, and their defaults."""
+    hints = get_type_hints(DeriveRequest)
+    return {name: (plain_type(hints[name]), DEFAULTS[name] if DEFAULTS[name] != () else None) for name in names}
 
 
-class MethodEntry(_Strict):
-    name: str
+TaskEntry: type[_Named] = create_model("TaskEntry", __base__=_Named, **_keys(TASK_KEYS))
+BudgetEntry: type[_Named] = create_model("BudgetEntry", __base__=_Named, **_keys(BUDGET_KEYS))
+
+
+class MethodEntry(_Named):
     method: str | None = None  # the name itself, if left out
     options: dict[str, Any] = {}
     training: dict[str, Any] = {}  # in place of the plan's
+    supernet: str | None = None  # for slices of it, which have no other base
 
 
 class PlannedJob(_Strict):
@@ -62,32 +78,29 @@ class PlannedJob(_Strict):
     out: str | None = None  # a folder of the job's name under the plan's, if left out
 
 
-class JobsFile(_Strict):
-    """What a plan may hold; everything that `edgevit derive` takes has the name it has there."""
+class Layout(_Strict):
+    """What lays out the jobs, beside the options that are the same for all."""
 
     base: str
     out: str
-    tasks: list[TaskEntry]
-    budgets: list[BudgetEntry]
+    tasks: list[TaskEntry]  # type: ignore[valid-type]  # a class made of fields
+    budgets: list[BudgetEntry]  # type: ignore[valid-type]
     methods: list[MethodEntry]
     jobs: list[PlannedJob] | None = None  # every task with every budget and method, if left out
     workers: int = 1
     data: str | None = None
-    checkpoint: str | None = None
-    pretrained: bool = False
-    model_args: dict[str, Any] = {}
-    preprocessing: dict[str, Any] = {}
-    base_classes: str | list[str] | None = None
-    shape: str = "fused"
-    ffn_multiple: int | None = None
-    head: str = "subset"
-    finetune_base: bool = False
-    accept_weak_base: bool = False
-    validation_fraction: float = 0.1
-    skip_bad_images: bool = False
-    unlabelled: str | None = None
-    reject: float | None = None
     training: dict[str, Any] = {}
+
+
+COMMON_KEYS = tuple(
+    dict.fromkeys(
+        asked.path[0]
+        for asked in asked_of(DeriveRequest)
+        if asked.path[0] not in {*BUDGET_KEYS, *TASK_KEYS, *METHOD_KEYS, *OWN_KEYS, "base"}
+    )
+)
+# What a plan may hold; everything that `edgevit derive` takes has the name it has there.
+JobsFile: type[Layout] = create_model("JobsFile", __base__=Layout, **_keys(COMMON_KEYS))
 
 
 class _Trained(_Strict):
@@ -109,8 +122,14 @@ class Job:
     def sha256(self) -> str:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
+    def request(self, *, resume: bool = False) -> DeriveRequest:
+        """The derivation that this is."""
+        training = Training(**self.arguments["training"])
+        given = {**self.arguments, "training": training, "out": self.out, "resume": resume}
+        return replace(request_of(DeriveRequest, given, f"job {self.name!r}"), job=self.sha256())
 
-def read_jobs(file: str | Path) -> tuple[list[Job], JobsFile]:
+
+def read_jobs(file: str | Path) -> tuple[list[Job], Layout]:
     """Read a plan and lay out its jobs, the first of every task before all others.
 
     Raises:
@@ -125,7 +144,7 @@ def read_jobs(file: str | Path) -> tuple[list[Job], JobsFile]:
         raise PlanError(f"{file}: {error}") from error
 
 
-def _jobs(plan: JobsFile, file: Path) -> list[Job]:
+def _jobs(plan: Layout, file: Path) -> list[Job]:
     tasks, budgets = _by_name("tasks", plan.tasks, file), _by_name("budgets", plan.budgets, file)
     methods = _by_name("methods", plan.methods, file)
     for method in plan.methods:
@@ -145,6 +164,10 @@ def _jobs(plan: JobsFile, file: Path) -> list[Job]:
         if entry.method not in methods:
             raise UnknownNameError(f"method of job {entry.name!r}", entry.method, methods)
         jobs.append(_job(plan, entry, tasks[entry.task], budgets[entry.budget], methods[entry.method], file))
+    for job in jobs:
+        asked = job.request()
+        make_policy(asked.shape, asked.ffn_multiple)
+        check_steps(asked.first, asked.method, asked.rate, milliseconds=asked.ms is not None)
     _refuse_shared_folders(jobs, file)
     first = {job.task: job.name for job in reversed(jobs)}
     return sorted(jobs, key=lambda job: first[job.task] != job.name)
@@ -164,7 +187,7 @@ def _by_name(kind: str, entries: Sequence[Any], file: Path) -> dict[str, Any]:
     return found
 
 
-def _check_method(plan: JobsFile, method: MethodEntry, file: Path) -> None:
+def _check_method(plan: Layout, method: MethodEntry, file: Path) -> None:
     """Find a misspelt option or a setting that cannot be before any job starts."""
     name = method.method or method.name
     options, settings = {o.name for o in describe(name).options}, {f.name for f in fields(Training)}
@@ -183,37 +206,33 @@ def _check_method(plan: JobsFile, method: MethodEntry, file: Path) -> None:
     READER.checked({"training": training}, _Trained, str(file)).training.check()
 
 
-def _check_budget(budget: BudgetEntry, file: Path) -> None:
-    given = [name for name in ("rate", "macs", "params", "ms") if getattr(budget, name) is not None]
+def _check_budget(budget: _Named, file: Path) -> None:
+    asked = {name: getattr(budget, name) for name in BUDGET_KEYS if name != "cost_table"}
+    given = [name for name, value in asked.items() if value is not None]
     if len(given) != 1:
         seen = " and ".join(given) or "nothing"
-        raise PlanError(f"{file}: budget {budget.name!r} is {seen}; give one of rate, macs, params and ms")
-    if budget.rate is not None:
-        check_number(f"budget {budget.name!r}: rate", budget.rate, "(0, 1)", "0.6 leaves 40 % of the MACs")
+        *first, last = asked
+        raise PlanError(f"{file}: budget {budget.name!r} is {seen}; give one of {', '.join(first)} and {last}")
+    if asked["rate"] is not None:
+        check_number(f"budget {budget.name!r}: rate", asked["rate"], "(0, 1)", "0.6 leaves 40 % of the MACs")
 
 
-def _job(
-    plan: JobsFile, entry: PlannedJob, task: TaskEntry, budget: BudgetEntry, method: MethodEntry, file: Path
-) -> Job:
-    data = task.data or plan.data
-    if data is None:
-        raise PlanError(f"{file}: task {task.name!r} has no data; give it some, or the whole plan")
-    shared = ("base", "checkpoint", "pretrained", "model_args", "preprocessing", "base_classes", "shape",
-              "ffn_multiple", "head", "finetune_base", "validation_fraction", "skip_bad_images")  # fmt: skip
+def _job(plan: Layout, entry: PlannedJob, task: _Named, budget: _Named, method: MethodEntry, file: Path) -> Job:
     arguments = {
-        **{name: getattr(plan, name) for name in shared},
-        "data": data,
-        "classes": task.classes,
-        "rate": budget.rate,
-        "macs": budget.macs,
-        "params": budget.params,
+        "base": plan.base if method.supernet is None else None,
+        **{name: getattr(plan, name) for name in COMMON_KEYS},
+        **{name: getattr(task, name) for name in TASK_KEYS},
+        **{name: getattr(budget, name) for name in BUDGET_KEYS},
         "method": method.method or method.name,
         "options": method.options,
+        "supernet": method.supernet,
         "training": {**plan.training, **method.training},
-        **({} if plan.unlabelled is None else {"unlabelled": plan.unlabelled}),
-        **{name: value for name in ("ms", "cost_table") if (value := getattr(budget, name)) is not None},
-        **({"accept_weak_base": True} if plan.accept_weak_base else {}),
-        **({} if plan.reject is None else {"reject": plan.reject}),  # jobs done without it stay done
+    }
+    arguments["data"] = arguments["data"] or plan.data
+    if arguments["data"] is None:
+        raise PlanError(f"{file}: task {task.name!r} has no data; give it some, or the whole plan")
+    arguments = {
+        name: value for name, value in arguments.items() if name in ALWAYS or value not in (None, DEFAULTS[name])
     }
     named = {key: arguments.get(key) for key in ("checkpoint", "base_classes", "classes", "cost_table")}
     # Path.is_file raises where a list of classes is longer than a name may be.

@@ -20,10 +20,8 @@ import torch
 
 from edgevit.derive import load_method
 from edgevit.derive.allocate.budget import readable
-from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.jobs_file import RESULTS, Job, read_jobs
 from edgevit.derive.options import make_config
-from edgevit.derive.request import DeriveRequest
 from edgevit.derive.session import run
 from edgevit.derive.workers import Died, work_off
 from edgevit.errors import CheckpointError, EdgeVitError, Interrupted, OptionError, OutputError, PlanError
@@ -35,7 +33,6 @@ from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import holds_state, partial_folder
 from edgevit.folder.writing import write_whole, writing
 from edgevit.progress import Progress, Silent
-from edgevit.train.settings import Training
 
 TABLE = Reader(PlanError, mend="the rows of models that are there are read from their folders")
 
@@ -68,10 +65,8 @@ def run_job(job: Job) -> Row:
     """Do one job; an error that edgevit raises on purpose is its result, and any other is a bug."""
     row, out = _started(job), Path(job.out)
     began = time.monotonic()
-    arguments = {**job.arguments, "training": Training(**job.arguments["training"])}
     try:
-        asked = DeriveRequest(**arguments, out=out, resume=holds_state(partial_folder(out)), job=job.sha256())
-        made = run(asked)
+        made = run(job.request(resume=holds_state(partial_folder(out))))
         row = _done(row, made.model.spec, made.record)
     except EdgeVitError as error:
         row = replace(row, state="failed", error=str(error))
@@ -192,7 +187,6 @@ def derive_many(jobs_file: str | Path, *, workers: int | None = None, progress: 
     workers, progress = workers or plan.workers, progress or Silent()
     if workers < 1:
         raise OptionError(f"workers {workers} is less than 1")
-    make_policy(plan.shape, plan.ffn_multiple)
     for method in plan.methods:
         name = method.method or method.name
         make_config(name, load_method(name), method.options)

@@ -1,4 +1,4 @@
-"""What is asked of `derive`, `supernet` and `base`: frozen records, which the command line and Python build alike.
+"""What is asked of `derive`, `supernet` and `base`: frozen records, which the command line, files and Python all build.
 
 `check` refuses, before torch is imported and anything is read, whatever names, numbers, paths and listings can tell.
 What takes the base or the images to tell, such as whether a budget is within reach, is refused where they are opened.
@@ -9,20 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from edgevit.data.request import check_data
+from edgevit.data.request import BaseClasses, Classes, Data, OptionalData, SkipBadImages, check_data
 from edgevit.derive import method_names
 from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import make_policy
-from edgevit.derive.options import SUPERNET, read_options
-from edgevit.derive.steps import Step, check_steps
+from edgevit.derive.options import SUPERNET, parse_assignments, read_options
+from edgevit.derive.steps import Step, check_steps, read_steps
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import partial_folder, refuse_unfinished
 from edgevit.folder.writing import refuse_existing
-from edgevit.models.request import check_base
+from edgevit.models.request import BASE, BaseOptions
 from edgevit.numbers import check_number
+from edgevit.request import BUDGET, COMPUTING, DATA, OUTPUT, SHAPE, TRAINING, Nested, Option, plain
 from edgevit.train.settings import Training
 
 SLICES = "skd"  # the method that cuts a super-network instead of a base
@@ -30,102 +31,234 @@ HEADS = ("subset", "full")
 NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
 
 
+METHOD = f"{', '.join(method_names())}; see edgevit methods."
+OUT = Option("Model folder to write; it must not exist yet.", OUTPUT)
+OVERWRITE = Option("Replace the model folder that --out names, once the new one is complete.", OUTPUT)
+ValidationFraction = Annotated[
+    float, Option("Share of the training images that is held out for every choice that is made.", DATA)
+]
+Cache = Annotated[bool | Path, Option("Use and keep what derivations can share; edgevit cache shows it.", COMPUTING)]
+RESUME = "Go on with an interrupted {}, from its last saved step."
+
+
+def method_options(help: str, metavar: str = "METHOD.OPTION=VALUE") -> Option:
+    """--set, whose texts are of the method that is asked for, or of what has only one."""
+
+    def read(texts: Sequence[str], given: Mapping[str, Any]) -> dict[str, str]:
+        return parse_assignments(given.get("method") or SUPERNET, texts)
+
+    return Option(help, SHAPE, name="--set", metavar=metavar, repeated=True, read=read)
+
+
+def one_rate(text: str, _: Mapping[str, Any]) -> float:
+    """One number; several are another command's."""
+    try:
+        return float(text)
+    except ValueError:
+        if "," in text:
+            raise OptionError(f"--rate {text}: several rates: edgevit sweep --rates {text} ...") from None
+        raise OptionError(f"--rate {text} is not a number; try 0.6") from None
+
+
+def read_first(text: str, _: Mapping[str, Any]) -> tuple[Step, ...]:
+    """Read the methods that come before."""
+    return read_steps(text)
+
+
 @dataclass(frozen=True, kw_only=True)
-class BaseRequest:
+class BaseRequest(BaseOptions):
     """What `edgevit.base` is asked."""
 
-    name: str | Path
-    out: Path
-    data: str | Path | None = None
-    classes: str | Path | Sequence[str | int] | None = None
-    checkpoint: str | Path | None = None
-    pretrained: bool = False
-    model_args: Mapping[str, Any] = field(default_factory=dict)
-    preprocessing: Mapping[str, Any] = field(default_factory=dict)
-    base_classes: str | Path | Sequence[str] | None = None
+    name: Annotated[str | Path, BASE]
+    out: Annotated[Path, OUT]
+    data: OptionalData = None
+    classes: Annotated[
+        str | Path | Sequence[str | int] | None,
+        Option(
+            "Classes whose outputs are kept: names or indices, separated by commas, or a file of them.  [default: all]",
+            DATA,
+        ),
+    ] = None
+    base_classes: BaseClasses = None
     # Of a head that is fitted, where the base has none: how images are split and read.
-    training: Training = field(default_factory=Training)
-    validation_fraction: float = 0.1
-    skip_bad_images: bool = False
-    cache: bool | Path = True
-    overwrite: bool = False
+    validation_fraction: ValidationFraction = 0.1
+    skip_bad_images: SkipBadImages = False
+    training: Annotated[Training, Nested(only=("device", "workers", "seed"))] = field(default_factory=Training)
+    cache: Cache = True
+    overwrite: Annotated[bool, OVERWRITE] = False
 
     def check(self) -> None:
         """Refuse what cannot be done; see `edgevit.base` for what is raised."""
         refuse_existing(self.out, overwrite=self.overwrite)
         self.training.check()
         check_number("--validation-fraction", self.validation_fraction, "(0, 1)", "try 0.1")
-        check_base(self.name, checkpoint=self.checkpoint, pretrained=self.pretrained, model_args=self.model_args)
+        self.check_base(self.name)
         if self.data is not None:
             check_data(self.data, self.classes, self.base_classes)
 
 
+# Fields of which --resume compares what they come to, such as the hash of what lies at a path or the steps that a rule
+# gives; and those that change nothing of the model. Every other field must be the same.
+RESOLVED = {
+    "base", "data", "out", "classes", "base_classes", "validation_fraction", "skip_bad_images", "accept_weak_base",
+    "checkpoint", "pretrained", "model_args", "preprocessing", "shape", "ffn_multiple", "training", "options", "method",
+    "supernet", "head", "rate", "macs", "params", "ms", "cost_table", "finetune_base", "unlabelled", "reject", "cache",
+    "first", "resume", "overwrite", "job",
+}  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What `edgevit.derive` and `edgevit.supernet` are both asked."""
+class Request(BaseOptions):
+    """What `edgevit.derive`, `edgevit.supernet` and `edgevit.sweep` are all asked."""
 
-    base: str | Path | None
-    data: str | Path | None
-    out: Path
-    classes: str | Path | Sequence[str | int] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    shape: str = "fused"
-    ffn_multiple: int | None = None
-    checkpoint: str | Path | None = None
-    pretrained: bool = False
-    model_args: Mapping[str, Any] = field(default_factory=dict)
-    preprocessing: Mapping[str, Any] = field(default_factory=dict)
-    base_classes: str | Path | Sequence[str] | None = None
-    training: Training = field(default_factory=Training)
-    validation_fraction: float = 0.1
-    skip_bad_images: bool = False
-    accept_weak_base: bool = False
-    resume: bool = False
-    overwrite: bool = False
+    base: Annotated[str | Path | None, BASE]
+    data: OptionalData
+    out: Annotated[Path, OUT]
+    classes: Classes = None
+    base_classes: BaseClasses = None
+    validation_fraction: ValidationFraction = 0.1
+    skip_bad_images: SkipBadImages = False
+    accept_weak_base: Annotated[
+        bool, Option("Go on although the base is hardly better than chance on its own classes.", DATA)
+    ] = False
+    shape: Annotated[
+        str,
+        Option(
+            "Which widths blocks may have: fused (attention that TensorRT fuses, in steps of 8), fused4 (in steps of "
+            "4), paper (as in Vulcan's released code) or free (any).",
+            SHAPE,
+        ),
+    ] = "fused"
+    ffn_multiple: Annotated[
+        int | None,
+        Option("Multiple that FFN widths are rounded to: 1, 8, 16, 32 or 64.  [default: the shape's own]", SHAPE),
+    ] = None
+    training: Annotated[Training, Nested()] = field(default_factory=Training)
 
-    def _check(self, base: str | Path, method: str, unlabelled: str | Path | None = None) -> None:
-        refuse_existing(self.out, overwrite=self.overwrite)
-        refuse_unfinished(partial_folder(self.out), self.resume)
-        read_options(method, self.options)
+    def _check(
+        self, base: str | Path, method: str, options: Mapping[str, Any], unlabelled: str | Path | None = None
+    ) -> None:
+        read_options(method, options)
         make_policy(self.shape, self.ffn_multiple)
         self.training.check()
         check_number("--validation-fraction", self.validation_fraction, "(0, 1)", "try 0.1")
-        check_base(base, checkpoint=self.checkpoint, pretrained=self.pretrained, model_args=self.model_args)
+        self.check_base(base)
         if self.data is not None:
             check_data(self.data, self.classes, self.base_classes, unlabelled=unlabelled)
+
+    def told(self) -> dict[str, Any]:
+        """The whole request as JSON has it."""
+        return plain(self)
+
+    def same(self, resolved: Mapping[str, Any]) -> dict[str, Any]:
+        """What must be the same for an unfinished run to be gone on with: what fields came to, and all other fields."""
+        return {**{name: value for name, value in self.told().items() if name not in RESOLVED}, **resolved}
+
+    def _check_out(self, *, resume: bool, overwrite: bool) -> None:
+        refuse_existing(self.out, overwrite=overwrite)
+        refuse_unfinished(partial_folder(self.out), resume)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SupernetRequest(Request):
     """What `edgevit.supernet` is asked."""
 
-    base: str | Path
-    data: str | Path
-    rate: float = 0.75
+    base: Annotated[str | Path, BASE]
+    data: Data
+    rate: Annotated[
+        float,
+        Option(
+            "How much smaller than the base the smallest slice is, in MACs: 0.75 leaves a quarter.",
+            SHAPE,
+            name="--smallest-rate",
+        ),
+    ] = 0.75
+    options: Annotated[
+        Mapping[str, Any],
+        method_options(
+            "How it is made, such as supernet.points=5; edgevit methods supernet lists all; repeatable.",
+            "supernet.OPTION=VALUE",
+        ),
+    ] = field(default_factory=dict)
+    training: Annotated[
+        Training,
+        Nested(
+            without=("lr_by_loss", "early_stop"),
+            help={
+                "steps": "Number of optimiser steps.  [default: supernet.epochs passes over the images]",
+                "evaluations": "Number of accuracy checks of the whole network and its smallest slice in training.",
+            },
+        ),
+    ] = field(default_factory=Training)
+    resume: Annotated[bool, Option(RESUME.format("training"), OUTPUT)] = False
+    overwrite: Annotated[bool, OVERWRITE] = False
 
     def check(self) -> None:
         """Refuse what cannot be done; see `edgevit.supernet` for what is raised."""
         make_budget(NO_LIMIT, NO_LIMIT, rate=self.rate)
-        self._check(self.base, SUPERNET)
+        self._check_out(resume=self.resume, overwrite=self.overwrite)
+        self._check(self.base, SUPERNET, self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeriveRequest(Request):
     """What `edgevit.derive` is asked."""
 
-    rate: float | None = None
-    macs: str | float | None = None
-    params: str | float | None = None
-    ms: float | None = None
-    cost_table: str | Path | None = None
-    method: str = "forge"
-    supernet: str | Path | None = None
-    head: str = "subset"
-    finetune_base: bool = False
-    unlabelled: str | Path | None = None
-    reject: float | None = None
-    cache: bool | Path = True
-    first: tuple[Step, ...] = ()  # methods that cut the base before this one does
+    base: Annotated[str | Path | None, BASE] = None
+    data: OptionalData = None
+    rate: Annotated[
+        float | None,
+        Option("Share of the base's MACs to remove: 0.6 leaves 40 %.", BUDGET, metavar="FLOAT", read=one_rate),
+    ] = None
+    macs: Annotated[str | float | None, Option("Multiply-accumulates per image to keep, such as 6.8G.", BUDGET)] = None
+    params: Annotated[str | float | None, Option("Parameters to keep, such as 34M.", BUDGET)] = None
+    ms: Annotated[float | None, Option("Milliseconds per image to keep, by the table in --cost-table.", BUDGET)] = None
+    cost_table: Annotated[
+        Path | str | None,
+        Option("Table of measured milliseconds per width, as benchmarks/cost_table.py writes it, for --ms.", BUDGET),
+    ] = None
+    method: Annotated[str, Option(f"How the model is derived: {METHOD}", SHAPE)] = "forge"
+    options: Annotated[
+        Mapping[str, Any],
+        method_options(
+            "Option of the method, such as forge.teacher=none; edgevit methods METHOD lists all; repeatable."
+        ),
+    ] = field(default_factory=dict)
+    supernet: Annotated[
+        Path | str | None,
+        Option("Super-network to cut a slice out of, in place of BASE, for --method skd.", SHAPE),
+    ] = None
+    head: Annotated[
+        str, Option("Outputs of the model: subset (the target classes alone) or full (all of the base's).", SHAPE)
+    ] = "subset"
+    finetune_base: Annotated[
+        bool, Option("Also train the base itself on the classes, as a third baseline.", TRAINING)
+    ] = False
+    unlabelled: Annotated[
+        Path | str | None,
+        Option("Folder of more images, of any class, on which the model imitates its teacher.", DATA),
+    ] = None
+    reject: Annotated[
+        float | None,
+        Option(
+            "Share of the target classes' images that may be called `other`, so that images of no target class are.  "
+            "[default: no image is]",
+            DATA,
+        ),
+    ] = None
+    cache: Cache = True
+    first: Annotated[
+        tuple[Step, ...],
+        Option(
+            "Methods that cut the base before this one does, each with the share of the base's MACs that is gone "
+            "after it, such as nuwa:0.5,vulcan:0.7.",
+            SHAPE,
+            metavar="METHOD:RATE",
+            read=read_first,
+        ),
+    ] = ()
+    resume: Annotated[bool, Option(RESUME.format("derivation"), OUTPUT)] = False
+    overwrite: Annotated[bool, OVERWRITE] = False
     job: str | None = None  # the hash of the job of a plan that this is, which derivation.json keeps
 
     def check(self) -> None:
@@ -143,7 +276,8 @@ class DeriveRequest(Request):
             raise UnknownNameError("head", self.head, HEADS)
         if self.reject is not None:
             check_number("--reject", self.reject, "(0, 1)", "try 0.05")
-        self._check(base, self.method, self.unlabelled)
+        self._check_out(resume=self.resume, overwrite=self.overwrite)
+        self._check(base, self.method, self.options, self.unlabelled)
 
     def needs_images(self) -> bool:
         """Whether something is to be trained or measured: anything but a slice as it is."""

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -58,6 +58,7 @@ from edgevit.models.checkpoint import Headless, Model, derived_spec, open_networ
 from edgevit.models.classifier import with_classes
 from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
+from edgevit.request import as_request
 from edgevit.signals import stop_when_asked
 from edgevit.train.compute import Compute, close_compute
 from edgevit.train.history import History
@@ -108,8 +109,8 @@ class _Wanted:
     accept_weak_base: bool
     job: str | None
 
-    def request(self) -> dict[str, Any]:
-        """What must be the same for an unfinished run to be gone on with."""
+    def resolved(self) -> dict[str, Any]:
+        """What the request came to, as far as that decides on the model."""
         training = {k: v for k, v in asdict(self.training).items() if k not in ("device", "workers")}
         asked = {
             "base": self.base.spec.base.weights_sha256,
@@ -275,93 +276,23 @@ def _identity(base: Model, head: str, columns: Sequence[int], passes: Passes) ->
 
 
 def derive(
-    base: str | Path | None = None,
-    *,
-    data: str | Path | None = None,
-    classes: str | Path | Sequence[str | int] | None = None,
-    out: str | Path,
-    rate: float | None = None,
-    macs: str | float | None = None,
-    params: str | float | None = None,
-    ms: float | None = None,
-    cost_table: str | Path | None = None,
-    method: str = "forge",
-    options: Mapping[str, Any] | None = None,
-    shape: str = "fused",
-    ffn_multiple: int | None = None,
-    head: str = "subset",
-    checkpoint: str | Path | None = None,
-    pretrained: bool = False,
-    model_args: Mapping[str, Any] | None = None,
-    preprocessing: Mapping[str, Any] | None = None,
-    base_classes: str | Path | Sequence[str] | None = None,
-    supernet: str | Path | None = None,
-    training: Training | None = None,
-    finetune_base: bool = False,
-    validation_fraction: float = 0.1,
-    skip_bad_images: bool = False,
-    unlabelled: str | Path | None = None,
-    reject: float | None = None,
-    first: Sequence[Step] = (),
-    accept_weak_base: bool = False,
-    resume: bool = False,
-    overwrite: bool = False,
-    cache: bool | Path = True,
-    progress: Progress | None = None,
+    base: str | Path | DeriveRequest | None = None, *, progress: Progress | None = None, **options: Any
 ) -> Derivation:
-    """Derive a small class-specific model from a base and write it to the folder `out`.
+    """Derive a small class-specific model from a base and write it to a folder.
+
+        derive("deit_base_patch16_224", checkpoint="base.safetensors", data="photos", rate=0.6, out="runs/t1")
 
     Args:
-        base: a timm name (with `checkpoint`, or `pretrained`), or a model folder.
-        classes: target classes by name, by index in the base, or a file of either; None keeps all.
-        rate, macs, params, ms: the budget; exactly one of them. Milliseconds are those of `cost_table`.
-        options: of the method, as in its Config.
-        supernet: for method skd, in place of a base; slices need no data unless they are to be measured or trained.
-        unlabelled: images of any class to be distilled with; the method must have a teacher.
-        first: methods that cut the base before this one does, each with its rate; none by default.
-        reject: share of the target classes' images that may be called `other`; None: no image is.
-        accept_weak_base: go on where the base is hardly better than chance on its own classes.
-        overwrite: once the new model is whole, let it take the place of the model folder that is there.
-        cache: use and keep what derivations of one base or task can share; in a folder other than the user's, its path.
+        base: a timm name (with `checkpoint`, or `pretrained`), a model folder, or a whole request.
+        options: the fields of `DeriveRequest`, which says what each is. One of `rate`, `macs`, `params` and `ms` is the
+            budget. `cache` may be the path of a folder other than the user's.
 
     Raises:
+        OptionError: also of an option that there is not.
         EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
         Interrupted: Ctrl-C; the same call with `resume` goes on and ends in the same weights.
     """
-    request = DeriveRequest(
-        base=base,
-        data=data,
-        classes=classes,
-        out=Path(out),
-        rate=rate,
-        macs=macs,
-        params=params,
-        ms=ms,
-        cost_table=cost_table,
-        method=method,
-        options=options or {},
-        shape=shape,
-        ffn_multiple=ffn_multiple,
-        head=head,
-        checkpoint=checkpoint,
-        pretrained=pretrained,
-        model_args=model_args or {},
-        preprocessing=preprocessing or {},
-        base_classes=base_classes,
-        supernet=supernet,
-        training=training or Training(),
-        finetune_base=finetune_base,
-        validation_fraction=validation_fraction,
-        skip_bad_images=skip_bad_images,
-        unlabelled=unlabelled,
-        reject=reject,
-        first=tuple(first),
-        accept_weak_base=accept_weak_base,
-        resume=resume,
-        overwrite=overwrite,
-        cache=cache,
-    )
-    return run(request, progress)
+    return run(as_request(DeriveRequest, "base", base, options), progress)
 
 
 def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
@@ -376,14 +307,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     config = method.make_config(options)
     slices = None if method.slices is None else method.slices(config)
     policy = make_policy(request.shape, request.ffn_multiple)
-    found = open_network(
-        base,
-        checkpoint=request.checkpoint,
-        pretrained=request.pretrained,
-        model_args=request.model_args,
-        preprocessing=request.preprocessing,
-        progress=progress,
-    )
+    found = open_network(base, **request.opening(), progress=progress)
     if slices is not None:
         assert isinstance(found, Model), "a super-network has a head"
         size = {"rate": request.rate, "macs": request.macs, "params": request.params}
@@ -422,7 +346,8 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         request.job,
     )  # fmt: skip
     folder = partial_folder(request.out)
-    alone = open_partial(request.out, wanted.request(), request.resume, overwrite=request.overwrite)
+    same, asked = request.same(wanted.resolved()), request.told()
+    alone = open_partial(request.out, same, request.resume, asked=asked, overwrite=request.overwrite)
     with alone if compute.is_main else nullcontext():
         compute.wait()
         history = History(folder / HISTORY)

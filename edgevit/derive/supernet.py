@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -44,6 +44,7 @@ from edgevit.folder.unfinished import open_partial, partial_folder, remove_cheap
 from edgevit.models.checkpoint import Model, derived_spec, open_network, save
 from edgevit.models.families import family_of
 from edgevit.progress import Progress, Silent
+from edgevit.request import as_request
 from edgevit.train.compute import close_compute
 from edgevit.train.distil import TeacherOptions, make_distillation
 from edgevit.train.history import History
@@ -150,64 +151,21 @@ class _Making:
 
 
 def supernet(
-    base: str | Path,
-    *,
-    data: str | Path,
-    out: str | Path,
-    classes: str | Path | Sequence[str | int] | None = None,
-    rate: float = 0.75,
-    options: Mapping[str, Any] | None = None,
-    shape: str = "fused",
-    ffn_multiple: int | None = None,
-    checkpoint: str | Path | None = None,
-    pretrained: bool = False,
-    model_args: Mapping[str, Any] | None = None,
-    preprocessing: Mapping[str, Any] | None = None,
-    base_classes: str | Path | Sequence[str] | None = None,
-    training: Training | None = None,
-    validation_fraction: float = 0.1,
-    skip_bad_images: bool = False,
-    accept_weak_base: bool = False,
-    resume: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
+    base: str | Path | SupernetRequest | None = None, *, progress: Progress | None = None, **options: Any
 ) -> SuperNet:
-    """Train a super-network from a base and write it to the folder `out`, a model folder with `supernet.json`.
+    """Train a super-network from a base and write it to a folder: a model folder with `supernet.json`.
 
     Args:
-        base, data, checkpoint and what else has the same name: as for `edgevit.derive`.
-        classes: train for these only; None keeps every output of the base, so that slices for any of them can be cut.
-        rate: how much smaller than the base the smallest slice is, in MACs: 0.75 leaves a quarter.
-        options: of `Config`.
-        shape: what its slices may look like; a slice may ask for another policy.
-        accept_weak_base: go on where the base is hardly better than chance on its own classes.
+        base: as for `edgevit.derive`.
+        options: the fields of `SupernetRequest`. Without `classes` every output of the base is kept, so that slices for
+            any of them can be cut. A slice may ask for another policy than `shape`.
 
     Raises:
+        OptionError: also of an option that there is not.
         EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
         Interrupted: Ctrl-C; the same call with `resume` goes on and ends in the same weights.
     """
-    request = SupernetRequest(
-        base=base,
-        data=data,
-        out=Path(out),
-        classes=classes,
-        rate=rate,
-        options=options or {},
-        shape=shape,
-        ffn_multiple=ffn_multiple,
-        checkpoint=checkpoint,
-        pretrained=pretrained,
-        model_args=model_args or {},
-        preprocessing=preprocessing or {},
-        base_classes=base_classes,
-        training=training or Training(),
-        validation_fraction=validation_fraction,
-        skip_bad_images=skip_bad_images,
-        accept_weak_base=accept_weak_base,
-        resume=resume,
-        overwrite=overwrite,
-    )
-    return run(request, progress)
+    return run(as_request(SupernetRequest, "base", base, options), progress)
 
 
 def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
@@ -216,14 +174,7 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
     progress, training, out = progress or Silent(), request.training, request.out
     config: Config = make_config(SUPERNET, sys.modules[__name__], request.options)
     policy = make_policy(request.shape, request.ffn_multiple)
-    found = open_network(
-        request.base,
-        checkpoint=request.checkpoint,
-        pretrained=request.pretrained,
-        model_args=request.model_args,
-        preprocessing=request.preprocessing,
-        progress=progress,
-    )
+    found = open_network(request.base, **request.opening(), progress=progress)
     task = open_task_for(found, request, progress)
     passes = open_passes(training, progress)
     compute = passes.compute
@@ -266,7 +217,8 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
         request.accept_weak_base,
     )
     folder = partial_folder(out)
-    alone = open_partial(request.out, made.settings(), request.resume, overwrite=request.overwrite)
+    same, asked = request.same(made.settings()), request.told()
+    alone = open_partial(out, same, request.resume, asked=asked, overwrite=request.overwrite)
     with alone if compute.is_main else nullcontext():
         compute.wait()
         _carry_out(made, folder, out, overwrite=request.overwrite)

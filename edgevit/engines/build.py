@@ -17,9 +17,9 @@ from edgevit.engines.options import Options
 from edgevit.engines.workshop import Workshop, batches_of, power_mode
 from edgevit.errors import EngineError, UnfitBoardError
 from edgevit.export.current import current_export
-from edgevit.export.gates import Tolerances
 from edgevit.export.images import Judging
 from edgevit.export.onnx import Source, judging_images, open_source
+from edgevit.export.request import Tolerances
 from edgevit.export.variants import Exported
 from edgevit.folder.engine import ENGINE_KIND, EngineRecord, key_of, store_engine, stored_engine
 from edgevit.folder.export import ExportRecord

@@ -12,38 +12,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import torch
 from torch import Tensor
 
+from edgevit.engines.options import GateTolerances
 from edgevit.errors import EngineError
 from edgevit.export.images import Judging
 from edgevit.export.session import OnnxModel
 from edgevit.folder.engine import EngineAccuracy, EngineClassAccuracy
 from edgevit.folder.writing import file_sha256, writing
-from edgevit.numbers import check_number
 from edgevit.progress import Progress
 
 LEAST_IMAGES = 10
 ALWAYS_ALLOWED = 2  # images
 COARSE = 0.15  # a class that must lose a larger share than this before it is noticed is worth a remark
 BATCH = 32
-
-
-@dataclass(frozen=True)
-class GateTolerances:
-    """How far an engine may be from fp32, as shares of the images."""
-
-    drop: float = 0.01  # of top-1 overall; fp16 that is right loses a few tenths of a point at most
-    class_drop: float = 0.05  # of top-1 in any class: a miscompiled block often ruins some classes and spares others
-    agreement: float = 0.98  # least share with fp32's top-1: engines that err both ways keep their accuracy
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            check_number(f"--engine-{name.replace('_', '-')}", value, "[0, 1]", "give a share between 0 and 1")
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
 
-from edgevit.engines.gate import GateTolerances
 from edgevit.errors import OptionError
+from edgevit.numbers import check_number
+from edgevit.request import CHECKS, ENGINE, Nested, Option
 
 LEVELS = range(6)
 IMAGES = 500  # to judge on, spread evenly over the classes: a drop of one point is 5 of them
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class GateTolerances:
+    """How far an engine may be from fp32, as shares of the images."""
+
+    # fp16 that is right loses a few tenths of a point at most
+    drop: Annotated[
+        float,
+        Option(
+            "Loss of top-1 accuracy against fp32 that the engine may have: 0.01 is one point.",
+            CHECKS,
+            name="--engine-drop",
+        ),
+    ] = 0.01
+    # a miscompiled block often ruins some classes and spares others
+    class_drop: Annotated[
+        float,
+        Option(
+            "Loss of accuracy that the engine may have in any one class: 0.05 is five points.",
+            CHECKS,
+            name="--engine-class-drop",
+        ),
+    ] = 0.05
+    # engines that err both ways keep their accuracy
+    agreement: Annotated[
+        float,
+        Option("Share of images on which the engine has to agree with fp32.", CHECKS, name="--engine-agreement"),
+    ] = 0.98
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            check_number(f"--engine-{name.replace('_', '-')}", value, "[0, 1]", "give a share between 0 and 1")
+
+
+def read_batches(text: str, _: Mapping[str, Any]) -> tuple[int, int, int]:
+    parts = text.split(",")
+    if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
+        raise OptionError(f"--batches {text} is not three numbers of images; try 1,1,8")
+    least, chosen, most = map(int, parts)
+    return least, chosen, most
+
+
+def read_mib(text: str, _: Mapping[str, Any]) -> int:
+    if not text.isdecimal():
+        raise OptionError(f"--workspace {text} is not a number of MiB; try 1024")
+    return int(text) * MIB
 
 
 @dataclass(frozen=True)
@@ -19,14 +68,37 @@ class Options:
 
     # Least, the one that kernels are chosen for, most. A camera gives one image at a time, so that is what they are
     # chosen for; up to 8 still run, and memory follows the most. An export of a fixed batch has only that one.
-    batches: tuple[int, int, int] = (1, 1, 8)
-    workspace_bytes: int | None = None  # None: by what the board has free
-    optimization_level: int | None = None  # 0 to 5; None: TensorRT's own
+    batches: Annotated[
+        tuple[int, int, int],
+        Option(
+            "Images per inference that the engine takes; it is fastest with the middle number.",
+            ENGINE,
+            metavar="LEAST,CHOSEN,MOST",
+            read=read_batches,
+        ),
+    ] = (1, 1, 8)
+    workspace_bytes: Annotated[
+        int | None,
+        Option(
+            "Memory in MiB that TensorRT may try kernels with.  [default: by what the board has free]",
+            ENGINE,
+            name="--workspace",
+            metavar="MIB",
+            read=read_mib,
+        ),
+    ] = None
+    optimization_level: Annotated[
+        int | None,
+        Option(
+            "Effort of the build, 0 to 5, with TensorRT 8.6 and newer.  [default: TensorRT's own]",
+            ENGINE,
+        ),
+    ] = None
     timing_cache: bool = True
-    rebuild: bool = False
+    rebuild: Annotated[bool, Option("Build the engine even if nothing has changed.", ENGINE)] = False
     max_images: int = IMAGES
     most_probes: int = 16  # builds in the search for single blocks; one culprit in 12 or 24 blocks takes 6 or 7
-    tolerances: GateTolerances = field(default_factory=GateTolerances)
+    tolerances: Annotated[GateTolerances, Nested()] = field(default_factory=GateTolerances)
     profile: str | None = None  # name or path of the one that the board must match
     export: Mapping[str, Any] = field(default_factory=dict)  # as `edgevit.export` takes them
 

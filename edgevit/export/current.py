@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
 from edgevit.errors import ExportError
-from edgevit.export.gates import Tolerances
-from edgevit.export.onnx import export
+from edgevit.export.onnx import run
+from edgevit.export.request import ExportRequest
 from edgevit.folder.export import ExportRecord
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.names import onnx_name
 from edgevit.folder.writing import file_sha256
 from edgevit.progress import Progress, Silent
+from edgevit.request import as_request
 from edgevit.version import written_by
 
 NOT_CHECKED = "accuracy not checked"
 
 
-def _defaults() -> dict[str, Any]:
-    return {name: p.default for name, p in inspect.signature(export).parameters.items() if name != "model"}
-
-
-def _as_asked(report: ExportRecord, asked: dict[str, Any]) -> bool:
+def _as_asked(report: ExportRecord, asked: ExportRequest) -> bool:
     """Whether an export with these options would give the same files and no other figures."""
-    tolerances = asked["tolerances"] or Tolerances()
-    checked, precisions = report.accuracy, ("fp32", "fp16") if asked["fp16"] else ("fp32",)
-    judged_alike = not asked["accuracy"] or any(w.startswith(NOT_CHECKED) for w in report.warnings)
-    if checked and asked["accuracy"]:
-        count = asked["max_images"]
+    tolerances, checked = asked.tolerances, report.accuracy
+    judged_alike = not asked.accuracy or any(w.startswith(NOT_CHECKED) for w in report.warnings)
+    if checked and asked.accuracy:
+        count = asked.max_images
         judged_alike = (
-            checked.part == asked["part"]
-            and (asked["data"] is None or checked.data in (str(asked["data"]), str(Path(asked["data"]).resolve())))
+            checked.part == asked.part
+            and (asked.data is None or checked.data in (str(asked.data), str(Path(asked.data).resolve())))
             and (count is None or checked.images >= count)
-            and all(checked.files[p].agreement_least >= tolerances.agreement(p) for p in precisions)
+            and all(checked.files[p].agreement_least >= tolerances.agreement(p) for p in asked.precisions)
         )
     return (
-        (report.batch, report.opset) == (asked["batch"], asked["opset"])
-        and (report.padded is not None) == asked["pad_heads"]
+        (report.batch, report.opset) == (asked.batch, asked.opset)
+        and (report.padded is not None) == asked.pad_heads
         and report.versions.get("edgevit") == written_by()
-        and all(report.parity[p].error <= tolerances.error(p) for p in precisions)
+        and all(report.parity[p].error <= tolerances.error(p) for p in asked.precisions)
         and judged_alike
     )
 
@@ -58,16 +53,16 @@ def current_export(model: str | Path, *, progress: Progress | None = None, **opt
     Raises:
         As `edgevit.export.onnx.export` does.
     """
-    folder, asked = ModelFolder(Path(model)), {**_defaults(), **options}
+    asked = as_request(ExportRequest, "model", model, options)
+    folder = ModelFolder(asked.model)
     if folder.is_model and folder.export.record_file.is_file():
         try:
             report = folder.export.record()
         except ExportError:
-            return export(model, progress=progress, **options)  # of another edgevit, or broken: made anew
+            return run(asked, progress)  # of another edgevit, or broken: made anew
         document = folder.document()
         same = (report.model.weights_sha256, report.rejection) == (document.weights_sha256, document.rejection)
-        precisions = ("fp32", "fp16") if asked["fp16"] else ("fp32",)
-        if same and _is_whole(report, precisions) and _as_asked(report, asked):
+        if same and _is_whole(report, asked.precisions) and _as_asked(report, asked):
             (progress or Silent()).note(f"{folder.export.path} is up to date: reused")
             return report
-    return export(model, progress=progress, **options)
+    return run(asked, progress)

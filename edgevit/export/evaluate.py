@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import Split
 from edgevit.errors import CheckpointError, ModelError
 from edgevit.export.images import Judging, Subject, data_record, open_images, subject_of
-from edgevit.export.request import Part, check_judged, check_judging
+from edgevit.export.request import EvaluateRequest, Part
 from edgevit.export.session import OnnxModel
 from edgevit.folder.derivation import Fraction, RejectedRecord, Seed
 from edgevit.folder.model import Index, Preprocessing, Rejection
 from edgevit.models.checkpoint import open_base
 from edgevit.models.device import find_device
 from edgevit.progress import Progress, Silent
+from edgevit.request import as_request
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,31 @@ def _open_torch(model: str | Path, device: str, progress: Progress, **options: A
     return _Candidate("torch", lambda images: network(images.to(place)), subject_of(opened.spec, record))
 
 
+def _open_judging(subject: Subject, request: EvaluateRequest, progress: Progress) -> Judging:
+    """The images to judge on; of a base, which does not say what its outputs are, say what is assumed."""
+    judging = open_images(
+        subject,
+        request.data,
+        classes=request.classes,
+        base_classes=request.base_classes,
+        part=request.part,
+        seed=request.seed,
+        skip_bad_images=request.skip_bad_images,
+        progress=progress,
+    ).limited(request.max_images)
+    if not subject.class_names:
+        assumed = assumptions(
+            request.model,
+            judging.task,
+            pretrained=request.pretrained,
+            base_classes=request.base_classes,
+            given=request.preprocessing,
+        )
+        for line in assumed.lines():
+            progress.note(line)
+    return judging
+
+
 def _foreign_images(subject: Subject, judging: Judging, max_images: int | None, progress: Progress) -> Split | None:
     """Images of none of the model's classes, for one that may call them `other`."""
     if subject.rejection is None:
@@ -108,67 +134,44 @@ def _rejected(subject: Subject, judging: Judging, kept: list[Tensor]) -> Rejecte
 
 
 def evaluate(
-    model: str | Path,
+    model: str | Path | EvaluateRequest | None = None,
     data: str | Path | None = None,
     *,
-    classes: str | Path | Sequence[str | int] | None = None,
-    base_classes: str | Path | Sequence[str] | None = None,
-    checkpoint: str | Path | None = None,
-    pretrained: bool = False,
-    model_args: Mapping[str, Any] | None = None,
-    preprocessing: Mapping[str, Any] | None = None,
-    part: str = "test",
-    seed: int | None = None,
-    skip_bad_images: bool = False,
-    max_images: int | None = None,
-    batch_size: int = 32,
-    workers: int = 0,
-    device: str = "auto",
     progress: Progress | None = None,
+    **options: Any,
 ) -> Evaluation:
     """Classify the images of one part of the data, "test" or "validation".
 
-    `model` is a timm name with `checkpoint` or `pretrained`, a model folder, or an .onnx file that `export` wrote.
-    `classes` are those of a base, or some of a derived model's own, by name or by position. Without `data`, a model
-    folder is judged on the images it was derived from; `seed` is that of its split unless given. Accuracy is that of
+    Without `data`, a model folder is judged on the images it was derived from; `seed` is that of its split unless
+    given. `classes` are those of a base, or some of a derived model's own, by name or by position. Accuracy is that of
     the logits; of a model that may call an image `other` it is counted beside it how often it does.
 
+    Args:
+        model: a timm name with `checkpoint` or `pretrained`, a model folder, an .onnx file that `export` wrote, or a
+            whole request.
+        options: the fields of `EvaluateRequest`.
+
     Raises:
-        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the model cannot be opened as asked.
+        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the model cannot be opened as asked, or
+            there is no such option.
         DataError: the images are missing, or their classes cannot be matched with the model's.
         ModelError: a logit is not a finite number.
     """
-    check_judging(data, classes, base_classes, part=part, max_images=max_images, batch_size=batch_size, device=device)
-    progress = progress or Silent()
-    given = {
-        "checkpoint": checkpoint,
-        "pretrained": pretrained,
-        "model_args": model_args,
-        "preprocessing": preprocessing,
-    }
-    check_judged(model, **given)  # type: ignore[arg-type]
-    find_device(device)
+    given = options if data is None else {**options, "data": data}
+    return run(as_request(EvaluateRequest, "model", model, given), progress)
+
+
+def run(request: EvaluateRequest, progress: Progress | None = None) -> Evaluation:
+    """Do what is asked; `evaluate` says what is raised."""
+    request.check()
+    progress, model, part = progress or Silent(), request.model, request.part
+    find_device(request.device)
     if Path(model).suffix == ".onnx":
-        candidate = _open_onnx(Path(model), device)
+        candidate = _open_onnx(Path(model), request.device)
     else:
-        candidate = _open_torch(model, device, progress, **given)
-    judging = open_images(
-        candidate.subject,
-        data,
-        classes=classes,
-        base_classes=base_classes,
-        part=part,
-        seed=seed,
-        skip_bad_images=skip_bad_images,
-        progress=progress,
-    ).limited(max_images)
-    if not candidate.subject.class_names:  # a base, which does not say what its outputs are
-        assumed = assumptions(
-            model, judging.task, pretrained=pretrained, base_classes=base_classes, given=preprocessing or ()
-        )
-        for line in assumed.lines():
-            progress.note(line)
-    foreign = _foreign_images(candidate.subject, judging, max_images, progress)
+        candidate = _open_torch(model, request.device, progress, **request.opening())
+    judging = _open_judging(candidate.subject, request, progress)
+    foreign = _foreign_images(candidate.subject, judging, request.max_images, progress)
     kept: list[Tensor] = []  # of a model that may call an image `other`: the target classes' logits
     with progress.stage("evaluate", len(judging.split) + len(foreign or ()), "image") as stage:
         done = 0
@@ -186,11 +189,11 @@ def evaluate(
                 kept.append(logits[:, list(candidate.subject.class_columns)].float().cpu())
             return logits
 
-        batches = judging.split.batches(batch_size, workers)
+        batches = judging.split.batches(request.batch_size, request.workers)
         accuracy = measure_accuracy(predict, batches, judging.columns, judging.class_names)
         if foreign is not None and len(foreign):
             with torch.inference_mode():
-                for images, _ in foreign.batches(batch_size, workers):
+                for images, _ in foreign.batches(request.batch_size, request.workers):
                     predict(images)
     seen = Sureness(
         judging.part,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from torch import Tensor
 from edgevit.data.accuracy import count_correct, from_counts
 from edgevit.errors import ExportError
 from edgevit.export.images import Judging
+from edgevit.export.request import Tolerances
 from edgevit.folder.export import AccuracyCheck, FileAccuracy, Parity
-from edgevit.numbers import check_number
 from edgevit.progress import Progress
 
 Predict = Callable[[Tensor], Tensor]
@@ -30,32 +29,6 @@ OPERATORS = frozenset(
     Reshape Transpose Concat Expand Slice Split Squeeze Unsqueeze Gather Shape Constant Identity
     """.split()  # noqa: SIM905
 )
-
-
-@dataclass(frozen=True)
-class Tolerances:
-    """How far a file may be from the torch model.
-
-    Raises:
-        OptionError: a number is NaN, infinite, negative, or no share.
-    """
-
-    fp32_error: float = 1e-4  # relative L2 of the logits; 1e-6 is usual
-    fp16_error: float = 2e-2  # 1e-3 is usual
-    fp32_agreement: float = 0.999  # share of real images with the same top-1
-    fp16_agreement: float = 0.99
-
-    def __post_init__(self) -> None:
-        check_number("fp32_error", self.fp32_error, "[0, inf)", "1e-4 is usual")
-        check_number("--fp16-tolerance", self.fp16_error, "[0, inf)", "0.02 is usual")
-        check_number("fp32_agreement", self.fp32_agreement, "[0, 1]", "0.999 is usual")
-        check_number("--min-agreement", self.fp16_agreement, "[0, 1]", "0.99 is usual")
-
-    def error(self, precision: str) -> float:
-        return self.fp32_error if precision == "fp32" else self.fp16_error
-
-    def agreement(self, precision: str) -> float:
-        return self.fp32_agreement if precision == "fp32" else self.fp16_agreement
 
 
 def check_graph(path: Path, opset: int, *, islands: Collection[str] = ()) -> dict[str, int]:

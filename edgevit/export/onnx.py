@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from edgevit.errors import DataError, OutputError
 from edgevit.export.fusion import compiler_installed, count_fused, remark
-from edgevit.export.gates import Tolerances, check_accuracy, check_graph, check_parity
+from edgevit.export.gates import check_accuracy, check_graph, check_parity
 from edgevit.export.graph import INPUT, OUTPUT, write_onnx
 from edgevit.export.images import Judging, Subject, data_record, open_images, subject_of
 from edgevit.export.padding import pad_heads as padded_copy
 from edgevit.export.precision import check_range, halved
-from edgevit.export.request import check_export, check_judging
+from edgevit.export.request import ExportRequest, Tolerances
 from edgevit.export.session import OnnxModel, find_runtime
 from edgevit.folder.export import (
     AccuracyCheck,
@@ -45,6 +45,7 @@ from edgevit.models.checkpoint import Model, load
 from edgevit.models.device import find_device
 from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
+from edgevit.request import as_request
 from edgevit.version import written_by
 
 PARITY_IMAGES = 4
@@ -274,22 +275,7 @@ def _description(source: Source, batch: Batch, precisions: tuple[str, ...]) -> d
 
 
 def export(
-    model: str | Path,
-    *,
-    batch: Batch = "dynamic",
-    opset: int = 20,
-    pad_heads: bool = False,
-    fp16: bool = True,
-    data: str | Path | None = None,
-    accuracy: bool = True,
-    part: str = "test",
-    skip_bad_images: bool = False,
-    max_images: int | None = None,
-    batch_size: int = 32,
-    workers: int = 0,
-    device: str = "auto",
-    tolerances: Tolerances | None = None,
-    progress: Progress | None = None,
+    model: str | Path | ExportRequest | None = None, *, progress: Progress | None = None, **options: Any
 ) -> ExportRecord:
     """Write `model.fp32.onnx`, `model.fp16.onnx` and `export.json` into `export/` of a model folder.
 
@@ -297,33 +283,41 @@ def export(
     of the model as it was derived, so that padding is checked, too. Accuracy is measured on `data`, or on the images
     that the model was derived from; where these are gone it is left out with a warning.
 
+    Args:
+        model: a model folder, or a whole request.
+        options: the fields of `ExportRequest`.
+
     Raises:
+        OptionError: also of an option that there is not.
         ExportError: a check failed; the message says which.
-        CheckpointError, DataError, OptionError, OutputError: the model, the images, an option or the disk is at fault.
+        CheckpointError, DataError, OutputError: the model, the images or the disk is at fault.
     """
-    check_export(model, batch=batch, opset=opset)
-    check_judging(data, part=part, max_images=max_images, batch_size=batch_size, device=device)
-    find_device(device)
+    return run(as_request(ExportRequest, "model", model, options), progress)
+
+
+def run(request: ExportRequest, progress: Progress | None = None) -> ExportRecord:
+    """Do what is asked; `export` says what is raised."""
+    request.check()
+    find_device(request.device)
     find_runtime()  # at once: it is needed at the very end
-    tolerances = tolerances or Tolerances()
+    tolerances, precisions = request.tolerances, request.precisions
     stages, warnings = _Stages(progress or Silent()), list[str]()
-    precisions = ("fp32", "fp16") if fp16 else ("fp32",)
-    folder = ModelFolder(Path(model))
+    folder = ModelFolder(request.model)
     with stages("load"):
         source = open_source(folder.path)
     judging = None
-    if accuracy:
+    if request.accuracy:
         with stages("find images"):
-            options = {"part": part, "skip_bad_images": skip_bad_images, "progress": stages.progress}
-            judging = judging_images(source.subject, data, warnings, **options)
+            how = {"part": request.part, "skip_bad_images": request.skip_bad_images, "progress": stages.progress}
+            judging = judging_images(source.subject, request.data, warnings, **how)
     images, images_from = sample_images(judging, source.input_size)
-    exported = padded_copy(source.network, source.family_name) if pad_heads else source.network
+    exported = padded_copy(source.network, source.family_name) if request.pad_heads else source.network
     blocks = source.dims(exported)
-    checks: dict[str, Any] = {"padded": _padding(source, exported) if pad_heads else None, "accuracy": None}
+    checks: dict[str, Any] = {"padded": _padding(source, exported) if request.pad_heads else None, "accuracy": None}
     with stages("check ranges"):
-        checks["range"] = check_range(exported, images) if fp16 else None
+        checks["range"] = check_range(exported, images) if request.fp16 else None
     with _replaced_folder(folder.export) as temporary:
-        graph_options = source.shape_options(batch, opset)
+        graph_options = source.shape_options(request.batch, request.opset)
         written = _write_files(exported, temporary, precisions, stages, source.metadata(), **graph_options)
         del exported
         with stages("check parity"):
@@ -332,15 +326,15 @@ def export(
             checks["fusion"] = _fusion(written, blocks, warnings)
         if judging is not None:
             with stages("check accuracy"):
-                loading = {"batch_size": batch_size, "workers": workers, "progress": stages.progress}
-                limited = judging.limited(max_images)
-                checks["accuracy"] = _accuracy(source.network, written, limited, tolerances, device, **loading)
+                loading = {"batch_size": request.batch_size, "workers": request.workers, "progress": stages.progress}
+                limited = judging.limited(request.max_images)
+                checks["accuracy"] = _accuracy(source.network, written, limited, tolerances, request.device, **loading)
         record = ExportRecord(
             folder=folder.export.path,
             files=written.files(),
-            batch=batch,
-            opset=opset,
-            **_description(source, batch, precisions),
+            batch=request.batch,
+            opset=request.opset,
+            **_description(source, request.batch, precisions),
             **checks,
             warnings=tuple(warnings),
             versions=_versions(),

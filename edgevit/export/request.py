@@ -3,18 +3,169 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from edgevit.data.request import check_data
+from edgevit.data.request import BaseClasses, Classes, SkipBadImages, check_data
 from edgevit.errors import CheckpointError, OptionError, UnknownNameError
+from edgevit.folder.export import Batch
 from edgevit.models.device import check_device_name
-from edgevit.models.request import check_base, check_model_folder
+from edgevit.models.request import BaseOptions, check_model_folder
 from edgevit.numbers import COUNT, check_number
+from edgevit.request import CHECKS, COMPUTING, DATA, FILES, Nested, Option
 
 Part = Literal["test", "validation"]
 PARTS: tuple[Part, ...] = ("test", "validation")
 OPSETS = range(17, 21)  # 17 brings LayerNormalization; JetPack 6's parser reads up to 20
+
+Split = Annotated[str, Option("Part of the images to judge on: test or validation.", DATA, name="--split")]
+Workers = Annotated[int, Option("Processes that read images; 0 reads them in this one.", COMPUTING)]
+
+
+def read_batch(text: str, _: Mapping[str, Any]) -> Batch:
+    """Read a number of images, or `dynamic`."""
+    if text == "dynamic":
+        return "dynamic"
+    if not text.isdecimal() or int(text) < 1:
+        raise OptionError(f"--batch {text} is neither a number of images nor 'dynamic'; try 1")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """How far a file may be from the torch model.
+
+    Raises:
+        OptionError: a number is NaN, infinite, negative, or no share.
+    """
+
+    fp32_error: float = 1e-4  # relative L2 of the logits; 1e-6 is usual
+    fp16_error: Annotated[
+        float,
+        Option(
+            "Error of the fp16 logits that is allowed, as a share of the length of torch's logits.",
+            CHECKS,
+            name="--fp16-tolerance",
+        ),
+    ] = 2e-2  # 1e-3 is usual
+    fp32_agreement: float = 0.999  # share of real images with the same top-1
+    fp16_agreement: Annotated[
+        float,
+        Option("Share of images on which the fp16 file has to agree with torch.", CHECKS, name="--min-agreement"),
+    ] = 0.99
+
+    def __post_init__(self) -> None:
+        check_number("fp32_error", self.fp32_error, "[0, inf)", "1e-4 is usual")
+        check_number("--fp16-tolerance", self.fp16_error, "[0, inf)", "0.02 is usual")
+        check_number("fp32_agreement", self.fp32_agreement, "[0, 1]", "0.999 is usual")
+        check_number("--min-agreement", self.fp16_agreement, "[0, 1]", "0.99 is usual")
+
+    def error(self, precision: str) -> float:
+        return self.fp32_error if precision == "fp32" else self.fp16_error
+
+    def agreement(self, precision: str) -> float:
+        return self.fp32_agreement if precision == "fp32" else self.fp16_agreement
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRequest:
+    """What `edgevit.export` is asked."""
+
+    model: Annotated[Path, Option("Model folder; the files go to export/ in it.", None)]
+    batch: Annotated[
+        Batch, Option("Images per inference: a number, or dynamic for any number.", FILES, read=read_batch)
+    ] = "dynamic"
+    opset: Annotated[int, Option("ONNX operator set, 17 to 20.", FILES)] = 20
+    pad_heads: Annotated[
+        bool,
+        Option("Pad heads with zeros so that TensorRT fuses every attention; the model's answers stay.", FILES),
+    ] = False
+    fp16: Annotated[bool, Option("Write and check model.fp16.onnx, too.", FILES)] = True
+    data: Annotated[
+        Path | str | None,
+        Option("Images to measure accuracy on.  [default: those that the model was derived from]", DATA),
+    ] = None
+    accuracy: Annotated[bool, Option("Measure accuracy on images, and how often the files agree with torch.", DATA)] = (
+        True
+    )
+    part: Split = "test"
+    max_images: Annotated[
+        int | None,
+        Option("Number of images to measure on, spread evenly over the classes.  [default: all; 500 on a board]", DATA),
+    ] = None
+    skip_bad_images: SkipBadImages = False
+    tolerances: Annotated[Tolerances, Nested()] = field(default_factory=Tolerances)
+    batch_size: Annotated[int, Option("Images per inference of the checks.", COMPUTING)] = 32
+    workers: Workers = 0
+    device: Annotated[str, Option("Where the checks compute: auto, cpu, cuda, cuda:1 or mps.", COMPUTING)] = "auto"
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Of the files that are written."""
+        return ("fp32", "fp16") if self.fp16 else ("fp32",)
+
+    def check(self) -> None:
+        """Refuse what cannot be done; see `edgevit.export` for what is raised."""
+        if self.batch != "dynamic" and (not isinstance(self.batch, int) or self.batch < 1):
+            raise OptionError(f"batch {self.batch!r} is neither a number of images nor 'dynamic'; try 1")
+        if self.opset not in OPSETS:
+            raise OptionError(
+                f"opset {self.opset} is not one of {OPSETS[0]} to {OPSETS[-1]}, which JetPack's parsers read; try 20"
+            )
+        check_model_folder(self.model)
+        check_judging(
+            self.data, part=self.part, max_images=self.max_images, batch_size=self.batch_size, device=self.device
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRequest(BaseOptions):
+    """What `edgevit.evaluate` is asked."""
+
+    model: Annotated[
+        str | Path,
+        Option("Name of a timm model, path of a model folder, or an .onnx file that edgevit exported.", None),
+    ]
+    data: Annotated[
+        str | Path | None,
+        Option(
+            "Folder of class folders, or of train/ and val/ with these, or a CIFAR folder; or the name digits.  "
+            "[default: the images that a model folder was derived from]",
+            DATA,
+        ),
+    ] = None
+    classes: Classes = None
+    base_classes: BaseClasses = None
+    part: Split = "test"
+    seed: Annotated[
+        int | None, Option("Seed by which images are split into parts.  [default: the model's own, or 42]", DATA)
+    ] = None
+    max_images: Annotated[
+        int | None, Option("Number of images to judge on, spread evenly over the classes.  [default: all]", DATA)
+    ] = None
+    skip_bad_images: SkipBadImages = False
+    batch_size: Annotated[int, Option("Images per inference.", COMPUTING)] = 32
+    workers: Workers = 0
+    device: Annotated[str, Option("Where torch computes: auto, cpu, cuda, cuda:1 or mps.", COMPUTING)] = "auto"
+
+    def check(self) -> None:
+        """Refuse what cannot be done; see `edgevit.evaluate` for what is raised."""
+        self._check_model()
+        check_judging(
+            self.data, self.classes, self.base_classes, part=self.part, max_images=self.max_images,
+            batch_size=self.batch_size, device=self.device,
+        )  # fmt: skip
+
+    def _check_model(self) -> None:
+        """Refuse a model in whatever form, a timm name, a folder or an .onnx file, that cannot be opened."""
+        if Path(self.model).suffix != ".onnx":
+            self.check_base(self.model)
+            return
+        if extra := [name for name, value in self.opening().items() if value]:
+            raise OptionError(f"{self.model} brings its own weights and preprocessing; leave out {', '.join(extra)}")
+        if not Path(self.model).is_file():
+            raise CheckpointError(f"there is no {self.model}; check the path, or write it with edgevit export")
 
 
 def check_part(part: str) -> None:
@@ -47,45 +198,3 @@ def check_judging(
         check_number("--max-images", max_images, COUNT)
     if data is not None:
         check_data(data, classes, base_classes)
-
-
-def check_judged(
-    model: str | Path,
-    *,
-    checkpoint: str | Path | None = None,
-    pretrained: bool = False,
-    model_args: Mapping[str, Any] | None = None,
-    preprocessing: Mapping[str, Any] | None = None,
-) -> None:
-    """Refuse a model in whatever form, a timm name, a folder or an .onnx file, that cannot be opened.
-
-    Raises:
-        CheckpointError: it is not there, or has no weights.
-        OptionError: options that do not go with it.
-    """
-    if Path(model).suffix != ".onnx":
-        check_base(model, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args)
-        return
-    given = {
-        "checkpoint": checkpoint, "pretrained": pretrained, "model_args": model_args, "preprocessing": preprocessing,
-    }  # fmt: skip
-    if extra := [name for name, value in given.items() if value]:
-        raise OptionError(f"{model} brings its own weights and preprocessing; leave out {', '.join(extra)}")
-    if not Path(model).is_file():
-        raise CheckpointError(f"there is no {model}; check the path, or write it with edgevit export")
-
-
-def check_export(model: str | Path, *, batch: int | Literal["dynamic"], opset: int) -> None:
-    """Refuse an export that cannot be made.
-
-    Raises:
-        CheckpointError: there is no whole model folder.
-        OptionError: a number out of range.
-    """
-    if batch != "dynamic" and (not isinstance(batch, int) or batch < 1):
-        raise OptionError(f"batch {batch!r} is neither a number of images nor 'dynamic'; try 1")
-    if opset not in OPSETS:
-        raise OptionError(
-            f"opset {opset} is not one of {OPSETS[0]} to {OPSETS[-1]}, which JetPack's parsers read; try 20"
-        )
-    check_model_folder(model)

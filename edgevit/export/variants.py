@@ -12,12 +12,13 @@ from pathlib import Path
 
 import torch
 
-from edgevit.export.gates import Tolerances, check_graph, check_parity
+from edgevit.export.gates import check_graph, check_parity
 from edgevit.export.graph import write_onnx
 from edgevit.export.images import Judging
 from edgevit.export.onnx import DTYPES, Source, sample_images
 from edgevit.export.padding import pad_heads
 from edgevit.export.precision import mixed, norm_names
+from edgevit.export.request import Tolerances
 from edgevit.export.session import OnnxModel
 from edgevit.folder.export import ExportedFile, ExportRecord, Parity, TensorInfo
 from edgevit.folder.model_folder import ExportFolder

@@ -1,6 +1,7 @@
 """`OUT.partial`, the folder in which an unfinished derivation keeps what must outlive an interruption.
 
-request.json says what it is a derivation of. One process works in it at a time. What lies in it was written by another
+request.json says what it is a derivation of: `asked`, all that was asked for, `edgevit`, which one began it, and what
+must be the same for it to be gone on with. One process works in it at a time. What lies in it was written by another
 run, perhaps just before a power cut: whatever cannot be read ends in one line, and the folder can be removed.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from edgevit.folder.documents import Reader
 from edgevit.folder.lock import alone_in
 from edgevit.folder.names import HISTORY
 from edgevit.folder.writing import refuse_existing, write_whole, writing
+from edgevit.version import written_by
 
 REQUEST, BASELINES = "request.json", "baselines.json"
+TOLD = {"edgevit", "asked"}  # what request.json says for its reader alone
 CHEAP = {REQUEST, BASELINES, HISTORY}  # soon made again: a folder that holds no more is no obstacle
 
 MEND = "remove that folder, and give the command without --resume"
@@ -32,8 +35,14 @@ def partial_folder(out: Path) -> Path:
 
 
 @contextmanager
-def open_partial(out: Path, request: dict[str, Any], resume: bool, *, overwrite: bool = False) -> Iterator[None]:
+def open_partial(
+    out: Path, same: dict[str, Any], resume: bool, *, asked: Mapping[str, Any] | None = None, overwrite: bool = False
+) -> Iterator[None]:
     """Hold the folder for one run of this request; make it, or see that the one there is of the same request.
+
+    Args:
+        same: what must be the same for a run to be gone on with.
+        asked: the whole request as it was given, for whoever reads the file.
 
     Raises:
         OutputError: another process works in it, or has made `out` meanwhile; or it holds a state, and --resume was not
@@ -54,11 +63,11 @@ def open_partial(out: Path, request: dict[str, Any], resume: bool, *, overwrite:
         if not resume:
             _empty(folder)
         elif REQUEST in held:
-            _check_same(folder, STATE.json(folder / REQUEST, dict[str, Any]), request)
+            _check_same(folder, STATE.json(folder / REQUEST, dict[str, Any]), same)
         elif held:
             raise UnfinishedError(f"{folder} has no {REQUEST}, so nobody knows what it is a derivation of; {MEND}")
         with writing(folder):
-            write_whole(folder / REQUEST, json.dumps(request))
+            write_whole(folder / REQUEST, json.dumps({"edgevit": written_by(), "asked": dict(asked or {}), **same}))
         yield
 
 
@@ -107,7 +116,8 @@ def _empty(folder: Path) -> None:
 
 
 def _check_same(folder: Path, before: dict[str, Any], request: dict[str, Any]) -> None:
-    changed = sorted(k for k in before.keys() | request.keys() if before.get(k) != request.get(k))
+    keys = (before.keys() | request.keys()) - TOLD
+    changed = sorted(k for k in keys if before.get(k) != request.get(k))
     if changed:
         told = ", ".join(f"{k} was {before.get(k)!r} and is {request.get(k)!r}" for k in changed[:3])
         raise OptionError(f"cannot resume {folder} with other options: {told}; give the same ones, or remove it")

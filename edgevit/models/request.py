@@ -3,12 +3,111 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from edgevit.errors import CheckpointError, OptionError
 from edgevit.folder.model_folder import ModelFolder
+from edgevit.numbers import FINITE, check_number
+from edgevit.request import MODEL, PREPROCESSING, Given, Nested, Option, assignments
+
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+
+BASE = Option("Name of a timm model, such as deit_base_patch16_224, or path of a model folder.", None)
+
+
+def three(option: str) -> Callable[[str, Given], list[float]]:
+    """Read three numbers, one for each colour, or one for all of them."""
+
+    def read(text: str, _: Given) -> list[float]:
+        try:
+            values = [float(part) for part in text.split(",")]
+        except ValueError:
+            values = []
+        if len(values) not in (1, 3):
+            raise OptionError(f"{option} {text} is not one number or three; try {option} 0.5,0.5,0.5")
+        return values * 3 if len(values) == 1 else values
+
+    return read
+
+
+@dataclass(frozen=True)
+class GivenPreprocessing:
+    """What may take the place of the base's own preprocessing, in timm's names."""
+
+    mean: Annotated[
+        list[float] | None,
+        Option(
+            "Mean that is subtracted from pixels between 0 and 1.",
+            PREPROCESSING,
+            metavar="R,G,B",
+            read=three("--mean"),
+        ),
+    ] = None
+    std: Annotated[
+        list[float] | None,
+        Option(
+            "Standard deviation that pixels are divided by.",
+            PREPROCESSING,
+            metavar="R,G,B",
+            read=three("--std"),
+        ),
+    ] = None
+    crop_pct: Annotated[
+        float | None,
+        Option("Share of the image that the centre crop keeps: 0.9, or 1 for no crop.", PREPROCESSING),
+    ] = None
+    interpolation: Annotated[
+        str | None, Option("How images are resized: bilinear, bicubic, lanczos or nearest.", PREPROCESSING)
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseOptions:
+    """How a base is opened."""
+
+    checkpoint: Annotated[
+        Path | str | None,
+        Option("Weights of the base, as a safetensors file or a plain state dict of PyTorch.", MODEL),
+    ] = None
+    pretrained: Annotated[bool, Option("Download timm's own weights of the base; needs a network.", MODEL)] = False
+    model_args: Annotated[
+        Mapping[str, Any],
+        Option(
+            "Argument that timm makes the base with, such as img_size=32; repeatable.",
+            MODEL,
+            name="--model-arg",
+            metavar="NAME=VALUE",
+            repeated=True,
+            read=assignments("--model-arg", "img_size=32"),
+        ),
+    ] = field(default_factory=dict)
+    preprocessing: Annotated[Mapping[str, Any], Nested(GivenPreprocessing)] = field(default_factory=dict)
+
+    def opening(self) -> dict[str, Any]:
+        """The arguments with which `open_base` opens it."""
+        names = ("checkpoint", "pretrained", "model_args", "preprocessing")
+        return {name: getattr(self, name) for name in names}
+
+    def check_base(self, base: str | Path) -> None:
+        """Refuse a base that cannot be opened with these options; see `check_base`."""
+        check_preprocessing(self.preprocessing)
+        check_base(base, checkpoint=self.checkpoint, pretrained=self.pretrained, model_args=self.model_args)
+
+
+def check_preprocessing(given: Given) -> None:
+    """Raise OptionError if images cannot be preprocessed so."""
+    for name in ("mean", "std"):
+        for value in given.get(name) or ():
+            check_number(f"--{name}", value, FINITE)
+            if name == "std" and not value > 0:
+                raise OptionError(f"--std {value:g} is not above 0; a standard deviation is, such as 0.229,0.224,0.225")
+    if (crop := given.get("crop_pct")) is not None:
+        check_number("--crop-pct", crop, "(0, 1]", "0.9 keeps the central 90 %")
+    if (how := given.get("interpolation")) is not None and how not in INTERPOLATIONS:
+        raise OptionError(f"--interpolation {how} is unknown; try bilinear or bicubic")
 
 
 def check_model_folder(folder: str | Path) -> None:

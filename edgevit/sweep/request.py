@@ -3,31 +3,68 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from edgevit.data.classes import listed
-from edgevit.derive.request import SLICES, DeriveRequest, Request
+from edgevit.data.request import Data
+from edgevit.derive.request import METHOD, SLICES, Cache, DeriveRequest, Request, method_options
 from edgevit.errors import OptionError, OutputError, UnknownNameError
 from edgevit.folder.unfinished import partial_folder
 from edgevit.folder.writing import file_sha256, refuse_existing
+from edgevit.models.request import BASE
 from edgevit.numbers import check_number
+from edgevit.request import BUDGETS, DATA, OUTPUT, SHAPE, Nested, Option
 from edgevit.sweep.record import PARTS, RATES, RECORD
+from edgevit.train.settings import Training
 
 WEIGHTS = "model.safetensors"
+
+
+def read_rates(text: str, _: Mapping[str, Any]) -> tuple[float, ...]:
+    """Read numbers that are separated by commas, each once and in order."""
+    try:
+        return tuple(sorted({float(rate) for rate in text.split(",") if rate.strip()}))
+    except ValueError:
+        raise OptionError(f"--rates {text} is not numbers separated by commas; try 0.5,0.8,0.9") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest(Request):
     """What `edgevit.sweep` is asked; the training has no steps."""
 
-    base: str | Path
-    data: str | Path
-    rates: tuple[float, ...] = RATES
-    method: str = "forge"
-    part: str = "validation"
-    cache: bool | Path = True
+    base: Annotated[str | Path, BASE]
+    data: Data
+    out: Annotated[Path, Option("Folder for the models; an earlier sweep in it is gone on with.", OUTPUT)]
+    rates: Annotated[
+        tuple[float, ...],
+        Option("Shares of the base's MACs to remove, separated by commas.", BUDGETS, read=read_rates),
+    ] = RATES
+    method: Annotated[str, Option(f"How the models are derived, without training: {METHOD}", SHAPE)] = "forge"
+    options: Annotated[
+        Mapping[str, Any],
+        method_options(
+            "Option of the method, such as forge.drop_blocks=no; edgevit methods METHOD lists all; repeatable."
+        ),
+    ] = field(default_factory=dict)
+    part: Annotated[
+        str,
+        Option(
+            "Part of the images to judge on: validation, or test where validation has too few images.",
+            DATA,
+            name="--split",
+        ),
+    ] = "validation"
+    training: Annotated[
+        Training,
+        Nested(
+            only=("batch_size", "device", "workers", "seed"),
+            help={"batch_size": "Images per pass; give derive the same number, so that it shares the work."},
+        ),
+    ] = field(default_factory=lambda: Training(steps=0))
+    cache: Cache = True
 
     def check(self) -> None:
         """Refuse what cannot be done; see `edgevit.sweep` for what is raised."""
@@ -56,14 +93,14 @@ class SweepRequest(Request):
     def at(self, rate: float) -> DeriveRequest:
         """The derivation at one rate."""
         folder = self.out / f"r{rate:g}"
-        shared = {field.name: getattr(self, field.name) for field in fields(Request)}
+        shared = {one.name: getattr(self, one.name) for one in fields(Request)}
         going_on = {"out": folder, "resume": partial_folder(folder).is_dir()}
-        return DeriveRequest(**{**shared, **going_on}, rate=rate, method=self.method, cache=self.cache)
+        how = {"method": self.method, "options": self.options, "cache": self.cache}
+        return DeriveRequest(**{**shared, **going_on, **how}, rate=rate)
 
     def opening(self) -> dict[str, Any]:
         """How the base is opened."""
-        names = ("checkpoint", "pretrained", "model_args", "preprocessing", "base_classes")
-        return {name: getattr(self, name) for name in names}
+        return {**super().opening(), "base_classes": self.base_classes}
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for a sweep to be gone on with, as plain values."""

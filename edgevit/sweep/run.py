@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -24,9 +24,9 @@ from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import load
 from edgevit.progress import Progress, Silent, Stage
 from edgevit.report.runs import compare_within, decisive
+from edgevit.request import as_request
 from edgevit.sweep.record import (
     BASE,
-    RATES,
     RECORD,
     Latency,
     Point,
@@ -35,7 +35,6 @@ from edgevit.sweep.record import (
     write_sweep,
 )
 from edgevit.sweep.request import SweepRequest
-from edgevit.train.settings import Training
 
 RUNS = "runs.jsonl"
 ROUNDS = 8  # an interval needs 6
@@ -114,68 +113,31 @@ class _Work:
         return Point(folder, rate, round(seen.top1 * seen.images), seen.images, spec.macs, spec.params)
 
 
-def sweep(
-    base: str | Path,
-    *,
-    data: str | Path,
-    out: str | Path,
-    classes: str | Path | Sequence[str | int] | None = None,
-    rates: Sequence[float] = RATES,
-    method: str = "forge",
-    options: Mapping[str, Any] | None = None,
-    shape: str = "fused",
-    ffn_multiple: int | None = None,
-    checkpoint: str | Path | None = None,
-    pretrained: bool = False,
-    model_args: Mapping[str, Any] | None = None,
-    preprocessing: Mapping[str, Any] | None = None,
-    base_classes: str | Path | Sequence[str] | None = None,
-    part: str = "validation",
-    training: Training | None = None,
-    skip_bad_images: bool = False,
-    accept_weak_base: bool = False,
-    cache: bool | Path = True,
-    progress: Progress | None = None,
-) -> Sweep:
+def sweep(base: str | Path | SweepRequest | None = None, *, progress: Progress | None = None, **options: Any) -> Sweep:
     """Derive without training at several rates, and set each model against the base: accuracy, cost and latency.
 
     `out` gets the models as r0.5 and so on, the base restricted to the classes as base, sweep.json and runs.jsonl. All
     are judged on the `part` of the data that nothing is fitted to: "validation", as `chosen` of the result is a choice,
-    or "test". Latency is that of their fp32 ONNX files on this machine, in turns. The other arguments are those of
-    `edgevit.derive`, but that `training` has no steps. The same call goes on where it was interrupted, also with more
-    rates.
+    or "test". Latency is that of their fp32 ONNX files on this machine, in turns. The same call goes on where it was
+    interrupted, also with more rates.
+
+    Args:
+        base: as for `edgevit.derive`.
+        options: the fields of `SweepRequest`; `training` has no steps.
 
     Raises:
+        OptionError: also of an option that there is not.
         SweepError: `out` holds a sweep of something else, or one that cannot be read.
         BudgetError: no model can be derived at any of the rates.
         EdgeVitError: whatever else is wrong, in one line.
     """
-    request = SweepRequest(
-        base=base,
-        data=data,
-        classes=classes,
-        out=Path(out),
-        rates=tuple(sorted(set(rates))),
-        method=method,
-        options=options or {},
-        shape=shape,
-        ffn_multiple=ffn_multiple,
-        checkpoint=checkpoint,
-        pretrained=pretrained,
-        model_args=model_args or {},
-        preprocessing=preprocessing or {},
-        base_classes=base_classes,
-        part=part,
-        training=replace(training or Training(), steps=0),
-        skip_bad_images=skip_bad_images,
-        accept_weak_base=accept_weak_base,
-        cache=cache,
-    )
-    return run(request, progress)
+    return run(as_request(SweepRequest, "base", base, options), progress)
 
 
 def run(request: SweepRequest, progress: Progress | None = None) -> Sweep:
     """Do what is asked; `sweep` says what is raised."""
+    once = tuple(sorted(set(request.rates)))
+    request = replace(request, rates=once, training=replace(request.training, steps=0))
     request.check()
     with _opened(request) as record, _shared(request.cache) as shared:
         work = _Work(replace(request, cache=shared), _Once(progress or Silent()))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from edgevit.data.augment import AUGMENTS, Augment
 from edgevit.errors import UnknownNameError
 from edgevit.models.device import check_device_name
 from edgevit.numbers import COUNT, SEED, check_number
+from edgevit.request import COMPUTING, TRAINING, Option
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
@@ -30,26 +31,62 @@ INTERVALS = (
 )
 
 
+Device = Annotated[str, Option("Where torch computes: auto, cpu, cuda, cuda:1 or mps.", COMPUTING)]
+Workers = Annotated[int, Option("Processes that read images; 0 reads them in this one.", COMPUTING)]
+
+
 @dataclass(frozen=True)
 class Training:
-    """How to train. Defaults are those published for Vulcan, but for the schedule: docs/decisions/006-cosine.md."""
+    """How to train. Defaults are those published for Vulcan, but for the schedule: docs/decisions/006-cosine.md.
 
-    steps: int | None = None  # None: the method's own rule, filled in before it starts
-    batch_size: int = 256  # images per optimiser step, over all processes and micro-batches
-    lr: float = 1e-4
-    weight_decay: float = 0.05
-    schedule: Schedule = "cosine"
-    warmup_steps: int | None = None  # None: the method's own rule (`fill`)
-    lr_by_loss: bool | None = None  # lower the rate where the loss against the teacher is small already; None: likewise
-    clip_norm: float = 0.0  # a step's gradient is shortened to this norm; 0: never
-    grad_accum: int = 1  # micro-batches per optimiser step
-    precision: Precision = "fp32"
-    device: str = "auto"
-    workers: int = 0
-    seed: int = 42
-    augment: Augment = "crop"
-    evaluations: int = 10  # how often both accuracies are taken, on the validation part
-    early_stop: bool = True  # once both have met, or the best improves no more; a cosine schedule ends by itself
+    What is None is the method's own rule, filled in before it starts (`fill`).
+    """
+
+    steps: Annotated[
+        int | None,
+        Option("Number of optimiser steps; 0 trains nothing.  [default: the method's own rule]", TRAINING),
+    ] = None
+    batch_size: Annotated[int, Option("Images per optimiser step, over all processes and micro-batches.", TRAINING)] = (
+        256
+    )
+    lr: Annotated[float, Option("Learning rate of AdamW at its highest.", TRAINING)] = 1e-4
+    weight_decay: Annotated[float, Option("Weight decay of AdamW.", TRAINING)] = 0.05
+    schedule: Annotated[
+        Schedule, Option("How the learning rate goes on: cosine (falls to 0) or constant.", TRAINING)
+    ] = "cosine"
+    warmup_steps: Annotated[
+        int | None,
+        Option("Steps in which the learning rate rises to its highest.  [default: the method's own]", TRAINING),
+    ] = None
+    lr_by_loss: Annotated[
+        bool | None,
+        Option(
+            "Lower the learning rate for a model that is like its teacher already.  [default: the method's own]",
+            TRAINING,
+        ),
+    ] = None
+    clip_norm: Annotated[
+        float, Option("Norm that a step's gradient is shortened to; 0 leaves gradients as they are.", TRAINING)
+    ] = 0.0
+    grad_accum: Annotated[
+        int, Option("Parts that a step is computed in, one after the other, to save memory.", TRAINING)
+    ] = 1
+    precision: Annotated[Precision, Option("Precision of training: fp32, bf16 or fp16 (on a GPU only).", TRAINING)] = (
+        "fp32"
+    )
+    device: Device = "auto"
+    workers: Workers = 0
+    seed: Annotated[int, Option("Seed of every random choice, the split of the images among them.", COMPUTING)] = 42
+    augment: Annotated[
+        Augment, Option("How training images are changed: none, crop, or flip (crop and mirror).", TRAINING)
+    ] = "crop"
+    evaluations: Annotated[
+        int, Option("Number of accuracy checks on the validation part during training.", TRAINING)
+    ] = 10
+    # A cosine schedule ends by itself; else once both accuracies have met, or the best improves no more.
+    early_stop: Annotated[
+        bool, Option("Stop early when accuracy stops improving, only with --schedule constant.", TRAINING)
+    ] = True
 
     def check(self) -> None:
         """Raise OptionError if a value cannot be."""

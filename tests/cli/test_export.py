@@ -9,19 +9,14 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-import typer
 from places import STANDINS
 from typer.testing import CliRunner, Result
 
-from edgevit.cli import evaluate, export
+from edgevit.cli.app import app
 from edgevit.errors import EdgeVitError
 from edgevit.models.checkpoint import describe, save
 
 ARGS = {"img_size": 32, "patch_size": 8, "depth": 1, "embed_dim": 32, "num_heads": 2, "num_classes": 10}
-
-app = typer.Typer(pretty_exceptions_enable=False)
-app.command("export")(export.main)
-app.command("evaluate")(evaluate.main)
 
 
 def run(*arguments: object) -> Result:

@@ -38,6 +38,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (GIVEN, "a budget is one of --rate, --macs, --params and --ms, not none"),
     ([*DERIVE, "--macs", "1G"], "not --rate and --macs"),
     ([*GIVEN, "--rate", "1.5"], "--rate 1.5"),
+    ([*GIVEN, "--rate", "half"], "--rate half is not a number; try 0.6"),
     ([*GIVEN, "--macs", "lots"], "--macs lots is not a positive count"),
     ([*GIVEN, "--ms", "5"], "--ms 5 needs --cost-table"),
     ([*GIVEN, "--ms", "5", "--cost-table", "nowhere.yaml"], "nowhere.yaml"),

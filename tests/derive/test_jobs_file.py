@@ -14,7 +14,7 @@ from small_base import ARGS
 from edgevit.derive import jobs_file
 from edgevit.derive.jobs_file import EXAMPLE, read_jobs
 from edgevit.derive.many import derive_many
-from edgevit.errors import PlanError, UnknownNameError
+from edgevit.errors import PlanError
 from edgevit.train.settings import Training
 
 
@@ -79,7 +79,7 @@ JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
         ({"jobs": [{**JOB, "name": "results.json"}]}, PlanError, "'results.json', one of the jobs, cannot be the name"),
         ({"tasks": [{"name": "a\nb"}]}, PlanError, r"'a\\nb', one of the tasks, cannot be the name of a folder"),
         ({"out": "a\0b"}, PlanError, "has a zero byte in out"),
-        ({"checkpoint": "x" * 5000, "shape": "round"}, UnknownNameError, "no shape policy 'round'"),
+        ({"checkpoint": "x" * 5000, "shape": "round"}, PlanError, "no shape policy 'round'"),
         (
             {"jobs": [{**JOB, "out": "x"}, {**JOB, "name": "two", "out": "x.partial"}]},
             PlanError,

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, Protocol
-
-from PIL.Image import Image
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from edgevit.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Part = Literal["train", "test"]
 Reference = str | int  # what a source needs to read one image: a path, or an index

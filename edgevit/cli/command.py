@@ -1,0 +1,159 @@
+"""A command of `edgevit`: its options are made from the fields of a request, and `--config FILE` may give any of them.
+
+    @asks(request="edgevit.derive.request:DeriveRequest")
+    def main(request: DeriveRequest, *, json: JsonFlag = False) -> None:
+
+is a command with every option that DeriveRequest declares and, after them, those of `main` itself. A request is
+imported when its command is typed: `edgevit --help` shows one line of each and should take no longer for that.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from edgevit.cli.config import CONFIG, take_config
+from edgevit.numbers import FINITE, WORD, check_number
+from edgevit.request import OUTPUT, PANELS, Asked, asked_of, request_from
+
+Main = Callable[..., Any]
+
+
+def asks(**requests: str) -> Callable[[Main], Main]:
+    """Mark a function as one that gets requests: the name of each parameter, and "module:Class" of the request."""
+
+    def mark(main: Main) -> Main:
+        main.asks = requests  # type: ignore[attr-defined]
+        return main
+
+    return mark
+
+
+class Command(TyperCommand):
+    """What runs one function of the command line. `params` and `callback` are made when they are first asked for."""
+
+    def __init__(self, name: str, main: Main) -> None:
+        self.main_function = main
+        super().__init__(name, help=inspect.getdoc(main), rich_markup_mode="markdown")
+
+    @cached_property
+    def _made(self) -> Any:
+        alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+        alone.command(self.name)(with_options(self.main_function))
+        made: Any = typer.main.get_command(alone)
+        return made
+
+    @property
+    def params(self) -> Any:
+        return self._made.params
+
+    @params.setter
+    def params(self, _: object) -> None:
+        """Ignore the empty list that every command begins with."""
+
+    @property
+    def callback(self) -> Any:
+        return self._made.callback
+
+    @callback.setter
+    def callback(self, _: object) -> None:
+        """Ignore the missing one that every command begins with."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it, but refuse NaN, infinity, and whole numbers that no machine word holds."""
+        for parameter in self.params:
+            value = ctx.params.get(parameter.name)
+            for one in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(one, (int, float)) and not isinstance(one, bool):
+                    check_number(parameter.opts[0], one, WORD if isinstance(one, int) else FINITE)
+        return super().invoke(ctx)
+
+
+def with_options(main: Main) -> Main:
+    """Give a function the signature that typer makes options from: those of its requests, then its own."""
+    kinds = {name: _found(where) for name, where in getattr(main, "asks", {}).items()}
+    hints = get_type_hints(main, localns={kind.__name__: kind for kind in kinds.values()}, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(main).parameters.items()
+        if name not in kinds
+    ]
+    asked = [_parameter(one) for kind in kinds.values() for one in asked_of(kind)]
+    config = inspect.Parameter(CONFIG, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_CONFIG_OPTION)
+
+    def made(**typed: Any) -> Any:
+        typed.pop(CONFIG)
+        given: dict[str, Any] = {name: request_from(kind, typed) for name, kind in kinds.items()}
+        return main(**given, **{parameter.name: typed[parameter.name] for parameter in own})
+
+    made.__doc__ = main.__doc__
+    parameters = sorted([*asked, *own, config], key=_place)
+    made.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    made.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return made
+
+
+_CONFIG_OPTION = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        callback=take_config,
+        is_eager=True,
+        help="YAML file of options, such as `lr: 0.0002`; what stands on the command line wins.",
+        rich_help_panel="Configuration",
+    ),
+]
+
+
+def _found(where: str) -> type:
+    module, _, name = where.partition(":")
+    found: type = getattr(import_module(module), name)
+    return found
+
+
+def _parameter(asked: Asked) -> inspect.Parameter:
+    """One option as typer knows it."""
+    option, default = asked.option, _shown(asked)
+    kind: Any = list[asked.typed] if option.repeated else asked.typed  # type: ignore[name-defined]
+    if default is None:
+        kind = kind | None
+    if option.panel is None:
+        info = typer.Argument(help=option.help)
+    else:
+        # A switch that is off has no counterpart that turns it off.
+        names = [asked.name] if option.name or default is False else []
+        info = typer.Option(*names, help=option.help, rich_help_panel=option.panel, metavar=option.metavar)
+    return inspect.Parameter(
+        asked.field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
+
+
+def _shown(asked: Asked) -> Any:
+    """The default as typer shows it: as it would be typed; None where there is none to show."""
+    if asked.required:
+        return inspect.Parameter.empty
+    if asked.option.repeated or asked.default in (None, ()) or isinstance(asked.default, Mapping):
+        return None
+    if asked.option.read is None:
+        return asked.default
+    many = asked.default if isinstance(asked.default, tuple) else (asked.default,)
+    return ",".join(map(str, many))
+
+
+def _place(parameter: inspect.Parameter) -> int:
+    """What is given by its place comes first, then one panel after the other."""
+    infos = get_args(parameter.annotation)[1:] if get_origin(parameter.annotation) is Annotated else ()
+    if not infos or not isinstance(infos[0], typer.models.OptionInfo):
+        return -1
+    panel = infos[0].rich_help_panel
+    if panel in PANELS:
+        return PANELS.index(panel)
+    return PANELS.index(OUTPUT) if parameter.name != CONFIG else len(PANELS)

@@ -1,0 +1,246 @@
+"""How an option is declared: once, as an annotated field of a frozen request.
+
+    @dataclass(frozen=True, kw_only=True)
+    class DeriveRequest:
+        rate: Annotated[float | None, Option("Share of the base's MACs to remove: 0.6 leaves 40 %.", BUDGET)] = None
+
+`--rate` of the command line, its line in --help, its key in a file, the keyword `rate` of `edgevit.derive` and its
+place in request.json are all made from that field. A field without an `Option` is nobody's to give.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass, replace
+from difflib import get_close_matches
+from functools import cache, reduce
+from operator import or_
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from edgevit.errors import OptionError
+
+# Panels of --help, in the order in which they are shown.
+MODEL, FILES, DATA = "Model", "Files", "Data"
+PREPROCESSING = "Preprocessing, where it is not the base's own"
+BUDGET, BUDGETS, SHAPE, TRAINING = "Budget (one of them)", "Budget", "Method and shape", "Training"
+CHECKS, COMPUTING, ENGINE, BOARD = "Checks that must pass", "Computing", "Engine on the board", "Board"
+RUNNER, LOAD, MEASURING, JUDGING, OUTPUT = "Runner", "Load", "Measuring", "Judging", "Output"
+PANELS = (
+    MODEL, FILES, DATA, PREPROCESSING, BUDGET, BUDGETS, SHAPE, TRAINING, CHECKS, COMPUTING, ENGINE, BOARD, RUNNER, LOAD,
+    MEASURING, JUDGING, OUTPUT,
+)  # fmt: skip
+
+PLAIN = (bool, int, float, str, Path)  # what a text on the command line can be by itself
+
+R = TypeVar("R")
+Given = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Option:
+    """What the command line must know of a field beside its name, its type and its default."""
+
+    help: str  # a sentence; a default that is no value stands behind it as "  [default: the method's own]"
+    panel: str | None  # None: it is given by its place, without a name
+    name: str | None = None  # where it is not that of the field, such as "--set"
+    metavar: str | None = None  # what stands for the value in the help
+    repeated: bool = False  # it may be given several times; `read` gets a list
+    # Turns what was typed into the field's value; the other options as typed are the second argument.
+    read: Callable[[Any, Given], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Nested:
+    """Marks a field that is itself a record of options, such as `training`: each of these has a name of its own."""
+
+    of: type | None = None  # the record, where the field is a mapping of what is given of it
+    only: tuple[str, ...] = ()  # the options of it that there are here; empty: all
+    without: tuple[str, ...] = ()  # but for these
+    help: Given = field(default_factory=dict)  # in place of the record's own, by field
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One option of a request."""
+
+    path: tuple[str, ...]  # names of fields, from the request down to it
+    option: Option
+    kind: Any  # the field's type
+    default: Any  # MISSING: it must be given
+
+    @property
+    def field(self) -> str:
+        return self.path[-1]
+
+    @property
+    def name(self) -> str:
+        """As it is typed: --skip-bad-images."""
+        return self.option.name or "--" + self.field.replace("_", "-")
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
+
+    @property
+    def typed(self) -> type:
+        """What the command line makes of one text: the first plain type that the field may have, or hold."""
+        if self.option.read is not None:
+            return str
+        plain = next((kind for kind in (self.kind, *get_args(self.kind)) if kind in PLAIN), str)
+        return cast("type", plain)
+
+
+@cache
+def asked_of(kind: Any) -> tuple[Asked, ...]:
+    """All options of a request, those of nested records among them, in the order of the fields."""
+    return tuple(_walk(kind, ()))
+
+
+def _walk(kind: type, above: tuple[str, ...]) -> Iterator[Asked]:
+    hints = get_type_hints(kind, include_extras=True)
+    for one in fields(kind):
+        plain, *marks = get_args(hints[one.name]) if get_origin(hints[one.name]) is Annotated else [hints[one.name]]
+        path = (*above, one.name)
+        for mark in marks:
+            if isinstance(mark, Option):
+                yield Asked(path, mark, plain, default_of(one))
+            elif isinstance(mark, Nested):
+                yield from _nested(mark, plain, path, default_of(one))
+
+
+def _nested(mark: Nested, plain: Any, path: tuple[str, ...], default: Any) -> Iterator[Asked]:
+    for asked in _walk(mark.of or plain, path):
+        if (mark.only and asked.field not in mark.only) or asked.field in mark.without:
+            continue
+        option = replace(asked.option, help=mark.help.get(asked.field, asked.option.help))
+        own = default.get(asked.field) if isinstance(default, Mapping) else getattr(default, asked.field)
+        yield replace(asked, option=option, default=own)
+
+
+def default_of(one: Field[Any]) -> Any:
+    return one.default if one.default_factory is MISSING else one.default_factory()
+
+
+# -- from Python -------------------------------------------------------------------------------------------------------
+
+
+def request_of(kind: type[R], given: Given, what: str) -> R:
+    """Build a request from keywords; a text may stand for what it is read as, and None for the default.
+
+    Args:
+        what: the function that was called, for messages.
+
+    Raises:
+        OptionError: a keyword that the request does not have, or one is missing.
+    """
+    hints = get_type_hints(kind)
+    reads = {asked.path[0]: asked.option.read for asked in asked_of(cast("Any", kind)) if len(asked.path) == 1}
+    declared = {asked.path[0] for asked in asked_of(cast("Any", kind))}
+    known = {one.name: one for one in fields(kind) if one.name in declared}  # type: ignore[arg-type]
+    values = {}
+    for name, value in given.items():
+        if name not in known:
+            raise OptionError(f"{what} has no option {name!r}; {nearest(name, known)}")
+        if value is None and NoneType not in get_args(hints[name]):
+            continue
+        values[name] = _from_text(value, reads.get(name), hints[name], given) if isinstance(value, str) else value
+    for name, one in known.items():
+        if name not in values and default_of(one) is MISSING:
+            raise OptionError(f"{what} needs {name!r}, which was not given")
+    return kind(**values)
+
+
+def _from_text(text: str, read: Callable[[Any, Given], Any] | None, hint: Any, given: Given) -> Any:
+    """The value of a field that was given as text: as it would be typed, unless the field may be a text itself."""
+    if hint is Path:
+        return Path(text)
+    return text if read is None or str in (hint, *get_args(hint)) else read(text, given)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What may have been meant, as the end of a message."""
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+
+
+def as_request(kind: type[R], first: str, value: Any, options: Given) -> R:
+    """The request that a public function was given, whole or as keywords; `first` is the one that needs no name.
+
+    Raises:
+        OptionError: as `request_of` says, or there is a whole request and options beside it.
+    """
+    if isinstance(value, kind):
+        if options:
+            raise OptionError(f"a whole {kind.__name__} was given, and {', '.join(options)} beside it; leave that out")
+        return value
+    what = f"edgevit.{kind.__name__.removesuffix('Request').lower()}"
+    return request_of(kind, options if value is None else {first: value, **options}, what)
+
+
+# -- from texts --------------------------------------------------------------------------------------------------------
+
+
+def request_from(kind: type[R], typed: Given) -> R:
+    """Build a request from what was typed, by the names of fields; what is None was not given.
+
+    Raises:
+        OptionError: a text that cannot be read.
+    """
+    values: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for asked in asked_of(cast("Any", kind)):
+        if (value := typed.get(asked.field)) is None:
+            continue
+        if asked.option.read is not None:
+            value = asked.option.read(value, typed)
+        elif asked.option.repeated:
+            value = tuple(value)
+        if len(asked.path) == 1:
+            values[asked.field] = value
+        else:
+            inner.setdefault(asked.path[0], {})[asked.field] = value
+    for one in fields(kind):  # type: ignore[arg-type]
+        if one.name in inner:
+            default = default_of(one)
+            mine = inner[one.name]
+            values[one.name] = {**default, **mine} if isinstance(default, Mapping) else replace(default, **mine)
+    return kind(**values)
+
+
+def plain(request: Any) -> dict[str, Any]:
+    """A request as JSON has it: paths as text, tuples as lists."""
+    return dict(json.loads(json.dumps(asdict(request), default=str)))
+
+
+def plain_type(kind: Any) -> Any:
+    """A type as a file has its values: a path is a text, and a record is a mapping of what is given of it."""
+    origin, inner = get_origin(kind), tuple(map(plain_type, get_args(kind)))
+    if kind is Path or is_dataclass(kind):
+        return str if kind is Path else dict[str, Any]
+    if origin is tuple:
+        return str | None  # as it is typed
+    if origin in (Mapping, Sequence):
+        return dict[inner[0], inner[1]] if origin is Mapping else list[inner[0]]  # type: ignore[valid-type]
+    return reduce(or_, inner) if origin in (Union, UnionType) else kind
+
+
+def assignments(option: str, example: str) -> Callable[[list[str], Given], dict[str, Any]]:
+    """Read `img_size=32` as {"img_size": 32}; a value that is no Python literal is text."""
+
+    def read(texts: list[str], _: Given) -> dict[str, Any]:
+        args: dict[str, Any] = {}
+        for text in texts:
+            name, equals, value = text.partition("=")
+            if not equals or not name.isidentifier():
+                raise OptionError(f"{option} {text} is not of the form name=value; try {option} {example}")
+            try:
+                args[name] = ast.literal_eval(value)
+            except (ValueError, SyntaxError):
+                args[name] = value
+        return args
+
+    return read

@@ -1,0 +1,90 @@
+"""A command's options are made from the fields of its request, when they are first asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+
+from edgevit.cli.arguments import option
+from edgevit.cli.command import Command, asks
+from edgevit.errors import OptionError
+from edgevit.request import DATA, OUTPUT, SHAPE, Nested, Option, assignments
+
+
+@dataclass(frozen=True)
+class Inner:
+    pace: Annotated[float, Option("Pace.", SHAPE)] = 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    name: Annotated[str, Option("Name.", None)]
+    out: Annotated[Path, Option("Out.", OUTPUT)]
+    on: Annotated[bool, Option("On.", DATA)] = True
+    off: Annotated[bool, Option("Off.", DATA)] = False
+    either: Annotated[bool | None, Option("Either.", DATA)] = None
+    sizes: Annotated[tuple[int, ...], Option("Sizes.", SHAPE, name="--size", repeated=True)] = (1,)
+    more: Annotated[dict[str, Any], Option("More.", SHAPE, repeated=True, read=assignments("--more", "a=1"))] = field(
+        default_factory=dict
+    )
+    inner: Annotated[Inner, Nested()] = field(default_factory=Inner)
+
+
+SEEN: list[Any] = []
+
+
+@asks(request=f"{__name__}:Asking")
+def main(
+    context: typer.Context,
+    request: Asking,
+    *,
+    loud: Annotated[bool, option("--loud", panel=DATA, help="Loud.")] = False,
+) -> None:
+    """Do it."""
+    SEEN.append((request, loud, context.command.name))
+
+
+COMMAND = Command("do", main)
+
+
+def run(*arguments: str) -> Any:
+    SEEN.clear()
+    COMMAND.main(list(arguments), standalone_mode=False)
+    return SEEN[-1]
+
+
+def test_what_is_typed_is_the_request_and_a_command_may_have_options_of_its_own() -> None:
+    typed = ["n", "--out", "o", "--no-on", "--off", "--no-either", "--size", "3", "--size", "4", "--more", "a=2"]
+    wanted = Asking(
+        name="n", out=Path("o"), on=False, off=True, either=False, sizes=(3, 4), more={"a": 2}, inner=Inner(2.0)
+    )
+    assert run(*typed, "--pace", "2", "--loud") == (wanted, True, "do")
+    assert run("n", "--out", "o") == (Asking(name="n", out=Path("o")), False, "do")
+
+
+def test_options_are_listed_panel_by_panel_and_those_of_the_command_after_those_of_the_request() -> None:
+    names = [parameter.opts[0] for parameter in COMMAND.params if parameter.opts[0] != "--help"]
+    expected = ["name", "--on", "--off", "--either", "--loud", "--size", "--more", "--pace", "--out", "--config"]
+    assert names == expected
+
+
+@pytest.mark.parametrize(("value", "told"), [("nan", "--pace nan is not a finite number"), ("inf", "--pace inf")])
+def test_no_option_of_any_command_is_infinite(value: str, told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        run("n", "--out", "o", "--pace", value)
+
+
+def test_help_of_all_commands_imports_no_request() -> None:
+    program = (
+        "import sys; from typer.main import get_command; from edgevit.cli.app import app\n"
+        "names = {c.name: c.get_short_help_str(200) for c in get_command(app).commands.values()}\n"
+        "assert names['derive'].startswith('Derive a small') and len(names) > 10\n"
+        "sys.exit(bool({'pydantic', 'edgevit.derive.request', 'edgevit.board.bench'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

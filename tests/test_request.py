@@ -1,0 +1,119 @@
+"""An option is declared once: command line, keywords and records are made from the field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+import edgevit
+from edgevit.errors import OptionError
+from edgevit.request import (
+    SHAPE,
+    Nested,
+    Option,
+    as_request,
+    asked_of,
+    assignments,
+    plain,
+    request_from,
+    request_of,
+)
+
+
+@dataclass(frozen=True)
+class Inner:
+    depth: Annotated[int, Option("Depth.", SHAPE)] = 3
+    speed: Annotated[float | None, Option("Speed.", SHAPE, name="--pace")] = None
+    hidden: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    name: Annotated[str | Path, Option("Name.", None)]
+    out: Annotated[Path, Option("Out.", SHAPE)]
+    flag: Annotated[bool, Option("Flag.", SHAPE)] = False
+    sizes: Annotated[tuple[int, ...], Option("Sizes.", SHAPE, read=lambda t, _: tuple(map(int, t.split(","))))] = (1,)
+    more: Annotated[dict[str, Any], Option("More.", SHAPE, repeated=True, read=assignments("--more", "a=1"))] = field(
+        default_factory=dict
+    )
+    inner: Annotated[Inner, Nested(help={"depth": "How deep."})] = field(default_factory=lambda: Inner(depth=5))
+    loose: Annotated[dict[str, Any], Nested(Inner, only=("speed",))] = field(default_factory=dict)
+    ours: int = 0
+
+
+def test_options_are_the_fields_that_are_declared_those_of_nested_records_among_them() -> None:
+    found = [(a.path, a.name, a.option.help, a.typed) for a in asked_of(Outer)]
+    assert found == [
+        (("name",), "--name", "Name.", str),
+        (("out",), "--out", "Out.", Path),
+        (("flag",), "--flag", "Flag.", bool),
+        (("sizes",), "--sizes", "Sizes.", str),
+        (("more",), "--more", "More.", str),
+        (("inner", "depth"), "--depth", "How deep.", int),
+        (("inner", "speed"), "--pace", "Speed.", float),
+        (("loose", "speed"), "--pace", "Speed.", float),
+    ]
+    assert [a.default for a in asked_of(Outer) if a.field == "depth"] == [5], "that of the record it stands in"
+    assert [a.field for a in asked_of(Outer) if a.required] == ["name", "out"]
+
+
+def test_what_is_typed_and_what_is_given_from_python_make_the_same_request() -> None:
+    typed = {"name": "n", "out": Path("o"), "flag": True, "sizes": "4,8", "more": ["a=1", "b=x"], "depth": 7}
+    given = {"name": "n", "out": "o", "flag": True, "sizes": (4, 8), "more": {"a": 1, "b": "x"}, "inner": Inner(7)}
+    assert request_from(Outer, {**typed, "speed": None}) == request_of(Outer, given, "f")
+
+
+def test_none_is_the_default_where_nothing_else_could_be_meant() -> None:
+    assert request_of(Outer, {"name": "n", "out": "o", "more": None, "inner": None}, "f").inner.depth == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"name": "n", "otu": "o"}, "f has no option 'otu'; did you mean 'out'?"),
+        ({"name": "n", "out": "o", "ours": 1}, "f has no option 'ours'"),
+        ({"name": "n"}, "f needs 'out', which was not given"),
+    ],
+)
+def test_a_keyword_that_is_unknown_or_missing_is_named(given: Any, told: str) -> None:
+    with pytest.raises(OptionError) as error:
+        request_of(Outer, given, "f")
+    assert told in str(error.value)
+
+
+def test_a_whole_request_is_taken_as_it_is() -> None:
+    whole = Outer(name="n", out=Path("o"))
+    assert as_request(Outer, "name", whole, {}) is whole
+    with pytest.raises(OptionError, match="flag beside it"):
+        as_request(Outer, "name", whole, {"flag": True})
+
+
+def test_a_request_is_written_as_json_has_it() -> None:
+    told = plain(Outer(name="n", out=Path("o")))
+    assert (told["out"], told["sizes"], told["inner"]) == ("o", [1], {"depth": 5, "speed": None, "hidden": 0})
+
+
+FUNCTIONS = ("derive", "supernet", "sweep", "base", "export", "evaluate", "bench", "bench_in_turns", "load")
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_public_function_has_more_than_a_dozen_parameters(name: str) -> None:
+    import inspect
+
+    assert len(inspect.signature(getattr(edgevit, name)).parameters) <= 12
+
+
+@pytest.mark.parametrize("name", [n for n in FUNCTIONS if n not in ("load", "bench_in_turns")])
+def test_a_misspelt_keyword_of_a_public_function_is_named(name: str) -> None:
+    with pytest.raises(OptionError, match=rf"{name} has no option 'bach'"):
+        getattr(edgevit, name)("nowhere", bach=1)
+
+
+def test_every_field_of_every_request_has_a_default_that_its_class_takes() -> None:
+    for name in [n for n in edgevit.__all__ if n.endswith("Request")]:
+        kind = getattr(edgevit, name)
+        needed = {a.field: Path("x") for a in asked_of(kind) if a.required}
+        assert {one.name for one in fields(kind)} >= set(plain(request_of(kind, needed, name)))
