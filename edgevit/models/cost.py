@@ -11,11 +11,11 @@ token, N counts every token and N-1 is the number of patches; a second head coun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from edgevit.models.anatomy import Axis, BlockDims, Site, SiteKind
+from edgevit.models.anatomy import Axis, BlockDims, Site
 
 Quantity = Literal["macs", "params"]
 
@@ -56,9 +56,9 @@ class Geometry:
     def with_classes(self, classes: int) -> Geometry:
         return replace(self, outputs=classes * self.classifier_heads)
 
-    def why_frozen(self, block: int, kind: SiteKind, axis: Axis) -> str | None:
-        """Why this axis of a site cannot be cut; None: it can."""
-        return next((s.frozen.get(axis) for s in self.sites if (s.block, s.kind) == (block, kind)), None)
+    def frozen(self, block: int) -> Mapping[Axis, str]:
+        """The axes of a block's sites that cannot be cut, with the reason."""
+        return {axis: why for site in self.sites if site.block == block for axis, why in site.frozen.items()}
 
     def unit_costs(self, heads: int, quantity: Quantity) -> UnitCosts:
         """Cost of one unit of QK width, VO width and FFN width in a block of `heads` heads."""

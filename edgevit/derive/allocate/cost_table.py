@@ -186,7 +186,7 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
             "depth": len(base),
         }
         _refuse_other("the base", self.base, own)
-        for i, (dims, least) in enumerate(zip(base, smallest(base, policy), strict=True)):
+        for i, (dims, least) in enumerate(zip(base, smallest(base, policy, geometry), strict=True)):
             times = self.block(i)
             _refuse_other(f"block {i}", times.base, vars(dims))
             if i > 0 and len(self.blocks) == 1 and dims == base[0]:

@@ -8,7 +8,7 @@ measured at one width. Heads that go lose what their whole output is worth.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from edgevit.derive.allocate.knapsack import Choice
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.measure.sensitivity import Sensitivity
-from edgevit.models.anatomy import BlockDims
+from edgevit.models.anatomy import Axis, BlockDims
 
 
 @dataclass(frozen=True)
@@ -52,26 +52,22 @@ def attention_menu(
     cost: Callable[[int, Tensor, Tensor], Tensor],
     *,
     drop_heads: bool,
+    frozen: Collection[Axis] = (),
 ) -> list[Choice]:
     """The ways to narrow the attention of one block that no other beats in both cost and loss, the cheapest first.
 
     Args:
         cost: of a number of heads with all pairs of widths qk [P] and vo [P]: [P].
         drop_heads: whole heads may go.
+        frozen: axes that stay as they are, and with them what the policy ties to them.
     """
     qk_tails, vo_tails = tails(sensitivity.qk), tails(sensitivity.vo)
     # Dropped are the heads that lose least by it: [H, q + 1, v + 1] what keeping each one saves, at any widths.
     kept_loss = qk_tails.unsqueeze(2) + vo_tails.unsqueeze(1)
     saved, heads_first = (sensitivity.heads[:, None, None] - kept_loss).sort(dim=0, descending=True)
-    least = least_heads(dims, policy, drop_heads=drop_heads)
+    least = least_heads(dims, policy, drop_heads=drop_heads and "heads" not in frozen)
     loss_without = sensitivity.heads.sum() - saved.cumsum(0)
-    qk_widths = widths(dims.qk, policy.head_minimum, policy.head_step)
-    vo_widths = widths(dims.vo, policy.head_minimum, policy.head_step)
-    if policy.equal:
-        shared = widths(min(dims.qk, dims.vo), policy.head_minimum, policy.head_step)
-        pairs = [(w, w) for w in shared]
-    else:
-        pairs = [(q, v) for q in qk_widths for v in vo_widths]
+    pairs = _head_widths(dims, policy, frozen)
     qk, vo = torch.tensor(pairs).unbind(1)
     counts = range(least, dims.heads + 1)
     costs = torch.cat([cost(count, qk, vo) for count in counts])
@@ -84,6 +80,18 @@ def attention_menu(
     return menu
 
 
+def _head_widths(dims: BlockDims, policy: Policy, frozen: Collection[Axis]) -> list[tuple[int, int]]:
+    """The pairs of QK and VO width that may be chosen."""
+
+    def allowed(width: int, is_frozen: bool) -> list[int]:
+        return [width] if is_frozen else widths(width, policy.head_minimum, policy.head_step)
+
+    fixed = {"qk", "vo"} & set(frozen)
+    if policy.equal:
+        return [(dims.qk, dims.vo)] if fixed else [(w, w) for w in allowed(min(dims.qk, dims.vo), False)]
+    return [(q, v) for q in allowed(dims.qk, "qk" in fixed) for v in allowed(dims.vo, "vo" in fixed)]
+
+
 def _front(costs: Tensor, losses: Tensor) -> Tensor:
     """Indices of those that none beats or equals in both, the cheapest first. Shapes: [C] and [C]."""
     by_loss = losses.argsort(stable=True)
@@ -94,8 +102,11 @@ def _front(costs: Tensor, losses: Tensor) -> Tensor:
     return order[better]
 
 
-def ffn_menu(losses: Tensor, policy: Policy, cost: Callable[[int], float]) -> list[Choice]:
+def ffn_menu(
+    losses: Tensor, policy: Policy, cost: Callable[[int], float], frozen: Collection[Axis] = ()
+) -> list[Choice]:
     """All widths of one FFN. Shape: losses [e], what each neuron adds as it goes, the first to go first."""
     at_width = tails(losses.flip(0).unsqueeze(0))[0]
-    allowed = widths(len(losses), policy.ffn_minimum, policy.ffn_step)
+    count = len(losses)
+    allowed = [count] if "neurons" in frozen else widths(count, policy.ffn_minimum, policy.ffn_step)
     return [Choice(cost(w), max(float(at_width[w]), 0.0), w) for w in allowed]

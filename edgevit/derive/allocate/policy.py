@@ -8,13 +8,13 @@ block always share one width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 
 from edgevit.derive.allocate.budget import Budget
 from edgevit.errors import BudgetError, OptionError, UnknownNameError
-from edgevit.models.anatomy import BlockDims
+from edgevit.models.anatomy import Axis, BlockDims
 from edgevit.models.cost import Geometry
 
 FFN_MULTIPLES = (1, 8, 16, 32, 64)
@@ -92,41 +92,46 @@ def _limits(base: int, minimum: int, step: int) -> tuple[int, int]:
     return minimum, floor(base / step) * step
 
 
+def limits(dims: BlockDims, policy: Policy, frozen: Collection[Axis] = ()) -> dict[str, tuple[int, int]]:
+    """Smallest and largest QK, VO and FFN width of a block. What is frozen stays, and so does what is tied to it."""
+    qk, vo = (_limits(width, policy.head_minimum, policy.head_step) for width in (dims.qk, dims.vo))
+    if policy.equal:
+        qk = vo = _limits(min(dims.qk, dims.vo), policy.head_minimum, policy.head_step)
+    if "qk" in frozen or (policy.equal and "vo" in frozen):
+        qk = dims.qk, dims.qk
+    if "vo" in frozen or (policy.equal and "qk" in frozen):
+        vo = dims.vo, dims.vo
+    ffn = _limits(dims.ffn, policy.ffn_minimum, policy.ffn_step)
+    return {"qk": qk, "vo": vo, "ffn": (dims.ffn, dims.ffn) if "neurons" in frozen else ffn}
+
+
 def _knobs(
     base: Sequence[BlockDims], wishes: Sequence[Widths], geometry: Geometry, budget: Budget, policy: Policy
 ) -> list[_Knob]:
     knobs = []
     for i, (dims, wish) in enumerate(zip(base, wishes, strict=True)):
-        unit = geometry.unit_costs(dims.heads, budget.linear)
-        if policy.equal:
-            low, high = _limits(min(dims.qk, dims.vo), policy.head_minimum, policy.head_step)
-            knobs.append(
-                _Knob(i, ("qk", "vo"), low, high, policy.head_step, unit.qk + unit.vo, (wish.qk + wish.vo) / 2)
-            )
+        unit, ends = geometry.unit_costs(dims.heads, budget.linear), limits(dims, policy, geometry.frozen(i))
+        if policy.equal and ends["qk"] == ends["vo"]:
+            both = (wish.qk + wish.vo) / 2
+            knobs.append(_Knob(i, ("qk", "vo"), *ends["qk"], policy.head_step, unit.qk + unit.vo, both))
         else:
-            for name, width, cost in (("qk", dims.qk, unit.qk), ("vo", dims.vo, unit.vo)):
-                low, high = _limits(width, policy.head_minimum, policy.head_step)
-                knobs.append(_Knob(i, (name,), low, high, policy.head_step, cost, getattr(wish, name)))
-        low, high = _limits(dims.ffn, policy.ffn_minimum, policy.ffn_step)
-        knobs.append(_Knob(i, ("ffn",), low, high, policy.ffn_step, unit.ffn, wish.ffn))
+            for name, cost in (("qk", unit.qk), ("vo", unit.vo)):
+                knobs.append(_Knob(i, (name,), *ends[name], policy.head_step, cost, getattr(wish, name)))
+        knobs.append(_Knob(i, ("ffn",), *ends["ffn"], policy.ffn_step, unit.ffn, wish.ffn))
     return knobs
 
 
-def smallest(base: Sequence[BlockDims], policy: Policy) -> tuple[BlockDims, ...]:
-    """The smallest dimensions that a policy allows."""
-    smallest_dims = []
-    for dims in base:
-        qk, vo = (_limits(w, policy.head_minimum, policy.head_step)[0] for w in (dims.qk, dims.vo))
-        if policy.equal:
-            qk = vo = _limits(min(dims.qk, dims.vo), policy.head_minimum, policy.head_step)[0]
-        ffn = _limits(dims.ffn, policy.ffn_minimum, policy.ffn_step)[0]
-        smallest_dims.append(BlockDims(dims.heads, qk, vo, ffn))
-    return tuple(smallest_dims)
+def smallest(base: Sequence[BlockDims], policy: Policy, geometry: Geometry) -> tuple[BlockDims, ...]:
+    """The smallest dimensions that a policy and a model's frozen axes allow."""
+    ends = [limits(dims, policy, geometry.frozen(i)) for i, dims in enumerate(base)]
+    return tuple(
+        BlockDims(dims.heads, low["qk"][0], low["vo"][0], low["ffn"][0]) for dims, low in zip(base, ends, strict=True)
+    )
 
 
 def check_reachable(base: Sequence[BlockDims], geometry: Geometry, budget: Budget, policy: Policy) -> None:
     """Raise BudgetError, with the reachable minimum, if the policy allows nothing as small as the budget."""
-    least = budget.cost(smallest(base, policy), geometry)
+    least = budget.cost(smallest(base, policy, geometry), geometry)
     if not budget.holds(least):
         raise BudgetError(
             f"{budget.asked} leaves {budget.told(budget.limit)}, but shape {policy.name!r} reaches no less than "

@@ -188,9 +188,11 @@ def test_a_budget_in_milliseconds_is_counted_by_its_table(table, base):
     budget = make_budget(geometry.macs(dims), geometry.params(dims), ms=1.2, table=t)
     assert (budget.quantity, budget.limit, budget.base, budget.asked) == ("ms", 1.2, t.base_ms, "ms 1.2")
     assert budget.rate == pytest.approx(1 - 1.2 / t.base_ms)
-    least = t.cost(smallest(dims, POLICIES["fused"]))
+    least = t.cost(smallest(dims, POLICIES["fused"], geometry))
     assert (
-        budget.cost(smallest(dims, POLICIES["fused"]), geometry) == least == pytest.approx(0.125 + 2 * (0.36 + 0.058))
+        budget.cost(smallest(dims, POLICIES["fused"], geometry), geometry)
+        == least
+        == pytest.approx(0.125 + 2 * (0.36 + 0.058))
     )
     check_reachable(dims, geometry, budget, POLICIES["fused"])
     check_reachable(dims, geometry, make_budget(1, 1, ms=least, table=t), POLICIES["fused"])

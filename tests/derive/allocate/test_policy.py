@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import timm
 import torch
@@ -57,7 +59,7 @@ def test_macs_are_at_or_within_half_a_percent_under_the_budget(geometries, name,
 def test_beyond_what_fused_shapes_reach_the_minimum_is_printed(geometries, name, reachable):
     geometry, base = geometries[name]
     macs = geometry.macs(base)
-    assert 1 - geometry.macs(smallest(base, POLICIES["fused"])) / macs == pytest.approx(reachable, abs=5e-4)
+    assert 1 - geometry.macs(smallest(base, POLICIES["fused"], geometry)) / macs == pytest.approx(reachable, abs=5e-4)
     fit(uniform(base), base, geometry, make_budget(macs, 1, rate=reachable - 0.001), POLICIES["fused"])
     with pytest.raises(BudgetError, match=rf"reaches no less than .* \(rate {reachable}\); raise the budget"):
         fit(uniform(base), base, geometry, make_budget(macs, 1, rate=reachable + 0.002), POLICIES["fused"])
@@ -116,3 +118,24 @@ def test_unknown_policies_and_multiples_are_refused():
         make_policy("fusd")
     with pytest.raises(OptionError, match="FFN multiple 24 is not one of"):
         make_policy("fused", 24)
+
+
+@pytest.mark.parametrize("shape", ["fused", "paper"])
+@pytest.mark.parametrize("axis", ["qk", "neurons"])
+def test_an_axis_that_is_frozen_stays_and_what_is_tied_to_it_too(small_vit, shape, axis):
+    from edgevit.models.families import vit
+
+    network, policy = small_vit(), POLICIES[shape]
+    base, geometry = [b.dims for b in vit.read(network)], vit.geometry(network)
+    sites = tuple(replace(site, frozen={**site.frozen, axis: "rotary"}) for site in geometry.sites)
+    frozen = replace(geometry, sites=sites)
+    budget = make_budget(geometry.macs(base), 1, rate=0.3)
+    for before, free, held in zip(
+        base, fit(uniform(base), base, geometry, budget, policy), fit(uniform(base), base, frozen, budget, policy),
+        strict=True,
+    ):  # fmt: skip
+        stays, cut = ("qk", "ffn") if axis == "qk" else ("ffn", "qk")
+        assert getattr(held, stays) == getattr(before, stays) > getattr(free, stays)
+        assert getattr(held, cut) < getattr(free, cut)
+        assert axis != "qk" or (held.vo == before.vo) == policy.equal
+    assert budget.holds(frozen.macs(fit(uniform(base), base, frozen, budget, policy)))

@@ -309,15 +309,18 @@ def _allocate(problem: Problem, config: Config, blocks: Sequence[Block], curves:
         chosen = fit(wishes, dims, geometry, budget, policy)
         return _Shape([(Heads(tuple(range(d.heads)), d.qk, d.vo), d.ffn) for d in chosen], None)
     costs = [_costs(budget, geometry, i) for i in range(len(dims))]
-    menus = [
-        BlockMenu(
-            attention_menu(d, known.felt, policy, cost.attention, drop_heads=config.drop_heads),
-            ffn_menu(known.ffn_losses, policy, cost.ffn),
-            # The first block always stays: a network has one.
-            float(known.block_loss) if config.drop_blocks and i > 0 and known.block_loss < inf else None,
+    menus = []
+    for i, (d, known, cost) in enumerate(zip(dims, curves, costs, strict=True)):
+        frozen = geometry.frozen(i)
+        # The first block always stays: a network has one.
+        may_go = config.drop_blocks and i > 0 and known.block_loss < inf and "block" not in frozen
+        menus.append(
+            BlockMenu(
+                attention_menu(d, known.felt, policy, cost.attention, drop_heads=config.drop_heads, frozen=frozen),
+                ffn_menu(known.ffn_losses, policy, cost.ffn, frozen),
+                float(known.block_loss) if may_go else None,
+            )
         )
-        for i, (d, known, cost) in enumerate(zip(dims, curves, costs, strict=True))
-    ]
     fixed = geometry.fixed(0, budget.linear) if budget.table is None else budget.table.fixed_ms
     found = allocate(menus, budget.limit - fixed)
     lost = [
@@ -409,8 +412,9 @@ def _check_reachable(problem: Problem, config: Config) -> None:
         check_reachable(dims, geometry, budget, policy)
         return
     kept = [0] if config.drop_blocks and config.sensitivity == "fisher" else list(range(len(dims)))
-    narrow = smallest(dims, policy)
-    fewest = [replace(narrow[i], heads=least_heads(dims[i], policy, drop_heads=config.drop_heads)) for i in kept]
+    least = smallest(dims, policy, geometry)
+    drops = [config.drop_heads and "heads" not in geometry.frozen(i) for i in range(len(dims))]
+    fewest = [replace(least[i], heads=least_heads(dims[i], policy, drop_heads=drops[i])) for i in kept]
     cost = budget.cost(fewest, geometry, kept)
     if not budget.holds(cost):
         raise BudgetError(

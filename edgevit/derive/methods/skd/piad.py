@@ -58,7 +58,7 @@ def make_units(
 ) -> list[Unit]:
     """Divide every module into units that the policy allows to be dropped; those of a module from the last on."""
     units = []
-    for i, (block, least) in enumerate(zip(dims, smallest(dims, policy), strict=True)):
+    for i, (block, least) in enumerate(zip(dims, smallest(dims, policy, geometry), strict=True)):
         attention = _cuts(max(block.qk, block.vo), max(least.qk, least.vo), policy.head_step, attention_groups)
         kinds: tuple[tuple[ModuleKind, list[int]], ...] = (
             ("attention", attention),

@@ -94,10 +94,10 @@ def test_deit_base_has_eight_groups_per_attention_and_32_per_ffn_as_far_as_fused
 def test_every_boundary_is_a_shape_that_the_policy_allows(small_vit, name, multiple, dims):
     policy, geometry = make_policy(name, multiple), vit.geometry(small_vit())
     units = make_units([dims], geometry, policy, 8, 32)
-    assert without([dims], units) == smallest([dims], policy) or (name == "fused" and dims.qk != dims.vo)
+    assert without([dims], units) == smallest([dims], policy, geometry) or (name == "fused" and dims.qk != dims.vo)
     for kind, step in (("attention", policy.head_step), ("ffn", policy.ffn_step)):
         mine = [u for u in units if u.kind == kind]
-        assert all(u.first % step == 0 or u.first == smallest([dims], policy)[0].ffn for u in mine)
+        assert all(u.first % step == 0 or u.first == smallest([dims], policy, geometry)[0].ffn for u in mine)
         assert all(a.first == b.last for a, b in pairwise(mine)), "one after the other"
     left = geometry.macs(without([dims], units))
     assert geometry.macs([dims]) - left == sum(u.macs for u in units)
