@@ -18,6 +18,7 @@ from edgevit.folder.derivation import FittedHead
 from edgevit.folder.model import ClassLabel
 from edgevit.models.checkpoint import Headless, Model, derived_spec, open_network, save
 from edgevit.models.classifier import with_classes
+from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
 from edgevit.request import as_request
 from edgevit.train.compute import close_compute
@@ -52,7 +53,8 @@ def run(request: BaseRequest, progress: Progress | None = None) -> Model:
         told = head.told()
     else:
         model, told = _as_asked(found, request), None
-    save(model, request.out, overwrite=request.overwrite, card=base_card(request.out.name, model.spec, told))
+    loader = load_family(model.spec.family).plain_loader(model.network)
+    save(model, request.out, overwrite=request.overwrite, card=base_card(request.out.name, model.spec, loader, told))
     return model
 
 

@@ -25,19 +25,9 @@ import json, timm, torch
 from pathlib import Path
 from PIL import Image
 from safetensors.torch import load_file
-from timm.models.vision_transformer import Attention
 
 spec, state = json.loads(Path("model.json").read_text()), load_file("model.safetensors")
-model = timm.create_model(spec["timm_name"], **spec["timm_args"])
-for i, (block, dims) in enumerate(zip(model.blocks, spec["blocks"])):
-    bias = lambda name: f"blocks.{{i}}.{{name}}.bias" in state
-    d = model.embed_dim
-    block.attn = Attention(d, num_heads=dims["heads"], attn_head_dim=dims["qk"],
-                           qkv_bias=bias("attn.qkv"), proj_bias=bias("attn.proj"))
-    block.mlp.fc1 = torch.nn.Linear(d, dims["ffn"], bias=bias("mlp.fc1"))
-    block.mlp.fc2 = torch.nn.Linear(dims["ffn"], d, bias=bias("mlp.fc2"))
-model.load_state_dict(state)
-model.eval()
+{loader}model.eval()
 
 image = timm.data.create_transform(**spec["preprocessing"])(Image.open("photo.jpg").convert("RGB"))
 with torch.inference_mode():
@@ -99,7 +89,7 @@ canvas.paste(image, [(a - b) // 2 for a, b in zip(room, image.size)])
 image = canvas"""
 
 
-def _classify(spec: ModelSpec) -> str:
+def _classify(spec: ModelSpec, loader: str | None) -> str:
     """Three ways to classify an image; each prints the same."""
     p, rule = spec.preprocessing, spec.rejection
     mode = p.get("crop_mode") or "center"
@@ -114,7 +104,7 @@ def _classify(spec: ModelSpec) -> str:
         onnx_rule = """if np.log(odds.sum()) + logits.max() < json.loads(said["rejection"])["threshold"]:
     name = "other"
 """
-    plain = _PLAIN.format(columns=columns, rule=timm_rule) if spec.plain_timm else _OWN
+    plain = _OWN if loader is None else _PLAIN.format(loader=loader, columns=columns, rule=timm_rule)
     pad = _PAD if mode == "border" else ""
     return "\n".join([_HERE, plain, _ONNX.format(size=_SIZES[mode], pad=pad, rule=onnx_rule)])
 
@@ -133,7 +123,7 @@ An image is called `other`, of none of these classes, where the {rule.score} of 
 """
 
 
-def model_card(name: str, spec: ModelSpec, record: DerivationRecord) -> str:
+def model_card(name: str, spec: ModelSpec, record: DerivationRecord, loader: str | None) -> str:
     accuracy, measured = record.accuracy, record.accuracy.derived
     rows = [
         ("base, full head", accuracy.base_full_head, spec.base.macs, spec.base.params),
@@ -161,7 +151,7 @@ def model_card(name: str, spec: ModelSpec, record: DerivationRecord) -> str:
 
 In this folder, each of these prints the class of `photo.jpg`, 8 bits deep, and the probability of every class.
 
-{_classify(spec)}"""
+{_classify(spec, loader)}"""
 
 
 _NAMELESS = """Written with `--base-classes FILE` or `--data`, this folder would know the names of its classes, too.
@@ -176,7 +166,7 @@ logits = model(model.transform(Image.open("photo.jpg").convert("RGB"))[None])
 """
 
 
-def base_card(name: str, spec: ModelSpec, head: str | None = None) -> str:
+def base_card(name: str, spec: ModelSpec, loader: str | None, head: str | None = None) -> str:
     """Of a base that nothing was removed from but, perhaps, outputs; `head` says how its head was fitted, if it was."""
     outputs = len(spec.classes) if spec.head == "subset" else spec.base.outputs
     told = f"all {outputs} outputs" if outputs == spec.base.outputs else f"{outputs} of its {spec.base.outputs} outputs"
@@ -191,7 +181,7 @@ def base_card(name: str, spec: ModelSpec, head: str | None = None) -> str:
 
 ## Classify an image
 
-{_classify(spec) if spec.classes else _NAMELESS}"""
+{_classify(spec, loader) if spec.classes else _NAMELESS}"""
 
 
 def _classes(spec: ModelSpec) -> str:

@@ -404,7 +404,7 @@ def _without_images(
         model,
         out,
         overwrite=request.overwrite,
-        card=model_card(out.name, spec, record),
+        card=model_card(out.name, spec, record, load_family(spec.family).plain_loader(network)),
         derivation=record,
         plan=_plans(base_name, [plan.record(request.method)]),
     )
@@ -463,7 +463,7 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool)
                 model,
                 out,
                 overwrite=overwrite,
-                card=model_card(out.name, spec, record),
+                card=model_card(out.name, spec, record, load_family(spec.family).plain_loader(network)),
                 derivation=record,
                 plan=_plans(wanted.base_name, [*before.plans, derived.plan.record(wanted.method.name)]),
                 history=[*before.history, *problem.history.lines],

@@ -96,9 +96,9 @@ def test_show_and_the_card_say_when_training_did_not_help(derived: Any, edgevit_
     told = "closed-form weights, as 6 steps of training did not help (87.0 % of the validation images at best, 87.7 %"
     assert told in " ".join(edgevit_main("show", out).out.split())
     spec = load(out).spec
-    assert told in model_card("kept", spec, record)
+    assert told in model_card("kept", spec, record, None)
     record["facts"]["kept_step"] = 3
-    assert "made: 6 steps, best after 3." in model_card("kept", spec, record)
+    assert "made: 6 steps, best after 3." in model_card("kept", spec, record, None)
 
 
 def test_json_is_all_there_is_on_stdout_and_the_model_can_be_a_base(

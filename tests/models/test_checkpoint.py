@@ -122,7 +122,8 @@ def test_the_code_in_the_readme_loads_a_model_in_plain_timm_without_edgevit(smal
     for i, (name, args) in enumerate(KINDS):
         model = derived(small_vit(name, **args), name, args, 16, 16)
         entry = AccuracyRecord(0.5, 3)
-        card = model_card("m", model.spec, derivation_of(None, accuracy=Accuracies(entry, entry, None, entry)))
+        loader = family_of(model.network).plain_loader(model.network)
+        card = model_card("m", model.spec, derivation_of(None, accuracy=Accuracies(entry, entry, None, entry)), loader)
         folder = tmp_path / str(i)
         save(model, folder, card=card)
         torch.save(images(), folder / "images.pt")
@@ -138,7 +139,7 @@ def test_the_code_in_the_readme_loads_a_model_in_plain_timm_without_edgevit(smal
 def test_the_readme_of_unequal_widths_names_edgevit_instead(small_vit: Any) -> None:
     model = derived(small_vit(), NAME, {}, 16, 8)
     accuracy = Accuracies(None, None, None, AccuracyRecord(0, 1))
-    card = model_card("m", model.spec, derivation_of(None, accuracy=accuracy))
+    card = model_card("m", model.spec, derivation_of(None, accuracy=accuracy), None)
     assert "import edgevit" in card and "Plain timm cannot express it" in card and "timm.create_model" not in card
 
 

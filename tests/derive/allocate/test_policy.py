@@ -129,13 +129,13 @@ def test_an_axis_that_is_frozen_stays_and_what_is_tied_to_it_too(small_vit, shap
     base, geometry = [b.dims for b in vit.read(network)], vit.geometry(network)
     sites = tuple(replace(site, frozen={**site.frozen, axis: "rotary"}) for site in geometry.sites)
     frozen = replace(geometry, sites=sites)
-    budget = make_budget(geometry.macs(base), 1, rate=0.3)
+    budget = make_budget(geometry.macs(base), 1, rate=0.15)
     for before, free, held in zip(
         base, fit(uniform(base), base, geometry, budget, policy), fit(uniform(base), base, frozen, budget, policy),
         strict=True,
     ):  # fmt: skip
         stays, cut = ("qk", "ffn") if axis == "qk" else ("ffn", "qk")
-        assert getattr(held, stays) == getattr(before, stays) > getattr(free, stays)
-        assert getattr(held, cut) < getattr(free, cut)
+        assert getattr(held, stays) == getattr(before, stays)
+        assert (free.vo, free.ffn) != (held.vo, held.ffn) and getattr(held, cut) < getattr(before, cut)
         assert axis != "qk" or (held.vo == before.vo) == policy.equal
     assert budget.holds(frozen.macs(fit(uniform(base), base, frozen, budget, policy)))
