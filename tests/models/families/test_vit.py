@@ -3,62 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import timm
 import torch
+from family_examples import EXAMPLES, images, slimmed, sweep
 from timm.models.vision_transformer import ParallelScalingBlock
 from torch import nn
 
 from edgevit.errors import UnsupportedModelError
-from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn
+from edgevit.models.anatomy import Attention, BlockDims, Ffn
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_names, family_of, load_family
 from edgevit.models.slim import SlimAttention
 
-# Every family file must have a model here: timm name and arguments beside the small ones of conftest.py.
-EXAMPLES: dict[str, list[tuple[str, dict[str, Any]]]] = {
-    "vit": [
-        ("vit_tiny_patch16_224", {}),
-        ("deit_tiny_distilled_patch16_224", {}),
-        ("deit3_small_patch16_224", {"init_values": 0.1}),
-        ("vit_tiny_patch16_224", {"global_pool": "avg", "class_token": False}),
-        ("vit_tiny_patch16_224", {"reg_tokens": 4, "no_embed_class": True}),
-        ("vit_tiny_patch16_224", {"qkv_bias": False}),
-        ("vit_tiny_patch16_224", {"proj_bias": False, "qkv_bias": False}),
-        ("vit_tiny_patch16_224", {"proj_bias": False}),
-        ("vit_base_patch16_rpn_224", {"init_values": 0.1}),
-        ("vit_tiny_patch16_224", {"mlp_layer": timm.layers.SwiGLU, "proj_bias": False}),
-        ("vit_tiny_patch16_224", {"mlp_layer": timm.layers.GluMlp, "mlp_ratio": 8.0}),
-        ("vit_giant_patch14_dinov2", {"mlp_ratio": 8.0}),
-        ("vit_tiny_patch16_224", {"pre_norm": True, "final_norm": False, "fc_norm": True, "global_pool": "avg"}),
-    ],
-}
-CASES = [(family, name, args) for family, examples in EXAMPLES.items() for name, args in examples]
-sweep = pytest.mark.parametrize(("family_name", "name", "args"), CASES, ids=lambda v: str(v).replace(" ", ""))
-
 DIMS = [BlockDims(2, 16, 16, 40), BlockDims(2, 24, 8, 64), BlockDims(2, 32, 32, 256), BlockDims(2, 1, 3, 1)]
-
-
-def images() -> torch.Tensor:
-    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-
-
-def narrowed(block: Block, dims: BlockDims) -> Block:
-    """Cut a block down to the first rows of everything: no good model, but a real one."""
-    attention, ffn = block.attention, block.ffn
-    assert attention is not None and ffn is not None
-    if attention.bo is None and attention.bv is not None:
-        attention = replace(attention, bo=torch.zeros(attention.embed))  # into which factors fold the value bias
-    return Block(attention.first(dims.qk, dims.vo), ffn.keep(slice(dims.ffn)))
-
-
-def slimmed(network: nn.Module, dims: BlockDims) -> nn.Module:
-    family = family_of(network)
-    slim: nn.Module = family.build(network, [narrowed(block, dims) for block in family.read(network)])
-    return slim.eval()
 
 
 def attention_by_hand(part: Attention, x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,250 @@
+"""Every function of `Family`, of every family, held against the network itself: a family that lies fails here.
+
+Each of a family's examples is asked as it is ("whole"), and as a copy whose first block has lost its FFN and whose
+second its attention ("half").
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import timm
+import torch
+from family_examples import images, narrowed, slimmed, sweep
+from small_models import ARGS
+from torch import Tensor, nn
+
+from edgevit.models.anatomy import Block, BlockDims
+from edgevit.models.families import Family, family_of, load_family
+
+DIMS = BlockDims(2, 24, 8, 40)
+forms = pytest.mark.parametrize("form", ["whole", "half"])
+
+
+@pytest.fixture
+def network(
+    small_vit: Callable[..., nn.Module], family_name: str, name: str, args: dict[str, Any], form: str
+) -> nn.Module:
+    whole = small_vit(name, **args)
+    assert load_family(family_name).matches(whole)
+    if form == "whole":
+        return whole
+    family = family_of(whole)
+    first, second = (narrowed(block, DIMS) for block in family.read(whole))
+    return family.build(whole, [Block(first.attention, None), Block(None, second.ffn)]).eval()
+
+
+def seen_at(network: nn.Module, modules: list[nn.Module | None]) -> list[tuple[Tensor, Tensor] | None]:
+    """What each of the modules is given and puts out when the network sees the images."""
+    seen: list[tuple[Tensor, Tensor] | None] = [None] * len(modules)
+
+    def keep(i: int) -> Callable[[nn.Module, tuple[Tensor], Tensor], None]:
+        def hook(_: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
+            assert seen[i] is None, "asked twice"
+            seen[i] = given[0], out
+
+        return hook
+
+    hooks = [m.register_forward_hook(keep(i)) for i, m in enumerate(modules) if m is not None]
+    with torch.no_grad():
+        network(images())
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def run(family: Family, network: nn.Module, indices: list[int]) -> Tensor:
+    """The forward pass by the family's own steps, through these blocks alone."""
+    with torch.no_grad():
+        tokens = family.first_tokens(network, images())
+        for i in indices:
+            tokens = family.layers(network)[i](tokens)
+        return family.answers(network, tokens)
+
+
+def close(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.detach().abs().max()))
+
+
+@sweep
+@forms
+def test_the_steps_of_a_forward_pass_are_the_forward_pass(network: nn.Module) -> None:
+    family = family_of(network)
+    with torch.no_grad():
+        close(run(family, network, [0, 1]), network(images()))
+    of_layers = seen_at(network, list(family.layers(network)))
+    (first, _), (_, last) = of_layers  # type: ignore[misc]
+    geometry = family.geometry(network)
+    assert first.shape == last.shape == (3, geometry.tokens, geometry.embed)
+    assert all(torch.equal(one[1], other[0]) for one, other in pairwise(of_layers))  # type: ignore[index]
+
+
+@sweep
+@forms
+def test_blocks_that_are_kept_are_the_only_ones_that_run(network: nn.Module) -> None:
+    family = family_of(network)
+    expected = {kept: run(family, network, [kept]) for kept in (0, 1)}
+    dims = [block.dims for block in family.read(network)]
+    for kept in (0, 1):
+        shorter = copy.deepcopy(network)
+        family.keep_blocks(shorter, [kept])
+        with torch.no_grad():
+            close(shorter(images()), expected[kept])
+        assert [block.dims for block in family.read(shorter)] == [dims[kept]]
+
+
+@sweep
+@forms
+def test_a_block_adds_what_its_outputs_are_times_the_residual_scales(network: nn.Module) -> None:
+    family = family_of(network)
+    blocks = seen_at(network, list(family.layers(network)))
+    attention = seen_at(network, family.attention_outputs(network))
+    ffn = seen_at(network, family.ffn_outputs(network))
+    scales = family.residual_scales(network)
+    assert len(scales) == len(blocks)
+    for (x, y), a, f, scale in zip(blocks, attention, ffn, scales, strict=True):  # type: ignore[misc]
+        by_attention, by_ffn = scale or (1.0, 1.0)
+        total = x + (0 if a is None else by_attention * a[1]) + (0 if f is None else by_ffn * f[1])
+        if scale is None:
+            assert not torch.allclose(total, y, rtol=1e-2), "no such sum, because a norm comes after"
+        else:
+            close(total, y)
+
+
+@sweep
+@forms
+def test_sites_parts_and_modules_are_there_or_gone_alike(network: nn.Module, form: str) -> None:
+    family = family_of(network)
+    parts = family.read(network)
+    expected = ["attention", "ffn"] * 2 if form == "whole" else ["attention", "ffn"]
+    sites = family.sites(network)
+    assert [site.kind for site in sites] == expected and all(all(site.frozen.values()) for site in sites)
+    assert tuple(sites) == family.geometry(network).sites
+    there = {(site.block, site.kind) for site in sites}
+    for i, block in enumerate(parts):
+        for kind, part in (("attention", block.attention), ("ffn", block.ffn)):
+            assert ((i, kind) in there) == (part is not None)
+    lists = (family.attention_inputs, family.projections, family.attention_outputs)
+    for modules in (of(network) for of in lists):
+        assert [m is not None for m in modules] == [b.attention is not None for b in parts]
+    assert [m is not None for m in family.ffn_outputs(network)] == [b.ffn is not None for b in parts]
+
+
+@sweep
+@forms
+def test_a_projection_puts_out_queries_keys_and_values(network: nn.Module) -> None:
+    family = family_of(network)
+    parts = family.read(network)
+    inputs = seen_at(network, family.attention_inputs(network))
+    projections = seen_at(network, family.projections(network))
+    outputs = seen_at(network, family.attention_outputs(network))
+    for block, given, projected, put_out in zip(parts, inputs, projections, outputs, strict=True):
+        if block.attention is None:
+            continue
+        assert given is not None and projected is not None and put_out is not None
+        a, x = block.attention, given[0]
+        close(projected[0], x)
+        q, k, v = family.unpack(projected[1], block.dims)  # [B, N, H, w]
+        for seen, weight, bias in ((q, a.wq, a.bq), (k, a.wk, a.bk), (v, a.wv, a.bv)):
+            close(seen, torch.einsum("bnd,hwd->bnhw", x, weight.detach()) + (0 if bias is None else bias.detach()))
+        assert torch.equal(family.pack(q, k, v), projected[1])
+        weights = torch.einsum("bnhw,bmhw->bhnm", q, k) / a.qk**0.5
+        heads = torch.einsum("bhnm,bmhw->bnhw", weights.softmax(-1), v)
+        close(put_out[0], heads.flatten(-2))
+        close(put_out[1], torch.einsum("bnhw,hdw->bnd", heads, a.wo.detach()) + (0 if a.bo is None else a.bo.detach()))
+
+
+@sweep
+@forms
+def test_an_ffn_puts_out_its_neurons_through_w2(network: nn.Module) -> None:
+    family = family_of(network)
+    for block, seen in zip(family.read(network), seen_at(network, family.ffn_outputs(network)), strict=True):
+        if block.ffn is not None and seen is not None:
+            f = block.ffn
+            assert seen[0].shape[-1] == f.neurons
+            close(seen[1], seen[0] @ f.w2.detach().mT + (0 if f.b2 is None else f.b2.detach()))
+
+
+@sweep
+@forms
+def test_the_head_sees_the_images_through_the_final_tokens_alone(network: nn.Module) -> None:
+    family = family_of(network)
+    module = family.final_tokens(network)
+    ((_, final),) = seen_at(network, [module])  # type: ignore[misc]
+    geometry = family.geometry(network)
+    assert final.shape == (3, geometry.tokens, geometry.embed)
+    hook = module.register_forward_hook(lambda *_: final)
+    with torch.no_grad():
+        others = family.answers(network, torch.randn_like(final))
+        hook.remove()
+        close(others, network(images()))
+        assert not torch.allclose(family.answers(network, torch.randn_like(final)), others)
+
+
+@sweep
+@forms
+def test_a_classifier_has_a_row_for_every_class(network: nn.Module) -> None:
+    family = family_of(network)
+    heads = family.classifiers(network)
+    assert sum(len(head.weight) for head in heads) == family.geometry(network).outputs
+    with torch.no_grad():
+        before = network(images())
+        for head in heads:
+            head.weight[3] = 0
+            head.bias[3] = 1.5
+        after = network(images())
+    torch.testing.assert_close(after[:, 3], torch.full((3,), 1.5))
+    kept = [i for i in range(10) if i != 3]
+    assert torch.equal(after[:, kept], before[:, kept])
+
+
+@sweep
+@forms
+def test_the_input_size_is_that_of_the_images(network: nn.Module) -> None:
+    family = family_of(network)
+    size = family.input_size(network)
+    assert size == (3, 32, 32)
+    geometry = family.geometry(network)
+    assert size[0] * size[1] * size[2] == geometry.patches * geometry.patch_values
+    assert family.first_tokens(network, torch.zeros(2, *size)).shape == (2, geometry.tokens, geometry.embed)
+
+
+@sweep
+@forms
+def test_a_base_that_is_resized_takes_the_weights_of_the_cut_model(
+    network: nn.Module, small_vit: Callable[..., nn.Module], name: str, args: dict[str, Any]
+) -> None:
+    family, state = family_of(network), network.state_dict()
+    again = small_vit(name, **args)
+    family.resize(again, [block.dims for block in family.read(network)], state.keys())
+    again.load_state_dict(state, assign=True)
+    with torch.no_grad():
+        close(again.eval()(images()), network(images()))
+
+
+@sweep
+@pytest.mark.parametrize("form", ["whole", "half", "equal", "unequal"])
+def test_the_plain_loader_makes_the_model_without_edgevit(
+    small_vit: Callable[..., nn.Module], family_name: str, name: str, args: dict[str, Any], form: str
+) -> None:
+    whole = small_vit(name, **args)
+    family = family_of(whole)
+    cut = {"equal": BlockDims(2, 16, 16, 40), "unequal": DIMS}
+    network = slimmed(whole, cut[form]) if form in cut else whole
+    if form == "half":
+        first, second = (narrowed(block, cut["equal"]) for block in family.read(whole))
+        network = family.build(whole, [Block(first.attention, None), Block(None, second.ffn)]).eval()
+    lines = family.plain_loader(network)
+    if form == "unequal":
+        assert lines is None
+        return
+    assert lines is not None and "edgevit" not in lines
+    spec = {"timm_name": name, "timm_args": {**ARGS, **args}, "blocks": [vars(b.dims) for b in family.read(network)]}
+    made: dict[str, Any] = {"timm": timm, "torch": torch, "spec": spec, "state": network.state_dict()}
+    exec(lines, made)
+    with torch.no_grad():
+        close(made["model"].eval()(images()), network(images()))
