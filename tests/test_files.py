@@ -116,7 +116,7 @@ FEW = ("--max-images", "3", "--device", "cpu", "-q")
 SLICE = ("derive", "--method", "skd", "--supernet", "net", "--rate", "0.3", "--out", "slice", "-q")
 KINDS = {
     "model": Kind("m/model.json", (("show", "m"), ("evaluate", "m", *FEW), _work), sealed=True),
-    "resealed": Kind("m/model.json", (("show", "m"), ("evaluate", "m", *FEW)), named="m/model."),  # or the weights
+    "resealed": Kind("m/model.json", (("show", "m"), ("evaluate", "m", *FEW)), named="model."),  # or the weights
     "derivation": Kind(
         "m/derivation.json", (("show", "m"), ("show", "m", "--json"), ("evaluate", "m", *FEW)), same=(2,)
     ),

@@ -67,6 +67,7 @@ def _open_onnx(path: Path, device: str) -> _Candidate:
     model = OnnxModel(path, device=device)
     images, split = model.described("preprocessing", Preprocessing), model.described("split", _Split)
     subject = Subject(
+        said_by=str(path),
         class_names=model.described("class_names", tuple[str, ...]),
         class_columns=model.described("class_columns", tuple[Index, ...]),
         outputs=model.output.shape[1],
@@ -75,9 +76,9 @@ def _open_onnx(path: Path, device: str) -> _Candidate:
         seed=split.seed,
         validation_fraction=split.validation_fraction,
     )
-    names, columns = set(subject.class_names), set(subject.class_columns)
-    told = (len(names), len(columns), max(columns, default=0) < subject.outputs, list(images.input_size))
-    if told != (len(subject.class_names), len(subject.class_names), True, list(model.input.shape[1:])):
+    names, columns = subject.class_names, subject.class_columns
+    fits = max(columns, default=0) < subject.outputs and list(images.input_size) == list(model.input.shape[1:])
+    if not fits or not len(names) == len(columns) == len(set(names)) == len(set(columns)):
         raise CheckpointError(f"{path} has metadata of other classes or images than its own; export the model again")
     return _Candidate("onnx", model.predict, subject)
 

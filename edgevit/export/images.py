@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgevit.data.task import Split, Task, open_task, reopen
-from edgevit.errors import CheckpointError, DataError, OptionError
+from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError
 from edgevit.export.request import Part, check_part
 from edgevit.folder.derivation import DataRecord
 from edgevit.folder.model import MEND, ModelSpec, Rejection
@@ -29,6 +30,7 @@ class Subject:
     validation_fraction: float = 0.1
     record: DataRecord | None = None  # of the images it was derived from, where they are known
     rejection: Rejection | None = None
+    said_by: str = "the model"  # where it says so
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,15 @@ def _open_data(
     )
 
 
+@contextmanager
+def _told_by(whose: str) -> Iterator[None]:
+    """Say which file it was, and not the user, that asked for images or classes which are not there."""
+    try:
+        yield
+    except (DataError, UnknownNameError) as error:
+        raise DataError(f"{error} ({whose})") from error
+
+
 def open_images(
     subject: Subject,
     data: str | Path | None,
@@ -123,7 +134,11 @@ def open_images(
         raise OptionError("--classes chooses among the classes of --data; give that, too")
     if data is None:
         assert subject.record is not None
-        task = reopen(subject.record, subject.preprocessing, progress, check=(part,))
+        with _told_by(f"{DERIVATION} of the model says that it was derived from {subject.record.data!r}"):
+            task = reopen(subject.record, subject.preprocessing, progress, check=(part,))
+    elif classes is None and subject.class_names:
+        with _told_by(f"{subject.said_by} names the classes"):
+            task = _open_data(subject, data, None, base_classes, seed, skip_bad_images, part, progress)
     else:
         task = _open_data(subject, data, classes, base_classes, seed, skip_bad_images, part, progress)
     column_of = dict(zip(subject.class_names, subject.class_columns, strict=True))

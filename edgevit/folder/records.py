@@ -75,7 +75,8 @@ class RecordKind(Generic[T]):
         """Turn what a file says into its record; `where` names the file in messages."""
         given = {**content, **{name: str(path) for name, path in places.items()}}
         record = self.reader.checked(_opened(given, self.record), self.record, where, schemas=self.schemas)
-        if self.seal is not None and content["schema"] >= self.seal.since:
+        # A file that says that it is older than its seal was altered, too.
+        if self.seal is not None and (content["schema"] >= self.seal.since or self.seal.key in content):
             seen, said = content_sha256(content, self.seal.key), str(content.get(self.seal.key) or "none")
             if seen != said:
                 raise self.reader.error(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from small_models import ARGS, random_base
@@ -39,11 +40,24 @@ def test_a_model_that_does_not_say_its_images_needs_some(base: Subject) -> None:
         open_images(base, "digits", part="train", progress=Silent())
 
 
-def test_classes_are_chosen_among_those_of_given_data(base: Subject) -> None:
-    from dataclasses import replace
-
+@pytest.fixture(scope="module")
+def derived(base: Subject) -> Subject:
+    """A model that says that it was derived from two of the digits."""
     own = open_images(base, "digits", classes="3,5", progress=Silent()).task.record()
-    derived = replace(base, record=own)
+    return replace(base, record=own)
+
+
+def test_classes_are_chosen_among_those_of_given_data(derived: Subject) -> None:
     with pytest.raises(OptionError, match="--classes chooses among the classes of --data"):
         open_images(derived, None, classes="3", progress=Silent())
     assert open_images(derived, None, progress=Silent()).class_names == ("3", "5")
+
+
+def test_what_the_model_asks_for_and_is_not_there_names_the_file_that_says_so(derived: Subject) -> None:
+    assert derived.record is not None
+    gone = replace(derived, record=replace(derived.record, data="/gone"))
+    with pytest.raises(DataError, match=r"derivation\.json of the model says that it was derived from '/gone'"):
+        open_images(gone, None, progress=Silent())
+    other = replace(derived, class_names=("3", "crane"), class_columns=(3, 5), said_by="model.onnx")
+    with pytest.raises(DataError, match=r"crane.*model\.onnx names the classes"):
+        open_images(other, "digits", progress=Silent())

@@ -246,7 +246,7 @@ def _listed(ms: float | None, block: int, told: Callable[[], str]) -> float:
 
 def _refuse_other(what: str, listed: BaseModel, own: dict[str, Any]) -> None:
     """Raise CostTableError if the table was measured on something else, and name what differs."""
-    differing = [f"{name} {value} (the base has {own[name]})" for name, value in listed if value != own[name]]
+    differing = [f"{name} {value!r} (the base has {own[name]})" for name, value in listed if value != own[name]]
     if differing:
         raise CostTableError(f"cost table: {what} was measured with {', '.join(differing)}; give a table of this base")
 

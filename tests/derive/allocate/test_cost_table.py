@@ -102,7 +102,7 @@ def test_a_table_of_the_base_passes_for_every_policy_it_covers(table, base):
             {"base": {**content()["base"], "depth": 12, "tokens": 5}},
             "tokens 5 (the base has 17), depth 12 (the base has 2)",
         ),
-        ({"base": {**content()["base"], "family": "swin"}}, "family swin (the base has vit)"),
+        ({"base": {**content()["base"], "family": "swin"}}, "family 'swin' (the base has vit)"),
         ({"blocks": [block(base={**SIZES, "ffn": 128})]}, "block 0 was measured with ffn 128 (the base has 256)"),
         (
             {"blocks": [block(), block(ffn=[{"width": 8, "ms": 3}, {"width": 64, "ms": 2}, {"width": 256, "ms": 4}])]},
