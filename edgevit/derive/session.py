@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.data.accuracy import Accuracy, from_counts
-from edgevit.data.assumptions import Assumptions, Sureness, assumptions
+from edgevit.data.assumptions import Sureness
 from edgevit.data.task import Task, without
 from edgevit.derive.abilities import refuse_untaught
 from edgevit.derive.algebra.factorise import one_thread
@@ -28,22 +28,21 @@ from edgevit.derive.base_check import ask, judge
 from edgevit.derive.cache import Cache, cache_folder
 from edgevit.derive.card import model_card
 from edgevit.derive.estimate import estimate
-from edgevit.derive.head import open_task_for, with_fitted_head
+from edgevit.derive.head import open_task_for
 from edgevit.derive.in_a_row import cut_first
 from edgevit.derive.method import Method, Slices, find_method
+from edgevit.derive.opening import Opened, open_for, resumable
 from edgevit.derive.problem import Problem, Stopwatch, finetuned_base
 from edgevit.derive.realise import realise
 from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_rejection_images
 from edgevit.derive.request import DeriveRequest
 from edgevit.derive.steps import Step
-from edgevit.errors import EdgeVitError, Interrupted, UnknownNameError
 from edgevit.folder.derivation import (
     Accuracies,
     AccuracyRecord,
     BaseCheckRecord,
     DerivationRecord,
     Facts,
-    FittedHead,
     ShapeRecord,
     TrainingRecord,
 )
@@ -52,17 +51,16 @@ from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.names import HISTORY
 from edgevit.folder.plan import PlanRecord, StepRecord
 from edgevit.folder.records import plain
-from edgevit.folder.unfinished import BASELINES, STATE, open_partial, partial_folder, remove_cheap
+from edgevit.folder.unfinished import BASELINES, STATE, open_partial, partial_folder
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import Headless, Model, derived_spec, open_network, save, tensors_sha256
-from edgevit.models.classifier import with_classes
 from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
 from edgevit.request import as_request
 from edgevit.signals import stop_when_asked
 from edgevit.train.compute import Compute, close_compute
 from edgevit.train.history import History
-from edgevit.train.passes import Passes, evaluate, open_passes
+from edgevit.train.passes import evaluate, open_passes
 from edgevit.train.settings import Training, fill
 from edgevit.version import written_by
 
@@ -90,42 +88,31 @@ class Baselines:
 class _Wanted:
     """One derivation as it was asked for, names looked up and defaults filled in."""
 
-    base_name: str
-    base: Model
-    task: Task
+    opened: Opened
     first: tuple[Step, ...]  # what cuts the base before the method does
     method: Method
     config: Any
     budget: Budget
     policy: Policy
-    head: str
-    labels: tuple[ClassLabel, ...]
     asked: Training  # as the user asked for it
     training: Training  # with what the method decides filled in
     finetune_base: bool
     rejection: RejectionImages | None
-    assumed: Assumptions
-    fitted: FittedHead | None
     accept_weak_base: bool
     job: str | None
 
     def resolved(self) -> dict[str, Any]:
         """What the request came to, as far as that decides on the model."""
-        training = {k: v for k, v in asdict(self.training).items() if k not in ("device", "workers")}
+        unlabelled = self.opened.task.unlabelled
         asked = {
-            "base": self.base.spec.base.weights_sha256,
-            "data": self.task.fingerprint(),
-            "classes": self.task.class_names,
-            "base_columns": self.task.base_columns,
-            "preprocessing": self.base.preprocessing,
+            **self.opened.resolved(self.training),
+            "base_columns": self.opened.task.base_columns,
             "budget": plain(self.budget.record()),
             "first": [asdict(step) for step in self.first],
             "method": self.method.name,
             "options": asdict(self.config),
             "shape": asdict(self.policy),
-            "head": self.head,
-            "training": training,
-            "unlabelled": self.task.unlabelled and self.task.unlabelled.fingerprint(),
+            "unlabelled": unlabelled and unlabelled.fingerprint(),
             "reject": self.rejection and self.rejection.share,
         }
         return dict(json.loads(json.dumps(asked)))  # as it will be read back
@@ -133,16 +120,16 @@ class _Wanted:
     def record(self, accuracy: Accuracies, checked: BaseCheckRecord, **found: Any) -> DerivationRecord:
         """What derivation.json says: what was asked, and `found` by its name there."""
         return _record(
-            base=self.base_name,
+            base=self.opened.base_name,
             method=self.method.name,
             config=asdict(self.config),
             training=training_record(self.training),
             shape=shape_record(self.policy),
-            head=self.head,
-            data=self.task.record(),
-            assumptions=self.assumed.record(checked),
+            head=self.opened.head,
+            data=self.opened.task.record(),
+            assumptions=self.opened.assumed.record(checked),
             accuracy=accuracy,
-            fitted_head=self.fitted,
+            fitted_head=self.opened.fitted,
             job=self.job,
             **found,
         )
@@ -178,7 +165,7 @@ def _baselines(wanted: _Wanted, problem: Problem) -> Baselines:
     told = estimate(problem, wanted.config, finetune_base=wanted.finetune_base).told()
     problem.progress.note(f"the whole takes {told}")
     with problem.stopwatch.stage("baselines"):
-        seen = _base_accuracy(wanted.base.network, problem)
+        seen = _base_accuracy(wanted.opened.base.network, problem)
     taken = Baselines(AccuracyRecord(seen.top1_full, seen.images), seen.record())
     _write_json(file, plain(taken), problem.compute)
     return taken
@@ -201,7 +188,7 @@ def _check_base(baselines: Baselines, wanted: _Wanted, problem: Problem) -> Base
     Raises:
         DataError: it is near chance, and that is not accepted.
     """
-    task, network = problem.task, wanted.base.network
+    task, network = problem.task, wanted.opened.base.network
     images = len(task.test)
     full, restricted = (round(taken.top1 * images) for taken in (baselines.base_full_head, baselines.base_restricted))
     seen = Sureness("test", images, full, restricted, task.arguments["base_outputs"], len(task.classes))
@@ -229,19 +216,9 @@ def _write_json(file: Path, data: dict[str, Any], compute: Compute) -> None:
             write_whole(file, json.dumps(data))
 
 
-def with_head(base: Model, task: Task, head: str) -> tuple[nn.Module, list[int], tuple[ClassLabel, ...]]:
-    """The network a method starts from, the column of each target class, and the classes as model.json has them."""
-    if head not in ("subset", "full"):
-        raise UnknownNameError("head", head, ["subset", "full"])
-    indices = task.base_columns
-    labels = tuple(ClassLabel(c.name, c.base_index) for c in task.classes)
-    if head == "full":
-        return base.network, indices, labels
-    return with_classes(base.network, indices), list(range(len(indices))), labels
-
-
-def _budget(base: Model, network: nn.Module, policy: Policy, request: DeriveRequest, *, drops: bool) -> Budget:
-    geometry = load_family(base.spec.family).geometry(network)
+def _budget(opened: Opened, policy: Policy, request: DeriveRequest, *, drops: bool) -> Budget:
+    base = opened.base
+    geometry = load_family(base.spec.family).geometry(opened.network)
     table = None if request.cost_table is None else load_cost_table(request.cost_table)
     if table is not None:
         table.check(base.spec.family, base.spec.blocks, geometry, policy)
@@ -258,18 +235,15 @@ def _named(data: str | Path, classes: Sequence[str]) -> str:
     return f"{data}: {', '.join(classes[:4])}{more}"
 
 
-def _identity(base: Model, head: str, columns: Sequence[int], passes: Passes) -> dict[str, Any]:
-    """What a network's outputs for an image depend on, for keys of the cache: to the last bit, hence the batches.
-
-    Args:
-        columns: the base's outputs that are the target classes, in their order.
-    """
+def _identity(opened: Opened) -> dict[str, Any]:
+    """What a network's outputs for an image depend on, for keys of the cache: to the last bit, hence the batches."""
+    base, passes = opened.base, opened.passes
     spec = base.spec
     return {
         "base": [spec.timm_name, spec.timm_args, spec.base.weights_sha256, [asdict(b) for b in spec.blocks]],
         "state": tensors_sha256(base.network.state_dict()),
         "preprocessing": base.preprocessing,
-        "head": [head, *columns],
+        "head": [opened.head, *opened.task.base_columns],
         "device": passes.compute.device.type,
         "batches": [passes.batch_size(base.network, gradients=gradients) for gradients in (False, True)],
     }
@@ -325,15 +299,8 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         cache_folder() if keeping is True else keeping or None, progress,
         base=f"{base}{weights}", task=_named(request.data, task.class_names),
     )  # fmt: skip
-    opened, fitted = with_fitted_head(found, task, passes, shared)
-    assumed = assumptions(
-        base, task, pretrained=request.pretrained, base_classes=request.base_classes, given=request.preprocessing,
-        fitted=fitted is not None,
-    )  # fmt: skip
-    for line in assumed.lines():
-        progress.note(line)
-    network, columns, labels = with_head(opened, task, request.head)
-    budget = _budget(opened, network, policy, request, drops=method.drops)
+    opened = open_for(found, base, request, request.head, task, passes, shared)
+    budget = _budget(opened, policy, request, drops=method.drops)
     if training.steps is None:
         steps = method.default_steps(config, budget.rate, len(task.train), training.batch_size)
         training = replace(training, steps=steps)
@@ -341,9 +308,8 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     if request.unlabelled is not None:
         refuse_untaught(request.method, config, training.steps)
     wanted = _Wanted(
-        str(base), opened, task, request.first, method, config, budget, policy, request.head, labels,
-        request.training, training, request.finetune_base, rejection, assumed, fitted, request.accept_weak_base,
-        request.job,
+        opened, request.first, method, config, budget, policy, request.training, training, request.finetune_base,
+        rejection, request.accept_weak_base, request.job,
     )  # fmt: skip
     folder = partial_folder(request.out)
     same, asked = request.same(wanted.resolved()), request.told()
@@ -352,8 +318,8 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         compute.wait()
         history = History(folder / HISTORY)
         problem = Problem(
-            network, task, columns, budget, policy, training, passes, folder, history, Stopwatch(), shared,
-            _identity(opened, request.head, task.base_columns, passes),
+            opened.network, task, opened.columns, budget, policy, training, passes, folder, history, Stopwatch(),
+            shared, _identity(opened),
         )  # fmt: skip
         derivation = _carry_out(wanted, problem, request.out, overwrite=request.overwrite)
     close_compute()
@@ -420,12 +386,12 @@ def _plans(base_name: str, steps: Sequence[StepRecord]) -> PlanRecord:
 def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool) -> Derivation:
     """Take the baselines, let the method work, measure what it made, and write the model folder."""
     torch.manual_seed(wanted.training.seed)
-    try:
+    with resumable(problem.folder, is_main=problem.compute.is_main):
         baselines = _baselines(wanted, problem)
         checked = _check_base(baselines, wanted, problem)
         baselines = _add_finetuned(baselines, wanted, problem)
         torch.manual_seed(wanted.training.seed)  # the method draws the same whether or not baselines were worked out
-        before = cut_first(wanted.first, problem, wanted.base, wanted.asked)
+        before = cut_first(wanted.first, problem, wanted.opened.base, wanted.asked)
         derived = wanted.method.derive(before.problem, wanted.config)
         with problem.stopwatch.stage("evaluation"):
             test, names = problem.task.test, problem.task.class_names
@@ -434,15 +400,10 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool)
         if wanted.rejection is not None:
             with problem.stopwatch.stage("rejection"):
                 rule, rejected = calibrate_rejection(derived.network, problem.columns, wanted.rejection, problem.passes)
-    except (KeyboardInterrupt, Interrupted) as stop:
-        what = str(stop) or "stopped"
-        raise Interrupted(f"{what}; the same command with --resume goes on from {problem.folder}") from stop
-    except EdgeVitError:
-        if problem.compute.is_main:
-            remove_cheap(problem.folder)
-        raise
     network = derived.network.cpu().eval()
-    spec = replace(derived_spec(wanted.base.spec, network, wanted.head, wanted.labels), rejection=rule)
+    spec = replace(
+        derived_spec(wanted.opened.base.spec, network, wanted.opened.head, wanted.opened.labels), rejection=rule
+    )
     geometry, kept = load_family(spec.family).geometry(network), before.kept_blocks(derived.plan)
     cost = problem.budget.cost(spec.blocks, geometry, kept)
     assert problem.budget.holds(cost)
@@ -465,7 +426,7 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool)
                 overwrite=overwrite,
                 card=model_card(out.name, spec, record, load_family(spec.family).plain_loader(network)),
                 derivation=record,
-                plan=_plans(wanted.base_name, [*before.plans, derived.plan.record(wanted.method.name)]),
+                plan=_plans(wanted.opened.base_name, [*before.plans, derived.plan.record(wanted.method.name)]),
                 history=[*before.history, *problem.history.lines],
             )
             shutil.rmtree(problem.folder, ignore_errors=True)

@@ -21,26 +21,26 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from edgevit.data.assumptions import Assumptions, assumptions
 from edgevit.data.task import Split, Task
 from edgevit.derive.allocate.budget import make_budget, readable
 from edgevit.derive.allocate.policy import Policy, check_reachable, make_policy
 from edgevit.derive.base_check import ask, judge
 from edgevit.derive.cache import Cache
-from edgevit.derive.head import open_task_for, with_fitted_head
+from edgevit.derive.head import open_task_for
 from edgevit.derive.methods.skd.piad import Growth, ProgressiveDropout, make_units
 from edgevit.derive.methods.skd.slices import SuperNet, cut_slice, read_supernet
 from edgevit.derive.methods.skd.wpac import concentrate
+from edgevit.derive.opening import Opened, open_for, resumable
 from edgevit.derive.options import SUPERNET, make_config
 from edgevit.derive.problem import Stopwatch
 from edgevit.derive.request import SupernetRequest
-from edgevit.derive.session import shape_record, versions, with_head
-from edgevit.errors import EdgeVitError, Interrupted, OptionError
-from edgevit.folder.derivation import FittedHead, TrainingRecord
-from edgevit.folder.model import ClassLabel, ModelSpec
+from edgevit.derive.session import shape_record, versions
+from edgevit.errors import OptionError
+from edgevit.folder.derivation import TrainingRecord
+from edgevit.folder.model import ModelSpec
 from edgevit.folder.names import HISTORY
 from edgevit.folder.supernet import Point, SettingsRecord, SupernetRecord, Unit
-from edgevit.folder.unfinished import open_partial, partial_folder, remove_cheap
+from edgevit.folder.unfinished import open_partial, partial_folder
 from edgevit.models.checkpoint import Model, derived_spec, open_network, save
 from edgevit.models.families import family_of
 from edgevit.progress import Progress, Silent
@@ -83,22 +83,21 @@ class Config(TeacherOptions):
 class _Making:
     """One super-network as it was asked for, names looked up and defaults filled in."""
 
-    base_name: str
-    base: Model
-    network: nn.Module  # the base, its classifier already as asked
-    task: Task
+    opened: Opened
     config: Config
     policy: Policy
     rate: float
-    head: str
-    labels: tuple[ClassLabel, ...]
-    columns: list[int]
     training: Training
-    passes: Passes
     stopwatch: Stopwatch
-    assumed: Assumptions
-    fitted: FittedHead | None
     accept_weak_base: bool
+
+    @property
+    def task(self) -> Task:
+        return self.opened.task
+
+    @property
+    def passes(self) -> Passes:
+        return self.opened.passes
 
     @property
     def proxy(self) -> Split:
@@ -106,18 +105,12 @@ class _Making:
 
     def settings(self) -> dict[str, Any]:
         """What made it what it is; also what must be the same for an unfinished run to be gone on with."""
-        training = {k: v for k, v in asdict(self.training).items() if k not in ("device", "workers")}
         asked = {
-            "base": self.base.spec.base.weights_sha256,
-            "data": self.task.fingerprint(),
-            "classes": self.task.class_names,
-            "columns": self.columns,
-            "preprocessing": self.base.preprocessing,
+            **self.opened.resolved(self.training),
+            "columns": self.opened.columns,
             "rate": self.rate,
             "options": asdict(self.config),
             "shape": asdict(self.policy),
-            "head": self.head,
-            "training": training,
         }
         return dict(json.loads(json.dumps(asked)))  # as it will be read back
 
@@ -128,20 +121,20 @@ class _Making:
     def record(self, order: Sequence[Unit], curve: Sequence[Point]) -> SupernetRecord:
         """What supernet.json says."""
         with self.stopwatch.stage("evaluation"):
-            base_top1 = self.top1(self.base.network, self.task.base_columns)
+            base_top1 = self.top1(self.opened.base.network, self.task.base_columns)
         settings = self.settings()
         shape, training = shape_record(self.policy), settings.pop("training")
         del settings["shape"]
         return SupernetRecord(
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            base=self.base_name,
+            base=self.opened.base_name,
             base_top1=base_top1,
-            assumptions=self.assumed.record(),
+            assumptions=self.opened.assumed.record(),
             settings=SettingsRecord(
                 shape, TrainingRecord(training.pop("seed"), training.pop("steps"), training), settings
             ),
             data=self.task.record(),
-            fitted_head=self.fitted,
+            fitted_head=self.opened.fitted,
             versions=versions(),
             processes=self.passes.compute.accelerator.num_processes,
             seconds=self.stopwatch.seconds,
@@ -178,44 +171,17 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
     task = open_task_for(found, request, progress)
     passes = open_passes(training, progress)
     compute = passes.compute
-    opened, fitted = with_fitted_head(found, task, passes, Cache(None))
-    assumed = assumptions(
-        request.base,
-        task,
-        pretrained=request.pretrained,
-        base_classes=request.base_classes,
-        given=request.preprocessing,
-        fitted=fitted is not None,
-    )
-    for line in assumed.lines():
-        progress.note(line)
     head = "full" if request.classes is None else "subset"
-    network, columns, labels = with_head(opened, task, head)
-    budget = make_budget(opened.spec.macs, opened.spec.params, rate=request.rate)
-    check_reachable(opened.spec.blocks, family_of(network).geometry(network), budget, policy)
+    opened = open_for(found, request.base, request, head, task, passes, Cache(None))
+    spec = opened.base.spec
+    budget = make_budget(spec.macs, spec.params, rate=request.rate)
+    check_reachable(spec.blocks, family_of(opened.network).geometry(opened.network), budget, policy)
     steps = training.steps
     if steps is None:
         steps = ceil(config.epochs * len(task.train) / training.batch_size)
     # The trained and the smallest network need not meet.
     training = fill(replace(training, steps=steps, early_stop=False), gentle=False)
-    made = _Making(
-        str(request.base),
-        opened,
-        network,
-        task,
-        config,
-        policy,
-        request.rate,
-        head,
-        labels,
-        columns,
-        training,
-        passes,
-        Stopwatch(),
-        assumed,
-        fitted,
-        request.accept_weak_base,
-    )
+    made = _Making(opened, config, policy, request.rate, training, Stopwatch(), request.accept_weak_base)
     folder = partial_folder(out)
     same, asked = request.same(made.settings()), request.told()
     alone = open_partial(out, same, request.resume, asked=asked, overwrite=request.overwrite)
@@ -231,20 +197,13 @@ def _carry_out(made: _Making, folder: Path, out: Path, *, overwrite: bool) -> No
     """Train, measure slices, and write the model folder."""
     history = History(folder / HISTORY)
     torch.manual_seed(made.training.seed)
-    try:
+    with resumable(folder, is_main=made.passes.compute.is_main):
         _check_base(made)
         torch.manual_seed(made.training.seed)
         network, order = _train(made, folder, history)
-        spec = derived_spec(made.base.spec, network, made.head, made.labels)
+        spec = derived_spec(made.opened.base.spec, network, made.opened.head, made.opened.labels)
         curve = _curve(made, order, network, spec)
         record = made.record(order, curve)
-    except (KeyboardInterrupt, Interrupted) as stop:
-        what = str(stop) or "stopped"
-        raise Interrupted(f"{what}; the same command with --resume goes on from {folder}") from stop
-    except EdgeVitError:
-        if made.passes.compute.is_main:
-            remove_cheap(folder)
-        raise
     if made.passes.compute.is_main:
         save(
             Model(network.cpu().eval(), spec),
@@ -260,7 +219,7 @@ def _carry_out(made: _Making, folder: Path, out: Path, *, overwrite: bool) -> No
 def _check_base(made: _Making) -> None:
     """Raise DataError if the base is near chance on the validation part, and that is not accepted."""
     with made.stopwatch.stage("check"):
-        answers = ask(made.base.network, made.task, made.passes, Cache(None), {})
+        answers = ask(made.opened.base.network, made.task, made.passes, Cache(None), {})
     judge(answers, answers.sureness(made.task), made.task, made.accept_weak_base, made.passes.progress)
 
 
@@ -269,24 +228,24 @@ def _train(made: _Making, folder: Path, history: History) -> tuple[nn.Module, li
     config, training, passes = made.config, made.training, made.passes
     assert training.steps is not None
     with made.stopwatch.stage("wpac"):
-        network = concentrate(made.network, made.proxy, made.columns, passes)
+        network = concentrate(made.opened.network, made.proxy, made.opened.columns, passes)
     family = family_of(network)
     dims, geometry = [b.dims for b in family.read(network)], family.geometry(network)
     units = make_units(dims, geometry, made.policy, config.attention_groups, config.ffn_groups)
     growth = Growth(ceil(made.rate * geometry.macs(dims)), config.updates, round(config.growth * training.steps))
-    dropout = ProgressiveDropout(network, units, growth, made.proxy, made.columns, passes, training.seed)
+    dropout = ProgressiveDropout(network, units, growth, made.proxy, made.opened.columns, passes, training.seed)
     with made.stopwatch.stage("training"):
         train(
             network,
             made.task,
-            made.columns,
+            made.opened.columns,
             training,
             passes,
             history,
             stage="supernet",
             constraint=dropout,
             folder=folder / "train",
-            distillation=make_distillation(made.network, made.config),
+            distillation=make_distillation(made.opened.network, made.config),
         )
         dropout.finish()
     return network, dropout.dropped
@@ -305,7 +264,7 @@ def _curve(made: _Making, order: Sequence[Unit], network: nn.Module, spec: Model
             family = family_of(slim)
             macs = family.geometry(slim).macs([b.dims for b in family.read(slim)])
             params = sum(p.numel() for p in slim.parameters())
-            points.append(Point(1 - macs / spec.macs, macs, params, made.top1(slim, made.columns)))
+            points.append(Point(1 - macs / spec.macs, macs, params, made.top1(slim, made.opened.columns)))
             stage.update(i)
     return points
 

@@ -220,7 +220,7 @@ def test_a_folder_that_is_no_super_network_is_refused(net, copied, tmp_path):
     [
         (
             lambda d: d.update(schema=7),
-            "has schema 7 and was written by edgevit .*, this edgevit reads 1; update",
+            "has schema 7 and was written by edgevit .*, this edgevit reads 1 and 2",
         ),
         (lambda d: d["order"][0].pop("macs"), r"lacks order\.0\.macs"),
         (
