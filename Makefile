@@ -41,7 +41,7 @@ sshd:
 		>/dev/null 2>&1; } || echo "no sshd here: the tests over SSH are skipped; try: sudo apt install openssh-server"
 
 test: lint sshd
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 demo: .venv/ready
 	$(BIN)/python benchmarks/demo.py

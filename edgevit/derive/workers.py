@@ -93,7 +93,8 @@ class _Worker(Generic[P]):
         self.ready = False
         self.link, theirs = _SPAWN.Pipe()
         self.process = _SPAWN.Process(target=_work, args=(theirs, do, threads))
-        self.process.start()
+        with _environment(OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE"):
+            self.process.start()
         theirs.close()
 
     def begin(self, piece: P) -> P:
@@ -101,6 +102,21 @@ class _Worker(Generic[P]):
         with suppress(BrokenPipeError, ConnectionResetError):  # it has died, as will be seen
             self.link.send(piece)
         return piece
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Give processes that start here variables which are read when torch is imported; what the user has set stays.
+
+    Threads that spin while they wait take the cores that the other processes compute on.
+    """
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 @contextmanager

@@ -53,9 +53,13 @@ def test_options_are_a_frozen_dataclass_with_defaults(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_method_knows_how_long_to_train(name):
+def test_a_method_trains_no_less_for_more_images_or_a_higher_rate(name):
     module = load_method(name)
-    assert module.default_steps(module.Config(), 0.6, 1000, 64) >= 0
+    few, more, higher = (
+        module.default_steps(module.Config(), rate, images, 64)
+        for rate, images in ((0.3, 1000), (0.3, 2000), (0.6, 1000))
+    )
+    assert 0 <= few <= min(more, higher) and isinstance(few, int)
 
 
 def test_the_example_is_short_and_clean_code(folder_with_the_example):
