@@ -25,6 +25,7 @@ from edgevit.train.compute import Compute
 from edgevit.train.constraint import Constraint
 from edgevit.train.distil import Distillation, Lesson
 from edgevit.train.history import History
+from edgevit.train.optimizer import make_optimizer
 from edgevit.train.order import sample_order, unlabelled_share
 from edgevit.train.passes import Passes
 from edgevit.train.saved import Point, restore, save
@@ -58,9 +59,7 @@ class _Run:
         labelled = 1 - unlabelled_share(len(self.task.train), len(unlabelled or ()), size) / size
         micro_batch = size // (training.grad_accum * self.compute.accelerator.num_processes)
         self.labelled = micro_batch * labelled  # images of a micro-batch, on average
-        optimizer = torch.optim.AdamW(
-            validation.network.parameters(), lr=training.lr, weight_decay=training.weight_decay
-        )
+        optimizer = make_optimizer(validation.network, training)
         self.model, self.optimizer = self.compute.accelerator.prepare(validation.network, optimizer)
         self.meeting = Meeting()
         self.highest_lr = training.lr  # lowered where it goes by the loss

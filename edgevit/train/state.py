@@ -50,4 +50,6 @@ def reading_state(what: Path) -> Iterator[None]:
         raise
     except (*FOREIGN, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         told = " ".join(str(error).split())[:120] or type(error).__name__
-        raise UnfinishedError(f"the unfinished state in {what} is damaged ({told}); {MEND}") from error
+        raise UnfinishedError(
+            f"the unfinished state in {what} is damaged, or of another edgevit ({told}); {MEND}"
+        ) from error

@@ -1,0 +1,55 @@
+"""Decay draws matrices to zero, and leaves alone what only says where activations lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_base import press_ctrl_c_in_step
+from teaching import Bench
+
+from edgevit.errors import Interrupted, UnfinishedError
+from edgevit.train import loop
+from edgevit.train.optimizer import make_optimizer
+from edgevit.train.settings import Training
+
+VARIANTS = {
+    "class token": ("vit_tiny_patch16_224", {}),
+    "distillation token": ("deit_tiny_distilled_patch16_224", {}),
+    "registers and LayerScale": ("vit_tiny_patch16_224", {"reg_tokens": 4, "init_values": 0.1}),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_step_without_gradients_shrinks_the_matrices_alone(small_vit: Any, variant: str) -> None:
+    name, args = VARIANTS[variant]
+    network = small_vit(name, **args)
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    optimizer = make_optimizer(network, Training(lr=0.1, weight_decay=0.5))
+    for p in network.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    shrunk = {name for name, p in network.named_parameters() if torch.allclose(p, 0.95 * before[name], rtol=1e-6)}
+    same = {name for name, p in network.named_parameters() if torch.equal(p, before[name])}
+    assert shrunk | same == before.keys() and not shrunk & same
+    heads = {name.rpartition(".")[0] for name in before if name.startswith("head")}
+    layers = {f"blocks.{i}.{of}" for i in range(2) for of in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
+    assert shrunk == {f"{layer}.weight" for layer in {*layers, *heads, "patch_embed.proj"}}
+    assert not shrunk & set(network.no_weight_decay()), "what timm says must not decay does not"
+
+
+def test_a_state_of_a_training_that_decayed_everything_is_refused_in_one_line(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def all_alike(network: torch.nn.Module, training: Training) -> torch.optim.AdamW:
+        return torch.optim.AdamW(network.parameters(), lr=training.lr, weight_decay=training.weight_decay)
+
+    press_ctrl_c_in_step(1, monkeypatch)
+    with monkeypatch.context() as older, pytest.raises(Interrupted):
+        older.setattr(loop, "make_optimizer", all_alike)
+        bench.train(bench.spoilt(), 5, folder=tmp_path / "state")
+    with pytest.raises(UnfinishedError, match=r"of another edgevit .*parameter group") as told:
+        bench.train(bench.spoilt(), 5, folder=tmp_path / "state")
+    assert "\n" not in str(told.value) and "without --resume" in str(told.value)
