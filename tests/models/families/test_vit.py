@@ -14,9 +14,7 @@ from torch import nn
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.models.anatomy import Attention, BlockDims, Ffn
-from edgevit.models.cost import Geometry
 from edgevit.models.families import family_names, family_of, load_family
-from edgevit.models.slim import SlimAttention
 
 DIMS = [BlockDims(2, 16, 16, 40), BlockDims(2, 24, 8, 64), BlockDims(2, 32, 32, 256), BlockDims(2, 1, 3, 1)]
 
@@ -150,46 +148,6 @@ def test_kept_classes_give_the_same_logits_in_the_order_given(
         before = network(images())
         family_of(network).keep_classes(network, [7, 0, 3])
         torch.testing.assert_close(network(images()), before[:, [7, 0, 3]])
-
-
-@pytest.mark.parametrize(
-    ("name", "macs"),
-    [("deit_base_patch16_224", 17.57), ("deit_small_patch16_224", 4.60), ("deit_tiny_patch16_224", 1.25)],
-)
-def test_macs_are_the_published_ones(name: str, macs: float) -> None:
-    with torch.device("meta"):
-        network = timm.create_model(name)
-    family = family_of(network)
-    geometry: Geometry = family.geometry(network)
-    dims = [block.dims for block in family.read(network)]
-    assert round(geometry.macs(dims) / 1e9, 2) == macs
-    assert geometry.params(dims) == numel(network)
-
-
-def test_macs_are_those_of_the_matrix_products(small_vit: Callable[..., nn.Module]) -> None:
-    """Count every linear layer and both products of attention with hooks on a slim model."""
-    network = slimmed(small_vit(reg_tokens=2), BlockDims(2, 24, 16, 40))
-    counted = 0
-
-    def count(module: Any, inputs: Any, output: torch.Tensor) -> None:
-        nonlocal counted
-        if isinstance(module, nn.Conv2d):
-            counted += output.numel() * module.weight[0].numel()
-        elif isinstance(module, nn.Linear):
-            counted += output.numel() * module.in_features
-        else:
-            n, heads = inputs[0].shape[1], module.num_heads
-            counted += n * n * heads * (module.qk_dim + module.vo_dim)
-
-    kinds = (nn.Conv2d, nn.Linear, SlimAttention)
-    for module in network.modules():
-        if isinstance(module, kinds):
-            module.register_forward_hook(count)
-    network(images()[:1])
-    tokens, depth, embed = 16 + 3, 2, 64
-    norms = (2 * depth * tokens + 1) * embed  # the formula's terms that are no matrix products
-    geometry = family_of(network).geometry(network)
-    assert geometry.macs([BlockDims(2, 24, 16, 40)] * 2) == counted + norms
 
 
 def _refused() -> list[Any]:
