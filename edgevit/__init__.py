@@ -13,6 +13,28 @@ The same from Python as from the command line; everything heavy is imported at f
     edgevit.export("runs/t1")
     runs = edgevit.bench("runs/t1", batches=(1, 8)).runs
     runs = edgevit.bench_in_turns(["runs/base", "runs/t1"]).runs  # against each other, also on a busy machine
+
+The words, one for each idea:
+
+    base            the large model that is cut; with all its outputs, or restricted to the target classes
+    task            the target classes and their images: training, validation and test part
+    budget          how much may be left: a rate, MACs, parameters or milliseconds
+    request         what a command is asked, as a frozen record: the same from command line, YAML file and Python
+    block, site     a block has two sites, its attention and its FFN; either may be gone
+    part            the weights of a site, as tensors that methods slice
+    axis            along which a model can be made smaller: heads, QK, VO, neurons, a site, a block, width, tokens
+    family          what is known of one kind of network: its sites, its weights, what can be observed of it
+    pass            images shown to a network once, in batches, with observers
+    statistics      what passes over calibration images say of a block: moments, activations, sensitivities
+    policy          which widths hardware runs fast; a method's wishes are rounded to them
+    method          decides what to keep: a plan; a derivation is one method, or several in a row
+    plan            what becomes of each block: heads, widths and neurons that stay, with new weights where there are
+    realise         make the slim network of a network and a plan
+    derived model   what comes of it: a folder of weights and records that everything else reads
+    engine          a derived model compiled by TensorRT for one board
+    board           a Jetson, reached over SSH; device: where torch computes
+    agent           the program that runs on a board; runner: what runs a model there; meter: what measures beside it
+    run             one measurement, raw samples and environment; gate: the limits that decide whether it passes
 """
 
 from __future__ import annotations
