@@ -36,7 +36,6 @@ WAITING = {
     "derive/methods/skd/slices",
     "derive/methods/vulcan/method",
     "models/anatomy",
-    "models/request",
 }
 
 
