@@ -59,3 +59,11 @@ def test_macs_are_those_of_the_matrix_products(small_vit: Callable[..., nn.Modul
     norms = (2 * depth * tokens + 1) * embed  # the formula's terms that are no matrix products
     geometry = family_of(network).geometry(network)
     assert geometry.macs([BlockDims(2, 24, 16, 40)] * 2) == counted + norms
+
+
+def test_a_budget_of_parameters_does_not_count_the_norms_of_blocks_that_are_dropped(small_vit: Any) -> None:
+    network = small_vit(init_values=0.1)
+    family = family_of(network)
+    geometry, dims = family.geometry(network), [block.dims for block in family.read(network)]
+    family.keep_blocks(network, [1])
+    assert geometry.params(dims[1:]) == sum(p.numel() for p in network.parameters())

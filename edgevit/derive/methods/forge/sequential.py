@@ -175,5 +175,7 @@ def solve_in_sequence(
     with passes.progress.stage("solve block by block", len(kept), "block") as stage:
         for position, (first, end) in enumerate(zip(kept, ends, strict=True)):
             layers = range(first, end)
-            _solve_layer(base, slim, streams, layers, position, by_token[first], ridge, passes.compute.sum)
+            # The FFN's output stands for that of the last of the layers: it is felt where that one's is.
+            felt = by_token[first][0], by_token[end - 1][1]
+            _solve_layer(base, slim, streams, layers, position, felt, ridge, passes.compute.sum)
             stage.update(position + 1)
