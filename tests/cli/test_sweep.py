@@ -48,7 +48,7 @@ def test_a_sweep_ends_with_the_table_the_plot_and_the_command_that_distils(
     if read_sweep(out).chosen() is None:
         assert (next_["command"], next_["rates"]) == ("sweep", "0.2")
     else:
-        assert (next_["command"], next_["rate"], next_["classes"]) == ("derive", 0.4, "3,5,8")
+        assert (next_["command"], next_["rate"], next_["classes"]) == ("derive", "0.4", "3,5,8")
         assert next_["out"] == out / "r0.4-distilled"
     shown = edgevit_main("show", out)
     assert shown.code == 0 and shown.out.splitlines()[1:3] == first.out.splitlines()[1:3]
