@@ -34,30 +34,35 @@ def classify(
     dtype: str,
     batch: int,
     columns: Sequence[int],
+    logits: bool = False,
 ) -> dict[str, Any]:
     """Return for each image the position in `columns` of the largest logit there, and how many logits are no numbers.
 
-    `images` is a file of `count` images of `shape`, row by row, in this machine's byte order.
+    With `logits`, also return these, a row for each image. `images` is a file of `count` images of `shape`, row by row,
+    in this machine's byte order.
 
     Raises: RunnerError.
     """
     _check_file(images, count, shape, dtype)
     trt = import_tensorrt()
     predicted: list[int] = []
+    kept: list[tuple[float, ...]] = []
     nonfinite = 0
     began = told = time.monotonic()
     with open(images, "rb") as file, open_cuda() as cuda, open_engine(trt, make_log(trt), engine) as opened:
-        logits = _check_engine(opened, shape, columns)
+        output = _check_engine(opened, shape, columns)
         with closing(Execution(opened, cuda, batch)) as execution:
-            classifier = _Classifier(execution, cuda, batch, FORMATS[dtype], logits)
+            classifier = _Classifier(execution, cuda, batch, FORMATS[dtype], output)
             while len(predicted) < count:
                 rows = classifier.run(file, min(batch, count - len(predicted)))
                 nonfinite += sum(not math.isfinite(value) for row in rows for value in row)
                 predicted += [_largest(row, columns) for row in rows]
+                kept += rows if logits else ()
                 if time.monotonic() - told >= TICK_S:
                     told = time.monotonic()
                     send({"progress": {"stage": "classify", "done": len(predicted) / count}})
-    return {"predicted": predicted, "nonfinite": nonfinite, "seconds": time.monotonic() - began}
+    seen = {"predicted": predicted, "nonfinite": nonfinite, "seconds": time.monotonic() - began}
+    return {**seen, "logits": kept} if logits else seen
 
 
 class _Classifier:

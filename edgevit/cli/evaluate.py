@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgevit.cli import arguments
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+from edgevit.errors import OptionError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,17 +18,38 @@ if TYPE_CHECKING:
 
 @asks(request="edgevit.export.request:EvaluateRequest")
 def main(
-    request: EvaluateRequest, *, json: JsonFlag = False, quiet: QuietFlag = False, verbose: VerboseFlag = False
+    request: EvaluateRequest,
+    *,
+    board: arguments.Board = None,
+    ssh_config: arguments.SshConfig = None,
+    json: JsonFlag = False,
+    quiet: QuietFlag = False,
+    verbose: VerboseFlag = False,
 ) -> None:
-    """Measure the accuracy of a base, a model folder or an ONNX file on images of its classes."""
-    console = Console(json=json, quiet=quiet, verbose=verbose)
-    request.check()  # before torch is imported
+    """Measure the accuracy of a base, a model folder, an ONNX file or an engine on images of its classes.
 
+    An engine classifies on the board that it was built for, or on this machine.
+    """
     from dataclasses import asdict
 
-    from edgevit.export.evaluate import run
+    from edgevit.export.request import ENGINE
 
-    result = run(request, console.progress)
+    console = Console(json=json, quiet=quiet, verbose=verbose)
+    is_engine = Path(request.model).suffix == ENGINE
+    for name, value in {"board": board, "ssh-config": ssh_config}.items():
+        if value and not is_engine:
+            raise OptionError(f"--{name} is for an engine, and {request.model} is none; try one of its export/engines")
+    request.check()  # before torch is imported
+    if is_engine:
+        from edgevit.board.connection import open_board
+        from edgevit.engines.evaluate import evaluate_engine
+
+        with open_board(board, ssh_config=ssh_config) as opened:
+            result = evaluate_engine(request, opened, console.progress)
+    else:
+        from edgevit.export.evaluate import run
+
+        result = run(request, console.progress)
     console.show(classes_table(result))
     if result.rejected is not None:
         console.show(rejected_line(result.rejected))

@@ -8,10 +8,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from edgevit.board.connection import Board
+from edgevit.board.connection import THIS_MACHINE, Board
 from edgevit.board.fingerprint import fingerprint
 from edgevit.board.profiles import load_profile
-from edgevit.engines.gate import Sample, random_sample, take_sample
+from edgevit.engines.gate import Sample, take_sample, unlabelled_sample
 from edgevit.engines.ladder import descend
 from edgevit.engines.options import Options
 from edgevit.engines.workshop import Workshop, batches_of, power_mode
@@ -28,19 +28,25 @@ from edgevit.folder.names import onnx_name
 from edgevit.progress import Progress, Silent
 
 
-def _check_board(host: str, facts: Mapping[str, Any], profile: str | None) -> None:
-    """Refuse a board that cannot build, or is another than was meant."""
+def check_board(host: str, facts: Mapping[str, Any], profile: str | None) -> None:
+    """Refuse a board that has no TensorRT or no GPU, or is another than was meant.
+
+    Raises:
+        UnfitBoardError, ProfileError: why.
+    """
     if profile is not None:
         load_profile(profile).check(facts)
-    doctor = "edgevit board" if host == "this machine" else f"edgevit board {host}"
+    here = host == THIS_MACHINE
+    doctor = "edgevit board" if here else f"edgevit board {host}"
+    elsewhere = "give --board USER@HOST of one that has it; " if here else ""
     tensorrt, cuda = facts["tensorrt"], facts["cuda"]
     if tensorrt.get("version") is None:
         raise UnfitBoardError(
-            f"no TensorRT on {host} ({tensorrt.get('error')}); on a Jetson try `sudo apt install python3-libnvinfer`, "
-            f"and see `{doctor}`"
+            f"no TensorRT on {host} ({tensorrt.get('error')}); {elsewhere}on a Jetson try "
+            f"`sudo apt install python3-libnvinfer`, and see `{doctor}`"
         )
     if cuda.get("error") is not None:
-        raise UnfitBoardError(f"no GPU to build for on {host} ({cuda['error']}); see `{doctor}`")
+        raise UnfitBoardError(f"no GPU for an engine on {host} ({cuda['error']}); see `{doctor}`")
 
 
 def _key(report: ExportRecord, board: str, options: Options) -> str:
@@ -87,7 +93,7 @@ def _take_sample(
         fp32, workers = exported.report.folder / onnx_name("fp32"), options.export.get("workers", 0)
         return take_sample(judging, fp32, scratch, progress, workers=workers)
     subject = exported.source.subject
-    return random_sample(exported.images, subject.class_columns or range(subject.outputs), scratch)
+    return unlabelled_sample(exported.images, subject.class_columns or range(subject.outputs), scratch)
 
 
 def build_engine(
@@ -106,7 +112,7 @@ def build_engine(
     """
     options, progress, folder = options or Options(), progress or Silent(), Path(model)
     facts: dict[str, Any] = board.call("examine")
-    _check_board(board.host, facts, options.profile)
+    check_board(board.host, facts, options.profile)
     report, here = current_export(folder, progress=progress, **options.export), fingerprint(facts)
     if large := [name for name in report.files if name.endswith(".onnx.data")]:
         raise EngineError(f"{large[0]} lies beside its ONNX file, which ends at 2 GB; such a model has no engine yet")

@@ -190,8 +190,8 @@ def take_sample(judging: Judging, reference: Path, folder: Path, progress: Progr
     )  # fmt: skip
 
 
-def random_sample(images: Tensor, columns: Sequence[int], folder: Path) -> Sample:
-    """Images of nothing: all they can show is whether an engine gives numbers."""
+def unlabelled_sample(images: Tensor, columns: Sequence[int], folder: Path) -> Sample:
+    """Images of unknown classes, such as random ones: they show whether an engine gives numbers, and which."""
     path = folder / "images.f16"
     with writing(path):
         path.write_bytes(images.half().numpy().tobytes())

@@ -58,6 +58,18 @@ def _tensors(described: Sequence[Mapping[str, Any]]) -> tuple[EngineTensor, ...]
     return tuple(EngineTensor(tensor["name"], tensor["dtype"], tuple(tensor["shape"])) for tensor in described)
 
 
+def classification(board: Board, engine: str, sample: Sample, progress: Progress) -> dict[str, Any]:
+    """Send the sample, and ask for its classification by an engine that is there; what is missing is the batch."""
+    return {
+        "engine": engine,
+        "images": board.put(sample.path, sample.sha256, progress),
+        "count": sample.count,
+        "shape": list(sample.shape),
+        "dtype": "float16",
+        "columns": list(sample.columns),
+    }
+
+
 @dataclass(frozen=True)
 class Attempt:
     """An engine on the board, and the verdict on it."""
@@ -137,14 +149,7 @@ class Workshop:
     def _judge(self, rung: Rung, engine: str) -> Verdict:
         """At the batch that kernels were chosen for, then at the most: an engine may be wrong at one of them only."""
         sample = self.sample
-        args = {
-            "engine": engine,
-            "images": self.board.put(sample.path, sample.sha256, self.progress),
-            "count": sample.count,
-            "shape": list(sample.shape),
-            "dtype": "float16",
-            "columns": list(sample.columns),
-        }
+        args = classification(self.board, engine, sample, self.progress)
         for batch in dict.fromkeys(self.batches[1:]):
             name = f"{rung}, batch {batch}"
             seen = self.board.run_job("classify", {**args, "batch": batch}, name=name, progress=self.progress)

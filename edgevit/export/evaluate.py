@@ -14,9 +14,9 @@ from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.assumptions import CHECK, Sureness, assumptions
 from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import Split
-from edgevit.errors import CheckpointError, ModelError
+from edgevit.errors import CheckpointError, ModelError, OptionError
 from edgevit.export.images import Judging, Subject, data_record, open_images, subject_of
-from edgevit.export.request import EvaluateRequest, Part
+from edgevit.export.request import ENGINE, ONNX, EvaluateRequest, Part
 from edgevit.export.session import OnnxModel
 from edgevit.folder.derivation import Fraction, RejectedRecord, Seed
 from edgevit.folder.model import Index, Preprocessing, Rejection
@@ -31,7 +31,7 @@ class Evaluation:
     """Top-1 accuracy on one part of the data."""
 
     model: str
-    form: str  # "torch" or "onnx"
+    form: str  # "torch", "onnx" or "engine"
     data: str
     part: Part
     images: int
@@ -57,13 +57,15 @@ class _Split:
 
 
 @dataclass(frozen=True)
-class _Candidate:
-    form: str
-    predict: Callable[[Tensor], Tensor]
+class Candidate:
+    """A model in whatever form."""
+
+    form: str  # as of an Evaluation
+    predict: Callable[[Tensor], Tensor]  # logits [B, outputs], on any device, of images [B, C, H, W]
     subject: Subject
 
 
-def _open_onnx(path: Path, device: str) -> _Candidate:
+def _open_onnx(path: Path, device: str) -> Candidate:
     model = OnnxModel(path, device=device)
     images, split = model.described("preprocessing", Preprocessing), model.described("split", _Split)
     subject = Subject(
@@ -80,15 +82,15 @@ def _open_onnx(path: Path, device: str) -> _Candidate:
     fits = max(columns, default=0) < subject.outputs and list(images.input_size) == list(model.input.shape[1:])
     if not fits or not len(names) == len(columns) == len(set(names)) == len(set(columns)):
         raise CheckpointError(f"{path} has metadata of other classes or images than its own; export the model again")
-    return _Candidate("onnx", model.predict, subject)
+    return Candidate("onnx", model.predict, subject)
 
 
-def _open_torch(model: str | Path, device: str, progress: Progress, **options: Any) -> _Candidate:
+def _open_torch(model: str | Path, device: str, progress: Progress, **options: Any) -> Candidate:
     opened = open_base(model, progress=progress, **options)
     place = find_device(device)
     network = opened.network.to(place)
     record = data_record(Path(model)) if Path(model).is_dir() else None
-    return _Candidate("torch", lambda images: network(images.to(place)), subject_of(opened.spec, record))
+    return Candidate("torch", lambda images: network(images.to(place)), subject_of(opened.spec, record))
 
 
 def _open_judging(subject: Subject, request: EvaluateRequest, progress: Progress) -> Judging:
@@ -165,12 +167,20 @@ def evaluate(
 def run(request: EvaluateRequest, progress: Progress | None = None) -> Evaluation:
     """Do what is asked; `evaluate` says what is raised."""
     request.check()
-    progress, model, part = progress or Silent(), request.model, request.part
+    progress, model = progress or Silent(), request.model
     find_device(request.device)
-    if Path(model).suffix == ".onnx":
+    if Path(model).suffix == ENGINE:
+        raise OptionError(f"{model} runs on a board; give it to edgevit.engines.evaluate.evaluate_engine with that")
+    if Path(model).suffix == ONNX:
         candidate = _open_onnx(Path(model), request.device)
     else:
         candidate = _open_torch(model, request.device, progress, **request.opening())
+    return measure(candidate, request, progress)
+
+
+def measure(candidate: Candidate, request: EvaluateRequest, progress: Progress) -> Evaluation:
+    """Have an opened model classify the images that are asked for; `evaluate` says what is raised."""
+    model, part = request.model, request.part
     judging = _open_judging(candidate.subject, request, progress)
     foreign = _foreign_images(candidate.subject, judging, request.max_images, progress)
     kept: list[Tensor] = []  # of a model that may call an image `other`: the target classes' logits

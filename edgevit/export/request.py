@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from edgevit.data.request import BaseClasses, Classes, SkipBadImages, check_data
-from edgevit.errors import CheckpointError, OptionError, UnknownNameError
+from edgevit.errors import CheckpointError, EngineError, OptionError, UnknownNameError
 from edgevit.folder.export import Batch
+from edgevit.folder.model_folder import model_of
+from edgevit.folder.names import SPEC
 from edgevit.models.device import check_device_name
 from edgevit.models.request import BaseOptions, check_model_folder
 from edgevit.numbers import COUNT, check_number
@@ -17,6 +19,7 @@ from edgevit.request import CHECKS, COMPUTING, DATA, FILES, Nested, Option
 
 Part = Literal["test", "validation"]
 PARTS: tuple[Part, ...] = ("test", "validation")
+ONNX, ENGINE = ".onnx", ".engine"  # suffixes of files that hold a whole model
 OPSETS = range(17, 21)  # 17 brings LayerNormalization; JetPack 6's parser reads up to 20
 
 Split = Annotated[str, Option("Part of the images to judge on: test or validation.", DATA, name="--split")]
@@ -125,7 +128,9 @@ class EvaluateRequest(BaseOptions):
 
     model: Annotated[
         str | Path,
-        Option("Name of a timm model, path of a model folder, or an .onnx file that edgevit exported.", None),
+        Option(
+            "Name of a timm model, path of a model folder, or an .onnx or .engine file that edgevit exported.", None
+        ),
     ]
     data: Annotated[
         str | Path | None,
@@ -158,14 +163,31 @@ class EvaluateRequest(BaseOptions):
         )  # fmt: skip
 
     def _check_model(self) -> None:
-        """Refuse a model in whatever form, a timm name, a folder or an .onnx file, that cannot be opened."""
-        if Path(self.model).suffix != ".onnx":
+        """Refuse a model in whatever form, a timm name, a folder or a file that was exported, that cannot be opened."""
+        if Path(self.model).suffix not in (ONNX, ENGINE):
             self.check_base(self.model)
             return
         if extra := [name for name, value in self.opening().items() if value]:
             raise OptionError(f"{self.model} brings its own weights and preprocessing; leave out {', '.join(extra)}")
         if not Path(self.model).is_file():
             raise CheckpointError(f"there is no {self.model}; check the path, or write it with edgevit export")
+        if Path(self.model).suffix == ENGINE:
+            _check_engine(Path(self.model))
+
+
+def _check_engine(engine: Path) -> None:
+    """Refuse an engine that lies without what `edgevit export --trt` wrote around it."""
+    record = engine.with_suffix(".json")
+    if not record.is_file():
+        raise EngineError(
+            f"{engine} lies without its record {record.name}, which says what it runs on; copy that beside it, too, or "
+            "evaluate the model folder"
+        )
+    if not model_of(engine.absolute()).is_model:
+        raise EngineError(
+            f"{engine} lies in no model folder, whose {SPEC} says its classes and preprocessing; leave it in "
+            "MODEL/export/engines/BOARD and copy all of MODEL, or evaluate that"
+        )
 
 
 def check_part(part: str) -> None:

@@ -106,6 +106,18 @@ def test_logits_that_are_no_numbers_are_counted_and_never_win(
     assert set(result["predicted"]) <= {1, 2}
 
 
+def test_logits_are_given_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play(monkeypatch, tmp_path)
+    _, sent = images(tmp_path, "float16")
+    engine = build(model_for("10.3.0", tmp_path))["engine"]
+    given: dict[str, Any] = dict(engine=engine, images=sent, count=COUNT, shape=SHAPE, dtype="float16", columns=[2, 0])
+    result = classify(print, "/", **given, batch=4, logits=True)
+    logits = np.array(result["logits"])
+    assert logits.shape == (COUNT, CLASSES) and np.ptp(logits, axis=0).min() > 0
+    assert logits[:, [2, 0]].argmax(1).tolist() == result["predicted"]
+    assert "logits" not in classify(print, "/", **given, batch=4)
+
+
 def test_the_largest_of_nothing_but_nan_is_the_first() -> None:
     assert _largest([math.nan, math.nan], [0, 1]) == 0
     assert _largest([math.nan, -math.inf, 1.0], [0, 2]) == 1

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from small_base import NAME, TYPED
+from small_models import write_derived
 
 DATA = ["--data", "digits", "--classes", "3,5,8"]
 
@@ -30,3 +33,20 @@ def test_evaluate_says_what_it_assumes_and_warns(
     assert "preprocessing: std 0.5, given; crop_pct 0.9, interpolation bicubic, mean 0.5, assumed" in right.err
     wrong = edgevit_main(*asked, "--base-classes", reversed_names, "-q")
     assert wrong.code == 0 and f"warning: {NAME} is right on " in wrong.err and "--base-classes" in wrong.err
+
+
+def test_an_engine_is_evaluated_where_it_runs_with_the_same_table(
+    edgevit_main: Any, tmp_path: Path, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_derived(tmp_path / "t1", 16, 16, depth=1)
+    assert edgevit_main("export", folder, "--trt", "--no-accuracy").code == 0
+    (engine,) = folder.glob("export/engines/*/*.engine")
+    asked = ["evaluate", engine, "--max-images", 30]
+    table = edgevit_main(*asked)
+    assert table.code == 0, table.err
+    result = json.loads(edgevit_main(*asked, "--json").out)
+    assert (result["form"], result["images"], sorted(result["per_class"])) == ("engine", 30, ["3", "5", "8"])
+    assert f"{100 * result['top1']:.2f} % (" in table.out and "(engine) on 30 test images of digits" in table.out
+    monkeypatch.delenv("PYTHONPATH")
+    assert "no TensorRT on this machine" in edgevit_main(*asked).error
+    assert "--board is for an engine" in edgevit_main("evaluate", folder, "--board", "orin").error

@@ -100,6 +100,9 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*EVALUATE, "--max-images", "0"], "--max-images 0"),
     ([*EVALUATE, "--classes", "cat,dgo"], "no class 'dgo'"),
     (["evaluate", "nowhere.onnx", *TASK], "there is no nowhere.onnx"),
+    (["evaluate", "nowhere.engine", *TASK], "there is no nowhere.engine"),
+    (["evaluate", "alone.engine", *TASK], "alone.engine lies without its record alone.json"),
+    ([*EVALUATE, "--board", "orin"], "--board is for an engine, and vit_tiny_patch16_224 is none"),
     (["evaluate", "runs/nowhere", *TASK], "no model folder at runs/nowhere"),
     (["evaluate", *BASE[:2], "nowhere.pt", *TASK], "no weights at nowhere.pt"),
     ([*SWEEP, "--rates", "half"], "--rates half"),
@@ -131,6 +134,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
         (folder / "images" / name).mkdir(parents=True)
         (folder / "images" / name / "1.png").touch()
     (folder / "weights.safetensors").touch()
+    (folder / "alone.engine").touch()
     (folder / "begun.partial").mkdir()
     (folder / "begun.partial" / "masks.safetensors").touch()
     before = sorted(folder.rglob("*"))

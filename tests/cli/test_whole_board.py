@@ -68,6 +68,10 @@ def test_the_commands_of_the_readme_lead_to_a_gated_bench(orin_nx, exported, edg
     assert record.accuracy.board == record.accuracy.host
     assert record.board.power_mode == "MAXN_SUPER"
 
+    seen = edgevit_main("evaluate", record.path, "--max-images", 30, "--json", *orin_nx.options)
+    assert seen.code == 0, seen.err
+    assert (json.loads(seen.out)["form"], json.loads(seen.out)["images"]) == ("engine", 30)
+
     runs = tmp_path / "runs.jsonl"
     gates = ["--gate", "p99<5s", "--gate", "energy<1000J", "--gate", "gpu_p99<5s"]
     shape = ["--batch", 1, "--batch", 8, "--samples", 20, "--duration", 0.5, "--idle", 0.3, "--warmup-seconds", 0]

@@ -16,7 +16,6 @@ from typing import Any
 
 import onnx
 import pytest
-from places import STANDINS
 from small_models import write_derived
 
 from edgevit.board.connection import open_board
@@ -26,7 +25,7 @@ from edgevit.engines.gate import GateTolerances
 from edgevit.engines.options import Options
 from edgevit.errors import AgentError, EngineError, ExportError, ProfileError, UnfitBoardError
 from edgevit.export.onnx import export
-from edgevit.folder.engine import ENGINE_KIND, EngineRecord
+from edgevit.folder.engine import ENGINE_KIND, EngineRecord, OnnxSource
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.writing import file_sha256
 from edgevit.progress import Silent
@@ -67,21 +66,6 @@ def folder(exported: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(exported, tmp_path / "derived"))
 
 
-@pytest.fixture
-def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """Choose the release that the stand-in plays, and its fault."""
-    monkeypatch.setenv("PYTHONPATH", str(STANDINS))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("EDGEVIT_BOARD_ROOT", str(tmp_path))  # no board, and no other test's either
-
-    def choose(release: str = "10.3.0", fault: str = "") -> None:
-        monkeypatch.setenv("STANDIN_TENSORRT", release)
-        monkeypatch.setenv("STANDIN_TENSORRT_FAULT", fault)
-
-    choose()
-    return choose
-
-
 @contextmanager
 def built(folder: Path, notes: Notes | None = None, **options: Any) -> Iterator[EngineRecord]:
     with open_board(None) as board:
@@ -104,10 +88,10 @@ def test_an_engine_that_is_right_is_stored_with_what_is_known_of_it(folder: Path
     assert notes.builds == ["fp16"]
     assert record.path.parent.name == record.fingerprint and record.key.startswith(record.path.stem)
     assert file_sha256(record.path) == record.sha256 and record.path.stat().st_size == record.bytes
-    assert record.onnx == {"name": "model.fp16.onnx", "sha256": file_sha256(folder / "export" / "model.fp16.onnx")}
+    assert record.onnx == OnnxSource("model.fp16.onnx", file_sha256(folder / "export" / "model.fp16.onnx"))
     assert (record.fused, record.blocks, record.fused_expected) == (3, 3, 3)
     assert (record.batches, record.board.tensorrt) == ((1, 1, 8), "10.3.0")
-    assert [tensor["name"] for tensor in (*record.inputs, *record.outputs)] == ["images", "logits"]
+    assert [tensor.name for tensor in (*record.inputs, *record.outputs)] == ["images", "logits"]
     assert len(json.loads(record.layers_path.read_text())) > 3
     seen = record.accuracy
     assert seen is not None and seen.part == "validation" and seen.data == "digits"
@@ -161,9 +145,9 @@ def test_two_blocks_that_spoil_it_are_both_found(folder: Path, play: Callable[..
     record = build(folder)
     assert record.rung == "fp16 with LayerNorm and blocks 0, 2 in fp32"
     name = "model.fp16.norms32.blocks32-0-2.onnx"
-    assert record.onnx["name"] == name
+    assert record.onnx.name == name
     listed = json.loads((folder / "export" / "export.json").read_text())
-    assert listed["files"][name]["sha256"] == record.onnx["sha256"] == file_sha256(folder / "export" / name)
+    assert listed["files"][name]["sha256"] == record.onnx.sha256 == file_sha256(folder / "export" / name)
     assert sorted(listed["files"]) == [name, "model.fp16.onnx", "model.fp32.onnx"], "no file of a rung that failed"
     assert listed["parity"]["fp16.norms32.blocks32-0-2"]["error"] < 2e-2
 
@@ -173,7 +157,7 @@ def test_fp16_that_is_wrong_everywhere_gives_fp32(folder: Path, play: Callable[.
     notes = Notes()
     record = build(folder, notes)
     assert (record.rung, record.precision, record.fp32_modules) == ("fp32", "fp32", ())
-    assert record.onnx["name"] == "model.fp32.opset17.onnx" and record.fused_expected == 0
+    assert record.onnx.name == "model.fp32.opset17.onnx" and record.fused_expected == 0
     assert [tried.rung for tried in record.tried] == notes.builds[:-1] and notes.builds[-1] == "fp32"
 
 
@@ -207,7 +191,7 @@ def test_older_releases_get_a_file_of_operators_that_they_know(
     play(release)
     record = build(folder)
     path = folder / "export" / f"model.fp32.opset{opset}.onnx"
-    assert record.onnx == {"name": path.name, "sha256": file_sha256(path)} and record.rung == "fp16"
+    assert record.onnx == OnnxSource(path.name, file_sha256(path)) and record.rung == "fp16"
     assert not record.strongly_typed and onnx.load(path).opset_import[0].version == opset
     assert any("fuses no attention on Orin" in text for text in record.warnings) == (release == "8.5.2")
     report = json.loads((folder / "export" / "export.json").read_text())

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_models import write_derived
 
-from edgevit.engines.gate import GateTolerances, Sample, allowed, judge, random_sample, remarks, take_sample
+from edgevit.engines.gate import GateTolerances, Sample, allowed, judge, remarks, take_sample, unlabelled_sample
 from edgevit.errors import EngineError, OptionError
 from edgevit.export.images import data_record, open_images, subject_of
 from edgevit.export.onnx import export
 from edgevit.export.session import OnnxModel
+from edgevit.folder.engine import EngineClassAccuracy
 from edgevit.models.checkpoint import load
 from edgevit.progress import Silent
 
@@ -44,10 +45,10 @@ def test_an_engine_that_agrees_everywhere_is_right() -> None:
     images = sample(100, 100)
     verdict = judge(images, images.expected, 0, STRICT)
     assert verdict.failure is None
-    record = verdict.to_dict(images)
+    record = verdict.record(images)
     assert record is not None
-    assert (record["host"], record["board"], record["agreement"], record["images"]) == (1, 1, 1, 200)
-    assert record["per_class"]["heron"] == {"images": 100, "host": 1, "board": 1}
+    assert (record.host, record.board, record.agreement, record.images) == (1, 1, 1, 200)
+    assert record.per_class["heron"] == EngineClassAccuracy(images=100, host=1, board=1)
 
 
 def test_two_images_may_always_differ_and_a_third_may_not() -> None:
@@ -111,7 +112,7 @@ def test_a_small_sample_has_less_to_spare(images: int, may_differ: int) -> None:
 def test_too_few_images_give_no_verdict_and_a_loud_warning() -> None:
     few = sample(5, 4)
     verdict = judge(few, [0] * 9, 0, STRICT)
-    assert verdict.failure is None and verdict.to_dict(few) is None
+    assert verdict.failure is None and verdict.record(few) is None
     assert "NOT CHECKED: only 9 images" in remarks(few, STRICT)[0]
 
 
@@ -156,6 +157,6 @@ def test_the_sample_is_what_fp32_saw_rounded_once(tmp_path: Path) -> None:
 
 
 def test_random_images_judge_nothing(tmp_path: Path) -> None:
-    images = random_sample(torch.randn(4, 3, 8, 8), range(10), tmp_path)
+    images = unlabelled_sample(torch.randn(4, 3, 8, 8), range(10), tmp_path)
     assert images.path.stat().st_size == 4 * 3 * 8 * 8 * 2 and not images.judges
     assert "NOT CHECKED: no images" in remarks(images, STRICT)[0]

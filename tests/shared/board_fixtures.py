@@ -3,6 +3,8 @@
 server = sshd(EDGEVIT_BOARD_ROOT=tree)  # unless given, a cache of its own, and a PATH with this Python as python3
 edgevit_main("board", server.host, "--ssh-config", server.config)  # or open_board(server.host, ssh_config=...)
 server.cut()  # and so on; it ends with the test
+
+The fixture `play` makes this machine one that has TensorRT, the stand-in of tests/standins.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from getpass import getuser
 from pathlib import Path
 
 import pytest
+from places import STANDINS
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin")
 
@@ -153,3 +156,23 @@ def sshd(tmp_path: Path) -> Iterator[Callable[..., Server]]:
             return server
 
         yield start
+
+
+def playing(monkeypatch: pytest.MonkeyPatch, home: Path) -> Callable[..., None]:
+    """Give this machine the stand-in TensorRT, and return what chooses its release and its fault."""
+    monkeypatch.setenv("PYTHONPATH", str(STANDINS))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    monkeypatch.setenv("EDGEVIT_BOARD_ROOT", str(home))  # no board, and no other test's either
+
+    def choose(release: str = "10.3.0", fault: str = "") -> None:
+        monkeypatch.setenv("STANDIN_TENSORRT", release)
+        monkeypatch.setenv("STANDIN_TENSORRT_FAULT", fault)
+
+    choose()
+    return choose
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Choose the release that the stand-in plays, and its fault."""
+    return playing(monkeypatch, tmp_path)

@@ -1,0 +1,90 @@
+"""Accuracy of an engine on the machine that can run it, counted as that of a model folder or an ONNX file is."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgevit.board.connection import Board
+from edgevit.board.store import recorded_engine
+from edgevit.engines.build import check_board
+from edgevit.engines.gate import unlabelled_sample
+from edgevit.engines.options import MIB
+from edgevit.engines.workshop import classification
+from edgevit.errors import EngineError
+from edgevit.export.evaluate import Candidate, Evaluation, measure
+from edgevit.export.images import Subject, data_record, subject_of
+from edgevit.export.request import EvaluateRequest
+from edgevit.folder.engine import EngineRecord
+from edgevit.folder.model_folder import model_of
+from edgevit.progress import Progress, Silent
+
+# Of what one job on the board classifies. Images are files there, and logits come back as text.
+MOST_BYTES, MOST_IMAGES, MOST_LOGITS = 128 * MIB, 1000, 2_000_000
+
+
+def _images_per_job(subject: Subject) -> int:
+    image_bytes: int = 2 * math.prod(subject.preprocessing["input_size"])
+    return max(1, min(MOST_BYTES // image_bytes, MOST_IMAGES, MOST_LOGITS // subject.outputs))
+
+
+def _per_inference(record: EngineRecord, asked: int, progress: Progress) -> int:
+    """As many images as are asked for, where the engine takes these."""
+    least, _, most = record.batches
+    batch = min(max(asked, least), most)
+    if batch != asked:
+        progress.note(f"{record.path.name} takes {least} to {most} images per inference: {batch} instead of {asked}")
+    return batch
+
+
+def _predictor(
+    board: Board, record: EngineRecord, subject: Subject, batch: int, scratch: Path, progress: Progress
+) -> Callable[[Tensor], Tensor]:
+    engine = board.put(record.path, record.sha256, progress)
+
+    def predict(images: Tensor) -> Tensor:
+        """Logits [B, outputs] of images [B, C, H, W], rounded to float16 as for the gate."""
+        sample = unlabelled_sample(images, range(subject.outputs), scratch)
+        args = {**classification(board, engine, sample, progress), "batch": batch, "logits": True}
+        seen = board.run_job("classify", args, name=record.path.name, progress=progress)
+        return torch.tensor(seen["logits"])
+
+    return predict
+
+
+def evaluate_engine(request: EvaluateRequest, board: Board, progress: Progress | None = None) -> Evaluation:
+    """Have an engine classify the images of one part of the data on a board, as `edgevit.evaluate` has other models.
+
+    The model folder around the engine says its classes, its preprocessing and, unless given, its data.
+
+    Raises:
+        EngineError: the engine lies without its record or its model folder, was built for another board or from other
+            weights, or was altered.
+        UnfitBoardError: the board has no TensorRT or no GPU.
+        BoardError: the board could not be reached, or the engine failed there.
+        CheckpointError, DataError, ModelError, OptionError, UnknownNameError: as for `edgevit.evaluate`.
+    """
+    request.check()
+    progress, path = progress or Silent(), Path(request.model)
+    facts: dict[str, Any] = board.call("examine")
+    check_board(board.host, facts, None)
+    record, folder = recorded_engine(path.absolute(), facts), model_of(path.absolute())
+    document = folder.document()
+    if record.weights_sha256 != document.weights_sha256:
+        raise EngineError(
+            f"{path} was built from other weights than {folder.path} has now; build one from these with "
+            f"`edgevit export {folder.path} --trt`"
+        )
+    subject = subject_of(document.spec, data_record(folder.path))
+    batch = _per_inference(record, request.batch_size, progress)
+    with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
+        predict = _predictor(board, record, subject, batch, Path(scratch), progress)
+        jobs = replace(request, batch_size=_images_per_job(subject))
+        return measure(Candidate("engine", predict, subject), jobs, progress)
