@@ -233,7 +233,10 @@ def _filled(name: str, args: dict[str, Any], checkpoint: Path, progress: Progres
     args.setdefault("num_classes", weights.classes)  # perhaps not ImageNet's, or none
     network = _create(name, args)
     weights = fitted(weights, network, name, resample="img_size" in args)
-    fill(network, weights.state, checkpoint, name)
+    try:
+        fill(network, weights.state, checkpoint, name)
+    except CheckpointError as error:
+        raise CheckpointError("; ".join([str(error), *weights.notes])) from error
     for note in weights.notes:
         progress.note(note)
     return network

@@ -192,7 +192,7 @@ def test_workers_end_with_their_parent_and_what_trains_keeps_its_state(
         assert process.returncode == 130
         assert said.splitlines()[-1].startswith("error: stopped; the same command goes on")
     state = json.loads((history.parent / "train" / "progress.json").read_text())
-    assert 15 <= state["step"] < TRAINING["steps"] and holds_state(history.parent)
+    assert 15 <= state["point"]["step"] < TRAINING["steps"] and holds_state(history.parent)
     with alone_in(tmp_path / "out", OutputError("busy")):
         pass
 
