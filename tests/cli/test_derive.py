@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from small_base import TYPED
 
 from edgevit.derive.card import model_card
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.models.checkpoint import load, tensors_sha256
 
 TASK = ["--data", "digits", "--classes", "3,5,8"]
@@ -53,7 +55,7 @@ def test_a_person_sees_the_baselines_and_what_to_do_next(derived: Any) -> None:
 
 def test_the_folder_is_complete_and_nothing_else_is_left(derived: Any) -> None:
     out, _ = derived
-    names = ["README.md", "derivation.json", "history.jsonl", "model.json", "model.safetensors"]
+    names = ["README.md", "derivation.json", "history.jsonl", "model.json", "model.safetensors", "plan.json"]
     assert sorted(f.name for f in out.iterdir()) == names
     assert [f.name for f in out.parent.iterdir()] == ["t1"]
     record = json.loads((out / "derivation.json").read_text())
@@ -95,10 +97,10 @@ def test_show_and_the_card_say_when_training_did_not_help(derived: Any, edgevit_
     (out / "derivation.json").write_text(json.dumps(record))
     told = "closed-form weights, as 6 steps of training did not help (87.0 % of the validation images at best, 87.7 %"
     assert told in " ".join(edgevit_main("show", out).out.split())
-    spec = load(out).spec
-    assert told in model_card("kept", spec, record, None)
-    record["facts"]["kept_step"] = 3
-    assert "made: 6 steps, best after 3." in model_card("kept", spec, record, None)
+    spec, kept = load(out).spec, ModelFolder(out).derivation()
+    assert kept is not None and told in model_card("kept", spec, kept, None)
+    better = replace(kept, facts=replace(kept.facts, kept_step=3))
+    assert "made: 6 steps, best after 3." in model_card("kept", spec, better, None)
 
 
 def test_json_is_all_there_is_on_stdout_and_the_model_can_be_a_base(

@@ -1,0 +1,22 @@
+"""What a method cannot be asked for is refused with the methods that can."""
+
+import pytest
+
+from edgevit.derive import load_method
+from edgevit.derive.abilities import refuse_linear, refuse_untaught
+from edgevit.errors import OptionError
+
+
+def test_milliseconds_are_for_methods_that_can_spend_them():
+    refuse_linear("forge")
+    with pytest.raises(OptionError, match="method 'nuwa' cannot allocate milliseconds; try --method forge, --macs"):
+        refuse_linear("nuwa")
+
+
+def test_unlabelled_images_need_a_teacher_and_training():
+    untaught, taught = (load_method(name).Config() for name in ("vulcan", "forge"))
+    with pytest.raises(OptionError, match=r"try --set vulcan\.teacher=restricted"):
+        refuse_untaught("vulcan", untaught, 10)
+    with pytest.raises(OptionError, match="0 steps train not at all"):
+        refuse_untaught("forge", taught, 0)
+    refuse_untaught("forge", taught, 10)
