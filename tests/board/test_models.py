@@ -1,0 +1,34 @@
+"""Which file of a model is measured: the exported one that is unaltered, and nothing that is weights alone."""
+
+import pytest
+from small_models import write_halves
+
+import edgevit
+from edgevit.board.models import find_file
+from edgevit.errors import CheckpointError
+from edgevit.folder.writing import file_sha256
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = write_halves(tmp_path_factory.mktemp("model") / "m")
+    edgevit.export(folder, accuracy=False)
+    return folder
+
+
+@pytest.mark.parametrize(("provider", "precision"), [(None, "fp32"), ("cpu", "fp32"), ("cuda", "fp16")])
+def test_a_folder_gives_the_file_that_its_provider_runs_best(exported, provider, precision):
+    found = find_file(exported, None, provider)
+    assert found.path == exported / "export" / f"model.{precision}.onnx" and found.label == "m"
+    spec = edgevit.load(exported).spec
+    assert found.sha256 == file_sha256(found.path) and (found.work.macs, found.work.params) == (spec.macs, spec.params)
+
+
+def test_what_cannot_be_measured_says_what_can(exported, tmp_path):
+    (tmp_path / "x.safetensors").write_bytes(b"x")
+    for path, said in (
+        (tmp_path / "x.safetensors", "holds weights alone; try `edgevit base"),
+        (tmp_path / "nothing", "expected a model folder, an ONNX file or an engine"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            find_file(path, None, None)

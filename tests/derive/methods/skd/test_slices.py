@@ -1,0 +1,23 @@
+"""A slice follows the order of its units: the last to go goes in part, and no module widens again."""
+
+import pytest
+
+from edgevit.derive.methods.skd.slices import _wishes
+from edgevit.folder.model import BlockDims
+from edgevit.folder.supernet import Unit
+
+DIMS = [BlockDims(2, 32, 32, 256)] * 2
+ORDER = [
+    Unit(1, "ffn", 128, 256, 100),
+    Unit(0, "attention", 16, 32, 50),
+    Unit(1, "ffn", 64, 128, 50),
+]
+
+
+@pytest.mark.parametrize(
+    ("share", "ffn", "qk"), [(0.0, 256, 32), (0.25, 192, 32), (0.5, 128, 32), (0.625, 128, 24), (1.0, 64, 16)]
+)
+def test_units_go_in_order_and_the_last_one_in_part(share, ffn, qk):
+    first, second = _wishes(ORDER, DIMS, share)
+    assert (second.ffn, first.qk, first.vo) == (ffn, qk, qk)
+    assert (first.ffn, second.qk) == (256, 32)

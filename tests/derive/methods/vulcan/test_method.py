@@ -1,0 +1,75 @@
+"""Vulcan's constraint is the sum of Eq. 4 and 7 written out, its multipliers rise, and its state comes back."""
+
+import pytest
+import torch
+
+from edgevit.derive.methods.vulcan.method import Config, Redundancy, default_steps
+from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
+from edgevit.models.families import vit
+from edgevit.train.compute import open_compute
+from edgevit.train.settings import Training
+
+LABELS = torch.arange(256) % 200  # 56 clusters of two
+
+
+@pytest.fixture
+def plan():
+    ffn = FfnPlan(torch.arange(200), LABELS)
+    return Plan(tuple(BlockPlan(i, AttentionPlan((0, 1), 16, 24), ffn) for i in range(2)))
+
+
+@pytest.fixture
+def compute():
+    return open_compute(Training(device="cpu", batch_size=8))
+
+
+@torch.no_grad()
+def sums_by_hand(network):
+    """Sums of |n_i - anchor| over weights and biases, and of the singular values beyond the kept widths."""
+    collapse, tails = 0.0, 0.0
+    for block in vit.read(network):
+        ffn, attention = block.ffn, block.attention
+        rows = torch.cat([ffn.w1, ffn.b1[:, None]], 1)
+        collapse += float((rows - rows[LABELS]).abs().sum())
+        queries = torch.cat([attention.wq, attention.bq[..., None]], -1)
+        for matrices, kept in ((queries, 16), (attention.wv, 24)):
+            tails += float(torch.linalg.svdvals(matrices)[:, kept:].sum())
+    return collapse, tails
+
+
+@pytest.mark.parametrize("reduction", ["released", "paper"])
+def test_the_violation_is_the_sum_written_out(small_vit, plan, compute, reduction):
+    network = small_vit()
+    constraint = Redundancy(network, plan, Config(reduction=reduction), compute)
+    _, figures = constraint.penalty()
+    collapse, tails = sums_by_hand(network)
+    clusters, heads = (56, 4) if reduction == "released" else (200, 1)
+    assert figures["loss_collapse"] == pytest.approx(collapse / clusters, rel=1e-4)
+    assert figures["loss_rank"] == pytest.approx(tails / heads, rel=1e-3)
+
+
+@pytest.mark.parametrize("update", ["ascent", "adam"])
+def test_multipliers_rise_while_the_constraint_is_violated_and_come_back_with_the_state(
+    small_vit, plan, compute, update
+):
+    network, config = small_vit(), Config(multiplier_update=update)
+    constraint = Redundancy(network, plan, config, compute)
+    for _ in range(2):
+        before = constraint.multipliers.clone()
+        constraint.penalty()
+        constraint.after_step()
+        assert (constraint.multipliers > before).all()
+    again = Redundancy(network, plan, config, compute)
+    again.load_state(constraint.state())
+    assert torch.equal(again.multipliers, constraint.multipliers) and again.updates == 2
+
+
+def test_the_plan_that_holds_now_has_the_anchors_of_now(small_vit, plan, compute):
+    constraint = Redundancy(small_vit(), plan, Config(), compute)
+    assert constraint.current_plan().dims == plan.dims
+    assert [b.dims for b in vit.read(constraint.pruned())] == list(plan.dims)
+
+
+def test_steps_follow_the_published_rule_or_the_data():
+    assert default_steps(Config(), 0.6, 1000, 64) == 3000
+    assert default_steps(Config(steps_rule="data"), 0.6, 1000, 64) == round(3000 * 256 / 32_500 * 1000 / 64)

@@ -1,0 +1,35 @@
+"""A base as a folder, from Python: all outputs, or some of them under the names that were given."""
+
+import pytest
+import torch
+from small_base import ARGS, PREPROCESSING, write_checkpoint
+
+import edgevit
+from edgevit.errors import DataError, OutputError
+
+NAMES = [f"digit {i}" for i in range(10)]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    file = write_checkpoint(tmp_path_factory.mktemp("base"))
+    return {"checkpoint": file, "model_args": ARGS, "preprocessing": PREPROCESSING}
+
+
+def test_some_outputs_answer_as_the_whole_base_does(opened, tmp_path):
+    images = torch.randn(2, 3, 32, 32)
+    whole = edgevit.base("vit_tiny_patch16_224", out=tmp_path / "whole", base_classes=NAMES, **opened)
+    some = edgevit.base(
+        "vit_tiny_patch16_224", out=tmp_path / "some", base_classes=NAMES, classes=["digit 7", "digit 0"], **opened
+    )
+    assert whole.classes == NAMES and some.classes == ["digit 7", "digit 0"]
+    torch.testing.assert_close(edgevit.load(tmp_path / "some")(images), whole(images)[:, [7, 0]])
+    assert (tmp_path / "whole" / "README.md").read_text().count("With plain timm") == 1
+
+
+def test_a_list_of_another_length_and_a_folder_in_the_way_are_refused(opened, tmp_path):
+    with pytest.raises(DataError):
+        edgevit.base("vit_tiny_patch16_224", out=tmp_path / "m", base_classes=NAMES[:3], **opened)
+    (tmp_path / "m").mkdir()
+    with pytest.raises(OutputError):
+        edgevit.base("vit_tiny_patch16_224", out=tmp_path / "m", **opened)
