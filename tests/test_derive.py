@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import edgevit
-from edgevit.derive import load_method, method_module, method_names
+from edgevit.derive.methods import load_method, method_module, method_names
 from edgevit.errors import OutputError, UnknownNameError
 
 

@@ -23,7 +23,7 @@ def main(
     """List the methods of `edgevit derive`, or all options of one: what `--set METHOD.OPTION=VALUE` takes."""
     from dataclasses import asdict
 
-    from edgevit.derive import method_names
+    from edgevit.derive.methods import method_names
     from edgevit.derive.options import describe
 
     console = Console(json=json)

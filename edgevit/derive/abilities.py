@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgevit.derive import method_names
+from edgevit.derive.methods import method_names
 from edgevit.derive.options import describe
 from edgevit.errors import OptionError
 

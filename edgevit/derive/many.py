@@ -18,9 +18,9 @@ from typing import Literal
 
 import torch
 
-from edgevit.derive import load_method
 from edgevit.derive.allocate.budget import readable
 from edgevit.derive.jobs_file import RESULTS, Job, read_jobs
+from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
 from edgevit.derive.session import run
 from edgevit.derive.workers import Died, work_off

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from torch import nn
 
 from edgevit.data.classes import TargetClass
-from edgevit.derive import load_method
 from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
+from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
 from edgevit.derive.plan import Plan
 from edgevit.derive.problem import Derived, Problem

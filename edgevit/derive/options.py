@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from edgevit.derive import method_module, method_names
+from edgevit.derive.methods import method_module, method_names
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.numbers import FINITE, WORD, check_number
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from edgevit.data.request import BaseClasses, Classes, Data, OptionalData, SkipBadImages, check_data
-from edgevit.derive import method_names
 from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import make_policy
+from edgevit.derive.methods import method_names
 from edgevit.derive.options import SUPERNET, parse_assignments, read_options
 from edgevit.derive.steps import Step, check_steps, read_steps
 from edgevit.errors import OptionError, UnknownNameError

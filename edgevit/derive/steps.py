@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from edgevit.derive import method_names
+from edgevit.derive.methods import method_names
 from edgevit.derive.options import read_options
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.numbers import check_number

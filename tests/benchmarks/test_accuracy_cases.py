@@ -10,9 +10,9 @@ import pytest
 import timm
 from torch import nn
 
-from edgevit.derive import load_method
 from edgevit.derive.allocate.budget import Budget, make_budget
 from edgevit.derive.allocate.policy import check_reachable, make_policy
+from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
 from edgevit.errors import BudgetError
 from edgevit.models.families import family_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from edgevit.derive import method_names
+from edgevit.derive.methods import method_names
 from edgevit.derive.options import describe
 
 

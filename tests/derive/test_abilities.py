@@ -2,8 +2,8 @@
 
 import pytest
 
-from edgevit.derive import load_method
 from edgevit.derive.abilities import refuse_linear, refuse_untaught
+from edgevit.derive.methods import load_method
 from edgevit.errors import OptionError
 
 

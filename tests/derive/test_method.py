@@ -2,8 +2,8 @@
 
 import pytest
 
-from edgevit.derive import method_names
 from edgevit.derive.method import find_method
+from edgevit.derive.methods import method_names
 from edgevit.errors import UnknownNameError
 
 

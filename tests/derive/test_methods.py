@@ -12,8 +12,9 @@ from places import ROOT
 from small_base import derive, write_checkpoint
 
 import edgevit
-from edgevit.derive import load_method, method_names, methods
+from edgevit.derive import methods
 from edgevit.derive.allocate.policy import POLICIES
+from edgevit.derive.methods import load_method, method_names
 from edgevit.derive.options import make_config, parse_assignments
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.folder.model_folder import ModelFolder

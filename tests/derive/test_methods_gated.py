@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from small_base import ARGS, PREPROCESSING, QUICK
 
 import edgevit
-from edgevit.derive import method_names
+from edgevit.derive.methods import method_names
 from edgevit.models.families import vit
 from edgevit.train.settings import Training
 

@@ -11,7 +11,7 @@ import torch
 from small_base import derive, make_supernet, write_checkpoint
 
 import edgevit
-from edgevit.derive import method_names
+from edgevit.derive.methods import method_names
 from edgevit.derive.options import SUPERNET, Option, describe
 
 # Fewer images and steps than anybody would take; what is not here is as by default.

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 import edgevit.derive.supernet  # noqa: F401  # edgevit.derive.supernet is a module, edgevit.supernet a function
-from edgevit.derive import load_method, method_names
+from edgevit.derive.methods import load_method, method_names
 from edgevit.derive.options import SUPERNET, describe, read_options
 from edgevit.errors import UnknownNameError
 

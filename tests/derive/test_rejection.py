@@ -15,8 +15,8 @@ from small_base import ARGS, PREPROCESSING, QUICK, derive
 import edgevit
 from edgevit.data.rejection import foreign_images
 from edgevit.data.task import open_task
-from edgevit.derive import method_names
 from edgevit.derive.jobs_file import read_jobs
+from edgevit.derive.methods import method_names
 from edgevit.errors import CheckpointError, DataError
 from edgevit.export.evaluate import evaluate
 from edgevit.folder.model_folder import ModelFolder

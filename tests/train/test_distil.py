@@ -9,7 +9,7 @@ import pytest
 import torch
 from teaching import CLASSES, Bench, divergence
 
-from edgevit.derive import load_method
+from edgevit.derive.methods import load_method
 from edgevit.errors import OptionError
 from edgevit.models.families import family_of
 from edgevit.train.distil import Distillation, Lesson, teacher_loss, token_loss

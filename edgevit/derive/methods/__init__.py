@@ -60,3 +60,32 @@ A whole method, to be copied to methods/<name>.py:
 
 tests/derive/test_methods.py sweeps this folder, and this example with it.
 '''
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+from types import ModuleType
+
+from edgevit.errors import UnknownNameError
+
+
+def method_names() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def method_module(name: str) -> str:
+    """Where a method is: `methods/<name>.py`, or `methods/<name>/method.py` where it has files of its own."""
+    is_folder = {module.name: module.ispkg for module in pkgutil.iter_modules(__path__)}
+    return f"{__name__}.{name}{'.method' if is_folder[name] else ''}"
+
+
+def load_method(name: str) -> ModuleType:
+    """Import a method.
+
+    Raises:
+        UnknownNameError: there is no such file.
+    """
+    if name not in method_names():
+        raise UnknownNameError("method", name, method_names())
+    return import_module(method_module(name))

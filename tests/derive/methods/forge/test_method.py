@@ -14,7 +14,7 @@ from small_base import ARGS, derive, write_checkpoint
 
 import edgevit
 from edgevit.cli.console import Console
-from edgevit.derive import load_method
+from edgevit.derive.methods import load_method
 from edgevit.errors import BudgetError, OptionError
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training

@@ -9,10 +9,10 @@ import pytest
 import torch
 from small_base import ARGS, derive, write_checkpoint
 
-from edgevit.derive import load_method
 from edgevit.derive.algebra.least_squares import refit, removal_in_order, removal_order
 from edgevit.derive.allocate.widths import Curve, energy_width, widths_by_error
 from edgevit.derive.cache import Cache
+from edgevit.derive.methods import load_method
 from edgevit.derive.methods.nuwa.purify import Purification, _Binarised, masked, purify
 from edgevit.derive.problem import Problem, Stopwatch
 from edgevit.errors import DataError, OptionError
