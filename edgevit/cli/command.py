@@ -76,10 +76,16 @@ class Command(TyperCommand):
         return super().invoke(ctx)
 
 
+def _as_annotated(hint: Any) -> Any:
+    """The annotation as it stands: Python 3.10 reads `Annotated[X | None, ...] = None` as Optional of the whole."""
+    return next((arg for arg in get_args(hint) if get_origin(arg) is Annotated), hint)
+
+
 def with_options(main: Main) -> Main:
     """Give a function the signature that typer makes options from: those of its requests, then its own."""
     kinds = {name: _found(where) for name, where in getattr(main, "asks", {}).items()}
-    hints = get_type_hints(main, localns={kind.__name__: kind for kind in kinds.values()}, include_extras=True)
+    found = get_type_hints(main, localns={kind.__name__: kind for kind in kinds.values()}, include_extras=True)
+    hints = {name: _as_annotated(hint) for name, hint in found.items()}
     own = [
         parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(main).parameters.items()

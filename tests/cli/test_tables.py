@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from typing import Any
-
 from edgevit.cli.tables import classes_line
 from edgevit.data.accuracy import share_text
+from edgevit.folder.derivation import Accuracies, AccuracyRecord
 
 
-def accuracies(before: dict[str, float | None], after: dict[str, float | None]) -> dict[str, Any]:
-    return {"base_restricted": {"per_class": before}, "derived": {"per_class": after}}
+def accuracies(before: dict[str, float | None], after: dict[str, float | None]) -> Accuracies:
+    return Accuracies(None, AccuracyRecord(1.0, 10, before), None, AccuracyRecord(1.0, 10, after))
 
 
 def test_the_classes_that_lost_most_come_first() -> None:
