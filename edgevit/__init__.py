@@ -46,7 +46,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when it is first used
-    from edgevit.board.bench import Conditions, bench, bench_in_turns
+    from edgevit.board.bench import bench, bench_in_turns
+    from edgevit.board.request import BenchRequest, Conditions
     from edgevit.derive.base import base
     from edgevit.derive.request import BaseRequest, DeriveRequest, SupernetRequest
     from edgevit.derive.session import derive
@@ -61,6 +62,7 @@ if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when
 
 __all__ = [
     "BaseRequest",
+    "BenchRequest",
     "Conditions",
     "DeriveRequest",
     "EvaluateRequest",
@@ -83,7 +85,8 @@ __all__ = [
 # `derive`, `export` and `sweep` are packages that can be called: see docs/decisions/020-one-declaration.md.
 _WHERE = {
     "BaseRequest": "edgevit.derive.request",
-    "Conditions": "edgevit.board.bench",
+    "BenchRequest": "edgevit.board.request",
+    "Conditions": "edgevit.board.request",
     "DeriveRequest": "edgevit.derive.request",
     "EvaluateRequest": "edgevit.export.request",
     "ExportRequest": "edgevit.export.request",

@@ -7,31 +7,27 @@ or has other work to do, is then slow for all of them alike, and the ratios with
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any
+from typing import Any
 
 from edgevit.agent.measure import Request
 from edgevit.agent.records import Run
-from edgevit.agent.runners import runner_names, runner_options
-from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.board.connection import THIS_MACHINE, Board, open_board
 from edgevit.board.models import Measurable, Work, find_engine_file, find_file, of_this_board
 from edgevit.board.profiles import Profile, load_profile, match
+from edgevit.board.request import ROUNDS, BenchRequest, Conditions
 from edgevit.board.roofline import Ceiling, ceiling_found, least_bytes, roofline
-from edgevit.errors import AgentError, OptionError, UnfitBoardError, UnknownNameError
+from edgevit.errors import AgentError, OptionError, UnfitBoardError
 from edgevit.progress import Progress, Silent
-from edgevit.request import BOARD, LOAD, MEASURING, RUNNER, Option, assignments, request_of
+from edgevit.request import request_of
 from edgevit.version import written_by
 
-PRECISIONS = ("fp32", "fp16", "mixed")
-POWER_METERS = ("ina3221", "tegrastats", "jtop")
 ON_A_BOARD_S = 10.0  # of window and of idle power: the rails' sensors average over 0.43 s
 ELSEWHERE_S = 1.0
 CROSS_CHECK_S = 3.0  # trtexec's own default
-ROUNDS = 10  # of several models in turns; an interval of their ratios needs at least 6
 
 
 @dataclass(frozen=True)
@@ -80,163 +76,11 @@ class Bench:
         return [*remarks, *self.changed["told"]]
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """How to measure.
-
-    The runner is `tensorrt` on a board and for an engine, unless given, and the file of a model folder then the engine
-    that `edgevit export --trt` built there; else it is `onnxruntime` with the exported ONNX file of `precision`: fp16
-    on a GPU and fp32 on the CPU, where fp16 is slower. `options` are the runner's own beside `provider`, `threads` and
-    `streams`. Where the power can be read, the window lasts 10 s and the idle power is read as long, unless given.
-    """
-
-    runner: Annotated[
-        str | None,
-        Option(
-            "What runs the model: tensorrt, onnxruntime or fake.  "
-            "[default: tensorrt on a board, onnxruntime elsewhere]",
-            RUNNER,
-        ),
-    ] = None
-    batches: Annotated[
-        Sequence[int],
-        Option("Number of images per inference; repeatable.  [default: 1]", LOAD, name="--batch", repeated=True),
-    ] = (1,)
-    streams: Annotated[
-        Sequence[int],
-        Option(
-            "Number of inferences under way at the same time; repeatable.  [default: 1]",
-            LOAD,
-            name="--streams",
-            repeated=True,
-        ),
-    ] = (1,)
-    precision: Annotated[
-        str | None,
-        Option("Precision of a model folder's file: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]", RUNNER),
-    ] = None
-    provider: Annotated[
-        str | None, Option("What onnxruntime computes with: cpu, cuda or tensorrt.  [default: cpu]", RUNNER)
-    ] = None
-    threads: Annotated[int | None, Option("Threads within one operator, on the CPU.  [default: all cores]", RUNNER)] = (
-        None
-    )
-    samples: Annotated[
-        int, Option("Number of inferences that are timed, or more if --duration is longer.", MEASURING)
-    ] = 200
-    duration_s: Annotated[
-        float | None,
-        Option(
-            "Seconds for which inferences are timed, or longer if --samples takes longer.  "
-            "[default: 10 where power is read, else 1]",
-            MEASURING,
-            name="--duration",
-        ),
-    ] = None
-    idle_s: Annotated[
-        float | None,
-        Option(
-            "Seconds for which the idle power is measured before the first inference.  "
-            "[default: 10 where power is read]",
-            MEASURING,
-            name="--idle",
-        ),
-    ] = None
-    warmup: Annotated[int, Option("Number of inferences before the first that is timed.", MEASURING)] = 10
-    warmup_seconds: Annotated[
-        float, Option("Seconds for which these go on, or longer if --warmup takes longer.", MEASURING)
-    ] = 0.5
-    power_meter: Annotated[
-        str | None,
-        Option("What reads the power: ina3221, tegrastats or jtop.  [default: the first that can be read]", MEASURING),
-    ] = None
-    power_mode: Annotated[
-        str | None,
-        Option("Power mode to set for the bench; the earlier one is set again after it.", BOARD),
-    ] = None
-    lock_clocks: Annotated[bool, Option("Lock the clocks for the bench, and unlock them after it.", BOARD)] = False
-    cross_check: Annotated[bool, Option("Let trtexec measure the same engine, too.", MEASURING)] = False
-    options: Annotated[
-        Mapping[str, Any],
-        Option(
-            "Option of the runner, such as cuda_graph=False; repeatable.",
-            RUNNER,
-            name="--option",
-            metavar="NAME=VALUE",
-            repeated=True,
-            read=assignments("--option", "cuda_graph=False"),
-        ),
-    ] = field(default_factory=dict)
-
-    def runner_options(self, runner: str, streams: int) -> dict[str, Any]:
-        """The runner's own options; those that it does not know are refused by name."""
-        several = None if streams == 1 else streams  # one is what every runner does by itself
-        given = {"provider": self.provider, "threads": self.threads, "streams": several}
-        options = {**{name: value for name, value in given.items() if value is not None}, **self.options}
-        known = runner_options(runner)
-        for name in options:
-            if name not in known:
-                raise OptionError(
-                    f"the runner {runner!r} has no option {name!r}; its options: {', '.join(known) or 'none'}"
-                )
-        return options
-
-    def check(self, runner: str, rounds: int) -> None:
-        """Raises: UnknownNameError, OptionError."""
-        named = (
-            ("runner", runner, runner_names()),
-            ("provider", self.provider, PROVIDERS),
-            ("precision", self.precision, PRECISIONS),
-            ("power meter", self.power_meter, POWER_METERS),
-        )
-        for kind, name, known in named:
-            if name is not None and name not in known:
-                raise UnknownNameError(kind, name, known)
-        if not self.batches or not self.streams:
-            raise OptionError("no batch size or no streams: give at least one --batch, and one --streams if any")
-        limits = (
-            *(("batch", batch, 1) for batch in self.batches),
-            *(("streams", count, 1) for count in self.streams),
-            ("repeat", rounds, 1),
-            ("samples", self.samples, 1),
-            ("threads", 1 if self.threads is None else self.threads, 1),
-            ("duration", self.duration_s or 0, 0),
-            ("idle", self.idle_s or 0, 0),
-            ("warmup", self.warmup, 0),
-            ("warmup-seconds", self.warmup_seconds, 0),
-        )
-        for name, value, least in limits:
-            if not least <= value < float("inf"):
-                raise OptionError(f"--{name} is {value}: it must be at least {least}")
-        self.runner_options(runner, max(self.streams))
-        if self.cross_check and runner != "tensorrt":
-            raise OptionError(f"--cross-check runs trtexec on an engine, and the runner is {runner!r}")
-
-    def requests(self, model: str, found: Measurable, runner: str, setting: Setting) -> list[Request]:
-        """One for each batch size and number of streams."""
-        request = Request(
-            model=model,
-            model_sha256=found.sha256,
-            label=found.label,
-            precision=found.precision,
-            runner=runner,
-            batch=1,
-            samples=self.samples,
-            duration_s=_or(self.duration_s, ON_A_BOARD_S if setting.has_power else ELSEWHERE_S),
-            warmup=self.warmup,
-            warmup_seconds=self.warmup_seconds,
-            power_meter=self.power_meter,
-            total_rails=tuple(setting.profile.total_rails()) if setting.profile else (),
-        )
-        shapes = [(batch, self.runner_options(runner, streams)) for batch in self.batches for streams in self.streams]
-        return [replace(request, batch=batch, options=options) for batch, options in shapes]
-
-
 def bench(
-    model: str | Path,
+    model: str | Path | BenchRequest,
     how: Conditions | None = None,
     *,
-    repeat: int = 1,
+    repeat: int | None = None,
     label: str | None = None,
     board: str | None = None,
     ssh_config: str | Path | None = None,
@@ -246,27 +90,31 @@ def bench(
     progress: Progress | None = None,
     **conditions: Any,
 ) -> Bench:
-    """Measure one model `repeat` times at each batch size and number of streams; see `bench_in_turns`.
+    """Measure one model `repeat` times at each batch size and number of streams, or what a whole request asks for.
 
-    `label` is what tables call the model; `conditions` are fields of `Conditions`, in place of `how`.
+    `label` is what tables call the model; `conditions` are fields of `Conditions`, in place of `how`. `before`,
+    `on_run` and what is raised: see `run`.
 
     Raises:
         OptionError: also of a condition that there is not.
     """
     if how is not None and conditions:
         raise OptionError(f"bench takes conditions as a whole or one by one; leave out {', '.join(conditions)}")
-    return bench_in_turns(
-        [model],
-        how or request_of(Conditions, conditions, "bench"),
-        rounds=repeat,
-        labels=None if label is None else [label],
+    if isinstance(model, BenchRequest):
+        given = {"how": how, "repeat": repeat, "label": label, "board": board, "profile": profile, **conditions}
+        if beside := [name for name, value in given.items() if value is not None]:
+            raise OptionError(f"a whole BenchRequest was given, and {', '.join(beside)} beside it; leave that out")
+        return run(model, before=before, on_run=on_run, progress=progress)
+    request = BenchRequest(
+        models=(Path(model),),
+        labels=None if label is None else (label,),
+        how=how or request_of(Conditions, conditions, "bench"),
+        repeat=repeat,
         board=board,
-        ssh_config=ssh_config,
-        profile=profile,
-        before=before,
-        on_run=on_run,
-        progress=progress,
+        ssh_config=None if ssh_config is None else Path(ssh_config),
+        profile=None if profile is None else str(profile),
     )
+    return run(request, before=before, on_run=on_run, progress=progress)
 
 
 def bench_in_turns(
@@ -283,15 +131,35 @@ def bench_in_turns(
     on_run: Callable[[Run], None] | None = None,
     progress: Progress | None = None,
 ) -> Bench:
-    """Measure models against each other, on this machine or on `board`, over SSH.
+    """Measure models against each other; see `run`."""
+    request = BenchRequest(
+        models=tuple(map(Path, models)),
+        labels=labels,
+        how=how or Conditions(),
+        repeat=rounds,
+        seed=seed,
+        board=board,
+        ssh_config=None if ssh_config is None else Path(ssh_config),
+        profile=None if profile is None else str(profile),
+    )
+    return run(request, before=before, on_run=on_run, progress=progress)
 
-    In each of `rounds`, every model is measured once at each batch size and number of streams, each time in a process
-    of its own; the order within all rounds but the first is drawn with `seed`, and each run says its round and turn.
-    What the ratios to the first model are, and how sure that is, `edgevit.report.runs.compare_within` says of the runs.
 
-    `labels` are what tables call the models; else each has the name of its folder or file, or its path where two names
-    are alike. `before` gets the setting and the runner's name before anything is measured, and may refuse by raising;
-    `on_run` gets each run.
+def run(
+    request: BenchRequest,
+    *,
+    before: Callable[[Setting, str], None] | None = None,
+    on_run: Callable[[Run], None] | None = None,
+    progress: Progress | None = None,
+) -> Bench:
+    """Measure models, on this machine or on a board, over SSH.
+
+    In each round, every model is measured once at each batch size and number of streams, each time in a process of its
+    own; each run says its round and turn. What the ratios to the first model are, and how sure that is,
+    `edgevit.report.runs.compare_within` says of the runs.
+
+    Without labels each model has the name of its folder or file, or its path where two names are alike. `before` gets
+    the setting and the runner's name before anything is measured, and may refuse by raising; `on_run` gets each run.
 
     Raises:
         UnknownNameError, OptionError: the request makes no sense; nothing was started.
@@ -299,18 +167,16 @@ def bench_in_turns(
         ProfileError: the profile cannot be read, or is another board's.
         BoardError: the board cannot be reached, lacks something, or cannot run a model as asked.
     """
-    how, paths, told = how or Conditions(), [Path(model) for model in models], progress or Silent()
-    runner = how.runner or _usual_runner(paths, on_board=board is not None)
-    how.check(runner, rounds)
-    if labels is not None and len(set(labels)) != len(paths):
-        raise OptionError(f"{len(paths)} models have the labels {', '.join(labels)}; give each its own")
+    request.check()
+    how, runner, told = request.how, request.runner, progress or Silent()
+    paths = [Path(model) for model in request.models]
     # Whatever can be wrong here is found before the board is bothered; which engine is the right one, the board says.
     files = [
         None if runner == "tensorrt" and path.is_dir() else find_file(path, how.precision, how.provider)
         for path in paths
     ]
-    known = None if profile is None else load_profile(profile)
-    with open_board(board, ssh_config=None if ssh_config is None else Path(ssh_config)) as place:
+    known = None if request.profile is None else load_profile(request.profile)
+    with open_board(request.board, ssh_config=request.ssh_config) as place:
         setting = _look(place, known, how, told)
         if before:
             before(setting, runner)
@@ -320,11 +186,33 @@ def bench_in_turns(
             else find_engine_file(path, setting.facts, how.batches, how.precision)
             for path, file in zip(paths, files, strict=True)
         ]
-        found = [replace(file, label=name) for file, name in zip(built, labels or _names(paths, built), strict=True)]
+        names = request.labels or _names(paths, built)
+        found = [replace(file, label=name) for file, name in zip(built, names, strict=True)]
         here = place.host == THIS_MACHINE
         there = [str(file.path) if here else place.put(file.path, file.sha256, told) for file in found]
-        shapes = [how.requests(path, file, runner, setting) for path, file in zip(there, found, strict=True)]
-        return _bench(place, how, found, shapes, in_turns(shapes, rounds, seed), setting, on_run, told)
+        shapes = [_requests(how, path, file, runner, setting) for path, file in zip(there, found, strict=True)]
+        turns = in_turns(shapes, request.rounds, request.seed)
+        return _bench(place, how, found, shapes, turns, setting, on_run, told)
+
+
+def _requests(how: Conditions, model: str, found: Measurable, runner: str, setting: Setting) -> list[Request]:
+    """One for each batch size and number of streams."""
+    request = Request(
+        model=model,
+        model_sha256=found.sha256,
+        label=found.label,
+        precision=found.precision,
+        runner=runner,
+        batch=1,
+        samples=how.samples,
+        duration_s=_or(how.duration_s, ON_A_BOARD_S if setting.has_power else ELSEWHERE_S),
+        warmup=how.warmup,
+        warmup_seconds=how.warmup_seconds,
+        power_meter=how.power_meter,
+        total_rails=tuple(setting.profile.total_rails()) if setting.profile else (),
+    )
+    shapes = [(batch, how.runner_options(runner, streams)) for batch in how.batches for streams in how.streams]
+    return [replace(request, batch=batch, options=options) for batch, options in shapes]
 
 
 def in_turns(shapes: Sequence[Sequence[Request]], rounds: int, seed: int) -> list[Request]:
@@ -339,17 +227,6 @@ def in_turns(shapes: Sequence[Sequence[Request]], rounds: int, seed: int) -> lis
             order = alike if number == 1 else random.sample(alike, len(alike))
             turns += [replace(request, round=number) for request in order]
     return turns
-
-
-def _usual_runner(models: Sequence[Path], *, on_board: bool) -> str:
-    """Raises: OptionError."""
-    if not models:
-        raise OptionError("there is no model to measure; give at least one")
-    engines = [on_board or model.suffix == ".engine" for model in models]
-    if len(set(engines)) > 1:
-        first, other = models[engines.index(True)], models[engines.index(False)]
-        raise OptionError(f"{first.name} is an engine and {other} is not; measure engines with engines")
-    return "tensorrt" if engines[0] else "onnxruntime"
 
 
 def _names(paths: Sequence[Path], found: Sequence[Measurable]) -> list[str]:

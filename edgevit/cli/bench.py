@@ -1,65 +1,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from edgevit.cli import arguments
-from edgevit.cli.arguments import option as asked
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 from edgevit.errors import OutputError
-from edgevit.request import JUDGING, MEASURING, OUTPUT
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from edgevit.agent.records import Run
-    from edgevit.board.bench import Bench, Conditions
-    from edgevit.report.gates import Verdict
+    from edgevit.board.bench import Bench, Setting
+    from edgevit.board.request import BenchRequest
+    from edgevit.report.gates import Gate, Verdict
+    from edgevit.report.request import JudgingRequest
     from edgevit.report.runs import Comparison, Row
 
 
-@asks(how="edgevit.board.bench:Conditions")
+@asks(request="edgevit.board.request:BenchRequest", judging="edgevit.report.request:JudgingRequest")
 def main(
-    models: Annotated[
-        list[Path],
-        typer.Argument(help="Model folder with an export, ONNX file, or engine; several are measured in turns."),
-    ],
-    how: Conditions,
+    request: BenchRequest,
+    judging: JudgingRequest,
     *,
-    board: arguments.Board = None,
-    ssh_config: arguments.SshConfig = None,
-    profile: arguments.ProfileName = None,
-    repeat: Annotated[
-        int | None,
-        asked(
-            panel=MEASURING,
-            help="Number of rounds, with a process of its own for each measurement.  "
-            "[default: 1; 10 of several models]",
-        ),
-    ] = None,
-    seed: Annotated[int, asked(panel=MEASURING, help="Seed that draws the order of several models in each round.")] = 0,
-    gate: Annotated[
-        list[str] | None,
-        asked(
-            panel=JUDGING,
-            metavar="METRIC<VALUE",
-            help="Limit that must hold, such as 'p99<8ms' or 'energy<40mJ'; repeatable.",
-        ),
-    ] = None,
-    compare: Annotated[
-        Path | None, asked(panel=JUDGING, help="JSON-lines file of earlier runs that these are set against.")
-    ] = None,
-    force: Annotated[
-        bool,
-        asked("--force", panel=JUDGING, help="Compare even if the environments differ; a warning says in what."),
-    ] = False,
-    output: Annotated[
-        Path | None, asked(panel=OUTPUT, help="JSON-lines file that the raw runs are appended to.")
-    ] = None,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
@@ -70,30 +35,15 @@ def main(
 
     Exit code 3: a gate failed. 4: a run is void, because clocks moved or the board held itself back.
     """
-    from dataclasses import asdict
-
-    from edgevit.board.bench import ROUNDS, Setting, bench_in_turns
-    from edgevit.cli.compare import show_comparisons
-    from edgevit.report.gates import check_measurable, exit_code, judge, measurable, parse_gate
+    from edgevit.board.bench import run
+    from edgevit.report.gates import exit_code, judge, parse_gate
     from edgevit.report.runs import compare_runs, compare_within, load_runs, make_row
-    from edgevit.version import written_by
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
-    gates = [parse_gate(text) for text in gate or ()]
-    earlier = load_runs(compare) if compare else []
-    keep = append_to(output) if output else None
+    gates = [parse_gate(text) for text in judging.gate]
+    earlier = load_runs(judging.compare) if judging.compare else []
+    keep = append_to(judging.output) if judging.output else None
     runs: list[Run] = []
-    usual = 1 if len(models) == 1 else ROUNDS
-
-    def before(setting: Setting, runner: str) -> None:
-        """Refuse gates that this board cannot answer before it is kept busy."""
-        if profile and setting.profile:
-            gates.extend(parse_gate(text, f"profile {setting.profile.name}") for text in setting.profile.budgets)
-        rails = setting.profile is not None
-        given = [
-            measurable(setting.facts, runner, streams=n, total_rails=rails, idle=how.idle_s != 0) for n in how.streams
-        ]
-        check_measurable(gates, set.intersection(*given), how.batches)
 
     def on_run(run: Run) -> None:
         runs.append(run)
@@ -102,45 +52,71 @@ def main(
 
     done = None
     try:
-        done = bench_in_turns(
-            models,
-            how,
-            rounds=usual if repeat is None else repeat,
-            seed=seed,
-            board=board,
-            ssh_config=ssh_config,
-            profile=profile,
-            before=before,
+        done = run(
+            request,
+            before=lambda setting, runner: check_gates(gates, request, setting, runner),
             on_run=on_run,
             progress=console.progress,
         )
     finally:  # a batch size that fails, a full disk or Ctrl-C does not hide what was measured before it
         rows = [make_row(run, done.least_s(run) if done else None) for run in runs]
-        if len(models) == 1 or done is None:
+        if len(request.models) == 1 or done is None:
             show_rows(console, rows)
-    in_turns = compare_within(runs) if len(models) > 1 else []
+    in_turns = compare_within(runs) if len(request.models) > 1 else []
     show_in_turns(console, runs, in_turns)
     show_setting(console, done)
     verdicts = judge(gates, runs)
-    comparisons = compare_runs(earlier, runs, force=force) if compare else []
+    comparisons = compare_runs(earlier, runs, force=judging.force) if earlier else []
+    show_judged(console, verdicts, comparisons)
+    console.show(next_command(request.models, judging.output))
+    console.result(result_of(done, rows, verdicts, in_turns, comparisons))
+    return exit_code(verdicts, runs)
+
+
+def check_gates(gates: list[Gate], request: BenchRequest, setting: Setting, runner: str) -> None:
+    """Add the budgets of a profile that was named, and refuse gates that this board cannot answer.
+
+    Raises: GateError.
+    """
+    from edgevit.report.gates import check_measurable, measurable, parse_gate
+
+    how = request.how
+    if request.profile and setting.profile:
+        gates.extend(parse_gate(text, f"profile {setting.profile.name}") for text in setting.profile.budgets)
+    rails = setting.profile is not None
+    given = [measurable(setting.facts, runner, streams=n, total_rails=rails, idle=how.idle_s != 0) for n in how.streams]
+    check_measurable(gates, set.intersection(*given), how.batches)
+
+
+def show_judged(console: Console, verdicts: Sequence[Verdict], comparisons: Sequence[Comparison]) -> None:
+    from edgevit.cli.compare import show_comparisons
+
     if verdicts:
         console.show(verdicts_table(verdicts))
     show_comparisons(console, comparisons)
-    console.show(next_command(models, output))
-    console.result(
-        {
-            "edgevit": written_by(),
-            "host": done.setting.host,
-            "profile": done.setting.profile.name if done.setting.profile else None,
-            "changed": done.changed,
-            "runs": [asdict(row) for row in rows],
-            "gates": [asdict(verdict) for verdict in verdicts],
-            "in_turns": [asdict(c) for c in in_turns],
-            "comparisons": [asdict(c) for c in comparisons],
-            "trtexec": list(done.cross_checks),
-        }
-    )
-    return exit_code(verdicts, runs)
+
+
+def result_of(
+    done: Bench,
+    rows: Sequence[Row],
+    verdicts: Sequence[Verdict],
+    in_turns: Sequence[Comparison],
+    comparisons: Sequence[Comparison],
+) -> dict[str, Any]:
+    """All of it as JSON."""
+    from edgevit.version import written_by
+
+    return {
+        "edgevit": written_by(),
+        "host": done.setting.host,
+        "profile": done.setting.profile.name if done.setting.profile else None,
+        "changed": done.changed,
+        "runs": [asdict(row) for row in rows],
+        "gates": [asdict(verdict) for verdict in verdicts],
+        "in_turns": [asdict(c) for c in in_turns],
+        "comparisons": [asdict(c) for c in comparisons],
+        "trtexec": list(done.cross_checks),
+    }
 
 
 def next_command(models: Sequence[Path], output: Path | None) -> str:

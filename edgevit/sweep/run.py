@@ -10,7 +10,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from edgevit.board.bench import Conditions, bench_in_turns
+from edgevit.board.bench import bench_in_turns
+from edgevit.board.request import Conditions
 from edgevit.derive.base import run as write_base
 from edgevit.derive.request import BaseRequest
 from edgevit.derive.session import run as derive

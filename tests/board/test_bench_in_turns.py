@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgevit.agent.measure import Request
-from edgevit.board.bench import Conditions, bench_in_turns, in_turns
+from edgevit.board.bench import bench_in_turns, in_turns
+from edgevit.board.request import Conditions
 from edgevit.errors import AgentError, CheckpointError, OptionError
 from edgevit.report.runs import compare_within, decisive
 

@@ -32,7 +32,7 @@ def parsed(line: str) -> dict[str, Any]:
 def test_a_sweep_ends_with_the_table_the_plot_and_the_command_that_distils(
     given: list[str], edgevit_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgevit.board.bench import Conditions
+    from edgevit.board.request import Conditions
     from edgevit.sweep import run
 
     monkeypatch.setattr(run, "ROUNDS", 2)

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import save_file
 
 import edgevit
-from edgevit.board.bench import Conditions
+from edgevit.board.request import Conditions
 from edgevit.derive.cache import cache_folder, entries
 from edgevit.errors import BudgetError, OptionError, OutputError, SweepError
 from edgevit.report.runs import load_runs

@@ -1,0 +1,218 @@
+"""What is asked of a bench: which models, where, and how they are measured; checked by names and numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from edgevit.agent.runners import runner_names, runner_options
+from edgevit.agent.runners.onnxruntime import PROVIDERS
+from edgevit.errors import OptionError, UnknownNameError
+from edgevit.request import BOARD, LOAD, MEASURING, RUNNER, Nested, Option, assignments
+
+PRECISIONS = ("fp32", "fp16", "mixed")
+POWER_METERS = ("ina3221", "tegrastats", "jtop")
+ROUNDS = 10  # of several models in turns; an interval of their ratios needs at least 6
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How to measure.
+
+    The runner is `tensorrt` on a board and for an engine, unless given, and the file of a model folder then the engine
+    that `edgevit export --trt` built there; else it is `onnxruntime` with the exported ONNX file of `precision`: fp16
+    on a GPU and fp32 on the CPU, where fp16 is slower. `options` are the runner's own beside `provider`, `threads` and
+    `streams`. Where the power can be read, the window lasts 10 s and the idle power is read as long, unless given.
+    """
+
+    runner: Annotated[
+        str | None,
+        Option(
+            "What runs the model: tensorrt, onnxruntime or fake.  "
+            "[default: tensorrt on a board, onnxruntime elsewhere]",
+            RUNNER,
+        ),
+    ] = None
+    batches: Annotated[
+        Sequence[int],
+        Option("Number of images per inference; repeatable.  [default: 1]", LOAD, name="--batch", repeated=True),
+    ] = (1,)
+    streams: Annotated[
+        Sequence[int],
+        Option(
+            "Number of inferences under way at the same time; repeatable.  [default: 1]",
+            LOAD,
+            name="--streams",
+            repeated=True,
+        ),
+    ] = (1,)
+    precision: Annotated[
+        str | None,
+        Option("Precision of a model folder's file: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]", RUNNER),
+    ] = None
+    provider: Annotated[
+        str | None, Option("What onnxruntime computes with: cpu, cuda or tensorrt.  [default: cpu]", RUNNER)
+    ] = None
+    threads: Annotated[int | None, Option("Threads within one operator, on the CPU.  [default: all cores]", RUNNER)] = (
+        None
+    )
+    samples: Annotated[
+        int, Option("Number of inferences that are timed, or more if --duration is longer.", MEASURING)
+    ] = 200
+    duration_s: Annotated[
+        float | None,
+        Option(
+            "Seconds for which inferences are timed, or longer if --samples takes longer.  "
+            "[default: 10 where power is read, else 1]",
+            MEASURING,
+            name="--duration",
+        ),
+    ] = None
+    idle_s: Annotated[
+        float | None,
+        Option(
+            "Seconds for which the idle power is measured before the first inference.  "
+            "[default: 10 where power is read]",
+            MEASURING,
+            name="--idle",
+        ),
+    ] = None
+    warmup: Annotated[int, Option("Number of inferences before the first that is timed.", MEASURING)] = 10
+    warmup_seconds: Annotated[
+        float, Option("Seconds for which these go on, or longer if --warmup takes longer.", MEASURING)
+    ] = 0.5
+    power_meter: Annotated[
+        str | None,
+        Option("What reads the power: ina3221, tegrastats or jtop.  [default: the first that can be read]", MEASURING),
+    ] = None
+    power_mode: Annotated[
+        str | None,
+        Option("Power mode to set for the bench; the earlier one is set again after it.", BOARD),
+    ] = None
+    lock_clocks: Annotated[bool, Option("Lock the clocks for the bench, and unlock them after it.", BOARD)] = False
+    cross_check: Annotated[bool, Option("Let trtexec measure the same engine, too.", MEASURING)] = False
+    options: Annotated[
+        Mapping[str, Any],
+        Option(
+            "Option of the runner, such as cuda_graph=False; repeatable.",
+            RUNNER,
+            name="--option",
+            metavar="NAME=VALUE",
+            repeated=True,
+            read=assignments("--option", "cuda_graph=False"),
+        ),
+    ] = field(default_factory=dict)
+
+    def runner_options(self, runner: str, streams: int) -> dict[str, Any]:
+        """The runner's own options; those that it does not know are refused by name."""
+        several = None if streams == 1 else streams  # one is what every runner does by itself
+        given = {"provider": self.provider, "threads": self.threads, "streams": several}
+        options = {**{name: value for name, value in given.items() if value is not None}, **self.options}
+        known = runner_options(runner)
+        for name in options:
+            if name not in known:
+                raise OptionError(
+                    f"the runner {runner!r} has no option {name!r}; its options: {', '.join(known) or 'none'}"
+                )
+        return options
+
+    def check(self, runner: str, rounds: int) -> None:
+        """Raises: UnknownNameError, OptionError."""
+        named = (
+            ("runner", runner, runner_names()),
+            ("provider", self.provider, PROVIDERS),
+            ("precision", self.precision, PRECISIONS),
+            ("power meter", self.power_meter, POWER_METERS),
+        )
+        for kind, name, known in named:
+            if name is not None and name not in known:
+                raise UnknownNameError(kind, name, known)
+        if not self.batches or not self.streams:
+            raise OptionError("no batch size or no streams: give at least one --batch, and one --streams if any")
+        limits = (
+            *(("batch", batch, 1) for batch in self.batches),
+            *(("streams", count, 1) for count in self.streams),
+            ("repeat", rounds, 1),
+            ("samples", self.samples, 1),
+            ("threads", 1 if self.threads is None else self.threads, 1),
+            ("duration", self.duration_s or 0, 0),
+            ("idle", self.idle_s or 0, 0),
+            ("warmup", self.warmup, 0),
+            ("warmup-seconds", self.warmup_seconds, 0),
+        )
+        for name, value, least in limits:
+            if not least <= value < float("inf"):
+                raise OptionError(f"--{name} is {value}: it must be at least {least}")
+        self.runner_options(runner, max(self.streams))
+        if self.cross_check and runner != "tensorrt":
+            raise OptionError(f"--cross-check runs trtexec on an engine, and the runner is {runner!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRequest:
+    """One bench, asked for: of one model, or of several in turns.
+
+    Several are measured once in each round, in an order that is drawn with `seed` for all rounds but the first.
+    """
+
+    models: Annotated[
+        Sequence[Path],
+        Option(
+            "Model folder with an export, ONNX file, or engine; several are measured in turns.", None, repeated=True
+        ),
+    ]
+    labels: Sequence[str] | None = None  # what tables call the models; None: by their folders and files
+    how: Annotated[Conditions, Nested()] = field(default_factory=Conditions)
+    board: Annotated[
+        str | None,
+        Option("A Jetson, as ssh knows it.  [default: this machine]", BOARD, metavar="USER@HOST"),
+    ] = None
+    ssh_config: Annotated[Path | None, Option("OpenSSH configuration to use.  [default: your own]", BOARD)] = None
+    profile: Annotated[
+        str | None,
+        Option("Board profile that must match, by name or path; its budgets become gates.", BOARD),
+    ] = None
+    repeat: Annotated[
+        int | None,
+        Option(
+            "Number of rounds, with a process of its own for each measurement.  [default: 1; 10 of several models]",
+            MEASURING,
+        ),
+    ] = None
+    seed: Annotated[int, Option("Seed that draws the order of several models in each round.", MEASURING)] = 0
+
+    @property
+    def rounds(self) -> int:
+        usual = 1 if len(self.models) == 1 else ROUNDS
+        return usual if self.repeat is None else self.repeat
+
+    @property
+    def runner(self) -> str:
+        """What runs the models.
+
+        Raises:
+            OptionError: there is no model, or engines are to be measured with what no engine runs.
+        """
+        return self.how.runner or _usual_runner(self.models, on_board=self.board is not None)
+
+    def check(self) -> None:
+        """Find what makes no sense before anything is started.
+
+        Raises: UnknownNameError, OptionError.
+        """
+        self.how.check(self.runner, self.rounds)
+        if self.labels is not None and len(set(self.labels)) != len(self.models):
+            raise OptionError(f"{len(self.models)} models have the labels {', '.join(self.labels)}; give each its own")
+
+
+def _usual_runner(models: Sequence[Path], *, on_board: bool) -> str:
+    """Raises: OptionError."""
+    if not models:
+        raise OptionError("there is no model to measure; give at least one")
+    engines = [on_board or model.suffix == ".engine" for model in models]
+    if len(set(engines)) > 1:
+        first, other = models[engines.index(True)], models[engines.index(False)]
+        raise OptionError(f"{first.name} is an engine and {other} is not; measure engines with engines")
+    return "tensorrt" if engines[0] else "onnxruntime"
