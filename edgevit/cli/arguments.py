@@ -21,10 +21,6 @@ Board = Annotated[
     str | None, option(panel=BOARD, metavar="USER@HOST", help="A Jetson, as ssh knows it.  [default: this machine]")
 ]
 SshConfig = Annotated[Path | None, option(panel=BOARD, help="OpenSSH configuration to use.  [default: your own]")]
-ProfileName = Annotated[
-    str | None,
-    option("--profile", panel=BOARD, help="Board profile that must match, by name or path; its budgets become gates."),
-]
 
 
 def kind_name(kind: type | tuple[str, ...]) -> str:
