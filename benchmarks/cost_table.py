@@ -165,7 +165,7 @@ def main() -> None:
     torch.set_num_threads(1)
     table, whole_ms = measure(arguments.model, arguments.model_args, arguments.step, arguments.batch, arguments.rounds)
     arguments.out.write_text(yaml.safe_dump(table, default_flow_style=None, sort_keys=False, width=120))
-    told = load_cost_table(arguments.out).base_ms
+    told = load_cost_table(arguments.out).in_quantity("ms").base
     print(f"the base: {told:.3f} ms by the table, {whole_ms:.3f} ms as a whole", file=sys.stderr)
 
 

@@ -18,7 +18,7 @@ The words, one for each idea:
 
     base            the large model that is cut; with all its outputs, or restricted to the target classes
     task            the target classes and their images: training, validation and test part
-    budget          how much may be left: a rate, MACs, parameters or milliseconds
+    budget          how much may be left: a rate, MACs, parameters, milliseconds or millijoules
     request         what a command is asked, as a frozen record: the same from command line, YAML file and Python
     block, site     a block has two sites, its attention and its FFN; either may be gone
     part            the weights of a site, as tensors that methods slice

@@ -10,7 +10,7 @@ EdgeVitError
     UnsupportedModelError a family that the factorisation would break, or that edgevit cannot read yet
     CheckpointError       weights or a model folder that are missing, truncated, altered or of another architecture
   BudgetError             no shape that the policy allows fits the budget
-  CostTableError          a table of milliseconds that cannot be read, is not monotone, has holes or is another base's
+  CostTableError          a table of measured costs that cannot be read, is not monotone, has holes or is another base's
   TrainingError           the loss is no longer a number
   OutputError             the output exists, or could not be written
   UnfinishedError         the state of an unfinished derivation is damaged, or does not say what it is of
@@ -83,7 +83,7 @@ class BudgetError(EdgeVitError):
 
 
 class CostTableError(EdgeVitError):
-    """A table of milliseconds that cannot be read, is not monotone, has holes or is another base's."""
+    """A table of measured costs that cannot be read, is not monotone, has holes or is another base's."""
 
 
 class TrainingError(EdgeVitError):

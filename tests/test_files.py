@@ -92,7 +92,7 @@ def _costs(root: Path) -> object:
 
     table = load_cost_table(root / "costs.yaml")
     table.check("vit", *_sizes(root / "net"), POLICIES["fused"])
-    return table.base_ms
+    return table.in_quantity("ms").base
 
 
 def _plan(root: Path) -> object:

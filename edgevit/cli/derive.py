@@ -53,7 +53,8 @@ def main(
         console.show(classes_line(record.accuracy))
         if spec.rejection is not None and measured.rejection is not None:
             console.show(rejection_table(spec.rejection, measured.rejection))
-    timed = f", {record.budget.reached:.4g} ms by the cost table" if record.budget.quantity == "ms" else ""
+    unit = {"ms": "ms", "mj": "mJ"}.get(record.budget.quantity)
+    timed = f", {record.budget.reached:.4g} {unit} by the cost table" if unit else ""
     out = request.out
     console.show(f"wrote {out}: {100 * spec.rate:.1f} % fewer MACs{timed}. Next: edgevit export {out}")
     unpruned = out.with_name("base")

@@ -9,15 +9,18 @@ from edgevit.derive.options import describe
 from edgevit.errors import OptionError
 
 
-def refuse_linear(method: str) -> None:
-    """Raise OptionError, naming those that can, if a method cannot meet a budget in milliseconds.
+def refuse_linear(method: str, budget: str) -> None:
+    """Raise OptionError, naming those that can, if a method cannot meet a budget by a cost table: ms, mj or fps.
 
-    Methods that count on a cost linear in the widths cannot; the others have "ms" among their QUANTITIES.
+    Methods that count on a cost linear in the widths cannot; the others have "ms" and "mj" among their QUANTITIES.
     """
-    able = [name for name in method_names() if "ms" in describe(name).quantities]
+    quantity = "mj" if budget == "mj" else "ms"
+    able = [name for name in method_names() if quantity in describe(name).quantities]
     if method not in able:
         names = "".join(f"--method {name}, " for name in able)
-        raise OptionError(f"--ms: method {method!r} cannot allocate milliseconds; try {names}--macs or --params")
+        raise OptionError(
+            f"--{budget}: method {method!r} cannot allocate by a cost table; try {names}--macs or --params"
+        )
 
 
 def refuse_untaught(method: str, config: Any, steps: int | None) -> None:

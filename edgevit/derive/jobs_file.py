@@ -167,7 +167,7 @@ def _jobs(plan: Layout, file: Path) -> list[Job]:
     for job in jobs:
         asked = job.request()
         make_policy(asked.shape, asked.ffn_multiple)
-        check_steps(asked.first, asked.method, asked.rate, milliseconds=asked.ms is not None)
+        check_steps(asked.first, asked.method, asked.rate, measured=asked.measured)
     _refuse_shared_folders(jobs, file)
     first = {job.task: job.name for job in reversed(jobs)}
     return sorted(jobs, key=lambda job: first[job.task] != job.name)

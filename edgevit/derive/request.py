@@ -102,8 +102,8 @@ class BaseRequest(BaseOptions):
 RESOLVED = {
     "base", "data", "out", "classes", "base_classes", "validation_fraction", "skip_bad_images", "accept_weak_base",
     "checkpoint", "pretrained", "model_args", "preprocessing", "shape", "ffn_multiple", "training", "options", "method",
-    "supernet", "head", "rate", "macs", "params", "ms", "cost_table", "finetune_base", "unlabelled", "reject", "cache",
-    "first", "resume", "overwrite", "job",
+    "supernet", "head", "rate", "macs", "params", "ms", "mj", "fps", "cost_table", "finetune_base", "unlabelled",
+    "reject", "cache", "first", "resume", "overwrite", "job",
 }  # fmt: skip
 
 
@@ -212,10 +212,18 @@ class DeriveRequest(Request):
     ] = None
     macs: Annotated[str | float | None, Option("Multiply-accumulates per image to keep, such as 6.8G.", BUDGET)] = None
     params: Annotated[str | float | None, Option("Parameters to keep, such as 34M.", BUDGET)] = None
-    ms: Annotated[float | None, Option("Milliseconds per image to keep, by the table in --cost-table.", BUDGET)] = None
+    ms: Annotated[
+        float | None, Option("Milliseconds that one inference may take, by the table in --cost-table.", BUDGET)
+    ] = None
+    mj: Annotated[
+        float | None, Option("Millijoules that one image may take, by the table in --cost-table.", BUDGET)
+    ] = None
+    fps: Annotated[
+        float | None, Option("Images per second, one inference after the other: --ms in other words.", BUDGET)
+    ] = None
     cost_table: Annotated[
         Path | str | None,
-        Option("Table of measured milliseconds per width, as benchmarks/cost_table.py writes it, for --ms.", BUDGET),
+        Option("Table of what each size takes, as `edgevit cost` writes it, for --ms, --mj and --fps.", BUDGET),
     ] = None
     method: Annotated[str, Option(f"How the model is derived: {METHOD}", SHAPE)] = "forge"
     options: Annotated[
@@ -271,7 +279,7 @@ class DeriveRequest(Request):
         if self.data is None and self.needs_images():
             raise OptionError("--data is missing; only a slice of a super-network that is not trained needs no images")
         self.check_budget()
-        check_steps(self.first, self.method, self.rate, milliseconds=self.ms is not None)
+        check_steps(self.first, self.method, self.rate, measured=self.measured)
         if self.head not in HEADS:
             raise UnknownNameError("head", self.head, HEADS)
         if self.reject is not None:
@@ -292,14 +300,23 @@ class DeriveRequest(Request):
             CostTableError: the table cannot be read.
         """
         table = None
-        if self.ms is not None or self.cost_table is not None:
+        if self.measured is not None or self.cost_table is not None:
             from edgevit.derive.abilities import refuse_linear
             from edgevit.derive.allocate.cost_table import load_cost_table  # numpy and pydantic: a quarter second
 
-            if self.ms is not None:
-                refuse_linear(self.method)
+            if self.measured is not None:
+                refuse_linear(self.method, self.measured)
             table = None if self.cost_table is None else load_cost_table(self.cost_table)
-        make_budget(NO_LIMIT, NO_LIMIT, rate=self.rate, macs=self.macs, params=self.params, ms=self.ms, table=table)
+        make_budget(NO_LIMIT, NO_LIMIT, **self.budget(), table=table)
+
+    def budget(self) -> dict[str, Any]:
+        """What was given of that of which one must be."""
+        return {name: getattr(self, name) for name in ("rate", "macs", "params", "ms", "mj", "fps")}
+
+    @property
+    def measured(self) -> str | None:
+        """The budget that a cost table counts, if it is such a one."""
+        return next((name for name in ("ms", "mj", "fps") if getattr(self, name) is not None), None)
 
     def supernet_folder(self) -> Path | None:
         """The super-network that is sliced; None where the method works on a base.

@@ -222,8 +222,7 @@ def _budget(opened: Opened, policy: Policy, request: DeriveRequest, *, drops: bo
     table = None if request.cost_table is None else load_cost_table(request.cost_table)
     if table is not None:
         table.check(base.spec.family, base.spec.blocks, geometry, policy)
-    asked = {"rate": request.rate, "macs": request.macs, "params": request.params, "ms": request.ms}
-    budget = make_budget(base.spec.macs, base.spec.params, **asked, table=table)  # type: ignore[arg-type]
+    budget = make_budget(base.spec.macs, base.spec.params, **request.budget(), table=table)
     if not drops:  # else the method itself knows how small it can get
         check_reachable(base.spec.blocks, geometry, budget, policy)
     return budget

@@ -43,8 +43,11 @@ def read_steps(text: str) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def check_steps(steps: Sequence[Step], method: str, rate: float | None, *, milliseconds: bool) -> None:
+def check_steps(steps: Sequence[Step], method: str, rate: float | None, *, measured: str | None) -> None:
     """Refuse steps that cannot stand in a row.
+
+    Args:
+        measured: the budget that counts what was measured, if it is such a one: ms, mj or fps.
 
     Raises:
         UnknownNameError: there is no such method, or option of it.
@@ -62,8 +65,10 @@ def check_steps(steps: Sequence[Step], method: str, rate: float | None, *, milli
             f"--first: {SLICES} cuts a super-network, which no other method makes, and cannot stand in a row; write "
             f"the slice with edgevit derive --method {SLICES}, then derive from its folder"
         )
-    if milliseconds:
-        raise OptionError("--first counts rates in MACs, and --ms milliseconds; give --rate, or leave --first out")
+    if measured:
+        raise OptionError(
+            f"--first counts rates in MACs, and --{measured} what was measured; give --rate, or leave --first out"
+        )
     rates = [(step.method, step.rate) for step in steps] + ([(method, rate)] if rate is not None else [])
     for (one, less), (other, more) in pairwise(rates):
         if less >= more:

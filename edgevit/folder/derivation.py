@@ -66,7 +66,7 @@ class TrainingRecord:
 
 @dataclass(frozen=True)
 class TableRecord:
-    """Which table of costs milliseconds were counted by."""
+    """Which table of costs milliseconds or millijoules were counted by."""
 
     measured_on: str
     sha256: Sha256
@@ -76,7 +76,7 @@ class TableRecord:
 class BudgetRecord:
     """What was asked for, in which quantity, and what the model has of it."""
 
-    quantity: Literal["macs", "params", "ms"]
+    quantity: Literal["macs", "params", "ms", "mj"]
     limit: Number
     base: Number
     asked: str

@@ -8,9 +8,9 @@ from edgevit.errors import OptionError
 
 
 def test_milliseconds_are_for_methods_that_can_spend_them():
-    refuse_linear("forge")
-    with pytest.raises(OptionError, match="method 'nuwa' cannot allocate milliseconds; try --method forge, --macs"):
-        refuse_linear("nuwa")
+    refuse_linear("forge", "mj")
+    with pytest.raises(OptionError, match="method 'nuwa' cannot allocate by a cost table; try --method forge, --macs"):
+        refuse_linear("nuwa", "fps")
 
 
 def test_unlabelled_images_need_a_teacher_and_training():

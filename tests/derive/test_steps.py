@@ -30,11 +30,11 @@ def test_what_is_no_step_says_how_one_is_written(text):
 )
 def test_steps_that_cannot_stand_in_a_row_say_why_and_in_which_order_they_can(steps, method, rate, said):
     with pytest.raises(EdgeVitError) as error:
-        check_steps(steps, method, rate, milliseconds=False)
+        check_steps(steps, method, rate, measured=None)
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
 def test_rates_in_macs_do_not_stand_before_a_budget_in_milliseconds():
-    with pytest.raises(OptionError, match="--first counts rates in MACs, and --ms milliseconds"):
-        check_steps([Step("nuwa", 0.5)], "forge", None, milliseconds=True)
-    check_steps([], "forge", None, milliseconds=True)
+    with pytest.raises(OptionError, match="--first counts rates in MACs, and --fps what was measured"):
+        check_steps([Step("nuwa", 0.5)], "forge", None, measured="fps")
+    check_steps([], "forge", None, measured="fps")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from edgevit.errors import OptionError
 from edgevit.folder.derivation import BudgetRecord
@@ -15,22 +16,24 @@ from edgevit.models.cost import Geometry, Quantity
 
 if TYPE_CHECKING:
     from edgevit.derive.allocate.cost_table import CostTable
+    from edgevit.derive.allocate.prices import Measured, Prices
 
 _SUFFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_NAMES = {"macs": "MACs", "params": "parameters", "ms": "ms"}
+_NAMES = {"macs": "MACs", "params": "parameters", "ms": "ms", "mj": "mJ"}
+MEASURED = ("ms", "mj")  # quantities that a cost table counts
 USE_BASE = "use `edgevit base`"
-ROUNDING = 1e-9  # of sums of milliseconds; MACs and parameters are whole numbers
+ROUNDING = 1e-9  # of sums of what was measured; MACs and parameters are whole numbers
 
 
 @dataclass(frozen=True)
 class Budget:
-    """At most `limit` MACs, parameters or milliseconds."""
+    """At most `limit` MACs, parameters, milliseconds of one inference or millijoules of one image."""
 
-    quantity: Quantity | Literal["ms"]
+    quantity: Quantity | Measured
     limit: float
     base: float  # the base's own, in the same quantity
     asked: str  # in the user's words, for messages and records
-    table: CostTable | None = None  # what the milliseconds are counted by
+    table: CostTable | None = None  # what milliseconds and millijoules are counted by
 
     @property
     def rate(self) -> float:
@@ -40,22 +43,30 @@ class Budget:
     @property
     def linear(self) -> Quantity:
         """MACs or parameters, whose cost is linear in every width: for methods that count on it."""
-        assert self.quantity != "ms", "such a method has no `ms` among its QUANTITIES"
+        assert self.quantity == "macs" or self.quantity == "params", "the method has no other among its QUANTITIES"
         return self.quantity
+
+    @cached_property
+    def prices(self) -> Prices | None:
+        """The table in this quantity; None: MACs or parameters, which need none."""
+        if self.table is None or self.quantity == "macs" or self.quantity == "params":
+            return None
+        return self.table.in_quantity(self.quantity)
 
     def cost(self, blocks: Sequence[BlockDims], geometry: Geometry, kept: Sequence[int] | None = None) -> float:
         """What a model costs in this quantity; `kept` says which of the base's blocks these are, if not all."""
-        if self.table is not None:
-            return self.table.cost(blocks, kept)
+        if self.prices is not None:
+            return self.prices.cost(blocks, kept)
         return geometry.cost(blocks, self.linear)
 
     def holds(self, cost: float) -> bool:
         """Whether a model of this cost is within the limit."""
-        return cost <= self.limit * (1 + ROUNDING if self.quantity == "ms" else 1)
+        return cost <= self.limit * (1 + ROUNDING if self.quantity in MEASURED else 1)
 
     def told(self, cost: float) -> str:
         """A cost as a person reads it: 1.25 G MACs, 4.2 ms."""
-        return f"{cost:.4g} ms" if self.quantity == "ms" else f"{readable(cost)} {_NAMES[self.quantity]}"
+        number = f"{cost:.4g}" if self.quantity in MEASURED else readable(cost)
+        return f"{number} {_NAMES[self.quantity]}"
 
     def record(self, reached: float | None = None) -> BudgetRecord:
         """What derivation.json says of it, and of what the model has of it."""
@@ -95,31 +106,35 @@ def make_budget(
     macs: str | float | None = None,
     params: str | float | None = None,
     ms: float | None = None,
+    mj: float | None = None,
+    fps: float | None = None,
     table: CostTable | None = None,
 ) -> Budget:
-    """Turn exactly one of rate, MACs, parameters and milliseconds, which need a table, into a budget.
+    """Turn exactly one of these into a budget; milliseconds, millijoules and images per second need a table.
 
     Raises:
         OptionError: none or several are given, or it asks for nothing to be pruned.
+        CostTableError: the table has no millijoules.
     """
-    asked_for = (("rate", rate), ("macs", macs), ("params", params), ("ms", ms))
-    given = [name for name, value in asked_for if value is not None]
+    asked_for = {"rate": rate, "macs": macs, "params": params, "ms": ms, "mj": mj, "fps": fps}
+    given = [name for name, value in asked_for.items() if value is not None]
     if len(given) != 1:
         seen = " and ".join(f"--{name}" for name in given) or "none"
-        raise OptionError(f"a budget is one of --rate, --macs, --params and --ms, not {seen}; try --rate 0.6")
-    if (ms is None) != (table is None):
         raise OptionError(
-            f"--ms {ms:g} needs --cost-table FILE: what each width takes, as measured"
-            if ms is not None
-            else f"--cost-table is for --ms, not --{given[0]}; leave it out, or give --ms instead"
+            f"a budget is one of --rate, --macs, --params, --ms, --mj and --fps, not {seen}; try --rate 0.6"
         )
+    (name,) = given
+    if name in ("ms", "mj", "fps"):
+        number = ms if ms is not None else mj if mj is not None else fps
+        assert number is not None
+        return _measured(name, number, table)
+    if table is not None:
+        raise OptionError(f"--cost-table is for --ms, --mj and --fps, not --{name}; leave it out, or give --ms instead")
     if rate is not None:
         if not 0 < rate < 1:
             mend = f"to leave the base as it is, {USE_BASE}" if rate == 0 else "0.6 leaves 40 % of the base's MACs"
             raise OptionError(f"--rate {rate:g} is not between 0 and 1; {mend}")
         return Budget("macs", int(base_macs * (1 - rate)), base_macs, f"rate {rate:g}")
-    if ms is not None and table is not None:
-        return _milliseconds(ms, table)
     quantity: Quantity = "macs" if macs is not None else "params"
     asked = macs if macs is not None else params
     assert asked is not None
@@ -132,14 +147,23 @@ def make_budget(
     return Budget(quantity, limit, base, f"{quantity} {asked}")
 
 
-def _milliseconds(ms: float, table: CostTable) -> Budget:
-    if not 0 < ms < inf:
-        raise OptionError(f"--ms {ms:g} is not a positive number of milliseconds; try 5.0")
-    if ms >= table.base_ms:
+def _measured(name: str, number: float, table: CostTable | None) -> Budget:
+    """Of milliseconds, millijoules, or images per second."""
+    if table is None:
+        raise OptionError(f"--{name} {number:g} needs --cost-table FILE: what each size takes, as measured")
+    if not 0 < number < inf:
+        units = {"ms": "milliseconds; try 5.0", "mj": "millijoules; try 40", "fps": "images per second; try 30"}
+        raise OptionError(f"--{name} {number:g} is not a positive number of {units[name]}")
+    quantity: Measured = "mj" if name == "mj" else "ms"
+    limit, base = 1000 * table.batch / number if name == "fps" else number, table.in_quantity(quantity).base
+    if limit >= base:
+        unit = _NAMES[quantity]
+        seen = f"--{name} {number:g}" if name != "fps" else f"--fps {number:g}, {limit:.4g} ms for {table.batch},"
+        less = "more" if name == "fps" else "less"
         raise OptionError(
-            f"--ms {ms:g} is not below the base's {table.base_ms:.4g} ms by the cost table; give less, or {USE_BASE}"
+            f"{seen} is not below the base's {base:.4g} {unit} by the cost table; give {less}, or {USE_BASE}"
         )
-    return Budget("ms", ms, table.base_ms, f"ms {ms:g}", table)
+    return Budget(quantity, limit, base, f"{name} {number:g}", table)
 
 
 def quantity_name(quantity: Quantity) -> str:

@@ -1,40 +1,46 @@
-"""What each module of a base takes at each width, in milliseconds as measured: for budgets in milliseconds.
+"""What each site of a base takes at each size, as measured: for budgets in milliseconds and in millijoules.
 
-A file that a person or a program writes, as YAML or JSON:
+A file that `edgevit cost` writes, or a person, as YAML or JSON:
 
-    schema: 1
+    schema: 2
     measured_on: Orin NX 16GB, mode 25W, TensorRT 10.3 fp16, batch 1   # in words; kept with every result
+    where: {board: orin-nx-16gb-l4t36.4.3-trt10.3.0-8sm, power_mode: 25W, clocks_locked: true, runner: tensorrt,
+      precision: fp16, batch: 1}             # the same for programs; may be left out
+    noise: 0.004                             # relative standard error of the figures; may be left out
+    between: linear                          # sizes between two that are listed; or above: as the next ones above
     base: {family: vit, embed: 192, tokens: 37, patch_values: 192, depth: 6}
-    fixed_ms: 0.21                           # patch embedding, head and all else that widths do not change
+    fixed_ms: 0.21                           # patch embedding, head and all else that no block changes
     blocks:                                  # one for all blocks alike, or one for each
       - base: {heads: 3, qk: 64, vo: 64, ffn: 768}
+        block_ms: 0.01                       # of a block with both sites, beyond their sum; may be negative
         attention:
-          - {heads: 3, width: 16, ms: 0.11}  # QK = VO; or qk and vo, each on its own
+          - {heads: 3, width: 16, ms: 0.11}  # QK = VO; with `above`, qk and vo may be listed each on its own
           - {heads: 3, width: 64, ms: 0.19}
         ffn:
           - {width: 32, ms: 0.05}
           - {width: 768, ms: 0.31}
 
-A width between two that are listed takes what the next one above takes: hardware works in steps, and a guess between
-two would break the limit. benchmarks/cost_table.py writes such a file for this machine.
+Every `ms`, of one inference, may have a `mj` beside it, of one image: all or none. With `linear`, attention is listed
+as a full grid of heads and widths, and what lies between is interpolated in both; QK and VO of two widths cost what
+their mean does. What is smaller than the smallest that is listed costs what that costs.
+
+Schema history: 1  first version; sizes between two cost what the next ones above cost: hardware works in steps
+                2  where, noise, between, block_ms, and millijoules
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from functools import cached_property
-from math import fsum
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, Field, model_validator
 
 from edgevit.derive.allocate.policy import Policy, smallest
+from edgevit.derive.allocate.prices import UNITS, Between, BlockPrices, Measured, Prices
 from edgevit.errors import CostTableError
 from edgevit.folder.derivation import TableRecord
 from edgevit.folder.documents import Reader
@@ -42,20 +48,26 @@ from edgevit.folder.model import Size
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.cost import Geometry
 
-READER = Reader(CostTableError, mend="mend it, or measure again with benchmarks/cost_table.py")
+READER = Reader(CostTableError, mend="mend it, or measure again with `edgevit cost`")
+SCHEMA = 2
+NEW_IN_2 = {"where", "noise", "between", "fixed_mj", "embed", "tokens", "block_ms", "block_mj"}
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class AttentionTime(BaseModel, extra="forbid", frozen=True):
-    """What the attention of a block takes, from its normalised input to its output."""
+class AttentionCost(BaseModel, extra="forbid", frozen=True):
+    """What the attention of a block takes, with its norm and the sum that it is added to."""
 
     heads: Size
     width: Size | None = None  # of QK and VO
     qk: Size | None = None
     vo: Size | None = None
-    ms: float = Field(gt=0, allow_inf_nan=False)
+    ms: Positive
+    mj: Positive | None = None
 
     @model_validator(mode="after")
-    def _has_one_width_or_two(self) -> AttentionTime:
+    def _has_one_width_or_two(self) -> AttentionCost:
         if [self.width is None, self.qk is None, self.vo is None] not in ([False, True, True], [True, False, False]):
             raise ValueError(f"attention of {self.heads} heads needs width, or qk and vo")
         return self
@@ -66,11 +78,12 @@ class AttentionTime(BaseModel, extra="forbid", frozen=True):
         return self.heads, self.qk or self.width or 0, self.vo or self.width or 0
 
 
-class FfnTime(BaseModel, extra="forbid", frozen=True):
-    """What the FFN of a block takes."""
+class FfnCost(BaseModel, extra="forbid", frozen=True):
+    """What the FFN of a block takes, with its norm and the sum that it is added to."""
 
     width: Size
-    ms: float = Field(gt=0, allow_inf_nan=False)
+    ms: Positive
+    mj: Positive | None = None
 
 
 class BaseSizes(BaseModel, extra="forbid", frozen=True):
@@ -89,88 +102,133 @@ class BlockSizes(BaseModel, extra="forbid", frozen=True):
     vo: Size
     ffn: Size
 
+    @property
+    def dims(self) -> BlockDims:
+        return BlockDims(**dict(self))
 
-class BlockTimes(BaseModel, extra="forbid", frozen=True):
-    """The times of one block, or of all alike."""
+
+class BlockCosts(BaseModel, extra="forbid", frozen=True):
+    """The costs of one block, or of all alike."""
 
     base: BlockSizes
-    attention: tuple[AttentionTime, ...] = Field(min_length=1)
-    ffn: tuple[FfnTime, ...] = Field(min_length=1)
+    embed: Size | None = None  # of the tokens that pass through it, where it is not the base's: no plan has that yet
+    tokens: Size | None = None
+    block_ms: Finite = 0.0
+    block_mj: Finite | None = None  # left out: 0, if the others have it
+    attention: tuple[AttentionCost, ...] = Field(min_length=1)
+    ffn: tuple[FfnCost, ...] = Field(min_length=1)
 
-    @cached_property
-    def _attention(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Heads, QK and VO width [n, 3] and ms [n]."""
-        return np.array([a.sizes for a in self.attention]), np.array([a.ms for a in self.attention])
-
-    @cached_property
-    def _ffn(self) -> list[FfnTime]:
-        return sorted(self.ffn, key=lambda f: f.width)
-
-    def attention_ms(self, heads: int, qk: int, vo: int) -> float | None:
-        sizes, ms = self._attention
-        enough = (sizes >= (heads, qk, vo)).all(1)
-        return float(ms[enough].min()) if enough.any() else None
-
-    def ffn_ms(self, width: int) -> float | None:
-        at = bisect_left(self._ffn, width, key=lambda f: f.width)
-        return self._ffn[at].ms if at < len(self._ffn) else None
-
-    def fault(self) -> str | None:
-        """Where more of something takes less time, or something is listed twice; None: nowhere."""
-        sizes, ms = self._attention
-        no_more = (sizes[:, None] <= sizes[None]).all(2)  # [n, n]: the first has no more heads and is no wider
-        less = no_more & ~np.eye(len(ms), dtype=bool)
-        if (pairs := np.argwhere(less & less.T)).size:
-            return f"lists {_attention(sizes[pairs[0, 0]])} twice"
-        if (pairs := np.argwhere(less & (ms[:, None] > ms[None]))).size:
-            i, j = pairs[0]
-            return f"{_attention(sizes[j])} takes {ms[j]:g} ms, less than the {ms[i]:g} ms of {_attention(sizes[i])}"
-        for a, b in zip(self._ffn, self._ffn[1:], strict=False):
-            if a.width == b.width:
-                return f"lists FFN width {a.width} twice"
-            if a.ms > b.ms:
-                return f"FFN width {b.width} takes {b.ms:g} ms, less than the {a.ms:g} ms of width {a.width}"
-        return None
-
-    def hole(self, least: BlockDims, most: BlockDims) -> str | None:
-        """Which of the widths from `least` to `most` lie outside what is listed; None: none."""
-        sizes, _ = self._attention
-        of_heads = sizes[sizes[:, 0] == most.heads]
-        if not len(of_heads):
-            return f"lists no attention of {most.heads} heads"
-        for name, column, low, high in (("QK", 1, least.qk, most.qk), ("VO", 2, least.vo, most.vo)):
-            first, last = of_heads[:, column].min(), of_heads[:, column].max()
-            if first > low or last < high:
-                return (
-                    f"lists {name} widths {first} to {last} of {most.heads} heads, and {low} to {high} can be asked for"
-                )
-        if self.attention_ms(most.heads, most.qk, most.vo) is None:
-            return f"lists nothing as wide as {_attention((most.heads, most.qk, most.vo))}"
-        first, last = self._ffn[0].width, self._ffn[-1].width
-        if first > least.ffn or last < most.ffn:
-            return f"lists FFN widths {first} to {last}, and {least.ffn} to {most.ffn} can be asked for"
-        return None
+    def in_quantity(self, quantity: Measured, between: Between) -> BlockPrices:
+        ffn = sorted(self.ffn, key=lambda f: f.width)
+        return BlockPrices(
+            np.array([a.sizes for a in self.attention]),
+            np.array([getattr(a, quantity) for a in self.attention]),
+            np.array([f.width for f in ffn]),
+            np.array([getattr(f, quantity) for f in ffn]),
+            getattr(self, f"block_{quantity}") or 0.0,
+            between,
+        )
 
 
-def _attention(sizes: Sequence[int]) -> str:
-    heads, qk, vo = sizes
-    return f"attention of {heads} heads, QK {qk}, VO {vo}"
+class Where(BaseModel, extra="forbid", frozen=True):
+    """What a table was measured on: what must be the same for its figures to hold."""
+
+    board: str | None = None  # fingerprint of a board
+    processor: str | None = None  # of a machine that is none
+    power_mode: str | None = None
+    clocks_locked: bool | None = None
+    runner: str
+    provider: str | None = None
+    threads: Size | None = None
+    precision: str
+    batch: Size = 1
+    edgevit: str | None = None  # that measured it
+
+    def check(self, here: Where) -> None:
+        """Make sure that what was measured there holds here.
+
+        Raises:
+            CostTableError: it does not; the message has what differs.
+        """
+        pairs = [(name, value, getattr(here, name)) for name, value in self if name != "edgevit"]
+        other = [[name, *("none" if v is None else v for v in both)] for name, *both in pairs if both[0] != both[1]]
+        if differing := [f"{name} {value} (here it is {own})" for name, value, own in other]:
+            raise CostTableError(
+                f"cost table: it was measured with {', '.join(differing)}; measure one here with `edgevit cost`"
+            )
 
 
 class CostTable(BaseModel, extra="forbid", frozen=True):
     """The file, as it is read."""
 
-    schema_: Literal[1] = Field(alias="schema")  # history: 1  first version
+    schema_: Literal[1, 2] = Field(alias="schema")
     measured_on: str = Field(min_length=1)  # board, power mode, precision, batch: in words
+    where: Where | None = None
+    noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    between: Between = "above"
     base: BaseSizes
     fixed_ms: float = Field(ge=0, allow_inf_nan=False)
-    blocks: tuple[BlockTimes, ...] = Field(min_length=1)
+    fixed_mj: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    blocks: tuple[BlockCosts, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _has_one_block_or_all(self) -> CostTable:
+    def _is_consistent(self) -> CostTable:
+        given = self.model_fields_set.union(*(block.model_fields_set for block in self.blocks))
+        if self.schema_ == 1 and (new := sorted(NEW_IN_2 & given)):
+            raise ValueError(f"{new[0]} is of schema 2, and this file says that it is of schema 1")
         if len(self.blocks) not in (1, self.base.depth):
             raise ValueError(f"blocks has {len(self.blocks)} entries; give one for all, or {self.base.depth}")
+        for i, block in enumerate(self.blocks):
+            if fault := self._fault(block):
+                raise ValueError(f"block {i} {fault}")
         return self
+
+    def _fault(self, block: BlockCosts) -> str | None:
+        for name in ("embed", "tokens"):
+            own, base = getattr(block, name), getattr(self.base, name)
+            if own not in (None, base):
+                return f"has {name} {own}, and no plan changes the base's {base} yet"
+        listed_mj = [*(cost.mj for cost in block.attention), *(cost.mj for cost in block.ffn), self.fixed_mj]
+        silent = {mj is None for mj in listed_mj}
+        if len(silent) > 1 or (self.fixed_mj is None and block.block_mj is not None):
+            return "lists mj of some figures; give it of all, fixed_mj among them, or of none"
+        for quantity in self.quantities:
+            together = getattr(block, f"block_{quantity}") or 0.0
+            if any(together + getattr(cost, quantity) < 0 for cost in block.attention):
+                return f"has {together:g} as block_{quantity}, and an attention that takes less than that"
+        listed = {cost.sizes for cost in block.attention}
+        heads, widths = {h for h, _, _ in listed}, {w for _, w, _ in listed}
+        if self.between == "linear" and listed != {(h, w, w) for h in heads for w in widths}:
+            return "lists no full grid of heads and widths, which between: linear needs"
+        return None
+
+    def in_quantity(self, quantity: Measured) -> Prices:
+        """The table in milliseconds of one inference, or in millijoules of one image.
+
+        Raises:
+            CostTableError: it has no millijoules.
+        """
+        fixed = self.fixed_ms if quantity == "ms" else self.fixed_mj
+        if fixed is None:
+            raise CostTableError(
+                f"cost table: it was measured on {self.measured_on} and lists no energy; measure on a board whose "
+                "power can be read"
+            )
+        blocks = tuple(block.in_quantity(quantity, self.between) for block in self.blocks)
+        own = [self.block(i).base.dims for i in range(self.base.depth)]
+        return Prices(quantity, fixed, blocks, tuple(own))
+
+    @property
+    def quantities(self) -> tuple[Measured, ...]:
+        return ("ms",) if self.fixed_mj is None else ("ms", "mj")
+
+    @property
+    def batch(self) -> int:
+        """Images of the inference that was timed; a table that does not say is of one."""
+        return 1 if self.where is None else self.where.batch
+
+    def block(self, index: int) -> BlockCosts:
+        return self.blocks[index if len(self.blocks) > 1 else 0]
 
     def check(self, family: str, base: Sequence[BlockDims], geometry: Geometry, policy: Policy) -> None:
         """Make sure that the table is of this base, rises with every width, and has all that the policy can ask for.
@@ -186,62 +244,43 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
             "depth": len(base),
         }
         _refuse_other("the base", self.base, own)
+        priced = [self.in_quantity(quantity) for quantity in self.quantities]
         for i, (dims, least) in enumerate(zip(base, smallest(base, policy, geometry), strict=True)):
-            times = self.block(i)
-            _refuse_other(f"block {i}", times.base, vars(dims))
+            _refuse_other(f"block {i}", self.block(i).base, vars(dims))
             if i > 0 and len(self.blocks) == 1 and dims == base[0]:
                 continue
-            if (fault := times.fault()) is not None:
-                raise CostTableError(f"cost table: block {i}: {fault}; measure again, with more repetitions")
-            if (hole := times.hole(least, dims)) is not None:
+            for prices in priced:
+                if (fault := prices.of(i).fault(UNITS[prices.quantity])) is not None:
+                    raise CostTableError(f"cost table: block {i}: {fault}; measure again, with more repetitions")
+            if (hole := priced[0].of(i).hole(least, dims)) is not None:
                 raise CostTableError(f"cost table: block {i}: {hole} by shape {policy.name!r}; measure those as well")
 
-    def block(self, index: int) -> BlockTimes:
-        assert 0 <= index < self.base.depth
-        return self.blocks[index if len(self.blocks) > 1 else 0]
-
-    def attention_ms(self, block: int, heads: int, qk: int, vo: int) -> float:
-        """What the attention of a block takes at these sizes, or at the next ones above that are listed.
+    def corrected(
+        self, *, fixed: float = 1.0, attention: float = 1.0, ffn: float = 1.0, block: float = 1.0
+    ) -> CostTable:
+        """The same table with each of its terms multiplied, in every quantity.
 
         Raises:
-            CostTableError: nothing as wide is listed.
+            CostTableError: the factors make something cost less than nothing.
         """
-        return _listed(self.block(block).attention_ms(heads, qk, vo), block, lambda: _attention((heads, qk, vo)))
+        content = self.content()
+        for quantity in self.quantities:
+            content[f"fixed_{quantity}"] *= fixed
+            for listed in content["blocks"]:
+                listed[f"block_{quantity}"] = (listed.get(f"block_{quantity}") or 0.0) * block
+                for factor, costs in ((attention, listed["attention"]), (ffn, listed["ffn"])):
+                    for cost in costs:
+                        cost[quantity] *= factor
+        return READER.checked(content, CostTable, "the corrected cost table")
 
-    def ffn_ms(self, block: int, width: int) -> float:
-        """What the FFN of a block takes at this width, or at the next one above that is listed.
-
-        Raises:
-            CostTableError: nothing as wide is listed.
-        """
-        return _listed(self.block(block).ffn_ms(width), block, lambda: f"FFN width {width}")
-
-    def block_cost(self, block: int, dims: BlockDims) -> float:
-        """What a block takes, in milliseconds."""
-        return self.attention_ms(block, dims.heads, dims.qk, dims.vo) + self.ffn_ms(block, dims.ffn)
-
-    def cost(self, blocks: Sequence[BlockDims], kept: Sequence[int] | None = None) -> float:
-        """What a model takes, in milliseconds; `kept` says which of the base's blocks these are, if not all."""
-        if kept is None:
-            assert len(blocks) == self.base.depth or len(self.blocks) == 1
-            kept = range(len(blocks))
-        return fsum([self.fixed_ms, *(self.block_cost(i, dims) for i, dims in zip(kept, blocks, strict=True))])
-
-    @property
-    def base_ms(self) -> float:
-        """What the base itself takes."""
-        return self.cost([BlockDims(**dict(self.block(i).base)) for i in range(self.base.depth)])
+    def content(self) -> dict[str, Any]:
+        """What the file says."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
     def record(self) -> TableRecord:
         """What identifies the table in a result."""
-        content = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True)
+        content = json.dumps(self.content(), sort_keys=True)
         return TableRecord(self.measured_on, hashlib.sha256(content.encode()).hexdigest())
-
-
-def _listed(ms: float | None, block: int, told: Callable[[], str]) -> float:
-    if ms is None:
-        raise CostTableError(f"cost table: block {block} lists nothing as wide as {told()}; measure that as well")
-    return ms
 
 
 def _refuse_other(what: str, listed: BaseModel, own: dict[str, Any]) -> None:
@@ -252,7 +291,7 @@ def _refuse_other(what: str, listed: BaseModel, own: dict[str, Any]) -> None:
 
 
 def load_cost_table(path: str | Path) -> CostTable:
-    """Read a table of costs in milliseconds, YAML or JSON.
+    """Read a table of costs, YAML or JSON.
 
     Raises:
         CostTableError: the file cannot be read, or is no such table.

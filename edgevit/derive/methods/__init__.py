@@ -6,7 +6,7 @@
     def default_steps(config, rate, images, batch_size) -> int   optimiser steps where the user gives none; 0 if it
                                  does not train
     def derive(problem, config) -> Derived
-    QUANTITIES = ("macs", "params", "ms")    if it can meet a budget in milliseconds too; left out by those that cannot
+    QUANTITIES = ("macs", "params", "ms", "mj")  if it can spend by a cost table, too; left out by those that cannot
     GENTLE = True                if its training starts from weights that are nearly right: the learning rate warms
                                  up and is no higher than what is wrong with them needs (`train.settings.fill`)
     def slices(config) -> Slices if it can cut without any image: what it cuts from (edgevit/derive/method.py)

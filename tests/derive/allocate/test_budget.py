@@ -45,16 +45,16 @@ def default_steps(config, rate, images, batch_size):
 
 
 def derive(problem, config):
-    table, blocks = problem.budget.table, family_of(problem.network).read(problem.network)
+    prices, blocks = problem.budget.prices, family_of(problem.network).read(problem.network)
     menus = [
         BlockMenu(
-            [Choice(table.attention_ms(i, b.dims.heads, w, w), 1 - w / b.dims.qk, w) for w in range(16, 65, 8)],
-            [Choice(table.ffn_ms(i, w), 1 - w / b.dims.ffn, w) for w in range(8, 769, 8)],
+            [Choice(prices.attention(i, b.dims.heads, w, w), 1 - w / b.dims.qk, w) for w in range(16, 65, 8)],
+            [Choice(prices.ffn(i, w), 1 - w / b.dims.ffn, w) for w in range(8, 769, 8)],
             None,
         )
         for i, b in enumerate(blocks)
     ]
-    found = allocate(menus, problem.budget.limit - table.fixed_ms)
+    found = allocate(menus, problem.budget.limit - prices.fixed)
     dims = tuple(BlockDims(b.dims.heads, a.value, a.value, f.value) for b, (a, f) in zip(blocks, found))
     plan = Plan.narrowed(dims, [torch.arange(d.ffn) for d in dims])
     return Derived(realise(problem.network, plan), plan, {})
@@ -96,15 +96,17 @@ def test_the_measured_table_is_of_the_benchmarks_base():
     network = timm.create_model("vit_tiny_patch16_224", **ARGS)
     table, dims = load_cost_table(TABLE), [b.dims for b in vit.read(network)]
     table.check("vit", dims, vit.geometry(network), POLICIES["fused"])
-    assert "torch" in table.measured_on and table.fixed_ms < table.base_ms == table.cost(dims)
+    prices = table.in_quantity("ms")
+    assert "torch" in table.measured_on and prices.fixed < prices.base == prices.cost(dims)
 
 
 def test_a_model_is_derived_inside_the_milliseconds_asked_for(derive, tabled):
     table = load_cost_table(TABLE)
-    limit = round(0.7 * table.base_ms, 3)
+    prices = table.in_quantity("ms")
+    limit = round(0.7 * prices.base, 3)
     made = derive(ms=limit, method=tabled)
-    reached = table.cost(made.model.spec.blocks)
-    slowest_step = max(table.ffn_ms(0, w + 32) - table.ffn_ms(0, w) for w in range(8, 737, 8))
+    reached = prices.cost(made.model.spec.blocks)
+    slowest_step = max(prices.ffn(0, w + 32) - prices.ffn(0, w) for w in range(8, 737, 8))
     assert limit - slowest_step < reached <= limit
     record = json.loads((made.folder / "derivation.json").read_text())["budget"]
     assert (record["quantity"], record["limit"], record["reached"]) == ("ms", limit, reached)
@@ -122,7 +124,7 @@ def test_too_few_milliseconds_are_refused_with_the_least(derive, tabled, tmp_pat
 def test_methods_that_count_on_linear_costs_name_those_that_do_not(derive, tabled, tmp_path):
     for method in ("vulcan", "nuwa"):
         with pytest.raises(
-            OptionError, match=rf"method '{method}' cannot allocate milliseconds; try .*--method tabled"
+            OptionError, match=rf"method '{method}' cannot allocate by a cost table; try .*--method tabled"
         ):
             derive(ms=2.0, method=method)
     assert sorted(f.name for f in tmp_path.iterdir()) == ["base.safetensors", "methods"]

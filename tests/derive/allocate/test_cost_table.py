@@ -1,4 +1,4 @@
-"""Budgets in milliseconds: what a table says, and every way in which it may not be the right one."""
+"""Cost tables: what one says, and every way in which it may not be the right one."""
 
 import json
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgevit.derive.allocate.budget import make_budget
-from edgevit.derive.allocate.cost_table import CostTable, load_cost_table
+from edgevit.derive.allocate.cost_table import CostTable, Where, load_cost_table
 from edgevit.derive.allocate.policy import POLICIES, check_reachable, smallest
 from edgevit.errors import BudgetError, CostTableError, OptionError
 from edgevit.models.anatomy import BlockDims
@@ -54,35 +54,35 @@ def table(tmp_path):
 
 
 def test_a_width_between_two_that_are_listed_takes_what_the_next_above_takes(table):
-    t = table()
-    assert t.ffn_ms(0, 64) == 0.114 and t.ffn_ms(1, 65) == t.ffn_ms(1, 128) == 0.178 and t.ffn_ms(0, 1) == 0.058
-    assert t.attention_ms(0, 2, 16, 16) == 0.36 and t.attention_ms(0, 2, 17, 8) == t.attention_ms(0, 2, 24, 24) == 0.44
-    assert t.attention_ms(0, 1, 8, 32) == t.attention_ms(0, 1, 32, 32) == 0.42, "the wider of QK and VO decides"
+    t = table().in_quantity("ms")
+    assert t.ffn(0, 64) == 0.114 and t.ffn(1, 65) == t.ffn(1, 128) == 0.178 and t.ffn(0, 1) == 0.058
+    assert t.attention(0, 2, 16, 16) == 0.36 and t.attention(0, 2, 17, 8) == t.attention(0, 2, 24, 24) == 0.44
+    assert t.attention(0, 1, 8, 32) == t.attention(0, 1, 32, 32) == 0.42, "the wider of QK and VO decides"
     with pytest.raises(CostTableError, match="block 1 lists nothing as wide as FFN width 257; measure that as well"):
-        t.ffn_ms(1, 257)
+        t.ffn(1, 257)
     with pytest.raises(CostTableError, match="nothing as wide as attention of 3 heads, QK 16, VO 16"):
-        t.attention_ms(0, 3, 16, 16)
+        t.attention(0, 3, 16, 16)
 
 
 @given(heads=st.integers(1, 2), qk=st.integers(1, 32), vo=st.integers(1, 32), ffn=st.integers(1, 256))
 def test_no_width_takes_more_than_a_wider_one(heads, qk, vo, ffn):
-    t = CostTable.model_validate(content())
+    t = CostTable.model_validate(content()).in_quantity("ms")
     more = BlockDims(2, min(qk + 5, 32), min(vo + 3, 32), min(ffn + 40, 256))
-    assert (
-        t.block_cost(0, BlockDims(heads, qk, vo, ffn)) <= t.block_cost(0, more) <= t.block_cost(0, BlockDims(**SIZES))
-    )
+    assert t.block(0, BlockDims(heads, qk, vo, ffn)) <= t.block(0, more) <= t.block(0, BlockDims(**SIZES))
 
 
 def test_json_and_yaml_are_one_table_and_blocks_may_differ(table, base):
-    t, dims = table("json"), base[0]
-    assert t == table("yaml") and t.record() == table("yaml").record()
-    assert t.base_ms == t.cost(dims) == pytest.approx(0.125 + 2 * (0.52 + 0.306))
-    slow = table(blocks=[block(), block(ffn=[{"width": 8, "ms": 1}, {"width": 256, "ms": 2}])])
-    assert slow.cost(dims) == pytest.approx(0.125 + 2 * 0.52 + 0.306 + 2) and slow.record() != t.record()
+    read, dims = table("json"), base[0]
+    assert read == table("yaml") and read.record() == table("yaml").record()
+    t = read.in_quantity("ms")
+    assert t.base == t.cost(dims) == pytest.approx(0.125 + 2 * (0.52 + 0.306))
+    other = table(blocks=[block(), block(ffn=[{"width": 8, "ms": 1}, {"width": 256, "ms": 2}])])
+    slow = other.in_quantity("ms")
+    assert slow.cost(dims) == pytest.approx(0.125 + 2 * 0.52 + 0.306 + 2) and other.record() != read.record()
     assert slow.cost(dims[:1], kept=[1]) == pytest.approx(0.125 + 0.52 + 2)
     pairs = [{"heads": 2, "qk": qk, "vo": vo, "ms": qk + 2 * vo} for qk in (16, 32) for vo in (16, 32)]
-    separate = table(blocks=[block(attention=pairs)])
-    assert separate.attention_ms(0, 2, 24, 16) == 64 and separate.attention_ms(0, 2, 16, 24) == 80
+    separate = table(blocks=[block(attention=pairs)]).in_quantity("ms")
+    assert separate.attention(0, 2, 24, 16) == 64 and separate.attention(0, 2, 16, 24) == 80
 
 
 def test_a_table_of_the_base_passes_for_every_policy_it_covers(table, base):
@@ -148,7 +148,7 @@ def test_a_table_of_another_base_or_with_faults_is_refused(table, base, more, sa
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"schema": 2}, "has 2 as schema, expected 1"),
+        ({"schema": 3}, "has 3 as schema, expected 1 or 2"),
         ({"fixd_ms": 1}, "has the unknown key 'fixd_ms'; did you mean 'fixed_ms'?"),
         ({"measured_on": ""}, "has '' as measured_on"),
         ({"fixed_ms": -1}, "has -1 as fixed_ms"),
@@ -164,6 +164,83 @@ def test_a_table_of_another_base_or_with_faults_is_refused(table, base, more, sa
 def test_a_file_that_is_no_table_is_refused_in_one_line(table, more, said):
     with pytest.raises(CostTableError) as error:
         table(**more)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+WHERE = {"board": "orin-x", "power_mode": "25W", "clocks_locked": True, "runner": "tensorrt", "precision": "fp16"}
+BOTH = {
+    "attention": [{"heads": h, "width": w, "ms": h * w / 100, "mj": h * w / 10} for h in (1, 2) for w in (16, 32)],
+    "ffn": [{"width": w, "ms": w / 100, "mj": w / 10} for w in (8, 256)],
+}
+
+
+def measured(**more):
+    return content(**{
+        "schema": 2, "between": "linear", "where": {**WHERE, "batch": 2}, "noise": 0.01, "fixed_mj": 3.0,
+        "blocks": [block(**BOTH, block_ms=-0.02, block_mj=0.5)], **more,
+    })  # fmt: skip
+
+
+def test_a_measured_table_says_where_it_holds_and_counts_both_quantities():
+    t = CostTable.model_validate(measured())
+    assert (t.batch, t.noise, t.where.board, t.quantities) == (2, 0.01, "orin-x", ("ms", "mj"))
+    base = 2 * (0.64 + 2.56)
+    assert t.in_quantity("ms").base == pytest.approx(0.125 + base - 0.04)
+    assert t.in_quantity("mj").base == pytest.approx(3 + 10 * base + 1)
+    budgets = [make_budget(1, 1, table=t, **asked) for asked in ({"mj": 30}, {"fps": 500})]
+    assert [(b.quantity, b.limit, b.asked) for b in budgets] == [("mj", 30, "mj 30"), ("ms", 4.0, "fps 500")]
+    assert budgets[0].told(12.5) == "12.5 mJ" and budgets[0].record().quantity == "mj"
+
+
+def test_a_corrected_table_has_each_term_multiplied_and_is_otherwise_the_same():
+    t = CostTable.model_validate(measured())
+    other = t.corrected(fixed=2, attention=3, ffn=0.5, block=-1)
+    for quantity in t.quantities:
+        was, now = t.in_quantity(quantity), other.in_quantity(quantity)
+        assert (now.fixed, now.together(0)) == (2 * was.fixed, -was.together(0))
+        assert now.attention(1, 2, 20, 24) == pytest.approx(3 * was.attention(1, 2, 20, 24))
+        assert now.ffn(0, 100) == pytest.approx(0.5 * was.ffn(0, 100))
+    assert t.corrected() == t and other.where == t.where and other.record() != t.record()
+    with pytest.raises(CostTableError, match="the corrected cost table is wrong: block 0 has -200 as block_ms"):
+        t.corrected(block=10_000)
+
+
+@pytest.mark.parametrize(
+    ("here", "said"),
+    [
+        ({"power_mode": "15W", "clocks_locked": False}, "power_mode 25W (here it is 15W), clocks_locked True (here"),
+        ({"board": "orin-y"}, "board orin-x (here it is orin-y)"),
+        ({"precision": "fp32", "batch": 8}, "precision fp16 (here it is fp32), batch 1 (here it is 8)"),
+        (
+            {"board": None, "processor": "a CPU", "runner": "onnxruntime"},
+            "board orin-x (here it is none), processor none (here it is a CPU), runner",
+        ),
+    ],
+)
+def test_a_table_of_another_place_is_refused_with_what_differs(here, said):
+    Where(**WHERE, edgevit="1").check(Where(**WHERE, edgevit="2"))
+    with pytest.raises(CostTableError) as error:
+        Where(**WHERE).check(Where(**{**WHERE, **here}))
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"schema": 1}, "is wrong: between is of schema 2"),
+        ({"fixed_mj": None}, "block 0 lists mj of some figures"),
+        ({"blocks": [block(**BOTH, block_ms=-0.2)]}, "block 0 has -0.2 as block_ms, and an attention that takes less"),
+        ({"blocks": [block(**BOTH, tokens=9)]}, "block 0 has tokens 9, and no plan changes the base's 17 yet"),
+        ({"blocks": [block(**BOTH, embed=32)]}, "block 0 has embed 32, and no plan changes the base's 64 yet"),
+        ({"blocks": [block(**{**BOTH, "attention": BOTH["attention"][1:]})]}, "no full grid of heads and widths"),
+        ({"where": {**WHERE, "mode": 1}}, "has the unknown key 'where.mode'"),
+        ({"between": "below"}, "has 'below' as between, expected 'above' or 'linear'"),
+    ],
+)
+def test_a_measured_table_that_contradicts_itself_is_refused(tmp_path, more, said):
+    (tmp_path / "table.yaml").write_text(yaml.safe_dump(measured(**more)))
+    with pytest.raises(CostTableError) as error:
+        load_cost_table(tmp_path / "table.yaml")
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
@@ -184,10 +261,11 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, name, text, said):
 
 
 def test_a_budget_in_milliseconds_is_counted_by_its_table(table, base):
-    (dims, geometry), t = base, table()
-    budget = make_budget(geometry.macs(dims), geometry.params(dims), ms=1.2, table=t)
-    assert (budget.quantity, budget.limit, budget.base, budget.asked) == ("ms", 1.2, t.base_ms, "ms 1.2")
-    assert budget.rate == pytest.approx(1 - 1.2 / t.base_ms)
+    (dims, geometry), read = base, table()
+    t = read.in_quantity("ms")
+    budget = make_budget(geometry.macs(dims), geometry.params(dims), ms=1.2, table=read)
+    assert (budget.quantity, budget.limit, budget.base, budget.asked) == ("ms", 1.2, t.base, "ms 1.2")
+    assert budget.rate == pytest.approx(1 - 1.2 / t.base)
     least = t.cost(smallest(dims, POLICIES["fused"], geometry))
     assert (
         budget.cost(smallest(dims, POLICIES["fused"], geometry), geometry)
@@ -195,9 +273,9 @@ def test_a_budget_in_milliseconds_is_counted_by_its_table(table, base):
         == pytest.approx(0.125 + 2 * (0.36 + 0.058))
     )
     check_reachable(dims, geometry, budget, POLICIES["fused"])
-    check_reachable(dims, geometry, make_budget(1, 1, ms=least, table=t), POLICIES["fused"])
+    check_reachable(dims, geometry, make_budget(1, 1, ms=least, table=read), POLICIES["fused"])
     with pytest.raises(BudgetError, match=r"ms 0\.9 leaves 0\.9 ms, but shape 'fused' reaches no less than 0\.961 ms"):
-        check_reachable(dims, geometry, make_budget(1, 1, ms=0.9, table=t), POLICIES["fused"])
+        check_reachable(dims, geometry, make_budget(1, 1, ms=0.9, table=read), POLICIES["fused"])
     listed = budget.record().table
     assert listed.measured_on == "a board, a power mode, fp16, batch 1" and len(listed.sha256) == 64
 
@@ -206,7 +284,11 @@ def test_a_budget_in_milliseconds_is_counted_by_its_table(table, base):
     ("given_", "with_table", "said"),
     [
         ({"ms": 1.0}, False, "--ms 1 needs --cost-table FILE"),
-        ({"rate": 0.5}, True, "--cost-table is for --ms, not --rate"),
+        ({"fps": 30}, False, "--fps 30 needs --cost-table FILE"),
+        ({"mj": 30}, True, "lists no energy; measure on a board whose power can be read"),
+        ({"fps": 30}, True, "--fps 30, 33.33 ms for 1, is not below the base's 1.777 ms by the cost table; give more"),
+        ({"fps": 0}, True, "--fps 0 is not a positive number of images per second"),
+        ({"rate": 0.5}, True, "--cost-table is for --ms, --mj and --fps, not --rate"),
         ({"ms": 1.0, "rate": 0.5}, True, "not --rate and --ms"),
         ({"ms": 9.0}, True, "--ms 9 is not below the base's 1.777 ms by the cost table"),
         ({"ms": 0.0}, True, "--ms 0 is not a positive number of milliseconds"),
@@ -214,6 +296,6 @@ def test_a_budget_in_milliseconds_is_counted_by_its_table(table, base):
     ],
 )
 def test_bad_budgets_in_milliseconds_say_what_to_try(table, given_, with_table, said):
-    with pytest.raises(OptionError) as error:
+    with pytest.raises((OptionError, CostTableError)) as error:
         make_budget(1000, 1000, **given_, table=table() if with_table else None)
     assert said in str(error.value)

@@ -46,7 +46,7 @@ from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import evaluate
 
-QUANTITIES = ("macs", "params", "ms")
+QUANTITIES = ("macs", "params", "ms", "mj")
 GENTLE = True
 DROPS = True
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
@@ -321,7 +321,7 @@ def _allocate(problem: Problem, config: Config, blocks: Sequence[Block], curves:
                 float(known.block_loss) if may_go else None,
             )
         )
-    fixed = geometry.fixed(0, budget.linear) if budget.table is None else budget.table.fixed_ms
+    fixed = geometry.fixed(0, budget.linear) if budget.prices is None else budget.prices.fixed
     found = allocate(menus, budget.limit - fixed)
     lost = [
         float(known.block_loss) if pair is None else pair[0].loss + pair[1].loss
@@ -339,14 +339,15 @@ class _Costs:
 
 
 def _costs(budget: Budget, geometry: Geometry, block: int) -> _Costs:
-    table = budget.table
-    if table is not None:
+    prices = budget.prices
+    if prices is not None:
 
         def listed(heads: int, qk: Tensor, vo: Tensor) -> Tensor:
             pairs = zip(qk.tolist(), vo.tolist(), strict=True)
-            return torch.tensor([table.attention_ms(block, heads, *pair) for pair in pairs], dtype=torch.float64)
+            costs = [prices.together(block) + prices.attention(block, heads, *pair) for pair in pairs]
+            return torch.tensor(costs, dtype=torch.float64)
 
-        return _Costs(listed, partial(table.ffn_ms, block))
+        return _Costs(listed, partial(prices.ffn, block))
     # What a block costs whatever its widths goes with its attention: it goes with the block.
     itself = geometry.fixed(1, budget.linear) - geometry.fixed(0, budget.linear)
 
@@ -405,7 +406,7 @@ def _check_reachable(problem: Problem, config: Config) -> None:
     geometry = family_of(problem.network).geometry(problem.network)
     dims = [b.dims for b in family_of(problem.network).read(problem.network)]
     if config.allocation != "joint":
-        if budget.table is not None:
+        if budget.prices is not None:
             raise OptionError(
                 f"forge.allocation={config.allocation} spends MACs or parameters, not {budget.asked}; leave it out"
             )

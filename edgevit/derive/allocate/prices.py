@@ -1,0 +1,175 @@
+"""A cost table in one quantity, milliseconds or millijoules: what every site of every size costs.
+
+The cost of a model is
+
+    fixed + sum over blocks of (attention + FFN + together, each where there is such)
+
+where `together` is what a block with both sites takes beyond their sum: it goes when either site does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import fsum
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevit.errors import CostTableError
+from edgevit.models.anatomy import BlockDims
+
+Measured = Literal["ms", "mj"]  # of one inference; of one image
+UNITS: dict[Measured, str] = {"ms": "ms", "mj": "mJ"}
+Between = Literal["above", "linear"]
+DECIMALS = 9  # of what is interpolated: costs are added as decimal numbers
+
+
+@dataclass(frozen=True)
+class BlockPrices:
+    """What is listed of one block: n attentions and m FFNs."""
+
+    sizes: NDArray[np.int64]  # [n, 3]: heads, QK width, VO width
+    attentions: NDArray[np.float64]  # [n]
+    widths: NDArray[np.int64]  # [m], rising
+    ffns: NDArray[np.float64]  # [m]
+    together: float
+    between: Between
+
+    @cached_property
+    def _grid(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """Numbers of heads [h], widths [w] and what they cost [h, w], where every width is listed of each number."""
+        heads, at_heads = np.unique(self.sizes[:, 0], return_inverse=True)
+        widths, at_widths = np.unique(self.sizes[:, 1], return_inverse=True)
+        costs = np.empty((len(heads), len(widths)))
+        costs[at_heads, at_widths] = self.attentions
+        return heads, widths, costs
+
+    def attention(self, heads: int, qk: int, vo: int) -> float | None:
+        """None: nothing as large is listed."""
+        enough = (self.sizes >= (heads, qk, vo)).all(1)
+        if not enough.any():
+            return None
+        if self.between == "above":
+            return float(self.attentions[enough].min())
+        counts, widths, costs = self._grid
+        # Work grows with qk + vo. Below the smallest that is listed, np.interp gives the smallest.
+        at_width = [np.interp((qk + vo) / 2, widths, row) for row in costs]
+        return round(float(np.interp(heads, counts, at_width)), DECIMALS)
+
+    def ffn(self, width: int) -> float | None:
+        """None: nothing as wide is listed."""
+        at = bisect_left(self.widths, width)
+        if at == len(self.widths):
+            return None
+        if self.between == "above":
+            return float(self.ffns[at])
+        return round(float(np.interp(width, self.widths, self.ffns)), DECIMALS)
+
+    def fault(self, unit: str) -> str | None:
+        """Where more of something takes less, or something is listed twice; None: nowhere."""
+        sizes, costs = self.sizes, self.attentions
+        no_more = (sizes[:, None] <= sizes[None]).all(2)  # [n, n]: the first has no more heads and is no wider
+        less = no_more & ~np.eye(len(costs), dtype=bool)
+        if (pairs := np.argwhere(less & less.T)).size:
+            return f"lists {told(sizes[pairs[0, 0]])} twice"
+        if (pairs := np.argwhere(less & (costs[:, None] > costs[None]))).size:
+            i, j = pairs[0]
+            seen, least = f"{costs[j]:g} {unit}", f"{costs[i]:g} {unit}"
+            return f"{told(sizes[j])} takes {seen}, less than the {least} of {told(sizes[i])}"
+        for (a, b), (x, y) in zip(
+            zip(self.widths, self.widths[1:], strict=False), zip(self.ffns, self.ffns[1:], strict=False), strict=True
+        ):
+            if a == b:
+                return f"lists FFN width {a} twice"
+            if x > y:
+                return f"FFN width {b} takes {y:g} {unit}, less than the {x:g} {unit} of width {a}"
+        return None
+
+    def hole(self, least: BlockDims, most: BlockDims) -> str | None:
+        """Which of the widths from `least` to `most` lie outside what is listed; None: none."""
+        of_heads = self.sizes[self.sizes[:, 0] == most.heads]
+        if not len(of_heads):
+            return f"lists no attention of {most.heads} heads"
+        for name, column, low, high in (("QK", 1, least.qk, most.qk), ("VO", 2, least.vo, most.vo)):
+            first, last = of_heads[:, column].min(), of_heads[:, column].max()
+            if first > low or last < high:
+                return (
+                    f"lists {name} widths {first} to {last} of {most.heads} heads, and {low} to {high} can be asked for"
+                )
+        if self.attention(most.heads, most.qk, most.vo) is None:
+            return f"lists nothing as wide as {told((most.heads, most.qk, most.vo))}"
+        first, last = self.widths[0], self.widths[-1]
+        if first > least.ffn or last < most.ffn:
+            return f"lists FFN widths {first} to {last}, and {least.ffn} to {most.ffn} can be asked for"
+        return None
+
+
+def told(sizes: Sequence[int] | NDArray[np.int64]) -> str:
+    heads, qk, vo = sizes
+    return f"attention of {heads} heads, QK {qk}, VO {vo}"
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a budget is counted by."""
+
+    quantity: Measured
+    fixed: float  # whatever the blocks are
+    blocks: tuple[BlockPrices, ...]  # one for all of the base's blocks alike, or one for each
+    base_blocks: tuple[BlockDims, ...]  # the base's own sizes
+
+    def of(self, block: int) -> BlockPrices:
+        """What is listed of one block of the base."""
+        assert 0 <= block < len(self.base_blocks)
+        return self.blocks[block if len(self.blocks) > 1 else 0]
+
+    def attention(self, block: int, heads: int, qk: int, vo: int) -> float:
+        """What the attention of a block takes at these sizes.
+
+        Raises:
+            CostTableError: nothing as large is listed.
+        """
+        return _listed(self.of(block).attention(heads, qk, vo), block, told((heads, qk, vo)))
+
+    def ffn(self, block: int, width: int) -> float:
+        """What the FFN of a block takes at this width.
+
+        Raises:
+            CostTableError: nothing as wide is listed.
+        """
+        return _listed(self.of(block).ffn(width), block, f"FFN width {width}")
+
+    def together(self, block: int) -> float:
+        """What the block takes beyond the sum of both sites; it may be negative."""
+        return self.of(block).together
+
+    def block(self, block: int, dims: BlockDims) -> float:
+        """What a block takes; of one that lost a site, what the other takes."""
+        terms = []
+        if dims.has_attention:
+            terms.append(self.attention(block, dims.heads, dims.qk, dims.vo))
+        if dims.has_ffn:
+            terms.append(self.ffn(block, dims.ffn))
+        return fsum([*terms, self.together(block)] if len(terms) == 2 else terms)
+
+    def cost(self, blocks: Sequence[BlockDims], kept: Sequence[int] | None = None) -> float:
+        """What a model takes; `kept` says which of the base's blocks these are, if not all."""
+        if kept is None:
+            assert len(blocks) == len(self.base_blocks) or len(self.blocks) == 1
+            kept = range(len(blocks))
+        return fsum([self.fixed, *(self.block(i, dims) for i, dims in zip(kept, blocks, strict=True))])
+
+    @property
+    def base(self) -> float:
+        """What the base itself takes."""
+        return self.cost(self.base_blocks)
+
+
+def _listed(cost: float | None, block: int, what: str) -> float:
+    if cost is None:
+        raise CostTableError(f"cost table: block {block} lists nothing as wide as {what}; measure that as well")
+    return cost
