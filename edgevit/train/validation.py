@@ -71,7 +71,7 @@ class Validation:
 
         self.passes.run(network, images, see, mixed=True)
         loss, count = self.passes.compute.sum(total).tolist()
-        return float(loss / max(count, 1))
+        return float(max(loss / max(count, 1), 0.0))  # rounding takes the divergence of equal answers below 0
 
     def _state(self) -> dict[str, Tensor]:
         """A copy of the network's state, and of the constraint's."""
