@@ -124,6 +124,11 @@ KINDS = {
     "engine": Kind("m/export/engines/board/0123456789abcdef.json", (_store,)),
     "metadata": Kind("m/export/model.fp32.onnx", (("evaluate", "m/export/model.fp32.onnx", "--data", "digits", *FEW),)),
     "supernet": Kind("net/supernet.json", (("show", "net"), SLICE)),
+    "layers": Kind("runs.layers.jsonl", (("show", "runs.layers.jsonl"), ("show", "runs.layers.jsonl", "--json"))),
+    "inspected": Kind(
+        "m/export/engines/board/0123456789abcdef.layers.json",
+        (("show", "m/export/engines/board/0123456789abcdef.engine"),),
+    ),
     "runs": Kind("runs.jsonl", (("compare", "runs.jsonl", "runs.jsonl", "--force"),)),
     "profile": Kind("mine.yaml", (("profiles", "mine.yaml"),)),
     "costs": Kind("costs.yaml", (_costs,), named="cost"),
@@ -193,14 +198,17 @@ def _make_supernet(root: Path) -> None:
 
 
 def _make_small_files(root: Path) -> None:
+    from some_layers import PROFILE
     from some_runs import DENSE, SLIM
 
+    from edgevit.board.layers import line_of
     from edgevit.derive import jobs_file
     from edgevit.derive.many import Row
     from edgevit.sweep.record import Point as SweepPoint
     from edgevit.sweep.record import Sweep, write_sweep
 
     (root / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in (DENSE, SLIM)))
+    (root / "runs.layers.jsonl").write_text(line_of(PROFILE))
     shutil.copy(ROOT / "profiles" / "orin-nx-16gb.yaml", root / "mine.yaml")
     sizes = {"heads": 2, "qk": 32, "vo": 32, "ffn": 256}
     block = {"base": sizes, "attention": [{"heads": 2, "width": w, "ms": w / 8} for w in (16, 32)],

@@ -32,6 +32,7 @@ Method = Callable[..., Any]
 MODULES = {
     "hello": "__main__",
     "measure": "__main__",
+    "profile": "__main__",
     "examine": "examine",
     "size": "files",
     "offer": "files",
@@ -72,10 +73,21 @@ def measure(send: Send, root: str, **args: Any) -> dict[str, Any]:
     from .measure import Request
     from .measure import measure as measure_once
 
+    return measure_once(Request(**args), _reporter(send), root).to_dict()
+
+
+def profile(send: Send, root: str, **args: Any) -> dict[str, Any]:
+    from .measure import Request
+    from .profile import profile as profile_once
+
+    return profile_once(Request(**args), _reporter(send), root)
+
+
+def _reporter(send: Send) -> Callable[..., None]:
     def report(stage: str, done: float, **figures: float | None) -> None:
         send({"progress": {"stage": stage, "done": done, **figures}})
 
-    return measure_once(Request(**args), report, root).to_dict()
+    return report
 
 
 def user() -> str:

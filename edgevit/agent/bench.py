@@ -31,15 +31,19 @@ def bench(
     root: str,
     *,
     requests: Sequence[dict[str, Any]],
+    profiled: Sequence[dict[str, Any]] = (),
     idle_s: float = 0.0,
     power_mode: str | None = None,
     lock_clocks: bool = False,
 ) -> dict[str, Any]:
     """Make one measurement after another; the first that fails ends the bench, and what was measured is kept.
 
-    Returns `runs` as dicts, what was `changed` on the board for them, and `failed`: the error of the one that failed.
+    The layers of those `profiled` are timed after all plain runs, each again in a process of its own.
+
+    Returns `runs` and `profiles` as dicts, what was `changed` on the board for them, and `failed`: the error of the one
+    that failed, with its number, which counts on from the runs to the profiles.
     """
-    runs: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
     failed = None
     session = uuid.uuid4().hex[:16]
 
@@ -48,15 +52,19 @@ def bench(
 
     with controlled(root, power_mode=power_mode, lock_clocks=lock_clocks, report=report) as changed:
         power = _idle_power(root, requests[0], idle_s, report) if requests and idle_s > 0 else None
-        for number, request in enumerate(requests):
-            place = {"run": number + 1, "of": len(requests), "batch": request["batch"]}
-            answer = _measure(root, request, lambda told, place=place: report(**{**told, **place}))  # type: ignore[misc]
+        idle = {"idle_power": asdict(power) if power else None}
+        todo = [*(("measure", request) for request in requests), *(("profile", request) for request in profiled)]
+        for number, (method, request) in enumerate(todo):
+            place = {"run": number + 1, "of": len(todo), "batch": request["batch"]}
+            tell = lambda told, place=place: report(**{**told, **place})  # noqa: E731
+            answer = _ask(root, method, request, tell)
             if "error" in answer:
                 failed = {"number": number, **answer["error"]}
                 break
-            once = {"idle_power": asdict(power) if power else None, "session": session, "turn": number + 1}
-            runs.append({**answer["result"], **once})
-    return {"runs": runs, "changed": changed, "failed": failed}
+            once = {**idle, "turn": number + 1} if method == "measure" else {}
+            answers.append({**answer["result"], **once, "session": session})
+    runs, profiles = answers[: len(requests)], answers[len(requests) :]
+    return {"runs": runs, "profiles": profiles, "changed": changed, "failed": failed}
 
 
 def _idle_power(root: str, request: dict[str, Any], seconds: float, report: Callable[..., None]) -> Power | None:
@@ -74,8 +82,10 @@ def _idle_power(root: str, request: dict[str, Any], seconds: float, report: Call
     return Power.from_dict(figures) if figures else None
 
 
-def _measure(root: str, request: dict[str, Any], on_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Run one measurement in another process of this very program; return its `result` or its `error`."""
+def _ask(
+    root: str, method: str, request: dict[str, Any], on_progress: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Make one measurement in another process of this very program; return its `result` or its `error`."""
     # A file for what it says: a pipe that nobody reads would fill up and stop it.
     with tempfile.TemporaryFile() as stderr, subprocess.Popen(
         own_command(main),
@@ -86,7 +96,7 @@ def _measure(root: str, request: dict[str, Any], on_progress: Callable[[dict[str
     ) as process:
         assert process.stdin and process.stdout
         try:
-            process.stdin.write(json.dumps({"method": "measure", "args": request}).encode() + b"\n")
+            process.stdin.write(json.dumps({"method": method, "args": request}).encode() + b"\n")
             process.stdin.close()
             for line in process.stdout:
                 reply = json.loads(line)

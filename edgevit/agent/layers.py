@@ -1,9 +1,10 @@
-"""What TensorRT made of the network: the layers of an engine, and how many of them are fused attention."""
+"""What a runtime made of the network: its layers, which ONNX nodes each computes, and which are fused attention."""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass, replace
 from typing import Any, Sequence
 
 from .runners import RunnerError
@@ -13,6 +14,26 @@ from .runners import RunnerError
 NAME = re.compile(r"_+(?:gemm_|kgen_)?f?mha(?:_|$)")
 TYPE = "kgen_mha"
 OPAQUE = "ForeignNode["  # a part of the network that TensorRT 8 shows as one layer, whatever is in it
+
+NODE = re.compile(r"\[ONNX Layer: ([^\]]*)\]")  # in the metadata of a layer, since TensorRT 8.6
+# Between the names of nodes in the name of a layer: "a + b", "a || b", "PWN(PWN(a), b)", "{ForeignNode[a...b]}", and
+# "Reformatting CopyNode for Input Tensor 0 to a + b".
+BETWEEN = re.compile(r" \+ | \|\| |, |\.\.\.|[(){}]|ForeignNode\[|\]|^Reformatting CopyNode .*? (?:to|for) ")
+# What a tensor's format begins or ends with, in the words of 8.5 ("Row major linear FP16 format") and of 10 ("Half").
+PRECISIONS = {"FP32": "fp32", "Float": "fp32", "FP16": "fp16", "Half": "fp16", "BFloat16": "bf16", "Int8": "int8"}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of an engine, or a node as ONNX Runtime runs it. None: it does not say."""
+
+    name: str
+    kind: str | None  # in the runtime's own words
+    precision: str | None  # of what it puts out
+    tactic: str | None  # name of the kernel
+    nodes: tuple[str, ...]  # of the ONNX file, that it computes
+    fused: bool = False  # a whole attention in one kernel
+    times_ns: tuple[int, ...] = ()  # one per inference that was profiled
 
 
 def read_layers(trt: Any, engine: Any) -> list[Any]:
@@ -38,6 +59,55 @@ def parse_layers(text: str) -> list[Any]:
     if not isinstance(layers, list):
         raise RunnerError('the layer information has no list of "Layers"; look at it with `trtexec --dumpLayerInfo`')
     return layers
+
+
+def describe_layer(layer: Any) -> Layer:
+    """Say in our words what the inspector tells of a layer; an engine that was built without details names it only."""
+    tactic = _text(layer, "TacticName")
+    return Layer(
+        name=_text(layer, "Name"),
+        kind=_text(layer, "LayerType") or None,
+        precision=_precision(layer),
+        tactic=tactic if tactic.strip("0x") else None,  # 8 writes 0x0000000000000000 where there is none
+        nodes=_nodes(layer),
+        fused=_is_fused(layer),
+    )
+
+
+def with_times(known: Sequence[Layer], inferences: Sequence[Sequence[tuple[str, int]]]) -> list[Layer]:
+    """Give layers their times, by name and, of equal names, by order; one that is not known has its name only.
+
+    `inferences` are the name and the nanoseconds of each layer, in the order of each inference.
+
+    Raises:
+        RunnerError: the inferences do not have the same layers, so that times belong to none.
+    """
+    names = [[name for name, _ in layers] for layers in inferences]
+    if not names or not names[0] or any(other != names[0] for other in names):
+        raise RunnerError("the profiler did not time the same layers in each inference; run again, or without --layers")
+    left = list(known)
+    timed = []
+    for place, name in enumerate(names[0]):
+        found = next((layer for layer in left if layer.name == name), None)
+        if found is not None:
+            left.remove(found)
+        layer = found or describe_layer(name)
+        timed.append(replace(layer, times_ns=tuple(layers[place][1] for layers in inferences)))
+    return timed
+
+
+def _nodes(layer: Any) -> tuple[str, ...]:
+    """The nodes' names; of a layer that does not list them, those in its own, each of which has a slash."""
+    listed = NODE.findall(_text(layer, "Metadata"))
+    words = listed or [word for word in BETWEEN.split(_text(layer, "Name")) if word and "/" in word]
+    return tuple(dict.fromkeys(words))
+
+
+def _precision(layer: Any) -> str | None:
+    outputs = layer.get("Outputs") if isinstance(layer, dict) else None
+    first = outputs[0] if isinstance(outputs, list) and outputs else None
+    told = _text(first, "Format/Datatype") if isinstance(first, dict) else ""
+    return next((ours for theirs, ours in PRECISIONS.items() if re.search(rf"\b{theirs}\b", told, re.I)), told or None)
 
 
 def count_fused(layers: Sequence[Any]) -> int | None:

@@ -1,4 +1,4 @@
-"""What type the inputs of an ONNX file have, read without the onnx package, which a board does not have.
+"""What an ONNX file holds, read without the onnx package, which a board does not have: types of inputs, and nodes.
 
 TensorRT's parser takes a DOUBLE input for a FLOAT one and says nothing: only the file itself tells.
 """
@@ -6,13 +6,16 @@ TensorRT's parser takes a DOUBLE input for a FLOAT one and says nothing: only th
 from __future__ import annotations
 
 import mmap
-from typing import Iterator, Tuple, Union
+from dataclasses import dataclass
+from typing import Callable, Iterator, Tuple, TypeVar, Union
 
 from .runners import RunnerError
 
 # Field numbers of onnx.proto: ModelProto.graph, GraphProto.input, ValueInfoProto.name and .type, TypeProto.tensor_type,
 # TypeProto.Tensor.elem_type.
 GRAPH, INPUT, NAME, TYPE, TENSOR_TYPE, ELEMENT = 7, 11, 1, 2, 1, 1
+# GraphProto.node, NodeProto.input, .output, .name and .op_type.
+NODE, NODE_INPUT, NODE_OUTPUT, NODE_NAME, NODE_TYPE = 1, 1, 2, 3, 4
 
 TYPES = {
     1: "float32",
@@ -31,6 +34,17 @@ VARINT, BYTES, FIXED = 0, 2, {1: 8, 5: 4}  # kinds of fields on the wire; the fi
 LONGEST_VARINT = 10
 
 Span = Tuple[int, int]  # where a field that has a length begins and ends
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a graph; the names of tensors say what it is connected to."""
+
+    name: str
+    kind: str  # its operator
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 def input_types(path: str) -> dict[str, str]:
@@ -39,10 +53,27 @@ def input_types(path: str) -> dict[str, str]:
     Raises:
         RunnerError: it is no ONNX file.
     """
+    return _read(path, _input_types)
+
+
+def graph_nodes(path: str) -> list[Node]:
+    """Return the nodes in the order of the file.
+
+    Raises:
+        RunnerError: it is no ONNX file.
+    """
+
+    def nodes(content: mmap.mmap) -> list[Node]:
+        return [_node(content, at) for at in _messages(content, (0, len(content)), GRAPH, NODE)]
+
+    return _read(path, nodes)
+
+
+def _read(path: str, read: Callable[[mmap.mmap], T]) -> T:
     try:
         # Mapped, not read: the weights are skipped, and the file may be larger than what is free.
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _input_types(content)
+            return read(content)
     except OSError as error:
         raise RunnerError(f"cannot read {path} ({error.strerror}); send the model again") from error
     except ValueError as error:  # an empty file cannot be mapped
@@ -64,6 +95,15 @@ def _input_types(content: mmap.mmap) -> dict[str, str]:
     if not types:
         raise ValueError("it declares no input")
     return types
+
+
+def _node(content: mmap.mmap, within: Span) -> Node:
+    texts: dict[int, list[str]] = {number: [] for number in (NODE_INPUT, NODE_OUTPUT, NODE_NAME, NODE_TYPE)}
+    for number, value in _fields(content, within):
+        if number in texts and not isinstance(value, int):
+            texts[number].append(content[slice(*value)].decode("utf-8", "replace"))
+    name, kind = ("".join(texts[number][-1:]) for number in (NODE_NAME, NODE_TYPE))
+    return Node(name, kind, tuple(texts[NODE_INPUT]), tuple(texts[NODE_OUTPUT]))
 
 
 def _messages(content: mmap.mmap, within: Span, *path: int) -> Iterator[Span]:

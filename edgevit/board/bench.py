@@ -16,6 +16,7 @@ from typing import Any
 from edgevit.agent.measure import Request
 from edgevit.agent.records import Run
 from edgevit.board.connection import THIS_MACHINE, Board, open_board
+from edgevit.board.layers import LayerProfile, profile_of
 from edgevit.board.models import Measurable, Work, find_engine_file, find_file, of_this_board
 from edgevit.board.profiles import Profile, load_profile, match
 from edgevit.board.request import ROUNDS, BenchRequest, Conditions
@@ -54,6 +55,7 @@ class Bench:
     cross_checks: tuple[dict[str, Any], ...]  # trtexec's own figures for the same engines, by batch
     work: Mapping[str, Work]  # of one image, by the label of its model; files that do not say are left out
     ceiling: Ceiling | None  # of the board in its power mode; None: no profile
+    profiles: tuple[LayerProfile, ...] = ()  # where the time goes, where that was asked for
 
     def least_s(self, run: Run) -> float | None:
         """The time of one inference that this board cannot go below in this power mode."""
@@ -262,8 +264,10 @@ def _bench(
     on_run: Callable[[Run], None] | None,
     progress: Progress,
 ) -> Bench:
+    profiled = list(chain.from_iterable(shapes)) if how.layers else []
     args = {
         "requests": [asdict(request) for request in turns],
+        "profiled": [asdict(request) for request in profiled],
         "idle_s": _or(how.idle_s, ON_A_BOARD_S) if setting.has_power else 0.0,
         "power_mode": how.power_mode,
         "lock_clocks": how.lock_clocks,
@@ -275,13 +279,16 @@ def _bench(
         for run in runs:
             on_run(run)
     if failed := result["failed"]:
-        request = turns[failed["number"]]
+        request = [*turns, *profiled][failed["number"]]
         path = next(file.path for file in found if file.label == request.label)
         what = f"cannot measure {path} at batch {request.batch} on {board.host}"
         raise AgentError(f"{what}: {failed['message']}", remote_traceback=failed["traceback"])
     checks = _cross_check(board, chain.from_iterable(shapes), how, progress)
     work = {file.label: file.work for file in found if file.work}
-    return Bench(runs, setting, result["changed"], checks, work, _ceiling(setting, result["changed"]))
+    profiles = tuple(
+        profile_of(request, told, runs) for request, told in zip(profiled, result["profiles"], strict=True)
+    )
+    return Bench(runs, setting, result["changed"], checks, work, _ceiling(setting, result["changed"]), profiles)
 
 
 def _check_power(setting: Setting, how: Conditions) -> None:

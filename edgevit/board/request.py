@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from edgevit.agent.runners import runner_names, runner_options
+from edgevit.agent.runners import has_profiler, runner_names, runner_options
 from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.request import BOARD, LOAD, MEASURING, RUNNER, Nested, Option, assignments
@@ -93,6 +93,12 @@ class Conditions:
     ] = None
     lock_clocks: Annotated[bool, Option("Lock the clocks for the bench, and unlock them after it.", BOARD)] = False
     cross_check: Annotated[bool, Option("Let trtexec measure the same engine, too.", MEASURING)] = False
+    layers: Annotated[
+        bool,
+        Option(
+            "Say where the time goes, too: block by block and module by module, in processes of their own.", MEASURING
+        ),
+    ] = False
     options: Annotated[
         Mapping[str, Any],
         Option(
@@ -146,8 +152,22 @@ class Conditions:
             if not least <= value < float("inf"):
                 raise OptionError(f"--{name} is {value}: it must be at least {least}")
         self.runner_options(runner, max(self.streams))
+        if self.layers:
+            self._check_layers(runner)
         if self.cross_check and runner != "tensorrt":
             raise OptionError(f"--cross-check runs trtexec on an engine, and the runner is {runner!r}")
+
+    def _check_layers(self, runner: str) -> None:
+        if not has_profiler(runner):
+            known = ", ".join(name for name in runner_names() if has_profiler(name))
+            raise OptionError(f"--layers needs a runner that can time them: {known}; this one is {runner!r}")
+        if max(self.streams) > 1:
+            raise OptionError(f"--layers is for one stream, and --streams is {max(self.streams)}; leave one out")
+        if self.provider not in (None, "cpu"):
+            raise OptionError(
+                f"--layers through onnxruntime is for the CPU, and --provider is {self.provider}, where it sees how "
+                "layers are started, not computed; leave one out, or measure an engine"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from edgevit.report.runs import Comparison, Row
 
 
+Write = Callable[[str], None]
+
+
 @asks(request="edgevit.board.request:BenchRequest", judging="edgevit.report.request:JudgingRequest")
 def main(
     request: BenchRequest,
@@ -42,13 +45,12 @@ def main(
     console = Console(json=json, quiet=quiet, verbose=verbose)
     gates = [parse_gate(text) for text in judging.gate]
     earlier = load_runs(judging.compare) if judging.compare else []
-    keep = append_to(judging.output) if judging.output else None
+    keep, keep_layers = writers(judging.output, layers=request.how.layers)
     runs: list[Run] = []
 
     def on_run(run: Run) -> None:
         runs.append(run)
-        if keep:
-            keep(run)
+        keep(run.to_json() + "\n")
 
     done = None
     try:
@@ -65,12 +67,26 @@ def main(
     in_turns = compare_within(runs) if len(request.models) > 1 else []
     show_in_turns(console, runs, in_turns)
     show_setting(console, done)
+    layers = told_layers(console, done, keep_layers)
     verdicts = judge(gates, runs)
     comparisons = compare_runs(earlier, runs, force=judging.force) if earlier else []
     show_judged(console, verdicts, comparisons)
     console.show(next_command(request.models, judging.output))
-    console.result(result_of(done, rows, verdicts, in_turns, comparisons))
+    console.result({**result_of(done, rows, verdicts, in_turns, comparisons), "layers": layers})
     return exit_code(verdicts, runs)
+
+
+def told_layers(console: Console, done: Bench, keep: Write) -> list[dict[str, Any]]:
+    """Show where the time goes, if that was asked for; return the same for JSON."""
+    from edgevit.board.layers import line_of
+    from edgevit.cli.layers import show_breakdowns
+    from edgevit.report.layers import break_down
+
+    for profile in done.profiles:
+        keep(line_of(profile))
+    breakdowns = [break_down(profile) for profile in done.profiles]
+    show_breakdowns(console, breakdowns)
+    return list(map(asdict, breakdowns))
 
 
 def check_gates(gates: list[Gate], request: BenchRequest, setting: Setting, runner: str) -> None:
@@ -131,8 +147,24 @@ def next_command(models: Sequence[Path], output: Path | None) -> str:
     return "Next: the same with --output runs.jsonl, then edgevit compare runs.jsonl tells p99, throughput and energy"
 
 
-def append_to(path: Path) -> Callable[[Run], None]:
-    """Find out at once whether the file can be written; then append each run as soon as it is there."""
+def writers(output: Path | None, *, layers: bool) -> tuple[Write, Write]:
+    """What keeps a line of a run, and of profiled layers."""
+    if output is None:
+        return _forget, _forget
+    return append_to(output), append_to(layers_file(output)) if layers else _forget
+
+
+def _forget(_: str) -> None:
+    """Keep nothing."""
+
+
+def layers_file(output: Path) -> Path:
+    """Where profiled layers are kept: beside the plain runs, and never among them."""
+    return output.with_name(f"{output.stem}.layers{output.suffix or '.jsonl'}")
+
+
+def append_to(path: Path) -> Write:
+    """Find out at once whether the file can be written; then append each line as soon as it is there."""
 
     def write(text: str) -> None:
         try:
@@ -142,7 +174,7 @@ def append_to(path: Path) -> Callable[[Run], None]:
             raise OutputError(f"cannot write runs to {path}: {error.strerror}; choose another --output") from error
 
     write("")
-    return lambda run: write(run.to_json() + "\n")
+    return write
 
 
 def show_rows(console: Console, rows: Sequence[Row]) -> None:

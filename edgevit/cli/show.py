@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="Path of a model folder, or of the folder of a sweep.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A model folder, the folder of a sweep, an engine, or a file of profiled layers.")
+    ],
     json: JsonFlag = False,
 ) -> None:
     """Show a model block by block, its classes, its accuracy (of a super-network, its slices'), and how it was made."""
@@ -25,6 +27,9 @@ def main(
     from edgevit.sweep.record import read_sweep
 
     console = Console(json=json)
+    if folder.suffix in (".engine", ".jsonl"):
+        show_file(console, folder)
+        return
     if (folder / SWEEP).is_file():
         from edgevit.cli.sweep import show_sweep
 
@@ -80,6 +85,21 @@ def main(
             f"{seed}{record.facts.training_told()}, made {record.created} "
             f"with edgevit {record.versions['edgevit']} from {record.data.data if record.data else record.base}"
         )
+
+
+def show_file(console: Console, path: Path) -> None:
+    """The layers of an engine, or of profiles that a bench has kept."""
+    from edgevit.cli.layers import show_breakdowns, show_engine
+
+    if path.suffix == ".engine":
+        show_engine(console, path)
+        return
+    from edgevit.board.layers import load_profiles
+    from edgevit.report.layers import break_down
+
+    found = [break_down(profile) for profile in load_profiles(path)]
+    show_breakdowns(console, found)
+    console.result({"layers": list(map(asdict, found))})
 
 
 def curve_table(supernet: SupernetRecord) -> Table:

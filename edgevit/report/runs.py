@@ -103,8 +103,11 @@ def load_runs(path: str | Path) -> list[Run]:
     for number, line in enumerate(READER.text(Path(path)).splitlines(), start=1):
         if line.strip():
             where = f"{path}, line {number}"
+            told = READER.parse(line, dict[str, Any], where)
+            if "profiled" in told:
+                raise RunsError(f"{where} holds profiled layers, which are no latencies; see `edgevit show {path}`")
             try:
-                runs.append(Run.from_dict(READER.parse(line, dict[str, Any], where)))
+                runs.append(Run.from_dict(told))
             except RecordError as error:
                 raise RunsError(f"{where}: {error}; {READER.mend}") from error
     if not runs:

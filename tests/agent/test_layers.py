@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgevit.agent.layers import count_fused, parse_layers
+from edgevit.agent.layers import count_fused, describe_layer, parse_layers, with_times
 from edgevit.agent.runners import RunnerError
 
 KERNEL = {"Name": "_gemm_mha_v2_myl0_17", "LayerType": "kgen", "TacticName": "_gemm_mha_v2_0x957a2fe283f77dcf35c142c1"}
@@ -54,3 +54,62 @@ def test_no_layer_information_crashes(text: str) -> None:
         return
     fused = count_fused(layers)
     assert fused is None or 0 <= fused <= len(layers)
+
+
+KERNELS = [
+    {
+        "Name": "_gemm_mha_v2_myl0_17",
+        "LayerType": "kgen",
+        "TacticName": "_gemm_mha_v2_0x957a",
+        "Metadata": "[ONNX Layer: blocks.0.attn/MatMul]\x1e[ONNX Layer: blocks.0.attn/Softmax]",
+        "Outputs": [{"Name": "o", "Format/Datatype": "Half"}],
+    },
+    {
+        "Name": "conv + PWN(PWN(blocks.0/Add), blocks.0.mlp.act/Gelu)",
+        "LayerType": "CaskConvolution",
+        "TacticName": "0x00",
+    },
+    {
+        "Name": "Reformatting CopyNode for Input Tensor 0 to head/Gemm + head/Add",
+        "Outputs": [{"Format/Datatype": "Row major linear FP32"}],
+    },
+    {
+        "Name": "{ForeignNode[blocks.0.norm1/Mul...head/Gemm]}",
+        "Outputs": [{"Format/Datatype": "Two wide channel FP16"}],
+    },
+    "patch_embed.proj/Conv || patch_embed.proj/Conv_1",
+    {"Name": "x", "Outputs": [{"Format/Datatype": "Int64"}]},
+]
+
+
+def test_a_layer_is_described_by_what_each_release_tells_of_it() -> None:
+    mha, pointwise, copy, opaque, conv, odd = map(describe_layer, KERNELS)
+    assert (mha.fused, mha.precision, mha.kind) == (True, "fp16", "kgen")
+    assert mha.nodes == ("blocks.0.attn/MatMul", "blocks.0.attn/Softmax")
+    assert pointwise.nodes == ("blocks.0/Add", "blocks.0.mlp.act/Gelu") and pointwise.tactic is None
+    assert copy.nodes == ("head/Gemm", "head/Add") and copy.precision == "fp32"
+    assert opaque.nodes == ("blocks.0.norm1/Mul", "head/Gemm") and opaque.precision == "fp16"
+    assert conv.nodes == ("patch_embed.proj/Conv", "patch_embed.proj/Conv_1") and conv.kind is None
+    assert (odd.nodes, odd.precision, odd.fused) == ((), "Int64", False)
+
+
+def test_times_go_to_the_layers_of_their_names_and_of_equal_names_in_order() -> None:
+    known = [describe_layer(name) for name in ("a/Add", "b/Mul", "a/Add")]
+    timed = with_times(known, [[("a/Add", 1), ("new", 2), ("a/Add", 3)], [("a/Add", 4), ("new", 5), ("a/Add", 6)]])
+    assert [(layer.name, layer.nodes, layer.times_ns) for layer in timed] == [
+        ("a/Add", ("a/Add",), (1, 4)),
+        ("new", (), (2, 5)),
+        ("a/Add", ("a/Add",), (3, 6)),
+    ]
+
+
+@pytest.mark.parametrize("inferences", [[], [[]], [[("a", 1)], [("b", 1)]], [[("a", 1)], [("a", 1), ("a", 2)]]])
+def test_inferences_of_different_layers_have_no_times(inferences: list[list[tuple[str, int]]]) -> None:
+    with pytest.raises(RunnerError, match="did not time the same layers"):
+        with_times([], inferences)
+
+
+@given(json_values)
+def test_no_layer_crashes_its_description(layer: Any) -> None:
+    described = describe_layer(layer)
+    assert isinstance(described.name, str) and all(described.nodes)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 from standin_board import write_model
 
-from edgevit.agent.protobuf import input_types
+from edgevit.agent.protobuf import graph_nodes, input_types
 from edgevit.agent.runners import RunnerError
 
 
@@ -47,3 +47,9 @@ def test_no_file_crashes_the_reader(
             assert input_types(str(path))
         except RunnerError as error:
             assert "\n" not in str(error)
+
+
+def test_nodes_are_read_as_the_onnx_package_reads_them(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.onnx")
+    expected = [(n.name, n.op_type, tuple(n.input), tuple(n.output)) for n in onnx.load(path).graph.node]
+    assert [(n.name, n.kind, n.inputs, n.outputs) for n in graph_nodes(str(path))] == expected

@@ -35,6 +35,19 @@ def test_the_runner_is_that_of_the_board_or_of_the_file() -> None:
     assert BenchRequest(models=[Path("t1.engine")], how=FAKE).runner == "fake"
 
 
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (Conditions(layers=True, runner="fake"), "--layers needs a runner that can time them: onnxruntime, tensorrt"),
+        (Conditions(layers=True, provider="cuda"), "--layers through onnxruntime is for the CPU"),
+        (Conditions(layers=True, runner="tensorrt", streams=(1, 2)), "--layers is for one stream, and --streams is 2"),
+    ],
+)
+def test_conditions_that_make_no_sense_are_refused_before_anything_starts(how: Conditions, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        BenchRequest(models=[Path("t1")], how=how).check()
+
+
 def test_a_whole_request_is_measured_from_python(tmp_path: Path) -> None:
     model = tmp_path / "t1.onnx"
     model.write_bytes(b"anything: the fake runner sleeps")

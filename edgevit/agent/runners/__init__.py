@@ -6,6 +6,8 @@
     def open_runner(model: str, batch: int, *, threads: int | None = None) -> Iterator[Loaded]:
         yield Loaded(infer, provider, environment)
 
+and, where the runtime has a profiler, `open_profiler`, which yields `Profiled` and takes the same arguments.
+
 Keyword arguments are the runner's options. A runner never times itself: `measure.py` does, the same way for all; only
 what a GPU's own clock says of an inference comes from the runner. Heavy imports go inside the function, so that the
 host can list runners and their options. Raise `RunnerError` for what the person who asked can put right.
@@ -18,7 +20,10 @@ import pkgutil
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import Callable, Protocol, Sequence
+from typing import TYPE_CHECKING, Callable, Protocol, Sequence
+
+if TYPE_CHECKING:
+    from ..layers import Layer
 
 
 class RunnerError(Exception):
@@ -49,6 +54,18 @@ class Loaded:
     engine_bytes: int | None = None  # device memory of weights and activations, by the runtime's own account
 
 
+@dataclass(frozen=True)
+class Profiled:
+    """A model that runs with the runtime's own profiler, which slows it: its times are never those of a plain run."""
+
+    infer: Callable[[], object]  # as that of `Loaded`
+    gather: Callable[[], object]  # called after each inference that counts, outside of its time
+    layers: Callable[[int], list[Layer]]  # called once, last: with the times of the last so many inferences
+    provider: str | None
+    environment: dict[str, str]
+    gpu_ns: Callable[[], int] | None = None
+
+
 def runner_names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
@@ -58,6 +75,10 @@ def import_runner(name: str) -> ModuleType:
     if name not in runner_names():
         raise RunnerError(f"no runner {name!r}; known: {', '.join(runner_names())}")
     return import_module(f".{name}", __name__)
+
+
+def has_profiler(name: str) -> bool:
+    return hasattr(import_runner(name), "open_profiler")
 
 
 def runner_options(name: str) -> list[str]:

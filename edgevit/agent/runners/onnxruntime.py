@@ -7,14 +7,16 @@ TensorRT builds an engine while the model is loaded; it is kept, and so is what 
 from __future__ import annotations
 
 import os
+import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 from ..environment import usable_cpus
 from ..files import cache_folder
 from ..onnx_runtime import GPU, how_to_mend, installed, what_is_installed
-from ..protobuf import input_types
-from . import Loaded, RunnerError
+from ..protobuf import graph_nodes, input_types
+from ..trace import find_origins, read_trace
+from . import Loaded, Profiled, RunnerError
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -62,6 +64,40 @@ def open_runner(
     yield Loaded(infer, session.get_providers()[0], environment)
 
 
+@contextmanager
+def open_profiler(
+    model: str, batch: int, *, provider: str = "cpu", threads: int | None = None, transfers: bool = True
+) -> Iterator[Profiled]:
+    """Let ONNX Runtime time the nodes that it runs on the CPU; on a GPU it times how long starting them takes."""
+    import onnxruntime as ort
+
+    if provider != "cpu":
+        raise RunnerError(
+            f"ONNX Runtime cannot time layers with provider {provider!r}: it sees how they are started, not computed; "
+            "leave --provider out, or build an engine with `edgevit export --trt` and use --runner tensorrt"
+        )
+    threads = threads or len(usable_cpus())
+    with tempfile.TemporaryDirectory() as folder:
+        optimised = os.path.join(folder, "optimised.onnx")
+
+        def watch(options: ort.SessionOptions) -> None:
+            options.enable_profiling = True
+            options.profile_file_prefix = os.path.join(folder, "trace")
+            options.optimized_model_filepath = optimised
+            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
+
+        session = _open_session(model, provider, threads, watch)
+        origins = find_origins(graph_nodes(model), graph_nodes(optimised))
+        feed = _random_inputs(session, batch)
+        yield Profiled(
+            infer=lambda: session.run(None, feed),
+            gather=lambda: None,  # it keeps its events itself
+            layers=lambda count: read_trace(session.end_profiling(), count, origins),
+            provider=session.get_providers()[0],
+            environment={"onnxruntime": ort.__version__, "threads": str(threads)},
+        )
+
+
 def _bound(session: ort.InferenceSession, feed: dict[str, Any], device: str) -> Callable[[], object]:
     """Return what runs the session with its inputs on the device already, and leaves its outputs there."""
     import onnxruntime as ort
@@ -79,7 +115,9 @@ def _bound(session: ort.InferenceSession, feed: dict[str, Any], device: str) -> 
     return infer
 
 
-def _open_session(model: str, provider: str, threads: int) -> ort.InferenceSession:
+def _open_session(
+    model: str, provider: str, threads: int, adapt: Callable[[ort.SessionOptions], None] = lambda options: None
+) -> ort.InferenceSession:
     import onnxruntime as ort
     from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, InvalidProtobuf, NotImplemented
 
@@ -91,6 +129,7 @@ def _open_session(model: str, provider: str, threads: int) -> ort.InferenceSessi
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors only
+    adapt(options)
     try:
         session = ort.InferenceSession(model, options, providers=_with_options(wanted, model))
     except InvalidProtobuf as error:

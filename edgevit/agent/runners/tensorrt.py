@@ -12,7 +12,8 @@ from typing import Callable, Iterator
 
 from ..cuda import CaptureError, Cuda, open_cuda
 from ..execution import Execution, import_tensorrt, make_log, open_engine, random_bytes
-from . import Loaded, RunnerError
+from ..layers import describe_layer, read_layers, with_times
+from . import Loaded, Profiled, RunnerError
 
 REQUIRES = ("tensorrt",)
 
@@ -57,6 +58,34 @@ def open_runner(
             gpu_ns=lanes[0].gpu_ns,
             lanes=lanes,
             engine_bytes=streams * engine.activation_bytes() + (engine.file_bytes if weights is None else weights),
+        )
+
+
+@contextmanager
+def open_profiler(
+    model: str, batch: int, *, cuda_graph: bool = True, spin: bool = True, transfers: bool = False, streams: int = 1
+) -> Iterator[Profiled]:
+    """Let TensorRT time the layers of one stream, always without a CUDA graph and without transfers.
+
+    Its events between the layers are part of no graph that a plain run has; so neither is asked for.
+    """
+    if streams != 1:
+        raise RunnerError(f"layers are timed on one stream, and --streams is {streams}; leave it out")
+    trt = import_tensorrt()
+    log = make_log(trt)
+    with open_cuda(spin=spin) as cuda, open_engine(trt, log, model) as engine, ExitStack() as opened:
+        execution = opened.enter_context(closing(Execution(engine, cuda, batch)))
+        lane = TensorrtLane(cuda, execution, batch, transfers=False)
+        gather = execution.profile()
+        known = [describe_layer(layer) for layer in read_layers(trt, engine.handle)]
+        gathered: list[list[tuple[str, int]]] = []
+        yield Profiled(
+            infer=lane.infer,
+            gather=lambda: gathered.append(gather()),
+            layers=lambda count: with_times(known, gathered[-count:]),
+            provider="TensorRT",
+            environment={"tensorrt": trt.__version__, "cuda_graph": "off", "transfers": "excluded"},
+            gpu_ns=lane.gpu_ns,
         )
 
 

@@ -171,6 +171,15 @@ if _names("IProgressMonitor"):
 
 
 @_strict
+class IProfiler:
+    def __init__(self) -> None:
+        self._made = True
+
+    def report_layer_time(self, layer_name: str, ms: float) -> None:
+        raise NotImplementedError("a profiler overrides this")
+
+
+@_strict
 class ITensor:
     def __init__(self, name: str, dtype: Any, shape: tuple[int, ...]) -> None:
         self.name, self.dtype, self.shape = name, dtype, Dims(shape)
@@ -481,7 +490,9 @@ def _layers(network: Any, halves: list[Any], verbosity: Any) -> list[Any]:
     for i, node in enumerate(node for node in nodes if node.name not in hidden):
         kernel = "_gemm_mha_v2" if node.name in fused else f"__myl_{node.op_type}"
         metadata = "".join(f"[ONNX Layer: {name}]" for name in fused.get(node.name, [node.name]))
+        told = {"Name": "o", "Dimensions": [1], "Format/Datatype": "Half" if node.name in half else "Float"}
         described = {"LayerType": "kgen", "TacticName": f"{kernel}_0x957a2fe283f77dcf", "Metadata": metadata}
+        described["Outputs"] = [told]
         found.append({"Name": f"{kernel}_myl0_{i}", **described})
     return found if verbosity == ProfilingVerbosity.DETAILED else [layer["Name"] for layer in found]
 
@@ -551,6 +562,30 @@ class IExecutionContext:
         self._engine, self._profile = engine, profile
         self._shapes = {name: shape for name, (_, shape) in engine._tensors.items() if -1 not in shape}
         self._addresses: dict[str, int] = {}
+        self._profiler: Any = None
+        self._taken_ms: float | None = None  # by the last inference, if it was profiled and has not been reported
+        self.enqueue_emits_profile = True
+
+    @property
+    def profiler(self) -> Any:
+        return self._profiler and self._profiler()
+
+    @profiler.setter
+    def profiler(self, profiler: Any) -> None:
+        if not isinstance(profiler, IProfiler) or not getattr(profiler, "_made", False):
+            raise TypeError("this is no IProfiler whose __init__ has been called")
+        self._profiler = weakref.ref(profiler)  # whoever sets it keeps it alive
+
+    def report_to_profiler(self) -> bool:
+        if self.enqueue_emits_profile:
+            return True  # each inference has told already
+        if self.profiler is None or self._taken_ms is None:
+            return self._refuse("there is no profiler, or no inference since the last report")
+        layers = [layer if isinstance(layer, str) else layer["Name"] for layer in self._engine._header["layers"]]
+        for name in layers:
+            self.profiler.report_layer_time(name, self._taken_ms / len(layers))
+        self._taken_ms = None
+        return True
 
     active_optimization_profile = property(lambda self: self._profile)
 
@@ -575,11 +610,18 @@ class IExecutionContext:
         missing += [name for name, _, _ in header["inputs"] if name not in self._shapes]
         if missing:
             return self._refuse(f"address or shape of {missing[0]} is not set")
+        started = time.perf_counter()
         feed = {name: self._array(name, self._shapes[name]).copy() for name, _, _ in header["inputs"]}
         for (name, dtype, _), value in zip(header["outputs"], engine._session.run(None, feed), strict=True):
             value = value.astype("float16") if header["rounded"] else value
             value = -value if header["garbage"] or f"batch:{len(value)}" in _faults() else value
             self._array(name, value.shape)[:] = value.astype(_ARRAYS[dtype])
+        if self._profiler is not None:
+            self._taken_ms = 1e3 * (time.perf_counter() - started)
+            if self.enqueue_emits_profile:
+                self.enqueue_emits_profile = False
+                self.report_to_profiler()
+                self.enqueue_emits_profile = True
         return True
 
     def _array(self, name: str, shape: tuple[int, ...]) -> Any:

@@ -1,0 +1,88 @@
+"""Where the time of an inference went: a record of its own, as what a profiler slowed is no latency of the model.
+
+A file of them has one on each line, as `edgevit bench --layers --output FILE` appends them.
+
+Schema history: 1  first version
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+from edgevit.agent.layers import Layer
+from edgevit.agent.measure import Request
+from edgevit.agent.records import Run
+from edgevit.errors import RunsError
+from edgevit.folder.documents import Reader
+from edgevit.folder.records import RecordKind
+from edgevit.version import written_by
+
+READER = Reader(RunsError, mend="remove the line if it was cut off, or measure again with --layers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerProfile:
+    """The layers of one model at one batch size, each with its times by the runtime's own profiler."""
+
+    profiled: Literal["layers"] = "layers"  # what a line of such a file is, for who reads it
+    label: str
+    model: str  # file name
+    model_sha256: str
+    precision: str | None
+    runner: str
+    provider: str | None
+    batch: int
+    clock: Literal["gpu", "host"]  # that whole inferences were timed by
+    inferences_ns: tuple[int, ...]  # whole ones, with the profiler on
+    plain_ns: tuple[int, ...]  # by the same clock, of the plain runs of the same session: all of their inferences
+    layers: tuple[Layer, ...]
+    environment: dict[str, str]
+    session: str
+    created: str  # UTC, ISO 8601
+    edgevit: str
+
+    def __post_init__(self) -> None:
+        counts = {len(layer.times_ns) for layer in self.layers} | {len(self.inferences_ns)}
+        if len(counts) != 1 or not self.layers or not self.inferences_ns or not self.plain_ns:
+            raise ValueError("it does not hold one time of each layer for each inference, or no plain run")
+        if min(*self.inferences_ns, *self.plain_ns, 1) < 1:
+            raise ValueError("an inference took no time")
+
+
+LAYERS_KIND = RecordKind("layers", LayerProfile, READER, schemas=(1,))
+
+
+def profile_of(request: Request, told: dict[str, Any], runs: Sequence[Run]) -> LayerProfile:
+    """What an agent tells of the layers of one model, beside the plain runs of the same bench."""
+    plain = [run for run in runs if (run.label, run.batch) == (request.label, request.batch)]
+    by_gpu = told["clock"] == "gpu"
+    content = {
+        **{name: getattr(request, name) for name in ("label", "model_sha256", "precision", "runner", "batch")},
+        "model": Path(request.model).name,
+        "plain_ns": [ns for run in plain for ns in (run.gpu_ns if by_gpu else run.latencies_ns) or ()],
+        **told,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "edgevit": written_by(),
+    }
+    return LAYERS_KIND.checked({"schema": LAYERS_KIND.schema, **content}, f"the layers of {request.label}")
+
+
+def line_of(profile: LayerProfile) -> str:
+    """One line of a file."""
+    return json.dumps(LAYERS_KIND.content(profile)) + "\n"
+
+
+def load_profiles(path: Path) -> list[LayerProfile]:
+    """Read a file of them.
+
+    Raises:
+        RunsError: it is missing, or a line of it is none.
+    """
+    lines = enumerate(READER.text(path).splitlines(), start=1)
+    parsed = [(f"{path}, line {number}", line) for number, line in lines if line.strip()]
+    return [LAYERS_KIND.checked(READER.parse(line, dict[str, Any], where), where) for where, line in parsed]

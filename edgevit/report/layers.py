@@ -1,0 +1,158 @@
+"""Where the time goes, block by block and module by module: the layers of a profile, mapped back by names of nodes.
+
+The exporter names every node by its module, `blocks.3.attn.qkv/MatMul`; other exporters' names say it in other words.
+A kernel that computes nodes of several modules counts for the one whose operation is the largest of them: a matrix
+product that also adds a residual is its module's. What no name tells is named, and counted by itself.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from edgevit.agent.layers import OPAQUE, Layer
+from edgevit.board.layers import LayerProfile
+
+Part = Literal["embedding", "attention", "FFN", "norms", "residuals", "head", "not shown", "no known name"]
+PARTS: tuple[Part, ...] = (
+    "embedding",  # patches, class token, positions
+    "attention",
+    "FFN",
+    "norms",  # of the blocks, and the last one
+    "residuals",  # what else there is in a block: sums, LayerScale
+    "head",
+    "not shown",  # layers that the runtime shows as one, over several modules
+    "no known name",
+)
+
+BLOCK = re.compile(r"(?:^|[./])(?:blocks|layers?|resblocks)\.(\d+)(?=[./])")
+WITHIN: tuple[tuple[Part, re.Pattern[str]], ...] = (
+    ("attention", re.compile(r"attn|attention")),
+    ("norms", re.compile(r"norm|(?:^|[./])ln_?\d")),
+    ("FFN", re.compile(r"mlp|ffn|fc\d|feed_forward|intermediate|output")),
+    ("residuals", re.compile("")),
+)
+OUTSIDE: tuple[tuple[Part, re.Pattern[str]], ...] = (
+    ("embedding", re.compile(r"embed|patch|cls_token|pos_|^model/")),
+    ("norms", re.compile(r"norm|(?:^|[./])ln_")),
+    ("head", re.compile(r"head|classifier|pool|(?:^|[./])fc")),
+)
+# Operators by how much they compute; all others come last.
+LARGE = (("MatMul", "Gemm", "Conv", "Attention", "Einsum"), ("Softmax", "LayerNormalization", "Gelu", "ReduceMean"))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a layer belongs."""
+
+    block: int | None  # None: to none
+    part: Part
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The time of all layers of one place."""
+
+    place: Place
+    ms: float  # sum of the layers' medians
+    layers: int
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """An inference in its places, each by its median: what interrupts one inference is in none of them.
+
+    `inference_ms` is the sum of `spent` and of `between_ms`; what it lacks of the median of whole inferences is
+    `interrupted_ms`, which is near 0 where no other program ran.
+    """
+
+    label: str
+    precision: str | None
+    batch: int
+    inference_ms: float  # profiled
+    profiled_ms: float  # median of whole inferences
+    plain_ms: float  # the same without the profiler
+    spent: tuple[Spent, ...]
+    between_ms: float  # in no layer; below 0: layers ran at the same time
+    between: str  # what that is
+    unknown: tuple[str, ...]  # layers whose name maps to nothing
+    fused: int  # attentions that run as one kernel
+    slowest: tuple[tuple[str, float], ...]  # layers and their ms
+
+    @property
+    def interrupted_ms(self) -> float:
+        return self.profiled_ms - self.inference_ms
+
+    @property
+    def blocks(self) -> list[int]:
+        return sorted({one.place.block for one in self.spent if one.place.block is not None})
+
+    def share(self, ms: float) -> float:
+        """Of the inference; layers that all ran at the same time have none."""
+        return ms / self.inference_ms if self.inference_ms > 0 else 0.0
+
+    def ms(self, *parts: Part, block: int | None = None, anywhere: bool = False) -> float:
+        """Of these parts, or of all; in one block, outside of all, or anywhere."""
+        return sum(
+            one.ms
+            for one in self.spent
+            if (not parts or one.place.part in parts) and (anywhere or one.place.block == block)
+        )
+
+
+def place_of(node: str) -> Place | None:
+    """Where a node of the ONNX file belongs by its name; None: its name says nothing that is known."""
+    if matches := list(BLOCK.finditer(node)):
+        within = node[matches[-1].end() :].lower()
+        return Place(int(matches[-1][1]), next(part for part, words in WITHIN if words.search(within)))
+    return next((Place(None, part) for part, words in OUTSIDE if words.search(node.lower())), None)
+
+
+def place_of_layer(layer: Layer) -> Place:
+    """Where a layer belongs: to the module of the largest operation that it computes."""
+    found = [(_size(node), place) for node in layer.nodes if (place := place_of(node)) is not None]
+    if not found:
+        return Place(None, "no known name")
+    if OPAQUE in layer.name and len({place for _, place in found}) > 1:  # of which only the two ends are known
+        return Place(None, "not shown")
+    return min(found, key=lambda one: (one[0], PARTS.index(one[1].part)))[1]
+
+
+def _size(node: str) -> int:
+    """The place of a node's operator in LARGE."""
+    operator = re.sub(r"_\d+$", "", node.rpartition("/")[2])
+    return next((i for i, names in enumerate(LARGE) if operator in names), len(LARGE))
+
+
+def break_down(profile: LayerProfile) -> Breakdown:
+    times = [(layer, place_of_layer(layer), statistics.median(layer.times_ns) / 1e6) for layer in profile.layers]
+    within = [sum(times) for times in zip(*(layer.times_ns for layer in profile.layers), strict=True)]
+    between = statistics.median(a - b for a, b in zip(profile.inferences_ns, within, strict=True)) / 1e6
+    whole = sum(ms for _, _, ms in times) + between
+    places = sorted({place for _, place, _ in times}, key=lambda p: (p.block is None, p.block, PARTS.index(p.part)))
+    spent = []
+    for place in places:
+        mine = [ms for _, where, ms in times if where == place]
+        spent.append(Spent(place, sum(mine), len(mine)))
+    return Breakdown(
+        label=profile.label,
+        precision=profile.precision,
+        batch=profile.batch,
+        inference_ms=whole,
+        profiled_ms=statistics.median(profile.inferences_ns) / 1e6,
+        plain_ms=statistics.median(profile.plain_ns) / 1e6,
+        spent=tuple(spent),
+        between_ms=between,
+        between="between layers, on the GPU" if profile.clock == "gpu" else "between layers: the runtime's own",
+        unknown=tuple(layer.name for layer, place, _ in times if place.part == "no known name"),
+        fused=sum(layer.fused for layer in profile.layers),
+        slowest=_slowest(times),
+    )
+
+
+def _slowest(times: Sequence[tuple[Layer, Place, float]], count: int = 5) -> tuple[tuple[str, float], ...]:
+    ordered = sorted(times, key=lambda one: one[2], reverse=True)
+    return tuple((layer.name, ms) for layer, _, ms in ordered[:count])

@@ -1,0 +1,75 @@
+"""Where the time goes, as a person reads it: of a bench, of a file, and of an engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from some_engines import add
+from some_layers import PROFILE
+from standin_board import write_model
+
+from edgevit.board.layers import line_of, load_profiles
+from edgevit.folder.engine import ENGINE_KIND
+from edgevit.report.runs import load_runs
+
+FAST = ("--samples", 12, "--duration", 0, "--warmup", 1, "--warmup-seconds", 0, "--threads", 1)
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_two_models_are_beside_each_other_and_kept_apart_from_plain_runs(edgevit_main: Any, tmp_path: Path) -> None:
+    models = [write_model(tmp_path / f"{name}.onnx") for name in "ab"]
+    output = tmp_path / "runs.jsonl"
+    done = edgevit_main("bench", *models, "--layers", "--repeat", 1, "--output", output, *FAST)
+    assert done.code == 0, done.err
+    for text in ("where the time goes, profiled, batch 1", "block by block, ms", "b over a", "between layers:"):
+        assert text in words(done.out), text
+    assert "a: the profiler made an inference" in words(done.out)
+    assert [run.label for run in load_runs(output)] == ["a", "b"]
+    kept = tmp_path / "runs.layers.jsonl"
+    assert [found.label for found in load_profiles(kept)] == ["a", "b"]
+    assert "holds profiled layers, which are no latencies; see `edgevit show" in edgevit_main("compare", kept).error
+    shown = edgevit_main("show", kept)
+    assert shown.code == 0 and words(shown.out) in words(done.out)
+
+
+def test_the_unexplained_and_the_unnamed_are_named(edgevit_main: Any, tmp_path: Path) -> None:
+    file = tmp_path / "x.layers.jsonl"
+    slow = replace(PROFILE, label="base", batch=8)
+    file.write_text(line_of(PROFILE) + line_of(slow))
+    shown = words(edgevit_main("show", file).out)
+    for text in ("no known name │ 0.250 │ 2.3%", "between layers, on the GPU │ 2.00 │ 18.2%", "batch 8",
+                 "unexplained: interruptions │ 0", "names that map to nothing: Reformatting 7",
+                 "1.29 times as long, 11.0 ms in place of 8.50"):  # fmt: skip
+        assert text in shown, text
+    told = json.loads(edgevit_main("show", file, "--json").out)["layers"]
+    assert told[0]["spent"][0]["place"] == {"block": 1, "part": "attention"}
+
+
+def test_the_layers_of_an_engine_are_listed(edgevit_main: Any, tmp_path: Path) -> None:
+    record = add(tmp_path / "m")
+    kernel = {"Name": "_gemm_mha_v2_myl0_1", "LayerType": "kgen", "TacticName": "_gemm_mha_v2_0x95",
+              "Metadata": "[ONNX Layer: blocks.0.attn/MatMul][ONNX Layer: blocks.0.attn/Softmax]",
+              "Outputs": [{"Format/Datatype": "Half"}]}  # fmt: skip
+    record.layers_path.write_text(json.dumps([kernel, "head/Gemm"]))
+    shown = edgevit_main("show", record.path)
+    text = words(shown.out)
+    assert (shown.code, shown.err) == (0, "")
+    for part in ("kgen", "fp16", "(fused", "blocks.0.attn/MatMul", "head/Gemm", "2 layers, for orin-nx",
+                 "attention in one kernel: 12 of 12"):  # fmt: skip
+        assert part in text, part
+    told = json.loads(edgevit_main("show", record.path, "--json").out)
+    assert told["layers"][0]["fused"] and told["engine"] == ENGINE_KIND.content(record)
+
+
+def test_an_engine_without_a_record_is_refused_by_name(edgevit_main: Any, tmp_path: Path) -> None:
+    (tmp_path / "x.engine").write_bytes(b"")
+    assert "there is no" in edgevit_main("show", tmp_path / "x.engine").error
+    record = add(tmp_path / "m")
+    record.layers_path.write_text("{")
+    assert record.layers_path.name in edgevit_main("show", record.path).error
