@@ -9,6 +9,7 @@ import json
 import pytest
 from places import STANDINS
 
+from edgevit.board.layers import load_profiles
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.report.runs import load_runs
 
@@ -75,9 +76,16 @@ def test_the_commands_of_the_readme_lead_to_a_gated_bench(orin_nx, exported, edg
     runs = tmp_path / "runs.jsonl"
     gates = ["--gate", "p99<5s", "--gate", "energy<1000J", "--gate", "gpu_p99<5s"]
     shape = ["--batch", 1, "--batch", 8, "--samples", 20, "--duration", 0.5, "--idle", 0.3, "--warmup-seconds", 0]
-    mode = ["--power-mode", "25W", "--lock-clocks"]
-    done = edgevit_main("bench", exported, *orin_nx.options, *gates, *shape, *mode, "--cross-check", "--output", runs)
+    mode, more = ["--power-mode", "25W", "--lock-clocks"], ["--cross-check", "--layers", "--output", runs]
+    done = edgevit_main(
+        "bench", exported, *orin_nx.options, *gates, *shape, *mode, "--cross-check", "--output", runs, "--layers"
+    )
     assert done.code == 0, done.out + done.err
+    told = " ".join(done.out.split())
+    assert "where the time goes, profiled, batch 8" in told and "between layers, on the GPU" in told
+    assert [found.clock for found in load_profiles(tmp_path / "runs.layers.jsonl")] == ["gpu", "gpu"]
+    layers = json.loads(edgevit_main("show", record.path, "--json").out)["layers"]
+    assert sum(layer["fused"] for layer in layers) == record.fused == 2
     asked = orin_nx.tree / "power-mode-of-trtexec"
     assert "25W" in asked.read_text(), "trtexec measures the board as the runs did"
     assert done.out.count(" pass ") == 6 and "trtexec on the same engine" in done.out and "498" in done.out
