@@ -77,9 +77,7 @@ def test_the_commands_of_the_readme_lead_to_a_gated_bench(orin_nx, exported, edg
     gates = ["--gate", "p99<5s", "--gate", "energy<1000J", "--gate", "gpu_p99<5s"]
     shape = ["--batch", 1, "--batch", 8, "--samples", 20, "--duration", 0.5, "--idle", 0.3, "--warmup-seconds", 0]
     mode, more = ["--power-mode", "25W", "--lock-clocks"], ["--cross-check", "--layers", "--output", runs]
-    done = edgevit_main(
-        "bench", exported, *orin_nx.options, *gates, *shape, *mode, "--cross-check", "--output", runs, "--layers"
-    )
+    done = edgevit_main("bench", exported, *orin_nx.options, *gates, *shape, *mode, *more)
     assert done.code == 0, done.out + done.err
     told = " ".join(done.out.split())
     assert "where the time goes, profiled, batch 8" in told and "between layers, on the GPU" in told
