@@ -3,40 +3,29 @@
 import json
 import subprocess
 import sys
-import textwrap
 from dataclasses import fields, is_dataclass
 
 import pytest
 import torch
+from example_method import EXAMPLE, example, with_the_example
 from places import ROOT
 from small_base import derive, write_checkpoint
 
 import edgevit
-from edgevit.derive import methods
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.derive.methods import load_method, method_names
 from edgevit.derive.options import make_config, parse_assignments
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.folder.model_folder import ModelFolder
 
-EXAMPLE = "example"
 NAMES = [*method_names(), EXAMPLE]
-
-
-def example():
-    """The method that the folder's docstring has, as a file."""
-    indented = methods.__doc__.partition("A whole method")[2].partition("\n")[2].rpartition("\ntests/derive/")[0]
-    return textwrap.dedent(indented).strip("\n") + "\n"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def folder_with_the_example(tmp_path_factory):
     folder = tmp_path_factory.mktemp("methods")
-    (folder / f"{EXAMPLE}.py").write_text(example())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(methods, "__path__", [*methods.__path__, str(folder)])
+    with with_the_example(folder):
         yield folder
-    sys.modules.pop(f"{methods.__name__}.{EXAMPLE}", None)
 
 
 @pytest.fixture(scope="module")

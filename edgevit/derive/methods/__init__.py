@@ -58,7 +58,7 @@ A whole method, to be copied to methods/<name>.py:
         steps = train_for(problem, network)
         return Derived(network, plan, {"steps": steps, "steps_planned": problem.training.steps})
 
-tests/derive/test_methods.py sweeps this folder, and this example with it.
+tests/derive/test_methods.py and test_methods_masked.py sweep this folder, and this example with it.
 '''
 
 from __future__ import annotations

@@ -1,0 +1,164 @@
+"""Every method leaves the base alone, and its model is the base with what the plan removes masked.
+
+Held for every file in derive/methods, and for the example in its docstring, on a base with random weights and without
+training. Masked is: a block that goes hands its tokens on; a neuron that goes is multiplied by 0, or becomes the one
+that it is merged into; a head that goes, and every direction beyond the width that stays, has weights of 0. What a
+method solves anew, the factors of attention and, where the plan says so, W_2, the base is given in its own full size;
+all else is the base's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from example_method import EXAMPLE, with_the_example
+from torch import Tensor, nn
+
+from edgevit.data.task import Task, open_task
+from edgevit.derive.allocate.budget import make_budget
+from edgevit.derive.allocate.policy import make_policy
+from edgevit.derive.cache import Cache
+from edgevit.derive.method import find_method
+from edgevit.derive.methods import method_names
+from edgevit.derive.plan import FfnPlan, Plan
+from edgevit.derive.problem import Problem, Stopwatch
+from edgevit.folder.derivation import ShapeRecord, TrainingRecord
+from edgevit.folder.supernet import SUPERNET_KIND, Point, SettingsRecord, SupernetRecord, Unit
+from edgevit.models.anatomy import Attention, Block, Ffn
+from edgevit.models.checkpoint import Model, describe, save
+from edgevit.models.classifier import with_classes
+from edgevit.models.families import family_of
+from edgevit.train.history import History
+from edgevit.train.passes import open_passes
+from edgevit.train.settings import Training
+
+FEW: dict[str, dict[str, Any]] = {
+    "forge": {"calibration_images": 32, "sensitivity_images": 16},
+    "nuwa": {"calibration_images": 32, "purification": "none"},
+    "vulcan": {"calibration_images": 32},
+}
+HIGH = 0.9  # where whole heads and blocks go
+CASES = [*((name, 0.45) for name in (*method_names(), EXAMPLE)), ("forge", HIGH)]
+UNTRAINED = Training(device="cpu", batch_size=32, steps=0)
+IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder_with_the_example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with with_the_example(tmp_path_factory.mktemp("methods")):
+        yield
+
+
+@pytest.fixture(scope="module")
+def base(small_vit: Callable[..., Any]) -> Model:
+    return describe(small_vit(depth=3, num_heads=4), "vit_tiny_patch16_224", {"depth": 3, "num_heads": 4})
+
+
+@pytest.fixture(scope="module")
+def task(base: Model) -> Task:
+    return open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
+
+
+@pytest.fixture(scope="module")
+def supernet(base: Model, task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The base as a super-network that nobody trained."""
+    units = [Unit(i, "attention", 8, 16, 10**5) for i in range(3)] + [Unit(i, "ffn", 16, 256, 10**5) for i in range(3)]
+    record = SupernetRecord(
+        created="2026-01-01T00:00:00+00:00", base="base", base_top1=0.1,
+        settings=SettingsRecord(ShapeRecord("fused"), TrainingRecord(0)), data=task.record(),
+        versions={"edgevit": "0.1.0"}, seconds={}, order=tuple(units),
+        curve=(Point(0.0, base.spec.macs, base.spec.params, 0.1),),
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("net") / "net"
+    save(base, folder)
+    (folder / "supernet.json").write_text(SUPERNET_KIND.text(record))
+    return folder
+
+
+@pytest.mark.parametrize(("name", "rate"), CASES)
+def test_the_base_is_unchanged_and_the_model_is_the_base_masked(
+    name: str, rate: float, base: Model, task: Task, supernet: Path, tmp_path: Path
+) -> None:
+    network, method = with_classes(base.network, task.base_columns), find_method(name)
+    before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
+    problem = Problem(
+        network, task, range(3), make_budget(base.spec.macs, base.spec.params, rate=rate),
+        make_policy("paper"), UNTRAINED, open_passes(UNTRAINED), tmp_path, History(None, []), Stopwatch(), Cache(None),
+        {"base": "", "state": ""},
+    )  # fmt: skip
+    options = {"supernet": str(supernet)} if name == "skd" else FEW.get(name, {})
+    made = method.derive(problem, method.make_config(options))
+    after = network.state_dict()
+    assert all(torch.equal(tensor, after[key]) for key, tensor in before.items()), "the base was changed"
+    with torch.no_grad(), masked(network, made.plan, made.network) as whole:
+        logits, slim = whole(IMAGES), made.network(IMAGES)
+    assert logits.std() > 0.1 and len(after) == len(before)
+    torch.testing.assert_close(slim, logits, rtol=1e-5, atol=1e-5 * float(logits.abs().max()))
+    fewer = [len(a.heads) < 4 for b in made.plan.blocks if (a := b.attention) is not None]
+    assert (len(fewer) < 3 and any(fewer)) == (rate == HIGH)
+
+
+@contextmanager
+def masked(network: nn.Module, plan: Plan, slim: nn.Module) -> Iterator[nn.Module]:
+    """The base in its full size, with what the plan removes masked and what `slim` has anew in place of its own."""
+    family = family_of(network)
+    blocks = family.read(network)
+    for planned, solved in zip(plan.blocks, family_of(slim).read(slim), strict=True):
+        whole = blocks[planned.block]
+        assert planned.attention and planned.ffn and solved.attention and solved.ffn and whole.attention and whole.ffn
+        attention = embedded(solved.attention, whole.attention, planned.attention.heads)
+        own = planned.ffn.weights is None
+        blocks[planned.block] = Block(attention, whole.ffn if own else widened(solved.ffn, whole.ffn, planned.ffn))
+    copy = family.build(network, blocks).eval()
+    kept = {b.block: b.ffn for b in plan.blocks}
+    with ExitStack() as stack:
+        for i, (layer, output) in enumerate(zip(family.layers(copy), family.ffn_outputs(copy), strict=True)):
+            if (ffn := kept.get(i)) is None:
+                stack.callback(layer.register_forward_hook(lambda _, given, __: given[0]).remove)
+            elif output is not None:
+                stand_ins = standing_in(ffn, blocks[i])
+                stack.callback(output.register_forward_pre_hook(stand_ins).remove)
+        yield copy
+
+
+def embedded(solved: Attention, whole: Attention, heads: Sequence[int]) -> Attention:
+    """An attention in its base's size: zeros beyond its own widths, and in the heads that go."""
+    at, wider = list(heads), (whole.qk / solved.qk) ** 0.5  # logits are divided by the root of the width
+
+    def placed(weight: Tensor | None, of: Tensor | None) -> Tensor | None:
+        if of is None or weight is None:
+            return None if of is None else torch.zeros_like(of)
+        room = torch.zeros_like(of)
+        room[at, : weight.shape[1]] = weight
+        return room
+
+    query_bias = None if solved.bq is None else solved.bq * wider
+    wo = placed(solved.wo.mT, whole.wo.mT)
+    made = {name: placed(getattr(solved, name), getattr(whole, name)) for name in ("wk", "wv", "bk", "bv")}
+    made |= {"wq": placed(solved.wq * wider, whole.wq), "bq": placed(query_bias, whole.bq)}
+    assert wo is not None
+    return replace(solved, **made, wo=wo.mT)
+
+
+def widened(solved: Ffn, whole: Ffn, planned: FfnPlan) -> Ffn:
+    """The base's neurons with the output weights that were solved for those that stay."""
+    w2 = torch.zeros_like(whole.w2)
+    w2[:, planned.neurons] = solved.w2
+    return replace(whole, w2=w2, b2=solved.b2)
+
+
+def standing_in(planned: FfnPlan, block: Block) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tensor]]:
+    """Multiply the neurons that go by 0, or put those that they are merged into in their place."""
+    assert block.ffn is not None
+    mask = torch.zeros(block.ffn.neurons)
+    mask[planned.neurons] = 1
+    if planned.labels is None:
+        return lambda _, given: (given[0] * mask,)
+    anchors = planned.neurons[planned.labels]
+    return lambda _, given: (given[0][..., anchors],)
