@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from math import ceil
+from math import ceil, isqrt
 from typing import Any, Literal
 
 import torch
@@ -87,6 +87,19 @@ def add_outer(total: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
 def symmetric(upper: Tensor) -> Tensor:
     """The whole matrix of which `add_outer` filled the upper triangle."""
     return upper.triu().add_(upper.triu(1).mT)
+
+
+def triangle(matrix: Tensor) -> Tensor:
+    """What a symmetric matrix [n, n] holds, once and in fp32: [n (n + 1) / 2], a quarter of the bytes of fp64."""
+    return matrix[torch.ones_like(matrix, dtype=torch.bool).triu()].float()
+
+
+def from_triangle(held: Tensor) -> Tensor:
+    """The matrix [n, n] of `triangle`, in fp64."""
+    side = (isqrt(8 * len(held) + 1) - 1) // 2
+    upper = torch.zeros(side, side, dtype=torch.float64, device=held.device)
+    upper[torch.ones_like(upper, dtype=torch.bool).triu()] = held.double()
+    return symmetric(upper)
 
 
 def minimum_images(network: nn.Module) -> int:

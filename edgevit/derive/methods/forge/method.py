@@ -14,7 +14,7 @@ Each step can be taken away by its option; benchmarks/RESULTS.md has what each i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from edgevit.data.task import Split
 from edgevit.derive.algebra.attention import Spectra, attention_spectra, keep_heads, narrow
 from edgevit.derive.algebra.factorise import Spectrum
-from edgevit.derive.algebra.least_squares import Removal, refit, refittable_mean, removal_in_order, removal_order
+from edgevit.derive.algebra.least_squares import refit, refittable_mean, removal_in_order, removal_order
 from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.knapsack import BlockMenu, allocate
 from edgevit.derive.allocate.menus import Heads, attention_menu, ffn_menu, least_heads
@@ -35,6 +35,7 @@ from edgevit.derive.allocate.policy import check_reachable, fit, smallest, unifo
 from edgevit.derive.allocate.widths import adaptive
 from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, minimum_images
+from edgevit.derive.methods.forge.curves import BlockCurves, blind, packed, root, unpacked
 from edgevit.derive.methods.forge.sequential import solve_in_sequence
 from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
@@ -94,51 +95,12 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Block:
-    """What is known of one block of the base before the budget: serves every budget."""
-
-    statistics: BlockStatistics
-    qk: Spectrum
-    vo: Spectrum
-    felt: Sensitivity  # in the basis of these spectra
-    removal: Removal
-    ffn_losses: Tensor  # [e] nats, as each neuron goes, the first to go first
-    block_loss: Tensor  # [1] nats without the whole block
-
-    def tensors(self) -> dict[str, Tensor]:
-        parts = {name: part.tensors() if name == "statistics" else vars(part) for name, part in self._parts().items()}
-        flat = {f"{name}.{field}": tensor for name, part in parts.items() for field, tensor in part.items()}
-        return {**flat, "ffn_losses": self.ffn_losses, "block_loss": self.block_loss}
-
-    def _parts(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _PARTS}
-
-    @classmethod
-    def of(cls, flat: Mapping[str, Tensor]) -> _Block:
-        made: dict[str, Any] = {
-            name: kind(**{key.partition(".")[2]: t for key, t in flat.items() if key.startswith(f"{name}.")})
-            for name, kind in _PARTS.items()
-        }
-        return cls(**made, ffn_losses=flat["ffn_losses"], block_loss=flat["block_loss"])
-
-
-_PARTS = {"statistics": BlockStatistics, "qk": Spectrum, "vo": Spectrum, "felt": Sensitivity, "removal": Removal}
-
-
 def _sensitivities(problem: Problem, config: Config, network: nn.Module, stage: str) -> list[Sensitivity]:
     images, seed = problem.task.train.subset(config.sensitivity_images), problem.training.seed
     return measure_sensitivity(network, images, problem.columns, problem.passes, seed=seed, stage=stage)
 
 
-def _root(metric: Tensor) -> Tensor:
-    """Some R with R^T R = metric [d, d], which may be singular: norms leave the loss blind to some directions."""
-    values, vectors = torch.linalg.eigh(metric)
-    root: Tensor = values.clamp_min(0).sqrt().unsqueeze(1) * vectors.mT
-    return root
-
-
-def _curves(problem: Problem, config: Config) -> list[_Block]:
+def _curves(problem: Problem, config: Config) -> list[BlockCurves]:
     """Take the curves of every block, or find them in the cache: they depend on the task and not on the budget."""
     names = ("calibration_images", "sensitivity_images", "sensitivity", "ridge")
     key = {
@@ -148,20 +110,10 @@ def _curves(problem: Problem, config: Config) -> list[_Block]:
         "config": {name: getattr(config, name) for name in names},
         "seed": problem.training.seed,
     }
-
-    def make() -> dict[str, Tensor]:
-        made = _make_curves(problem, config)
-        return {f"{i}.{name}": tensor for i, block in enumerate(made) for name, tensor in block.tensors().items()}
-
-    flat = problem.cache.tensors("curves", key, make)
-    count = len(family_of(problem.network).read(problem.network))
-    return [
-        _Block.of({name.partition(".")[2]: t for name, t in flat.items() if name.startswith(f"{i}.")})
-        for i in range(count)
-    ]
+    return unpacked(problem.cache.tensors("curves", key, lambda: packed(_make_curves(problem, config))))
 
 
-def _make_curves(problem: Problem, config: Config) -> list[_Block]:
+def _make_curves(problem: Problem, config: Config) -> list[BlockCurves]:
     network = problem.network.to(problem.compute.device).eval()
     blocks = family_of(network).read(network)
     by_loss = config.sensitivity == "fisher"
@@ -179,7 +131,7 @@ def _make_curves(problem: Problem, config: Config) -> list[_Block]:
     else:
         tokens: int = family_of(network).geometry(network).tokens
         parts = zip(ffns(blocks), spectra.qk, spectra.vo, strict=True)
-        felt = [_blind(tokens, len(f.w2), qk, vo) for f, qk, vo in parts]
+        felt = [blind(tokens, len(f.w2), qk, vo) for f, qk, vo in parts]
     made = []
     with (
         problem.stopwatch.stage("closed_form"),
@@ -188,12 +140,12 @@ def _make_curves(problem: Problem, config: Config) -> list[_Block]:
         for i, (part, s) in enumerate(zip(ffns(blocks), statistics, strict=True)):
             assert s.hidden is not None
             # the error of W_2 in the metric of the loss is the plain error of R W_2
-            seen = _root(felt[i].metric) @ part.w2.detach().double().cpu()
+            seen = root(felt[i].metric) @ part.w2.detach().double().cpu()
             centre = refittable_mean(part, s.mean)
             removal = removal_order(seen, s.hidden, centre, ridge=config.ridge)
             losses = removal_in_order(removal.order, seen, s.hidden, centre, ridge=config.ridge).cost / 2
             without = torch.full((1,), inf, dtype=torch.float64)
-            made.append(_Block(s, spectra.qk[i], spectra.vo[i], felt[i], removal, losses, without))
+            made.append(BlockCurves(s, spectra.qk[i], spectra.vo[i], felt[i], removal, losses, without))
             stage.update(i + 1)
     if not by_loss:
         return [replace(b, ffn_losses=b.ffn_losses / b.ffn_losses.sum()) for b in made]
@@ -225,25 +177,20 @@ def _felt(
         return _sensitivities(problem, config, rotated, "worth of attention's directions")
 
 
-def _blind(tokens: int, embed: int, qk: Spectrum, vo: Spectrum) -> Sensitivity:
-    """What is left without gradients: the share of its module's output that each direction carries; tokens alike."""
-    of_qk, of_vo = (s.values.square() / s.values.square().sum() for s in (qk, vo))
-    alike, metric = torch.ones(tokens, dtype=torch.float64), torch.eye(embed, dtype=torch.float64)
-    return Sensitivity(of_qk, of_vo, of_vo.sum(1), attention=alike, ffn=alike.clone(), metric=metric)
-
-
 def _moment(statistics: BlockStatistics) -> Tensor:
     assert statistics.moment is not None
     return statistics.moment
 
 
-def _refit(part: Ffn, known: _Block, width: int, config: Config) -> Ffn:
+def _refit(part: Ffn, known: BlockCurves, width: int, config: Config) -> Ffn:
     s = known.statistics
     assert s.hidden is not None
     return refit(part, known.removal.kept(width), s.hidden, s.mean, ridge=config.ridge)
 
 
-def _scaled(problem: Problem, config: Config, blocks: Sequence[Block], curves: Sequence[_Block]) -> list[_Block]:
+def _scaled(
+    problem: Problem, config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves]
+) -> list[BlockCurves]:
     """Scale each FFN's curve to the loss measured at one width, and measure what leaving each block out loses."""
     probes = [max(b.dims.ffn // PROBE, 1) for b in blocks]
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
@@ -298,7 +245,7 @@ class _Shape:
     predicted_nats: float | None
 
 
-def _allocate(problem: Problem, config: Config, blocks: Sequence[Block], curves: Sequence[_Block]) -> _Shape:
+def _allocate(problem: Problem, config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves]) -> _Shape:
     """Spend the budget, which is reachable."""
     budget, policy = problem.budget, problem.policy
     geometry = family_of(problem.network).geometry(problem.network)
@@ -361,7 +308,7 @@ def _costs(budget: Budget, geometry: Geometry, block: int) -> _Costs:
 # -- closed form -------------------------------------------------------------------------------------------------------
 
 
-def _plan(config: Config, blocks: Sequence[Block], curves: Sequence[_Block], shape: _Shape) -> Plan:
+def _plan(config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves], shape: _Shape) -> Plan:
     """Carry the allocation out in the base's own terms: factors, neurons and output weights for its inputs."""
     plans = []
     parts = zip(attentions(blocks), ffns(blocks), curves, shape.blocks, strict=True)
@@ -382,7 +329,7 @@ def _of_heads(spectrum: Spectrum, heads: Sequence[int]) -> Spectrum:
     return Spectrum(*(tensor[list(heads)] for tensor in vars(spectrum).values()))
 
 
-def _solve(problem: Problem, config: Config, curves: Sequence[_Block], plan: Plan) -> nn.Module:
+def _solve(problem: Problem, config: Config, curves: Sequence[BlockCurves], plan: Plan) -> nn.Module:
     """Realise the plan, and solve its output weights again where that is asked for."""
     with problem.stopwatch.stage("closed_form"):
         slim = realise(problem.network, plan)

@@ -1,0 +1,102 @@
+"""What forge knows of a block of the base before it knows the budget, and how the cache keeps it for every budget.
+
+Second moments are nearly all of it, [e, e] for e neurons. They are symmetric, so one triangle is kept. It is kept in
+fp32, less the product of the means, which are kept in fp64: so rounding stays below that of the fp32 products that were
+summed up (`measure.statistics.add_outer`), also where a mean is far larger than what varies about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgevit.derive.algebra.factorise import Spectrum
+from edgevit.derive.algebra.least_squares import Removal
+from edgevit.derive.measure.sensitivity import Sensitivity
+from edgevit.derive.measure.statistics import BlockStatistics, from_triangle, triangle
+
+
+@dataclass(frozen=True)
+class BlockCurves:
+    """What is known of one block."""
+
+    statistics: BlockStatistics
+    qk: Spectrum
+    vo: Spectrum
+    felt: Sensitivity  # in the basis of these spectra
+    removal: Removal
+    ffn_losses: Tensor  # [e] nats, as each neuron goes, the first to go first
+    block_loss: Tensor  # [1] nats without the whole block
+
+
+def blind(tokens: int, embed: int, qk: Spectrum, vo: Spectrum) -> Sensitivity:
+    """What is left without gradients: the share of its module's output that each direction carries; tokens alike."""
+    of_qk, of_vo = (s.values.square() / s.values.square().sum() for s in (qk, vo))
+    alike, metric = torch.ones(tokens, dtype=torch.float64), torch.eye(embed, dtype=torch.float64)
+    return Sensitivity(of_qk, of_vo, of_vo.sum(1), attention=alike, ffn=alike.clone(), metric=metric)
+
+
+def root(metric: Tensor) -> Tensor:
+    """Some R with R^T R = metric [d, d], which may be singular: norms leave the loss blind to some directions."""
+    values, vectors = torch.linalg.eigh(metric)
+    found: Tensor = values.clamp_min(0).sqrt().unsqueeze(1) * vectors.mT
+    return found
+
+
+# -- in the cache ------------------------------------------------------------------------------------------------------
+
+_PARTS = {"statistics": BlockStatistics, "qk": Spectrum, "vo": Spectrum, "felt": Sensitivity, "removal": Removal}
+# The symmetric matrices, each with the name of its mean: one that is there, or the last column of a moment of [x 1].
+_MATRICES = {
+    "statistics.moment": "mean.moment",
+    "statistics.query": "mean.query",
+    "statistics.hidden": "statistics.mean",
+    "felt.metric": None,
+}
+
+
+def packed(curves: Sequence[BlockCurves]) -> dict[str, Tensor]:
+    """The tensors of all blocks by name."""
+    flat: dict[str, Tensor] = {}
+    for i, block in enumerate(curves):
+        mine: dict[str, Tensor] = {"ffn_losses": block.ffn_losses, "block_loss": block.block_loss}
+        for part in _PARTS:
+            mine |= {f"{part}.{name}": t for name, t in vars(getattr(block, part)).items() if t is not None}
+        for name, mean in _MATRICES.items():
+            if (matrix := mine.get(name)) is not None:
+                mine[name] = triangle(matrix - _square(mine, mean, matrix))
+        flat |= {f"{i}.{name}": tensor for name, tensor in mine.items()}
+    return flat
+
+
+def unpacked(flat: Mapping[str, Tensor]) -> list[BlockCurves]:
+    """The curves that were packed."""
+    blocks: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in flat.items():
+        i, _, rest = name.partition(".")
+        blocks.setdefault(i, {})[rest] = tensor
+    return [_block(blocks[str(i)]) for i in range(len(blocks))]
+
+
+def _block(mine: dict[str, Tensor]) -> BlockCurves:
+    for name, mean in _MATRICES.items():
+        if name in mine:
+            matrix = from_triangle(mine[name])
+            mine[name] = matrix + _square(mine, mean, matrix)
+    parts: dict[str, Any] = {
+        name: kind(**{key.partition(".")[2]: t for key, t in mine.items() if key.startswith(f"{name}.")})
+        for name, kind in _PARTS.items()
+    }
+    return BlockCurves(**parts, ffn_losses=mine["ffn_losses"], block_loss=mine["block_loss"])
+
+
+def _square(mine: dict[str, Tensor], mean: str | None, matrix: Tensor) -> Tensor:
+    """m m^T of a matrix's mean m, which is noted where it is not yet; zero where it has none."""
+    if mean is None:
+        return matrix.new_zeros(())
+    m = mine.setdefault(mean, matrix[:, -1])
+    return torch.outer(m, m)
