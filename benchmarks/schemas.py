@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from edgevit.agent.records import SCHEMA, Run
 from edgevit.board.layers import LAYERS_KIND
+from edgevit.derive.jobs_table import TABLE_KIND
 from edgevit.folder.derivation import DERIVATION_KIND
 from edgevit.folder.engine import ENGINE_KIND
 from edgevit.folder.export import EXPORT_KIND
@@ -26,7 +27,8 @@ from edgevit.sweep.record import SWEEP_KIND
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
 KINDS: tuple[RecordKind[Any], ...] = (
-    MODEL_KIND, DERIVATION_KIND, PLAN_KIND, SUPERNET_KIND, EXPORT_KIND, ENGINE_KIND, SWEEP_KIND, LAYERS_KIND,
+    MODEL_KIND, DERIVATION_KIND, PLAN_KIND, SUPERNET_KIND, EXPORT_KIND, ENGINE_KIND, SWEEP_KIND, TABLE_KIND,
+    LAYERS_KIND,
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -203,7 +203,7 @@ def _make_small_files(root: Path) -> None:
 
     from edgevit.board.layers import line_of
     from edgevit.derive import jobs_file
-    from edgevit.derive.many import Row
+    from edgevit.derive.jobs_table import TABLE_KIND, JobsTable, Row
     from edgevit.sweep.record import Point as SweepPoint
     from edgevit.sweep.record import Sweep, write_sweep
 
@@ -219,9 +219,9 @@ def _make_small_files(root: Path) -> None:
     (root / "classes.txt").write_text("3\n5\n")
     shutil.copy(jobs_file.EXAMPLE, root / "plan.yaml")
     row = Row("a", "t", "b", "forge", "fleet/a", "0" * 64, "done", 1.5, None, 0.9, 0.95, 10, 20, 0.5, ("curves",))
-    table = {"schema": 1, "rows": [asdict(row), asdict(replace(row, job="c", state="failed", error="no"))]}
+    table = JobsTable((row, replace(row, job="c", state="failed", error="no")), versions={"edgevit": "0.1.0"})
     (root / "fleet").mkdir()
-    (root / "fleet" / "results.json").write_text(json.dumps(table))
+    (root / "fleet" / "results.json").write_text(TABLE_KIND.text(table))
     (root / "swept").mkdir()
     points = (SweepPoint("base", None, 90, 100, 1000, 500), SweepPoint("r0.5", 0.5, 88, 100, 500, 250))
     write_sweep(

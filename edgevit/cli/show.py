@@ -85,6 +85,9 @@ def main(
             f"{seed}{record.facts.training_told()}, made {record.created} "
             f"with edgevit {record.versions['edgevit']} from {record.data.data if record.data else record.base}"
         )
+    made = record or supernet
+    if made is not None and made.fitted_head is not None:
+        console.show(f"the base had no classifier, and was given {made.fitted_head.told()}")
 
 
 def show_file(console: Console, path: Path) -> None:

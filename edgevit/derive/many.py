@@ -8,55 +8,30 @@ A model's derivation.json says of which job it is. So a model that is there is k
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from edgevit.derive.allocate.budget import readable
 from edgevit.derive.jobs_file import RESULTS, Job, read_jobs
+from edgevit.derive.jobs_table import TABLE_KIND, JobsTable, Row
 from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
 from edgevit.derive.session import run
 from edgevit.derive.workers import Died, work_off
 from edgevit.errors import CheckpointError, EdgeVitError, Interrupted, OptionError, OutputError, PlanError
 from edgevit.folder.derivation import DerivationRecord
-from edgevit.folder.documents import Reader
 from edgevit.folder.lock import alone_in
 from edgevit.folder.model import ModelSpec
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import holds_state, partial_folder
 from edgevit.folder.writing import write_whole, writing
 from edgevit.progress import Progress, Silent
-
-TABLE = Reader(PlanError, mend="the rows of models that are there are read from their folders")
-
-
-@dataclass(frozen=True)
-class Row:
-    """What became of a job: a line of the table."""
-
-    job: str
-    task: str
-    budget: str
-    method: str
-    out: str
-    sha256: str
-    state: Literal["started", "done", "failed"]
-    seconds: float | None = None
-    error: str | None = None
-    top1: float | None = None
-    base_restricted: float | None = None
-    macs: int | None = None
-    params: int | None = None
-    rate: float | None = None
-    reused: tuple[str, ...] = ()
-
+from edgevit.version import written_by
 
 # -- one job -----------------------------------------------------------------------------------------------------------
 
@@ -117,14 +92,6 @@ def _found(job: Job, told: Sequence[Row], progress: Progress) -> Row | None:
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Table:
-    """results.json."""
-
-    rows: tuple[Row, ...] = ()
-    earlier: tuple[Row, ...] = ()  # of an older edgevit: models of a plan that another has since taken the place of
-
-
 @dataclass
 class _Results:
     """results.json and results.md in the plan's folder, rewritten whenever a job starts or ends."""
@@ -133,20 +100,20 @@ class _Results:
     order: Sequence[str]
     rows: dict[str, Row] = field(default_factory=dict)
 
-    def read(self, progress: Progress) -> _Table:
+    def read(self, progress: Progress) -> JobsTable:
         """What an earlier run left; nothing if that is damaged."""
         file = self.folder / RESULTS[0]
         try:
-            return TABLE.json(file, _Table, schemas=(1,)) if file.is_file() else _Table()
+            return TABLE_KIND.read(file) if file.is_file() else JobsTable()
         except PlanError as error:
             progress.warn(str(error))
-            return _Table()
+            return JobsTable()
 
     def add(self, *rows: Row) -> None:
         self.rows |= {row.job: row for row in rows}
-        told = {"schema": 1, "rows": [asdict(row) for row in self.ordered()]}
+        told = JobsTable(tuple(self.ordered()), versions={"edgevit": written_by()})
         with writing(self.folder):
-            write_whole(self.folder / RESULTS[0], json.dumps(told, indent=1))
+            write_whole(self.folder / RESULTS[0], TABLE_KIND.text(told))
             write_whole(self.folder / RESULTS[1], markdown(self.ordered()))
 
     def ordered(self) -> list[Row]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from small_models import write_derived
+
+from edgevit.folder.derivation import DERIVATION_KIND, FittedHead
+from edgevit.folder.model_folder import ModelFolder
 
 
 def test_a_model_is_shown_block_by_block_with_what_can_be_fused(edgevit_main: Any, tmp_path: Path) -> None:
@@ -19,6 +23,18 @@ def test_a_model_is_shown_block_by_block_with_what_can_be_fused(edgevit_main: An
     told = json.loads(edgevit_main("show", folder, "--json").out)
     assert told["model"]["blocks"] == json.loads((folder / "model.json").read_text())["blocks"]
     assert told["derivation"] == json.loads((folder / "derivation.json").read_text())
+
+
+def test_a_head_that_was_fitted_is_told_of(edgevit_main: Any, tmp_path: Path) -> None:
+    files = ModelFolder(write_derived(tmp_path / "m", 24, 16))
+    record = files.derivation()
+    assert record is not None and "classifier" not in edgevit_main("show", files.path).out
+    fitted = FittedHead(0.01, 12.5, 0.875, 24, {"3": 100, "5": 101, "8": 99})
+    files.derivation_file.write_text(DERIVATION_KIND.text(replace(record, fitted_head=fitted)))
+    told = (
+        "the base had no classifier, and was given a linear head fitted to 300 training images of 3 classes, right on"
+    )
+    assert f"{told} 87.5% of 24 validation images" in " ".join(edgevit_main("show", files.path).out.split())
 
 
 def test_what_is_neither_a_model_nor_a_sweep_is_refused(edgevit_main: Any, tmp_path: Path) -> None:

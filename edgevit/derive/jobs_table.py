@@ -1,0 +1,53 @@
+"""results.json of a plan: what became of each of its jobs, told anew whenever one starts or ends.
+
+Schema history: 1  first version
+                2  versions, of the edgevit that wrote it last; tables of schema 1 are still read
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from edgevit.errors import PlanError
+from edgevit.folder.derivation import Share
+from edgevit.folder.documents import Reader
+from edgevit.folder.model import Count, Sha256
+from edgevit.folder.records import RecordKind, Versions
+
+READER = Reader(PlanError, mend="the rows of models that are there are read from their folders")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a job."""
+
+    job: str
+    task: str
+    budget: str
+    method: str
+    out: str  # its model folder
+    sha256: Sha256  # of all that it was asked
+    state: Literal["started", "done", "failed"]
+    seconds: Annotated[float, Field(ge=0)] | None = None
+    error: str | None = None
+    top1: Share | None = None  # on the test part; None: not measured, as of a slice without images
+    base_restricted: Share | None = None  # the same of the base
+    macs: Count | None = None
+    params: Count | None = None
+    rate: Share | None = None
+    reused: tuple[str, ...] = ()  # what was found in the cache
+
+
+@dataclass(frozen=True)
+class JobsTable:
+    """What results.json says."""
+
+    rows: tuple[Row, ...] = ()
+    earlier: tuple[Row, ...] = ()  # of an older edgevit: models of a plan that another has since taken the place of
+    versions: Versions | None = None  # None: of an older edgevit
+
+
+TABLE_KIND = RecordKind("results", JobsTable, READER, schemas=(1, 2))
