@@ -179,7 +179,7 @@ def run(
     ]
     known = None if request.profile is None else load_profile(request.profile)
     with open_board(request.board, ssh_config=request.ssh_config) as place:
-        setting = _look(place, known, how, told)
+        setting = look(place, known, how, told)
         if before:
             before(setting, runner)
         built = [
@@ -192,12 +192,12 @@ def run(
         found = [replace(file, label=name) for file, name in zip(built, names, strict=True)]
         here = place.host == THIS_MACHINE
         there = [str(file.path) if here else place.put(file.path, file.sha256, told) for file in found]
-        shapes = [_requests(how, path, file, runner, setting) for path, file in zip(there, found, strict=True)]
+        shapes = [requests_of(how, path, file, runner, setting) for path, file in zip(there, found, strict=True)]
         turns = in_turns(shapes, request.rounds, request.seed)
         return _bench(place, how, found, shapes, turns, setting, on_run, told)
 
 
-def _requests(how: Conditions, model: str, found: Measurable, runner: str, setting: Setting) -> list[Request]:
+def requests_of(how: Conditions, model: str, found: Measurable, runner: str, setting: Setting) -> list[Request]:
     """One for each batch size and number of streams."""
     request = Request(
         model=model,
@@ -238,8 +238,13 @@ def _names(paths: Sequence[Path], found: Sequence[Measurable]) -> list[str]:
     return [f"{name} ({names[:i].count(name) + 1})" if name in names[:i] else name for i, name in enumerate(names)]
 
 
-def _look(board: Board, profile: Profile | None, how: Conditions, progress: Progress) -> Setting:
-    """Find out what the board is, and whether it has what was asked for."""
+def look(board: Board, profile: Profile | None, how: Conditions, progress: Progress) -> Setting:
+    """Find out what the board is, and whether it has what was asked for.
+
+    Raises:
+        ProfileError: it is not the profile's.
+        UnfitBoardError: it lacks something.
+    """
     with progress.stage(f"look at {board.host}"):
         facts = board.call("examine")
     if profile is not None:
@@ -265,20 +270,12 @@ def _bench(
     progress: Progress,
 ) -> Bench:
     profiled = list(chain.from_iterable(shapes)) if how.layers else []
-    args = {
-        "requests": [asdict(request) for request in turns],
-        "profiled": [asdict(request) for request in profiled],
-        "idle_s": _or(how.idle_s, ON_A_BOARD_S) if setting.has_power else 0.0,
-        "power_mode": how.power_mode,
-        "lock_clocks": how.lock_clocks,
-    }
     name = f"bench {', '.join(file.label for file in found)} on {board.host}"
-    result = board.run_job("bench", args, name=name, progress=progress)
-    runs = tuple(replace(Run.from_dict(run), edgevit=written_by()) for run in result["runs"])
+    done = take_turns(board, how, turns, setting, name, progress, profiled=profiled)
     if on_run:
-        for run in runs:
+        for run in done.runs:
             on_run(run)
-    if failed := result["failed"]:
+    if failed := done.failed:
         request = [*turns, *profiled][failed["number"]]
         path = next(file.path for file in found if file.label == request.label)
         what = f"cannot measure {path} at batch {request.batch} on {board.host}"
@@ -286,9 +283,42 @@ def _bench(
     checks = _cross_check(board, chain.from_iterable(shapes), how, progress)
     work = {file.label: file.work for file in found if file.work}
     profiles = tuple(
-        profile_of(request, told, runs) for request, told in zip(profiled, result["profiles"], strict=True)
+        profile_of(request, told, done.runs) for request, told in zip(profiled, done.profiles, strict=True)
     )
-    return Bench(runs, setting, result["changed"], checks, work, _ceiling(setting, result["changed"]), profiles)
+    return Bench(done.runs, setting, done.changed, checks, work, _ceiling(setting, done.changed), profiles)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What came of measurements that were made one after the other."""
+
+    runs: tuple[Run, ...]
+    changed: dict[str, Any]  # the power mode and whether the clocks were locked, as they were for the runs
+    failed: dict[str, Any] | None  # number, message and traceback of the one that failed, which ended the rest
+    profiles: tuple[dict[str, Any], ...]  # where the time goes, of those that were asked for
+
+
+def take_turns(
+    board: Board,
+    how: Conditions,
+    turns: Sequence[Request],
+    setting: Setting,
+    name: str,
+    progress: Progress,
+    *,
+    profiled: Sequence[Request] = (),
+) -> Turns:
+    """Make measurements in this order as one job, which is called `name`, then take the profiles."""
+    args = {
+        "requests": [asdict(request) for request in turns],
+        "profiled": [asdict(request) for request in profiled],
+        "idle_s": _or(how.idle_s, ON_A_BOARD_S) if setting.has_power else 0.0,
+        "power_mode": how.power_mode,
+        "lock_clocks": how.lock_clocks,
+    }
+    result = board.run_job("bench", args, name=name, progress=progress)
+    runs = tuple(replace(Run.from_dict(run), edgevit=written_by()) for run in result["runs"])
+    return Turns(runs, result["changed"], result["failed"], tuple(result["profiles"]))
 
 
 def _check_power(setting: Setting, how: Conditions) -> None:
