@@ -18,25 +18,18 @@ from typing import Any
 import pytest
 import torch
 from example_method import EXAMPLE, with_the_example
+from problems import untrained
 from torch import Tensor, nn
 
 from edgevit.data.task import Task, open_task
-from edgevit.derive.allocate.budget import make_budget
-from edgevit.derive.allocate.policy import make_policy
-from edgevit.derive.cache import Cache
 from edgevit.derive.method import find_method
 from edgevit.derive.methods import method_names
 from edgevit.derive.plan import FfnPlan, Plan
-from edgevit.derive.problem import Problem, Stopwatch
 from edgevit.folder.derivation import ShapeRecord, TrainingRecord
 from edgevit.folder.supernet import SUPERNET_KIND, Point, SettingsRecord, SupernetRecord, Unit
 from edgevit.models.anatomy import Attention, Block, Ffn
 from edgevit.models.checkpoint import Model, describe, save
-from edgevit.models.classifier import with_classes
 from edgevit.models.families import family_of
-from edgevit.train.history import History
-from edgevit.train.passes import open_passes
-from edgevit.train.settings import Training
 
 FEW: dict[str, dict[str, Any]] = {
     "forge": {"calibration_images": 32, "sensitivity_images": 16},
@@ -45,7 +38,6 @@ FEW: dict[str, dict[str, Any]] = {
 }
 HIGH = 0.9  # where whole heads and blocks go
 CASES = [*((name, 0.45) for name in (*method_names(), EXAMPLE)), ("forge", HIGH)]
-UNTRAINED = Training(device="cpu", batch_size=32, steps=0)
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
@@ -85,13 +77,9 @@ def supernet(base: Model, task: Task, tmp_path_factory: pytest.TempPathFactory) 
 def test_the_base_is_unchanged_and_the_model_is_the_base_masked(
     name: str, rate: float, base: Model, task: Task, supernet: Path, tmp_path: Path
 ) -> None:
-    network, method = with_classes(base.network, task.base_columns), find_method(name)
+    problem, method = untrained(base, task, rate, tmp_path), find_method(name)
+    network = problem.network
     before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
-    problem = Problem(
-        network, task, range(3), make_budget(base.spec.macs, base.spec.params, rate=rate),
-        make_policy("paper"), UNTRAINED, open_passes(UNTRAINED), tmp_path, History(None, []), Stopwatch(), Cache(None),
-        {"base": "", "state": ""},
-    )  # fmt: skip
     options = {"supernet": str(supernet)} if name == "skd" else FEW.get(name, {})
     made = method.derive(problem, method.make_config(options))
     after = network.state_dict()

@@ -162,10 +162,15 @@ def narrow(
     return narrowed
 
 
+def mean_values(part: Attention, moment: Tensor) -> Tensor:
+    """W_V m of the mean token m, per head: [H, v]. What goes of it, the output bias makes up for, if there is one."""
+    values: Tensor = part.wv.detach() @ moment[:-1, -1].to(part.wv)
+    return values
+
+
 def _mean_output(part: Attention, moment: Tensor) -> Tensor:
     """sum_h W_O W_V m of the mean token m: [d]."""
-    mean = moment[:-1, -1].to(part.wv)
-    output: Tensor = torch.einsum("hdv,hve,e->d", part.wo.detach(), part.wv.detach(), mean)
+    output: Tensor = torch.einsum("hdv,hv->d", part.wo.detach(), mean_values(part, moment))
     return output
 
 

@@ -3,7 +3,8 @@
 Losses are in nats per image (`measure.sensitivity`). QK and VO: the sum over the directions that go, which are ordered
 by the factorisation. FFN: half the trace of the Gauss-Newton metric times the error's second moment, along the order of
 optimal brain surgeon's elimination; as errors at different tokens are not independent, the curve is scaled to the loss
-measured at one width. Heads that go lose what their whole output is worth.
+measured at one width. Heads that go lose what their whole output is worth, but for its mean where an output bias takes
+that over, as with VO.
 """
 
 from __future__ import annotations

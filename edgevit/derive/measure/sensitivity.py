@@ -5,6 +5,7 @@ Gauss-Newton matrix of the cross-entropy in that output. With p the network's an
 zeta = sqrt(p) s - p (sqrt(p) . s), E[zeta zeta^T] = diag(p) - p p^T is the curvature of the loss in the logits; so the
 gradient g of zeta . logits has E[g g^T] = G, and takes no labels. What is left out, a direction of a head for instance,
 is scaled from 1 to 0: 1/2 E[(sum over tokens of g . output)^2] nats per image, whatever the tokens have in common.
+Where the output bias makes up for the mean of what is left out, only what differs from that mean counts as output.
 """
 
 from __future__ import annotations
@@ -76,12 +77,20 @@ class _Seen:
 
 
 def measure_sensitivity(
-    network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, *, seed: int = 0, stage: str
+    network: nn.Module,
+    images: Split,
+    columns: Sequence[int],
+    passes: Passes,
+    *,
+    restored: Sequence[Tensor | None] | None = None,
+    seed: int = 0,
+    stage: str,
 ) -> list[Sensitivity]:
     """Take the sensitivities of every block in the network's own basis: rotate heads first to learn of directions.
 
     Args:
         columns: for each target class, its column in the logits: answers are among these.
+        restored: per block, the mean values [H, v] that the output bias will make up for; None where it cannot.
         stage: what progress calls it.
 
     Raises:
@@ -90,6 +99,7 @@ def measure_sensitivity(
     family = family_of(network)
     dims = [b.dims for b in family.read(network)]
     seen = [_Seen(*[torch.empty(0)] * 4) for _ in dims]
+    means = [None if m is None else m.flatten() for m in restored or [None] * len(dims)]
     sums: list[Sensitivity | None] = [None] * len(dims)
     index = torch.as_tensor(columns, device=passes.compute.device)
     signs = iter(passes.compute.share_rows(random_signs(len(images), len(columns), seed)))
@@ -103,7 +113,7 @@ def measure_sensitivity(
         target = (logits * curvature_sample(logits, drawn)).sum()
         gradients = list(torch.autograd.grad(target, [tensor for s in seen for tensor in vars(s).values()]))
         for i, d in enumerate(dims):
-            now = _of_batch(family, d, seen[i], _Seen(*gradients[:4]))
+            now = _of_batch(family, d, seen[i], _Seen(*gradients[:4]), means[i])
             before = sums[i]
             sums[i] = now if before is None else _add(before, now)
             del gradients[:4]  # the next batch's activations come where these were
@@ -126,15 +136,16 @@ def measure_sensitivity(
 
 
 @exact_products()
-def _of_batch(family: Family, dims: BlockDims, seen: _Seen, gradient: _Seen) -> Sensitivity:
-    """Sums over the images of one batch."""
+def _of_batch(family: Family, dims: BlockDims, seen: _Seen, gradient: _Seen, mean_values: Tensor | None) -> Sensitivity:
+    """Sums over the images of one batch. Shape: mean_values [H * v]."""
 
     def half_squares(product: Tensor) -> Tensor:
         """[B, ...] first-order changes to half their squares, summed over the images."""
         return product.double().square().sum(0) / 2
 
     queries = family.unpack((seen.qkv * gradient.qkv).detach(), dims)[0].sum(1)
-    summed = (seen.heads * gradient.heads).detach().sum(1)
+    heads = seen.heads if mean_values is None else seen.heads - mean_values
+    summed = (heads * gradient.heads).detach().sum(1)
     values = summed.reshape(len(summed), dims.heads, -1)
     g = gradient.ffn.flatten(0, 1)
     return Sensitivity(

@@ -36,9 +36,9 @@ def network(small_vit: Any) -> Any:
     return made.eval()
 
 
-def _felt(network: Any, task: Any) -> list[Sensitivity]:
-    outputs = range(network.head.out_features)
-    return measure_sensitivity(network, task.train.subset(128), outputs, open_passes(Training(device="cpu")), stage="")
+def _felt(network: Any, task: Any, restored: Any = None) -> list[Sensitivity]:
+    outputs, passes = range(network.head.out_features), open_passes(Training(device="cpu"))
+    return measure_sensitivity(network, task.train.subset(128), outputs, passes, restored=restored, stage="")
 
 
 def _images(task: Any, count: int = 128) -> torch.Tensor:
@@ -52,14 +52,20 @@ def test_the_random_gradients_have_the_curvature_of_the_cross_entropy() -> None:
     torch.testing.assert_close(samples.mT @ samples / len(samples), p.diag() - torch.outer(p, p), atol=0.01, rtol=0)
 
 
+@pytest.mark.parametrize("restored", [False, True], ids=["", "mean restored"])
 @pytest.mark.parametrize("block", [0, 1])
-def test_the_predicted_loss_of_a_head_is_what_weakening_it_a_little_costs(block: int, network: Any, task: Any) -> None:
-    felt, images, share = _felt(network, task), _images(task), 0.05
+def test_the_predicted_loss_of_a_head_is_what_weakening_it_a_little_costs(
+    block: int, restored: bool, network: Any, task: Any
+) -> None:
+    means = torch.randn(2, 2, 32, generator=torch.Generator().manual_seed(0)) / 4  # of any size: [blocks, H, v]
+    felt, images, share = _felt(network, task, list(means) if restored else None), _images(task), 0.05
     for head in range(2):
         weaker = bare_copy(network)
         with torch.no_grad():
-            wo = vit.read(weaker)[block].attention.wo
-            wo[head] *= 1 - share
+            part = vit.read(weaker)[block].attention
+            if restored:
+                part.bo.add_(share * part.wo[head] @ means[block, head])
+            part.wo[head] *= 1 - share
             whole, changed = (F.log_softmax(n(images).double(), 1) for n in (network, weaker))
         measured = float(F.kl_div(changed, whole, log_target=True, reduction="batchmean")) / share**2
         assert float(felt[block].heads[head]) == pytest.approx(measured, rel=0.35)

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derive.algebra.attention import Spectra, attention_spectra, keep_heads, narrow
+from edgevit.derive.algebra.attention import Spectra, attention_spectra, keep_heads, mean_values, narrow
 from edgevit.derive.algebra.factorise import Spectrum
 from edgevit.derive.algebra.least_squares import refit, refittable_mean, removal_in_order, removal_order
 from edgevit.derive.allocate.budget import Budget
@@ -95,9 +95,12 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 
-def _sensitivities(problem: Problem, config: Config, network: nn.Module, stage: str) -> list[Sensitivity]:
+def _sensitivities(
+    problem: Problem, config: Config, network: nn.Module, stage: str, restored: Sequence[Tensor | None] | None = None
+) -> list[Sensitivity]:
     images, seed = problem.task.train.subset(config.sensitivity_images), problem.training.seed
-    return measure_sensitivity(network, images, problem.columns, problem.passes, seed=seed, stage=stage)
+    how: Any = {"restored": restored, "seed": seed, "stage": stage}
+    return measure_sensitivity(network, images, problem.columns, problem.passes, **how)
 
 
 def _curves(problem: Problem, config: Config) -> list[BlockCurves]:
@@ -171,10 +174,11 @@ def _felt(
         moments = [_moment(s) for s in statistics]
         parts = attentions(blocks)
         whole = narrow(parts, [(a.qk, a.vo) for a in parts], moments, spectra)
+        restored = [mean_values(a, m) if a.bo is not None else None for a, m in zip(whole, moments, strict=True)]
         pairs = zip(whole, ffns(blocks), strict=True)
         rotated = family_of(problem.network).build(problem.network, [Block(*pair) for pair in pairs])
     with problem.stopwatch.stage("sensitivity"):
-        return _sensitivities(problem, config, rotated, "worth of attention's directions")
+        return _sensitivities(problem, config, rotated, "worth of attention's directions", restored)
 
 
 def _moment(statistics: BlockStatistics) -> Tensor:

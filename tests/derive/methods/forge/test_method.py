@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import yaml
+from problems import untrained
 from small_base import ARGS, derive, write_checkpoint
 
 import edgevit
 from edgevit.cli.console import Console
+from edgevit.data.task import open_task
+from edgevit.derive.algebra.attention import keep_heads
 from edgevit.derive.methods import load_method
+from edgevit.derive.methods.forge.method import Config, _make_curves
 from edgevit.errors import BudgetError, OptionError
+from edgevit.models.checkpoint import describe
+from edgevit.models.families import vit
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
@@ -133,6 +141,32 @@ def test_vulcans_allocation_is_vulcans(checkpoint: Path, tmp_path: Path) -> None
     theirs = derive(checkpoint, tmp_path / "v", method="vulcan", rate=0.45, options=options, training=UNTRAINED)
     assert made.model.spec.blocks == theirs.model.spec.blocks
     assert len({b.ffn for b in made.model.spec.blocks}) > 1
+
+
+def test_a_head_that_puts_out_the_same_everywhere_is_priced_as_what_the_bias_cannot_make_up_for(
+    small_vit: Any, tmp_path: Path
+) -> None:
+    """Its mean is worth much, and going it costs next to nothing: the output bias takes the mean over."""
+    network = small_vit()
+    with torch.no_grad():
+        for block in network.blocks:
+            block.norm1.weight.mul_(0.05)  # tokens differ little from
+            block.norm1.bias.normal_()  # what they have in common
+            block.attn.proj.weight.mul_(10)
+    base = describe(network, "vit_tiny_patch16_224", {})
+    task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
+    problem = untrained(base, task, 0.5, tmp_path)
+    curves = _make_curves(problem, Config(calibration_images=64, sensitivity_images=64))
+    images = torch.cat([batch for batch, _ in task.train.subset(64).batches(32)])
+    whole = F.log_softmax(problem.network(images).double(), 1).detach()
+    blocks = vit.read(problem.network)
+    for i, known in enumerate(curves):
+        for head in range(2):
+            fewer = keep_heads(blocks[i].attention, [1 - head], known.statistics.moment)
+            changed = [replace(b, attention=fewer) if j == i else b for j, b in enumerate(blocks)]
+            answers = F.log_softmax(vit.build(problem.network, changed)(images).double(), 1).detach()
+            measured = float(F.kl_div(answers, whole, log_target=True, reduction="batchmean"))
+            assert measured / 3 < float(known.felt.heads[head]) < measured * 3, (i, head)
 
 
 def test_distillation_keeps_the_best_state_of_the_validation_part(checkpoint: Path, tmp_path: Path) -> None:

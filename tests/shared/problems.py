@@ -1,0 +1,26 @@
+"""What a method is given, without a base on disk: a network, a task, and a budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgevit.data.task import Task
+from edgevit.derive.allocate.budget import make_budget
+from edgevit.derive.allocate.policy import make_policy
+from edgevit.derive.cache import Cache
+from edgevit.derive.problem import Problem, Stopwatch
+from edgevit.models.checkpoint import Model
+from edgevit.models.classifier import with_classes
+from edgevit.train.history import History
+from edgevit.train.passes import open_passes
+from edgevit.train.settings import Training
+
+
+def untrained(base: Model, task: Task, rate: float, folder: Path, shape: str = "paper") -> Problem:
+    """Derive for the task's classes from a copy of the base, without training and without a cache."""
+    network, training = with_classes(base.network, task.base_columns), Training(device="cpu", batch_size=32, steps=0)
+    return Problem(
+        network, task, range(len(task.classes)), make_budget(base.spec.macs, base.spec.params, rate=rate),
+        make_policy(shape), training, open_passes(training), folder, History(None, []), Stopwatch(), Cache(None),
+        {"base": "", "state": ""},
+    )  # fmt: skip
