@@ -20,9 +20,11 @@ from time import perf_counter_ns
 from types import ModuleType
 from typing import Any, Callable, Sequence
 
+from .camera import Camera, EndToEnd
 from .environment import describe_environment
 from .meters import AnyMeter, clocks, gpu, load, memory, nvpmodel, thermal
 from .onnx_runtime import import_onnxruntime
+from .pace import Pace
 from .power import power_meter
 from .records import Power, Run
 from .runners import Lane, Loaded, RunnerError, import_runner
@@ -50,6 +52,9 @@ class Request:
     power_meter: str | None = None  # name of a file in meters/; None: the best that can be read
     round: int | None = None  # of those of the bench that it is a part of
     total_rails: tuple[tuple[str, str], ...] = ()  # I2C address and label of the rails that make up the module
+    period_ms: float | None = None  # between the beginnings of two inferences; None: one after another
+    images: Sequence[str] = ()  # encoded pictures to begin with, paths on the machine that measures; none: random input
+    preprocessing: dict[str, Any] | None = None  # the model's own, of these pictures
 
 
 def measure(request: Request, report: Report, root: str = "/") -> Run:
@@ -82,6 +87,12 @@ def measure(request: Request, report: Report, root: str = "/") -> Run:
         for meter in around:  # once more while the model is there, in case the window was shorter than a tick
             meter.read()
     figures = {name: value for meter in (*around, *within) for name, value in meter.figures().items()}
+    return _run(request, loaded, load_ns, root, timed, figures)
+
+
+def _run(
+    request: Request, loaded: Loaded, load_ns: int, root: str, timed: dict[str, Any], figures: dict[str, Any]
+) -> Run:
     watts = figures.pop("power", None)
     return Run(
         label=request.label,
@@ -120,17 +131,33 @@ def _time(
     loaded: Loaded, request: Request, report: Report, meters: Sequence[AnyMeter], tick: Callable[[float], None]
 ) -> dict[str, Any]:
     """Run the three regimes; the meters are for the window alone."""
-    first, _ = repeat(loaded.infer, 1, 0.0)
+    used = None
+    if request.images:
+        used = EndToEnd(Camera(request.images, request.preprocessing or {}), loaded, request.batch)
+    infer = used.infer if used else loaded.infer
+    first, _ = repeat(infer, 1, 0.0)
     environment = {**loaded.environment, **loaded.settle()}
-    warm, _ = repeat(loaded.infer, request.warmup, request.warmup_seconds, lambda done: report("warm up", done))
+    # Clocks are to be as they will be in the window: so the warm-up has its pauses, too.
+    warmed = None if request.period_ms is None else Pace(round(1e6 * request.period_ms))
+    told = lambda done: report("warm up", done)  # noqa: E731
+    warm, _ = repeat(infer, request.warmup, request.warmup_seconds, told, pace=warmed)
+    pace = None if warmed is None else Pace(warmed.period_ns)
     gpu_ns: list[int] = []
+    parts_ns: dict[str, list[int]] = {}
+
+    def seen() -> None:
+        if loaded.gpu_ns:
+            gpu_ns.append(loaded.gpu_ns())
+        for name, ns in (used.parts_ns() if used else {}).items():
+            parts_ns.setdefault(name, []).append(ns)
+
     with ExitStack() as window:
         for meter in meters:
             window.enter_context(meter)
         if len(loaded.lanes) > 1:
             latencies, wall_ns = repeat_lanes(loaded.lanes, request.samples, request.duration_s, tick)
         else:
-            latencies, wall_ns = repeat(loaded.infer, request.samples, request.duration_s, tick, loaded.gpu_ns, gpu_ns)
+            latencies, wall_ns = repeat(infer, request.samples, request.duration_s, tick, seen, pace)
     return {
         "environment": environment,
         "first_inference_ns": first[0],
@@ -138,6 +165,9 @@ def _time(
         "latencies_ns": tuple(latencies),
         "gpu_ns": tuple(gpu_ns) or None,
         "wall_ns": wall_ns,
+        "period_ns": pace.period_ns if pace else None,
+        "missed": pace.missed if pace else None,
+        "parts_ns": {name: tuple(times) for name, times in parts_ns.items()} or None,
     }
 
 
@@ -146,29 +176,36 @@ def repeat(
     samples: int,
     duration_s: float,
     tick: Callable[[float], None] = lambda done: None,
-    gpu_ns: Callable[[], int] | None = None,
-    gpu: list[int] | None = None,
+    seen: Callable[[], None] = lambda: None,
+    pace: Pace | None = None,
 ) -> tuple[list[int], int]:
     """Run until both `samples` and `duration_s` are reached; return each latency, and the wall time without ticks.
 
-    `gpu_ns`, where there is one, is asked after each inference, and its answers appended to `gpu`.
+    `seen` is called after each inference, outside of its time. With `pace`, inferences begin on its schedule, and the
+    wall time is all of it, the pauses and what happens in them included.
     """
     min_ns = int(duration_s * 1e9)
     latencies: list[int] = []
     began = perf_counter_ns()
     next_tick, ticks_ns, now = began + TICK_NS, 0, began
     while len(latencies) < samples or now - began - ticks_ns < min_ns:
+        if pace:
+            pace.wait()
         start = perf_counter_ns()
         infer()
         now = perf_counter_ns()
         latencies.append(now - start)
-        if gpu_ns and gpu is not None:
-            gpu.append(gpu_ns())
+        if pace:
+            pace.done()
+        seen()
         if now >= next_tick:
             tick(min(1.0, len(latencies) / max(samples, 1), (now - began) / max(min_ns, 1)))
             ticked = perf_counter_ns()
-            ticks_ns += ticked - now
+            ticks_ns += 0 if pace else ticked - now
             now, next_tick = ticked, ticked + TICK_NS
+    if pace:  # the last one has its pause, too
+        pace.wait()
+        now = perf_counter_ns()
     return latencies, now - began - ticks_ns
 
 

@@ -14,6 +14,8 @@ from .runners import RunnerError
 # Field numbers of onnx.proto: ModelProto.graph, GraphProto.input, ValueInfoProto.name and .type, TypeProto.tensor_type,
 # TypeProto.Tensor.elem_type.
 GRAPH, INPUT, NAME, TYPE, TENSOR_TYPE, ELEMENT = 7, 11, 1, 2, 1, 1
+# ModelProto.metadata_props, StringStringEntryProto.key and .value.
+METADATA, KEY, VALUE = 14, 1, 2
 # GraphProto.node, NodeProto.input, .output, .name and .op_type.
 NODE, NODE_INPUT, NODE_OUTPUT, NODE_NAME, NODE_TYPE = 1, 1, 2, 3, 4
 
@@ -69,6 +71,20 @@ def graph_nodes(path: str) -> list[Node]:
     return _read(path, nodes)
 
 
+def metadata(path: str) -> dict[str, str]:
+    """Return what the file says of itself beside the graph.
+
+    Raises:
+        RunnerError: it is no ONNX file.
+    """
+
+    def entries(content: mmap.mmap) -> dict[str, str]:
+        found = (_texts(content, entry, KEY, VALUE) for entry in _messages(content, (0, len(content)), METADATA))
+        return {"".join(told[KEY]): "".join(told[VALUE]) for told in found}
+
+    return _read(path, entries)
+
+
 def _read(path: str, read: Callable[[mmap.mmap], T]) -> T:
     try:
         # Mapped, not read: the weights are skipped, and the file may be larger than what is free.
@@ -98,12 +114,18 @@ def _input_types(content: mmap.mmap) -> dict[str, str]:
 
 
 def _node(content: mmap.mmap, within: Span) -> Node:
-    texts: dict[int, list[str]] = {number: [] for number in (NODE_INPUT, NODE_OUTPUT, NODE_NAME, NODE_TYPE)}
+    texts = _texts(content, within, NODE_INPUT, NODE_OUTPUT, NODE_NAME, NODE_TYPE)
+    name, kind = ("".join(texts[number][-1:]) for number in (NODE_NAME, NODE_TYPE))
+    return Node(name, kind, tuple(texts[NODE_INPUT]), tuple(texts[NODE_OUTPUT]))
+
+
+def _texts(content: mmap.mmap, within: Span, *wanted: int) -> dict[int, list[str]]:
+    """The texts of these fields, each in order."""
+    texts: dict[int, list[str]] = {number: [] for number in wanted}
     for number, value in _fields(content, within):
         if number in texts and not isinstance(value, int):
             texts[number].append(content[slice(*value)].decode("utf-8", "replace"))
-    name, kind = ("".join(texts[number][-1:]) for number in (NODE_NAME, NODE_TYPE))
-    return Node(name, kind, tuple(texts[NODE_INPUT]), tuple(texts[NODE_OUTPUT]))
+    return texts
 
 
 def _messages(content: mmap.mmap, within: Span, *path: int) -> Iterator[Span]:

@@ -5,6 +5,8 @@ Schema history: 1  first version
                    schema 1 are still read: they had one stream, and the rest was not measured
                 3  session, round and turn: which runs were made together; of those of schema 1 and 2 it is not known
                 4  edgevit: which one asked for the run; of those of schema 1 to 3 it is not known
+                5  period_ns, missed and parts_ns: a model as it is used; inferences of schema 1 to 4 followed one
+                   another without a pause, on input that was there
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from bisect import bisect_left
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Callable, Dict, List, Sequence
 
-SCHEMA = 4
+SCHEMA = 5
 
 # Fields that a schema brought, and that runs of the schemas before it leave unmeasured.
 NEW_IN = {
@@ -27,11 +29,13 @@ NEW_IN = {
     ),
     3: ("session", "round", "turn"),
     4: ("edgevit",),
+    5: ("period_ns", "missed", "parts_ns"),
 }
 
 # Fields of a run that JSON turns from tuples into lists.
 SERIES = ("latencies_ns", "gpu_ns", "clocks_during_khz", "gpu_load_permille", "temperatures_during_c", "throttled")
 
+CLOSED_LOOP = "one after another"  # the use of a run that has no other
 P99_SAMPLES = 100  # with fewer, the 99th percentile is the slowest inference
 SPREAD = 0.10  # standard deviation over mean
 OUTLIER = 5.0  # slowest over median
@@ -172,6 +176,11 @@ class Run:
     environment: dict[str, str]  # what must match for two runs to be compared
     created: str  # UTC, ISO 8601
     edgevit: str | None = None  # that of the host, which writes it in: the agent knows no version
+    period_ns: int | None = None  # between the beginnings of two inferences; None: one after another, without a pause
+    missed: int | None = None  # periods in which none began, as the one before was not over; None: there are none
+    # A time per inference of each part of it: "decode", "preprocess", "copy in", "inference", and on a GPU "copy out".
+    # None: an inference begins with input that is there; else a latency is end to end, and a bit more than its parts.
+    parts_ns: dict[str, tuple[int, ...]] | None = None
 
     def latency_ns(self, percentile: float) -> int:
         """Nearest rank: the smallest latency that `percentile` % of all are at or below; `percentile` in (0, 100]."""
@@ -225,6 +234,14 @@ class Run:
     def gpu_load(self) -> float | None:
         """Mean share of the time that the GPU was busy, 0 to 1."""
         return statistics.fmean(self.gpu_load_permille) / 1000 if self.gpu_load_permille else None
+
+    def use(self) -> str:
+        """How inferences followed each other, and where each began; runs of different use are not comparable."""
+        words = [
+            *(["end to end"] if self.parts_ns else []),
+            *([f"one per {self.period_ns / 1e6:g} ms"] if self.period_ns else []),
+        ]
+        return ", ".join(words) or CLOSED_LOOP
 
     def void(self) -> list[str]:
         """Say why these numbers are not this board's at these settings; such a run is shown and never judged."""
@@ -289,7 +306,12 @@ class Run:
         _check_types(cls, values)
         for name in SERIES:
             values[name] = None if values[name] is None else tuple(values[name])
+        if values["parts_ns"] is not None:
+            values["parts_ns"] = {name: tuple(times) for name, times in values["parts_ns"].items()}
+            if any(len(times) != len(values["latencies_ns"]) for times in values["parts_ns"].values()):
+                raise RecordError("parts_ns does not have one time for each inference")
         counted = {name: (values[name],) for name in ("batch", "streams", "wall_ns")}
+        counted["period_ns"] = (1 if values["period_ns"] is None else values["period_ns"],)
         timed = {name: values[name] for name in ("latencies_ns", "gpu_ns") if values[name] is not None}
         for name, numbers in {**counted, **timed}.items():
             if not numbers or min(numbers) < 1:
@@ -420,10 +442,18 @@ def _gpu_clock(run: Run) -> str | None:
     """A GPU that ran the model all the time had no reason of its own to change its clock; before and after, it had."""
     clocks = [reading["gpu"] for reading in run.clocks_during_khz or () if "gpu" in reading]
     on_gpu = run.gpu_ns is not None or run.streams > 1  # which have no GPU times
+    on_gpu = on_gpu and run.use() == CLOSED_LOOP  # else it has pauses, in which clocks fall: that is what is measured
     if not on_gpu or not clocks or max(clocks) <= CLOCKS_MOVED * min(clocks):
         return None
     low, high = min(clocks) / 1000, max(clocks) / 1000
     return f"the GPU clock moved between {low:.0f} and {high:.0f} MHz; try --lock-clocks, or a longer --warmup-seconds"
+
+
+def _missed(run: Run) -> str | None:
+    if not run.missed:
+        return None
+    periods = run.missed + len(run.latencies_ns)
+    return f"{run.missed} of {periods} periods were missed, as an inference took longer; try a longer --period-ms"
 
 
 def _power_window(run: Run) -> str | None:
@@ -486,6 +516,7 @@ DOUBTS: Dict[str, Callable[[Run], "str | None"]] = {
     "spread": _spread,
     "outlier": _outlier,
     "drift": _drift,
+    "missed": _missed,
     "clocks": _clocks,
     "load": _load,
     "other programs": _others,

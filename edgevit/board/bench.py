@@ -16,12 +16,14 @@ from typing import Any
 from edgevit.agent.measure import Request
 from edgevit.agent.records import Run
 from edgevit.board.connection import THIS_MACHINE, Board, open_board
+from edgevit.board.images import find_images, preprocessing_of
 from edgevit.board.layers import LayerProfile, profile_of
 from edgevit.board.models import Measurable, Work, find_engine_file, find_file, of_this_board
 from edgevit.board.profiles import Profile, load_profile, match
 from edgevit.board.request import ROUNDS, BenchRequest, Conditions
 from edgevit.board.roofline import Ceiling, ceiling_found, least_bytes, roofline
 from edgevit.errors import AgentError, OptionError, UnfitBoardError
+from edgevit.folder.writing import file_sha256
 from edgevit.progress import Progress, Silent
 from edgevit.request import request_of
 from edgevit.version import written_by
@@ -173,31 +175,43 @@ def run(
     how, runner, told = request.how, request.runner, progress or Silent()
     paths = [Path(model) for model in request.models]
     # Whatever can be wrong here is found before the board is bothered; which engine is the right one, the board says.
-    files = [
-        None if runner == "tensorrt" and path.is_dir() else find_file(path, how.precision, how.provider)
-        for path in paths
-    ]
+    files = [_file(path, how, runner) for path in paths]
+    images = find_images(how.images) if how.images else []
     known = None if request.profile is None else load_profile(request.profile)
     with open_board(request.board, ssh_config=request.ssh_config) as place:
         setting = look(place, known, how, told)
         if before:
             before(setting, runner)
-        built = [
-            of_this_board(file, setting.facts)
-            if file
-            else find_engine_file(path, setting.facts, how.batches, how.precision)
-            for path, file in zip(paths, files, strict=True)
-        ]
+        built = [_built(path, file, setting, how) for path, file in zip(paths, files, strict=True)]
         names = request.labels or _names(paths, built)
         found = [replace(file, label=name) for file, name in zip(built, names, strict=True)]
-        here = place.host == THIS_MACHINE
-        there = [str(file.path) if here else place.put(file.path, file.sha256, told) for file in found]
-        shapes = [requests_of(how, path, file, runner, setting) for path, file in zip(there, found, strict=True)]
+
+        def sent(path: Path, sha256: str) -> str:
+            return str(path) if place.host == THIS_MACHINE else place.put(path, sha256, told)
+
+        there = [sent(file.path, file.sha256) for file in found]
+        pictures = [sent(path, file_sha256(path)) for path in images]
+        shapes = [
+            requests_of(how, path, file, runner, setting, pictures) for path, file in zip(there, found, strict=True)
+        ]
         turns = in_turns(shapes, request.rounds, request.seed)
         return _bench(place, how, found, shapes, turns, setting, on_run, told)
 
 
-def requests_of(how: Conditions, model: str, found: Measurable, runner: str, setting: Setting) -> list[Request]:
+def _file(path: Path, how: Conditions, runner: str) -> Measurable | None:
+    """What is measured of a model; None: its engine, and the board says which."""
+    return None if runner == "tensorrt" and path.is_dir() else find_file(path, how.precision, how.provider)
+
+
+def _built(path: Path, file: Measurable | None, setting: Setting, how: Conditions) -> Measurable:
+    if file is None:
+        return find_engine_file(path, setting.facts, how.batches, how.precision)
+    return of_this_board(file, setting.facts)
+
+
+def requests_of(
+    how: Conditions, model: str, found: Measurable, runner: str, setting: Setting, pictures: Sequence[str] = ()
+) -> list[Request]:
     """One for each batch size and number of streams."""
     request = Request(
         model=model,
@@ -212,6 +226,9 @@ def requests_of(how: Conditions, model: str, found: Measurable, runner: str, set
         warmup_seconds=how.warmup_seconds,
         power_meter=how.power_meter,
         total_rails=tuple(setting.profile.total_rails()) if setting.profile else (),
+        period_ms=how.period_ms,
+        images=pictures,
+        preprocessing=preprocessing_of(found.path) if pictures else None,
     )
     shapes = [(batch, how.runner_options(runner, streams)) for batch in how.batches for streams in how.streams]
     return [replace(request, batch=batch, options=options) for batch, options in shapes]

@@ -14,6 +14,8 @@ from edgevit.request import BOARD, LOAD, MEASURING, RUNNER, Nested, Option, assi
 
 PRECISIONS = ("fp32", "fp16", "mixed")
 POWER_METERS = ("ina3221", "tegrastats", "jtop")
+MOST_IMAGES = 32  # pictures of an end-to-end bench: decoding takes longer for some, and a camera sees many
+LEAST_PERIOD_MS = 0.1  # a sleeper wakes about so late
 ROUNDS = 10  # of several models in turns; an interval of their ratios needs at least 6
 
 
@@ -99,6 +101,21 @@ class Conditions:
             "Say where the time goes, too: block by block and module by module, in processes of their own.", MEASURING
         ),
     ] = False
+    period_ms: Annotated[
+        float | None,
+        Option(
+            "Milliseconds between the beginnings of two inferences, with pauses as a camera makes them: 33 is 30 a "
+            "second.  [default: one after another]",
+            LOAD,
+        ),
+    ] = None
+    end_to_end: Annotated[
+        bool,
+        Option("Begin with encoded --images: decoding, preprocessing and copies count, too, and are named.", LOAD),
+    ] = False
+    images: Annotated[
+        Path | None, Option(f"Picture, or folder of them, for --end-to-end; up to {MOST_IMAGES} are used.", LOAD)
+    ] = None
     options: Annotated[
         Mapping[str, Any],
         Option(
@@ -111,12 +128,19 @@ class Conditions:
         ),
     ] = field(default_factory=dict)
 
+    @property
+    def used(self) -> bool:
+        """Whether a model is measured as it is used, and not one inference after another."""
+        return self.period_ms is not None or self.end_to_end
+
     def runner_options(self, runner: str, streams: int) -> dict[str, Any]:
         """The runner's own options; those that it does not know are refused by name."""
         several = None if streams == 1 else streams  # one is what every runner does by itself
         given = {"provider": self.provider, "threads": self.threads, "streams": several}
         options = {**{name: value for name, value in given.items() if value is not None}, **self.options}
         known = runner_options(runner)
+        if self.end_to_end and "transfers" in known:
+            options = {"transfers": True, **options}
         for name in options:
             if name not in known:
                 raise OptionError(
@@ -146,16 +170,31 @@ class Conditions:
             ("duration", self.duration_s or 0, 0),
             ("idle", self.idle_s or 0, 0),
             ("warmup", self.warmup, 0),
+            ("period-ms", 1 if self.period_ms is None else self.period_ms, LEAST_PERIOD_MS),
             ("warmup-seconds", self.warmup_seconds, 0),
         )
         for name, value, least in limits:
             if not least <= value < float("inf"):
                 raise OptionError(f"--{name} is {value}: it must be at least {least}")
         self.runner_options(runner, max(self.streams))
+        self._check_use()
         if self.layers:
             self._check_layers(runner)
         if self.cross_check and runner != "tensorrt":
             raise OptionError(f"--cross-check runs trtexec on an engine, and the runner is {runner!r}")
+
+    def _check_use(self) -> None:
+        """Of a model as it is used there is one camera, and one inference at a time."""
+        named = {"--period-ms": self.period_ms is not None, "--end-to-end": self.end_to_end}
+        used = [name for name, given in named.items() if given]
+        if used and max(self.streams) > 1:
+            raise OptionError(f"{used[0]} is for one stream, and --streams is {max(self.streams)}; leave one out")
+        if used and (self.layers or self.cross_check):
+            other = "--layers" if self.layers else "--cross-check"
+            raise OptionError(f"{other} is for inferences one after another, and not for {used[0]}; leave one out")
+        if self.end_to_end != (self.images is not None):
+            given, missing = ("--end-to-end", "--images FILE") if self.end_to_end else ("--images", "--end-to-end")
+            raise OptionError(f"{given} needs {missing}: pictures as the camera gives them")
 
     def _check_layers(self, runner: str) -> None:
         if not has_profiler(runner):

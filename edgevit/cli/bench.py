@@ -90,14 +90,16 @@ def told_layers(console: Console, done: Bench, keep: Write) -> list[dict[str, An
 
 
 def check_gates(gates: list[Gate], request: BenchRequest, setting: Setting, runner: str) -> None:
-    """Add the budgets of a profile that was named, and refuse gates that this board cannot answer.
+    """Add the budgets of a profile that was named, and refuse gates that this bench cannot answer.
 
     Raises: GateError.
     """
-    from edgevit.report.gates import check_measurable, measurable, parse_gate
+    from edgevit.report.gates import check_measurable, check_paced, measurable, parse_gate
 
     how = request.how
-    if request.profile and setting.profile:
+    if how.period_ms is not None:
+        check_paced(gates)
+    if request.profile and setting.profile and not how.used:  # its budgets are for inferences one after another
         gates.extend(parse_gate(text, f"profile {setting.profile.name}") for text in setting.profile.budgets)
     rails = setting.profile is not None
     given = [measurable(setting.facts, runner, streams=n, total_rails=rails, idle=how.idle_s != 0) for n in how.streams]
@@ -178,9 +180,13 @@ def append_to(path: Path) -> Write:
 
 
 def show_rows(console: Console, rows: Sequence[Row]) -> None:
+    from edgevit.agent.records import CLOSED_LOOP
+
     for label in dict.fromkeys(row.label for row in rows):
         alike = [row for row in rows if row.label == label]
         console.show(rows_table(alike))
+        if alike[0].use != CLOSED_LOOP:
+            console.show(use_table(alike))
         if any(r.power_w is not None or r.gpu_p50_ms is not None or r.roofline_share is not None for r in alike):
             console.show(board_table(alike))
     if rows:
@@ -229,7 +235,7 @@ def turns_table(comparisons: Sequence[Comparison]) -> Table:
     times = {(c.after, c.batch, c.streams, c.figure): (c.before_value, c.after_value) for c in comparisons}
     rounds, first = max(c.rounds or 1 for c in judged), judged[0].before
     headings = ("model", "batch", "p50 ms", "mean ms", f"ratio to {first}", "95 % interval", "verdict")
-    table = _table(f"in turns, {rounds} rounds", *headings)
+    table = _table(used(f"in turns, {rounds} rounds", judged[0].use), *headings)
     table.columns[0].justify = table.columns[-1].justify = "left"
     batch = None
     for c in judged:
@@ -246,6 +252,36 @@ def turns_table(comparisons: Sequence[Comparison]) -> Table:
     return table
 
 
+def used(title: str, use: str) -> str:
+    """The title of a table, with how the models were used where that was not one inference after another."""
+    from edgevit.agent.records import CLOSED_LOOP
+
+    return title if use == CLOSED_LOOP else f"{title}, {use}"
+
+
+def use_table(rows: Sequence[Row]) -> Table:
+    """The periods, and the parts of an inference from the picture to the logits; `other` is what no part names."""
+    from edgevit.report.runs import three_digits
+
+    names = list(dict.fromkeys(name for row in rows for name in row.parts_ms or {}))
+    table = _table(f"{rows[0].label} as used: {rows[0].use}", "batch", "period ms", "missed", "of periods")
+    for name in [f"{name} ms" for name in names] + (["other ms", "all, p50 ms"] if names else []):
+        table.add_column(name, justify="right")
+    for row in rows:
+        parts = [(row.parts_ms or {}).get(name, 0.0) for name in names]
+        whole = [row.p50_ms - sum(parts), row.p50_ms] if names else []
+        periods = "-" if row.missed is None else str(row.samples + row.missed)
+        missed = "-" if row.missed is None else str(row.missed)
+        table.add_row(
+            shape(row).removeprefix("batch "),
+            three_digits(row.period_ms),
+            missed,
+            periods,
+            *map(three_digits, (*parts, *whole)),
+        )
+    return table
+
+
 def shape(row: Row) -> str:
     return f"batch {row.batch}" + (f", {row.streams} streams" if row.streams > 1 else "")
 
@@ -256,7 +292,7 @@ def rows_table(rows: Sequence[Row]) -> Table:
     first = rows[0]
     how = " ".join(word for word in (first.label, first.precision, "on", first.provider or first.runner) if word)
     table = _table(
-        how,
+        used(how, first.use),
         *("batch", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "spread", "samples", "images/s"),
         *("peak RSS MiB", "memory taken MiB", "load ms", "first ms"),
     )
@@ -280,7 +316,7 @@ def board_table(rows: Sequence[Row]) -> Table:
     window = rows[0].power_window_s
     over = "" if window is None else f" over {window:.1f} s"
     table = _table(
-        f"GPU and power ({rails}{over})",
+        used(f"GPU and power ({rails}{over})", rows[0].use),
         *("batch", "GPU p50 ms", "GPU p99 ms", "engine MiB", "W", "idle W", "mJ/image", "net mJ/image"),
         *("GPU load", "max C", "power mode", "of roofline"),
     )
@@ -301,7 +337,9 @@ def verdicts_table(verdicts: Sequence[Verdict]) -> Table:
     from edgevit.report.runs import three_digits
 
     several = len({verdict.label for verdict in verdicts}) > 1
-    table = _table("gates", *(["model"] if several else []), "gate", "batch", "seen", "margin", "verdict")
+    table = _table(
+        used("gates", verdicts[0].use), *(["model"] if several else []), "gate", "batch", "seen", "margin", "verdict"
+    )
     for verdict in verdicts:
         streams = f", {verdict.streams} streams" if verdict.streams > 1 else ""
         table.add_row(

@@ -58,7 +58,8 @@ def show_comparisons(console: Console, comparisons: Sequence[Comparison]) -> Non
 
     if not comparisons:
         return
-    console.show(_table(comparisons))
+    for use in dict.fromkeys(c.use for c in comparisons):
+        console.show(_table([c for c in comparisons if c.use == use], use))
     if blocks := [length for c in comparisons for length in c.blocks or ()]:
         console.show(
             f"Intervals of one run each, resampled in blocks of {min(blocks)} to {max(blocks)} inferences: that "
@@ -79,12 +80,14 @@ def show_comparisons(console: Console, comparisons: Sequence[Comparison]) -> Non
         console.warn(text)
 
 
-def _table(comparisons: Sequence[Comparison]) -> Table:
+def _table(comparisons: Sequence[Comparison], use: str) -> Table:
     from rich.table import Table
 
+    from edgevit.agent.records import CLOSED_LOOP
     from edgevit.report.runs import three_digits
 
     title = "after over before, with 95 % intervals; of times and energies, below 1 is better"
+    title += "" if use == CLOSED_LOOP else f"; {use}"
     table = Table("before", "after", title=title, title_justify="left")
     for heading in ("batch", "streams"):
         table.add_column(heading, justify="right")

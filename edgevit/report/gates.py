@@ -139,6 +139,7 @@ class Verdict:
     precision: str | None
     batch: int
     streams: int
+    use: str
     repeats: int
     value: float | None  # in the gate's unit, the worst of the repeats
     margin: float | None  # share of the limit that is to spare; below 0: missed by it. None: not measured, or limit 0
@@ -211,6 +212,17 @@ def check_measurable(gates: Iterable[Gate], available: Collection[str], batches:
             )
 
 
+def check_paced(gates: Iterable[Gate]) -> None:
+    """Refuse gates that mean nothing where a camera says when an inference begins.
+
+    Raises:
+        GateError: one is about images per second, of which there are as many as the period allows.
+    """
+    for gate in gates:
+        if gate.metric == "throughput":
+            raise GateError(f"gate {gate}: with --period-ms images per second are given; try p99 below the period")
+
+
 def judge(gates: Iterable[Gate], runs: Iterable[Run]) -> tuple[Verdict, ...]:
     """Hold each model, at each batch size and number of streams, against each gate that is about it.
 
@@ -218,8 +230,11 @@ def judge(gates: Iterable[Gate], runs: Iterable[Run]) -> tuple[Verdict, ...]:
         GateError: a gate is about none of the runs, so that it would pass in silence.
     """
     groups = group(runs)
+    uses = list(dict.fromkeys(alike[0].use() for alike in groups))
     verdicts = []
     for gate in gates:
+        if len(uses) > 1:
+            raise GateError(f"gate {gate} is about one use of a model, and these inferences were {' and '.join(uses)}")
         meant = [repeats for repeats in groups if gate.batch in (None, repeats[0].batch)]
         if not meant:
             raise GateError(f"gate {gate} is about none of the runs; measure what it is about, or leave it out")
@@ -251,6 +266,7 @@ def _judge(gate: Gate, repeats: Sequence[Run]) -> Verdict:
         precision=first.precision,
         batch=first.batch,
         streams=first.streams,
+        use=first.use(),
         repeats=len(repeats),
         value=None if worst is None else worst / gate.units,
         margin=margin,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from edgevit.agent.records import RecordError, Run, comparable
+from edgevit.agent.records import CLOSED_LOOP, RecordError, Run, comparable
 from edgevit.errors import RunsError
 from edgevit.folder.documents import Reader
 from edgevit.report.intervals import Ratio, ratios
@@ -40,6 +41,7 @@ class Row:
     provider: str | None
     batch: int
     streams: int
+    use: str  # how inferences followed each other, and where they began
     p50_ms: float
     p90_ms: float
     p95_ms: float
@@ -64,6 +66,9 @@ class Row:
     temperature_max_c: float | None
     power_mode: str | None
     roofline_share: float | None  # of what the board can do at most
+    period_ms: float | None  # None: no pauses
+    missed: int | None  # periods
+    parts_ms: dict[str, float] | None  # medians; None: it begins with input that is there
     void: tuple[str, ...]  # why these numbers are not this board's
     warnings: tuple[str, ...]
 
@@ -76,6 +81,7 @@ class Comparison:
     after: str
     batch: int
     streams: int
+    use: str  # of both
     figure: str  # of UNITS
     unit: str
     before_value: float
@@ -117,7 +123,7 @@ def load_runs(path: str | Path) -> list[Run]:
 
 def make_row(run: Run, least_s: float | None = None) -> Row:
     """`least_s` is the time of one inference that the board cannot go below, where that is known."""
-    share = None if least_s is None else least_s / _inference_s(run)
+    share = None if least_s is None or run.use() != CLOSED_LOOP else least_s / _inference_s(run)
     power = run.power
     return Row(
         label=run.label,
@@ -126,6 +132,7 @@ def make_row(run: Run, least_s: float | None = None) -> Row:
         provider=run.provider,
         batch=run.batch,
         streams=run.streams,
+        use=run.use(),
         p50_ms=run.p50_ns() / 1e6,
         p90_ms=run.p90_ns() / 1e6,
         p95_ms=run.p95_ns() / 1e6,
@@ -150,6 +157,9 @@ def make_row(run: Run, least_s: float | None = None) -> Row:
         temperature_max_c=run.temperature_max_c(),
         power_mode=run.power_mode_before,
         roofline_share=share,
+        period_ms=_over(run.period_ns, 1e6),
+        missed=run.missed,
+        parts_ms={name: statistics.median(times) / 1e6 for name, times in (run.parts_ns or {}).items()} or None,
         void=tuple(run.void()),
         warnings=(*run.warnings(), *_too_fast(share)),
     )
@@ -183,7 +193,7 @@ def compare_within(runs: Iterable[Run], *, force: bool = False) -> list[Comparis
     others = [alike for alike in groups if _model(alike[0]) != _model(groups[0][0])]
     if not others:
         raise RunsError(f"all runs are of {_name(groups[0][0])}: there is nothing to set against each other")
-    pairs = [(a, b) for b in others for a in first if _shape(a[0]) == _shape(b[0])]
+    pairs = [(a, b) for b in others for a in _of_same_use(b, [a for a in first if _shape(a[0]) == _shape(b[0])])]
     return _compare_pairs(pairs, first, others, force=force)
 
 
@@ -197,7 +207,7 @@ def group(runs: Iterable[Run]) -> list[list[Run]]:
     """Put repeats together: runs of the same model, run in the same way."""
     groups: dict[tuple[object, ...], list[Run]] = defaultdict(list)
     for run in runs:
-        groups[_model(run), run.runner, run.provider, run.batch, run.streams].append(run)
+        groups[_model(run), run.runner, run.provider, run.batch, run.streams, run.use()].append(run)
     return list(groups.values())
 
 
@@ -212,8 +222,13 @@ def three_digits(value: float | None) -> str:
 
 
 def _partners(runs: Sequence[Run], others: Sequence[Sequence[Run]]) -> list[Sequence[Run]]:
-    alike = [other for other in others if _shape(other[0]) == _shape(runs[0])]
+    alike = _of_same_use(runs, [other for other in others if _shape(other[0]) == _shape(runs[0])])
     return [other for other in alike if _name(other[0]) == _name(runs[0])] or alike
+
+
+def _of_same_use(runs: Sequence[Run], others: Sequence[Sequence[Run]]) -> list[Sequence[Run]]:
+    """Those of the others that were used in the same way; all, where none was, to be refused."""
+    return [other for other in others if other[0].use() == runs[0].use()] or list(others)
 
 
 def _model(run: Run) -> tuple[str, str, str | None]:
@@ -234,6 +249,16 @@ def _refuse_different_environments(runs: Sequence[Run]) -> None:
             raise RunsError(f"not comparable: {seen}. Measure both in one place, or compare anyway with --force")
 
 
+def _refuse_different_use(pairs: Sequence[tuple[Sequence[Run], Sequence[Run]]]) -> None:
+    """Not even by force: their difference would say nothing of the models."""
+    for a, b in pairs:
+        if (one := a[0].use()) != (other := b[0].use()):
+            raise RunsError(
+                f"not comparable: inferences of {_name(a[0])} were {one}, and of {_name(b[0])} {other}; "
+                "measure both with the same --period-ms and --end-to-end"
+            )
+
+
 def _compare_pairs(
     pairs: Sequence[tuple[Sequence[Run], Sequence[Run]]],
     before: Iterable[Sequence[Run]],
@@ -243,6 +268,7 @@ def _compare_pairs(
 ) -> list[Comparison]:
     if not pairs:
         raise RunsError(f"no batch size in common: {_batches(before)} before, {_batches(after)} after")
+    _refuse_different_use(pairs)
     for a, b in pairs:
         together = a[0].session is not None and len({run.session for run in (*a, *b)}) == 1
         if not force and not together:  # of one session, the environments differ by the models alone
@@ -266,6 +292,7 @@ def _compare(before: Sequence[Run], after: Sequence[Run], *, force: bool) -> lis
                 after=_name(after[0]),
                 batch=after[0].batch,
                 streams=after[0].streams,
+                use=after[0].use(),
                 figure=found.figure,
                 unit=UNITS[found.figure],
                 before_value=found.before,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 from standin_board import write_model
 
-from edgevit.agent.protobuf import graph_nodes, input_types
+from edgevit.agent.protobuf import graph_nodes, input_types, metadata
 from edgevit.agent.runners import RunnerError
 
 
@@ -53,3 +53,12 @@ def test_nodes_are_read_as_the_onnx_package_reads_them(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.onnx")
     expected = [(n.name, n.op_type, tuple(n.input), tuple(n.output)) for n in onnx.load(path).graph.node]
     assert [(n.name, n.kind, n.inputs, n.outputs) for n in graph_nodes(str(path))] == expected
+
+
+def test_metadata_are_read_as_the_onnx_package_reads_them(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.onnx")
+    assert metadata(str(path)) == {}
+    model = onnx.load(path)
+    onnx.helper.set_model_props(model, {"preprocessing": '{"mean": [0.5]}', "leer": "", "ä": "ö"})
+    onnx.save(model, path)
+    assert metadata(str(path)) == {"preprocessing": '{"mean": [0.5]}', "leer": "", "ä": "ö"}

@@ -207,7 +207,9 @@ def test_comparable_names_what_differs():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 5}, "schema 5, and this edgevit reads schema 1 to 4: update edgevit"),
+        ({"schema": 6}, "schema 6, and this edgevit reads schema 1 to 5: update edgevit"),
+        ({"period_ns": 0}, "period_ns is empty, or not above 0"),
+        ({"parts_ns": {"decode": [1]}}, "parts_ns does not have one time for each inference"),
         ({"schema": 0}, "schema 0"),
         ({"schema": True}, "schema True"),
         ({"schema": None}, "schema None"),
@@ -303,6 +305,42 @@ def test_runs_of_schema_3_are_still_read_and_do_not_say_which_edgevit_made_them(
     assert Run.from_dict({**record, "schema": 3}) == QUIET and QUIET.edgevit is None
     with pytest.raises(RecordError, match="not a run of schema 4: missing or unknown edgevit"):
         Run.from_dict({**record, "schema": 4})
+
+
+def test_runs_of_schema_4_are_still_read_and_followed_one_another_without_a_pause():
+    record = {k: v for k, v in QUIET.to_dict().items() if k not in ("period_ns", "missed", "parts_ns")}
+    run = Run.from_dict({**record, "schema": 4})
+    assert run == QUIET and run.use() == "one after another"
+    with pytest.raises(RecordError, match="not a run of schema 5: missing or unknown missed, parts_ns, period_ns"):
+        Run.from_dict({**record, "schema": 5})
+
+
+@pytest.mark.parametrize(
+    ("change", "use"),
+    [
+        ({"period_ns": 33 * MS, "missed": 0}, "one per 33 ms"),
+        ({"period_ns": 16_670_000, "missed": 0}, "one per 16.67 ms"),
+        ({"parts_ns": {"decode": QUIET.latencies_ns}}, "end to end"),
+        ({"period_ns": 33 * MS, "parts_ns": {"decode": QUIET.latencies_ns}}, "end to end, one per 33 ms"),
+    ],
+)
+def test_a_run_says_how_the_model_was_used_and_keeps_it(change, use):
+    run = replace(QUIET, **change)
+    assert run.use() == use
+    assert Run.from_json(run.to_json()) == run
+
+
+def test_missed_periods_are_told():
+    run = replace(QUIET, period_ns=33 * MS, missed=50)
+    assert f"50 of {50 + len(QUIET.latencies_ns)} periods were missed" in run.doubts()["missed"]
+    assert "missed" not in replace(run, missed=0).doubts()
+
+
+def test_clocks_that_fall_in_pauses_are_what_is_measured_and_void_nothing():
+    moving = ({"gpu": 918_000}, {"gpu": 306_000})
+    closed = replace(QUIET, gpu_ns=QUIET.latencies_ns, clocks_during_khz=moving)
+    assert "the GPU clock moved" in closed.void()[0]
+    assert replace(closed, period_ns=33 * MS, missed=0).void() == []
 
 
 def test_runs_of_schema_1_are_still_read():

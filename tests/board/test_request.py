@@ -41,6 +41,14 @@ def test_the_runner_is_that_of_the_board_or_of_the_file() -> None:
         (Conditions(layers=True, runner="fake"), "--layers needs a runner that can time them: onnxruntime, tensorrt"),
         (Conditions(layers=True, provider="cuda"), "--layers through onnxruntime is for the CPU"),
         (Conditions(layers=True, runner="tensorrt", streams=(1, 2)), "--layers is for one stream, and --streams is 2"),
+        (Conditions(period_ms=0), "--period-ms is 0: it must be at least 0.1"),
+        (Conditions(period_ms=33, streams=(2,), runner="tensorrt"), "--period-ms is for one stream"),
+        (
+            Conditions(period_ms=33, layers=True),
+            "--layers is for inferences one after another, and not for --period-ms",
+        ),
+        (Conditions(end_to_end=True), "--end-to-end needs --images"),
+        (Conditions(images=Path("x")), "--images needs --end-to-end"),
     ],
 )
 def test_conditions_that_make_no_sense_are_refused_before_anything_starts(how: Conditions, message: str) -> None:

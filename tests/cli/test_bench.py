@@ -131,3 +131,20 @@ def test_json_of_several_models_holds_every_ratio(model, tmp_path):
     p50, mean = [c for c in answer["in_turns"] if c["figure"] in ("p50", "mean")]
     assert (p50["before"], p50["after"], mean["rounds"]) == ("t1", "t2", 6)
     assert mean["low"] <= mean["ratio"] <= mean["high"]
+
+
+def test_tables_say_how_a_model_was_used(model, tmp_path):
+    other, output, closed = tmp_path / "t2.onnx", tmp_path / "runs.jsonl", tmp_path / "closed.jsonl"
+    other.write_bytes(b"anything else")
+    paced = run_bench(model, "--period-ms", 5, *FAST, "--gate", "p99<1s", "--output", output)
+    assert paced.returncode == 0, paced.stderr
+    for title in ("t1 on fake, one per 5 ms", "t1 as used: one per 5 ms", "gates, one per 5 ms"):
+        assert title in paced.stdout
+    turns = run_bench(model, other, "--repeat", 2, "--period-ms", 5, *FAST)
+    assert "in turns, 2 rounds, one per 5 ms" in turns.stdout, turns.stderr
+    run_bench(model, *FAST, "--output", closed)
+    refused = run_bench(model, *FAST, "--period-ms", 5, "--compare", closed)
+    assert refused.returncode == 1
+    assert "not comparable: inferences of t1 were one after another, and of t1 one per 5 ms" in refused.stderr
+    gate = run_bench(model, *FAST, "--period-ms", 5, "--gate", "throughput>1/s", "--quiet")
+    assert gate.stderr.startswith("error: gate throughput>1/s: with --period-ms images per second are given")

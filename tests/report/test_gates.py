@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from some_runs import DENSE, MS, ON_A_BOARD, SLIM, S, watts
 
 from edgevit.errors import GateError
-from edgevit.report.gates import METRICS, UNITS, check_measurable, exit_code, judge, measurable, parse_gate
+from edgevit.report.gates import METRICS, UNITS, check_measurable, check_paced, exit_code, judge, measurable, parse_gate
 
 VOID_RUN = replace(ON_A_BOARD, throttled=("gpu-throttle-alert at step 1",))
 
@@ -234,3 +234,19 @@ def test_a_gate_that_this_board_cannot_answer_is_refused_before_anything_is_meas
     with pytest.raises(GateError, match="gate p99@8<9ms is about batch 8, and 1, 4 are measured; add --batch 8"):
         check_measurable([parse_gate("p99@8<9ms")], available, batches=(4, 1))
     check_measurable([parse_gate("p99@8<9ms")], available, batches=(8,))
+
+
+def test_a_gate_is_about_one_use_of_a_model():
+    paced = replace(DENSE, period_ns=33 * MS, missed=0)
+    (verdict,) = judge([parse_gate("p99<33ms")], [paced])
+    assert (verdict.state, verdict.use) == ("pass", "one per 33 ms")
+    with pytest.raises(
+        GateError, match="about one use of a model, and these inferences were one after another and one"
+    ):
+        judge([parse_gate("p99<33ms")], [DENSE, paced])
+
+
+def test_images_per_second_are_no_gate_where_a_camera_gives_them():
+    check_paced([parse_gate("p99<33ms")])
+    with pytest.raises(GateError, match="with --period-ms images per second are given; try p99 below the period"):
+        check_paced([parse_gate("throughput>10/s")])

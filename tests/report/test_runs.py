@@ -74,7 +74,7 @@ def test_runs_are_read_back_from_json_lines(tmp_path):
         (None, "there is no .*runs.jsonl; check the path"),
         ("\n", "no runs in .*; write some with `edgevit bench"),
         (DENSE.to_json() + "\n" + DENSE.to_json()[:50], "runs.jsonl, line 2 is not JSON"),
-        ('{"schema": 9}', "line 1: schema 9, and this edgevit reads schema 1 to 4"),
+        ('{"schema": 9}', "line 1: schema 9, and this edgevit reads schema 1 to 5"),
         ("\xff", "is not text in UTF-8"),
     ],
 )
@@ -293,3 +293,32 @@ def test_different_environments_are_refused_and_marked_when_forced():
 )
 def test_numbers_have_three_significant_digits(value, text):
     assert three_digits(value) == text
+
+
+PACED = {"period_ns": 33 * MS, "missed": 2}
+
+
+def test_runs_of_different_use_are_not_set_against_each_other_even_by_force():
+    message = (
+        r"not comparable: inferences of dense fp32 were one after another, and of slim fp32 one per 33 ms; measure"
+    )
+    for force in (False, True):
+        with pytest.raises(RunsError, match=message):
+            compare_runs([DENSE], [replace(SLIM, **PACED)], force=force)
+        with pytest.raises(RunsError, match=message):
+            compare_within([DENSE, replace(SLIM, **PACED)], force=force)
+
+
+def test_of_a_file_with_several_uses_each_is_set_against_its_own():
+    both = [run for one in (DENSE, SLIM) for run in (one, replace(one, **PACED))]
+    found = compare_within(both)
+    assert {c.use for c in found} == {"one after another", "one per 33 ms"}
+    assert {c.runs for c in found} == {(1, 1)}
+    assert {c.use for c in compare_runs(both, [replace(SLIM, **PACED)])} == {"one per 33 ms"}
+
+
+def test_a_row_says_how_the_model_was_used():
+    row = make_row(replace(DENSE, **PACED, parts_ns={"decode": (2 * MS,) * 200}), least_s=1e-3)
+    assert (row.use, row.period_ms, row.missed) == ("end to end, one per 33 ms", 33, 2)
+    assert row.parts_ms == {"decode": 2} and row.roofline_share is None
+    assert (make_row(DENSE).use, make_row(DENSE).parts_ms) == ("one after another", None)

@@ -49,14 +49,20 @@ def play_cudart(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
 
 
 def write_model(
-    path: Path, *, fp16: bool = False, batch: int | None = None, layer_norm: bool = True, dtype: int | None = None
+    path: Path,
+    *,
+    fp16: bool = False,
+    batch: int | None = None,
+    layer_norm: bool = True,
+    dtype: int | None = None,
+    channels: int = 4,
 ) -> Path:
-    """Write a small network with one block of attention: images [B, 4, 8, 8] to logits [B, 5]."""
+    """Write a small network with one block of attention: images [B, channels, 8, 8] to logits [B, 5]."""
     random = np.random.default_rng(1)
     kind = dtype or (TensorProto.FLOAT16 if fp16 else TensorProto.FLOAT)
     numbers = helper.tensor_dtype_to_np_dtype(kind)
     weights = {
-        "tokens": np.array([0, 4, 64], np.int64),
+        "tokens": np.array([0, channels, 64], np.int64),
         "scale": np.array(0.125, numbers),
         "norm.weight": np.ones(64, numbers),
         "norm.bias": np.zeros(64, numbers),
@@ -83,7 +89,7 @@ def write_model(
             for (module, op, inputs, attributes), output in zip(nodes, made, strict=True)
         ],
         "small",
-        [helper.make_tensor_value_info("images", kind, [batch or "batch", 4, 8, 8])],
+        [helper.make_tensor_value_info("images", kind, [batch or "batch", channels, 8, 8])],
         [helper.make_tensor_value_info("logits", kind, [batch or "batch", CLASSES])],
         [numpy_helper.from_array(value, name) for name, value in weights.items()],
     )

@@ -20,7 +20,7 @@ import pkgutil
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Callable, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, Protocol, Sequence
 
 if TYPE_CHECKING:
     from ..layers import Layer
@@ -51,6 +51,10 @@ class Loaded:
     settle: Callable[[], dict[str, str]] = dict
     gpu_ns: Callable[[], int] | None = None  # GPU time of the batch that `infer` has just run, by the GPU's own clock
     lanes: Sequence[Lane] = ()  # more than one: throughput is measured with all of them busy
+    feed: Callable[[Any], None] | None = None  # takes images, float32 [B, 3, H, W], for the next `infer`
+    parts_ns: Callable[[], Dict[str, int]] | None = (
+        None  # of that `infer`, by the GPU: "copy in", "inference", "copy out"
+    )
     engine_bytes: int | None = None  # device memory of weights and activations, by the runtime's own account
 
 

@@ -13,4 +13,4 @@ REQUIRES = ()
 
 @contextmanager
 def open_runner(model: str, batch: int, *, latency_ms: float = 2.0) -> Iterator[Loaded]:
-    yield Loaded(lambda: time.sleep(latency_ms / 1e3), provider=None, environment={})
+    yield Loaded(lambda: time.sleep(latency_ms / 1e3), provider=None, environment={}, feed=lambda images: None)

@@ -61,7 +61,7 @@ def open_runner(
         "transfers": "included" if transfers else "excluded",
     }
     infer = (lambda: session.run(None, feed)) if transfers else _bound(session, feed, DEVICES[provider])
-    yield Loaded(infer, session.get_providers()[0], environment)
+    yield Loaded(infer, session.get_providers()[0], environment, feed=_feeder(feed) if transfers else None)
 
 
 @contextmanager
@@ -190,6 +190,19 @@ def _random_inputs(session: ort.InferenceSession, batch: int) -> dict[str, Any]:
         values = generator.standard_normal(shape) if dtype.kind == "f" else generator.integers(0, 2, shape)
         feed[declared.name] = values.astype(dtype)
     return feed
+
+
+def _feeder(feed: dict[str, Any]) -> Callable[[Any], None]:
+    """Return what puts images where the session will read its one input from, in the type that it declares."""
+
+    def put(images: Any) -> None:
+        if len(feed) != 1 or next(iter(feed.values())).shape != images.shape:
+            declared = ", ".join(f"{name} {list(values.shape)}" for name, values in feed.items())
+            raise RunnerError(f"images of {list(images.shape)} were made for it, and the model takes {declared}")
+        for values in feed.values():
+            values[:] = images
+
+    return put
 
 
 def _shape(name: str, declared: list[Any], batch: int) -> tuple[int, ...]:

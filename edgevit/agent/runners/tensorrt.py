@@ -8,7 +8,7 @@ What was done is in the environment, so that only like is compared with like.
 from __future__ import annotations
 
 from contextlib import ExitStack, closing, contextmanager
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator
 
 from ..cuda import CaptureError, Cuda, open_cuda
 from ..execution import Execution, import_tensorrt, make_log, open_engine, random_bytes
@@ -57,6 +57,8 @@ def open_runner(
             settle=settle,
             gpu_ns=lanes[0].gpu_ns,
             lanes=lanes,
+            feed=lanes[0].feed if transfers else None,
+            parts_ns=lanes[0].parts_ns if transfers else None,
             engine_bytes=streams * engine.activation_bytes() + (engine.file_bytes if weights is None else weights),
         )
 
@@ -108,7 +110,7 @@ class TensorrtLane:
     def __init__(self, cuda: Cuda, execution: Execution, batch: int, transfers: bool) -> None:
         self._cuda = cuda
         self._execution = execution
-        self._start, self._end, self._done = cuda.event(), cuda.event(), cuda.event()
+        self._begin, self._start, self._end, self._done = (cuda.event() for _ in range(4))
         self.launch = execution.enqueue
         engine, addresses = execution.engine, execution.addresses
         inputs = [(addresses[tensor.name], cuda.host(tensor.bytes_at(batch))) for tensor in engine.inputs]
@@ -124,6 +126,8 @@ class TensorrtLane:
 
     def enqueue(self) -> None:
         cuda, stream = self._cuda, self._execution.stream
+        if self._copies_in:
+            cuda.record(self._begin, stream)
         for address, host in self._copies_in:
             cuda.copy_in(address, host, stream)
         cuda.record(self._start, stream)
@@ -144,6 +148,29 @@ class TensorrtLane:
     def gpu_ns(self) -> int:
         """Return the time of the computation, without copies: what trtexec calls GPU compute time."""
         return self._cuda.elapsed_ns(self._start, self._end)
+
+    def feed(self, images: Any) -> None:
+        """Put images where the next copy takes them from, in the type of the engine's one input.
+
+        Raises: RunnerError.
+        """
+        import numpy as np
+
+        tensor, *more = self._execution.engine.inputs
+        (_, host), *_ = self._copies_in
+        if more or tensor.shape[1:] != images.shape[1:] or tensor.bytes_at(len(images)) != len(host):
+            declared = ", ".join(f"{t.name} {list(t.shape)}" for t in (tensor, *more))
+            raise RunnerError(f"images of {list(images.shape)} were made for it, and the engine takes {declared}")
+        np.frombuffer(host, tensor.dtype)[:] = images.ravel()
+
+    def parts_ns(self) -> dict[str, int]:
+        """Of the last inference, with transfers, by the GPU's clock."""
+        elapsed = self._cuda.elapsed_ns
+        return {
+            "copy in": elapsed(self._begin, self._start),
+            "inference": elapsed(self._start, self._end),
+            "copy out": elapsed(self._end, self._done),
+        }
 
     def capture(self) -> Callable[[], None]:
         return self._cuda.capture(self._execution.stream, self._execution.enqueue)

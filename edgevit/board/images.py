@@ -1,0 +1,57 @@
+"""The pictures of an end-to-end bench, and how a model wants them preprocessed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edgevit.agent.protobuf import metadata
+from edgevit.agent.runners import RunnerError
+from edgevit.board.request import MOST_IMAGES
+from edgevit.errors import DataError, OptionError
+from edgevit.folder.documents import Reader
+from edgevit.folder.model import Preprocessing
+from edgevit.folder.model_folder import model_of
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+READER = Reader(DataError, mend="export the model again")
+
+
+def find_images(where: Path, most: int = MOST_IMAGES) -> list[Path]:
+    """The pictures of a folder and of those in it, spread evenly over all, or the one of a path.
+
+    Raises:
+        DataError: there is none.
+    """
+    if not where.exists():
+        raise DataError(f"there is no {where}; --images takes a picture or a folder of them")
+    found = [where] if where.is_file() else sorted(p for p in where.rglob("*") if p.suffix.lower() in SUFFIXES)
+    if not found:
+        raise DataError(f"{where} holds no picture ({', '.join(SUFFIXES)}); --images takes one, or a folder of them")
+    return [path.absolute() for path in _spread(found, most)]
+
+
+def _spread(found: Sequence[Path], most: int) -> list[Path]:
+    return [found[i * len(found) // min(most, len(found))] for i in range(min(most, len(found)))]
+
+
+def preprocessing_of(file: Path) -> dict[str, Any]:
+    """How the model of a file wants its pictures: as its folder says, or the metadata of an exported ONNX file.
+
+    Raises:
+        OptionError: neither says it.
+    """
+    if file.suffix == ".engine" and model_of(file).is_model:
+        return dict(model_of(file).spec().preprocessing)
+    try:
+        said = metadata(str(file)).get("preprocessing") if file.suffix == ".onnx" else None
+    except RunnerError as error:
+        raise OptionError(str(error)) from error
+    if said is None:
+        raise OptionError(
+            f"{file} does not say how its pictures are preprocessed, which --end-to-end must know; "
+            "give a model folder, or a file that `edgevit export` wrote"
+        )
+    return asdict(READER.parse(said, Preprocessing, f"{file}, preprocessing,"))
