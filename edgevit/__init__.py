@@ -26,6 +26,7 @@ The words, one for each idea:
     family          what is known of one kind of network: its sites, its weights, what can be observed of it
     pass            images shown to a network once, in batches, with observers
     statistics      what passes over calibration images say of a block: moments, activations, sensitivities
+    cost table      what each site takes at each size, as measured: of *stacks*, networks of equal blocks, at a *place*
     policy          which widths hardware runs fast; a method's wishes are rounded to them
     method          decides what to keep: a plan; a derivation is one method, or several in a row
     plan            what becomes of each block: heads, widths and neurons that stay, with new weights where there are
@@ -48,6 +49,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when it is first used
     from edgevit.board.bench import bench, bench_in_turns
     from edgevit.board.request import BenchRequest, Conditions
+    from edgevit.cost.place import Place
+    from edgevit.cost.request import CostRequest
+    from edgevit.cost.run import cost
     from edgevit.derive.base import base
     from edgevit.derive.request import BaseRequest, DeriveRequest, SupernetRequest
     from edgevit.derive.session import derive
@@ -64,9 +68,11 @@ __all__ = [
     "BaseRequest",
     "BenchRequest",
     "Conditions",
+    "CostRequest",
     "DeriveRequest",
     "EvaluateRequest",
     "ExportRequest",
+    "Place",
     "SupernetRequest",
     "SweepRequest",
     "Training",
@@ -74,6 +80,7 @@ __all__ = [
     "base",
     "bench",
     "bench_in_turns",
+    "cost",
     "derive",
     "evaluate",
     "export",
@@ -82,14 +89,16 @@ __all__ = [
     "sweep",
 ]
 
-# `derive`, `export` and `sweep` are packages that can be called: see docs/decisions/020-one-declaration.md.
+# `cost`, `derive`, `export` and `sweep` are packages that can be called: see docs/decisions/020-one-declaration.md.
 _WHERE = {
     "BaseRequest": "edgevit.derive.request",
     "BenchRequest": "edgevit.board.request",
     "Conditions": "edgevit.board.request",
+    "CostRequest": "edgevit.cost.request",
     "DeriveRequest": "edgevit.derive.request",
     "EvaluateRequest": "edgevit.export.request",
     "ExportRequest": "edgevit.export.request",
+    "Place": "edgevit.cost.place",
     "SupernetRequest": "edgevit.derive.request",
     "SweepRequest": "edgevit.sweep.request",
     "Training": "edgevit.train.settings",
@@ -103,7 +112,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("derive", "export", "sweep"):
+    if name in ("cost", "derive", "export", "sweep"):
         return import_module(f"edgevit.{name}")
     if name in _WHERE:
         return getattr(import_module(_WHERE[name]), name)

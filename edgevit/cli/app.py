@@ -13,6 +13,7 @@ from edgevit.cli import (
     board,
     cache,
     compare,
+    cost,
     derive,
     derive_many,
     evaluate,
@@ -31,7 +32,8 @@ from edgevit.signals import sigterm_as_ctrl_c
 from edgevit.version import written_by
 
 COMMANDS = (
-    sweep, derive, base, methods, derive_many, supernet, export, bench, compare, evaluate, show, board, profiles, cache,
+    sweep, derive, base, methods, derive_many, supernet, export, bench, compare, cost, evaluate, show, board, profiles,
+    cache,
 )  # fmt: skip
 
 

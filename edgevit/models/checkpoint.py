@@ -141,6 +141,9 @@ def _preprocessing(network: Any, overrides: Mapping[str, Any]) -> dict[str, Any]
     return {key: list(v) if isinstance(v := config[key], tuple) else v for key in PREPROCESSING_KEYS}
 
 
+SOME_CLASSES = 1000  # of a classifier that only has to be there
+
+
 @dataclass(frozen=True)
 class Headless:
     """A base without a classifier: its network maps images [B, C, H, W] to pooled features [B, d]."""
@@ -225,6 +228,24 @@ def open_network(
         return describe(network, name, args, preprocessing)
     family_of(network)  # refuses what cannot be pruned anyway, before a classifier is fitted
     return Headless(network.eval(), name, args, _preprocessing(network, preprocessing or {}))
+
+
+def network_without_weights(base: str | Path, model_args: Mapping[str, Any] | None = None) -> nn.Module:
+    """The network of a base whose weights do not matter: of a model folder, or a timm model with random ones.
+
+    One without a classifier is given one.
+
+    Raises:
+        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as for `open_network`.
+    """
+    if Path(base).is_dir():
+        network: Any = load(base).network
+    else:
+        network = _create(str(base), model_args or {})
+        if not network.num_classes:
+            network.reset_classifier(SOME_CLASSES)
+    family_of(network)
+    return network.eval()  # type: ignore[no-any-return]
 
 
 def _filled(name: str, args: dict[str, Any], checkpoint: Path, progress: Progress) -> Any:

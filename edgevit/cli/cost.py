@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgevit.cli.command import asks
+from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from edgevit.cost.request import CostRequest
+    from edgevit.derive.allocate.prices import Prices
+
+
+@asks(request="edgevit.cost.request:CostRequest")
+def main(
+    request: CostRequest, *, json: JsonFlag = False, quiet: QuietFlag = False, verbose: VerboseFlag = False
+) -> None:
+    """Measure what each part of a base takes at each size, here or on a board: the table that --ms and --mj go by.
+
+    Stacks of equal blocks are measured in turns with the base. No weights are needed. The same command goes on where it
+    was interrupted, and measures nothing twice.
+    """
+    console = Console(json=json, quiet=quiet, verbose=verbose)
+    request.check()  # before torch is imported
+
+    from edgevit.cost.run import run
+
+    table = run(request, console.progress)
+    console.show(f"{table.measured_on}; standard error {table.noise:.1%} of a figure")
+    for quantity in table.quantities:
+        console.show(prices_table(table.in_quantity(quantity)))
+    if request.output is not None:
+        console.show(
+            f"wrote {request.output}. Next: edgevit derive {request.base} --cost-table {request.output} --ms ..."
+        )
+    console.result({"output": request.output and str(request.output), **table.content()})
+
+
+def prices_table(prices: Prices) -> Table:
+    """What a block takes at a few sizes, and the rest."""
+    from rich.table import Table
+
+    from edgevit.derive.allocate.prices import UNITS
+
+    of, base, unit = prices.of(0), prices.base_blocks[0], UNITS[prices.quantity]
+    table = Table(title=f"{unit}; the base takes {prices.base:.4g}, {prices.fixed:.3g} of it outside its blocks",
+                  title_justify="left")  # fmt: skip
+    table.add_column("attention, heads x width")
+    table.add_column(unit, justify="right")
+    table.add_column("FFN, neurons")
+    table.add_column(unit, justify="right")
+    attentions = [
+        (f"{h} x {w}", f"{cost:.3g}") for (h, w, _), cost in zip(of.sizes.tolist(), of.attentions.tolist(), strict=True)
+    ]
+    ffns = [(str(w), f"{cost:.3g}") for w, cost in zip(of.widths.tolist(), of.ffns.tolist(), strict=True)]
+    for i in range(max(len(attentions), len(ffns))):
+        left, right = attentions[i : i + 1] or [("", "")], ffns[i : i + 1] or [("", "")]
+        table.add_row(*left[0], *right[0])
+    whole = prices.block(0, base)
+    table.add_section()
+    table.add_row("block of the base, both", f"{whole:.3g}", "of it beyond their sum", f"{prices.together(0):.2g}")
+    return table

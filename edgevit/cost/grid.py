@@ -1,0 +1,134 @@
+"""Which sizes are measured: a coarse grid first, then where straight lines between neighbours are least certain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+from edgevit.cost.stacks import Stack
+from edgevit.derive.allocate.menus import least_heads
+from edgevit.derive.allocate.policy import Policy, limits
+from edgevit.models.anatomy import BlockDims
+
+DEPTH = 6  # blocks of a stack: enough for what they take to show, few enough to be exported and built soon
+SHARES = (0.125, 0.25, 0.5, 0.75)  # of the neurons, beside the fewest and all
+TILE = 64  # neurons that kernels like; widths of a coarse grid are multiples of it, where the base is wide enough
+BEND = 0.25  # of a difference of slopes, how much of it a straight line may be wrong by in the middle
+JUMP = 0.1  # of the rise from one size to the next, the same: it may be a step
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The sizes that a policy can ask of a base."""
+
+    count: int  # whole blocks of the base
+    most: BlockDims  # the largest of each size
+    fewest_heads: int
+    least_width: int
+    least_neurons: int
+    heads: frozenset[int]  # numbers of heads that blocks of the base have
+    policy: Policy
+
+    @classmethod
+    def of(cls, blocks: Sequence[BlockDims], policy: Policy) -> Grid:
+        """The grid of a base with these whole blocks."""
+        most = BlockDims(*(max(getattr(b, name) for b in blocks) for name in ("heads", "qk", "vo", "ffn")))
+        least = [limits(b, policy) for b in blocks]
+        return cls(
+            len(blocks),
+            most,
+            min(least_heads(b, policy, drop_heads=True) for b in blocks),
+            min(min(low["qk"][0], low["vo"][0]) for low in least),
+            min(low["ffn"][0] for low in least),
+            frozenset(b.heads for b in blocks),
+            policy,
+        )
+
+    @property
+    def depth(self) -> int:
+        """Blocks of a stack."""
+        return min(self.count, DEPTH)
+
+    @property
+    def width(self) -> int:
+        return max(self.most.qk, self.most.vo)
+
+    @property
+    def anchor(self) -> Stack:
+        """The base itself, where its blocks are all alike: what everything is measured in turns with."""
+        return Stack(self.count, self.most.heads, self.width, self.most.ffn)
+
+    def attention(self, heads: int, width: int) -> Stack:
+        return Stack(self.depth, heads, width, 0)
+
+    def ffn(self, neurons: int) -> Stack:
+        return Stack(self.depth, 0, 0, neurons)
+
+    def coarse(self) -> list[Stack]:
+        """What every table is made of; the anchor is the first."""
+        heads = sorted({self.fewest_heads, (self.fewest_heads + self.most.heads) // 2, *self.heads})
+        middle = _multiple((self.least_width + self.width) // 2, self.policy.head_step)
+        widths = sorted({self.least_width, min(max(middle, self.least_width), self.width), self.width})
+        step = TILE if self.most.ffn >= 8 * TILE else self.policy.ffn_step
+        inner = (_multiple(round(share * self.most.ffn), step) for share in SHARES)
+        neurons = sorted({self.least_neurons, self.most.ffn, *(n for n in inner if n > self.least_neurons)})
+        whole = [
+            Stack(self.depth, heads[len(heads) // 2], widths[len(widths) // 2], neurons[len(neurons) // 2]),
+            Stack(self.depth, heads[0], widths[0], neurons[0]),
+        ]
+        found = [
+            self.anchor,
+            Stack(max(self.count // 4, 1), self.most.heads, self.width, self.most.ffn),
+            *(self.attention(*size) for size in product(heads, widths)),
+            *(self.ffn(n) for n in neurons),
+            *whole,
+        ]
+        return list(dict.fromkeys(found))
+
+    def at(self, sizes: Sequence[BlockDims]) -> list[Stack]:
+        """What says most of blocks of these sizes: each site at its own."""
+        found = [self.attention(d.heads, round((d.qk + d.vo) / 2)) for d in sizes if d.has_attention]
+        return list(dict.fromkeys([*found, *(self.ffn(d.ffn) for d in sizes if d.has_ffn)]))
+
+    def between(
+        self, attention: Mapping[tuple[int, int], float], ffn: Mapping[int, float]
+    ) -> list[tuple[float, Stack]]:
+        """Sizes halfway between two that are known, with what a straight line may be wrong by there, the worst first.
+
+        Shapes: `attention` by heads and width, `ffn` by neurons: what one site takes.
+        """
+        heads, widths = (sorted({size[i] for size in attention}) for i in (0, 1))
+        full_heads, full_width = heads[-1], widths[-1]
+        found = [
+            *_halfway(
+                widths, [attention[full_heads, w] for w in widths], self.policy.head_step,
+                lambda width: self.attention(full_heads, width),
+            ),
+            *_halfway(
+                heads, [attention[h, full_width] for h in heads], 1, lambda count: self.attention(count, full_width)
+            ),
+            *_halfway(sorted(ffn), [ffn[n] for n in sorted(ffn)], self.policy.ffn_step, self.ffn),
+        ]  # fmt: skip
+        return sorted(found, key=lambda one: -one[0])
+
+
+def _multiple(size: int, step: int) -> int:
+    """The nearest multiple of a step, down."""
+    return size // step * step
+
+
+def _halfway(
+    sizes: Sequence[int], costs: Sequence[float], step: int, made: Callable[[int], Stack]
+) -> list[tuple[float, Stack]]:
+    """Between neighbours further apart than a step: the stack in the middle, and how wrong a straight line may be."""
+    slopes = [(costs[i + 1] - costs[i]) / (sizes[i + 1] - sizes[i]) for i in range(len(sizes) - 1)]
+    found = []
+    for i, (low, high) in enumerate(pairwise(sizes)):
+        middle = low + _multiple((high - low) // 2, step)
+        if not low < middle < high:
+            continue
+        bends = [abs(slopes[i] - slopes[j]) * (high - low) / 2 for j in (i - 1, i + 1) if 0 <= j < len(slopes)]
+        jump = abs(costs[i + 1] - costs[i])
+        found.append((max([BEND * bend for bend in bends] + [JUMP * jump]), made(middle)))
+    return found

@@ -1,0 +1,168 @@
+"""Make runs of stacks in turns, as far as they are not in the store, and put them there round by round."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+
+from torch import nn
+
+from edgevit.agent.measure import Request
+from edgevit.agent.records import Run
+from edgevit.board.bench import Setting, requests_of, take_turns
+from edgevit.board.connection import THIS_MACHINE, Board
+from edgevit.board.models import Measurable
+from edgevit.cost.fit import Sample
+from edgevit.cost.place import POWER_WINDOW_S, WINDOW_S, Place
+from edgevit.cost.stacks import Stack, write_stack
+from edgevit.cost.store import Store
+from edgevit.engines.workshop import NATIVE_OPSET, OLDEST_OPSET
+from edgevit.errors import AgentError, EngineError, UnfitBoardError
+from edgevit.folder.writing import file_sha256
+from edgevit.progress import Progress
+
+OPSET = 20  # as models are exported, unless asked otherwise
+TRIES = 3  # of runs that are void
+MOST_BATCH = 8  # images that an engine takes, unless more are asked for: as `edgevit export --trt` builds them
+
+
+@dataclass
+class Bench:
+    """One session with one machine."""
+
+    network: nn.Module
+    place: Place
+    board: Board
+    setting: Setting
+    store: Store
+    anchor: Stack
+    progress: Progress
+    scratch: Path
+    _files: dict[Stack, Measurable] = field(default_factory=dict)  # what runs there, by path there
+    _runs: list[Run] = field(default_factory=list)  # all that are in the store
+
+    def __post_init__(self) -> None:
+        self._runs = self.store.runs()
+
+    def measure(self, stacks: Sequence[Stack], rounds: int) -> None:
+        """Make sure that each of these has so many runs that count.
+
+        Raises:
+            UnfitBoardError: the runs of one are void, however often they are made.
+            EngineError: TensorRT has no engine for one.
+            BoardError: the board was lost, or a run failed there; what was measured is kept.
+        """
+        counts = Counter(sample.label for sample in self._good())
+        due = {stack: rounds - counts[stack.label] for stack in (self.anchor, *stacks)}
+        due = {stack: missing for stack, missing in due.items() if missing > 0}
+        if not due:
+            return
+        for number, stack in enumerate((self.anchor, *(s for s in due if s != self.anchor)), 1):
+            self.progress.note(f"stack {number} of {len(due | {self.anchor: 0})}: {stack.label}")
+            self._ready(stack)
+        for done in range(max(due.values())):
+            self._round([stack for stack, missing in due.items() if missing > done], done, max(due.values()))
+
+    def samples(self, quantity: str) -> list[Sample]:
+        """What all runs that count took, in ms of one inference or mJ of one image; nothing where none was measured."""
+        found = []
+        for run in self._good():
+            value = run.p50_ns() / 1e6 if quantity == "ms" else run.energy_per_image_mj()
+            stack = Stack.of(run.label)
+            if stack is not None and value is not None and value > 0:
+                found.append(Sample(stack, str(run.session), value))
+        return found
+
+    def _good(self) -> list[Run]:
+        return [run for run in self._runs if not run.void()]
+
+    def _round(self, stacks: Sequence[Stack], number: int, of: int) -> None:
+        """Measure each of these once, and again what is void."""
+        left = list(stacks)
+        for attempt in range(TRIES + 1):
+            wanted = [self.anchor, *(stack for stack in left if stack != self.anchor)]
+            shuffled = Random(f"{number} {attempt} {len(self._runs)}").sample(wanted, len(wanted))
+            name = f"costs, round {number + 1} of {of}" + (f", try {attempt + 1}" if attempt else "")
+            runs = self._made([self._request(stack) for stack in shuffled], name)
+            void = {run.label: run.void()[0] for run in runs if run.void()}
+            left = [stack for stack in left if stack.label in void]
+            if not left:
+                return
+            self.progress.warn(f"{len(left)} of {len(runs)} runs are void and made again: {void[left[0].label]}")
+        raise UnfitBoardError(
+            f"{self.board.host} gave no figure for {left[0].label} in {TRIES + 1} tries: {void[left[0].label]}; cool "
+            "it, lock its clocks with --lock-clocks, or measure in a lower --power-mode"
+        )
+
+    def _made(self, requests: Sequence[Request], name: str) -> tuple[Run, ...]:
+        """Make these runs, and keep them."""
+        how = self.place.conditions()
+        done = take_turns(self.board, how, requests, self.setting, f"{name} on {self.board.host}", self.progress)
+        self.store.add(done.runs)
+        self._runs += done.runs
+        if failed := done.failed:
+            what = f"cannot measure {requests[failed['number']].label} on {self.board.host}"
+            raise AgentError(f"{what}: {failed['message']}", remote_traceback=failed["traceback"])
+        return done.runs
+
+    def _request(self, stack: Stack) -> Request:
+        found, power = self._files[stack], self.setting.has_power
+        how = replace(self.place.conditions(), duration_s=POWER_WINDOW_S if power else WINDOW_S)
+        (request,) = requests_of(how, str(found.path), found, self.place.runs_on, self.setting)
+        return request
+
+    def _ready(self, stack: Stack) -> None:
+        """Have the file that is run of a stack on the machine that runs it."""
+        if stack not in self._files:
+            path, sha256 = self._engine(stack) if self.place.builds else self._put(stack, self.place.computes_in, OPSET)
+            self._files[stack] = Measurable(Path(path), sha256, self.place.computes_in, stack.label)
+
+    def _put(self, stack: Stack, precision: str, opset: int) -> tuple[str, str]:
+        """Write the ONNX file, and send it; path and hash there."""
+        path = self.scratch / f"{stack.label.replace(' ', '-')}.onnx"
+        if not path.is_file():
+            with self.progress.stage(f"write {stack.label}"):
+                write_stack(self.network, stack, path, precision=precision, opset=opset)
+        digest = file_sha256(path)
+        if self.board.host == THIS_MACHINE:
+            return str(path), digest
+        there = self.board.put(path, digest, self.progress)
+        path.unlink()
+        return there, digest
+
+    def _engine(self, stack: Stack) -> tuple[str, str]:
+        """Build an engine as one of a model is built, unless it is there from an earlier session."""
+        built = self.store.engines()
+        if stack.label in built and self._is_there(*built[stack.label]):
+            return built[stack.label]
+        facts, batch = self.setting.facts["tensorrt"], self.place.batch
+        if facts["strongly_typed"]:
+            onnx, _ = self._put(stack, self.place.computes_in, OPSET)
+        else:
+            onnx, _ = self._put(stack, "fp32", NATIVE_OPSET if facts["native_layer_norm"] else OLDEST_OPSET)
+        args = {
+            "onnx": onnx,
+            "precision": self.place.computes_in,
+            "batches": [1, batch, max(batch, MOST_BATCH)],
+            "timing_cache": True,
+        }
+        made = self.board.run_job("build", args, name=stack.label, progress=self.progress)
+        if made["refused"]:
+            raise EngineError(f"the stack {stack.label} {made['refused']}; try --precision fp32")
+        self.store.keep_engines({**built, stack.label: (made["engine"], made["sha256"])})
+        return made["engine"], made["sha256"]
+
+    def _is_there(self, path: str, sha256: str) -> bool:
+        offered = self.board.call("offer", path=path, part=f"{path}.none", sha256=sha256)
+        return bool(offered["there"])
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="edgevit-") as folder:
+        yield Path(folder)

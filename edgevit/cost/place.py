@@ -1,0 +1,124 @@
+"""Where something is measured, and how: what must be the same for two figures to be of one kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from edgevit.agent.environment import usable_cpus
+from edgevit.board.fingerprint import fingerprint
+from edgevit.board.request import Conditions
+from edgevit.errors import UnknownNameError
+from edgevit.request import BOARD, LOAD, RUNNER, Option
+from edgevit.version import written_by
+
+if TYPE_CHECKING:
+    from edgevit.board.bench import Setting
+    from edgevit.derive.allocate.cost_table import Where
+
+PRECISIONS = ("fp32", "fp16")
+# One run of many, each in turns with the base: that much of each shows a ratio.
+SAMPLES, WARMUP_S = 40, 0.2
+WINDOW_S, POWER_WINDOW_S = 0.4, 3.0  # the rails' sensors average over 0.43 s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A board or this machine, and how models run there."""
+
+    board: Annotated[
+        str | None, Option("A Jetson, as ssh knows it.  [default: this machine]", BOARD, metavar="USER@HOST")
+    ] = None
+    ssh_config: Annotated[Path | None, Option("OpenSSH configuration to use.  [default: your own]", BOARD)] = None
+    profile: Annotated[
+        str | None, Option("Board profile that must match, by name or path.  [default: the board's own]", BOARD)
+    ] = None
+    power_mode: Annotated[
+        str | None, Option("Power mode to measure in; the earlier one is set again after it.", BOARD)
+    ] = None
+    lock_clocks: Annotated[bool, Option("Lock the clocks while measuring, and unlock them after it.", BOARD)] = False
+    runner: Annotated[
+        str | None,
+        Option("What runs models: tensorrt or onnxruntime.  [default: tensorrt on a board, else onnxruntime]", RUNNER),
+    ] = None
+    precision: Annotated[
+        str | None, Option("Precision of the models: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]", RUNNER)
+    ] = None
+    provider: Annotated[
+        str | None, Option("What onnxruntime computes with: cpu, cuda or tensorrt.  [default: cpu]", RUNNER)
+    ] = None
+    threads: Annotated[int | None, Option("Threads within one operator, on the CPU.  [default: all cores]", RUNNER)] = (
+        None
+    )
+    batch: Annotated[int, Option("Number of images per inference.", LOAD)] = 1
+
+    @property
+    def runs_on(self) -> str:
+        """The runner's name."""
+        return self.runner or ("tensorrt" if self.board is not None else "onnxruntime")
+
+    @property
+    def builds(self) -> bool:
+        """Whether models must be built into engines first."""
+        return self.runs_on == "tensorrt"
+
+    @property
+    def computes_in(self) -> str:
+        """The precision."""
+        on_cpu = not self.builds and self.provider in (None, "cpu")
+        return self.precision or ("fp32" if on_cpu else "fp16")
+
+    def conditions(self) -> Conditions:
+        """How each model is measured."""
+        return Conditions(
+            runner=self.runs_on,
+            batches=(self.batch,),
+            precision=self.computes_in,
+            provider=self.provider,
+            threads=self.threads,
+            samples=SAMPLES,
+            warmup_seconds=WARMUP_S,
+            idle_s=0.0,
+            power_mode=self.power_mode,
+            lock_clocks=self.lock_clocks,
+        )
+
+    def check(self) -> None:
+        """Refuse what cannot be before anything is started.
+
+        Raises: UnknownNameError, OptionError.
+        """
+        if self.computes_in not in PRECISIONS:
+            raise UnknownNameError("precision of a table", self.computes_in, PRECISIONS)
+        self.conditions().check(self.runs_on, 1)
+
+    def where(self, setting: Setting) -> Where:
+        """What a table says of this place, by what the agent found there."""
+        from edgevit.derive.allocate.cost_table import Where
+
+        facts: Mapping[str, Any] = setting.facts
+        is_board = self.builds or bool(facts["module"]["part"])
+        on_cpu = not self.builds and self.provider in (None, "cpu")
+        mode = facts.get("power_mode") or {}
+        return Where(
+            board=fingerprint(facts) if is_board else None,
+            processor=None if is_board else processor(),
+            power_mode=self.power_mode or mode.get("name"),
+            clocks_locked=True if self.lock_clocks else facts.get("clocks_locked"),
+            runner=self.runs_on,
+            provider=None if self.builds else self.provider or "cpu",
+            threads=self.threads or (len(usable_cpus()) if on_cpu and self.board is None else None),
+            precision=self.computes_in,
+            batch=self.batch,
+            edgevit=written_by(),
+        )
+
+
+def processor() -> str:
+    """The name of this machine's processor."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "unknown processor")

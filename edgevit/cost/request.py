@@ -1,0 +1,65 @@
+"""What is asked of `cost`: a frozen record, refused before torch is imported as far as names and numbers can tell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from edgevit.cost.place import Place
+from edgevit.derive.allocate.policy import make_policy
+from edgevit.errors import CheckpointError, OptionError
+from edgevit.models.request import BASE, check_model_folder
+from edgevit.numbers import COUNT, check_number
+from edgevit.request import MEASURING, MODEL, OUTPUT, SHAPE, Option, assignments
+
+ROUNDS = 5  # of each stack: runs that a median is taken of
+POINTS = 32  # stacks of blocks that are measured, at the most
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostRequest(Place):
+    """What `edgevit.cost` is asked."""
+
+    base: Annotated[str | Path, BASE]
+    output: Annotated[
+        Path | None, Option("File to write the table to, .yaml or .json.  [default: none; figures are kept]", OUTPUT)
+    ] = None
+    model_args: Annotated[
+        Mapping[str, Any],
+        Option(
+            "Argument that timm makes the base with, such as img_size=32; repeatable.",
+            MODEL,
+            name="--model-arg",
+            metavar="NAME=VALUE",
+            repeated=True,
+            read=assignments("--model-arg", "img_size=32"),
+        ),
+    ] = field(default_factory=dict)
+    shape: Annotated[
+        str, Option("Which widths the table is for: fused, fused4, paper or free, as for derive.", SHAPE)
+    ] = "fused"
+    rounds: Annotated[int, Option("Number of times that each stack of blocks is measured, in turns.", MEASURING)] = (
+        ROUNDS
+    )
+    points: Annotated[
+        int, Option("Number of stacks at the most; the coarse grid of about 20 is always measured.", MEASURING)
+    ] = POINTS
+
+    def check(self) -> None:
+        """Refuse what cannot be done; see `edgevit.cost` for what is raised."""
+        make_policy(self.shape)
+        super().check()
+        check_number("--rounds", self.rounds, COUNT)
+        check_number("--points", self.points, COUNT)
+        if self.output is not None and self.output.suffix not in SUFFIXES:
+            raise OptionError(f"--output {self.output} ends in neither .yaml nor .json; a table is one of these")
+        if Path(self.base).is_dir():
+            if self.model_args:
+                raise OptionError(f"{self.base} is a model folder and brings its own arguments; leave --model-arg out")
+            check_model_folder(self.base)
+        elif os.sep in str(self.base):
+            raise CheckpointError(f"no model folder at {self.base}; check the path")

@@ -1,0 +1,112 @@
+"""Networks of equal blocks, whose times say what one block of that size takes in context."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from edgevit.errors import UnsupportedModelError
+from edgevit.export.graph import write_onnx
+from edgevit.export.precision import halved
+from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn
+from edgevit.models.families import family_of
+from edgevit.models.slim import bare_copy
+
+P = TypeVar("P", Attention, Ffn)
+SPREAD = 0.02  # standard deviation of the weights
+
+
+@dataclass(frozen=True)
+class Stack:
+    """So many equal blocks; QK and VO share one width, and a site of size 0 is not there."""
+
+    count: int
+    heads: int
+    width: int
+    neurons: int
+
+    @property
+    def label(self) -> str:
+        """As its runs are called: `6 of 3x40+768`, heads, width and neurons."""
+        return f"{self.count} of {self.heads}x{self.width}+{self.neurons}"
+
+    @classmethod
+    def of(cls, label: str) -> Stack | None:
+        """The stack with this label; None: it is no label of one."""
+        match = re.fullmatch(r"(\d+) of (\d+)x(\d+)\+(\d+)", label)
+        return cls(*map(int, match.groups())) if match else None
+
+    @property
+    def dims(self) -> BlockDims:
+        return BlockDims(self.heads, self.width, self.width, self.neurons)
+
+
+def whole_blocks(network: nn.Module) -> list[int]:
+    """The blocks that have both sites, of which stacks are made.
+
+    Raises:
+        UnsupportedModelError: there are fewer than two.
+    """
+    found = [i for i, b in enumerate(family_of(network).read(network)) if b.dims.has_attention and b.dims.has_ffn]
+    if len(found) < 2:
+        raise UnsupportedModelError(
+            f"this model has {len(found)} blocks with both attention and FFN, and it takes two to tell what one costs; "
+            "measure the base that it came from"
+        )
+    return found
+
+
+def _attention(like: Attention, stack: Stack) -> Attention:
+    """An attention of this size with random weights, and biases where `like` has them."""
+    heads, width, embed = stack.heads, stack.width, like.embed
+    rows, bias, out = (heads, width, embed), (heads, width), (heads, embed, width)
+    shapes = {"wq": rows, "bq": bias, "wk": rows, "bk": bias, "wv": rows, "bv": bias, "wo": out, "bo": (embed,)}
+    return _filled(like, shapes)
+
+
+def _ffn(like: Ffn, stack: Stack) -> Ffn:
+    neurons, embed = stack.neurons, like.w1.shape[1]
+    rows, bias = (neurons, embed), (neurons,)
+    shapes = {"w1": rows, "b1": bias, "wg": rows, "bg": bias, "w2": (embed, neurons), "b2": (embed,)}
+    return _filled(like, shapes)
+
+
+def _filled(like: P, shapes: Mapping[str, tuple[int, ...]]) -> P:
+    """Weights of its own for every block: an exporter may write equal ones once, which a cache would like."""
+    made = {name: torch.randn(shape) * SPREAD for name, shape in shapes.items() if getattr(like, name) is not None}
+    return replace(like, **made)
+
+
+@torch.no_grad()
+def network_of(network: nn.Module, stack: Stack) -> nn.Module:
+    """The base's own embedding and head around the blocks of a stack."""
+    family, whole = family_of(network), whole_blocks(network)
+    stem = bare_copy(network)
+    family.keep_blocks(stem, whole[: stack.count])
+    block = family.read(network)[whole[0]]
+    assert block.attention is not None and block.ffn is not None
+    attention, ffn = block.attention, block.ffn
+    made = [
+        Block(_attention(attention, stack) if stack.heads else None, _ffn(ffn, stack) if stack.neurons else None)
+        for _ in range(stack.count)
+    ]
+    built = family.build(stem, made)
+    return built.eval().requires_grad_(False)
+
+
+def write_stack(network: nn.Module, stack: Stack, path: Path, *, precision: str, opset: int) -> None:
+    """Write a stack as a model is written, for any batch.
+
+    Raises:
+        ExportError: the exporter failed.
+    """
+    made = network_of(network, stack)
+    size = family_of(network).input_size(network)
+    form = halved(made) if precision == "fp16" else made
+    write_onnx(form, path, input_size=size, batch="dynamic", opset=opset, metadata={"stack": stack.label})

@@ -1,0 +1,175 @@
+"""The whole of it: a table of what each site of a base takes at a place, measured as far as it is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from edgevit.board.bench import look
+from edgevit.board.connection import open_board
+from edgevit.board.profiles import load_profile
+from edgevit.cost.fit import Costs, figures, fit
+from edgevit.cost.grid import Grid
+from edgevit.cost.measure import Bench, scratch
+from edgevit.cost.place import Place
+from edgevit.cost.request import POINTS, ROUNDS
+from edgevit.cost.stacks import whole_blocks
+from edgevit.cost.store import Store
+from edgevit.derive.allocate.cost_table import READER, SCHEMA, CostTable, Where
+from edgevit.derive.allocate.policy import POLICIES, Policy
+from edgevit.engines.build import check_board
+from edgevit.errors import UnfitBoardError
+from edgevit.models.anatomy import BlockDims
+from edgevit.models.families import family_of, name_of
+from edgevit.progress import Progress, Silent
+
+AT_ONCE = 4  # stacks between two looks at where interpolation is least certain
+CLOSE = 0.01  # of the base's cost: interpolation need not be more certain than this
+
+
+def measured_table(
+    network: nn.Module,
+    place: Place,
+    *,
+    policy: Policy = POLICIES["fused"],
+    points: int = POINTS,
+    rounds: int = ROUNDS,
+    sizes: Sequence[BlockDims] = (),
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> CostTable:
+    """Measure what each site of a base takes at each size that a policy can ask for.
+
+    What was measured before of such a base at such a place is used, and only the rest measured: called again with the
+    blocks of a plan as `sizes`, it measures those sizes alone, and the table has them among its own.
+
+    Args:
+        network: the base; its weights are not looked at, and the classes of its head do not count.
+        points: stacks that may be measured in all, beside those of `sizes`; at least the coarse grid is.
+        folder: where runs are kept, in place of the user's cache folder.
+
+    Raises:
+        UnsupportedModelError: no family reads the network, or it has too few whole blocks.
+        UnknownNameError, OptionError: the place makes no sense.
+        UnfitBoardError: the board throttles, moves its clocks or lacks something; or its noise hides what sizes cost.
+        ProfileError, BoardError, EngineError, ExportError: as their names say; what was measured is kept.
+    """
+    place.check()
+    told, family = progress or Silent(), family_of(network)
+    blocks = [family.read(network)[i].dims for i in whole_blocks(network)]
+    grid = Grid.of(blocks, policy)
+    profile = None if place.profile is None else load_profile(place.profile)
+    with open_board(place.board, ssh_config=place.ssh_config) as board, scratch() as files:
+        setting = look(board, profile, place.conditions(), told)
+        if place.builds:
+            check_board(board.host, setting.facts, place.profile)
+        where = place.where(setting)
+        store = Store.of(_key(network, where), folder)
+        with store.alone():
+            bench = Bench(network, place, board, setting, store, grid.anchor, told, files)
+            bench.measure(grid.coarse(), rounds)
+            if sizes:
+                bench.measure(grid.at(sizes), rounds)
+            else:
+                _refine(bench, grid, points, rounds)
+            found = {quantity: _costs(bench, quantity) for quantity in ("ms", "mj") if bench.samples(quantity)}
+    _judge(found["ms"], told)
+    return _table(network, where, found)
+
+
+def _refine(bench: Bench, grid: Grid, points: int, rounds: int) -> None:
+    """Measure more sizes where straight lines are least certain, a few at a time."""
+    while True:
+        costs = _costs(bench, "ms")
+        known = {sample.stack for sample in bench.samples("ms")}
+        limit = CLOSE * costs.predicted(grid.anchor) / grid.count
+        found = [stack for doubt, stack in grid.between(costs.attention, costs.ffn) if doubt > limit]
+        more = [stack for stack in found if stack not in known][: min(AT_ONCE, max(points - len(known), 0))]
+        if not more:
+            return
+        bench.measure(more, rounds)
+
+
+def _costs(bench: Bench, quantity: str) -> Costs:
+    return fit(figures(bench.samples(quantity), bench.anchor))
+
+
+def _judge(costs: Costs, progress: Progress) -> None:
+    """Say where noise hides what sizes cost.
+
+    Raises:
+        UnfitBoardError: it hides nearly everything.
+    """
+    hidden = [told for told, is_hidden in costs.steps if is_hidden]
+    mend = "lock the clocks with --lock-clocks, close other programs, or measure more --rounds"
+    if len(hidden) > len(costs.steps) / 2:
+        raise UnfitBoardError(
+            f"noise of {costs.noise:.1%} hides {len(hidden)} of {len(costs.steps)} steps from one size to the next, "
+            f"{hidden[0]} among them; {mend}"
+        )
+    if hidden:
+        progress.warn(
+            f"noise of {costs.noise:.1%} hides {len(hidden)} of {len(costs.steps)} steps from one size to the next, "
+            f"such as {hidden[0]}; {mend}"
+        )
+
+
+def _key(network: nn.Module, where: Where) -> dict[str, Any]:
+    """What the times of a base's blocks depend on; neither weights, nor how many blocks or classes there are."""
+    family = family_of(network)
+    geometry = family.geometry(network)
+    layer = family.layers(network)[whole_blocks(network)[0]]
+    return {
+        "family": name_of(family),
+        "input": list(family.input_size(network)),
+        **{name: getattr(geometry, name) for name in ("embed", "tokens", "patch_values")},
+        "modules": [type(module).__name__ for module in layer.modules()],
+        "where": where.model_dump(mode="json", exclude={"edgevit"}),
+    }
+
+
+def _table(network: nn.Module, where: Where, found: dict[str, Costs]) -> CostTable:
+    family = family_of(network)
+    geometry, dims = family.geometry(network), [block.dims for block in family.read(network)]
+
+    def costs_of(sizes: dict[str, int], read: Any) -> dict[str, Any]:
+        return {**sizes, **{quantity: read(costs) for quantity, costs in found.items()}}
+
+    ms = found["ms"]
+    listed = {
+        **{f"block_{quantity}": costs.together for quantity, costs in found.items()},
+        "attention": [
+            costs_of({"heads": h, "width": w}, lambda costs, size=(h, w): costs.attention[size])
+            for h, w in ms.attention
+        ],
+        "ffn": [costs_of({"width": n}, lambda costs, n=n: costs.ffn[n]) for n in ms.ffn],
+    }
+    alike = dims if len(set(dims)) > 1 else dims[:1]
+    content = {
+        "schema": SCHEMA,
+        "measured_on": _told(where),
+        "where": where.model_dump(mode="json", exclude_none=True),
+        "noise": ms.noise,
+        "between": "linear",
+        "base": {
+            "family": name_of(family),
+            **{name: getattr(geometry, name) for name in ("embed", "tokens", "patch_values")},
+            "depth": len(dims),
+        },
+        **{f"fixed_{quantity}": costs.fixed for quantity, costs in found.items()},
+        "blocks": [{"base": vars(block), **listed} for block in alike],
+    }
+    return READER.checked(content, CostTable, "the measured cost table")
+
+
+def _told(where: Where) -> str:
+    """The place in words."""
+    mode = where.power_mode and f"mode {where.power_mode}"
+    clocks = {True: "clocks locked", False: "clocks free", None: None}[where.clocks_locked]
+    threads = where.threads and f"{where.threads} thread{'s' if where.threads > 1 else ''}"
+    runs = f"{where.runner} {where.provider or ''}".strip()
+    parts = (where.board or where.processor, mode, clocks, runs, where.precision, threads, f"batch {where.batch}")
+    return ", ".join(str(part) for part in parts if part)

@@ -1,0 +1,31 @@
+"""`edgevit cost`: the figures as a table, the file, and refusals in one line."""
+
+import numpy as np
+
+from edgevit.derive.allocate.prices import BlockPrices, Prices
+from edgevit.models.anatomy import BlockDims
+
+
+def test_what_cannot_be_is_one_line(edgevit_main, tmp_path):
+    assert "did you mean 'fused" in edgevit_main("cost", "deit_tiny_patch16_224", "--shape", "fuse").error
+    assert "no timm model" in edgevit_main("cost", "deit_tinny_patch16_224").error
+    said = edgevit_main("cost", "deit_tiny_patch16_224", "--output", tmp_path / "t.csv").error
+    assert "ends in neither .yaml nor .json" in said
+
+
+def test_the_figures_are_shown_side_by_side_with_what_a_whole_block_takes():
+    from rich.console import Console
+
+    from edgevit.cli.cost import prices_table
+
+    block = BlockPrices(
+        np.array([(2, 16, 16), (2, 32, 32), (4, 16, 16), (4, 32, 32)]), np.array([0.1, 0.2, 0.3, 0.4]),
+        np.array([8, 64]), np.array([0.5, 1.25]), 0.0625, "linear",
+    )  # fmt: skip
+    console = Console(width=100)
+    with console.capture() as shown:
+        console.print(prices_table(Prices("mj", 0.75, (block,), (BlockDims(4, 32, 32, 64),) * 2)))
+    lines = [line.split() for line in shown.get().splitlines()]
+    assert "mJ; the base takes 4.175, 0.75 of it outside its blocks" in shown.get()
+    assert any({"2", "16", "0.1", "8", "0.5"} <= set(line) for line in lines)
+    assert any({"1.71", "0.062"} <= set(line) for line in lines)

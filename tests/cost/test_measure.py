@@ -1,0 +1,89 @@
+"""Runs of stacks: in turns with the base, each kept at once, none made twice; on a board as engines."""
+
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from places import STANDINS
+from some_runs import ON_A_BOARD
+
+from edgevit.board.bench import look
+from edgevit.board.connection import open_board
+from edgevit.cost.measure import Bench, scratch
+from edgevit.cost.place import Place
+from edgevit.cost.stacks import Stack
+from edgevit.cost.store import Store
+from edgevit.errors import AgentError
+from edgevit.progress import Silent
+
+BASE, FFN = Stack(2, 2, 32, 256), Stack(2, 0, 0, 64)
+
+
+class Stages(Silent):
+    """Progress that keeps the names of stages."""
+
+    def __init__(self):
+        self.names = []
+
+    def stage(self, name, total=None, unit=""):
+        self.names.append(name)
+        return super().stage(name, total, unit)
+
+
+@contextmanager
+def opened(network, folder, place, progress=None):
+    told = progress or Silent()
+    with open_board(place.board, ssh_config=place.ssh_config) as board, scratch() as files:
+        setting = look(board, None, place.conditions(), told)
+        yield Bench(network, place, board, setting, Store.of({}, folder), BASE, told, files)
+
+
+def labels(bench):
+    return Counter(run.label for run in bench.store.runs())
+
+
+def test_stacks_are_measured_in_turns_and_only_what_is_missing_and_what_is_made_is_kept(small_vit, tmp_path, short):
+    with opened(small_vit(), tmp_path, Place(threads=1)) as bench:
+        bench.measure([FFN], 1)
+        assert labels(bench) == {BASE.label: 1, FFN.label: 1}
+        bench.measure([BASE, FFN], 1)
+        assert len(bench.store.runs()) == 2, "nothing is missing"
+        bench._files[FFN].path.write_bytes(b"no model")
+        with pytest.raises(AgentError, match=r"cannot measure 2 of 0x0\+64 on this machine: .*no ONNX file"):
+            bench.measure([FFN], 2)
+        samples = bench.samples("ms")
+    sessions = [{s.stack for s in samples if s.session == name} for name in dict.fromkeys(s.session for s in samples)]
+    assert sessions[0] == {BASE, FFN} and sessions[1:] in ([], [{BASE}]), "by its turn in the second round"
+    assert bench.samples("mj") == [] and all(sample.value > 0 for sample in samples)
+    assert {run.environment["threads"] for run in bench.store.runs()} == {"1"}
+
+
+def test_void_runs_do_not_count(small_vit, tmp_path):
+    with opened(small_vit(), tmp_path, Place()) as bench:
+        hot = replace(ON_A_BOARD, label=FFN.label, throttled=("soctherm",), session="a")
+        bench._runs.extend([hot, replace(hot, throttled=()), replace(hot, throttled=(), label="another")])
+        (one,) = bench.samples("ms")
+        (energy,) = bench.samples("mj")
+    assert (one.stack, one.value) == (FFN, 8.0) and energy.value == pytest.approx(ON_A_BOARD.energy_per_image_mj())
+
+
+def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
+    small_vit, tmp_path, short, sshd, board_tree
+):
+    tree = board_tree("orin-nx-16gb-jetpack6.2")
+    server = sshd(EDGEVIT_BOARD_ROOT=tree, PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
+    place, stages = Place(board=server.host, ssh_config=server.config), Stages()
+    with opened(small_vit(), tmp_path / "costs", place, stages) as bench:
+        bench.measure([FFN], 1)
+        assert labels(bench) == {BASE.label: 1, FFN.label: 1}
+        assert all(run.runner == "tensorrt" and run.precision == "fp16" for run in bench.store.runs())
+        assert {s.stack for s in bench.samples("mj")} == {BASE, FFN}
+        assert set(bench.store.engines()) == {BASE.label, FFN.label}
+        assert [name for name in stages.names if name.endswith(": build")] == [f"{s.label}: build" for s in (BASE, FFN)]
+        assert [p.name for p in bench.scratch.iterdir()] == [], "what was sent is not kept here, too"
+    stages.names.clear()
+    with opened(small_vit(), tmp_path / "costs", place, stages) as bench:
+        bench._ready(FFN)
+        assert bench._files[FFN].path.name == f"{bench._files[FFN].sha256}.engine"
+    assert not [name for name in stages.names if name.endswith(": build")], "engines are there from the first time"

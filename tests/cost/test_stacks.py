@@ -1,0 +1,67 @@
+"""Stacks of equal blocks: the base's own stem and head, blocks of any size, weights that no two blocks share."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from edgevit.cost.stacks import Stack, network_of, whole_blocks, write_stack
+from edgevit.errors import UnsupportedModelError
+from edgevit.models.anatomy import BlockDims
+from edgevit.models.families import vit
+
+SIZES = [(2, 2, 32, 256), (1, 2, 16, 0), (2, 0, 0, 40), (2, 1, 24, 8)]
+
+
+@pytest.fixture(scope="module")
+def base(small_vit):
+    return small_vit()
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_a_stack_is_so_many_blocks_of_its_size_in_the_base_s_own_context(base, sizes):
+    stack = Stack(*sizes)
+    network = network_of(base, stack)
+    assert [b.dims for b in vit.read(network)] == [stack.dims] * stack.count
+    mine, its = vit.geometry(network), vit.geometry(base)
+    assert (mine.embed, mine.tokens, mine.patch_values, mine.outputs) == (
+        its.embed, its.tokens, its.patch_values, its.outputs,
+    )  # fmt: skip
+    assert network(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+    assert Stack.of(stack.label) == stack
+
+
+def test_no_two_blocks_have_equal_weights_and_biases_are_where_the_base_has_them(base):
+    first, second = vit.read(network_of(base, Stack(2, 2, 16, 64)))
+    assert not torch.equal(first.attention.wq, second.attention.wq) and not torch.equal(first.ffn.w1, second.ffn.w1)
+    assert first.attention.bq is not None and first.ffn.b2 is not None
+
+
+def test_gated_ffns_and_bases_without_biases_keep_their_kind(small_vit):
+    from timm.layers import SwiGLU
+
+    network = network_of(small_vit(mlp_layer=SwiGLU, qkv_bias=False), Stack(2, 2, 16, 24))
+    (block, _) = vit.read(network)
+    assert block.ffn.gated and block.ffn.neurons == 24 and block.attention.bq is None
+
+
+def test_a_base_whose_blocks_lost_their_sites_is_refused(small_vit):
+    network = small_vit()
+    halves = [BlockDims(2, 32, 32, 0), BlockDims(2, 32, 32, 256)]
+    vit.resize(network, halves)
+    with pytest.raises(UnsupportedModelError, match="this model has 1 blocks with both attention and FFN"):
+        whole_blocks(network)
+
+
+def test_the_file_has_every_block_and_a_free_batch(base, tmp_path):
+    write_stack(base, Stack(2, 1, 16, 0), tmp_path / "s.onnx", precision="fp16", opset=17)
+    model = onnx.load(tmp_path / "s.onnx")
+    assert sum(node.op_type == "Softmax" for node in model.graph.node) == 2
+    assert not any("mlp" in node.name for node in model.graph.node)
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    assert model.graph.input[0].type.tensor_type.elem_type == onnx.helper.np_dtype_to_tensor_dtype(np.dtype("float16"))
+
+
+@pytest.mark.parametrize("label", ["dense", "6 of 3x40", "of 3x40+1", "6 of 3x40+1 more"])
+def test_other_labels_are_of_no_stack(label):
+    assert Stack.of(label) is None

@@ -1,0 +1,47 @@
+"""What was measured is kept by all that it depends on, and survives a crash in the middle of a line."""
+
+from dataclasses import replace
+
+import pytest
+from some_runs import DENSE, SLIM
+
+from edgevit.cost.store import RUNS, Store, costs_folder
+from edgevit.errors import OutputError
+
+
+def test_runs_are_read_back_in_order_and_other_keys_have_others(tmp_path):
+    store = Store.of({"embed": 64, "batch": 1}, tmp_path)
+    assert store.runs() == []
+    store.add([DENSE])
+    store.add([SLIM, DENSE])
+    assert Store.of({"batch": 1, "embed": 64}, tmp_path).runs() == [DENSE, SLIM, DENSE]
+    assert Store.of({"batch": 8, "embed": 64}, tmp_path).runs() == []
+    assert (store.folder / "key.json").read_text() == '{"batch": 1, "embed": 64, "schema": 1}\n'
+
+
+def test_a_line_that_a_crash_cut_off_costs_that_run_alone(tmp_path):
+    store = Store.of({}, tmp_path)
+    store.add([DENSE, SLIM])
+    whole = (store.folder / RUNS).read_text()
+    (store.folder / RUNS).write_text(whole[:-100])
+    assert store.runs() == [DENSE]
+    again = replace(SLIM, label="again")
+    store.add([again])
+    assert store.runs() == [DENSE, again]
+
+
+def test_engines_are_remembered_by_label(tmp_path):
+    store = Store.of({}, tmp_path)
+    assert store.engines() == {}
+    store.keep_engines({"2 of 3x16+0": ("/files/a.engine", "a" * 64)})
+    assert Store.of({}, tmp_path).engines() == {"2 of 3x16+0": ("/files/a.engine", "a" * 64)}
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"cannot write .*file"):
+        Store.of({}, tmp_path / "file")
+
+
+def test_costs_lie_beside_what_derivations_share(cache_home):
+    assert costs_folder() == cache_home / "edgevit" / "costs"

@@ -1,0 +1,61 @@
+"""A table from runs that are there: nothing is measured again, every term is found, and noise is told."""
+
+import pytest
+from some_costs import FUSED, PLACE, SIZES, made_up
+
+from edgevit.cost import table as module
+from edgevit.cost.grid import Grid
+from edgevit.cost.table import measured_table
+from edgevit.errors import UnfitBoardError
+from edgevit.models.families import vit
+from edgevit.progress import Silent
+
+
+class Warnings(Silent):
+    def __init__(self):
+        self.seen = []
+
+    def warn(self, text):
+        self.seen.append(text)
+
+
+def test_every_term_is_found_and_nothing_is_measured_again(fill, tmp_path, where):
+    network = fill()
+    table = measured_table(network, PLACE, points=0, folder=tmp_path)
+    dims = [b.dims for b in vit.read(network)]
+    table.check("vit", dims, vit.geometry(network), FUSED)
+    table.where.check(where)
+    assert (
+        table.between == "linear" and 0 < table.noise < 0.02 and "onnxruntime cpu, fp32, 1 thread" in table.measured_on
+    )
+    prices = table.in_quantity("ms")
+    assert prices.base == pytest.approx(made_up(Grid.of(dims, FUSED).anchor), rel=0.01)
+    assert prices.attention(0, 2, 20, 20) == pytest.approx(0.9, rel=0.03)
+    assert prices.ffn(3, 200) == pytest.approx(2.2, rel=0.03) and prices.fixed == pytest.approx(2, rel=0.1)
+    assert prices.together(0) == pytest.approx(-0.05, abs=0.03)
+    assert table.in_quantity("mj").base == pytest.approx(1200 * prices.base, rel=0.01)
+
+
+def test_sizes_that_are_asked_for_are_in_the_table_and_so_is_the_rest(fill, tmp_path):
+    table = measured_table(fill(energy=False), PLACE, sizes=SIZES, folder=tmp_path)
+    assert {cost.width for cost in table.blocks[0].ffn} == {8, 32, 64, 100, 128, 192, 256}
+    assert table.quantities == ("ms",)
+
+
+def test_noise_is_told_with_what_to_do_and_refused_where_it_hides_nearly_everything(fill, tmp_path):
+    told = Warnings()
+    measured_table(fill(noise=0.2), PLACE, points=0, folder=tmp_path, progress=told)
+    assert any("steps from one size to the next, such as" in text and "--lock-clocks" in text for text in told.seen)
+    with pytest.raises(UnfitBoardError, match=r"noise of [\d.]+% hides \d+ of \d+ steps .* or measure more --rounds"):
+        measured_table(fill(noise=3.0), PLACE, points=0, folder=tmp_path)
+
+
+def test_neither_weights_nor_classes_nor_depth_are_part_of_the_key_and_shapes_are(small_vit, where):
+    def key(where=where, **args):
+        return module._key(small_vit(**args), where)
+
+    assert key() == key(num_classes=3) == key(depth=4)
+    assert key() != key(embed_dim=128) and key() != key(img_size=64) and key() != key(init_values=0.1)
+    assert key() != key(where.model_copy(update={"batch": 2})) and key() == key(
+        where.model_copy(update={"edgevit": ""})
+    )

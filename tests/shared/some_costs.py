@@ -1,0 +1,46 @@
+"""Runs of stacks, kept where `edgevit cost` keeps them, whose times and energy a formula gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from some_runs import ON_A_BOARD, watts
+
+from edgevit.cost.grid import Grid
+from edgevit.cost.place import Place
+from edgevit.cost.stacks import Stack
+from edgevit.cost.store import Store
+from edgevit.cost.table import _key
+from edgevit.derive.allocate.cost_table import Where
+from edgevit.derive.allocate.policy import POLICIES
+from edgevit.models.anatomy import BlockDims
+from edgevit.models.families import vit
+
+PLACE = Place(threads=1)
+FUSED = POLICIES["fused"]
+SIZES = (BlockDims(2, 24, 24, 100), BlockDims(2, 32, 32, 0))
+
+
+def made_up(stack: Stack) -> float:
+    """Milliseconds of a stack; mJ are 1200 times that."""
+    attention = 0.5 + 0.01 * stack.heads * stack.width if stack.heads else 0
+    ffn = 0.2 + 0.01 * stack.neurons if stack.neurons else 0
+    return 2 + stack.count * (attention + ffn - (0.05 if attention and ffn else 0))
+
+
+def fill(network: Any, where: Where, folder: Path | None, noise: float = 0.001, energy: bool = True) -> None:
+    """Keep five sessions of all that a table with these sizes is made of."""
+    random, grid = np.random.default_rng(0), Grid.of([b.dims for b in vit.read(network)], FUSED)
+    runs = []
+    for session in range(5):
+        for stack in dict.fromkeys([*grid.coarse(), *grid.at(SIZES)]):
+            ms = made_up(stack) * np.exp(noise * random.standard_normal())
+            power = watts(*(ms,) * 61) if energy else None  # 12 s for ten inferences
+            latencies = (round(ms * 1e6),) * 10
+            runs.append(
+                replace(ON_A_BOARD, label=stack.label, session=str(session), latencies_ns=latencies, power=power)
+            )
+    Store.of(_key(network, where), folder).add(runs)
