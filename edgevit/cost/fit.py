@@ -50,8 +50,8 @@ class Sample:
     value: float
 
 
-def figures(samples: Sequence[Sample], anchor: Stack) -> dict[Stack, Figure]:
-    """A figure for each stack. What the anchor takes is the median of its own runs: others are ratios to it."""
+def figures(samples: Sequence[Sample], anchor: Stack, level: float | None = None) -> dict[Stack, Figure]:
+    """A figure for each stack: its ratio to the anchor, times `level` or, left out, the median of the anchor's own."""
     stacks = list(dict.fromkeys(sample.stack for sample in samples))
     sessions = list(dict.fromkeys(sample.session for sample in samples))
     cells: dict[tuple[int, int], list[float]] = {}
@@ -65,9 +65,9 @@ def figures(samples: Sequence[Sample], anchor: Stack) -> dict[Stack, Figure]:
     left = np.abs(table - rows[:, None] - columns[None])
     deviation = TO_DEVIATION * float(np.nanmedian(left))
     base = stacks.index(anchor)
-    level = float(np.nanmedian(table[base])) - rows[base]
+    own = float(np.nanmedian(table[base])) if level is None else np.log(level)
     errors = np.maximum(MEDIAN * deviation / np.sqrt(np.isfinite(table).sum(1)), LEAST_ERROR)
-    return {s: Figure(float(np.exp(rows[i] + level)), float(errors[i])) for i, s in enumerate(stacks)}
+    return {s: Figure(float(np.exp(rows[i] - rows[base] + own)), float(errors[i])) for i, s in enumerate(stacks)}
 
 
 def _polished(table: Floats) -> tuple[Floats, Floats]:
@@ -188,6 +188,7 @@ def _solved(rows: Floats, targets: Floats) -> tuple[Floats, Floats]:
     if found[0] < 0:
         rows = np.hstack([np.zeros((len(rows), 1)), rows[:, 1:]])
         found = np.linalg.lstsq(rows, targets, rcond=None)[0]
+        found[0] = 0
     covariance: Floats = np.linalg.pinv(rows.T @ rows)
     return found.astype(np.float64), covariance
 

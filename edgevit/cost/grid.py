@@ -92,23 +92,21 @@ class Grid:
         return list(dict.fromkeys([*found, *(self.ffn(d.ffn) for d in sizes if d.has_ffn)]))
 
     def between(
-        self, attention: Mapping[tuple[int, int], float], ffn: Mapping[int, float]
+        self, attention: Mapping[tuple[int, int], float], ffn: Mapping[int, float], noise: float = 0.0
     ) -> list[tuple[float, Stack]]:
         """Sizes halfway between two that are known, with what a straight line may be wrong by there, the worst first.
 
-        Shapes: `attention` by heads and width, `ffn` by neurons: what one site takes.
+        Shapes: `attention` by heads and width, `ffn` by neurons: what one site takes. `noise` is the relative standard
+        error of that, which is no reason for doubt.
         """
         heads, widths = (sorted({size[i] for size in attention}) for i in (0, 1))
         full_heads, full_width = heads[-1], widths[-1]
         found = [
-            *_halfway(
-                widths, [attention[full_heads, w] for w in widths], self.policy.head_step,
-                lambda width: self.attention(full_heads, width),
-            ),
-            *_halfway(
-                heads, [attention[h, full_width] for h in heads], 1, lambda count: self.attention(count, full_width)
-            ),
-            *_halfway(sorted(ffn), [ffn[n] for n in sorted(ffn)], self.policy.ffn_step, self.ffn),
+            *_halfway({w: attention[full_heads, w] for w in widths}, self.policy.head_step, noise,
+                      lambda width: self.attention(full_heads, width)),
+            *_halfway({h: attention[h, full_width] for h in heads}, 1, noise,
+                      lambda count: self.attention(count, full_width)),
+            *_halfway(ffn, self.policy.ffn_step, noise, self.ffn),
         ]  # fmt: skip
         return sorted(found, key=lambda one: -one[0])
 
@@ -119,16 +117,18 @@ def _multiple(size: int, step: int) -> int:
 
 
 def _halfway(
-    sizes: Sequence[int], costs: Sequence[float], step: int, made: Callable[[int], Stack]
+    known: Mapping[int, float], step: int, noise: float, made: Callable[[int], Stack]
 ) -> list[tuple[float, Stack]]:
     """Between neighbours further apart than a step: the stack in the middle, and how wrong a straight line may be."""
-    slopes = [(costs[i + 1] - costs[i]) / (sizes[i + 1] - sizes[i]) for i in range(len(sizes) - 1)]
+    sizes = sorted(known)
+    slopes = [(known[b] - known[a]) / (b - a) for a, b in pairwise(sizes)]
     found = []
     for i, (low, high) in enumerate(pairwise(sizes)):
         middle = low + _multiple((high - low) // 2, step)
         if not low < middle < high:
             continue
         bends = [abs(slopes[i] - slopes[j]) * (high - low) / 2 for j in (i - 1, i + 1) if 0 <= j < len(slopes)]
-        jump = abs(costs[i + 1] - costs[i])
-        found.append((max([BEND * bend for bend in bends] + [JUMP * jump]), made(middle)))
+        jump = abs(known[high] - known[low])
+        doubt = max([BEND * bend for bend in bends] + [JUMP * jump])
+        found.append((max(doubt - noise * known[high], 0.0), made(middle)))
     return found

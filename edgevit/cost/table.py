@@ -86,7 +86,8 @@ def _refine(bench: Bench, grid: Grid, points: int, rounds: int) -> None:
         costs = _costs(bench, "ms")
         known = {sample.stack for sample in bench.samples("ms")}
         limit = CLOSE * costs.predicted(grid.anchor) / grid.count
-        found = [stack for doubt, stack in grid.between(costs.attention, costs.ffn) if doubt > limit]
+        doubts = grid.between(costs.attention, costs.ffn, costs.noise)
+        found = [stack for doubt, stack in doubts if doubt > limit]
         more = [stack for stack in found if stack not in known][: min(AT_ONCE, max(points - len(known), 0))]
         if not more:
             return
@@ -94,7 +95,8 @@ def _refine(bench: Bench, grid: Grid, points: int, rounds: int) -> None:
 
 
 def _costs(bench: Bench, quantity: str) -> Costs:
-    return fit(figures(bench.samples(quantity), bench.anchor))
+    level = bench.anchor_ms() if quantity == "ms" else None
+    return fit(figures(bench.samples(quantity), bench.anchor, level))
 
 
 def _judge(costs: Costs, progress: Progress) -> None:

@@ -13,7 +13,6 @@ FILES = {
     "meminfo": "proc/meminfo",
     "status": "proc/self/status",
     "stat": "proc/stat",
-    "self_stat": "proc/self/stat",
     "loadavg": "proc/loadavg",
     "cpu0": "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq",
     "cpu1": "sys/devices/system/cpu/cpu1/cpufreq/scaling_cur_freq",

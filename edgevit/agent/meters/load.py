@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 from ..environment import usable_cpus
@@ -14,31 +15,31 @@ class Meter:
         self.root = root
         self.load_average: float | None = None
         self.busy: list[int | None] = []
-        self.own: list[int | None] = []
+        self.own: list[int] = []
 
     def __enter__(self) -> Meter:
         # The load average lags by a minute, and our own runs raise it: the ticks tell what it cannot.
         words = (read_text(self.root, "proc/loadavg") or "").split()
         self.load_average = float(words[0]) if words else None
-        self._read_ticks()
+        self._read()
         return self
 
     def read(self) -> None:
         pass
 
     def __exit__(self, *_: object) -> None:
-        self._read_ticks()
+        self._read()
 
     def figures(self) -> dict[str, Any]:
         return {
             "load_average_before": self.load_average,
             "cpu_busy_ns": _elapsed_ns(self.busy),
-            "cpu_own_ns": _elapsed_ns(self.own),
+            "cpu_own_ns": self.own[1] - self.own[0],
         }
 
-    def _read_ticks(self) -> None:
+    def _read(self) -> None:
         self.busy.append(_busy_ticks(self.root))
-        self.own.append(_own_ticks(self.root))
+        self.own.append(time.process_time_ns())  # ticks of 10 ms would be coarse for a short window
 
 
 def _busy_ticks(root: str) -> int | None:
@@ -47,12 +48,6 @@ def _busy_ticks(root: str) -> int | None:
     rows = [line.split() for line in (read_text(root, "proc/stat") or "").splitlines()]
     ticks = [sum(map(int, row[1:4] + row[6:9])) for row in rows if row and row[0] in ours]
     return sum(ticks) if ticks else None
-
-
-def _own_ticks(root: str) -> int | None:
-    """User and system time of this process; its name, in brackets before them, may hold spaces."""
-    fields = (read_text(root, "proc/self/stat") or "").rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else None
 
 
 def _elapsed_ns(ticks: list[int | None]) -> int | None:
