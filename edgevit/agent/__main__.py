@@ -37,6 +37,7 @@ MODULES = {
     "size": "files",
     "offer": "files",
     "keep": "files",
+    "discard": "files",
     "start": "jobs",
     "follow": "jobs",
     "forget": "jobs",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import suppress
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 from .runners import RunnerError
 
@@ -56,6 +56,16 @@ def keep(send: Send, root: str, path: str, part: str, sha256: str) -> dict[str, 
         raise RunnerError(f"the upload of {path} arrived altered: its sha256 is {found[:12]}..., not {sha256[:12]}...")
     os.replace(part, path)
     return {"path": path}
+
+
+def discard(send: Send, root: str, paths: Sequence[str]) -> dict[str, Any]:
+    """Remove files that the host has no more use for; of this cache alone."""
+    folder = os.path.join(cache_folder(), "files")
+    for path in paths:
+        if os.path.dirname(os.path.abspath(path)) == os.path.abspath(folder):
+            with suppress(FileNotFoundError):
+                os.remove(path)
+    return {}
 
 
 def sha256_of(path: str) -> str:

@@ -71,6 +71,16 @@ class Bench:
         for done in range(max(due.values())):
             self._round([stack for stack, missing in due.items() if missing > done], done, max(due.values()))
 
+    def tidy(self) -> None:
+        """Remove what was sent and built there; only the base's engine is of use again, to set others against."""
+        if self.place.builds or self.board.host != THIS_MACHINE:
+            built, sent = self.store.engines(), [str(file.path) for file in self._files.values()]
+            kept = {label: engine for label, engine in built.items() if label == self.anchor.label}
+            paths = {*sent, *(path for path, _ in built.values())} - {path for path, _ in kept.values()}
+            self.board.call("discard", paths=sorted(paths))
+            self.store.keep_engines(kept)
+        self._files.clear()
+
     def samples(self, quantity: str) -> list[Sample]:
         """What all runs that count took, in ms of one inference or mJ of one image; nothing where none was measured."""
         found = []
@@ -159,6 +169,8 @@ class Bench:
             "timing_cache": True,
         }
         made = self.board.run_job("build", args, name=stack.label, progress=self.progress)
+        if self.board.host != THIS_MACHINE:
+            self.board.call("discard", paths=[onnx])
         if made["refused"]:
             raise EngineError(f"the stack {stack.label} {made['refused']}; try --precision fp32")
         self.store.keep_engines({**built, stack.label: (made["engine"], made["sha256"])})

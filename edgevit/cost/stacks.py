@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -62,16 +62,19 @@ def whole_blocks(network: nn.Module) -> list[int]:
     return found
 
 
-def _attention(like: Attention, stack: Stack) -> Attention:
+def _attention(like: Attention, dims: BlockDims) -> Attention:
     """An attention of this size with random weights, and biases where `like` has them."""
-    heads, width, embed = stack.heads, stack.width, like.embed
-    rows, bias, out = (heads, width, embed), (heads, width), (heads, embed, width)
-    shapes = {"wq": rows, "bq": bias, "wk": rows, "bk": bias, "wv": rows, "bv": bias, "wo": out, "bo": (embed,)}
+    heads, embed = dims.heads, like.embed
+    qk, vo = (heads, dims.qk), (heads, dims.vo)
+    shapes: dict[str, tuple[int, ...]] = {
+        "wq": (*qk, embed), "bq": qk, "wk": (*qk, embed), "bk": qk, "wv": (*vo, embed), "bv": vo,
+        "wo": (heads, embed, dims.vo), "bo": (embed,),
+    }  # fmt: skip
     return _filled(like, shapes)
 
 
-def _ffn(like: Ffn, stack: Stack) -> Ffn:
-    neurons, embed = stack.neurons, like.w1.shape[1]
+def _ffn(like: Ffn, dims: BlockDims) -> Ffn:
+    neurons, embed = dims.ffn, like.w1.shape[1]
     rows, bias = (neurons, embed), (neurons,)
     shapes = {"w1": rows, "b1": bias, "wg": rows, "bg": bias, "w2": (embed, neurons), "b2": (embed,)}
     return _filled(like, shapes)
@@ -84,20 +87,19 @@ def _filled(like: P, shapes: Mapping[str, tuple[int, ...]]) -> P:
 
 
 @torch.no_grad()
-def network_of(network: nn.Module, stack: Stack) -> nn.Module:
-    """The base's own embedding and head around the blocks of a stack."""
+def network_of(network: nn.Module, blocks: Sequence[BlockDims]) -> nn.Module:
+    """The base's own embedding and head around blocks of these sizes, no more than it has, with random weights."""
     family, whole = family_of(network), whole_blocks(network)
     stem = bare_copy(network)
-    family.keep_blocks(stem, whole[: stack.count])
-    block = family.read(network)[whole[0]]
-    assert block.attention is not None and block.ffn is not None
-    attention, ffn = block.attention, block.ffn
+    family.keep_blocks(stem, whole[: len(blocks)])
+    like = family.read(network)[whole[0]]
+    assert like.attention is not None and like.ffn is not None
+    attention, ffn = like.attention, like.ffn
     made = [
-        Block(_attention(attention, stack) if stack.heads else None, _ffn(ffn, stack) if stack.neurons else None)
-        for _ in range(stack.count)
+        Block(_attention(attention, d) if d.has_attention else None, _ffn(ffn, d) if d.has_ffn else None)
+        for d in blocks
     ]
-    built = family.build(stem, made)
-    return built.eval().requires_grad_(False)
+    return family.build(stem, made).eval().requires_grad_(False)
 
 
 def write_stack(network: nn.Module, stack: Stack, path: Path, *, precision: str, opset: int) -> None:
@@ -106,7 +108,7 @@ def write_stack(network: nn.Module, stack: Stack, path: Path, *, precision: str,
     Raises:
         ExportError: the exporter failed.
     """
-    made = network_of(network, stack)
+    made = network_of(network, [stack.dims] * stack.count)
     size = family_of(network).input_size(network)
     form = halved(made) if precision == "fp16" else made
     write_onnx(form, path, input_size=size, batch="dynamic", opset=opset, metadata={"stack": stack.label})

@@ -75,6 +75,7 @@ def measured_table(
                 bench.measure(grid.at(sizes), rounds)
             else:
                 _refine(bench, grid, points, rounds)
+            bench.tidy()
             found = {quantity: _costs(bench, quantity) for quantity in ("ms", "mj") if bench.samples(quantity)}
     _judge(found["ms"], told)
     return _table(network, where, found)

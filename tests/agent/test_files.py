@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from edgevit.agent.files import cache_folder, keep, offer, sha256_of, size
+from edgevit.agent.files import cache_folder, discard, keep, offer, sha256_of, size
 from edgevit.agent.runners import RunnerError
 
 
@@ -40,3 +40,14 @@ def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == f"{tmp_path}/.cache/edgevit"
+
+
+def test_what_is_discarded_goes_and_nothing_outside_the_cache_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    files = tmp_path / "edgevit" / "files"
+    files.mkdir(parents=True)
+    mine, other = files / "a.engine", tmp_path / "b.engine"
+    mine.write_text("")
+    other.write_text("")
+    discard(print, "/", [str(mine), str(files / "gone.engine"), str(other), str(files / ".." / ".." / "b.engine")])
+    assert not mine.exists() and other.exists()

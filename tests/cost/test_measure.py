@@ -86,4 +86,9 @@ def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
     with opened(small_vit(), tmp_path / "costs", place, stages) as bench:
         bench._ready(FFN)
         assert bench._files[FFN].path.name == f"{bench._files[FFN].sha256}.engine"
+        files = server.cache / "files"
+        assert len(list(files.glob("*.engine"))) == 2 and not list(files.glob("*.onnx"))
+        bench.tidy()
+        assert set(bench.store.engines()) == {BASE.label}, "which all that comes later is set against"
+        assert len(list(files.glob("*.engine"))) == 1
     assert not [name for name in stages.names if name.endswith(": build")], "engines are there from the first time"

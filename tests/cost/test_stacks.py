@@ -21,7 +21,7 @@ def base(small_vit):
 @pytest.mark.parametrize("sizes", SIZES)
 def test_a_stack_is_so_many_blocks_of_its_size_in_the_base_s_own_context(base, sizes):
     stack = Stack(*sizes)
-    network = network_of(base, stack)
+    network = network_of(base, [stack.dims] * stack.count)
     assert [b.dims for b in vit.read(network)] == [stack.dims] * stack.count
     mine, its = vit.geometry(network), vit.geometry(base)
     assert (mine.embed, mine.tokens, mine.patch_values, mine.outputs) == (
@@ -32,7 +32,7 @@ def test_a_stack_is_so_many_blocks_of_its_size_in_the_base_s_own_context(base, s
 
 
 def test_no_two_blocks_have_equal_weights_and_biases_are_where_the_base_has_them(base):
-    first, second = vit.read(network_of(base, Stack(2, 2, 16, 64)))
+    first, second = vit.read(network_of(base, [Stack(2, 2, 16, 64).dims] * 2))
     assert not torch.equal(first.attention.wq, second.attention.wq) and not torch.equal(first.ffn.w1, second.ffn.w1)
     assert first.attention.bq is not None and first.ffn.b2 is not None
 
@@ -40,9 +40,9 @@ def test_no_two_blocks_have_equal_weights_and_biases_are_where_the_base_has_them
 def test_gated_ffns_and_bases_without_biases_keep_their_kind(small_vit):
     from timm.layers import SwiGLU
 
-    network = network_of(small_vit(mlp_layer=SwiGLU, qkv_bias=False), Stack(2, 2, 16, 24))
+    network = network_of(small_vit(mlp_layer=SwiGLU, qkv_bias=False), [BlockDims(2, 16, 24, 24)] * 2)
     (block, _) = vit.read(network)
-    assert block.ffn.gated and block.ffn.neurons == 24 and block.attention.bq is None
+    assert block.ffn.gated and block.dims == BlockDims(2, 16, 24, 24) and block.attention.bq is None
 
 
 def test_a_base_whose_blocks_lost_their_sites_is_refused(small_vit):
