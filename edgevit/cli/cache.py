@@ -13,16 +13,17 @@ def main(
     ] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Show what derivations share on this machine, or clear it."""
+    """Show what derivations share on this machine and what was measured for cost tables, or clear it."""
     import time
 
     from rich.table import Table
 
+    from edgevit.cost import store
     from edgevit.derive import cache
 
     console = Console(json=json)
-    folder = cache.cache_folder()
-    held = cache.clear(folder) if clear else cache.entries(folder)
+    folder, costs = cache.cache_folder(), store.costs_folder()
+    held = [*cache.clear(folder), *store.clear(costs)] if clear else [*cache.entries(folder), *store.entries(costs)]
     total = sum(entry.bytes for entry in held)
     table = Table("what", "base", "first made for", "MB", "last used", "entry")
     table.columns[3].justify = "right"

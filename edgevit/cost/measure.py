@@ -85,7 +85,7 @@ class Bench:
         """What all runs that count took, in ms of one inference or mJ of one image; nothing where none was measured."""
         found = []
         for run in self._good():
-            value = _ms(run) if quantity == "ms" else run.energy_per_image_mj()
+            value = taken_ms(run) if quantity == "ms" else run.energy_per_image_mj()
             stack = Stack.of(run.label)
             if stack is not None and value is not None and value > 0:
                 found.append(Sample(stack, str(run.session), value))
@@ -181,7 +181,7 @@ class Bench:
         return bool(offered["there"])
 
 
-def _ms(run: Run) -> float:
+def taken_ms(run: Run) -> float:
     """What is set against the base's: the p50, or on one thread of a processor the time that it computed.
 
     Other programs make a model wait, and a long inference more often than a short one: no median of ratios mends that.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevit.agent.records import RecordError, Run
-from edgevit.derive.cache import cache_folder
+from edgevit.derive.cache import Entry, cache_folder
 from edgevit.errors import RunsError
 from edgevit.folder.lock import in_turn
 from edgevit.folder.writing import write_whole, writing
@@ -29,6 +30,33 @@ KEY, RUNS, ENGINES = "key.json", "runs.jsonl", "engines.json"
 def costs_folder() -> Path:
     """Where all of them are: $XDG_CACHE_HOME/edgevit/costs, or ~/.cache/edgevit/costs."""
     return cache_folder().with_name("costs")
+
+
+def entries(folder: Path) -> list[Entry]:
+    """What is kept, as `edgevit cache` shows it: an entry for each key."""
+    found = []
+    for key in sorted(folder.glob(f"*/{KEY}")):
+        told = READER.json(key, dict[str, Any])
+        where = told.get("where") or {}
+        base = " ".join(str(told[name]) for name in ("family", "embed") if name in told)
+        there = where.get("board") or where.get("processor") or ""
+        files = [file.stat() for file in key.parent.iterdir() if file.is_file()]
+        size, used_s = sum(file.st_size for file in files), max(file.st_mtime for file in files)
+        found.append(Entry(key.parent, "costs", base, f"{there}, {where.get('precision', '')}", size, used_s))
+    return found
+
+
+def clear(folder: Path) -> list[Entry]:
+    """Remove all that is kept; return what was there.
+
+    Raises:
+        OutputError: something cannot be removed.
+    """
+    gone = entries(folder)
+    for entry in gone:
+        with writing(entry.file):
+            shutil.rmtree(entry.file)
+    return gone
 
 
 @dataclass(frozen=True)

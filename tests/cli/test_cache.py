@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from some_runs import DENSE
 
+from edgevit.cost.store import Store
 from edgevit.derive.cache import Cache, cache_folder
 
 
@@ -25,6 +27,8 @@ def test_entries_are_shown_with_what_they_were_made_for_and_cleared(cache: Cache
     assert all(word in shown.out for word in ("curves", "deit_tiny", "birds"))
     (entry,) = json.loads(edgevit_main("cache", "--json").out)["entries"]
     assert (entry["what"], entry["base"], entry["task"]) == ("curves", "deit_tiny", "birds") and entry["bytes"] > 4000
+    Store.of({"family": "vit", "embed": 192}).add([DENSE])
+    assert "vit 192" in edgevit_main("cache").out, "what was measured for cost tables is shared, too"
     cleared = json.loads(edgevit_main("cache", "--clear", "--json").out)
-    assert cleared["cleared"] and len(cleared["entries"]) == 1
+    assert cleared["cleared"] and len(cleared["entries"]) == 2
     assert json.loads(edgevit_main("cache", "--json").out)["entries"] == []

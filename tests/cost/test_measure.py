@@ -10,21 +10,25 @@ from some_runs import ON_A_BOARD
 
 from edgevit.board.bench import look
 from edgevit.board.connection import open_board
+from edgevit.cost import measure
 from edgevit.cost.measure import Bench, scratch
 from edgevit.cost.place import Place
 from edgevit.cost.stacks import Stack
 from edgevit.cost.store import Store
-from edgevit.errors import AgentError
+from edgevit.errors import AgentError, UnfitBoardError
 from edgevit.progress import Silent
 
 BASE, FFN = Stack(2, 2, 32, 256), Stack(2, 0, 0, 64)
 
 
 class Stages(Silent):
-    """Progress that keeps the names of stages."""
+    """Progress that keeps the names of stages, and warnings."""
 
     def __init__(self):
-        self.names = []
+        self.names, self.warnings = [], []
+
+    def warn(self, text):
+        self.warnings.append(text)
 
     def stage(self, name, total=None, unit=""):
         self.names.append(name)
@@ -33,7 +37,7 @@ class Stages(Silent):
 
 @contextmanager
 def opened(network, folder, place, progress=None):
-    told = progress or Silent()
+    told = progress or Stages()
     with open_board(place.board, ssh_config=place.ssh_config) as board, scratch() as files:
         setting = look(board, None, place.conditions(), told)
         yield Bench(network, place, board, setting, Store.of({}, folder), BASE, told, files)
@@ -43,12 +47,26 @@ def labels(bench):
     return Counter(run.label for run in bench.store.runs())
 
 
-def test_stacks_are_measured_in_turns_and_only_what_is_missing_and_what_is_made_is_kept(small_vit, tmp_path, short):
+def test_only_what_is_missing_is_measured_and_kept_and_void_runs_are_made_again(
+    small_vit, tmp_path, short, monkeypatch
+):
+    throttle = tmp_path / "root" / "sys/class/thermal/cooling_device0"
+    throttle.mkdir(parents=True)
+    (throttle / "type").write_text("gpu-throttle-alert\n")
+    (throttle / "cur_state").write_text("0\n")
+    monkeypatch.setenv("EDGEVIT_BOARD_ROOT", str(tmp_path / "root"))
     with opened(small_vit(), tmp_path, Place(threads=1)) as bench:
         bench.measure([FFN], 1)
         assert labels(bench) == {BASE.label: 1, FFN.label: 1}
         bench.measure([BASE, FFN], 1)
         assert len(bench.store.runs()) == 2, "nothing is missing"
+        (throttle / "cur_state").write_text("1\n")
+        monkeypatch.setattr(measure, "TRIES", 1)
+        told = bench.progress.warnings
+        with pytest.raises(UnfitBoardError, match=r"no figure for 2 of 2x32\+256 in 2 tries: the board held"):
+            bench.measure([], 2)
+        assert labels(bench)[BASE.label] == 3 and "1 of 1 runs are void and made again: the board held" in told[0]
+        (throttle / "cur_state").write_text("0\n")
         bench._files[FFN].path.write_bytes(b"no model")
         with pytest.raises(AgentError, match=r"cannot measure 2 of 0x0\+64 on this machine: .*no ONNX file"):
             bench.measure([FFN], 2)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from some_runs import DENSE, SLIM
 
-from edgevit.cost.store import RUNS, Store, costs_folder
+from edgevit.cost.store import RUNS, Store, clear, costs_folder, entries
 from edgevit.errors import OutputError
 
 
@@ -45,3 +45,15 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path):
 
 def test_costs_lie_beside_what_derivations_share(cache_home):
     assert costs_folder() == cache_home / "edgevit" / "costs"
+
+
+def test_the_cache_command_sees_an_entry_for_each_key_and_removes_them(tmp_path):
+    assert entries(tmp_path / "none") == []
+    key = {"family": "vit", "embed": 64, "where": {"processor": "a CPU", "precision": "fp32"}}
+    for batch in (1, 2):
+        store = Store.of({**key, "batch": batch}, tmp_path)
+        store.add([DENSE])
+    found = entries(tmp_path)
+    assert [(e.what, e.base, e.task) for e in found] == [("costs", "vit 64", "a CPU, fp32")] * 2
+    assert all(e.bytes > 1000 for e in found)
+    assert clear(tmp_path) == found and list(tmp_path.iterdir()) == []

@@ -1,0 +1,136 @@
+"""How well a cost table predicts what whole models take: random plans, predicted, then measured in turns with the base.
+
+    python benchmarks/predictions.py                                        # DeiT-Tiny shapes, here, on one thread
+    python benchmarks/predictions.py --model deit_small_patch16_224 --plans 30 --beside sums.yaml
+
+Plans keep the base's stem and head around blocks of any sizes that shape `fused` allows, some of them without their
+attention, their FFN, or both. The table is measured first, as `edgevit cost` does, as far as it is not known; no plan
+is among what it is made of. Both prediction and measurement are shares of the base: errors are of their quotient.
+`--beside` has another table of the same base predict them, too. Random weights: time depends on shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from math import log
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgevit.agent.records import Run
+from edgevit.board.bench import bench_in_turns
+from edgevit.cost.measure import OPSET, taken_ms
+from edgevit.cost.place import Place
+from edgevit.cost.stacks import network_of
+from edgevit.cost.table import measured_table
+from edgevit.derive.allocate.cost_table import load_cost_table
+from edgevit.derive.allocate.menus import widths
+from edgevit.derive.allocate.policy import POLICIES
+from edgevit.derive.allocate.prices import Prices
+from edgevit.export.graph import write_onnx
+from edgevit.models.anatomy import BlockDims
+from edgevit.models.checkpoint import network_without_weights
+from edgevit.models.families import family_of
+
+RESULTS = Path(__file__).parent / "results" / "predictions.json"
+GONE = 0.15  # of a block, and of each site of one that stays
+FUSED = POLICIES["fused"]
+
+
+def plan(random: Random, base: Sequence[BlockDims]) -> tuple[list[BlockDims], list[int]]:
+    """Blocks of random sizes, and which of the base's they are."""
+    blocks, kept = [], []
+    for i, dims in enumerate(base):
+        width = random.choice(widths(dims.qk, FUSED.head_minimum, FUSED.head_step))
+        made = BlockDims(random.randint(2, dims.heads), width, width, 8 * random.randint(1, dims.ffn // 8))
+        fate = random.random()
+        if fate < GONE and i > 0:
+            continue
+        if fate < 2 * GONE:
+            made = replace(made, heads=0, qk=0, vo=0)
+        elif fate < 3 * GONE:
+            made = replace(made, ffn=0)
+        blocks.append(made)
+        kept.append(i)
+    return blocks, kept
+
+
+def write(network: nn.Module, blocks: Sequence[BlockDims], path: Path) -> Path:
+    size = family_of(network).input_size(network)
+    write_onnx(network_of(network, blocks), path, input_size=size, batch="dynamic", opset=OPSET, metadata={})
+    return path
+
+
+def shares(runs: Sequence[Run], label: str) -> list[float]:
+    """Of the base's time, round by round."""
+    taken = {(run.round, run.label): taken_ms(run) for run in runs}
+    return [taken[n, label] / taken[n, "base"] for n in sorted({n for n, _ in taken if n is not None})]
+
+
+def told(errors: Sequence[float]) -> dict[str, float]:
+    sizes = [abs(error) for error in errors]
+    return {"median": statistics.median(sizes), "worst": max(sizes), "mean_signed": statistics.fmean(errors)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="deit_tiny_patch16_224")
+    parser.add_argument("--plans", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--beside", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    place, network = Place(threads=1), network_without_weights(given.model)
+    base = [block.dims for block in family_of(network).read(network)]
+    began = time.monotonic()
+    table = measured_table(network, place)
+    table_s = time.monotonic() - began
+    random = Random(given.seed)
+    plans = [plan(random, base) for _ in range(given.plans)]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [write(network, base, Path(folder, "base.onnx"))]
+        files += [write(network, blocks, Path(folder, f"plan{i}.onnx")) for i, (blocks, _) in enumerate(plans)]
+        how = replace(place.conditions(), duration_s=0.5)
+        runs = bench_in_turns(files, how, rounds=given.rounds).runs
+    rows: list[dict[str, Any]] = []
+    tables = {"measured": table.in_quantity("ms")}
+    if given.beside:
+        tables["beside"] = load_cost_table(given.beside).in_quantity("ms")
+
+    def predicted(prices: Prices, blocks: Sequence[BlockDims], kept: Sequence[int]) -> float:
+        return prices.cost(blocks, kept) / prices.base
+
+    for i, (blocks, kept) in enumerate(plans):
+        seen = statistics.median(shares(runs, f"plan{i}"))
+        shown = {name: predicted(prices, blocks, kept) for name, prices in tables.items()}
+        rows.append({"kept": kept, "blocks": [asdict(b) for b in blocks], "share": seen, "predicted": shown})
+        print(f"plan {i}: {seen:.3f} of the base; " + ", ".join(f"{n} {v / seen - 1:+.1%}" for n, v in shown.items()))
+    record = {
+        "schema": 1,
+        "model": given.model,
+        "measured_on": table.measured_on,
+        "load_average": os.getloadavg()[0],
+        "noise": table.noise,
+        "table_s": table_s,
+        "scatter": statistics.median(statistics.stdev(map(log, shares(runs, f"plan{i}"))) for i in range(len(plans))),
+        "errors": {name: told([row["predicted"][name] / row["share"] - 1 for row in rows]) for name in tables},
+        "plans": rows,
+    }
+    given.out.write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps({**record, "plans": len(rows)}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
