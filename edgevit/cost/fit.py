@@ -88,7 +88,7 @@ class Costs:
     together: float  # of a block with both sites, beyond their sum
     attention: dict[tuple[int, int], float]  # by heads and width: a full grid
     ffn: dict[int, float]  # by neurons
-    noise: float  # median of the relative standard errors
+    noise: float  # median of the figures' relative standard errors
     steps: tuple[tuple[str, bool], ...]  # from each size to the next, and whether that is within its standard error
 
     def predicted(self, stack: Stack) -> float:
@@ -170,14 +170,13 @@ def fit(seen: Mapping[Stack, Figure]) -> Costs:
     found, covariance = _solved(rows, np.array([value / error for _, value, error in (*sure, *weak)]))
     grid, ffn = found[2 : columns.ffn(0)].reshape(columns.shape), found[columns.ffn(0) :]
     grid, ffn = _risen(grid), _risen(ffn[None])[0]
-    errors = np.sqrt(np.diag(covariance)[2:]) / np.concatenate([grid.ravel(), ffn])
     places = [(h, w) for h in columns.heads for w in columns.widths]
     return Costs(
         _rounded(found[0]),
         _rounded(max(found[1], -0.9 * float(grid.min()))),
         {size: _rounded(cost) for size, cost in zip(places, grid.ravel(), strict=True)},
         {neurons: _rounded(cost) for neurons, cost in zip(columns.neurons, ffn, strict=True)},
-        _rounded(float(np.median(errors)), 2),
+        _rounded(float(np.median([figure.error for figure in seen.values()])), 2),
         _steps(columns, found, covariance),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
 from edgevit.cost.stacks import Stack
@@ -79,7 +79,7 @@ class Grid:
         ]
         found = [
             self.anchor,
-            Stack(max(self.count // 4, 1), self.most.heads, self.width, self.most.ffn),
+            replace(self.ffn(self.least_neurons), count=1),  # beside six of these: what lies outside the blocks
             *(self.attention(*size) for size in product(heads, widths)),
             *(self.ffn(n) for n in neurons),
             *whole,
