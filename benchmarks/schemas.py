@@ -23,12 +23,13 @@ from edgevit.folder.model import MODEL_KIND
 from edgevit.folder.plan import PLAN_KIND
 from edgevit.folder.records import RecordKind
 from edgevit.folder.supernet import SUPERNET_KIND
+from edgevit.prove.record import PROOF_KIND
 from edgevit.sweep.record import SWEEP_KIND
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
 KINDS: tuple[RecordKind[Any], ...] = (
     MODEL_KIND, DERIVATION_KIND, PLAN_KIND, SUPERNET_KIND, EXPORT_KIND, ENGINE_KIND, SWEEP_KIND, TABLE_KIND,
-    LAYERS_KIND,
+    LAYERS_KIND, PROOF_KIND,
 )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ The words, one for each idea:
     board           a Jetson, reached over SSH; device: where torch computes
     agent           the program that runs on a board; runner: what runs a model there; meter: what measures beside it
     run             one measurement, raw samples and environment; gate: the limits that decide whether it passes
+    proof           how a suite of networks with random weights runs on a board: what its owner sends back
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when
     from edgevit.export.onnx import export
     from edgevit.export.request import EvaluateRequest, ExportRequest
     from edgevit.models.checkpoint import load
+    from edgevit.prove.request import ProveRequest
+    from edgevit.prove.run import prove
     from edgevit.sweep.request import SweepRequest
     from edgevit.sweep.run import sweep
     from edgevit.train.settings import Training
@@ -73,6 +76,7 @@ __all__ = [
     "EvaluateRequest",
     "ExportRequest",
     "Place",
+    "ProveRequest",
     "SupernetRequest",
     "SweepRequest",
     "Training",
@@ -85,6 +89,7 @@ __all__ = [
     "evaluate",
     "export",
     "load",
+    "prove",
     "supernet",
     "sweep",
 ]
@@ -99,6 +104,7 @@ _WHERE = {
     "EvaluateRequest": "edgevit.export.request",
     "ExportRequest": "edgevit.export.request",
     "Place": "edgevit.cost.place",
+    "ProveRequest": "edgevit.prove.request",
     "SupernetRequest": "edgevit.derive.request",
     "SweepRequest": "edgevit.sweep.request",
     "Training": "edgevit.train.settings",
@@ -112,7 +118,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("cost", "derive", "export", "sweep"):
+    if name in ("cost", "derive", "export", "prove", "sweep"):
         return import_module(f"edgevit.{name}")
     if name in _WHERE:
         return getattr(import_module(_WHERE[name]), name)

@@ -135,6 +135,7 @@ KINDS = {
     "plan": Kind("plan.yaml", (_plan,)),
     "results": Kind("fleet/results.json", (_results,)),
     "sweep": Kind("swept/sweep.json", (("show", "swept"), ("show", "swept", "--json"))),
+    "proof": Kind("proof.json", (("show", "proof.json"), ("show", "proof.json", "--json"))),
     "classes": Kind(
         "classes.txt", (("evaluate", "m", "--data", "digits", "--classes", "classes.txt", *FEW),), named=""
     ),
@@ -199,16 +200,19 @@ def _make_supernet(root: Path) -> None:
 
 def _make_small_files(root: Path) -> None:
     from some_layers import PROFILE
+    from some_proof import PROOF
     from some_runs import DENSE, SLIM
 
     from edgevit.board.layers import line_of
     from edgevit.derive import jobs_file
     from edgevit.derive.jobs_table import TABLE_KIND, JobsTable, Row
+    from edgevit.prove.record import write_proof
     from edgevit.sweep.record import Point as SweepPoint
     from edgevit.sweep.record import Sweep, write_sweep
 
     (root / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in (DENSE, SLIM)))
     (root / "runs.layers.jsonl").write_text(line_of(PROFILE))
+    write_proof(PROOF, root / "proof.json")
     shutil.copy(ROOT / "profiles" / "orin-nx-16gb.yaml", root / "mine.yaml")
     sizes = {"heads": 2, "qk": 32, "vo": 32, "ffn": 256}
     block = {"base": sizes, "attention": [{"heads": 2, "width": w, "ms": w / 8} for w in (16, 32)],

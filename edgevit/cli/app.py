@@ -20,6 +20,7 @@ from edgevit.cli import (
     export,
     methods,
     profiles,
+    prove,
     show,
     supernet,
     sweep,
@@ -33,7 +34,7 @@ from edgevit.version import written_by
 
 COMMANDS = (
     sweep, derive, base, methods, derive_many, supernet, export, bench, compare, cost, evaluate, show, board, profiles,
-    cache,
+    prove, cache,
 )  # fmt: skip
 
 

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 def main(
     folder: Annotated[
-        Path, typer.Argument(help="A model folder, the folder of a sweep, an engine, or a file of profiled layers.")
+        Path,
+        typer.Argument(
+            help="A model folder, the folder of a sweep, an engine, or a file of profiled layers or of a proof."
+        ),
     ],
     json: JsonFlag = False,
 ) -> None:
@@ -29,6 +32,14 @@ def main(
     console = Console(json=json)
     if folder.suffix in (".engine", ".jsonl"):
         show_file(console, folder)
+        return
+    if folder.suffix == ".json":
+        from edgevit.cli.prove import show_proof
+        from edgevit.prove.record import PROOF_KIND, read_proof
+
+        proof = read_proof(folder)
+        show_proof(console, proof)
+        console.result(PROOF_KIND.content(proof))
         return
     if (folder / SWEEP).is_file():
         from edgevit.cli.sweep import show_sweep

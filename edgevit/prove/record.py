@@ -1,0 +1,120 @@
+"""What the file of `edgevit prove` says: one board, what ran on it, every figure, and every raw run behind them.
+
+Schema history: 1  first version
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgevit.agent.records import RecordError, Run
+from edgevit.errors import RunsError
+from edgevit.folder.documents import Reader
+from edgevit.folder.model import BlockDims
+from edgevit.folder.records import RecordKind
+from edgevit.folder.writing import write_whole, writing
+
+READER = Reader(RunsError, mend="remove it to measure again")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One network at one batch size; medians over the rounds."""
+
+    batch: int
+    p50_ms: float
+    mean_ms: float
+    images_per_s: float
+    energy_mj: float | None  # of an image; None: no power could be read
+    ratio: float | None  # of its p50 to that of the dense network, in the same rounds; None: it is that one
+    low: float | None  # of the ratio's 95 % interval
+    high: float | None
+    roofline_share: float | None  # the board's least time over the p50; None: no profile of the board
+    trtexec_ms: float | None  # GPU time by trtexec on the same engine; None: it did not run
+    void: tuple[str, ...]  # why runs of it do not count
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One network of the suite."""
+
+    name: str
+    question: str
+    size: str
+    precision: str
+    tokens: int
+    macs: int
+    params: int
+    blocks: tuple[BlockDims, ...]
+    fusable: int  # blocks whose attention has dimensions that should fuse
+    fused: int | None  # blocks whose attention the engine has as one kernel; None: nothing was built
+    build_s: float | None
+    refused: str | None  # why there is no engine
+    figures: tuple[Figure, ...]
+
+
+@dataclass(frozen=True)
+class Published:
+    """What somebody else published of such a network on such a board."""
+
+    network: str  # name in the suite
+    ms: float
+    source: str
+    conditions: str
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The whole file."""
+
+    created: str
+    edgevit: str  # version and, in a checkout, commit
+    asked: dict[str, Any]  # what must be the same for an unfinished one to be gone on with
+    host: str
+    profile: str | None  # of the board
+    environment: dict[str, Any]  # module, JetPack, TensorRT, power mode and clocks, as the agent found them
+    seconds: float  # that the work took so far
+    measured: tuple[Measured, ...] = ()
+    left_out: tuple[str, ...] = ()  # networks that were not begun, for want of time
+    published: tuple[Published, ...] = ()
+    answers: tuple[str, ...] = ()
+    runs: tuple[dict[str, Any], ...] = ()  # raw, as `edgevit bench --output` writes them
+
+    def measurements(self) -> list[Run]:
+        """The raw runs.
+
+        Raises:
+            RunsError: one is none.
+        """
+        try:
+            return [Run.from_dict(run) for run in self.runs]
+        except RecordError as error:
+            raise RunsError(f"a run of the proof of {self.host} is damaged: {error}; {READER.mend}") from error
+
+    def of(self, name: str) -> Measured | None:
+        """The network of this name."""
+        return next((one for one in self.measured if one.name == name), None)
+
+
+PROOF_KIND = RecordKind("prove", Proof, READER, schemas=(1,))
+
+
+def read_proof(file: Path) -> Proof:
+    """Read the file.
+
+    Raises:
+        RunsError: it is missing, damaged, or of another schema.
+    """
+    return PROOF_KIND.read(file)
+
+
+def write_proof(proof: Proof, file: Path) -> None:
+    """Write the file.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    with writing(file):
+        write_whole(file, PROOF_KIND.text(proof))

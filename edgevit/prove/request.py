@@ -1,0 +1,73 @@
+"""What is asked of `prove`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from edgevit.errors import OptionError, OutputError, UnknownNameError
+from edgevit.numbers import check_number
+from edgevit.request import BOARD, MEASURING, OUTPUT, RUNNER, Option
+
+SIZES = {size: f"deit_{size}_patch16_224" for size in ("tiny", "small", "base")}
+BATCHES = (1, 8)
+MINUTES, QUICK_MINUTES = 28.0, 4.5  # after which nothing new is begun
+
+
+def read_names(text: str, _: Mapping[str, Any]) -> tuple[str, ...]:
+    """Read names that are separated by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProveRequest:
+    """What `edgevit.prove` is asked."""
+
+    board: Annotated[
+        str | None,
+        Option("A Jetson, as ssh knows it, such as jetson@orin-nx.  [default: this machine, ONNX Runtime]", None),
+    ] = None
+    ssh_config: Annotated[Path | None, Option("OpenSSH configuration to use.  [default: your own]", BOARD)] = None
+    sizes: Annotated[
+        tuple[str, ...],
+        Option("Sizes of DeiT: tiny, small, base; shapes are cut from the largest.", MEASURING, read=read_names),
+    ] = tuple(SIZES)
+    quick: Annotated[bool, Option("The few networks that tell most: less than 5 minutes.", MEASURING)] = False
+    minutes: Annotated[
+        float | None,
+        Option(
+            "Minutes after which no further network is begun, which is told.  [default: 28; 4.5 if --quick]",
+            MEASURING,
+        ),
+    ] = None
+    rounds: Annotated[int, Option("Number of times that each network is measured, in turns.", MEASURING)] = 6
+    threads: Annotated[int | None, Option("Threads within one operator, on the CPU.  [default: all cores]", RUNNER)] = (
+        None
+    )
+    output: Annotated[
+        Path, Option("JSON file to write: all figures and raw runs; an unfinished one is gone on with.", OUTPUT)
+    ] = Path("prove.json")
+
+    @property
+    def most_minutes(self) -> float:
+        return self.minutes if self.minutes is not None else QUICK_MINUTES if self.quick else MINUTES
+
+    def check(self) -> None:
+        """Refuse what cannot be done before anything is started.
+
+        Raises:
+            UnknownNameError, OptionError, OutputError: why.
+        """
+        if not self.sizes:
+            raise OptionError("no sizes; try --sizes tiny,small,base")
+        for size in self.sizes:
+            if size not in SIZES:
+                raise UnknownNameError("size", size, list(SIZES))
+        check_number("--minutes", self.most_minutes, "(0, 1000)", "try 30")
+        check_number("--rounds", self.rounds, "[1, 1000]", "try 6, which an interval needs")
+        if self.threads is not None:
+            check_number("--threads", self.threads, "[1, 1000]", "try 1")
+        if self.output.is_dir() or not self.output.parent.is_dir():
+            raise OutputError(f"cannot write {self.output}: it is a folder, or lies in none; choose another --output")

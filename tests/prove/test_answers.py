@@ -1,0 +1,67 @@
+"""The answers follow from the figures: what is faster by more than noise pays; what was not measured is not said."""
+
+from dataclasses import replace
+
+import pytest
+from some_runs import DENSE, MS
+
+from edgevit.prove.answers import against, answers
+from edgevit.prove.record import Figure, Measured, Proof
+
+TIMES_MS = {"base": 10.0, "base 0.8 paper": 4.0, "base 0.8 fused": 3.0, "base 0.8 padded": 4.2}
+
+
+def run(name, number, ms):
+    """One of several in one session, each a little slower than the one before, as a machine that grows warm."""
+    latencies = tuple(round(ms * MS * (1 + 0.01 * number)) + 1000 * i for i in range(100))
+    return replace(
+        DENSE, label=name, model=f"{name}.onnx", model_sha256=f"{len(name):064d}", latencies_ns=latencies,
+        wall_ns=sum(latencies), session="s", round=number + 1, turn=4 * number + len(name),
+    )  # fmt: skip
+
+
+def proof(times=TIMES_MS, **found):
+    runs = tuple(run(name, number, ms).to_dict() for number in range(6) for name, ms in times.items())
+    return Proof("now", "0.1.0", {}, "orin", None, {}, 1.0, runs=runs, **found)
+
+
+def measured(name, question="shapes at 0.8", fused=None, **figure):
+    known = {"energy_mj": None, "ratio": None, "low": None, "high": None, "roofline_share": None, "trtexec_ms": None}
+    figures = (
+        Figure(**{"batch": 1, "p50_ms": 1.0, "mean_ms": 1.0, "images_per_s": 1.0, "void": (), **known, **figure}),
+    )
+    return Measured(name, question, "base", "fp16", 197, 1, 1, (), 0, fused, None, None, figures)
+
+
+def test_shapes_that_are_faster_at_equal_macs_pay() -> None:
+    said = answers(proof(), "base")
+    assert said[0].startswith("Fused shapes pay with 0.8 of the MACs gone") and "0.75 (" in said[0]
+    assert any(text.startswith("Padding the heads of paper shapes") and "1.05 (" in text for text in said)
+    assert len(said) == 2, "nothing is said of what was not measured"
+
+
+@pytest.mark.parametrize(("fused_ms", "says"), [(5.0, "do not pay"), (4.0, "make no clear difference")])
+def test_shapes_that_are_slower_or_alike_do_not(fused_ms, says) -> None:
+    assert says in answers(proof({**TIMES_MS, "base 0.8 fused": fused_ms}), "base")[0]
+
+
+def test_networks_of_different_sessions_are_not_set_against_each_other() -> None:
+    runs = [run("base", number, 10.0) for number in range(6)]
+    other = [replace(run("slim", number, 5.0), session="t") for number in range(6)]
+    assert against([*runs, *other], "base", "slim") == []
+    assert [round(c.ratio, 2) for c in against([*runs, *(replace(r, session="s") for r in other)], "base", "slim")] == [
+        0.5
+    ]
+
+
+def test_fusion_mixes_and_the_roofline_are_told() -> None:
+    found = (
+        measured("base 0.8 fused", ratio=0.3, roofline_share=0.4),
+        measured("base 0.8 few blocks", question="mixes at 0.8", ratio=0.2, roofline_share=0.5),
+        measured("base heads of 16", question="head widths", fused=12),
+        measured("base heads of 12", question="head widths", fused=0),
+    )
+    said = " ".join(answers(proof({}, measured=found), "base"))
+    assert "by the width of heads: 12: 0 of 0, 16: 12 of 0" in said
+    assert "the fastest at batch 1 is base 0.8 few blocks: 0.20 of dense" in said
+    assert "40% (base 0.8 fused) to 50% (base 0.8 few blocks) of what the board can do" in said

@@ -1,0 +1,23 @@
+"""The file of a proof: what is written is read, and what is none is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from some_proof import PROOF
+
+from edgevit.errors import RunsError
+from edgevit.prove.record import read_proof, write_proof
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    write_proof(PROOF, tmp_path / "p.json")
+    assert read_proof(tmp_path / "p.json") == PROOF and PROOF.of("tiny") is None
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text('{"schema": 1}')
+    with pytest.raises(RunsError, match=r"p\.json.*remove it to measure again"):
+        read_proof(tmp_path / "p.json")
+    with pytest.raises(RunsError, match="a run of the proof of orin is damaged"):
+        replace(PROOF, runs=({"label": 1},)).measurements()

@@ -1,0 +1,62 @@
+"""A proof from nothing to its file: here through ONNX Runtime, and on a board over SSH with the stand-in TensorRT."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from places import STANDINS
+
+from edgevit.errors import RunsError
+from edgevit.progress import Silent
+from edgevit.prove import run as module
+from edgevit.prove.record import read_proof
+from edgevit.prove.request import ProveRequest
+from edgevit.prove.run import run
+
+pytestmark = pytest.mark.usefixtures("short", "two")
+
+
+def test_networks_are_measured_in_turns_here_and_what_is_left_out_is_gone_on_with(tmp_path, monkeypatch):
+    asked = ProveRequest(sizes=("tiny",), rounds=1, threads=1, output=tmp_path / "p.json")
+    late = iter([False, False, False, True, True, True])
+    with monkeypatch.context() as patched:
+        patched.setattr(module._Work, "is_late", property(lambda self: next(late)))
+        part = run(asked)
+    assert part == read_proof(asked.output)
+    assert [one.name for one in part.measured] == ["tiny", "tiny 192 tokens"]
+    assert part.left_out == ("tiny 0.8 paper",) and len(part.runs) == 4
+
+    whole = run(asked)
+    assert [one.name for one in whole.measured] == ["tiny", "tiny 192 tokens", "tiny 0.8 paper"] and not whole.left_out
+    dense, tokens, paper = whole.measured
+    assert (dense.precision, tokens.tokens, paper.fused, whole.profile) == ("fp32", 192, None, None)
+    assert all([figure.batch for figure in one.figures] == [1, 8] for one in whole.measured)
+    assert dense.figures[0].ratio is None and 0 < paper.figures[1].ratio < 1
+    assert whole.runs[:4] == part.runs and len(whole.runs) == 8 and whole.seconds > part.seconds
+
+    with pytest.raises(RunsError, match="is of another asked: rounds was 1 and is 2; choose another --output"):
+        run(replace(asked, rounds=2))
+
+
+def test_engines_of_a_board_are_built_and_measured_there(tmp_path, sshd, board_tree, monkeypatch):
+    tree = board_tree("orin-nx-16gb-jetpack6.2")
+    server = sshd(EDGEVIT_BOARD_ROOT=tree, PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
+    monkeypatch.setattr(module, "BATCHES", (1,))
+    told = Notes()
+    where = {"board": server.host, "ssh_config": Path(server.config)}
+    proof = run(ProveRequest(sizes=("tiny",), rounds=1, output=tmp_path / "p.json", **where), told)
+    assert proof.profile == "orin-nx-16gb" and proof.environment["jetpack"]
+    assert [one.name for one in proof.measured] == ["tiny", "tiny 192 tokens", "tiny 0.8 paper"]
+    for one in proof.measured:
+        assert one.precision == "fp16" and one.build_s > 0 and one.fused is not None and one.refused is None
+        assert one.figures[0].energy_mj > 0 and one.figures[0].roofline_share > 0
+    assert [one.source.split()[0] for one in proof.published] == ["Vulcan"] * 3
+    assert told.notes == ["tokens: 1 networks", "shapes at 0.8: 1 networks"]
+
+
+class Notes(Silent):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)

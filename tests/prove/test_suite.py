@@ -1,0 +1,71 @@
+"""The suite: every network is what its name says, at the MACs that make the comparison fair."""
+
+import pytest
+import torch
+
+from edgevit.models.families import vit
+from edgevit.prove.request import SIZES
+from edgevit.prove.suite import FORMS, HEAD_WIDTHS, Subject, largest_of, shape_of, suite
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return suite(list(SIZES))
+
+
+def macs(subject):
+    dims, geometry = subject.cost()
+    return geometry.macs(dims)
+
+
+def test_every_network_has_a_name_of_its_own_and_is_cut_from_the_largest(whole):
+    names = [subject.name for subjects in whole.values() for subject in subjects]
+    assert len(set(names)) == len(names)
+    assert {s.size for question, subjects in whole.items() for s in subjects if "sizes" not in question} == {"base"}
+    assert largest_of(["small", "tiny"]) == "small"
+
+
+@pytest.mark.parametrize("rate", [0.6, 0.8])
+def test_shapes_are_of_equal_macs_but_where_heads_are_padded(whole, rate):
+    dims, geometry = shape_of("base")
+    forms = {s.name.rpartition(" ")[2]: s for s in whole[f"shapes at {rate:g}"]}
+    assert tuple(forms) == FORMS
+    budget = (1 - rate) * geometry.macs(dims)
+    for form in ("fused", "fused4", "paper"):
+        assert 0.99 * budget < macs(forms[form]) <= budget
+    assert macs(forms["padded"]) > macs(forms["paper"])
+    for form in ("fused", "fused4", "padded"):
+        assert all(block.fusable for block in forms[form].dims)
+    assert any(block.qk != block.vo for block in forms["paper"].dims)
+
+
+def test_mixes_leave_a_fifth_of_the_macs_along_other_axes(whole):
+    dims, geometry = shape_of("base")
+    blocks, embedding, both, sparse = whole["mixes at 0.8"]
+    for subject in (embedding, both, sparse):
+        assert 0.19 < macs(subject) / geometry.macs(dims) <= 0.2
+        assert all(block.fusable or not block.has_attention for block in subject.dims)
+    assert 0.1 < macs(blocks) / geometry.macs(dims) < 0.3 and blocks.dims == dims[: len(blocks.dims)]
+    assert [s.cost()[1].embed for s in (blocks, embedding, both)] == [768, 512, 512]
+    assert [len(s.dims) for s in (embedding, both, sparse)] == [12, 8, 8]
+    assert [block.has_attention for block in sparse.dims] == [True, False] * 4
+
+
+def test_heads_of_other_widths_and_192_tokens(whole):
+    assert {s.dims[0].qk for s in whole["head widths"]} == set(HEAD_WIDTHS)
+    assert [s.cost()[1].tokens for s in whole["tokens"]] == [196, 192]
+    assert [s.precision for s in whole["sizes and precisions"]] == ["fp16", "fp16", "fp32", "fp32", "fp32"]
+
+
+def test_quick_is_a_part_of_the_whole(whole):
+    for question, subjects in suite(list(SIZES), quick=True).items():
+        assert [s.name for s in subjects] == [s.name for s in whole[question]][: len(subjects)]
+
+
+def test_a_network_is_what_its_subject_says():
+    (subject,) = [s for s in suite(["tiny"])["mixes at 0.8"] if "attention" in s.name]
+    network = subject.network()
+    assert tuple(block.dims for block in vit.read(network)) == subject.dims
+    assert network(torch.zeros(1, 3, 224, 224)).shape == (1, 1000)
+    again = Subject("x", "tiny", dims=subject.dims, args=subject.args).network()
+    assert torch.equal(network.head.weight, again.head.weight), "its weights are always the same"
