@@ -111,7 +111,7 @@ def test_a_rate_outside_0_and_1(refused: Any, rate: str) -> None:
 @pytest.mark.parametrize(
     ("budget", "said"),
     [
-        ([], "a budget is one of --rate, --macs, --params and --ms, not none; try --rate 0.6"),
+        ([], "a budget is one of --rate, --macs, --params, --ms, --mj and --fps, not none; try --rate 0.6"),
         (["--rate", "0.5", "--macs", "1M"], "not --rate and --macs"),
         (["--rate", "0.5", "--macs", "1M", "--params", "1k"], "not --rate and --macs and --params"),
         (["--macs", "lots"], "--macs lots is not a positive count; try 6.8G"),

@@ -35,7 +35,7 @@ EVALUATE = ["evaluate", *BASE, *TASK]
 
 REFUSED: list[tuple[list[str], str]] = [
     # budget and output
-    (GIVEN, "a budget is one of --rate, --macs, --params and --ms, not none"),
+    (GIVEN, "a budget is one of --rate, --macs, --params, --ms, --mj and --fps, not none"),
     ([*DERIVE, "--macs", "1G"], "not --rate and --macs"),
     ([*GIVEN, "--rate", "1.5"], "--rate 1.5"),
     ([*GIVEN, "--rate", "half"], "--rate half is not a number; try 0.6"),

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import bad_jobs
 import pytest
 from small_base import PLAN, write_checkpoint
 
@@ -128,28 +129,17 @@ def _top1(folder: Path) -> float:
     return float(json.loads((folder / "derivation.json").read_text())["accuracy"]["derived"]["top1"])
 
 
-def _die(job: Job) -> many.Row:
-    """Stand in for a job whose process the system ends; at module level, so that a worker can import it."""
-    if job.task == "odd":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return many.Row(job.name, job.task, job.budget, job.method, job.out, job.sha256(), "done", top1=1.0)
-
-
 def test_a_worker_that_is_ended_from_outside_fails_its_job_alone(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many, "run_job", _die)
+    monkeypatch.setattr(many, "run_job", bad_jobs.die)
     rows = derive_many(plan(), workers=1)
     assert [row.state for row in rows] == ["failed", "done"]
     assert "ended from outside (signal 9)" in str(rows[0].error)
 
 
-def _break(job: Job) -> many.Row:
-    raise ZeroDivisionError("a fault of edgevit")
-
-
 def test_a_fault_of_edgevit_in_a_worker_fails_its_job_and_is_printed(
     plan: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(many, "run_job", _break)
+    monkeypatch.setattr(many, "run_job", bad_jobs.fail)
     rows = derive_many(plan(), workers=2)
     assert ["exit code 1; what is printed above is a fault of edgevit" in str(row.error) for row in rows] == [True] * 2
     assert "ZeroDivisionError: a fault of edgevit" in capfd.readouterr().err

@@ -16,6 +16,7 @@ from typing import Any
 
 import onnx
 import pytest
+from board_fixtures import playing
 from small_models import write_derived
 
 from edgevit.board.connection import open_board
@@ -29,6 +30,8 @@ from edgevit.folder.engine import ENGINE_KIND, EngineRecord, OnnxSource
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.writing import file_sha256
 from edgevit.progress import Silent
+
+pytestmark = pytest.mark.usefixtures("exports_once")
 
 QUICK: dict[str, Any] = {"accuracy": False}  # of the export; the gate asks nobody
 
@@ -66,6 +69,24 @@ def folder(exported: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(exported, tmp_path / "derived"))
 
 
+@pytest.fixture(scope="module")
+def with_engine(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("board")
+    folder = Path(shutil.copytree(exported, home / "derived"))
+    with pytest.MonkeyPatch.context() as patch:
+        playing(patch, home)()
+        build(folder)
+    return folder
+
+
+@pytest.fixture
+def stored(with_engine: Path, tmp_path: Path, play: Callable[..., None]) -> EngineRecord:
+    """The record of an engine that is in a model folder of its own."""
+    folder = Path(shutil.copytree(with_engine, tmp_path / "derived"))
+    (record,) = ModelFolder(folder).export.engines()
+    return record
+
+
 @contextmanager
 def built(folder: Path, notes: Notes | None = None, **options: Any) -> Iterator[EngineRecord]:
     with open_board(None) as board:
@@ -75,6 +96,11 @@ def built(folder: Path, notes: Notes | None = None, **options: Any) -> Iterator[
 def build(folder: Path, notes: Notes | None = None, **options: Any) -> EngineRecord:
     with built(folder, notes, **options) as record:
         return record
+
+
+def folder_of(record: EngineRecord) -> Path:
+    """The model folder that an engine is in."""
+    return record.path.parents[3]
 
 
 def hidden(folder: Path) -> list[str]:
@@ -100,8 +126,8 @@ def test_an_engine_that_is_right_is_stored_with_what_is_known_of_it(folder: Path
     assert ModelFolder(folder).export.engines() == [record] and hidden(folder) == []
 
 
-def test_nothing_is_built_twice_until_something_changes(folder: Path, play: Callable[..., None]) -> None:
-    first, notes = build(folder), Notes()
+def test_nothing_is_built_twice_until_something_changes(stored: EngineRecord) -> None:
+    first, folder, notes = stored, folder_of(stored), Notes()
     again = build(folder, notes)
     assert again == first and notes.builds == []
     assert any("is up to date: reused" in text and text.startswith(str(first.path)) for text in notes.notes)
@@ -130,13 +156,13 @@ def test_fp16_that_layer_norm_spoils_gets_it_in_fp32(folder: Path, play: Callabl
     assert record.fused in (None, 3)  # attention stays wholly in fp16; TensorRT 8 does not say
 
 
-@pytest.mark.parametrize(("release", "block"), [("8.5.2", 0), ("8.6.1", 2), ("10.3.0", 1)])
-def test_the_block_that_spoils_fp16_is_found(folder: Path, play: Callable[..., None], release: str, block: int) -> None:
-    play(release, f"fp16-block:{block}")
+def test_the_block_that_spoils_fp16_is_found(folder: Path, play: Callable[..., None]) -> None:
+    """By a release that is told which layers to keep in fp32; the next test's reads that in the file."""
+    play("8.5.2", "fp16-block:2")
     record = build(folder)
-    assert record.rung == f"fp16 with LayerNorm and block {block} in fp32"
-    assert record.fp32_modules[-1] == f"blocks.{block}"
-    assert record.fused in (None, 2) and len(record.tried) <= 5
+    assert record.rung == "fp16 with LayerNorm and block 2 in fp32"
+    assert record.fp32_modules[-1] == "blocks.2"
+    assert record.fused is None and len(record.tried) <= 5
     assert record.accuracy is not None and record.accuracy.agreement == 1
 
 
@@ -144,6 +170,8 @@ def test_two_blocks_that_spoil_it_are_both_found(folder: Path, play: Callable[..
     play(fault="fp16-block:0,fp16-block:2")
     record = build(folder)
     assert record.rung == "fp16 with LayerNorm and blocks 0, 2 in fp32"
+    assert record.fp32_modules[-2:] == ("blocks.0", "blocks.2") and record.fused == 1
+    assert record.accuracy is not None and record.accuracy.agreement == 1
     name = "model.fp16.norms32.blocks32-0-2.onnx"
     assert record.onnx.name == name
     listed = json.loads((folder / "export" / "export.json").read_text())
@@ -201,10 +229,10 @@ def test_older_releases_get_a_file_of_operators_that_they_know(
 
 def test_a_missing_export_is_made_first_and_engines_outlive_a_new_one(folder: Path, play: Callable[..., None]) -> None:
     shutil.rmtree(folder / "export")
-    record = build(folder, export={**QUICK, "batch": 4})
+    record = build(folder, export={**QUICK, "batch": 4, "fp16": False})
     assert record.batches == (4, 4, 4)
     assert json.loads((folder / "export" / "export.json").read_text())["batch"] == 4
-    export(folder, batch=2, accuracy=False)
+    export(folder, batch=2, accuracy=False, fp16=False)
     assert ModelFolder(folder).export.engines() == [record]
     assert find_engine(folder, board_facts(), 4) == record
 
@@ -215,8 +243,8 @@ def board_facts() -> dict[str, Any]:
         return facts
 
 
-def test_an_engine_belongs_to_its_release(folder: Path, play: Callable[..., None]) -> None:
-    built_on = build(folder).fingerprint
+def test_an_engine_belongs_to_its_release(stored: EngineRecord, play: Callable[..., None]) -> None:
+    built_on, folder = stored.fingerprint, folder_of(stored)
     play("10.16")
     with pytest.raises(EngineError, match=rf"was built for {built_on}, and this is \S+trt10\.16"):
         find_engine(folder, board_facts(), 1)
@@ -253,7 +281,7 @@ def test_a_board_without_tensorrt_or_of_another_profile_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("fault", "error", "message"),
+    ("fault", "error", "message"),  # at the last rung, and so in fp32 from the first
     [
         ("no-tactic", EngineError, r"fp32 cannot be built: TensorRT 10\.3\.0 says .*Could not find any implementation"),
         ("out-of-memory", AgentError, r"cannot build an engine: .*OutOfMemory.*; close other programs"),
@@ -265,7 +293,7 @@ def test_a_build_that_fails_is_told_as_the_board_tells_it(
 ) -> None:
     play(fault=fault)
     with pytest.raises(error, match=message):
-        build(folder)
+        build(folder, export={**QUICK, "fp16": False})
     assert ModelFolder(folder).export.engines() == []
 
 
@@ -293,16 +321,16 @@ def test_a_model_too_large_for_one_file_is_refused(
     folder: Path, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgevit.export.graph.PROTOBUF_LIMIT_BYTES", 1000)
-    export(folder, accuracy=False)
-    with pytest.raises(EngineError, match=r"model\.fp16\.onnx\.data lies beside"):
-        build(folder)
+    export(folder, accuracy=False, fp16=False)
+    with pytest.raises(EngineError, match=r"model\.fp32\.onnx\.data lies beside"):
+        build(folder, export={**QUICK, "fp16": False})
 
 
-def test_another_power_mode_than_the_engine_was_built_in_is_said(folder: Path, play: Callable[..., None]) -> None:
-    record = build(folder)
-    described = record.path.with_suffix(".json")
-    described.write_text(ENGINE_KIND.text(replace(record, board=replace(record.board, power_mode="15W"))))
-    assert any("built in power mode 15W" in text and "--rebuild" in text for text in build(folder).warnings)
+def test_another_power_mode_than_the_engine_was_built_in_is_said(stored: EngineRecord) -> None:
+    described = stored.path.with_suffix(".json")
+    described.write_text(ENGINE_KIND.text(replace(stored, board=replace(stored.board, power_mode="15W"))))
+    warnings = build(folder_of(stored)).warnings
+    assert any("built in power mode 15W" in text and "--rebuild" in text for text in warnings)
 
 
 def test_an_export_that_cannot_be_made_builds_nothing(folder: Path, play: Callable[..., None]) -> None:

@@ -29,7 +29,7 @@ def geometries():
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", DEITS)
 @given(rate=st.floats(0.1, 0.85), seed=st.integers(0, 2**31))
-@settings(max_examples=15)
+@settings(max_examples=5)  # of each model and shape: 60 in all
 def test_macs_are_at_or_within_half_a_percent_under_the_budget(geometries, name, policy, rate, seed):
     geometry, base = geometries[name]
     generator = torch.Generator().manual_seed(seed)
@@ -99,7 +99,7 @@ def test_budgets_are_read_as_people_write_them():
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        ({}, "a budget is one of --rate, --macs, --params and --ms, not none"),
+        ({}, "a budget is one of --rate, --macs, --params, --ms, --mj and --fps, not none"),
         ({"rate": 0.5, "macs": "1G"}, "not --rate and --macs"),
         ({"rate": 0.0}, "--rate 0 is not between 0 and 1"),
         ({"rate": 1.0}, "--rate 1 is not between 0 and 1"),

@@ -2,9 +2,11 @@ import os
 import subprocess
 import sys
 
+import measured
 import pytest
 import torch
 import torch.nn.functional as F
+from board_fixtures import free_port
 from safetensors.torch import load_file
 
 from edgevit.data.task import open_task
@@ -46,39 +48,44 @@ def test_outer_products_add_up_to_the_whole_symmetric_matrix(width):
 
 
 ASK_ALLOWED = """
-import torch
+import os, torch
 from edgevit.derive.measure.statistics import exact_products
 
 cuda = torch.backends.cuda.matmul
-{allow}
-before = {asked}
-for fails in (False, True):
-    try:
-        with exact_products():
-            assert not {allowed_now}
-            if fails:
-                raise ValueError("restored all the same")
-    except ValueError:
-        pass
-    assert {asked} == before
+
+def check(allow, asked, allowed_now):
+    exec(allow)
+    before = eval(asked)
+    for fails in (False, True):
+        try:
+            with exact_products():
+                assert not eval(allowed_now)
+                if fails:
+                    raise ValueError("restored all the same")
+        except ValueError:
+            pass
+        assert eval(asked) == before, (before, eval(asked))
+
+for case in CASES:
+    child = os.fork()  # flags of its own, without importing torch again
+    if not child:
+        check(*case)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, case
 """
 LEGACY, ATTRIBUTE = "torch.get_float32_matmul_precision()", "cuda.fp32_precision"
 
 
-@pytest.mark.parametrize(
-    ("allow", "asked", "allowed_now"),
-    [
+def test_products_are_exact_whatever_the_host_program_allows():
+    cases = [
         ("pass", LEGACY, "cuda.allow_tf32"),
         ("torch.set_float32_matmul_precision('high')", LEGACY, "cuda.allow_tf32"),
         ("torch.set_float32_matmul_precision('medium')", LEGACY, "cuda.allow_tf32"),
-        ("cuda.fp32_precision = 'tf32'", ATTRIBUTE, "cuda.fp32_precision == 'tf32'"),
-    ],
-)
-def test_products_are_exact_whatever_the_host_program_allows(allow, asked, allowed_now):
-    if asked == ATTRIBUTE and not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
-        pytest.skip("this torch has no such attribute")
-    script = ASK_ALLOWED.format(allow=allow, asked=asked, allowed_now=allowed_now)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)  # its own flags
+    ]
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # newer torch
+        cases.append(("cuda.fp32_precision = 'tf32'", ATTRIBUTE, "cuda.fp32_precision == 'tf32'"))
+    script = f"CASES = {cases!r}\n{ASK_ALLOWED}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
@@ -160,54 +167,16 @@ def test_statistics_that_are_no_numbers_name_their_block(small_vit, task):
         take(network, task.train.subset(4))
 
 
-MEASURED = """
-import sys, warnings
-import timm, torch
-from safetensors.torch import save_file
-from edgevit.data.task import open_task
-from edgevit.derive.measure.sensitivity import measure_sensitivity
-from edgevit.derive.measure.statistics import calibrate
-from edgevit.derive.methods.skd.piad import measure_importance
-from edgevit.models.checkpoint import describe
-from edgevit.train.compute import close_compute
-from edgevit.train.passes import evaluate, open_passes
-from edgevit.train.settings import Training
-
-torch.manual_seed(0)
-args = dict(img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=2, num_classes=10)
-network = timm.create_model("vit_tiny_patch16_224", **args).eval()
-preprocessing = describe(network, "vit_tiny_patch16_224", args).preprocessing
-images = open_task("digits", "1,4,7", preprocessing=preprocessing, base_outputs=10).train.subset(35)  # 18 and 17
-passes, columns = open_passes(Training(device="cpu")), [1, 4, 7]
-found = {}
-for kind in ("activations", "tokens"):
-    for i, s in enumerate(calibrate(network, images, passes, factorisation=kind, columns=columns, hidden=True)):
-        found |= {f"{kind} {i} {name}": tensor for name, tensor in s.tensors().items()}
-for i, s in enumerate(measure_sensitivity(network, images, columns, passes, stage="")):
-    found |= {f"sensitivity {i} {name}": tensor for name, tensor in vars(s).items()}
-importance = measure_importance(network, images, columns, passes, skip=[(0, "ffn")])
-found |= {f"importance {of}": tensor for of, tensor in importance.taylor.items()}
-found["losses"] = torch.tensor([importance.loss, importance.skipped[0, "ffn"]])
-found["right"] = torch.tensor(evaluate(network, images, columns, ["1", "4", "7"], passes).restricted)
-found["processes"] = torch.tensor(passes.compute.accelerator.num_processes)
-if passes.compute.is_main:
-    save_file({name: tensor.contiguous() for name, tensor in found.items()}, sys.argv[1])
-close_compute()
-"""
-
-
 def test_two_processes_measure_the_same_as_one(tmp_path):
-    (tmp_path / "measure.py").write_text(MEASURED)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    # --multi_gpu means several processes here; with --device cpu they talk through gloo
-    launch = [
-        "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",
-        "--main_process_port=0", "--mixed_precision=no", "--dynamo_backend=no",
-    ]  # fmt: skip
-    for name, how in (("one", []), ("two", launch)):
-        command = [sys.executable, *how, tmp_path / "measure.py", tmp_path / name]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-        assert done.returncode == 0, done.stderr
+    # what `accelerate launch` gives its processes; with --device cpu they talk through gloo
+    group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, measured.__file__, tmp_path / "two"]
+    environments = [{**os.environ, **group, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=each) for each in environments]
+    measured.measure(tmp_path / "one")
+    for process in processes:
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 0, said
     one, two = load_file(tmp_path / "one"), load_file(tmp_path / "two")
     assert (int(one.pop("processes")), int(two.pop("processes"))) == (1, 2) and one.keys() == two.keys()
     for name, tensor in one.items():

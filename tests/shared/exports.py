@@ -1,0 +1,67 @@
+"""The fixture `exports_once`: a file that torch's exporter wrote for one test is copied for the next that needs it.
+
+The exporter takes a second or two for the smallest network, and most tests need a file rather than its making. What
+decides on a file is in its key: every weight and setting of the network, and every option. The tests of the exporter
+itself, those of tests/export, go without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import shutil
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+
+def _key(network: Any, options: dict[str, Any]) -> str:
+    import torch
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                content = value.detach().contiguous().numpy().tobytes()
+                return str(value.dtype), tuple(value.shape), hashlib.sha256(content).hexdigest()
+            if isinstance(value, FunctionType) and "<locals>" in value.__qualname__:  # a hook, which has no name
+                return value.__code__.co_code, [cell.cell_contents for cell in value.__closure__ or ()]
+            if isinstance(value, OrderedDict) and value and all(type(number) is int for number in value):
+                return list(value.values())  # hooks, which are numbered throughout the process
+            return None
+
+    stream = io.BytesIO()
+    pickler = Pickler(stream)
+    pickler.fast = True  # equal networks are equal bytes, whichever of their parts are one object
+    pickler.dump((network, sorted(options.items())))
+    return hashlib.sha256(stream.getvalue()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def exports_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Write each different ONNX file once for all tests of all workers that ask for this."""
+    from edgevit.export import graph, onnx, variants
+
+    own = tmp_path_factory.getbasetemp()
+    store = (own.parent if own.name.startswith("popen-") else own) / "exports"  # xdist's workers lie in one folder
+    store.mkdir(exist_ok=True)
+
+    def write_once(network: Any, path: Path, **options: Any) -> None:
+        key = _key(network, {**options, "limit": graph.PROTOBUF_LIMIT_BYTES, "name": path.name})
+        if not (kept := store / key).exists():
+            graph.write_onnx(network, path, **options)
+            making = own / f"{key}.making"
+            making.mkdir()
+            for file in path.parent.glob(f"{path.name}*"):
+                shutil.copy(file, making)
+            making.rename(kept)
+        shutil.copytree(kept, path.parent, dirs_exist_ok=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx, "write_onnx", write_once)
+        patch.setattr(variants, "write_onnx", write_once)
+        yield

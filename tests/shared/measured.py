@@ -1,0 +1,46 @@
+"""Everything that is measured on a base, into one file: as a script, in one of several processes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import timm
+import torch
+from safetensors.torch import save_file
+
+from edgevit.data.task import open_task
+from edgevit.derive.measure.sensitivity import measure_sensitivity
+from edgevit.derive.measure.statistics import calibrate
+from edgevit.derive.methods.skd.piad import measure_importance
+from edgevit.models.checkpoint import describe
+from edgevit.train.compute import close_compute
+from edgevit.train.passes import evaluate, open_passes
+from edgevit.train.settings import Training
+
+
+def measure(file: Path) -> None:
+    torch.manual_seed(0)
+    args = dict(img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=2, num_classes=10)
+    network = timm.create_model("vit_tiny_patch16_224", **args).eval()
+    preprocessing = describe(network, "vit_tiny_patch16_224", args).preprocessing
+    images = open_task("digits", "1,4,7", preprocessing=preprocessing, base_outputs=10).train.subset(35)  # 18 and 17
+    passes, columns = open_passes(Training(device="cpu")), [1, 4, 7]
+    found = {}
+    for kind in ("activations", "tokens"):
+        for i, s in enumerate(calibrate(network, images, passes, factorisation=kind, columns=columns, hidden=True)):
+            found |= {f"{kind} {i} {name}": tensor for name, tensor in s.tensors().items()}
+    for i, s in enumerate(measure_sensitivity(network, images, columns, passes, stage="")):
+        found |= {f"sensitivity {i} {name}": tensor for name, tensor in vars(s).items()}
+    importance = measure_importance(network, images, columns, passes, skip=[(0, "ffn")])
+    found |= {f"importance {of}": tensor for of, tensor in importance.taylor.items()}
+    found["losses"] = torch.tensor([importance.loss, importance.skipped[0, "ffn"]])
+    found["right"] = torch.tensor(evaluate(network, images, columns, ["1", "4", "7"], passes).restricted)
+    found["processes"] = torch.tensor(passes.compute.accelerator.num_processes)
+    if passes.compute.is_main:
+        save_file({name: tensor.contiguous() for name, tensor in found.items()}, file)
+    close_compute()
+
+
+if __name__ == "__main__":
+    measure(Path(sys.argv[1]))
