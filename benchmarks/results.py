@@ -13,6 +13,7 @@ from typing import Any
 
 import accuracy_tables
 import first_base
+import turns
 from tables import grouped, load, percent, points, table
 
 HERE = Path(__file__).parent
@@ -333,6 +334,7 @@ def main() -> None:
         many(),
         hostile(load("hostile")),
         shapes(),
+        turns.section(load("turns")),
         first_base.section(),
     ]
     given.out.write_text("\n".join([HEAD, *(part for part in sections if part)]))

@@ -247,6 +247,12 @@ class Run:
         """Say why these numbers are not this board's at these settings; such a run is shown and never judged."""
         return [text for text in (check(self) for check in (_throttled, _mode_changed, _gpu_clock)) if text]
 
+    def processor_ms(self) -> float | None:
+        """Processor time of an inference; None where more than one thread works or waits for another, or a GPU."""
+        if self.provider != "CPUExecutionProvider" or self.environment.get("threads") != "1" or not self.cpu_own_ns:
+            return None
+        return self.cpu_own_ns / len(self.latencies_ns) / 1e6
+
     def images(self) -> int:
         """Of the window."""
         return self.batch * len(self.latencies_ns)

@@ -210,6 +210,11 @@ def show_in_turns(console: Console, runs: Sequence[Run], comparisons: Sequence[C
         return
     console.show(turns_table(comparisons))
     told = "medians of the rounds; the ratio is that of the p50"
+    if decisive(comparisons)[0].figure == "processor":
+        told = (
+            "medians of the rounds; the ratio is that of processor time: other programs were busy, which makes an "
+            "inference wait, and not compute more"
+        )
     if decisive(comparisons)[0].figure == "mean":
         told = (
             "medians of the rounds; the ratio is that of the means: other programs were busy, and interrupt long "

@@ -15,7 +15,6 @@ from torch import nn
 
 from edgevit.agent.measure import Request
 from edgevit.agent.records import Run
-from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.board.bench import Setting, requests_of, take_turns
 from edgevit.board.connection import THIS_MACHINE, Board
 from edgevit.board.models import Measurable
@@ -29,7 +28,6 @@ from edgevit.folder.writing import file_sha256
 from edgevit.progress import Progress
 
 OPSET = 20  # as models are exported, unless asked otherwise
-CPU = PROVIDERS["cpu"][0]
 TRIES = 3  # of runs that are void
 MOST_BATCH = 8  # images that an engine takes, unless more are asked for: as `edgevit export --trt` builds them
 
@@ -186,9 +184,8 @@ def taken_ms(run: Run) -> float:
 
     Other programs make a model wait, and a long inference more often than a short one: no median of ratios mends that.
     """
-    if run.provider == CPU and run.environment.get("threads") == "1" and run.cpu_own_ns is not None:
-        return run.cpu_own_ns / len(run.latencies_ns) / 1e6
-    return run.p50_ns() / 1e6
+    computed = run.processor_ms()
+    return run.p50_ns() / 1e6 if computed is None else computed
 
 
 @contextmanager

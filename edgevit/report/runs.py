@@ -16,7 +16,7 @@ from edgevit.folder.documents import Reader
 from edgevit.report.intervals import Ratio, ratios
 
 READER = Reader(RunsError, mend="remove the line if it was cut off, or measure again")
-UNITS = {"p50": "ms", "p99": "ms", "mean": "ms", "throughput": "images/s", "energy": "mJ/image"}
+UNITS = {"p50": "ms", "p99": "ms", "mean": "ms", "processor": "ms", "throughput": "images/s", "energy": "mJ/image"}
 MORE_IS_BETTER = ("throughput",)
 
 BUSY: Final = "not judged: the machine was busy"
@@ -198,9 +198,14 @@ def compare_within(runs: Iterable[Run], *, force: bool = False) -> list[Comparis
 
 
 def decisive(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Of models in turns, the one figure by which each is judged: p50, or the mean where other programs were busy."""
+    """Of models in turns, the one figure by which each is judged.
+
+    It is the p50; where other programs were busy, the processor time of an inference, or the mean where there is none.
+    """
     busy = any(c.outcome == BUSY for c in comparisons)
-    return [c for c in comparisons if c.figure == ("mean" if busy else "p50")]
+    known = {c.figure for c in comparisons}
+    figure = ("processor" if "processor" in known else "mean") if busy else "p50"
+    return [c for c in comparisons if c.figure == figure]
 
 
 def group(runs: Iterable[Run]) -> list[list[Run]]:
@@ -341,7 +346,7 @@ def _withheld(runs: Sequence[Run], found: Ratio) -> Outcome | None:
     """
     if any(run.void() for run in runs):
         return "void"
-    holds = found.rounds is not None and found.figure in ("mean", "throughput")
+    holds = found.rounds is not None and found.figure in ("mean", "throughput", "processor")
     return None if holds or not any(run.is_busy() for run in runs) else BUSY
 
 

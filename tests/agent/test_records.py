@@ -343,6 +343,18 @@ def test_clocks_that_fall_in_pauses_are_what_is_measured_and_void_nothing():
     assert replace(closed, period_ns=33 * MS, missed=0).void() == []
 
 
+def test_processor_time_is_told_of_one_thread_of_a_processor_alone():
+    alone = replace(QUIET, environment={**QUIET.environment, "threads": "1"}, provider="CPUExecutionProvider")
+    alone = replace(alone, cpu_own_ns=5 * MS * len(QUIET.latencies_ns))
+    assert alone.processor_ms() == 5
+    for other in (
+        {"provider": "TensorRT"},
+        {"cpu_own_ns": None},
+        {"environment": {**alone.environment, "threads": "2"}},
+    ):
+        assert replace(alone, **other).processor_ms() is None
+
+
 def test_runs_of_schema_1_are_still_read():
     later = (*NEW_IN[2], *NEW_IN[3], *NEW_IN[4], "streams")
     record = {name: value for name, value in QUIET.to_dict().items() if name not in later}

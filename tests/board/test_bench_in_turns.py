@@ -113,25 +113,37 @@ def test_a_model_that_fails_is_named_and_what_was_measured_before_it_is_kept(tmp
     assert [run.label for run in seen] == ["good"]
 
 
-BURN = "import time; time.sleep({delay}); end = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
+BURSTS = """
+import random, time
+drawn = random.Random({seed})
+time.sleep({delay})
+while True:
+    end = time.monotonic() + drawn.uniform(0.05, 0.4)
+    while time.monotonic() < end: pass
+    time.sleep(drawn.uniform(0.01, 0.1))
+"""
 
 
-def test_the_ratios_hold_on_a_machine_that_turns_busy_midway(tmp_path):
-    """One model twice, and one of half its layers; as many processes as there are cores begin to compute meanwhile."""
+def test_the_ratios_hold_on_a_machine_that_others_keep_busy_in_bursts(tmp_path):
+    """One model twice, and one of half its layers; two processes per core compute in bursts from midway on.
+
+    Within 5 % would take more rounds than a test has seconds for: see benchmarks/turns.py.
+    """
     whole, half = write_layers(tmp_path / "whole.onnx", 8), write_layers(tmp_path / "half.onnx", 4)
     same = shutil.copy(whole, tmp_path / "same.onnx")
     how = Conditions(threads=1, samples=20, duration_s=0.1, warmup_seconds=0.05)
-    burn = [sys.executable, "-c", BURN.format(delay=4)]
-    others = [subprocess.Popen(burn) for _ in range(os.cpu_count() or 1)]
+    code = [BURSTS.format(seed=seed, delay=4) for seed in range(2 * (os.cpu_count() or 1))]
+    others = [subprocess.Popen([sys.executable, "-c", one]) for one in code]
     try:
         runs = bench_in_turns([whole, same, half], how, rounds=6).runs
     finally:
         for other in others:
             other.kill()
             other.wait()
+    alone = [run.mean_ns() for run in runs if run.label == "whole"]
+    assert max(alone) > 1.1 * min(alone), "runs by themselves are not within 10 %, of one and the same model"
     same_again, of_half = decisive(compare_within(runs))
-    assert (same_again.after, of_half.after, of_half.rounds) == ("same", "half", 6)
-    # Other work beside these processes, such as more tests, makes single rounds slow: then, too, no verdict is wrong.
-    assert same_again.outcome not in ("better", "worse") and of_half.outcome != "worse"
-    assert same_again.ratio == pytest.approx(1, abs=0.25)
-    assert of_half.ratio == pytest.approx(0.5, abs=0.25)
+    assert (same_again.after, of_half.after, of_half.rounds, of_half.figure) == ("same", "half", 6, "processor")
+    assert of_half.outcome == "better"
+    assert same_again.ratio == pytest.approx(1, abs=0.1)
+    assert of_half.ratio == pytest.approx(0.5, abs=0.1)

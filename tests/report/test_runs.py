@@ -239,6 +239,22 @@ def test_of_models_in_turns_the_means_are_judged_where_other_programs_were_busy(
     assert (found.figure, found.ratio, found.rounds) == ("mean", pytest.approx(17 / 33), 6)
 
 
+def test_of_models_in_turns_on_one_thread_it_is_the_time_that_they_computed():
+    """Other programs were busier for one model than for the other, and made it wait: that is in its mean alone."""
+    one_thread = {**DENSE.environment, "cores": "2", "threads": "1"}
+    whole = [replace(DENSE, session="5e55", round=n, environment=one_thread) for n in range(1, 7)]
+    half = [replace(run, label="half", wall_ns=3 * run.wall_ns, latencies_ns=(30 * MS,) * 200) for run in whole]
+    told = compare_within(
+        [replace(busy(run), cpu_own_ns=2 * S + n, environment=one_thread) for n, run in enumerate(whole)]
+        + [replace(busy(run), cpu_own_ns=1 * S - n, environment=one_thread) for n, run in enumerate(half)]
+    )
+    (found,) = decisive(told)
+    assert (found.figure, found.outcome) == ("processor", "better")
+    assert found.ratio == pytest.approx(0.5, rel=1e-3) and (found.before_value, found.after_value) == pytest.approx(
+        (10, 5)
+    )
+
+
 def pairs(before, after):
     return list(dict.fromkeys((c.before, c.after, c.batch, c.streams) for c in compare_runs(before, after)))
 

@@ -1,0 +1,167 @@
+"""Do ratios of models hold on a machine that other programs keep busy in bursts?
+
+    python benchmarks/turns.py            # several minutes
+
+Three ONNX models, on one thread: one, the same again, and one of twice its layers. As many processes as there are
+cores compute in bursts of random length. The models are benched in turns, and each by itself, with the bursts going on
+for all of them, or for all but the first, as it may well be. A ratio is right that is within 5 % of what turns without
+the bursts gave: of the same model, 1. Of models in turns it is the figure that the bench judges by, of others the p50.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+from tables import table
+
+from edgevit.board.bench import bench, bench_in_turns
+from edgevit.board.request import Conditions
+from edgevit.report.runs import compare_within, decisive
+
+RESULTS = Path(__file__).parent / "results" / "turns.json"
+LAYERS, SIZE = 8, 256
+HOW = Conditions(threads=1, samples=20, duration_s=0.1, warmup_seconds=0.05)
+WITHIN = 0.05
+BURST_S, PAUSE_S = (0.02, 0.3), (0.02, 0.3)
+
+
+def write_layers(path: Path, count: int) -> Path:
+    """A model of `count` matrix products of the same size."""
+    names = ["x", *(f"h{n}" for n in range(1, count)), "y"]
+    weight = np.full(SIZE * SIZE, 1e-3, np.float32)
+    weights = [helper.make_tensor(f"w{n}", TensorProto.FLOAT, [SIZE, SIZE], weight) for n in range(count)]
+    nodes = [helper.make_node("MatMul", [names[n], f"w{n}"], [names[n + 1]]) for n in range(count)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", SIZE, SIZE]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "layers", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def burn(seed: int) -> None:
+    """Compute in bursts until killed."""
+    drawn = random.Random(seed)
+    while True:
+        end = time.monotonic() + drawn.uniform(*BURST_S)
+        while time.monotonic() < end:
+            pass
+        time.sleep(drawn.uniform(*PAUSE_S))
+
+
+@contextmanager
+def bursts(seed: int, count: int) -> Iterator[None]:
+    """Keep as many processes computing in bursts."""
+    command = [sys.executable, __file__, "--burn"]
+    others = [subprocess.Popen([*command, str(seed * count + i)]) for i in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def turns(models: Sequence[Path], rounds: int) -> list[float]:
+    """The ratios to the first, as a bench in turns tells them."""
+    runs = bench_in_turns(models, HOW, rounds=rounds).runs
+    return [found.ratio for found in decisive(compare_within(runs))]
+
+
+def alone(models: Sequence[Path], rounds: int, *, quiet_first: bool, seed: int, cores: int) -> list[float]:
+    """The same of models that were each benched by themselves, each for as long as it was in turns."""
+    assert HOW.duration_s is not None
+    how = replace(HOW, duration_s=rounds * HOW.duration_s)
+    found = []
+    for number, model in enumerate(models):
+        with bursts(seed + number, 0 if quiet_first and number == 0 else cores):
+            (run,) = bench(model, how).runs
+        found.append(run.p50_ns())
+    return [ns / found[0] for ns in found[1:]]
+
+
+def trial(models: Sequence[Path], rounds: int, seed: int, cores: int) -> dict[str, list[float]]:
+    with bursts(seed, cores):
+        in_turns = turns(models, rounds)
+    return {
+        "in turns": in_turns,
+        "each by itself": alone(models, rounds, quiet_first=False, seed=seed, cores=cores),
+        "each by itself, the first quiet": alone(models, rounds, quiet_first=True, seed=seed, cores=cores),
+    }
+
+
+def section(data: dict[str, Any] | None) -> str:
+    """The part of RESULTS.md."""
+    if data is None:
+        return ""
+    e, trials = data["environment"], data["trials"]
+    lines = []
+    for way in trials[0]:
+        cells = [way]
+        for number, right in enumerate(data["quiet"]):
+            right = 1.0 if number == 0 else right
+            seen = [one[way][number] for one in trials]
+            within = sum(abs(ratio / right - 1) <= WITHIN for ratio in seen)
+            cells.append(f"{min(seen):.3f} to {max(seen):.3f}, {within} of {len(seen)}")
+        lines.append(cells)
+    same, twice = data["quiet"]
+    head = (
+        f"One ONNX model, the same again, and one of twice its layers, on one thread of {e['machine']}, {e['cores']} "
+        "cores, "
+        f"while as many processes compute in bursts; load average {e['load_average']:.1f} before they began. "
+        f"{data['rounds']} rounds in turns, or each model by itself for as long. Smallest and largest ratio of "
+        f"{len(trials)} trials, and how many lie within {WITHIN:.0%} of what is right: of the same model 1, of the "
+        f"other {twice:.3f}, which turns without the bursts gave ({same:.3f} for the same model). In turns it is the "
+        "ratio that the bench judges by, processor time where other programs are busy; by themselves it is that of "
+        "the p50s."
+    )
+    lined = "\n".join(textwrap.wrap(head, 118))
+    return f"## Ratios on a busy machine\n\n{lined}\n\n" + table(["", "the same model", "twice the layers"], lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--burn", type=int)
+    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    asked = parser.parse_args()
+    if asked.burn is not None:
+        burn(asked.burn)
+    cores = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as folder:
+        one = write_layers(Path(folder) / "one.onnx", LAYERS)
+        models = [
+            one,
+            Path(shutil.copy(one, Path(folder) / "same.onnx")),
+            write_layers(Path(folder) / "twice.onnx", 2 * LAYERS),
+        ]
+        load = os.getloadavg()[0]
+        quiet = turns(models, asked.rounds)
+        trials = []
+        for seed in range(asked.trials):
+            trials.append(trial(models, asked.rounds, seed, cores))
+            print(seed, {name: [round(r, 3) for r in ratios] for name, ratios in trials[-1].items()}, file=sys.stderr)
+    environment = {"machine": platform.processor() or platform.machine(), "cores": cores, "load_average": load}
+    told = {"environment": environment, "rounds": asked.rounds, "quiet": quiet, "trials": trials}
+    asked.out.write_text(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
