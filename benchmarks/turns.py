@@ -129,7 +129,7 @@ def section(data: dict[str, Any] | None) -> str:
         f"{len(trials)} trials, and how many lie within {WITHIN:.0%} of what is right: of the same model 1, of the "
         f"other {twice:.3f}, which turns without the bursts gave ({same:.3f} for the same model). In turns it is the "
         "ratio that the bench judges by, processor time where other programs are busy; by themselves it is that of "
-        "the p50s."
+        "the p50s, which `compare` shows and does not judge on a busy machine."
     )
     lined = "\n".join(textwrap.wrap(head, 118))
     return f"## Ratios on a busy machine\n\n{lined}\n\n" + table(["", "the same model", "twice the layers"], lines)
