@@ -16,6 +16,7 @@ from typing import Any
 from edgevit.agent.measure import Request
 from edgevit.agent.records import Run
 from edgevit.board.connection import THIS_MACHINE, Board, open_board
+from edgevit.board.facts import BoardFacts, examine
 from edgevit.board.images import find_images, preprocessing_of
 from edgevit.board.layers import LayerProfile, profile_of
 from edgevit.board.models import Measurable, Work, find_engine_file, find_file, of_this_board
@@ -38,13 +39,8 @@ class Setting:
     """Where a bench takes place, known before anything is measured."""
 
     host: str
-    facts: dict[str, Any]  # of the board, as its agent found them
+    facts: BoardFacts
     profile: Profile | None
-
-    @property
-    def has_power(self) -> bool:
-        """Say whether any power meter can be read there."""
-        return any(reason is None for reason in self.facts["meters"].values())
 
 
 @dataclass(frozen=True)
@@ -70,10 +66,10 @@ class Bench:
 
     def remarks(self) -> list[str]:
         """What a reader of the figures must know of the board's state."""
-        before, now = self.setting.facts.get("power_mode") or {}, self.changed.get("power_mode")
+        before, now = self.setting.facts.power_mode, self.changed.get("power_mode")
         remarks = []
         if now is not None:
-            was = before.get("name")
+            was = before.name if before else None
             remarks.append(f"power mode {now}" + (f" for this bench, {was} before and after it" if was != now else ""))
         if self.changed.get("clocks_locked") is not None:
             remarks.append("clocks locked" if self.changed["clocks_locked"] else "clocks not locked")
@@ -221,7 +217,7 @@ def requests_of(
         runner=runner,
         batch=1,
         samples=how.samples,
-        duration_s=_or(how.duration_s, ON_A_BOARD_S if setting.has_power else ELSEWHERE_S),
+        duration_s=_or(how.duration_s, ON_A_BOARD_S if setting.facts.has_power else ELSEWHERE_S),
         warmup=how.warmup,
         warmup_seconds=how.warmup_seconds,
         power_meter=how.power_meter,
@@ -263,12 +259,12 @@ def look(board: Board, profile: Profile | None, how: Conditions, progress: Progr
         UnfitBoardError: it lacks something.
     """
     with progress.stage(f"look at {board.host}"):
-        facts = board.call("examine")
+        facts = examine(board)
     if profile is not None:
         profile.check(facts)
     setting = Setting(board.host, facts, profile or match(facts))
     _check_power(setting, how)
-    if how.cross_check and not facts["trtexec"]:
+    if how.cross_check and not facts.trtexec:
         raise UnfitBoardError(
             f"{board.host} has no trtexec, which --cross-check runs; install it there with "
             "`sudo apt install libnvinfer-bin`, or leave the option out"
@@ -329,7 +325,7 @@ def take_turns(
     args = {
         "requests": [asdict(request) for request in turns],
         "profiled": [asdict(request) for request in profiled],
-        "idle_s": _or(how.idle_s, ON_A_BOARD_S) if setting.has_power else 0.0,
+        "idle_s": _or(how.idle_s, ON_A_BOARD_S) if setting.facts.has_power else 0.0,
         "power_mode": how.power_mode,
         "lock_clocks": how.lock_clocks,
     }
@@ -342,7 +338,7 @@ def _check_power(setting: Setting, how: Conditions) -> None:
     """A meter that was asked for by name must be there; one that was not may be missing."""
     if how.power_meter is None:
         return
-    meters = setting.facts["meters"]
+    meters = setting.facts.meters
     if reason := meters.get(how.power_meter, "unknown to the agent"):
         works = ", ".join(name for name, why in meters.items() if why is None) or "none"
         raise UnfitBoardError(
@@ -355,9 +351,7 @@ def _ceiling(setting: Setting, changed: Mapping[str, Any]) -> Ceiling | None:
     """By the power mode that the runs were made in."""
     if setting.profile is None:
         return None
-    modes = setting.facts.get("power_modes") or ()
-    current = next((mode for mode in modes if mode["name"] == changed.get("power_mode")), setting.facts["power_mode"])
-    return ceiling_found(setting.profile, {**setting.facts, "power_mode": current})
+    return ceiling_found(setting.profile, setting.facts, setting.facts.listed_mode(changed.get("power_mode")))
 
 
 def _cross_check(

@@ -1,6 +1,6 @@
 """What is wrong with a board, or could be better, and the command that mends it: half of all trouble is set-up.
 
-A check is a function of the facts (`agent/examine.py`) and the profile; None where it does not apply. To add one, write
+A check is a function of the facts and the profile; None where it does not apply. To add one, write
 it and name it in `CHECKS`, and in `JETSON_ONLY` if other machines have nothing like it. A problem stops something that
 edgevit is for; with a warning everything works, and figures are worse or other than they could be.
 """
@@ -8,11 +8,12 @@ edgevit is for; with a warning everything works, and figures are worse or other 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from edgevit.agent.onnx_runtime import CPU, GPU
+from edgevit.board.facts import BoardFacts, ListedMode
 from edgevit.board.profiles import Profile
 from edgevit.board.roofline import ceiling_found
 
@@ -22,8 +23,6 @@ GIB = 2**30
 MEMORY_GIB = (2.0, 0.75)
 DISK_GIB = (4.0, 1.0)
 HOT_C = 85.0  # Orin slows down in the nineties
-
-Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -37,29 +36,29 @@ class Check:
     mend: str | None = None  # a command, or what to do; never None unless all is well
 
 
-def diagnose(facts: Facts, profile: Profile | None) -> tuple[Check, ...]:
+def diagnose(facts: BoardFacts, profile: Profile | None) -> tuple[Check, ...]:
     """Judge a machine; `profile` is that of its module, None if that is not known."""
     apply = [check for check in CHECKS if is_jetson(facts) or check not in JETSON_ONLY]
     found = (check(facts, profile) for check in apply)
     return tuple(check for check in found if check)
 
 
-def is_jetson(facts: Facts) -> bool:
-    module = facts["module"]
-    return bool(module["part"] or facts["l4t"] or any("tegra" in name for name in module["compatible"]))
+def is_jetson(facts: BoardFacts) -> bool:
+    module = facts.module
+    return bool(module.part or facts.l4t or any("tegra" in name for name in module.compatible))
 
 
-def _module(facts: Facts, profile: Profile | None) -> Check:
-    module = facts["module"]
+def _module(facts: BoardFacts, profile: Profile | None) -> Check:
+    module = facts.module
     if not is_jetson(facts):
         return Check(
             "module",
             "warning",
-            f"no Jetson but {module['model'] or facts['machine']}: no power modes, rails or engines for a board here",
+            f"no Jetson but {module.model or facts.machine}: no power modes, rails or engines for a board here",
             "a Jetson Orin",
             "name a board: `edgevit board USER@HOST`; on this machine `edgevit bench DIR --runner onnxruntime` works",
         )
-    name = f"{module['part'] or module['model'] or 'a Jetson'}{', Super' if module['super'] else ''}"
+    name = f"{module.part or module.model or 'a Jetson'}{', Super' if module.super else ''}"
     if profile is None:
         return Check(
             "module",
@@ -71,21 +70,21 @@ def _module(facts: Facts, profile: Profile | None) -> Check:
     return Check("module", "ok", f"{profile.module} ({name}), profile {profile.name}")
 
 
-def _left_behind(facts: Facts, profile: Profile | None) -> Check | None:
-    recovered = facts["recovered"]
-    seen = "; ".join(recovered["told"])
-    if recovered["clean"]:
+def _left_behind(facts: BoardFacts, profile: Profile | None) -> Check | None:
+    recovered = facts.recovered
+    seen = "; ".join(recovered.told)
+    if recovered.clean:
         return Check("earlier changes", "ok", seen) if seen else None
     if not seen:
         return Check("earlier changes", "ok", "a job that is running has changed power mode or clocks for itself")
     return Check("earlier changes", "problem", seen, "power mode and clocks as they were", "sudo nvpmodel -q")
 
 
-def _jetpack(facts: Facts, profile: Profile | None) -> Check:
-    jetpack = facts["jetpack"]
+def _jetpack(facts: BoardFacts, profile: Profile | None) -> Check:
+    jetpack = facts.jetpack
     known = " or ".join(release.jetpack for release in profile.software) if profile else None
     if jetpack is None:
-        seen = "not known for this L4T" if facts["l4t"] else "cannot be read"
+        seen = "not known for this L4T" if facts.l4t else "cannot be read"
         return Check("JetPack", "warning", seen, known, "apt show nvidia-jetpack")
     if jetpack.startswith("5."):
         return Check(
@@ -98,8 +97,8 @@ def _jetpack(facts: Facts, profile: Profile | None) -> Check:
     return Check("JetPack", "ok", jetpack)
 
 
-def _l4t(facts: Facts, profile: Profile | None) -> Check:
-    l4t = facts["l4t"]
+def _l4t(facts: BoardFacts, profile: Profile | None) -> Check:
+    l4t = facts.l4t
     if l4t is None:
         return Check(
             "L4T",
@@ -116,24 +115,24 @@ def _l4t(facts: Facts, profile: Profile | None) -> Check:
             "another release",
             "sudo reboot when that happens, and sudo apt update && sudo apt upgrade to leave it",
         )
-    kernel = facts["kernel"] and f"kernel {facts['kernel']}"
-    return Check("L4T", "ok", ", ".join(part for part in (l4t, kernel, facts["ubuntu"]) if part))
+    kernel = facts.kernel and f"kernel {facts.kernel}"
+    return Check("L4T", "ok", ", ".join(part for part in (l4t, kernel, facts.ubuntu) if part))
 
 
-def _python(facts: Facts, profile: Profile | None) -> Check:
-    seen = f"{facts['python']} ({facts['python_path']})"
-    if tuple(int(part) for part in facts["python"].split(".")[:2]) < OLDEST_PYTHON:
+def _python(facts: BoardFacts, profile: Profile | None) -> Check:
+    seen = f"{facts.python} ({facts.python_path})"
+    if tuple(int(part) for part in facts.python.split(".")[:2]) < OLDEST_PYTHON:
         return Check("Python", "problem", seen, "3.8 or newer", "sudo apt install python3.8")
     return Check("Python", "ok", seen)
 
 
-def _tensorrt(facts: Facts, profile: Profile | None) -> Check:
-    version, error = facts["tensorrt"].get("version"), facts["tensorrt"].get("error")
+def _tensorrt(facts: BoardFacts, profile: Profile | None) -> Check:
+    version, error = facts.tensorrt.version, facts.tensorrt.error
     if version is None and not is_jetson(facts):
         return Check("TensorRT", "ok", "none; ONNX Runtime does without")
     if version is None:
         mend = "sudo apt install python3-libnvinfer tensorrt"
-        if facts["in_venv"]:
+        if facts.in_venv:
             mend = f"python3 -m venv --system-site-packages VENV, as other venvs do not see it; and {mend}"
         return Check("TensorRT", "problem", _what(error), "one that Python imports; pip has none for Jetsons", mend)
     if version.startswith("10.3."):
@@ -147,15 +146,15 @@ def _tensorrt(facts: Facts, profile: Profile | None) -> Check:
     return Check("TensorRT", "ok", version)
 
 
-def _cuda(facts: Facts, profile: Profile | None) -> Check:
-    cuda = facts["cuda"]
-    if cuda.get("binding"):
-        seen = f"{cuda['runtime']} on {cuda['device']}, {cuda['sms']} SMs, through {cuda['binding']}"
+def _cuda(facts: BoardFacts, profile: Profile | None) -> Check:
+    cuda = facts.cuda
+    if cuda.binding:
+        seen = f"{cuda.runtime} on {cuda.device}, {cuda.sms} SMs, through {cuda.binding}"
         return Check("CUDA", "ok", seen)
     if not is_jetson(facts):
-        return Check("CUDA", "ok", f"none ({_what(cuda.get('error'))})")
+        return Check("CUDA", "ok", f"none ({_what(cuda.error)})")
     mend = "sudo apt install nvidia-jetpack; in a container: docker run --runtime nvidia"
-    return Check("CUDA", "problem", _what(cuda.get("error")), "libcudart, or pycuda", mend)
+    return Check("CUDA", "problem", _what(cuda.error), "libcudart, or pycuda", mend)
 
 
 def _what(error: str | None) -> str:
@@ -163,72 +162,71 @@ def _what(error: str | None) -> str:
     return (error or "cannot be read").partition(";")[0]
 
 
-def _power_mode(facts: Facts, profile: Profile | None) -> Check:
-    current, modes = facts["power_mode"], {mode["id"]: mode for mode in facts["power_modes"]}
-    if current is None or current["id"] not in modes:
-        seen = current["name"] if current else "unknown"
+def _power_mode(facts: BoardFacts, profile: Profile | None) -> Check:
+    current, modes = facts.power_mode, {mode.id: mode for mode in facts.power_modes}
+    if current is None or current.id not in modes:
+        seen = current.name if current else "unknown"
         return Check("power mode", "warning", seen, "one of /etc/nvpmodel.conf", "sudo nvpmodel -q")
-    seen = current["name"] + _label_misleads(modes[current["id"]], facts["power_modes"])
+    seen = current.name + _label_misleads(modes[current.id], facts.power_modes)
     faster = _fastest(facts, profile)
-    if faster is None or faster["id"] == current["id"]:
+    if faster is None or faster.id == current.id:
         return Check("power mode", "ok", seen)
-    command = f"sudo nvpmodel -m {faster['id']}"
-    if faster["tpc_mask"] != modes[current["id"]]["tpc_mask"]:
+    command = f"sudo nvpmodel -m {faster.id}"
+    if faster.tpc_mask != modes[current.id].tpc_mask:
         mend = f"{command} (in a terminal: it asks for a reboot)"
     else:
-        mend = f"{command}, or --power-mode {faster['name']} of edgevit bench"
-    return Check("power mode", "warning", seen, f"{faster['name']}, where the GPU is fastest, unless it is meant", mend)
+        mend = f"{command}, or --power-mode {faster.name} of edgevit bench"
+    return Check("power mode", "warning", seen, f"{faster.name}, where the GPU is fastest, unless it is meant", mend)
 
 
-def _fastest(facts: Facts, profile: Profile | None) -> dict[str, Any] | None:
+def _fastest(facts: BoardFacts, profile: Profile | None) -> ListedMode | None:
     """The mode with the highest peak; the current one if no other is higher. What the board's table caps decides."""
     if profile is None:
         return None
 
-    def rank(mode: dict[str, Any]) -> tuple[float, bool]:
-        peak = ceiling_found(profile, {**facts, "power_mode": mode}).flop_per_s()
-        return peak, mode["id"] == facts["power_mode"]["id"]
+    def rank(mode: ListedMode) -> tuple[float, bool]:
+        peak = ceiling_found(profile, facts, mode).flop_per_s()
+        return peak, facts.power_mode is not None and mode.id == facts.power_mode.id
 
-    modes: list[dict[str, Any]] = facts["power_modes"]
-    return max(modes, key=rank)
+    return max(facts.power_modes, key=rank)
 
 
-def _label_misleads(current: dict[str, Any], modes: list[dict[str, Any]]) -> str:
+def _label_misleads(current: ListedMode, modes: Sequence[ListedMode]) -> str:
     """Say that a mode of fewer watts has a faster GPU clock, as 15W has beside 25W on Orin NX."""
-    watts, hz = _watts(current), current["gpu_max_hz"]
-    faster = [mode for mode in modes if hz and 0 < _watts(mode) < watts and (mode["gpu_max_hz"] or 0) > hz]
-    if not faster:
+    watts, hz = _watts(current), current.gpu_max_hz
+    faster = [mode for mode in modes if hz and 0 < _watts(mode) < watts and (mode.gpu_max_hz or 0) > hz]
+    if not faster or hz is None:
         return ""
     other = max(faster, key=_watts)
-    return f": its GPU clock is {hz / 1e6:.0f} MHz, below the {other['gpu_max_hz'] / 1e6:.0f} MHz of {other['name']}"
+    return f": its GPU clock is {hz / 1e6:.0f} MHz, below the {(other.gpu_max_hz or 0) / 1e6:.0f} MHz of {other.name}"
 
 
-def _watts(mode: dict[str, Any]) -> int:
-    found = re.search(r"(\d+)W", mode["name"])
+def _watts(mode: ListedMode) -> int:
+    found = re.search(r"(\d+)W", mode.name)
     return int(found.group(1)) if found else 0
 
 
-def _clocks(facts: Facts, profile: Profile | None) -> Check:
-    gpu, locked = facts["clocks"].get("gpu"), facts["clocks_locked"]
+def _clocks(facts: BoardFacts, profile: Profile | None) -> Check:
+    gpu, locked = facts.clocks.get("gpu"), facts.clocks_locked
     if locked is None:
         return Check("clocks", "warning", "cannot be read", "/sys/class/devfreq", "sudo jetson_clocks --show")
-    low, high = (f"{gpu[key] / 1000:.0f}" for key in ("min_khz", "max_khz")) if gpu else ("?", "?")
+    low, high = (f"{khz / 1000:.0f}" for khz in (gpu.min_khz, gpu.max_khz)) if gpu else ("?", "?")
     if locked:
         return Check("clocks", "ok", f"locked, the GPU at {high} MHz")
     mend = "sudo jetson_clocks, or --lock-clocks of edgevit bench, which frees them again"
     return Check("clocks", "warning", f"free, the GPU between {low} and {high} MHz", "locked while measuring", mend)
 
 
-def _memory(facts: Facts, profile: Profile | None) -> Check | None:
-    free, total = facts["memory"]["available_bytes"], facts["memory"]["total_bytes"]
+def _memory(facts: BoardFacts, profile: Profile | None) -> Check | None:
+    free, total = facts.memory.available_bytes, facts.memory.total_bytes
     if free is None or total is None:
         return None
     mend = "sudo systemctl isolate multi-user.target (ends the desktop; graphical.target brings it back)"
     return _room("memory", free, MEMORY_GIB, f" of {total / GIB:.1f} GiB", mend)
 
 
-def _disk(facts: Facts, profile: Profile | None) -> Check | None:
-    free = facts["disk"]["cache_free_bytes"]
+def _disk(facts: BoardFacts, profile: Profile | None) -> Check | None:
+    free = facts.disk.cache_free_bytes
     mend = "rm -r ~/.cache/edgevit/files (models and engines there; they are sent and built again)"
     return None if free is None else _room("disk", free, DISK_GIB, " for ~/.cache/edgevit", mend)
 
@@ -241,8 +239,8 @@ def _room(name: str, free: int, limits: tuple[float, float], of: str, mend: str)
     return Check(name, "warning" if free >= least * GIB else "problem", seen, f"{enough:g} GiB", mend)
 
 
-def _temperature(facts: Facts, profile: Profile | None) -> Check | None:
-    zones = facts["temperatures_c"]
+def _temperature(facts: BoardFacts, profile: Profile | None) -> Check | None:
+    zones = facts.temperatures_c
     if not zones:
         return None
     zone = max(zones, key=lambda name: zones[name])
@@ -253,16 +251,16 @@ def _temperature(facts: Facts, profile: Profile | None) -> Check | None:
     return Check("temperature", "warning", f"{seen}, close to slowing down", f"below {HOT_C:.0f} °C", mend)
 
 
-def _rails(facts: Facts, profile: Profile | None) -> Check:
-    meters, rails = facts["meters"], facts["rails"]
+def _rails(facts: BoardFacts, profile: Profile | None) -> Check:
+    meters, rails = facts.meters, facts.rails
     able = [name for name, reason in meters.items() if reason is None]
     reasons = "; ".join(f"{name}: {reason}" for name, reason in meters.items() if reason is not None)
     if not able:
         mend = "sudo modprobe ina3221; in a container: docker run -v /sys:/sys:ro"
         return Check("power rails", "warning", f"no meter can read them, so no energy ({reasons})", "ina3221", mend)
-    found = {(rail["address"], rail["label"]) for rail in rails}
-    shown = ", ".join(f"{rail['label']} {rail['milliwatts'] / 1000:.2f} W" for rail in rails)
-    interval = f", each over {facts['power_interval_ms']:.0f} ms" if facts["power_interval_ms"] else ""
+    found = {(rail.address, rail.label) for rail in rails}
+    shown = ", ".join(f"{rail.label} {rail.milliwatts / 1000:.2f} W" for rail in rails)
+    interval = f", each over {facts.power_interval_ms:.0f} ms" if facts.power_interval_ms else ""
     seen = f"{shown or 'read'} through {' or '.join(able)}{interval}" + (f" ({reasons})" if reasons else "")
     missing = [label for address, label in profile.total_rails() if (address, label) not in found] if profile else []
     if rails and missing:
@@ -276,24 +274,24 @@ def _rails(facts: Facts, profile: Profile | None) -> Check:
     return Check("power rails", "ok", seen)
 
 
-def _trtexec(facts: Facts, profile: Profile | None) -> Check:
-    if facts["trtexec"]:
-        return Check("trtexec", "ok", facts["trtexec"])
+def _trtexec(facts: BoardFacts, profile: Profile | None) -> Check:
+    if facts.trtexec:
+        return Check("trtexec", "ok", facts.trtexec)
     mend = "sudo apt install libnvinfer-bin"
     return Check("trtexec", "warning", "not found: no --cross-check", "/usr/src/tensorrt/bin/trtexec", mend)
 
 
-def _onnxruntime(facts: Facts, profile: Profile | None) -> Check:
-    found, packages = facts["onnxruntime"], facts["onnxruntime_packages"]
+def _onnxruntime(facts: BoardFacts, profile: Profile | None) -> Check:
+    found, packages = facts.onnxruntime, facts.onnxruntime_packages
     named = " and ".join(f"{name} {version}" for name, version in packages.items())
-    pip = f"{facts['python_path']} -m pip"
+    pip = f"{facts.python_path} -m pip"
     if len(packages) > 1:
         seen = f"{named} side by side, which overwrite one another"
         mend = f"{pip} uninstall -y {' '.join(packages)} && {pip} install {CPU}, or {GPU} for an NVIDIA GPU"
         return Check("ONNX Runtime", "warning" if is_jetson(facts) else "problem", seen, "one of the two", mend)
     if found:
-        providers = ", ".join(name.replace("ExecutionProvider", "") for name in found["providers"])
-        return Check("ONNX Runtime", "ok", f"{named or found['version']} ({providers})")
+        providers = ", ".join(name.replace("ExecutionProvider", "") for name in found.providers)
+        return Check("ONNX Runtime", "ok", f"{named or found.version} ({providers})")
     if packages and not is_jetson(facts):
         mend = f"{pip} install --force-reinstall {' '.join(packages)}"
         return Check("ONNX Runtime", "problem", f"{named}, which cannot be imported", "what can run a model here", mend)
@@ -303,19 +301,19 @@ def _onnxruntime(facts: Facts, profile: Profile | None) -> Check:
     return Check("ONNX Runtime", "problem", "none", "what can run a model here", mend)
 
 
-def _sudo(facts: Facts, profile: Profile | None) -> Check:
-    if facts["sudo"]:
+def _sudo(facts: BoardFacts, profile: Profile | None) -> Check:
+    if facts.sudo:
         return Check("root", "ok", "nvpmodel and jetson_clocks run as root without a password")
     seen = "nvpmodel and jetson_clocks need a password: no --power-mode and --lock-clocks"
-    missing = [name for name in ("nvpmodel", "jetson_clocks") if not facts["programs"][name]]
+    missing = [name for name in ("nvpmodel", "jetson_clocks") if not facts.programs.get(name)]
     if missing:
         seen = f"no {' and no '.join(missing)}: no --power-mode and --lock-clocks"
     mend = "read deploy/jetson/setup.sh and run it there once, or set both by hand"
     return Check("root", "warning", seen, "sudo without a password for these two, if you want those options", mend)
 
 
-def _jtop(facts: Facts, profile: Profile | None) -> Check:
-    reason = facts["meters"]["jtop"]
+def _jtop(facts: BoardFacts, profile: Profile | None) -> Check:
+    reason = facts.meters["jtop"]
     return Check("jtop", "ok", f"not in use, and not needed: {reason}" if reason else "its service answers")
 
 

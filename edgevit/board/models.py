@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from edgevit.board.facts import BoardFacts
 from edgevit.board.store import find_engine, recorded_engine
 from edgevit.errors import CheckpointError
 from edgevit.folder.model_folder import ModelFolder, export_of, model_of
@@ -58,9 +58,7 @@ def find_file(model: Path, precision: str | None, provider: str | None) -> Measu
     return Measurable(model.absolute(), _verified_sha256(model, must_be_listed=False), precision, model.stem)
 
 
-def find_engine_file(
-    folder: Path, facts: Mapping[str, Any], batches: Sequence[int], precision: str | None
-) -> Measurable:
+def find_engine_file(folder: Path, facts: BoardFacts, batches: Sequence[int], precision: str | None) -> Measurable:
     """Take the engine of a model folder that was built for the board with these facts.
 
     Raises:
@@ -72,7 +70,7 @@ def find_engine_file(
     )
 
 
-def of_this_board(found: Measurable, facts: Mapping[str, Any]) -> Measurable:
+def of_this_board(found: Measurable, facts: BoardFacts) -> Measurable:
     """Check an engine that was given by its path against the record beside it, and add what that says.
 
     A file without a record is taken as it is.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from edgevit.board.facts import BoardFacts
 from edgevit.errors import ProfileError, UnknownNameError
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import Size
@@ -151,7 +151,7 @@ class Profile(BaseModel, extra="forbid", frozen=True):
         """Address and label of the rails whose sum is the module's power."""
         return [(rail.address, rail.label) for rail in self.rails if rail.total]
 
-    def fits(self, facts: Mapping[str, Any]) -> bool:
+    def fits(self, facts: BoardFacts) -> bool:
         """Whether the module found may be this one; of a part number that says little, only its family counts."""
         part, gib = _part(facts), _mem_total_gib(facts)
         low, high = self.mem_total_gib
@@ -159,7 +159,7 @@ class Profile(BaseModel, extra="forbid", frozen=True):
             return False
         return part in self.parts or (part.endswith(GENERIC) and part.partition("-")[0] in self.families)
 
-    def check(self, facts: Mapping[str, Any]) -> None:
+    def check(self, facts: BoardFacts) -> None:
         """Make sure that the profile is of the module found.
 
         Raises:
@@ -175,17 +175,16 @@ class Profile(BaseModel, extra="forbid", frozen=True):
             )
 
 
-def _part(facts: Mapping[str, Any]) -> str | None:
-    part: str | None = (facts.get("module") or {}).get("part")
-    return part
+def _part(facts: BoardFacts) -> str | None:
+    return facts.module.part
 
 
-def _mem_total_gib(facts: Mapping[str, Any]) -> float | None:
-    size = (facts.get("module") or {}).get("memory_bytes")
+def _mem_total_gib(facts: BoardFacts) -> float | None:
+    size = facts.module.memory_bytes
     return None if size is None else size / 2**30
 
 
-def _seen(facts: Mapping[str, Any]) -> str:
+def _seen(facts: BoardFacts) -> str:
     part, gib = _part(facts), _mem_total_gib(facts)
     return f"{part or 'no Jetson module'} with {'unknown memory' if gib is None else f'{gib:.1f} GiB'}"
 
@@ -210,13 +209,13 @@ def load_profile(name_or_path: str | Path) -> Profile:
     return READER.yaml(SHIPPED / f"{text}.yaml", Profile)
 
 
-def match(facts: Mapping[str, Any]) -> Profile | None:
+def match(facts: BoardFacts) -> Profile | None:
     """Find the profile of the module found; None if it is not known, or could be more than one.
 
     The names of its power modes tell modules of one family and memory size apart, where the part number does not.
     """
     fitting = [profile for profile in map(load_profile, profile_names()) if profile.fits(facts)]
-    modes = {mode["name"] for mode in facts.get("power_modes") or ()}
+    modes = {mode.name for mode in facts.power_modes}
     if modes and len(fitting) > 1:
         fitting = [profile for profile in fitting if modes <= set(profile.mode_names())]
     if len(fitting) > 1:

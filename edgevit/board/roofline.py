@@ -15,10 +15,10 @@ call true measurements false. Engines with 2:4 sparse weights may be twice as fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from edgevit.board.facts import BoardFacts, ListedMode
 from edgevit.board.profiles import FLOP_PER_TENSOR_CORE, Mode, Profile
 from edgevit.errors import UnknownNameError
 
@@ -85,15 +85,16 @@ def ceiling(profile: Profile, mode: Mode | str | None = None, *, super_clocks: b
     return _ceiling(profile, SMS_PER_TPC * found.tpcs, found.gpu_hz, found.emc_mhz)
 
 
-def ceiling_found(profile: Profile, facts: Mapping[str, Any]) -> Ceiling:
-    """By the caps of the power mode that the board is in, read from its own table; what it does not say is uncapped."""
-    current = facts.get("power_mode") or {}
-    table = facts.get("power_modes") or ()
-    caps: Mapping[str, Any] = next((mode for mode in table if mode["id"] == current.get("id")), {})
-    variant = profile.variant(super_clocks=bool((facts.get("module") or {}).get("super")))
-    gpu_hz = _capped(caps.get("gpu_max_hz"), variant.gpu_max_mhz * 1e6)
-    emc_hz = _capped(caps.get("emc_max_hz"), variant.emc_max_mhz * 1e6)
-    return _ceiling(profile, _sms_on(profile, caps.get("tpc_mask")), gpu_hz, emc_hz / 1e6)
+def ceiling_found(profile: Profile, facts: BoardFacts, mode: ListedMode | None = None) -> Ceiling:
+    """By the caps of a mode of the board's own table, the one that it is in unless another is given.
+
+    What the table does not say is uncapped.
+    """
+    caps = mode or facts.listed_mode() or ListedMode(0, "")
+    variant = profile.variant(super_clocks=facts.module.super)
+    gpu_hz = _capped(caps.gpu_max_hz, variant.gpu_max_mhz * 1e6)
+    emc_hz = _capped(caps.emc_max_hz, variant.emc_max_mhz * 1e6)
+    return _ceiling(profile, _sms_on(profile, caps.tpc_mask), gpu_hz, emc_hz / 1e6)
 
 
 def _sms_on(profile: Profile, tpc_mask: int | None) -> int:

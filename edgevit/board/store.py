@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from edgevit.board.facts import BoardFacts
 from edgevit.board.fingerprint import fingerprint
 from edgevit.errors import EngineError
 from edgevit.folder.engine import EngineRecord, read_engine
@@ -32,7 +32,7 @@ def _check_unaltered(record: EngineRecord) -> EngineRecord:
     return record
 
 
-def recorded_engine(path: Path, facts: Mapping[str, Any]) -> EngineRecord:
+def recorded_engine(path: Path, facts: BoardFacts) -> EngineRecord:
     """Return what is known of this engine, if it is one for the board with these facts.
 
     Raises:
@@ -46,7 +46,7 @@ def recorded_engine(path: Path, facts: Mapping[str, Any]) -> EngineRecord:
 
 
 def find_engine(
-    model: Path, facts: Mapping[str, Any], batch: int | Sequence[int], precision: str | None = None
+    model: Path, facts: BoardFacts, batch: int | Sequence[int], precision: str | None = None
 ) -> EngineRecord:
     """Return the engine of a model folder that runs on the board with these facts, at every batch size asked for.
 

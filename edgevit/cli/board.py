@@ -66,14 +66,15 @@ def _doctor(console: Console, board: Board, wanted: Profile | None) -> None:
     from dataclasses import asdict
 
     from edgevit.board.doctor import diagnose
+    from edgevit.board.facts import examine
     from edgevit.board.profiles import match
 
     with console.progress.stage(f"examine {board.host}"):
-        facts = board.call("examine")
+        facts = examine(board)
     if wanted:
         wanted.check(facts)
     checks = diagnose(facts, wanted or match(facts))
-    console.result({"facts": facts, "checks": [asdict(check) for check in checks]})
+    console.result({"facts": asdict(facts), "checks": [asdict(check) for check in checks]})
     console.show(checks_table(board.host, checks))
     if any(check.state == "problem" for check in checks):
         raise typer.Exit(1)

@@ -126,7 +126,7 @@ class Bench:
         return done.runs
 
     def _request(self, stack: Stack) -> Request:
-        found, power = self._files[stack], self.setting.has_power
+        found, power = self._files[stack], self.setting.facts.has_power
         how = replace(self.place.conditions(), duration_s=POWER_WINDOW_S if power else WINDOW_S)
         (request,) = requests_of(how, str(found.path), found, self.place.runs_on, self.setting)
         return request
@@ -155,11 +155,11 @@ class Bench:
         built = self.store.engines()
         if stack.label in built and self._is_there(*built[stack.label]):
             return built[stack.label]
-        facts, batch = self.setting.facts["tensorrt"], self.place.batch
-        if facts["strongly_typed"]:
+        facts, batch = self.setting.facts.tensorrt, self.place.batch
+        if facts.strongly_typed:
             onnx, _ = self._put(stack, self.place.computes_in, OPSET)
         else:
-            onnx, _ = self._put(stack, "fp32", NATIVE_OPSET if facts["native_layer_norm"] else OLDEST_OPSET)
+            onnx, _ = self._put(stack, "fp32", NATIVE_OPSET if facts.native_layer_norm else OLDEST_OPSET)
         args = {
             "onnx": onnx,
             "precision": self.place.computes_in,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from edgevit.agent.environment import usable_cpus
 from edgevit.board.fingerprint import fingerprint
@@ -98,15 +97,14 @@ class Place:
         """What a table says of this place, by what the agent found there."""
         from edgevit.derive.allocate.cost_table import Where
 
-        facts: Mapping[str, Any] = setting.facts
-        is_board = self.builds or bool(facts["module"]["part"])
+        facts = setting.facts
+        is_board = self.builds or facts.module.part is not None
         on_cpu = not self.builds and self.provider in (None, "cpu")
-        mode = facts.get("power_mode") or {}
         return Where(
             board=fingerprint(facts) if is_board else None,
             processor=None if is_board else processor(),
-            power_mode=self.power_mode or mode.get("name"),
-            clocks_locked=True if self.lock_clocks else facts.get("clocks_locked"),
+            power_mode=self.power_mode or (facts.power_mode.name if facts.power_mode else None),
+            clocks_locked=True if self.lock_clocks else facts.clocks_locked,
             runner=self.runs_on,
             provider=None if self.builds else self.provider or "cpu",
             threads=self.threads or (len(usable_cpus()) if on_cpu and self.board is None else None),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from edgevit.board.connection import THIS_MACHINE, Board
+from edgevit.board.facts import BoardFacts, examine
 from edgevit.board.fingerprint import fingerprint
 from edgevit.board.profiles import load_profile
 from edgevit.engines.gate import Sample, take_sample, unlabelled_sample
@@ -28,7 +27,7 @@ from edgevit.folder.names import onnx_name
 from edgevit.progress import Progress, Silent
 
 
-def check_board(host: str, facts: Mapping[str, Any], profile: str | None) -> None:
+def check_board(host: str, facts: BoardFacts, profile: str | None) -> None:
     """Refuse a board that has no TensorRT or no GPU, or is another than was meant.
 
     Raises:
@@ -39,14 +38,14 @@ def check_board(host: str, facts: Mapping[str, Any], profile: str | None) -> Non
     here = host == THIS_MACHINE
     doctor = "edgevit board" if here else f"edgevit board {host}"
     elsewhere = "give --board USER@HOST of one that has it; " if here else ""
-    tensorrt, cuda = facts["tensorrt"], facts["cuda"]
-    if tensorrt.get("version") is None:
+    tensorrt, cuda = facts.tensorrt, facts.cuda
+    if tensorrt.version is None:
         raise UnfitBoardError(
-            f"no TensorRT on {host} ({tensorrt.get('error')}); {elsewhere}on a Jetson try "
+            f"no TensorRT on {host} ({tensorrt.error}); {elsewhere}on a Jetson try "
             f"`sudo apt install python3-libnvinfer`, and see `{doctor}`"
         )
-    if cuda.get("error") is not None:
-        raise UnfitBoardError(f"no GPU for an engine on {host} ({cuda['error']}); see `{doctor}`")
+    if cuda.error is not None:
+        raise UnfitBoardError(f"no GPU for an engine on {host} ({cuda.error}); see `{doctor}`")
 
 
 def _key(report: ExportRecord, board: str, options: Options) -> str:
@@ -61,7 +60,7 @@ def _key(report: ExportRecord, board: str, options: Options) -> str:
     )
 
 
-def _reused(record: EngineRecord, facts: Mapping[str, Any], progress: Progress) -> EngineRecord:
+def _reused(record: EngineRecord, facts: BoardFacts, progress: Progress) -> EngineRecord:
     progress.note(f"{record.path} is up to date: reused")
     before, now = record.board.power_mode, power_mode(facts)
     if before == now:
@@ -111,7 +110,7 @@ def build_engine(
         ExportError, CheckpointError, DataError, OptionError, OutputError: as for an export.
     """
     options, progress, folder = options or Options(), progress or Silent(), Path(model)
-    facts: dict[str, Any] = board.call("examine")
+    facts = examine(board)
     check_board(board.host, facts, options.profile)
     report, here = current_export(folder, progress=progress, **options.export), fingerprint(facts)
     if large := [name for name in report.files if name.endswith(".onnx.data")]:

@@ -7,12 +7,12 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from edgevit.board.connection import Board
+from edgevit.board.facts import examine
 from edgevit.board.store import recorded_engine
 from edgevit.engines.build import check_board
 from edgevit.engines.gate import unlabelled_sample
@@ -73,7 +73,7 @@ def evaluate_engine(request: EvaluateRequest, board: Board, progress: Progress |
     """
     request.check()
     progress, path = progress or Silent(), Path(request.model)
-    facts: dict[str, Any] = board.call("examine")
+    facts = examine(board)
     check_board(board.host, facts, None)
     record, folder = recorded_engine(path.absolute(), facts), model_of(path.absolute())
     document = folder.document()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevit.board.connection import Board
+from edgevit.board.facts import BoardFacts
 from edgevit.board.fingerprint import fingerprint
 from edgevit.engines.gate import Sample, Verdict, judge, remarks
 from edgevit.engines.ladder import Descent, Rung, node_patterns
@@ -38,18 +39,23 @@ def batches_of(report: ExportRecord, options: Options) -> tuple[int, int, int]:
     return options.batches if report.batch == "dynamic" else (report.batch, report.batch, report.batch)
 
 
-def power_mode(facts: Mapping[str, Any]) -> str | None:
-    return facts["power_mode"]["name"] if facts["power_mode"] else None
+def power_mode(facts: BoardFacts) -> str | None:
+    return facts.power_mode.name if facts.power_mode else None
 
 
-def board_in_short(facts: Mapping[str, Any]) -> EngineBoard:
-    module, cuda = facts["module"], facts["cuda"]
+def board_in_short(facts: BoardFacts) -> EngineBoard:
+    module, cuda = facts.module, facts.cuda
     return EngineBoard(
-        **{name: module[name] for name in ("model", "part", "super")},
-        **{name: facts[name] for name in ("jetpack", "l4t")},
-        tensorrt=facts["tensorrt"]["version"],
-        cuda=cuda["runtime"],
-        **{name: cuda[name] for name in ("device", "sms", "capability")},
+        model=module.model,
+        part=module.part,
+        super=module.super,
+        jetpack=facts.jetpack,
+        l4t=facts.l4t,
+        tensorrt=facts.tensorrt.version,
+        cuda=cuda.runtime,
+        device=cuda.device,
+        sms=cuda.sms,
+        capability=cuda.capability,
         power_mode=power_mode(facts),
     )
 
@@ -91,7 +97,7 @@ class Workshop:
     def __init__(
         self,
         board: Board,
-        facts: Mapping[str, Any],
+        facts: BoardFacts,
         exported: Exported,
         sample: Sample,
         scratch: Path,
@@ -100,7 +106,7 @@ class Workshop:
     ) -> None:
         self.board, self.facts, self.exported, self.sample = board, facts, exported, sample
         self.scratch, self.options, self.progress = scratch, options, progress
-        self.strongly_typed: bool = facts["tensorrt"]["strongly_typed"]
+        self.strongly_typed = bool(facts.tensorrt.strongly_typed)
         self.batches = batches_of(exported.report, options)
         self.older: WrittenVariant | None = None  # for releases before strong typing; written once
 
@@ -124,7 +130,7 @@ class Workshop:
     def _untyped_file(self) -> tuple[Path, WrittenVariant | None]:
         """Where the builder chooses types, one fp32 file serves all rungs; such releases know no newer operators."""
         report = self.exported.report
-        opset = NATIVE_OPSET if self.facts["tensorrt"]["native_layer_norm"] else OLDEST_OPSET
+        opset = NATIVE_OPSET if self.facts.tensorrt.native_layer_norm else OLDEST_OPSET
         if report.opset == opset:
             return report.folder / onnx_name("fp32"), None
         if self.older is None:
@@ -161,7 +167,7 @@ class Workshop:
     @property
     def _fuses_nothing(self) -> bool:
         """TensorRT 8.5, which JetPack 5 has, brings no fused attention for Orin's generation."""
-        return bool(self.facts["tensorrt"]["version"].startswith("8.5.") and self.facts["cuda"]["capability"] == "8.7")
+        return (self.facts.tensorrt.version or "").startswith("8.5.") and self.facts.cuda.capability == "8.7"
 
     def _expected_fused(self, rung: Rung) -> int:
         """Attention blocks that should run as one kernel: fp16, of fusable dimensions, by a compiler that can."""

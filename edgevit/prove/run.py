@@ -82,7 +82,7 @@ def run(request: ProveRequest, progress: Progress | None = None) -> Proof:
         setting = look(board, None, how, told)
         if request.board is not None:
             check_board(board.host, setting.facts, None)
-        window_s = POWER_WINDOW_S if setting.has_power else WINDOW_S
+        window_s = POWER_WINDOW_S if setting.facts.has_power else WINDOW_S
         how = replace(how, duration_s=window_s, samples=SAMPLES, warmup=WARMUP, warmup_seconds=WARMUP_S)
         work = _Work(request, how, board, setting, Path(scratch), told, _opened(request, setting))
         try:
@@ -99,7 +99,7 @@ def _opened(request: ProveRequest, setting: Setting) -> Proof:
     """
     facts, profile = setting.facts, None if setting.profile is None else setting.profile.name
     told = {"sizes": list(request.sizes), "quick": request.quick, "rounds": request.rounds, "threads": request.threads}
-    environment = {name: facts[name] for name in KEPT if name in facts}
+    environment = {name: plain(getattr(facts, name)) for name in KEPT}
     fresh = Proof(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         edgevit=written_by(),
@@ -209,14 +209,14 @@ class _Work:
 
     def _ready(self, subject: Subject) -> _Ready:
         """Have the file that is run of a network on the machine that runs it."""
-        facts = self.setting.facts["tensorrt"]
+        facts = self.setting.facts.tensorrt
         if not self.builds:
             path = self._written(subject, "fp32", OPSET)
             return _Ready(subject, "fp32", self._measurable(subject, str(path), file_sha256(path), "fp32"))
-        if facts["strongly_typed"]:
+        if facts.strongly_typed:
             path = self._written(subject, subject.precision, OPSET)
         else:
-            path = self._written(subject, "fp32", NATIVE_OPSET if facts["native_layer_norm"] else OLDEST_OPSET)
+            path = self._written(subject, "fp32", NATIVE_OPSET if facts.native_layer_norm else OLDEST_OPSET)
         args = {
             "onnx": self.board.put(path, file_sha256(path), self.progress),
             "precision": subject.precision,
@@ -314,7 +314,7 @@ class _Work:
 
     def _by_trtexec(self, question: str, one: _Ready, batch: int) -> float | None:
         """GPU time of the same engine by trtexec, where it is on the board."""
-        if question not in CHECKED or not self.builds or not self.setting.facts["trtexec"] or one.measurable is None:
+        if question not in CHECKED or not self.builds or not self.setting.facts.trtexec or one.measurable is None:
             return None
         args = {"engine": str(one.measurable.path), "batch": batch, "seconds": TRTEXEC_S, "streams": 1}
         name = f"trtexec {one.subject.name}, batch {batch}"

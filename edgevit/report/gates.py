@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 from edgevit.agent.records import Run
+from edgevit.board.facts import BoardFacts
 from edgevit.errors import GateError, UnknownNameError
 from edgevit.report.runs import group
 
@@ -175,22 +176,22 @@ def parse_gate(text: str, source: str | None = None) -> Gate:
 
 
 def measurable(
-    facts: Mapping[str, Any], runner: str, *, streams: int = 1, total_rails: bool = True, idle: bool = True
+    facts: BoardFacts, runner: str, *, streams: int = 1, total_rails: bool = True, idle: bool = True
 ) -> set[str]:
     """Return the metrics that a board with these facts can give with that runner.
 
     `total_rails`: whether it is known which rails make up the module; `idle`: whether its idle power will be read.
     """
-    power = total_rails and any(reason is None for reason in facts["meters"].values())
+    power = total_rails and facts.has_power
     given = {
         "a run": True,
         "gpu": runner == "tensorrt" and streams == 1,
         "engine": runner == "tensorrt",
-        "meminfo": facts["memory"]["available_bytes"] is not None,
-        "nvmap": facts["root"] and facts["module"]["part"] is not None,
+        "meminfo": facts.memory.available_bytes is not None,
+        "nvmap": facts.root and facts.module.part is not None,
         "power": power,
         "idle": power and idle,
-        "thermal": bool(facts["temperatures_c"]),
+        "thermal": bool(facts.temperatures_c),
     }
     return {name for name, metric in METRICS.items() if given[metric.needs]}
 

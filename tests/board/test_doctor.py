@@ -6,6 +6,7 @@ import pytest
 
 from edgevit.agent.examine import examine
 from edgevit.board.doctor import CHECKS, diagnose
+from edgevit.board.facts import read_facts
 from edgevit.board.profiles import load_profile, match
 
 NX = "orin-nx-16gb-jetpack6.2"
@@ -57,8 +58,13 @@ def bare(tmp_path):
     return {**facts, "disk": {"cache_free_bytes": 40 * GIB}, "onnxruntime": {"version": "1.20", "providers": ["CPU"]}}
 
 
-def check_of(facts, name, profile="match"):
-    checks = {check.name: check for check in diagnose(facts, match(facts) if profile == "match" else profile)}
+def judged(answer, profile="match"):
+    facts = read_facts(answer, "orin")
+    return diagnose(facts, match(facts) if profile == "match" else profile)
+
+
+def check_of(answer, name, profile="match"):
+    checks = {check.name: check for check in judged(answer, profile)}
     for check in checks.values():
         assert (check.mend is None) == (check.state == "ok"), check
         assert check.seen
@@ -66,7 +72,7 @@ def check_of(facts, name, profile="match"):
 
 
 def test_a_board_in_order_has_nothing_to_mend(healthy):
-    checks = diagnose(healthy, match(healthy))
+    checks = judged(healthy)
     assert [check for check in checks if check.state != "ok"] == []
     seen = {check.name: check.seen for check in checks}
     assert len(seen) == len(checks) == len(CHECKS) - 1  # nothing was left behind by an earlier process
@@ -122,8 +128,8 @@ def test_what_is_wrong_is_told_with_what_mends_it(healthy, spoil, name, state, s
     check = check_of({**healthy, **spoil}, name)
     assert check.state == state
     assert seen in check.seen and mend in check.mend
-    others = {other.name: other.state for other in diagnose(healthy, match(healthy)) if other.name != name}
-    told = {c.name: c.state for c in diagnose({**healthy, **spoil}, match(healthy)) if c.name in others}
+    others = {other.name: other.state for other in judged(healthy) if other.name != name}
+    told = {c.name: c.state for c in judged({**healthy, **spoil}) if c.name in others}
     assert told == others
 
 
@@ -196,7 +202,7 @@ def test_what_an_earlier_process_left_is_said(healthy):
 def test_captured_boards_are_known_and_warned_of_what_they_are(board, profile, worst, board_tree):
     captured = examine(lambda message: None, str(board_tree(board)))
     facts = {**with_libraries(captured), "clocks_locked": captured["clocks_locked"]}
-    checks = diagnose(facts, match(facts))
+    checks = judged(facts)
     assert {check.name for check in checks if check.state != "ok"} == worst
     assert checks[0].seen.endswith(f"profile {profile}")
 
@@ -205,7 +211,7 @@ def test_a_machine_that_is_no_jetson_says_so_and_what_still_works(bare):
     check = check_of(bare, "module")
     assert check.state == "warning" and check.seen.startswith("no Jetson but ")
     assert "edgevit bench DIR --runner onnxruntime" in check.mend
-    checks = diagnose(bare, None)
+    checks = judged(bare, None)
     assert {check.state for check in checks[1:]} == {"ok"}
     assert not {"JetPack", "power mode", "power rails", "root"} & {check.name for check in checks}
 
@@ -232,7 +238,7 @@ def test_on_a_jetson_onnx_runtime_is_optional(healthy):
 
 def test_a_jetson_that_tells_nothing_else_is_still_judged(bare):
     facts = {**bare, "module": {**bare["module"], "compatible": ["nvidia,tegra234"]}}
-    checks = {check.name: check.state for check in diagnose(facts, None)}
+    checks = {check.name: check.state for check in judged(facts, None)}
     assert checks["TensorRT"] == "problem"
     assert all(
         checks[name] == "warning" for name in ("module", "JetPack", "L4T", "power mode", "clocks", "power rails")

@@ -21,8 +21,8 @@ from edgevit.board.fingerprint import fingerprint
             {"module": {"part": None, "model": None}, "l4t": None, "cuda": {"device": "NVIDIA H100 80GB", "sms": 132}},
             "nvidia-h100-80gb-trt10.3.0-132sm",
         ),
-        ({"module": {"part": "p9999-0000", "model": "A/../Board"}, "cuda": None}, "a-board-l4t36.4.3-trt10.3.0"),
-        ({"module": None, "cuda": {}, "l4t": None, "tensorrt": {}}, "unknown"),
+        ({"module": {"part": "p9999-0000", "model": "A/../Board"}, "cuda": {}}, "a-board-l4t36.4.3-trt10.3.0"),
+        ({"module": {}, "cuda": {}, "l4t": None, "tensorrt": {}}, "unknown"),
     ],
 )
 def test_a_fingerprint_names_what_an_engine_depends_on(changes: dict[str, Any], expected: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 from places import ROOT
 
 from edgevit.agent import jetson
+from edgevit.board.facts import BoardFacts, PowerMode, read_facts
 from edgevit.board.profiles import Profile, load_profile, match, profile_names
 from edgevit.board.roofline import ceiling, ceiling_found
 from edgevit.errors import ProfileError, UnknownNameError
@@ -20,11 +22,11 @@ ALL = ("agx-orin-32gb", "agx-orin-64gb", "agx-orin-industrial", "orin-nano-4gb",
        "orin-nx-8gb")  # fmt: skip
 
 
-def facts(part: str | None, gib: float | None = None, *, modes: str = "", **module: Any) -> dict[str, Any]:
+def facts(part: str | None, gib: float | None = None, *, modes: str = "", **module: Any) -> BoardFacts:
     """As much of what the agent says of a board as tells which one it is."""
     memory = None if gib is None else int(gib * 2**30)
     table = [{"id": i, "name": name} for i, name in enumerate(modes.split())]
-    return {"module": {"part": part, "memory_bytes": memory, **module}, "power_modes": table}
+    return read_facts({"module": {"part": part, "memory_bytes": memory, **module}, "power_modes": table}, "orin")
 
 
 @pytest.fixture
@@ -115,7 +117,7 @@ def test_the_module_total_is_the_input_rail_or_on_agx_the_sum_of_three() -> None
         (facts("p3767-0004", 3.6, model="NVIDIA Orin NX Engineering Reference Developer Kit"), "orin-nano-4gb"),
     ],
 )
-def test_a_module_is_recognised(found: dict[str, Any], name: str) -> None:
+def test_a_module_is_recognised(found: BoardFacts, name: str) -> None:
     profile = match(found)
     assert profile is not None and profile.name == name
     profile.check(found)
@@ -127,14 +129,14 @@ TREES = [path for path in (ROOT / "tests" / "boards").glob("*-jetpack*") if (pat
 @pytest.mark.parametrize("tree", TREES, ids=lambda path: path.name)
 def test_the_board_of_a_captured_tree_is_recognised_and_its_modes_are_those_of_its_profile(tree: Path) -> None:
     modes = jetson.power_modes(str(tree))
-    found = {"module": jetson.identify(str(tree)), "power_modes": modes}
+    found = read_facts({"module": jetson.identify(str(tree)), "power_modes": modes}, "orin")
     profile = match(found)
     assert profile is not None and tree.name.startswith(f"{profile.name}-jetpack")
     for seen in modes:
-        expected = profile.mode(seen["name"], super_clocks=found["module"]["super"])
+        expected = profile.mode(seen["name"], super_clocks=found.module.super)
         assert (seen["id"], seen["cpus_online"]) == (expected.id, expected.cpus)
         by_profile = ceiling(profile, expected)
-        by_board = ceiling_found(profile, {**found, "power_mode": {"id": seen["id"], "name": seen["name"]}})
+        by_board = ceiling_found(profile, replace(found, power_mode=PowerMode(seen["id"], seen["name"])))
         assert by_board.tensor_cores == by_profile.tensor_cores
         assert by_board.bytes_per_s == by_profile.bytes_per_s
         assert by_board.gpu_hz == pytest.approx(by_profile.gpu_hz, rel=0.04)  # JetPack 5's cap is the higher one
@@ -147,10 +149,10 @@ def test_the_board_of_a_captured_tree_is_recognised_and_its_modes_are_those_of_i
         facts("p3767-0003", 15.3),
         facts("p2888-0001", 15.3),  # a Xavier
         facts(None, 7.4),
-        {"module": None},
+        BoardFacts(),
     ],
 )
-def test_a_module_that_could_be_several_or_is_none_is_not_guessed(found: dict[str, Any]) -> None:
+def test_a_module_that_could_be_several_or_is_none_is_not_guessed(found: BoardFacts) -> None:
     assert match(found) is None
 
 
@@ -162,7 +164,7 @@ def test_a_profile_of_another_board_is_refused_with_the_right_one() -> None:
         "7.4 GiB; try --profile orin-nano-8gb"
     )
     with pytest.raises(ProfileError, match="the board has no Jetson module with unknown memory; `edgevit profiles`"):
-        load_profile("orin-nx-16gb").check({"module": None})
+        load_profile("orin-nx-16gb").check(BoardFacts())
 
 
 def test_modes_are_found_by_name_and_super_clocks_on_request() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from edgevit.board.facts import BoardFacts, read_facts
 from edgevit.board.profiles import load_profile, profile_names
 from edgevit.board.roofline import Roofline, ceiling, ceiling_found, least_bytes, least_seconds, roofline
 from edgevit.errors import UnknownNameError
@@ -57,11 +58,13 @@ def test_a_mode_that_the_profile_lacks_is_refused() -> None:
         ceiling(load_profile("orin-nx-16gb"), "MODE_30W")
 
 
-def found(mode: dict[str, Any] | None, *, super_clocks: bool = False) -> dict[str, Any]:
+def found(mode: dict[str, Any] | None, *, super_clocks: bool = False) -> BoardFacts:
     table = [{"id": 9, "name": "other", "tpc_mask": 255, "gpu_max_hz": 1, "emc_max_hz": 1}]
+    module = {"super": super_clocks}
     if mode is None:
-        return {"module": {"super": super_clocks}, "power_mode": None, "power_modes": []}
-    return {"module": {"super": super_clocks}, "power_mode": {"id": 2}, "power_modes": [*table, {"id": 2, **mode}]}
+        return read_facts({"module": module, "power_mode": None, "power_modes": []}, "orin")
+    now = {"id": 2, "name": "now"}
+    return read_facts({"module": module, "power_mode": now, "power_modes": [*table, {**now, **mode}]}, "orin")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import pytest
 
 from edgevit.board.bench import Setting
+from edgevit.board.facts import read_facts
 from edgevit.cost.place import Place, processor
 from edgevit.errors import EdgeVitError
 
@@ -34,15 +35,16 @@ def test_a_place_that_cannot_be_is_refused(given, said):
 
 
 def test_a_table_says_of_this_machine_its_processor_and_threads_and_of_a_board_its_fingerprint():
-    here = Place(threads=1, batch=2).where(Setting("this machine", FACTS, None))
+    here = Place(threads=1, batch=2).where(Setting("this machine", read_facts(FACTS, "this machine"), None))
     assert (here.board, here.processor, here.threads, here.batch) == (None, processor(), 1, 2)
     assert (here.runner, here.provider, here.precision, here.power_mode) == ("onnxruntime", "cpu", "fp32", None)
     facts = {
         **FACTS, "module": {"part": "p3767", "model": "Orin X"}, "l4t": "36.4", "tensorrt": {"version": "10.3"},
-        "power_mode": {"name": "15W"}, "clocks_locked": False, "cuda": {"sms": 8},
+        "power_mode": {"id": 2, "name": "15W"}, "clocks_locked": False, "cuda": {"sms": 8},
     }  # fmt: skip
-    there = Place(board="b").where(Setting("b", facts, None))
+    setting = Setting("b", read_facts(facts, "b"), None)
+    there = Place(board="b").where(setting)
     assert (there.board, there.processor, there.threads) == ("orin-x-l4t36.4-trt10.3-8sm", None, None)
     assert (there.power_mode, there.clocks_locked, there.provider) == ("15W", False, None)
-    changed = Place(board="b", power_mode="25W", lock_clocks=True).where(Setting("b", facts, None))
+    changed = Place(board="b", power_mode="25W", lock_clocks=True).where(setting)
     assert (changed.power_mode, changed.clocks_locked) == ("25W", True)

@@ -20,6 +20,7 @@ from board_fixtures import playing
 from small_models import write_derived
 
 from edgevit.board.connection import open_board
+from edgevit.board.facts import BoardFacts, examine
 from edgevit.board.store import find_engine
 from edgevit.engines.build import build_engine
 from edgevit.engines.gate import GateTolerances
@@ -237,10 +238,9 @@ def test_a_missing_export_is_made_first_and_engines_outlive_a_new_one(folder: Pa
     assert find_engine(folder, board_facts(), 4) == record
 
 
-def board_facts() -> dict[str, Any]:
+def board_facts() -> BoardFacts:
     with open_board(None) as board:
-        facts: dict[str, Any] = board.call("examine")
-        return facts
+        return examine(board)
 
 
 def test_an_engine_belongs_to_its_release(stored: EngineRecord, play: Callable[..., None]) -> None:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from some_runs import DENSE, MS, ON_A_BOARD, SLIM, S, watts
 
+from edgevit.board.facts import read_facts
 from edgevit.errors import GateError
 from edgevit.report.gates import METRICS, UNITS, check_measurable, check_paced, exit_code, judge, measurable, parse_gate
 
@@ -195,27 +196,33 @@ def test_a_gate_about_nothing_that_was_measured_does_not_pass_in_silence():
         judge([parse_gate("p99@4<8ms")], [DENSE])
 
 
-FACTS = {
-    "meters": {"ina3221": None, "tegrastats": None, "jtop": "no module named jtop"},
-    "memory": {"available_bytes": 2**33},
-    "module": {"part": "p3767-0000"},
-    "root": True,
-    "temperatures_c": {"cpu": 48.1},
-}
-NO_JETSON = {
-    "meters": {"ina3221": "no sensor", "tegrastats": "no program", "jtop": "no module"},
-    "memory": {"available_bytes": None},
-    "module": {"part": None},
-    "root": True,
-    "temperatures_c": {},
-}
+FACTS = read_facts(
+    {
+        "meters": {"ina3221": None, "tegrastats": None, "jtop": "no module named jtop"},
+        "memory": {"available_bytes": 2**33},
+        "module": {"part": "p3767-0000"},
+        "root": True,
+        "temperatures_c": {"cpu": 48.1},
+    },
+    "orin",
+)
+NO_JETSON = read_facts(
+    {
+        "meters": {"ina3221": "no sensor", "tegrastats": "no program", "jtop": "no module"},
+        "memory": {"available_bytes": None},
+        "module": {"part": None},
+        "root": True,
+        "temperatures_c": {},
+    },
+    "here",
+)
 
 
 def test_what_can_be_measured_follows_from_the_board_and_the_runner():
     assert measurable(FACTS, "tensorrt") == set(METRICS)
     assert set(METRICS) - measurable(FACTS, "onnxruntime") == {"gpu_p50", "gpu_p90", "gpu_p99", "engine"}
     assert set(METRICS) - measurable(FACTS, "tensorrt", streams=2) == {"gpu_p50", "gpu_p90", "gpu_p99"}
-    assert set(METRICS) - measurable({**FACTS, "root": False}, "tensorrt") == {"nvmap"}
+    assert set(METRICS) - measurable(replace(FACTS, root=False), "tensorrt") == {"nvmap"}
     assert set(METRICS) - measurable(FACTS, "tensorrt", idle=False) == {"idle", "net_energy"}
     no_total = measurable(FACTS, "tensorrt", total_rails=False)
     assert set(METRICS) - no_total == {"power", "energy", "idle", "net_energy"}

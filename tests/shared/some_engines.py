@@ -6,13 +6,14 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from edgevit.board.facts import BoardFacts, read_facts
 from edgevit.folder.engine import EngineBoard, EngineRecord, EngineTried, OnnxSource, key_of, store_engine
 from edgevit.folder.model_folder import ModelFolder
 
 WEIGHTS = "a" * 64
 
 
-def facts(**changes: Any) -> dict[str, Any]:
+def facts(**changes: Any) -> BoardFacts:
     found: dict[str, Any] = {
         "module": {
             "part": "p3767-0000",
@@ -26,7 +27,7 @@ def facts(**changes: Any) -> dict[str, Any]:
         "tensorrt": {"version": "10.3.0"},
         "cuda": {"device": "Orin", "sms": 8},
     }
-    return {**found, **changes}
+    return read_facts({**found, **changes}, "orin")
 
 
 ORIN = "orin-nx-16gb-l4t36.4.3-trt10.3.0-8sm"

@@ -1,0 +1,177 @@
+"""What the agent finds of a machine, as a record that is read once, where it answers.
+
+Names are the agent's own keys, which `agent/examine.py` explains. What it could not read is None, or empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgevit.board.connection import Board
+from edgevit.errors import AgentError
+from edgevit.folder.documents import Reader
+
+READER = Reader(AgentError, mend="this is a fault of edgevit: please report it")
+
+
+@dataclass(frozen=True)
+class Module:
+    """The computer on a carrier board: of a Jetson its part number, of another machine its model at most."""
+
+    part: str | None = None
+    compatible: tuple[str, ...] = ()
+    model: str | None = None
+    super: bool = False  # whether it runs at Super clocks
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class PowerMode:
+    """The mode that the board is in."""
+
+    id: int | None
+    name: str
+
+
+@dataclass(frozen=True)
+class ListedMode:
+    """A mode of the board's own table; a limit of None is none."""
+
+    id: int
+    name: str
+    cpus_online: int = 0
+    tpc_mask: int | None = None
+    gpu_max_hz: int | None = None
+    emc_max_hz: int | None = None
+
+
+@dataclass(frozen=True)
+class Clock:
+    cur_khz: int
+    min_khz: int
+    max_khz: int
+    governor: str | None
+
+
+@dataclass(frozen=True)
+class Rail:
+    address: str
+    label: str
+    milliwatts: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    total_bytes: int | None = None
+    available_bytes: int | None = None
+    swap_total_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Disk:
+    cache_free_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class TensorRT:
+    """Without a version there is none, and `error` says why."""
+
+    version: str | None = None
+    error: str | None = None
+    strongly_typed: bool | None = None
+    fp16_flag: bool | None = None
+    native_layer_norm: bool | None = None
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """Without a binding there is none, and `error` says why."""
+
+    binding: str | None = None
+    error: str | None = None
+    device: str | None = None
+    sms: int | None = None
+    capability: str | None = None
+    runtime: str | None = None
+
+
+@dataclass(frozen=True)
+class OnnxRuntime:
+    version: str
+    providers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What a process left changed that was cut off, and whether all of it could be put back."""
+
+    clean: bool = True
+    told: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BoardFacts:
+    """All that is known of a machine."""
+
+    module: Module = field(default_factory=Module)
+    l4t: str | None = None
+    jetpack: str | None = None
+    ubuntu: str | None = None
+    machine: str = ""
+    kernel: str | None = None
+    python: str = ""
+    python_path: str = ""
+    in_venv: bool = False
+    user: str = ""
+    root: bool = False
+    hostname: str = ""
+    power_mode: PowerMode | None = None
+    power_modes: tuple[ListedMode, ...] = ()
+    default_power_mode: int | None = None
+    clocks: dict[str, Clock | None] = field(default_factory=dict)
+    clocks_locked: bool | None = None
+    rails: tuple[Rail, ...] = ()
+    power_interval_ms: float | None = None
+    meters: dict[str, str | None] = field(default_factory=dict)  # why a meter cannot read the power; None: it can
+    memory: Memory = field(default_factory=Memory)
+    disk: Disk = field(default_factory=Disk)
+    temperatures_c: dict[str, float] = field(default_factory=dict)
+    trtexec: str | None = None
+    programs: dict[str, str | None] = field(default_factory=dict)
+    sudo: bool = False
+    recovered: Recovered = field(default_factory=Recovered)
+    tensorrt: TensorRT = field(default_factory=TensorRT)
+    cuda: Cuda = field(default_factory=Cuda)
+    onnxruntime: OnnxRuntime | None = None
+    onnxruntime_packages: dict[str, str] = field(default_factory=dict)
+
+    def listed_mode(self, name: str | None = None) -> ListedMode | None:
+        """The mode of this name in the board's own table; where there is no such mode, the one that it is in."""
+        now = self.power_mode.id if self.power_mode else None
+        named = [mode for mode in self.power_modes if mode.name == name]
+        return next(iter(named or [mode for mode in self.power_modes if mode.id == now]), None)
+
+    @property
+    def has_power(self) -> bool:
+        """Say whether any power meter can be read there."""
+        return any(reason is None for reason in self.meters.values())
+
+
+def read_facts(answer: Mapping[str, Any], host: str) -> BoardFacts:
+    """Read what an agent answered.
+
+    Raises:
+        AgentError: something of it is of another type.
+    """
+    return READER.checked(dict(answer), BoardFacts, f"what the agent on {host} found")
+
+
+def examine(board: Board) -> BoardFacts:
+    """Let the board's agent tell all that can be known without changing anything.
+
+    Raises:
+        BoardError: it did not answer.
+    """
+    return read_facts(board.call("examine"), board.host)
