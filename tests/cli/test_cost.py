@@ -1,6 +1,9 @@
 """`edgevit cost`: the figures as a table, the file, and refusals in one line."""
 
+import json
+
 import numpy as np
+from some_costs import ARGS, fill, here
 
 from edgevit.derive.allocate.prices import BlockPrices, Prices
 from edgevit.models.anatomy import BlockDims
@@ -11,6 +14,18 @@ def test_what_cannot_be_is_one_line(edgevit_main, tmp_path):
     assert "no timm model" in edgevit_main("cost", "deit_tinny_patch16_224").error
     said = edgevit_main("cost", "deit_tiny_patch16_224", "--output", tmp_path / "t.csv").error
     assert "ends in neither .yaml nor .json" in said
+
+
+def test_what_is_known_already_is_shown_and_written_with_the_next_command(edgevit_main, small_vit, tmp_path):
+    fill(small_vit(**ARGS), here(), None)
+    args = [part for name, value in ARGS.items() for part in ("--model-arg", f"{name}={value}")]
+    file = tmp_path / "t.yaml"
+    base = ("vit_tiny_patch16_224", *args, "--threads", 1, "--points", 1)
+    done = edgevit_main("cost", *base, "--output", file)
+    assert done.code == 0, done.err
+    assert f"--cost-table {file} --ms" in done.out and "2 x 32" in done.out and "mJ; the base takes" in done.out
+    told = json.loads(edgevit_main("cost", *base, "--json").out)
+    assert told["between"] == "linear" and told["output"] is None and not told["where"].get("board")
 
 
 def test_the_figures_are_shown_side_by_side_with_what_a_whole_block_takes():

@@ -3,10 +3,7 @@
 import pytest
 import some_costs
 
-from edgevit.board.bench import look
-from edgevit.board.connection import open_board
 from edgevit.cost import measure, place
-from edgevit.progress import Silent
 
 
 @pytest.fixture
@@ -21,8 +18,7 @@ def short(monkeypatch):
 @pytest.fixture(scope="session")
 def where():
     """What a table of this machine says of it."""
-    with open_board(None) as board:
-        return some_costs.PLACE.where(look(board, None, some_costs.PLACE.conditions(), Silent()))
+    return some_costs.here()
 
 
 @pytest.fixture
@@ -30,7 +26,7 @@ def fill(small_vit, tmp_path, where):
     """Keep runs of all that a table of a small base is made of; give the base."""
 
     def run(folder=tmp_path, **how):
-        network = small_vit(depth=4)
+        network = small_vit(**some_costs.ARGS)
         some_costs.fill(network, where, folder, **how)
         return network
 

@@ -3,18 +3,17 @@
 import json
 
 import pytest
+from some_costs import ARGS
 
 from edgevit.cost.request import CostRequest
 from edgevit.cost.run import run, write_table
 from edgevit.derive.allocate.cost_table import CostTable, load_cost_table
 from edgevit.errors import OutputError
 
-BASE = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 4, "num_heads": 2}
-
 
 def test_a_name_becomes_a_table_in_a_file_and_what_is_known_is_not_measured_again(fill, tmp_path):
     fill(folder=None)  # the user's cache folder
-    asked = CostRequest(base="vit_tiny_patch16_224", model_args=BASE, output=tmp_path / "t.yaml", threads=1, points=1)
+    asked = CostRequest(base="vit_tiny_patch16_224", model_args=ARGS, output=tmp_path / "t.yaml", threads=1, points=1)
     table = run(asked)
     assert load_cost_table(tmp_path / "t.yaml") == table
     assert table.base.depth == 4 and table.in_quantity("mj").base > 0

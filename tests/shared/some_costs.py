@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from some_runs import ON_A_BOARD, watts
 
+from edgevit.board.bench import look
+from edgevit.board.connection import open_board
 from edgevit.cost.grid import Grid
 from edgevit.cost.place import Place
 from edgevit.cost.stacks import Stack
@@ -18,10 +20,20 @@ from edgevit.derive.allocate.cost_table import Where
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import vit
+from edgevit.progress import Silent
 
 PLACE = Place(threads=1)
 FUSED = POLICIES["fused"]
 SIZES = (BlockDims(2, 24, 24, 100), BlockDims(2, 32, 32, 0))
+
+
+ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 4, "num_heads": 2}  # of the base, a tiny ViT
+
+
+def here() -> Where:
+    """What a table of this machine says of it."""
+    with open_board(None) as board:
+        return PLACE.where(look(board, None, PLACE.conditions(), Silent()))
 
 
 def made_up(stack: Stack) -> float:
