@@ -16,7 +16,9 @@ import math
 import statistics
 from bisect import bisect_left
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, Sequence
+
+from . import doubts
 
 SCHEMA = 5
 
@@ -36,15 +38,6 @@ NEW_IN = {
 SERIES = ("latencies_ns", "gpu_ns", "clocks_during_khz", "gpu_load_permille", "temperatures_during_c", "throttled")
 
 CLOSED_LOOP = "one after another"  # the use of a run that has no other
-P99_SAMPLES = 100  # with fewer, the 99th percentile is the slowest inference
-SPREAD = 0.10  # standard deviation over mean
-OUTLIER = 5.0  # slowest over median
-DRIFT = 0.05  # second half of the window over the first
-CLOCK_STEPS = 100  # a latency is at least this many steps of the clock, so that one step is at most 1 %
-WINDOW_NS = 1_000_000_000
-CLOCKS_MOVED = 1.05  # highest over lowest clock of the fastest core, or of the GPU
-POWER_WINDOW_S = 10.0  # the rails' sensors average over 0.43 s: shorter windows are mostly their edges
-OTHERS = 0.10  # share of the cores' time that other programs took during the window
 
 
 class RecordError(ValueError):
@@ -245,7 +238,7 @@ class Run:
 
     def void(self) -> list[str]:
         """Say why these numbers are not this board's at these settings; such a run is shown and never judged."""
-        return [text for text in (check(self) for check in (_throttled, _mode_changed, _gpu_clock)) if text]
+        return [text for check in doubts.VOIDS if (text := check(self))]
 
     def processor_ms(self) -> float | None:
         """Processor time of an inference; None where more than one thread works or waits for another, or a GPU."""
@@ -272,17 +265,15 @@ class Run:
 
     def doubts(self) -> dict[str, str]:
         """The warnings by their kind, of DOUBTS."""
-        return {kind: text for kind, check in DOUBTS.items() if (text := check(self))}
+        return {kind: text for kind, check in doubts.DOUBTS.items() if (text := check(self))}
 
     def is_busy(self) -> bool:
         """Say whether other programs had so much of the machine that its latencies are theirs as well."""
-        return bool(_load(self) or _others(self))
+        return doubts.is_busy(self)
 
     def unsteadiness(self) -> float:
         """By what factor the machine's speed moved within the window; 1 where that is no reason for a warning."""
-        drift = _drift_ratio(self) if _drift(self) else 1.0
-        low, high = _cpu_clocks(self) if _clocks(self) else (1, 1)
-        return max(drift, 1 / drift, high / max(low, 1))
+        return doubts.unsteadiness(self)
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
@@ -374,158 +365,4 @@ _PLAIN: Dict[str, Callable[[Any], bool]] = {
     "int": _is_int,
     "float": lambda value: _is_int(value) or (type(value) is float and math.isfinite(value)),
     "Power": lambda value: isinstance(value, Power),
-}
-
-
-def _few_samples(run: Run) -> str | None:
-    count = len(run.latencies_ns)
-    if count >= P99_SAMPLES:
-        return None
-    return f"p99 of {count} samples is just the slowest of them; try --samples {P99_SAMPLES} or more"
-
-
-def _short_window(run: Run) -> str | None:
-    if run.wall_ns >= WINDOW_NS:
-        return None
-    return f"the window lasted {run.wall_ns / 1e9:.2f} s, too short to see a machine slow down; try --duration 10"
-
-
-def _coarse_clock(run: Run) -> str | None:
-    if run.p50_ns() >= CLOCK_STEPS * run.clock_step_ns:
-        return None
-    return f"one inference takes {run.p50_ns()} ns and the clock steps by {run.clock_step_ns} ns; try a larger --batch"
-
-
-def _spread(run: Run) -> str | None:
-    spread = run.stddev_ns() / run.mean_ns()
-    if spread <= SPREAD:
-        return None
-    return f"the standard deviation is {spread:.0%} of the mean; close other programs, or try more --samples"
-
-
-def _outlier(run: Run) -> str | None:
-    ratio = max(run.latencies_ns) / run.p50_ns()
-    if ratio <= OUTLIER:
-        return None
-    return f"the slowest inference took {ratio:.0f} times the median; close other programs and run again"
-
-
-def _drift_ratio(run: Run) -> float:
-    """The second half of the window over the first."""
-    half = len(run.latencies_ns) // 2
-    if half < 10:
-        return 1.0
-    return statistics.median(run.latencies_ns[half:]) / statistics.median(run.latencies_ns[:half])
-
-
-def _drift(run: Run) -> str | None:
-    ratio = _drift_ratio(run)
-    if abs(ratio - 1) <= DRIFT:
-        return None
-    change = "slower" if ratio > 1 else "faster"
-    advice = "let the machine cool down" if ratio > 1 else "try a longer --warmup"
-    return f"the second half of the window was {abs(ratio - 1):.0%} {change} than the first; {advice}"
-
-
-def _readings(run: Run) -> List[Dict[str, int]]:
-    return [c for c in (run.clocks_before_khz, *(run.clocks_during_khz or ()), run.clocks_after_khz) if c]
-
-
-def _throttled(run: Run) -> str | None:
-    if not run.throttled:
-        return None
-    return f"the board held itself back ({'; '.join(run.throttled)}); let it cool down, or check fan and power supply"
-
-
-def _mode_changed(run: Run) -> str | None:
-    before, after = run.power_mode_before, run.power_mode_after
-    if before is None or after is None or before == after:
-        return None
-    return f"the power mode changed from {before} to {after} during the run; run again, and leave it alone"
-
-
-def _gpu_clock(run: Run) -> str | None:
-    """A GPU that ran the model all the time had no reason of its own to change its clock; before and after, it had."""
-    clocks = [reading["gpu"] for reading in run.clocks_during_khz or () if "gpu" in reading]
-    on_gpu = run.gpu_ns is not None or run.streams > 1  # which have no GPU times
-    on_gpu = on_gpu and run.use() == CLOSED_LOOP  # else it has pauses, in which clocks fall: that is what is measured
-    if not on_gpu or not clocks or max(clocks) <= CLOCKS_MOVED * min(clocks):
-        return None
-    low, high = min(clocks) / 1000, max(clocks) / 1000
-    return f"the GPU clock moved between {low:.0f} and {high:.0f} MHz; try --lock-clocks, or a longer --warmup-seconds"
-
-
-def _missed(run: Run) -> str | None:
-    if not run.missed:
-        return None
-    periods = run.missed + len(run.latencies_ns)
-    return f"{run.missed} of {periods} periods were missed, as an inference took longer; try a longer --period-ms"
-
-
-def _power_window(run: Run) -> str | None:
-    if run.power is None or run.power.window_s() >= POWER_WINDOW_S:
-        return None
-    seconds = run.power.window_s()
-    return f"power was read over {seconds:.1f} s only, and its sensor averages slowly; try --duration 10 or more"
-
-
-def _no_total(run: Run) -> str | None:
-    if run.power is None or run.power.total:
-        return None
-    seen = ", ".join(run.power.rails)
-    return f"which rails make up this module is not known, so there is no energy ({seen} were read); try --profile"
-
-
-def _cpu_clocks(run: Run) -> tuple[int, int]:
-    """The lowest and the highest clock of the fastest core; idle ones slow down as they please. Zeros: not known."""
-    cores = [[khz for name, khz in reading.items() if name.startswith("cpu")] for reading in _readings(run)]
-    fastest = [max(clocks) for clocks in cores if clocks]
-    return min(fastest, default=0), max(fastest, default=0)
-
-
-def _clocks(run: Run) -> str | None:
-    low, high = _cpu_clocks(run)
-    if high <= CLOCKS_MOVED * low:
-        return None
-    return (
-        f"the CPU clock moved between {low / 1000:.0f} and {high / 1000:.0f} MHz; "
-        "try the performance governor, a longer --warmup, or letting the machine cool down"
-    )
-
-
-def _cores(run: Run) -> int:
-    text = run.environment.get("cores", "")
-    return int(text) if text.isdecimal() else 0
-
-
-def _load(run: Run) -> str | None:
-    cores = _cores(run)
-    if run.load_average_before is None or not cores or run.load_average_before <= cores:
-        return None
-    return f"the load average was {run.load_average_before:.1f} on {cores} cores; close other programs and run again"
-
-
-def _others(run: Run) -> str | None:
-    cores = _cores(run)
-    if run.cpu_busy_ns is None or run.cpu_own_ns is None or not cores:
-        return None
-    share = (run.cpu_busy_ns - run.cpu_own_ns) / (run.wall_ns * cores)
-    if share <= OTHERS:
-        return None
-    return f"other programs took {share:.0%} of the processor during the window; close them and run again"
-
-
-DOUBTS: Dict[str, Callable[[Run], "str | None"]] = {
-    "few samples": _few_samples,
-    "short window": _short_window,
-    "coarse clock": _coarse_clock,
-    "spread": _spread,
-    "outlier": _outlier,
-    "drift": _drift,
-    "missed": _missed,
-    "clocks": _clocks,
-    "load": _load,
-    "other programs": _others,
-    "short power window": _power_window,
-    "no total": _no_total,
 }

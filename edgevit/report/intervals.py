@@ -25,7 +25,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgevit.agent.records import P99_SAMPLES, Run
+from edgevit.agent.doubts import P99_SAMPLES
+from edgevit.agent.records import Run
 
 if TYPE_CHECKING:
     from numpy.random import Generator

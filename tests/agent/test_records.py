@@ -1,87 +1,14 @@
 import json
 import math
-import re
 import statistics
 from dataclasses import fields, replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from quiet_runs import BOARD, MS, QUIET, S, power
 
 from edgevit.agent.records import NEW_IN, Power, RecordError, Run, comparable
-
-MS = 1_000_000
-S = 1_000_000_000
-QUIET = Run(
-    label="t1",
-    model="model.fp32.onnx",
-    model_sha256="0" * 64,
-    precision="fp32",
-    runner="onnxruntime",
-    provider="CPUExecutionProvider",
-    batch=8,
-    streams=1,
-    latencies_ns=(10 * MS, 11 * MS) * 100,
-    gpu_ns=None,
-    wall_ns=2_100 * MS,
-    load_ns=100 * MS,
-    first_inference_ns=20 * MS,
-    warmup=10,
-    clock_step_ns=50,
-    memory_peak_rss_bytes=2**27,
-    memory_available_before_bytes=2**33,
-    memory_available_min_bytes=2**33 - 2**26,
-    memory_available_after_bytes=2**33,
-    memory_engine_bytes=None,
-    memory_nvmap_bytes=None,
-    clocks_before_khz={"cpu0": 1_500_000, "cpu1": 700_000},
-    clocks_during_khz=({"cpu0": 1_500_000, "cpu1": 1_500_000},),
-    clocks_after_khz={"cpu0": 800_000, "cpu1": 1_500_000},
-    load_average_before=0.5,
-    cpu_busy_ns=2_200 * MS,
-    cpu_own_ns=2_100 * MS,
-    gpu_load_permille=None,
-    temperatures_before_c=None,
-    temperatures_during_c=None,
-    temperatures_after_c=None,
-    throttled=None,
-    power_mode_before=None,
-    power_mode_after=None,
-    power=None,
-    idle_power=None,
-    session=None,
-    round=None,
-    turn=None,
-    environment={"kernel": "Linux 5.15", "cores": "2", "threads": "2"},
-    created="2026-01-01T00:00:00+00:00",
-)
-
-
-def power(readings, times_ns, *, window, interval_ms=None, total=("VDD_IN@40",), **others):
-    rails = {"VDD_IN@40": tuple(map(float, readings)), **others}
-    return Power("ina3221", rails, tuple(times_ns), total, interval_ms, *window)
-
-
-# An Orin NX whose GPU, supply and cooling were fine.
-BOARD = replace(
-    QUIET,
-    wall_ns=12 * S,
-    cpu_busy_ns=13 * S,
-    cpu_own_ns=12 * S,
-    gpu_ns=(9 * MS, 10 * MS) * 100,
-    clocks_before_khz={"cpu0": 1_984_000, "gpu": 918_000},
-    clocks_during_khz=({"cpu0": 1_984_000, "gpu": 918_000}, {"cpu0": 1_984_000, "gpu": 906_000}),
-    clocks_after_khz={"cpu0": 1_984_000, "gpu": 306_000},
-    throttled=(),
-    power_mode_before="15W",
-    power_mode_after="15W",
-    power=power([10_000] * 13, range(0, 13 * S, S), window=(0, 12 * S)),
-    session="5e55",
-    round=2,
-    turn=5,
-)
-
-SLOWED = ({"cpu0": 1_984_000, "gpu": 918_000}, {"cpu0": 1_984_000, "gpu": 612_000})
 
 integers = st.integers(-(2**62), 2**62)
 counts = st.integers(1, 2**40)
@@ -161,41 +88,6 @@ def test_a_single_sample_has_no_spread():
 
 def test_what_was_not_measured_is_none_and_never_zero():
     assert replace(QUIET, memory_available_before_bytes=None).memory_taken_bytes() is None
-
-
-def test_a_quiet_run_has_no_warnings():
-    assert QUIET.warnings() == []
-
-
-def test_a_run_on_a_machine_that_tells_nothing_has_no_warnings():
-    silent = dict.fromkeys(["clocks_before_khz", "clocks_during_khz", "clocks_after_khz", "cpu_busy_ns", "cpu_own_ns"])
-    assert replace(QUIET, load_average_before=None, **silent).warnings() == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "warning"),
-    [
-        ({"latencies_ns": (10 * MS,) * 99}, "p99 of 99 samples is just the slowest of them; try --samples 100"),
-        ({"wall_ns": 400 * MS, "cpu_busy_ns": None}, "the window lasted 0.40 s, .* try --duration 10"),
-        ({"latencies_ns": (900,) * 200}, "takes 900 ns and the clock steps by 50 ns; try a larger --batch"),
-        ({"latencies_ns": (5 * MS, 15 * MS) * 100}, "deviation is 50% of the mean; close other programs"),
-        ({"latencies_ns": (10 * MS,) * 4999 + (60 * MS,)}, "slowest inference took 6 times the median; close"),
-        (
-            {"latencies_ns": (10 * MS,) * 100 + (11 * MS,) * 100},
-            "second half .* was 10% slower .*; let the machine cool",
-        ),
-        (
-            {"latencies_ns": (11 * MS,) * 100 + (10 * MS,) * 100},
-            "second half .* was 9% faster .*; try a longer --warmup",
-        ),
-        ({"clocks_after_khz": {"cpu0": 1_000_000}}, "moved between 1000 and 1500 MHz; try the performance governor"),
-        ({"load_average_before": 2.4}, "the load average was 2.4 on 2 cores; close other programs"),
-        ({"cpu_busy_ns": 3_150 * MS}, "other programs took 25% of the processor .* close them"),
-    ],
-)
-def test_a_doubtful_run_says_why_and_what_to_try(changes, warning):
-    (text,) = replace(QUIET, **changes).warnings()
-    assert re.search(warning, text)
 
 
 def test_comparable_names_what_differs():
@@ -330,19 +222,6 @@ def test_a_run_says_how_the_model_was_used_and_keeps_it(change, use):
     assert Run.from_json(run.to_json()) == run
 
 
-def test_missed_periods_are_told():
-    run = replace(QUIET, period_ns=33 * MS, missed=50)
-    assert f"50 of {50 + len(QUIET.latencies_ns)} periods were missed" in run.doubts()["missed"]
-    assert "missed" not in replace(run, missed=0).doubts()
-
-
-def test_clocks_that_fall_in_pauses_are_what_is_measured_and_void_nothing():
-    moving = ({"gpu": 918_000}, {"gpu": 306_000})
-    closed = replace(QUIET, gpu_ns=QUIET.latencies_ns, clocks_during_khz=moving)
-    assert "the GPU clock moved" in closed.void()[0]
-    assert replace(closed, period_ns=33 * MS, missed=0).void() == []
-
-
 def test_processor_time_is_told_of_one_thread_of_a_processor_alone():
     alone = replace(QUIET, environment={**QUIET.environment, "threads": "1"}, provider="CPUExecutionProvider")
     alone = replace(alone, cpu_own_ns=5 * MS * len(QUIET.latencies_ns))
@@ -441,46 +320,6 @@ def test_energy_per_image_is_power_over_throughput_gross_and_net():
     assert (read.energy_per_image_mj(), read.net_energy_per_image_mj()) == pytest.approx((25, 15))
     assert replace(run, idle_power=None).net_energy_per_image_mj() is None
     assert replace(run, power=None).energy_per_image_mj() is None
-
-
-def test_a_run_on_a_board_that_was_left_alone_is_not_void():
-    assert (BOARD.void(), BOARD.warnings(), QUIET.void()) == ([], [], [])
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (
-            {"throttled": ("gpu-throttle at step 2", "under-voltage 3 times")},
-            r"\(gpu-throttle at step 2; under-voltage 3",
-        ),
-        ({"power_mode_after": "MAXN"}, "the power mode changed from 15W to MAXN"),
-        ({"clocks_during_khz": SLOWED}, "GPU clock moved between 612 and 918 MHz; try --lock-clocks"),
-        ({"clocks_during_khz": SLOWED, "gpu_ns": None, "streams": 2}, "GPU clock moved between 612 and 918 MHz"),
-    ],
-)
-def test_a_run_whose_clocks_or_mode_moved_or_that_throttled_is_void(changes, reason):
-    (text,) = replace(BOARD, **changes).void()
-    assert re.search(reason, text)
-
-
-def test_the_clock_of_a_gpu_that_was_not_used_voids_nothing():
-    assert replace(BOARD, clocks_during_khz=SLOWED, gpu_ns=None).void() == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "warning"),
-    [
-        (
-            {"power": power([1] * 3, [0, S, 2 * S], window=(0, 2 * S))},
-            "power was read over 2.0 s only, .* --duration 10",
-        ),
-        ({"power": replace(BOARD.power, total=())}, r"no energy \(VDD_IN@40 were read\); try --profile"),
-    ],
-)
-def test_power_that_is_doubtful_says_why_and_what_to_try(changes, warning):
-    (text,) = replace(BOARD, **changes).warnings()
-    assert re.search(warning, text)
 
 
 def test_the_hottest_zone_and_the_mean_load_are_those_of_the_whole_window():
