@@ -91,10 +91,9 @@ def _mode_changed(run: Run) -> str | None:
 def _gpu_clock(run: Run) -> str | None:
     """A GPU that ran the model all the time had no reason of its own to change its clock; before and after, it had."""
     clocks = [reading["gpu"] for reading in run.clocks_during_khz or () if "gpu" in reading]
+    if run.period_ns or run.parts_ns:  # it had pauses, in which clocks fall: that is what is measured
+        return None
     on_gpu = run.gpu_ns is not None or run.streams > 1  # which have no GPU times
-    on_gpu = (
-        on_gpu and run.period_ns is None and run.parts_ns is None
-    )  # else it has pauses, in which clocks fall: that is what is measured
     if not on_gpu or not clocks or max(clocks) <= CLOCKS_MOVED * min(clocks):
         return None
     low, high = min(clocks) / 1000, max(clocks) / 1000
