@@ -19,6 +19,7 @@ from edgevit.derive.jobs_table import TABLE_KIND
 from edgevit.folder.derivation import DERIVATION_KIND
 from edgevit.folder.engine import ENGINE_KIND
 from edgevit.folder.export import EXPORT_KIND
+from edgevit.folder.imported import IMPORTED_KIND
 from edgevit.folder.model import MODEL_KIND
 from edgevit.folder.plan import PLAN_KIND
 from edgevit.folder.records import RecordKind
@@ -29,7 +30,7 @@ from edgevit.sweep.record import SWEEP_KIND
 FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
 KINDS: tuple[RecordKind[Any], ...] = (
     MODEL_KIND, DERIVATION_KIND, PLAN_KIND, SUPERNET_KIND, EXPORT_KIND, ENGINE_KIND, SWEEP_KIND, TABLE_KIND,
-    LAYERS_KIND, PROOF_KIND,
+    LAYERS_KIND, PROOF_KIND, IMPORTED_KIND,
 )  # fmt: skip
 
 

@@ -32,6 +32,8 @@ The words, one for each idea:
     plan            what becomes of each block: heads, widths and neurons that stay, with new weights where there are
     realise         make the slim network of a network and a plan
     derived model   what comes of it: a folder of weights and records that everything else reads
+    imported file   an ONNX file that edgevit did not make, in a folder with what it and its owner say of it
+    source          what files and engines are written of: a model folder's network, or an imported file
     engine          a derived model compiled by TensorRT for one board
     board           a Jetson, reached over SSH; device: where torch computes
     agent           the program that runs on a board; runner: what runs a model there; meter: what measures beside it

@@ -101,6 +101,12 @@ def _plan(root: Path) -> object:
     return read_jobs(root / "plan.yaml")
 
 
+def _stated(root: Path) -> object:
+    from edgevit.export.stated import stated_preprocessing
+
+    return stated_preprocessing(root / "o" / "model.onnx", {}, {})
+
+
 def _results(root: Path) -> object:
     """Damaged results are told of and read as none: the rows come from the models' own folders."""
     from edgevit.derive.many import _Results
@@ -123,6 +129,8 @@ KINDS = {
     "export": Kind("m/export/export.json", (_report, _measurable)),
     "engine": Kind("m/export/engines/board/0123456789abcdef.json", (_store,)),
     "metadata": Kind("m/export/model.fp32.onnx", (("evaluate", "m/export/model.fp32.onnx", "--data", "digits", *FEW),)),
+    "onnx": Kind("o/onnx.json", (("show", "o"), ("evaluate", "o", "--data", "digits", *FEW)), sealed=True),
+    "processor": Kind("o/preprocessor_config.json", (_stated,), named="prep"),
     "supernet": Kind("net/supernet.json", (("show", "net"), SLICE)),
     "layers": Kind("runs.layers.jsonl", (("show", "runs.layers.jsonl"), ("show", "runs.layers.jsonl", "--json"))),
     "inspected": Kind(
@@ -198,6 +206,19 @@ def _make_supernet(root: Path) -> None:
     save(replace(base, spec=replace(base.spec, classes=labels)), root / "net", supernet=record)
 
 
+def _make_imported(root: Path) -> None:
+    """The folder of an ONNX file that edgevit did not make; beside it lies what transformers would have put there."""
+    from foreign_onnx import PREPARED, write_vit
+
+    from edgevit.export.importing import imported
+    from edgevit.export.request import ExportRequest
+
+    imported(ExportRequest(model=write_vit(root / "other.onnx", depth=1), out=root / "o", preprocessing=PREPARED))
+    said = {"size": {"height": 256, "width": 256}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True,
+            "resample": 3, "rescale_factor": 1 / 255, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}  # fmt: skip
+    (root / "o" / "preprocessor_config.json").write_text(json.dumps(said))
+
+
 def _make_small_files(root: Path) -> None:
     from some_layers import PROFILE
     from some_proof import PROOF
@@ -242,6 +263,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     export(root / "m", fp16=False, accuracy=False)
     _make_engine(root)
     _make_supernet(root)
+    _make_imported(root)
     _make_small_files(root)
     return root
 

@@ -11,9 +11,8 @@ from edgevit.board.facts import BoardFacts
 from edgevit.board.store import find_engine, recorded_engine
 from edgevit.errors import CheckpointError
 from edgevit.folder.model_folder import ModelFolder, export_of, model_of
+from edgevit.folder.names import WEIGHTS_ALONE
 from edgevit.folder.writing import file_sha256
-
-WEIGHTS_ALONE = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def find_engine(
     fitting = [record for record in records if record.fingerprint == here]
     if not fitting:
         raise EngineError(f"the engine in {model} was built for {records[0].fingerprint}, and this is {here}; {how}")
-    weights = folder.document().weights_sha256
+    weights = folder.weights_sha256()
     current = [record for record in fitting if record.weights_sha256 == weights]
     if not current:
         raise EngineError(f"the engine in {model} was built from other weights than the model has now; {how}")

@@ -35,6 +35,8 @@ def main(
 ) -> None:
     """Export a model folder to ONNX, in fp32 and fp16, and check the files against the model.
 
+    An ONNX file that edgevit did not make is checked, and gets a folder with the same in --out DIR.
+
     With --trt, also build an engine on the board, and keep it only if it classifies there as fp32 does here.
     """
     console = Console(json=json, quiet=quiet, verbose=verbose)
@@ -62,9 +64,9 @@ def main(
             engine = replace(engine, max_images=request.max_images)
         with open_board(board, ssh_config=ssh_config) as opened:
             built = build_engine(request.model, opened, engine, console.progress)
-        report = ModelFolder(request.model).export.record()
+        report = ModelFolder(request.folder).export.record()
     show(console, report, built)
-    console.show(next_command(request.model, board, trt=trt))
+    console.show(next_command(request.folder, board, trt=trt))
 
 
 def next_command(model: Path, board: str | None, *, trt: bool) -> str:
@@ -99,13 +101,14 @@ def files_table(report: ExportRecord) -> Table:
     from edgevit.data.accuracy import share_text
     from edgevit.folder.names import onnx_name
 
+    itself = report.model.file or "torch"
     table = Table(title=str(report.folder), title_justify="left")
     table.add_column("file")
-    for heading in ("MB", "relative error of logits", "top-1", "agrees with torch"):
+    for heading in ("MB", "relative error of logits", "top-1", f"agrees with {itself}"):
         table.add_column(heading, justify="right")
     if checked := report.accuracy:
         table.caption = (
-            f"top-1 of torch {share_text(checked.torch, checked.images)}, on {checked.images} {checked.part} images"
+            f"top-1 of {itself} {share_text(checked.torch, checked.images)}, on {checked.images} {checked.part} images"
         )
         table.caption_justify = "left"
     for label, parity in report.parity.items():

@@ -12,6 +12,7 @@ from edgevit.cli.console import Console, JsonFlag
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from edgevit.folder.imported import ImportedDocument
     from edgevit.folder.supernet import Point, SupernetRecord
 
 
@@ -25,6 +26,7 @@ def main(
     json: JsonFlag = False,
 ) -> None:
     """Show a model block by block, its classes, its accuracy (of a super-network, its slices'), and how it was made."""
+    from edgevit.folder.model_folder import ModelFolder
     from edgevit.models.request import check_model_folder
     from edgevit.sweep.record import RECORD as SWEEP
     from edgevit.sweep.record import read_sweep
@@ -48,13 +50,15 @@ def main(
         show_sweep(console, folder, found)
         console.result(asdict(found))
         return
+    if ModelFolder(folder).is_imported:
+        show_imported(console, ModelFolder(folder).imported())
+        return
     check_model_folder(folder)  # before torch is imported
 
     from edgevit.cli.tables import accuracy_table, blocks_table, classes_line, rejection_table
     from edgevit.errors import CheckpointError
     from edgevit.folder.derivation import DERIVATION_KIND
     from edgevit.folder.model import MEND
-    from edgevit.folder.model_folder import ModelFolder
     from edgevit.folder.supernet import SUPERNET_KIND
     from edgevit.models.checkpoint import load
 
@@ -114,6 +118,22 @@ def show_file(console: Console, path: Path) -> None:
     found = [break_down(profile) for profile in load_profiles(path)]
     show_breakdowns(console, found)
     console.result({"layers": list(map(asdict, found))})
+
+
+def show_imported(console: Console, document: ImportedDocument) -> None:
+    """An ONNX file that edgevit did not make."""
+    from edgevit.folder.imported import IMPORTED_KIND
+
+    console.result(IMPORTED_KIND.content(document))
+    classes = ", ".join(f"{c.name} is output {c.base_index}" for c in document.classes) or "not known which is which"
+    console.show(
+        f"{document.file}, opset {document.opset}, batch {document.batch}, {document.outputs} outputs: {classes}"
+    )
+    fusable = sum(block.fusable for block in document.blocks)
+    console.show(
+        f"{len(document.blocks)} blocks and {len(document.norms)} layer normalisations were recognised; TensorRT can "
+        f"fuse the attention of {fusable} blocks; the file had sha256 {document.file_sha256[:12]}..."
+    )
 
 
 def curve_table(supernet: SupernetRecord) -> Table:

@@ -129,7 +129,7 @@ class Sureness:
 
     @property
     def near_chance(self) -> bool:
-        return _near_chance(self.full, self.images, self.outputs) or _near_chance(
+        return near_chance(self.full, self.images, self.outputs) or near_chance(
             self.restricted, self.images, self.classes
         )
 
@@ -141,7 +141,7 @@ class Sureness:
         )
 
 
-def _near_chance(right: int, images: int, choices: int) -> bool:
+def near_chance(right: int, images: int, choices: int) -> bool:
     """Whether the 95 % interval of the accuracy reaches down to chance, or hardly more.
 
     Of few images it does even for a good model, which is let pass where it is right on more than half of what chance

@@ -11,20 +11,23 @@ from edgevit.board.facts import BoardFacts, examine
 from edgevit.board.fingerprint import fingerprint
 from edgevit.board.profiles import load_profile
 from edgevit.engines.gate import Sample, take_sample, unlabelled_sample
-from edgevit.engines.ladder import descend
+from edgevit.engines.ladder import descend, least_rung
 from edgevit.engines.options import Options
 from edgevit.engines.workshop import Workshop, batches_of, power_mode
 from edgevit.errors import EngineError, UnfitBoardError
 from edgevit.export.current import current_export
 from edgevit.export.images import Judging
-from edgevit.export.onnx import Source, judging_images, open_source
-from edgevit.export.request import Tolerances
+from edgevit.export.importing import imported
+from edgevit.export.onnx import judging_images, open_source
+from edgevit.export.request import ExportRequest, Tolerances
+from edgevit.export.source import Source
 from edgevit.export.variants import Exported
 from edgevit.folder.engine import ENGINE_KIND, EngineRecord, key_of, store_engine, stored_engine
 from edgevit.folder.export import ExportRecord
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.names import onnx_name
 from edgevit.progress import Progress, Silent
+from edgevit.request import as_request
 
 
 def check_board(host: str, facts: BoardFacts, profile: str | None) -> None:
@@ -109,10 +112,12 @@ def build_engine(
         BoardError: the board could not be reached, or the build failed there.
         ExportError, CheckpointError, DataError, OptionError, OutputError: as for an export.
     """
-    options, progress, folder = options or Options(), progress or Silent(), Path(model)
+    options, progress = options or Options(), progress or Silent()
     facts = examine(board)
     check_board(board.host, facts, options.profile)
-    report, here = current_export(folder, progress=progress, **options.export), fingerprint(facts)
+    request = imported(as_request(ExportRequest, "model", Path(model), options.export), progress)
+    options = replace(options, export={**options.export, "data": request.data})  # an imported folder says its own
+    report, folder, here = current_export(request, progress=progress), request.model, fingerprint(facts)
     if large := [name for name in report.files if name.endswith(".onnx.data")]:
         raise EngineError(f"{large[0]} lies beside its ONNX file, which ends at 2 GB; such a model has no engine yet")
     key = _key(report, here, options)
@@ -129,7 +134,8 @@ def build_engine(
         descent = descend(
             workshop.attempt,
             fp16="fp16" in options.precisions,
-            blocks=len(exported.blocks),
+            blocks=len(source.blocks),
+            least=least_rung(report.fp32_modules, source.blocks),
             most_probes=options.most_probes,
             note=progress.note,
         )

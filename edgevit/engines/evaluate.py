@@ -20,7 +20,8 @@ from edgevit.engines.options import MIB
 from edgevit.engines.workshop import classification
 from edgevit.errors import EngineError
 from edgevit.export.evaluate import Candidate, Evaluation, measure
-from edgevit.export.images import Subject, data_record, subject_of
+from edgevit.export.images import Subject
+from edgevit.export.onnx import folder_subject
 from edgevit.export.request import EvaluateRequest
 from edgevit.folder.engine import EngineRecord
 from edgevit.folder.model_folder import model_of
@@ -76,13 +77,12 @@ def evaluate_engine(request: EvaluateRequest, board: Board, progress: Progress |
     facts = examine(board)
     check_board(board.host, facts, None)
     record, folder = recorded_engine(path.absolute(), facts), model_of(path.absolute())
-    document = folder.document()
-    if record.weights_sha256 != document.weights_sha256:
+    if record.weights_sha256 != folder.weights_sha256():
         raise EngineError(
             f"{path} was built from other weights than {folder.path} has now; build one from these with "
             f"`edgevit export {folder.path} --trt`"
         )
-    subject = subject_of(document.spec, data_record(folder.path))
+    subject = folder_subject(folder)
     batch = _per_inference(record, request.batch_size, progress)
     with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
         predict = _predictor(board, record, subject, batch, Path(scratch), progress)

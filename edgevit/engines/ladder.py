@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from edgevit.errors import EngineError
+from edgevit.export.precision import kept_in_fp32
 
 
 def _spans(numbers: Sequence[int]) -> str:
@@ -51,10 +52,16 @@ class Rung:
         return f"{self.precision} with {' and '.join(parts)} in fp32" if parts else self.precision
 
     def modules(self, norms: Sequence[str], blocks: Sequence[str]) -> tuple[str, ...]:
-        """The modules that it keeps in fp32, by name; a block brings its own normalisations."""
-        chosen = [blocks[i] for i in self.blocks]
-        inside = tuple(f"{name}." for name in chosen)
-        return (*[n for n in norms if self.norms and not n.startswith(inside)], *chosen)
+        """The modules that it keeps in fp32, by name."""
+        return kept_in_fp32(norms, blocks, all_norms=self.norms, chosen=self.blocks)
+
+
+FP16 = Rung("fp16")
+
+
+def least_rung(fp32_modules: Sequence[str], blocks: Sequence[str]) -> Rung:
+    """The first rung worth trying where fp16 is known not to hold these modules."""
+    return Rung("fp16", bool(fp32_modules), tuple(i for i, name in enumerate(blocks) if name in fp32_modules))
 
 
 def node_patterns(modules: Sequence[str]) -> list[str]:
@@ -141,9 +148,17 @@ class _Attempts(Generic[J]):
 
 
 def descend(
-    attempt: Callable[[Rung], J], *, fp16: bool, blocks: int, most_probes: int, note: Callable[[str], None]
+    attempt: Callable[[Rung], J],
+    *,
+    fp16: bool,
+    blocks: int,
+    most_probes: int,
+    note: Callable[[str], None],
+    least: Rung = FP16,
 ) -> Descent[J]:
     """Try one rung after the other until an engine is right; say in a line each why the one before was not.
+
+    Rungs that keep less in fp32 than `least` are known to be wrong and left out.
 
     Raises:
         EngineError: even fp32 is wrong.
@@ -153,17 +168,20 @@ def descend(
     def failed(rung: Rung, then: str) -> None:
         note(f"{rung} {attempts.done[rung].failure}; trying {then}")
 
-    plain, norms, full = Rung("fp16"), Rung("fp16", norms=True), Rung("fp32")
+    norms, full = Rung("fp16", norms=True), Rung("fp32")
     if fp16:
-        if attempts.passes(plain):
-            return attempts.ended(plain)
-        failed(plain, str(norms))
-        if attempts.passes(norms):
-            return attempts.ended(norms)
-        failed(norms, "single blocks in fp32")
+        if not least.norms:
+            if attempts.passes(FP16):
+                return attempts.ended(FP16)
+            failed(FP16, str(norms))
+        first = Rung("fp16", norms=True, blocks=least.blocks)
+        if attempts.passes(first):
+            return attempts.ended(first)
+        others = [i for i in range(blocks) if i not in least.blocks]
+        failed(first, "single blocks in fp32" if others else "fp32")
 
         def with_blocks(chosen: Sequence[int]) -> Rung:
-            return Rung("fp16", norms=True, blocks=tuple(chosen))
+            return Rung("fp16", norms=True, blocks=tuple(sorted({*least.blocks, *chosen})))
 
         def passes(chosen: tuple[int, ...]) -> bool:
             rung = with_blocks(chosen)
@@ -171,9 +189,10 @@ def descend(
             note(f"{rung} is right" if right else f"{rung} {attempts.done[rung].failure}")
             return right
 
-        if needed := smallest_set(range(blocks), passes, most_probes):
+        if needed := smallest_set(others, passes, most_probes):
             return attempts.ended(with_blocks(needed))
-        note(f"not even {with_blocks(range(blocks))} is right; trying fp32")
+        if others:
+            note(f"not even {with_blocks(others)} is right; trying fp32")
     if attempts.passes(full):
         return attempts.ended(full)
     raise EngineError(

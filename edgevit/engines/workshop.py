@@ -106,13 +106,14 @@ class Workshop:
     ) -> None:
         self.board, self.facts, self.exported, self.sample = board, facts, exported, sample
         self.scratch, self.options, self.progress = scratch, options, progress
+        self.source = exported.written_of
         self.strongly_typed = bool(facts.tensorrt.strongly_typed)
         self.batches = batches_of(exported.report, options)
         self.older: WrittenVariant | None = None  # for releases before strong typing; written once
 
     def attempt(self, rung: Rung) -> Attempt:
         """Build an engine and have it classify the sample."""
-        modules = rung.modules(self.exported.norms, self.exported.blocks)
+        modules = rung.modules(self.source.norms, self.source.blocks)
         onnx, written = self._typed_file(rung, modules) if self.strongly_typed else self._untyped_file()
         built = self._build(rung, onnx, [] if self.strongly_typed else node_patterns(modules))
         verdict = Verdict({}, built["refused"]) if built["refused"] else self._judge(rung, built["engine"])
@@ -121,7 +122,7 @@ class Workshop:
     def _typed_file(self, rung: Rung, modules: tuple[str, ...]) -> tuple[Path, WrittenVariant | None]:
         """Where an engine computes in the types of its ONNX file, each rung has a file of its own."""
         report = self.exported.report
-        if not modules:
+        if rung.precision == "fp32" or modules == report.fp32_modules:
             return report.folder / onnx_name(rung.precision), None
         with self.progress.stage(f"write {rung}"):
             written = self.exported.write(Variant(rung.label, "fp16", report.opset, modules), self.scratch)
@@ -131,7 +132,7 @@ class Workshop:
         """Where the builder chooses types, one fp32 file serves all rungs; such releases know no newer operators."""
         report = self.exported.report
         opset = NATIVE_OPSET if self.facts.tensorrt.native_layer_norm else OLDEST_OPSET
-        if report.opset == opset:
+        if report.opset <= opset:
             return report.folder / onnx_name("fp32"), None
         if self.older is None:
             with self.progress.stage(f"write opset {opset}"):
@@ -173,7 +174,7 @@ class Workshop:
         """Attention blocks that should run as one kernel: fp16, of fusable dimensions, by a compiler that can."""
         if rung.precision == "fp32" or self._fuses_nothing:
             return 0
-        return sum(fusable for i, fusable in enumerate(self.exported.fusable) if i not in rung.blocks)
+        return sum(fusable for i, fusable in enumerate(self.source.fusable) if i not in rung.blocks)
 
     def _warnings(self, rung: Rung, built: Mapping[str, Any]) -> list[str]:
         version, fused, expected = built["tensorrt"], built["fused"], self._expected_fused(rung)
@@ -187,7 +188,7 @@ class Workshop:
             said.append(f"TensorRT {version} (JetPack 5) fuses no attention on Orin; JetPack 6 and newer do")
         elif fused is not None and fused < expected:
             said.append(
-                f"TensorRT {version} fuses {fused} of {len(self.exported.blocks)} attention blocks, where {expected} "
+                f"TensorRT {version} fuses {fused} of {len(self.source.blocks)} attention blocks, where {expected} "
                 f"have dimensions that should fuse; the layers are listed beside the engine"
             )
         return said
@@ -211,7 +212,7 @@ class Workshop:
             batches=self.batches,
             build_seconds=built["seconds"],
             optimization_level=self.options.optimization_level,
-            blocks=len(self.exported.blocks),
+            blocks=len(self.source.blocks),
             fused_expected=self._expected_fused(rung),
             fused_proxy=report.fusion,
             accuracy=attempt.verdict.record(self.sample),

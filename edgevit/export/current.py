@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevit.errors import ExportError
+from edgevit.export.importing import imported, settled
 from edgevit.export.onnx import run
 from edgevit.export.request import ExportRequest
 from edgevit.folder.export import ExportRecord
@@ -32,7 +33,7 @@ def _as_asked(report: ExportRecord, asked: ExportRequest) -> bool:
             and all(checked.files[p].agreement_least >= tolerances.agreement(p) for p in asked.precisions)
         )
     return (
-        (report.batch, report.opset) == (asked.batch, asked.opset)
+        (report.batch, report.opset) == settled(asked)
         and (report.padded is not None) == asked.pad_heads
         and report.versions.get("edgevit") == written_by()
         and all(report.parity[p].error <= tolerances.error(p) for p in asked.precisions)
@@ -47,21 +48,23 @@ def _is_whole(report: ExportRecord, precisions: tuple[str, ...]) -> bool:
     )
 
 
-def current_export(model: str | Path, *, progress: Progress | None = None, **options: Any) -> ExportRecord:
+def current_export(
+    model: str | Path | ExportRequest, *, progress: Progress | None = None, **options: Any
+) -> ExportRecord:
     """Return the record of the export that is there if it is what `export` would write with these options; else export.
 
     Raises:
         As `edgevit.export.onnx.export` does.
     """
-    asked = as_request(ExportRequest, "model", model, options)
+    asked = imported(as_request(ExportRequest, "model", model, options), progress)
     folder = ModelFolder(asked.model)
-    if folder.is_model and folder.export.record_file.is_file():
+    if folder.export.record_file.is_file():
         try:
             report = folder.export.record()
         except ExportError:
             return run(asked, progress)  # of another edgevit, or broken: made anew
-        document = folder.document()
-        same = (report.model.weights_sha256, report.rejection) == (document.weights_sha256, document.rejection)
+        rule = (folder.imported() if folder.is_imported else folder.document()).rejection
+        same = (report.model.weights_sha256, report.rejection) == (folder.weights_sha256(), rule)
         if same and _is_whole(report, asked.precisions) and _as_asked(report, asked):
             (progress or Silent()).note(f"{folder.export.path} is up to date: reused")
             return report

@@ -16,10 +16,12 @@ from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import Split
 from edgevit.errors import CheckpointError, ModelError, OptionError
 from edgevit.export.images import Judging, Subject, data_record, open_images, subject_of
+from edgevit.export.imported import open_imported
 from edgevit.export.request import ENGINE, ONNX, EvaluateRequest, Part
 from edgevit.export.session import OnnxModel
 from edgevit.folder.derivation import Fraction, RejectedRecord, Seed
 from edgevit.folder.model import Index, Preprocessing, Rejection
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.models.checkpoint import open_base
 from edgevit.models.device import find_device
 from edgevit.progress import Progress, Silent
@@ -171,7 +173,10 @@ def run(request: EvaluateRequest, progress: Progress | None = None) -> Evaluatio
     find_device(request.device)
     if Path(model).suffix == ENGINE:
         raise OptionError(f"{model} runs on a board; give it to edgevit.engines.evaluate.evaluate_engine with that")
-    if Path(model).suffix == ONNX:
+    if ModelFolder(Path(model)).is_imported:
+        source = open_imported(Path(model))
+        candidate = Candidate("onnx", source.predictor(request.device), source.subject)
+    elif Path(model).suffix == ONNX:
         candidate = _open_onnx(Path(model), request.device)
     else:
         candidate = _open_torch(model, request.device, progress, **request.opening())

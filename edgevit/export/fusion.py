@@ -60,6 +60,12 @@ def build_plan(path: Path) -> Any:
             profile.set_shape(images.name, (1, *size), (1, *size), (LARGEST_DYNAMIC_BATCH, *size))
             config.add_optimization_profile(profile)
         plan = builder.build_serialized_network(network, config)
+    elif parser.num_errors and (operator := parser.get_error(0).node_operator()):
+        node = parser.get_error(0).node_name()
+        raise ExportError(
+            f"TensorRT-RTX {trt.__version__} cannot read {path.name}: it does not take {operator} ({node}); export the "
+            "model without that, or leave fp16 out with --no-fp16"
+        )
     if plan is None:
         reason = errors[0].strip().splitlines()[0][:200] if errors else "no reason given"
         raise ExportError(f"TensorRT-RTX {trt.__version__} cannot build {path.name}: {reason}; try --opset 20")

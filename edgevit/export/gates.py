@@ -31,10 +31,13 @@ OPERATORS = frozenset(
 )
 
 
-def check_graph(path: Path, opset: int, *, islands: Collection[str] = ()) -> dict[str, int]:
+def check_graph(
+    path: Path, opset: int, *, islands: Collection[str] = (), known: Collection[str] | None = None
+) -> dict[str, int]:
     """Check that the file is valid ONNX of the opset asked for, made of known operators only; return their counts.
 
-    `islands` are the modules of an fp16 file that compute in fp32: they alone may cast.
+    `islands` are the modules of an fp16 file that compute in fp32: they alone may cast. `known` are the operators that
+    there may be, where these are not the usual ones.
 
     Raises:
         ExportError: it is not.
@@ -51,8 +54,9 @@ def check_graph(path: Path, opset: int, *, islands: Collection[str] = ()) -> dic
         raise ExportError(f"{path.name} has opset {seen.get('')} where {opset} was asked for; try --opset 20")
     counts = Counter(node.op_type for node in model.graph.node)
     casting = {node.name.partition("/")[0] for node in model.graph.node if node.op_type == "Cast"}
-    known = OPERATORS | {"Cast"} if casting and casting <= set(islands) else OPERATORS
-    if unknown := sorted(counts.keys() - known):
+    allowed = set(OPERATORS if known is None else known)
+    allowed |= {"Cast"} if casting and casting <= set(islands) else set()
+    if unknown := sorted(counts.keys() - allowed):
         raise ExportError(
             f"{path.name} holds {', '.join(unknown)}, which may not run or not run fast on a board; try --opset 20, "
             f"or report the base model's name"
@@ -63,7 +67,7 @@ def check_graph(path: Path, opset: int, *, islands: Collection[str] = ()) -> dic
 def check_parity(
     precision: str, reference: Tensor, predict: Predict, images: Tensor, source: str, tolerance: float
 ) -> Parity:
-    """Compare a file's logits with torch's; the images are few, and any will do.
+    """Compare a file's logits with the model's own; the images are few, and any will do.
 
     Raises:
         ExportError: they differ by more than the tolerance, or are no numbers.
@@ -77,7 +81,7 @@ def check_parity(
     error = float(difference.norm() / expected.norm().clamp_min(torch.finfo(torch.float64).tiny))
     if not error <= tolerance:  # also where either is no number
         raise ExportError(
-            f"logits in {precision} are off by {error:.2g} of torch's, at most {tolerance:.2g} is allowed; "
+            f"logits in {precision} are off by {error:.2g} of the model's own, at most {tolerance:.2g} is allowed; "
             + ("allow more with --fp16-tolerance, or try --no-fp16" if precision == "fp16" else "try --opset 20")
         )
     return Parity(
@@ -100,12 +104,12 @@ def check_accuracy(
     workers: int,
     progress: Progress,
 ) -> AccuracyCheck:
-    """Classify real images with torch and with every file (by precision), and compare.
+    """Classify real images with the model itself and with every file (by precision), and compare.
 
     One image may always differ: it can lie on the edge between two classes.
 
     Raises:
-        ExportError: a file's top-1 differs from torch's on too many images.
+        ExportError: a file's top-1 differs from the model's on too many images.
     """
     columns = torch.as_tensor(judging.columns)
     counts: dict[str, Any] = {name: torch.zeros(3, len(columns), dtype=torch.int64) for name in ("torch", *files)}
@@ -127,7 +131,7 @@ def check_accuracy(
         least = tolerances.agreement(precision)
         if done - same[precision] > max(1, math.floor((1 - least) * done)):
             raise ExportError(
-                f"{precision} agrees with torch on {same[precision]} of {done} images, {least:.1%} is required; "
+                f"{precision} agrees with the model on {same[precision]} of {done} images, {least:.1%} is required; "
                 f"allow less with --min-agreement" + (", or try --no-fp16" if precision == "fp16" else "")
             )
         accuracy = from_counts(judging.class_names, counts[precision])

@@ -2,48 +2,46 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from edgevit.data.assumptions import CHECK, near_chance
 from edgevit.errors import DataError, OutputError
 from edgevit.export.fusion import compiler_installed, count_fused, remark
 from edgevit.export.gates import check_accuracy, check_graph, check_parity
-from edgevit.export.graph import INPUT, OUTPUT, write_onnx
+from edgevit.export.graph import INPUT, OUTPUT
 from edgevit.export.images import Judging, Subject, data_record, open_images, subject_of
-from edgevit.export.padding import pad_heads as padded_copy
-from edgevit.export.precision import check_range, halved
+from edgevit.export.imported import open_imported, subject_of_imported
+from edgevit.export.importing import imported, settled
+from edgevit.export.precision import needs_fp32, overflow_told
 from edgevit.export.request import ExportRequest, Tolerances
 from edgevit.export.session import OnnxModel, find_runtime
+from edgevit.export.source import Form, Source, input_size, open_model, usage_metadata
 from edgevit.folder.export import (
     AccuracyCheck,
     Batch,
     ExportedFile,
-    ExportedModel,
     ExportRecord,
     Fusion,
     OutputClass,
-    Padding,
     Parity,
+    Range,
     TensorInfo,
 )
-from edgevit.folder.model import BlockDims
 from edgevit.folder.model_folder import ExportFolder, ModelFolder
 from edgevit.folder.names import onnx_name
 from edgevit.folder.writing import file_sha256, writing
-from edgevit.models.checkpoint import Model, load
 from edgevit.models.device import find_device
-from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
 from edgevit.request import as_request
 from edgevit.version import written_by
@@ -99,55 +97,24 @@ def _replaced_folder(export: ExportFolder) -> Iterator[ExportFolder]:
             shutil.rmtree(earlier, ignore_errors=True)
 
 
-@dataclass(frozen=True)
-class Source:
-    """The model folder that is exported."""
-
-    model: Model
-    subject: Subject
-    weights_sha256: str  # of model.safetensors
-
-    @property
-    def network(self) -> nn.Module:
-        return self.model.network
-
-    @property
-    def family_name(self) -> str:
-        return self.model.spec.family
-
-    @property
-    def input_size(self) -> tuple[int, int, int]:
-        channels, height, width = self.subject.preprocessing["input_size"]
-        return channels, height, width
-
-    def dims(self, network: nn.Module) -> tuple[BlockDims, ...]:
-        return tuple(block.dims for block in load_family(self.family_name).read(network))
-
-    def shape_options(self, batch: Batch, opset: int) -> dict[str, Any]:
-        return {"input_size": self.input_size, "batch": batch, "opset": opset}
-
-    def metadata(self) -> dict[str, str]:
-        """What an application needs to use a file, and `evaluate` to judge it. JSON values, strings as they are."""
-        subject, spec = self.subject, self.model.spec
-        rule = {} if subject.rejection is None else {"rejection": json.dumps(asdict(subject.rejection))}
-        return {
-            **rule,
-            "class_names": json.dumps(subject.class_names),
-            "class_columns": json.dumps(subject.class_columns),
-            "preprocessing": json.dumps(subject.preprocessing),
-            "split": json.dumps({"seed": subject.seed, "validation_fraction": subject.validation_fraction}),
-            "base": spec.timm_name,
-            "base_weights_sha256": spec.base.weights_sha256,
-            "weights_sha256": self.weights_sha256,
-            "edgevit_version": written_by(),
-        }
-
-
 def open_source(folder: Path) -> Source:
-    model = load(folder)
-    model.network.requires_grad_(False)
-    weights_sha256 = ModelFolder(folder).document().weights_sha256
-    return Source(model, subject_of(model.spec, data_record(folder)), weights_sha256)
+    """Open what a folder holds, to write files of it.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    return open_imported(folder) if ModelFolder(folder).is_imported else open_model(folder)
+
+
+def folder_subject(folder: ModelFolder) -> Subject:
+    """What a folder says of its model, without the model itself.
+
+    Raises:
+        CheckpointError: its records are damaged.
+    """
+    if folder.is_imported:
+        return subject_of_imported(folder.imported(), str(folder.imported_file))
+    return subject_of(folder.spec(), data_record(folder.path))
 
 
 def judging_images(subject: Subject, data: str | Path | None, warnings: list[str], **options: Any) -> Judging | None:
@@ -193,69 +160,74 @@ class _Written:
         }
 
 
-def _write_files(
-    network: nn.Module,
-    folder: ExportFolder,
-    precisions: tuple[str, ...],
-    stages: _Stages,
-    metadata: Mapping[str, str],
-    **options: Any,
-) -> _Written:
+def write_file(source: Source, path: Path, form: Form, **more: str) -> dict[str, int]:
+    """Write one file and check its graph; return its operators and how often each occurs.
+
+    Raises:
+        ExportError: it cannot be written in that form, or is not what was meant.
+    """
+    metadata = {**usage_metadata(source), "precision": form.precision, **more}
+    if form.fp32_modules:
+        metadata["fp32_modules"] = " ".join(form.fp32_modules)
+    source.write(path, form, metadata)
+    return check_graph(path, form.opset, islands=form.fp32_modules, known=source.operators)
+
+
+def _write_files(source: Source, folder: ExportFolder, forms: Sequence[Form], stages: _Stages) -> _Written:
     nodes = {}
-    for precision in precisions:
-        path = folder.onnx(precision)
-        with stages(f"write {precision}"):
-            form = halved(network) if precision == "fp16" else network
-            write_onnx(form, path, metadata={**metadata, "precision": precision}, **options)
-            del form
-        with stages("check graphs"):
-            nodes[precision] = check_graph(path, options["opset"])
+    for form in forms:
+        with stages(f"write {form.precision}"):
+            nodes[form.precision] = write_file(source, folder.onnx(form.precision), form)
     return _Written(folder, nodes)
 
 
 def _parity(
-    network: nn.Module, written: _Written, images: Tensor, source: str, tolerances: Tolerances
+    source: Source, written: _Written, images: Tensor, images_from: str, tolerances: Tolerances
 ) -> dict[str, Parity]:
     with torch.inference_mode():
-        reference = network(images)
+        reference = source.predictor("cpu")(images)
     return {
         precision: check_parity(
-            precision, reference, written.session(precision).predict, images, source, tolerances.error(precision)
+            precision, reference, written.session(precision).predict, images, images_from, tolerances.error(precision)
         )
         for precision in written.nodes
     }
 
 
 def _accuracy(
-    network: nn.Module, written: _Written, judging: Judging, tolerances: Tolerances, device: str, **options: Any
+    source: Source, written: _Written, judging: Judging, tolerances: Tolerances, device: str, **options: Any
 ) -> AccuracyCheck:
-    place = find_device(device)
-    network = network.to(place)
     sessions = {precision: written.session(precision, device).predict for precision in written.nodes}
-    return check_accuracy(lambda images: network(images.to(place)), sessions, judging, tolerances, **options)
+    return check_accuracy(source.predictor(device), sessions, judging, tolerances, **options)
 
 
-def _fusion(written: _Written, blocks: tuple[BlockDims, ...], warnings: list[str]) -> Fusion | None:
+def _kept_in_fp32(source: Source, seen: Range | None, warnings: list[str]) -> tuple[str, ...]:
+    """The modules that the fp16 file keeps in fp32 because fp16 cannot hold them; says so."""
+    kept = needs_fp32(seen, source.norms, source.blocks) if seen else ()
+    if seen and kept:
+        warnings.append(overflow_told(seen, kept))
+    return kept
+
+
+def _doubts(source: Source, seen: AccuracyCheck) -> Iterator[str]:
+    """What to say of a file from elsewhere that guesses: its classes or its preprocessing may be told wrongly."""
+    file, choices = source.described.file, len(source.subject.class_names)
+    if file and near_chance(round(seen.torch * seen.images), seen.images, choices):
+        share = f"{seen.torch:.1%} of {seen.images} {seen.part} images"
+        yield f"{file} is right on {share}, where chance is {1 / choices:.1%}; {CHECK}"
+
+
+def _fusion(source: Source, written: _Written, warnings: list[str]) -> Fusion | None:
     if "fp16" not in written.nodes:
         return None  # attention in fp32 is never fused
     if not compiler_installed():
         warnings.append("fused attention not counted: TensorRT-RTX is not installed; try `pip install edgevit[rtx]`")
         return None
     path = written.folder.onnx("fp16")
-    fusion = count_fused(path, blocks=sum(b.has_attention for b in blocks), expected=sum(b.fusable for b in blocks))
+    fusion = count_fused(path, blocks=sum(source.has_attention), expected=sum(source.fusable))
     if text := remark(fusion):
         warnings.append(text)
     return fusion
-
-
-def _padding(source: Source, padded: nn.Module) -> Padding:
-    before, after = source.model.spec.blocks, source.dims(padded)
-    return Padding(
-        blocks=sum(old != new for old, new in zip(before, after, strict=True)),
-        macs_before=source.model.spec.macs,
-        macs=load_family(source.family_name).geometry(padded).macs(after),
-        widths=tuple(block.qk for block in after),
-    )
 
 
 def _description(source: Source, batch: Batch, precisions: tuple[str, ...]) -> dict[str, Any]:
@@ -265,12 +237,12 @@ def _description(source: Source, batch: Batch, precisions: tuple[str, ...]) -> d
     first = "batch" if batch == "dynamic" else batch
     named = zip(subject.class_names, subject.class_columns, strict=True)
     return {
-        "inputs": (TensorInfo(INPUT, (first, *source.input_size), dtypes),),
+        "inputs": (TensorInfo(INPUT, (first, *input_size(source)), dtypes),),
         "outputs": (TensorInfo(OUTPUT, (first, subject.outputs), dtypes),),
         "classes": tuple(OutputClass(name, column) for name, column in named),
         "rejection": subject.rejection,
         "preprocessing": subject.preprocessing,
-        "model": ExportedModel(source.model.spec.timm_name, source.weights_sha256),
+        "model": source.described,
     }
 
 
@@ -278,6 +250,8 @@ def export(
     model: str | Path | ExportRequest | None = None, *, progress: Progress | None = None, **options: Any
 ) -> ExportRecord:
     """Write `model.fp32.onnx`, `model.fp16.onnx` and `export.json` into `export/` of a model folder.
+
+    An ONNX file that edgevit did not make is imported first, into the new folder `out`, and that is exported.
 
     An earlier export is replaced, and only when every check of the new one has passed. Logits are compared with those
     of the model as it was derived, so that padding is checked, too. Accuracy is measured on `data`, or on the images
@@ -297,7 +271,8 @@ def export(
 
 def run(request: ExportRequest, progress: Progress | None = None) -> ExportRecord:
     """Do what is asked; `export` says what is raised."""
-    request.check()
+    request = imported(request, progress)
+    batch, opset = settled(request)
     find_device(request.device)
     find_runtime()  # at once: it is needed at the very end
     tolerances, precisions = request.tolerances, request.precisions
@@ -310,31 +285,31 @@ def run(request: ExportRequest, progress: Progress | None = None) -> ExportRecor
         with stages("find images"):
             how = {"part": request.part, "skip_bad_images": request.skip_bad_images, "progress": stages.progress}
             judging = judging_images(source.subject, request.data, warnings, **how)
-    images, images_from = sample_images(judging, source.input_size)
-    exported = padded_copy(source.network, source.family_name) if request.pad_heads else source.network
-    blocks = source.dims(exported)
-    checks: dict[str, Any] = {"padded": _padding(source, exported) if request.pad_heads else None, "accuracy": None}
+    images, images_from = sample_images(judging, input_size(source))
+    exported, padding = source.padded() if request.pad_heads else (source, None)
+    checks: dict[str, Any] = {"padded": padding, "accuracy": None}
     with stages("check ranges"):
-        checks["range"] = check_range(exported, images) if request.fp16 else None
+        checks["range"] = exported.check_range(images) if request.fp16 else None
+    kept = checks["fp32_modules"] = _kept_in_fp32(source, checks["range"], warnings)
+    forms = [Form(precision, batch, opset, kept if precision == "fp16" else ()) for precision in precisions]
     with _replaced_folder(folder.export) as temporary:
-        graph_options = source.shape_options(request.batch, request.opset)
-        written = _write_files(exported, temporary, precisions, stages, source.metadata(), **graph_options)
-        del exported
+        written = _write_files(exported, temporary, forms, stages)
         with stages("check parity"):
-            checks["parity"] = _parity(source.network, written, images, images_from, tolerances)
+            checks["parity"] = _parity(source, written, images, images_from, tolerances)
         with stages("count fused attention"):
-            checks["fusion"] = _fusion(written, blocks, warnings)
+            checks["fusion"] = _fusion(exported, written, warnings)
         if judging is not None:
             with stages("check accuracy"):
                 loading = {"batch_size": request.batch_size, "workers": request.workers, "progress": stages.progress}
                 limited = judging.limited(request.max_images)
-                checks["accuracy"] = _accuracy(source.network, written, limited, tolerances, request.device, **loading)
+                seen = checks["accuracy"] = _accuracy(source, written, limited, tolerances, request.device, **loading)
+            warnings += _doubts(source, seen)
         record = ExportRecord(
             folder=folder.export.path,
             files=written.files(),
-            batch=request.batch,
-            opset=request.opset,
-            **_description(source, request.batch, precisions),
+            batch=batch,
+            opset=opset,
+            **_description(source, batch, precisions),
             **checks,
             warnings=tuple(warnings),
             versions=_versions(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,15 @@ def _largest(values: Tensor) -> float:
     return float(torch.maximum(-low, high))
 
 
-def _check_weights(network: nn.Module) -> tuple[float, float, float]:
+def check_weights(weights: Iterable[tuple[str, Tensor]]) -> tuple[float, float, float]:
+    """The largest weight, the share of them that is subnormal in fp16, and the share that becomes zero.
+
+    Raises:
+        ExportError: one is larger than fp16 can hold.
+    """
     total = subnormal = lost = 0
     largest = 0.0
-    for name, weight in network.named_parameters():
+    for name, weight in weights:
         if (peak := _largest(weight)) > LARGEST:
             raise ExportError(f"{name} overflows fp16: {peak:.4g} seen, {LARGEST:.0f} is the largest; {INSTEAD}")
         largest = max(largest, peak)
@@ -33,7 +38,7 @@ def _check_weights(network: nn.Module) -> tuple[float, float, float]:
         total += weight.numel()
         subnormal += int(small.count_nonzero())
         lost += int(((small != 0) & (small.half() == 0)).sum())
-    return largest, subnormal / total, lost / total
+    return largest, subnormal / max(total, 1), lost / max(total, 1)
 
 
 @torch.inference_mode()
@@ -64,13 +69,56 @@ def check_range(network: nn.Module, images: Tensor) -> Range:
     Raises:
         ExportError: a weight or an activation is larger than fp16 can hold.
     """
-    largest, subnormal, lost = _check_weights(network)
+    largest, subnormal, lost = check_weights(network.named_parameters())
     activation, where = _largest_activation(network, images)
     if not activation <= LARGEST:
         raise ExportError(
             f"the output of {where} overflows fp16: {activation:.4g} seen, {LARGEST:.0f} is the largest; {INSTEAD}"
         )
     return Range(largest, subnormal, lost, activation, where)
+
+
+def kept_in_fp32(
+    norms: Sequence[str], blocks: Sequence[str], *, all_norms: bool, chosen: Collection[int]
+) -> tuple[str, ...]:
+    """The modules of a file in which the chosen blocks, and all normalisations if asked, stay in fp32.
+
+    A block brings its own normalisations.
+    """
+    whole = [name for i, name in enumerate(blocks) if i in chosen]
+    inside = tuple(f"{name}." for name in whole)
+    return (*[n for n in norms if all_norms and not n.startswith(inside)], *whole)
+
+
+def needs_fp32(seen: Range, norms: Sequence[str], blocks: Sequence[str]) -> tuple[str, ...]:
+    """The modules that fp16 cannot hold: each block in which a node overflows, and all normalisations where any does.
+
+    Raises:
+        ExportError: a node overflows that lies in none of them.
+    """
+    chosen: set[int] = set()
+    for node in seen.overflowing:
+        module = node.partition("/")[0]
+        if module in norms:
+            continue
+        block = next((i for i, name in enumerate(blocks) if f"{module}.".startswith(f"{name}.")), None)
+        if block is None:
+            raise ExportError(
+                f"{node} overflows fp16 ({seen.activations_largest:.4g} is the largest value seen, {LARGEST:.0f} the "
+                "largest that fits) and lies in no block that could stay in fp32; try --no-fp16"
+            )
+        chosen.add(block)
+    return kept_in_fp32(norms, blocks, all_norms=bool(seen.overflowing), chosen=chosen)
+
+
+def overflow_told(seen: Range, kept: Sequence[str]) -> str:
+    """What a person is told of a file that fp16 alone cannot hold."""
+    nodes = seen.overflowing
+    named = ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+    return (
+        f"fp16 overflows in {named} (up to {seen.activations_largest:.4g}, {LARGEST:.0f} is the largest that fits); "
+        f"the fp16 file keeps {len(kept)} modules in fp32: {', '.join(kept[:3])}{', ...' if len(kept) > 3 else ''}"
+    )
 
 
 def _casting(dtype: torch.dtype) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:

@@ -10,15 +10,17 @@ from typing import Annotated, Any, Literal
 from edgevit.data.request import BaseClasses, Classes, SkipBadImages, check_data
 from edgevit.errors import CheckpointError, EngineError, OptionError, UnknownNameError
 from edgevit.folder.export import Batch
-from edgevit.folder.model_folder import model_of
-from edgevit.folder.names import SPEC
+from edgevit.folder.model_folder import ModelFolder, model_of
+from edgevit.folder.names import SPEC, WEIGHTS_ALONE
+from edgevit.folder.writing import refuse_existing
 from edgevit.models.device import check_device_name
-from edgevit.models.request import BaseOptions, check_model_folder
+from edgevit.models.request import BaseOptions, GivenPreprocessing, check_model_folder, check_preprocessing
 from edgevit.numbers import COUNT, check_number
-from edgevit.request import CHECKS, COMPUTING, DATA, FILES, Nested, Option
+from edgevit.request import CHECKS, COMPUTING, DATA, FILES, PREPROCESSING, Nested, Option
 
 Part = Literal["test", "validation"]
 PARTS: tuple[Part, ...] = ("test", "validation")
+CROP_MODES = ("center", "squash", "border")
 ONNX, ENGINE = ".onnx", ".engine"  # suffixes of files that hold a whole model
 OPSETS = range(17, 21)  # 17 brings LayerNormalization; JetPack 6's parser reads up to 20
 
@@ -33,6 +35,15 @@ def read_batch(text: str, _: Mapping[str, Any]) -> Batch:
     if not text.isdecimal() or int(text) < 1:
         raise OptionError(f"--batch {text} is neither a number of images nor 'dynamic'; try 1")
     return int(text)
+
+
+def read_size(text: str, _: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Read channels, height and width."""
+    parts = text.lower().split("x")
+    if len(parts) != 3 or not all(part.isdecimal() and int(part) for part in parts):
+        raise OptionError(f"--input-size {text} is not channels, height and width; try 3x224x224")
+    channels, height, width = map(int, parts)
+    return channels, height, width
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,11 @@ class Tolerances:
 class ExportRequest:
     """What `edgevit.export` is asked."""
 
-    model: Annotated[Path, Option("Model folder; the files go to export/ in it.", None)]
+    model: Annotated[
+        Path,
+        Option("Model folder, whose export/ the files go to; or an ONNX file that edgevit did not make.", None),
+    ]
+    out: Annotated[Path | None, Option("New folder for an ONNX file and all that is made of it.", FILES)] = None
     batch: Annotated[
         Batch, Option("Images per inference: a number, or dynamic for any number.", FILES, read=read_batch)
     ] = "dynamic"
@@ -89,6 +104,8 @@ class ExportRequest:
         Path | str | None,
         Option("Images to measure accuracy on.  [default: those that the model was derived from]", DATA),
     ] = None
+    classes: Classes = None
+    base_classes: BaseClasses = None
     accuracy: Annotated[bool, Option("Measure accuracy on images, and how often the files agree with torch.", DATA)] = (
         True
     )
@@ -98,6 +115,20 @@ class ExportRequest:
         Option("Number of images to measure on, spread evenly over the classes.  [default: all; 500 on a board]", DATA),
     ] = None
     skip_bad_images: SkipBadImages = False
+    input_size: Annotated[
+        tuple[int, int, int] | None,
+        Option(
+            "Images that an ONNX file takes, where it does not say.", PREPROCESSING, metavar="CxHxW", read=read_size
+        ),
+    ] = None
+    preprocessing: Annotated[Mapping[str, Any], Nested(GivenPreprocessing)] = field(default_factory=dict)
+    crop_mode: Annotated[
+        str | None,
+        Option(
+            "How images that are no squares are cropped for an ONNX file: center, squash or border.  [default: center]",
+            PREPROCESSING,
+        ),
+    ] = None
     tolerances: Annotated[Tolerances, Nested()] = field(default_factory=Tolerances)
     batch_size: Annotated[int, Option("Images per inference of the checks.", COMPUTING)] = 32
     workers: Workers = 0
@@ -116,10 +147,65 @@ class ExportRequest:
             raise OptionError(
                 f"opset {self.opset} is not one of {OPSETS[0]} to {OPSETS[-1]}, which JetPack's parsers read; try 20"
             )
-        check_model_folder(self.model)
+        if self.of_folder:
+            self._check_folder()
+        else:
+            self._check_file()
         check_judging(
-            self.data, part=self.part, max_images=self.max_images, batch_size=self.batch_size, device=self.device
-        )
+            self.data, self.classes, self.base_classes, part=self.part, max_images=self.max_images,
+            batch_size=self.batch_size, device=self.device,
+        )  # fmt: skip
+
+    @property
+    def of_folder(self) -> bool:
+        """Whether it is a folder that is exported, and no file."""
+        return self.model.is_dir() or self.model.suffix not in (ONNX, *WEIGHTS_ALONE)
+
+    @property
+    def folder(self) -> Path:
+        """Whose export/ the files go to."""
+        return self.model if self.out is None else self.out
+
+    def _check_folder(self) -> None:
+        foreign = {
+            "out": self.out, "classes": self.classes, "base-classes": self.base_classes, "input-size": self.input_size,
+            "crop-mode": self.crop_mode, **self.preprocessing,
+        }  # fmt: skip
+        if given := [name for name, value in foreign.items() if value is not None]:
+            raise OptionError(
+                f"--{given[0].replace('_', '-')} is for an ONNX file, and {self.model} is none; leave it out"
+            )
+        if ModelFolder(self.model).is_imported:
+            self._refuse_own_form()
+            ModelFolder(self.model).imported()
+        else:
+            check_model_folder(self.model)
+
+    def _check_file(self) -> None:
+        if not self.model.is_file():
+            raise CheckpointError(f"there is no {self.model}; check the path")
+        if self.model.suffix != ONNX:
+            raise CheckpointError(
+                f"{self.model} holds weights alone; try `edgevit base NAME --checkpoint {self.model} --out DIR`, and "
+                "export that"
+            )
+        if self.out is None:
+            raise OptionError(f"{self.model} needs a folder for what is made of it; give --out DIR")
+        if self.data is None and (self.classes is not None or self.base_classes is not None):
+            raise OptionError("--classes and --base-classes are of the images of --data; give that, too")
+        self._refuse_own_form()
+        check_preprocessing(self.preprocessing)
+        if self.crop_mode is not None and self.crop_mode not in CROP_MODES:
+            raise UnknownNameError("crop mode", self.crop_mode, CROP_MODES)
+        if not ModelFolder(self.out).is_imported:
+            refuse_existing(self.out)
+
+    def _refuse_own_form(self) -> None:
+        """Refuse what only edgevit's own exporter can do."""
+        if self.pad_heads:
+            raise OptionError("--pad-heads is for model folders: an ONNX file keeps its heads; leave it out")
+        if self.opset != OPSETS[-1]:
+            raise OptionError(f"--opset {self.opset} is for model folders: an ONNX file keeps its own; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,15 +250,22 @@ class EvaluateRequest(BaseOptions):
 
     def _check_model(self) -> None:
         """Refuse a model in whatever form, a timm name, a folder or a file that was exported, that cannot be opened."""
+        if ModelFolder(Path(self.model)).is_imported:
+            self._refuse_opening()
+            ModelFolder(Path(self.model)).imported()
+            return
         if Path(self.model).suffix not in (ONNX, ENGINE):
             self.check_base(self.model)
             return
-        if extra := [name for name, value in self.opening().items() if value]:
-            raise OptionError(f"{self.model} brings its own weights and preprocessing; leave out {', '.join(extra)}")
+        self._refuse_opening()
         if not Path(self.model).is_file():
             raise CheckpointError(f"there is no {self.model}; check the path, or write it with edgevit export")
         if Path(self.model).suffix == ENGINE:
             _check_engine(Path(self.model))
+
+    def _refuse_opening(self) -> None:
+        if extra := [name for name, value in self.opening().items() if value]:
+            raise OptionError(f"{self.model} brings its own weights and preprocessing; leave out {', '.join(extra)}")
 
 
 def _check_engine(engine: Path) -> None:
@@ -183,7 +276,8 @@ def _check_engine(engine: Path) -> None:
             f"{engine} lies without its record {record.name}, which says what it runs on; copy that beside it, too, or "
             "evaluate the model folder"
         )
-    if not model_of(engine.absolute()).is_model:
+    folder = model_of(engine.absolute())
+    if not folder.is_model and not folder.is_imported:
         raise EngineError(
             f"{engine} lies in no model folder, whose {SPEC} says its classes and preprocessing; leave it in "
             "MODEL/export/engines/BOARD and copy all of MODEL, or evaluate that"

@@ -15,6 +15,7 @@ from edgevit.agent.onnx_runtime import GPU, import_onnxruntime, what_is_installe
 from edgevit.agent.runners import RunnerError
 from edgevit.errors import CheckpointError, ExportError, OptionError
 from edgevit.folder.documents import Reader
+from edgevit.folder.export import Batch
 from edgevit.models.device import find_device
 
 T = TypeVar("T")
@@ -130,3 +131,21 @@ class OnnxModel:
             inputs = np.concatenate([inputs, np.zeros((step - count, *inputs.shape[1:]), inputs.dtype)])
         with runtime_boundary(self.path, ExportError):
             return self.session.run([self.output.name], {self.input.name: inputs})[0][:count]
+
+
+def largest_values(model: bytes, path: Path, images: Tensor, batch: Batch) -> list[float]:
+    """Run a graph whose outputs are single numbers, the larger the worse, on the images; return each one's largest.
+
+    Raises:
+        CheckpointError: ONNX Runtime cannot run it; `path` is where it comes from.
+    """
+    options = find_runtime().SessionOptions()
+    options.log_severity_level = 3
+    step = len(images) if batch == "dynamic" else batch
+    with runtime_boundary(path, CheckpointError):
+        session = find_runtime().InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        name, runs = session.get_inputs()[0].name, []
+        for start in range(0, len(images), step):
+            part = images[start : start + step].numpy()
+            runs.append(session.run(None, {name: np.resize(part, (step, *part.shape[1:]))}))
+    return [float(np.max(values)) for values in zip(*runs, strict=True)]

@@ -12,19 +12,16 @@ from pathlib import Path
 
 import torch
 
-from edgevit.export.gates import check_graph, check_parity
-from edgevit.export.graph import write_onnx
+from edgevit.export.gates import check_parity
 from edgevit.export.images import Judging
-from edgevit.export.onnx import DTYPES, Source, sample_images
-from edgevit.export.padding import pad_heads
-from edgevit.export.precision import mixed, norm_names
+from edgevit.export.onnx import DTYPES, sample_images, write_file
 from edgevit.export.request import Tolerances
 from edgevit.export.session import OnnxModel
+from edgevit.export.source import Form, Source, input_size
 from edgevit.folder.export import ExportedFile, ExportRecord, Parity, TensorInfo
 from edgevit.folder.model_folder import ExportFolder
 from edgevit.folder.names import onnx_name
 from edgevit.folder.writing import file_sha256, writing
-from edgevit.models.families import load_family
 
 
 @dataclass(frozen=True)
@@ -58,29 +55,14 @@ class WrittenVariant:
 
 
 class Exported:
-    """A model folder's export with the network it was made from, to be added to."""
+    """An export with what it was made of, to be added to."""
 
     def __init__(self, report: ExportRecord, source: Source, judging: Judging | None, tolerances: Tolerances) -> None:
         """The images to judge on serve for parity, too; without any, random ones do."""
         self.report, self.source, self.tolerances = report, source, tolerances
-        self.network = pad_heads(source.network, source.family_name) if report.padded is not None else source.network
-        self.images, self.images_from = sample_images(judging, source.input_size)
-
-    @property
-    def norms(self) -> tuple[str, ...]:
-        """The layer normalisations' module names."""
-        return norm_names(self.network)
-
-    @property
-    def blocks(self) -> tuple[str, ...]:
-        """The blocks' module names, in order."""
-        names = {id(module): name for name, module in self.network.named_modules()}
-        return tuple(names[id(layer)] for layer in load_family(self.source.family_name).layers(self.network))
-
-    @property
-    def fusable(self) -> tuple[bool, ...]:
-        """For each block, whether its dimensions are of those that NVIDIA's compiler fuses."""
-        return tuple(dims.fusable for dims in self.source.dims(self.network))
+        # Of what the files are, which may have padded heads; the source itself is what they are compared with.
+        self.written_of = source if report.padded is None else source.padded()[0]
+        self.images, self.images_from = sample_images(judging, input_size(source))
 
     def write(self, variant: Variant, folder: Path) -> WrittenVariant:
         """Write a variant into any folder and check it as every export is checked.
@@ -90,16 +72,11 @@ class Exported:
             OutputError: the disk is full.
         """
         path = folder / variant.file_name
-        form = mixed(self.network, variant.fp32_modules) if variant.precision == "fp16" else self.network
-        metadata = {**self.source.metadata(), "precision": variant.precision}
-        if variant.fp32_modules:
-            metadata["fp32_modules"] = " ".join(variant.fp32_modules)
+        form = Form(variant.precision, self.report.batch, variant.opset, variant.fp32_modules)
         with writing(path):
-            write_onnx(form, path, metadata=metadata, **self.source.shape_options(self.report.batch, variant.opset))
-        del form
-        nodes = check_graph(path, variant.opset, islands=variant.fp32_modules)
+            nodes = write_file(self.written_of, path, form)
         with torch.inference_mode():
-            reference = self.source.network(self.images)
+            reference = self.source.predictor("cpu")(self.images)
         tolerance = self.tolerances.error(variant.precision)
         predict = OnnxModel(path).predict
         parity = check_parity(variant.precision, reference, predict, self.images, self.images_from, tolerance)

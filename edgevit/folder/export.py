@@ -2,6 +2,7 @@
 
 Schema history: 1  first version
                 2  rejection; exports of schema 1 are still read: they have none
+                3  model.file, of a model that came as an ONNX file and has no timm_name, and fp32_modules
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ class OutputClass:
 class ExportedModel:
     """The model that was exported."""
 
-    timm_name: str
-    weights_sha256: Sha256  # of model.safetensors
+    timm_name: str | None  # None: it came as an ONNX file
+    weights_sha256: Sha256  # of model.safetensors, or of model.onnx
+    file: str | None = None  # the ONNX file that it came as
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ class Range:
     weights_subnormal: float  # share of the weights that are not zero and below the smallest normal number
     weights_lost: float  # share of the weights that are not zero and become zero
     activations_largest: float
-    activations_where: str  # the module whose output that is
+    activations_where: str  # the module, or of an imported file the node, whose output that is
+    overflowing: tuple[str, ...] = ()  # nodes of an imported file whose output fp16 cannot hold
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ class ExportRecord:
     preprocessing: dict[str, Any]
     model: ExportedModel
     padded: Padding | None
+    fp32_modules: tuple[str, ...] = ()  # of model.fp16.onnx: what fp16 cannot hold, and is in fp32 there
     range: Range | None
     parity: dict[str, Parity]
     accuracy: AccuracyCheck | None
@@ -151,4 +155,4 @@ class ExportRecord:
             raise ValueError("it tells of the accuracy of other files than it lists")
 
 
-EXPORT_KIND = RecordKind("export", ExportRecord, READER, schemas=(1, 2))
+EXPORT_KIND = RecordKind("export", ExportRecord, READER, schemas=(1, 2, 3))

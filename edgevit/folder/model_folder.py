@@ -20,6 +20,7 @@ from edgevit.folder import names
 from edgevit.folder.derivation import DERIVATION_KIND, DerivationRecord
 from edgevit.folder.engine import LAYERS, EngineRecord, read_engine
 from edgevit.folder.export import EXPORT_KIND, ExportRecord
+from edgevit.folder.imported import IMPORTED_KIND, ImportedDocument, read_imported
 from edgevit.folder.model import MODEL_KIND, ModelDocument, ModelSpec, read_model
 from edgevit.folder.plan import PLAN_KIND, PlanRecord
 from edgevit.folder.supernet import SUPERNET_KIND, SupernetRecord
@@ -83,7 +84,7 @@ def export_of(onnx: Path) -> ExportFolder:
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What `derive`, `base` and `supernet` write and everything else reads."""
+    """What `derive`, `base` and `supernet` write, and `export` of an ONNX file, and everything else reads."""
 
     path: Path
 
@@ -116,6 +117,14 @@ class ModelFolder:
         return self.path / names.CARD
 
     @property
+    def imported_file(self) -> Path:
+        return self.path / names.IMPORTED
+
+    @property
+    def imported_onnx(self) -> Path:
+        return self.path / names.IMPORTED_ONNX
+
+    @property
     def export(self) -> ExportFolder:
         return ExportFolder(self.path / names.EXPORT)
 
@@ -126,6 +135,27 @@ class ModelFolder:
     @property
     def is_supernet(self) -> bool:
         return self.supernet_file.is_file()
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether it holds an ONNX file that edgevit did not make: a model folder from export on, and no base."""
+        return self.imported_file.is_file()
+
+    def imported(self) -> ImportedDocument:
+        """Read onnx.json.
+
+        Raises:
+            CheckpointError: it is missing, damaged, altered or of another schema.
+        """
+        return read_imported(self.imported_file)
+
+    def weights_sha256(self) -> str:
+        """The hash by which whatever is made of the folder knows what it was made of.
+
+        Raises:
+            CheckpointError: as `document` and `imported` say.
+        """
+        return self.imported().weights_sha256 if self.is_imported else self.document().weights_sha256
 
     def document(self) -> ModelDocument:
         """Read model.json: the model, and the hash of its weights.
@@ -172,6 +202,9 @@ class ModelFolder:
         if not self.is_supernet:
             what = f"no {names.SUPERNET} in it" if self.path.is_dir() else "no such folder"
             raise CheckpointError(f"{self.path} is no super-network: {what}; make one with edgevit supernet")
+
+    def write_imported(self, document: ImportedDocument) -> None:
+        self.imported_file.write_text(IMPORTED_KIND.text(document), encoding="utf-8")
 
     def write(
         self,

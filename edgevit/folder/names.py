@@ -7,10 +7,14 @@ SUPERNET = "supernet.json"
 HISTORY = "history.jsonl"
 CARD = "README.md"
 PLAN = "plan.json"
+IMPORTED = "onnx.json"  # in the folder of an ONNX file that edgevit did not make, in place of model.json
+IMPORTED_ONNX = "model.onnx"  # and this in place of model.safetensors
 
 EXPORT = "export"  # a folder in it, which holds:
 EXPORT_RECORD = "export.json"
 ENGINES = "engines"  # a folder in that one, with a folder for each kind of board
+
+WEIGHTS_ALONE = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")  # suffixes of files without a graph
 
 MODEL_FOLDER = frozenset({SPEC, WEIGHTS, DERIVATION, SUPERNET, HISTORY, CARD, PLAN, EXPORT})
 

@@ -121,6 +121,11 @@ def check_model_folder(folder: str | Path) -> None:
         what = "is a file, not a model folder" if folder.exists() else "does not exist"
         raise CheckpointError(f"{folder} {what}; check the path of the model folder")
     files = ModelFolder(folder)
+    if files.is_imported:
+        raise CheckpointError(
+            f"{folder} holds an ONNX file, which can be exported, measured and evaluated, and not derived from; give "
+            "what it was made of, such as a timm name with --checkpoint"
+        )
     for file in (files.spec_file, files.weights_file):
         if not file.is_file():
             raise CheckpointError(f"{folder} is not a complete model folder: {file.name} is missing; derive it again")

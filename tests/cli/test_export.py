@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from foreign_onnx import HOW, write_vit
 from places import STANDINS
 from typer.testing import CliRunner, Result
 
@@ -70,6 +71,27 @@ def test_an_engine_has_its_own_table_and_is_in_the_json(folder: Path, standin: N
     assert answer == json.loads((folder / "export" / "export.json").read_text())
     assert Path(engine["path"]).name == engine["file"] and engine["precision"] == "mixed"
     assert engine["accuracy"]["images"] == 100 and len(engine["accuracy"]["per_class"]) == 10
+
+
+def test_an_onnx_file_of_another_program_goes_the_same_way(tmp_path: Path, standin: None) -> None:
+    file, out = write_vit(tmp_path / "other.onnx", depth=1), tmp_path / "m"
+    told = run(
+        "export", file, "--out", out, "--data", "digits", "--classes", "3,5,8", "--max-images", 60, "--trt", *HOW
+    )
+    assert told.exit_code == 0, told.output
+    assert "agrees with" in told.stdout and "other.onnx" in told.stdout and "fp16" in told.stdout
+    assert told.stdout.splitlines()[-1] == f"Next: edgevit bench {out} --runner tensorrt"
+    assert "recognised 1 blocks and 3 layer normalisations" in told.stderr
+    again = run("export", out, "--trt", "--max-images", 60, "--json", "-q")
+    (engine,) = (out / "export" / "engines").glob("*/*.engine")
+    assert json.loads(again.stdout)["engine"]["path"] == str(engine), "reused: its folder says the classes and the data"
+    shown = run("show", out)
+    assert "other.onnx, opset 16, batch dynamic, 10 outputs: 3 is output 3" in " ".join(shown.stdout.split())
+    judged = json.loads(run("evaluate", engine, "--max-images", 30, "--json", "-q").stdout)
+    assert (judged["form"], judged["images"]) == ("engine", 30)
+    measured = run("bench", out, "--runner", "tensorrt", "--duration", 0.2, "--warmup", 0, "--json", "-q")
+    assert measured.exit_code in (0, 4), measured.output
+    assert "holds an ONNX file" in str(run("derive", out, "--data", "digits", "--rate", 0.5, "--out", "d").exception)
 
 
 @pytest.mark.parametrize(

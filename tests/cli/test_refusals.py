@@ -31,6 +31,7 @@ GIVEN = ["derive", *BASE, *TASK, "--out", "new"]
 DERIVE = [*GIVEN, "--rate", "0.5"]
 SUPERNET = ["supernet", *BASE, *TASK, "--out", "new"]
 SWEEP = ["sweep", *BASE, *TASK, "--out", "new"]
+ONNX = ["export", "other.onnx", "--out", "new"]
 EVALUATE = ["evaluate", *BASE, *TASK]
 
 REFUSED: list[tuple[list[str], str]] = [
@@ -114,6 +115,19 @@ REFUSED: list[tuple[list[str], str]] = [
     (["export", "nowhere", "--opset", "3"], "opset 3"),
     (["export", "nowhere", "--batch", "many"], "--batch many"),
     (["export", "nowhere", "--board", "orin"], "--board is for an engine; give --trt, too"),
+    ([*ONNX, "--pad-heads"], "--pad-heads is for model folders: an ONNX file keeps its heads"),
+    ([*ONNX, "--opset", "17"], "--opset 17 is for model folders: an ONNX file keeps its own"),
+    ([*ONNX, "--classes", "cat"], "--classes and --base-classes are of the images of --data"),
+    ([*ONNX, "--data", "images", "--classes", "cat,dgo"], "no class 'dgo'; did you mean 'dog'"),
+    ([*ONNX, "--input-size", "224"], "--input-size 224 is not channels, height and width; try 3x224x224"),
+    ([*ONNX, "--crop-mode", "middle"], "no crop mode 'middle'"),
+    ([*ONNX, "--std", "0"], "--std 0 is not above 0"),
+    ([*ONNX, "--out", "images"], "images exists and is not overwritten"),
+    (["export", "other.onnx"], "other.onnx needs a folder for what is made of it; give --out DIR"),
+    (["export", "nowhere.onnx", "--out", "new"], "there is no nowhere.onnx"),
+    (["export", "weights.safetensors", "--out", "new"], "weights.safetensors holds weights alone; try `edgevit base"),
+    (["export", "images", "--out", "new"], "--out is for an ONNX file, and images is none"),
+    (["export", "images", "--mean", "0.5"], "--mean is for an ONNX file, and images is none"),
     (["show", "nowhere"], "nowhere does not exist"),
     (["show", "images"], "images is not a complete model folder"),
     (["derive-many", "nowhere.yaml"], "nowhere.yaml"),
@@ -135,6 +149,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
         (folder / "images" / name / "1.png").touch()
     (folder / "weights.safetensors").touch()
     (folder / "alone.engine").touch()
+    (folder / "other.onnx").touch()
     (folder / "begun.partial").mkdir()
     (folder / "begun.partial" / "masks.safetensors").touch()
     before = sorted(folder.rglob("*"))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgevit.engines.ladder import Descent, Rung, descend, node_patterns, smallest_set
+from edgevit.engines.ladder import FP16, Descent, Rung, descend, least_rung, node_patterns, smallest_set
 from edgevit.errors import EngineError
 
 NORMS = ("blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.10.norm1", "norm")
@@ -76,7 +76,9 @@ class Engine:
     failure: str | None
 
 
-def climb(right: Callable[[Rung], bool], *, fp16: bool = True, blocks: int = 4) -> tuple[Descent[Engine], list[str]]:
+def climb(
+    right: Callable[[Rung], bool], *, fp16: bool = True, blocks: int = 4, least: Rung = FP16
+) -> tuple[Descent[Engine], list[str]]:
     notes: list[str] = []
     built: list[Rung] = []
 
@@ -85,7 +87,7 @@ def climb(right: Callable[[Rung], bool], *, fp16: bool = True, blocks: int = 4) 
         built.append(rung)
         return Engine(rung, None if right(rung) else "loses 31% on 'heron'")
 
-    descent = descend(attempt, fp16=fp16, blocks=blocks, most_probes=16, note=notes.append)
+    descent = descend(attempt, fp16=fp16, blocks=blocks, most_probes=16, note=notes.append, least=least)
     assert descent.judged.rung == descent.rung
     assert {descent.rung, *(rung for rung, _ in descent.tried)} <= set(built)
     return descent, notes
@@ -117,6 +119,21 @@ def test_then_fp32_and_it_is_all_that_is_tried_of_a_model_without_fp16() -> None
         "not even fp16 with LayerNorm and blocks 0 to 3 in fp32"
     )
     assert climb(lambda rung: True, fp16=False)[0].rung == Rung("fp32")
+
+
+def test_rungs_that_are_known_to_overflow_are_left_out() -> None:
+    least = least_rung(("blocks.0.norm1", "norm", "blocks.1"), ("blocks.0", "blocks.1", "blocks.2"))
+    assert least == Rung("fp16", norms=True, blocks=(1,)) and least_rung((), BLOCKS) == FP16
+    assert climb(lambda rung: True, blocks=3, least=least)[0].rung == least
+    descent, _ = climb(lambda rung: 2 in rung.blocks, blocks=3, least=least)
+    assert descent.rung == Rung("fp16", norms=True, blocks=(1, 2))
+    assert all(1 in rung.blocks for rung, _ in descent.tried)
+
+
+def test_of_a_graph_without_blocks_norms_are_all_that_is_tried_before_fp32() -> None:
+    descent, notes = climb(lambda rung: rung.precision == "fp32", blocks=0)
+    assert descent.rung == Rung("fp32") and len(descent.tried) == 2
+    assert notes[-1] == "fp16 with LayerNorm in fp32 loses 31% on 'heron'; trying fp32"
 
 
 def test_an_engine_that_is_wrong_even_in_fp32_is_refused_with_the_class() -> None:

@@ -51,7 +51,7 @@ def test_files_that_classify_as_torch_does_pass_and_one_odd_image_may_differ(jud
 
 
 def test_a_file_that_classifies_otherwise_fails(judging: Judging) -> None:
-    with pytest.raises(ExportError, match=r"fp16 agrees with torch on \d+ of \d+ images, 99\.0% is required"):
+    with pytest.raises(ExportError, match=r"fp16 agrees with the model on \d+ of \d+ images, 99\.0% is required"):
         check(judging, fp32=linear, fp16=lambda images: -linear(images))
 
 

@@ -46,20 +46,20 @@ FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
 def test_norms_in_fp32_stand_between_casts_and_attention_stays_in_fp16(copied: Path, tmp_path: Path) -> None:
     exported = reopened(copied)
-    assert exported.norms == ("blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2", "norm")
-    written = exported.write(Variant("fp16.norms32", "fp16", 20, exported.norms), tmp_path)
+    assert exported.written_of.norms == ("blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2", "norm")
+    written = exported.write(Variant("fp16.norms32", "fp16", 20, exported.written_of.norms), tmp_path)
     assert written.nodes["Cast"] == 10 and written.parity.error < 5e-3
     types = types_of(written.path)
-    assert {types[f"{name}/LayerNormalization"] for name in exported.norms} == {FLOAT}
+    assert {types[f"{name}/LayerNormalization"] for name in exported.written_of.norms} == {FLOAT}
     assert {kind for name, kind in types.items() if ".attn" in name or ".mlp" in name or name.startswith("head")} == {
         HALF
     }
-    assert OnnxModel(written.path).metadata["fp32_modules"].split() == list(exported.norms)
+    assert OnnxModel(written.path).metadata["fp32_modules"].split() == list(exported.written_of.norms)
 
 
 def test_a_block_in_fp32_is_so_from_end_to_end_and_its_neighbours_are_not(copied: Path, tmp_path: Path) -> None:
     exported = reopened(copied)
-    assert exported.blocks == ("blocks.0", "blocks.1")
+    assert exported.written_of.blocks == ("blocks.0", "blocks.1")
     types = types_of(exported.write(Variant("fp16.one", "fp16", 20, ("blocks.1",)), tmp_path).path)
     inside = {name: kind for name, kind in types.items() if name.startswith(("blocks.1.", "blocks.1/"))}
     assert [name for name, kind in inside.items() if kind == HALF] == ["blocks.1/Cast_1"]
@@ -80,9 +80,8 @@ def test_casts_anywhere_else_are_refused(copied: Path, tmp_path: Path) -> None:
 
 def test_a_variant_is_the_same_file_every_time_and_tells_nothing_of_this_machine(copied: Path, tmp_path: Path) -> None:
     exported = reopened(copied)
-    first, again = (
-        exported.write(Variant("fp16.n", "fp16", 17, exported.norms), tmp_path).path.read_bytes() for _ in range(2)
-    )
+    norms = exported.written_of.norms
+    first, again = (exported.write(Variant("fp16.n", "fp16", 17, norms), tmp_path).path.read_bytes() for _ in range(2))
     assert first == again and b"site-packages" not in first and str(tmp_path).encode() not in first
 
 
@@ -100,7 +99,7 @@ def test_a_variant_that_is_kept_is_part_of_the_export(copied: Path, tmp_path: Pa
 def test_a_variant_that_is_not_the_model_is_refused(copied: Path, tmp_path: Path) -> None:
     exported = reopened(copied)
     with torch.no_grad():
-        exported.network.norm.weight[0] += 1
+        exported.written_of.network.norm.weight[0] += 1
     exported.source = open_source(copied)
     with pytest.raises(ExportError, match="logits in fp32 are off"):
         exported.write(Variant("fp32.opset16", "fp32", 16), tmp_path)
@@ -114,7 +113,7 @@ def test_nvidia_s_compiler_fuses_attention_beside_fp32_norms_and_not_in_fp32_blo
     folder = make_derived(16, 16)
     export(folder, accuracy=False)
     exported = reopened(folder)
-    for modules, fused in ((exported.norms, 2), (("blocks.0",), 1), (exported.blocks, 0)):
+    for modules, fused in ((exported.written_of.norms, 2), (("blocks.0",), 1), (exported.written_of.blocks, 0)):
         written = exported.write(Variant("fp16.tried", "fp16", 20, modules), tmp_path)
         assert count_fused(written.path, blocks=2, expected=fused).fused == fused
 

@@ -12,6 +12,8 @@ STANDIN_TENSORRT_FAULT makes it fail as TensorRT has been seen to, by a comma-se
     fp16                an engine with any node in fp16 puts out garbage: its logits negated
     fp16-layernorm      the same, if a LayerNormalization runs in fp16
     fp16-block:3        the same, if a node with `blocks.3.` in its name does
+    fp16-range          a node in fp16 rounds what it puts out to fp16, as hardware does; ONNX Runtime's CPU does not,
+                        and so hides what overflows
     always              the same, in fp32, too
     batch:8             the same in fp16 and fp32, but only for so many images at once
     no-tactic           no engine can be built
@@ -407,6 +409,7 @@ class Builder:
             "garbage": "always" in _faults() or any(_spoils(fault, node) for fault in _faults() for node in halves),
             "profile": config._profiles[0]._shapes if config._profiles else {},
             "sharing": _MAJOR >= 10 or any(config._features.values()),
+            "halves": [node.name for node in halves] if "fp16-range" in _faults() else [],
             "layers": _layers(network, halves, config.profiling_verbosity),
             "inputs": [(tensor.name, tensor.dtype.name, tensor.shape) for tensor in network._inputs],
             "outputs": [(tensor.name, tensor.dtype.name, tensor.shape) for tensor in network._outputs],
@@ -470,6 +473,37 @@ def _spoils(fault: str, node: Any) -> bool:
     return fault == "fp16"
 
 
+def _rounding(content: bytes, halves: list[str]) -> bytes:
+    """The same network in fp32 that rounds to fp16 and back after each of these nodes; its ends stay as they are."""
+    model = onnx.shape_inference.infer_shapes(onnx.load_from_string(content))
+    graph, chosen = model.graph, set(halves)
+    floats = (TensorProto.FLOAT, TensorProto.FLOAT16)
+    values = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.output)}
+    ends = {value.name for value in (*graph.input, *graph.output)}
+    for weight in graph.initializer:
+        if weight.data_type == TensorProto.FLOAT16:
+            weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight).astype("f4"), weight.name))
+    nodes = [onnx.helper.make_node("Cast", [v.name], [f"{v.name}.f4"], to=TensorProto.FLOAT) for v in graph.input]
+    for node in graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.i == TensorProto.FLOAT16:
+                attribute.i = TensorProto.FLOAT
+        node.input[:] = [f"{name}.f4" if name in ends else name for name in node.input]
+        nodes.append(node)
+        for i, name in enumerate(node.output):
+            last = name in ends
+            if values.get(name) in floats and (node.name in chosen or last):
+                node.output[i] = f"{name}.raw"
+                half = name if last and values[name] == TensorProto.FLOAT16 else f"{name}.half"
+                kind = TensorProto.FLOAT16 if node.name in chosen else TensorProto.FLOAT
+                nodes.append(onnx.helper.make_node("Cast", [f"{name}.raw"], [half], to=kind))
+                if half != name:
+                    nodes.append(onnx.helper.make_node("Cast", [half], [name], to=values[name] if last else 1))
+    del graph.node[:], graph.value_info[:]
+    graph.node.extend(nodes)
+    return bytes(model.SerializeToString())
+
+
 def _layers(network: Any, halves: list[Any], verbosity: Any) -> list[Any]:
     """The inspector's view: 8 hides the network in one layer; later ones show kernels, and attention fused if fp16."""
     nodes = [layer._node for layer in network._layers]
@@ -514,6 +548,7 @@ class ICudaEngine:
         import onnxruntime as ort
 
         self._header, self._logger, self._bytes = header, logger, len(model)
+        model = _rounding(model, header["halves"]) if header["halves"] else model
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 4
         self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])

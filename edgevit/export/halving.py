@@ -1,0 +1,137 @@
+"""The fp16 form of an ONNX graph, in which some nodes stay in fp32: weights rounded, casts where the two meet.
+
+ONNX Runtime's own converter is not used for this: between two nodes that both stay in fp32 it rounds to fp16 and back,
+which overflows exactly where fp32 is there to prevent it, and it gives two casts of one value the same name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from edgevit.errors import ExportError
+
+FLOAT, HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
+ALWAYS_FLOAT = {"Resize": (1, 2)}  # inputs that ONNX has in fp32 alone
+OF_ANY_TYPE = ("Shape", "Size")
+OWN_GRAPHS = ("If", "Loop", "Scan")
+
+IslandOf = Callable[[ir.Node], "str | None"]  # the module of a node that stays in fp32; None: it becomes fp16
+
+
+def halve(graph: ir.Graph, island_of: IslandOf) -> None:
+    """Turn a graph in fp32 into one in fp16, in place: images, weights, logits and all between but the islands.
+
+    Raises:
+        ExportError: it has nodes with graphs of their own, or values of unknown type.
+    """
+    _check_known(graph)
+    types = _types(graph, island_of)
+    casts = _Casts(graph, types)
+    for value in [*graph.initializers.values()]:
+        if value.dtype == FLOAT:
+            _halve_weight(graph, value, island_of)
+    for node in [*graph]:
+        for i, value in enumerate(node.inputs):
+            wanted = _wanted(node, i, island_of)
+            if value in types and types[value] != wanted and node.op_type not in OF_ANY_TYPE:
+                island = island_of(node) or island_of(value.producer() or node) or node.name.partition("/")[0]
+                node.replace_input_with(i, casts.of(value, wanted, before=node, island=island))
+        if island_of(node) is None:
+            _halve_attributes(node)
+    for i, value in enumerate(graph.outputs):
+        if types.get(value) == FLOAT:
+            _cast_output(graph, i, casts, island_of)
+    for value, kind in types.items():
+        value.dtype = kind
+
+
+def _check_known(graph: ir.Graph) -> None:
+    for node in graph:
+        if node.op_type in OWN_GRAPHS:
+            raise ExportError(
+                f"{node.name} has a graph of its own, which is not turned into fp16; export the model without it, or "
+                "try --no-fp16"
+            )
+        if any(value.dtype is None for value in node.outputs):
+            raise ExportError(f"the type of what {node.name} puts out is not known; try --no-fp16")
+
+
+def _types(graph: ir.Graph, island_of: IslandOf) -> dict[ir.Value, ir.DataType]:
+    """The coming type of every value that is computed in floating point."""
+    made = {v: FLOAT if island_of(node) else HALF for node in graph for v in node.outputs if v.dtype == FLOAT}
+    return {**{value: HALF for value in graph.inputs if value.dtype == FLOAT}, **made}
+
+
+def _wanted(node: ir.Node, index: int, island_of: IslandOf) -> ir.DataType:
+    return FLOAT if island_of(node) or index in ALWAYS_FLOAT.get(node.op_type, ()) else HALF
+
+
+def _rounded(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
+    return ir.Tensor(tensor.numpy().astype(np.float16), name=name)
+
+
+def _halve_weight(graph: ir.Graph, value: ir.Value, island_of: IslandOf) -> None:
+    """Round a weight; where islands use it, too, these keep the one that there is."""
+    rounded = [use for use in value.uses() if _wanted(use.node, use.idx, island_of) == HALF]
+    assert value.const_value is not None and value.name is not None
+    if not rounded:
+        return
+    if len(rounded) == len(value.uses()):
+        value.const_value, value.dtype = _rounded(value.const_value, value.name), HALF
+        return
+    name = f"{value.name}.fp16"
+    tensor = _rounded(value.const_value, name)
+    half = ir.Value(name=name, shape=value.shape, type=ir.TensorType(HALF), const_value=tensor)
+    graph.initializers[name] = half
+    for use in rounded:
+        use.node.replace_input_with(use.idx, half)
+
+
+def _halve_attributes(node: ir.Node) -> None:
+    """What a node says of types and constants of its own."""
+    if node.op_type == "Cast" and node.attributes["to"].as_int() == FLOAT:
+        node.attributes["to"] = ir.AttrInt64("to", HALF)
+    for name, attribute in [*node.attributes.items()]:
+        if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == FLOAT:
+            node.attributes[name] = ir.AttrTensor(name, _rounded(attribute.as_tensor(), None))
+
+
+class _Casts:
+    """The casts of a graph, each value at most once to each type."""
+
+    def __init__(self, graph: ir.Graph, types: dict[ir.Value, ir.DataType]) -> None:
+        self.graph, self.types = graph, types
+        self.made: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
+        self.seen = Counter[str]()
+
+    def of(self, value: ir.Value, kind: ir.DataType, *, before: ir.Node | None, island: str) -> ir.Value:
+        if (value, kind) not in self.made:
+            name = f"{island}/Cast"
+            number, self.seen[name] = self.seen[name], self.seen[name] + 1
+            node = ir.node("Cast", [value], attributes={"to": kind}, name=f"{name}_{number}" if number else name)
+            output = node.outputs[0]
+            output.name, output.shape, output.type = (
+                f"{value.name}.{kind.name.lower()}",
+                value.shape,
+                ir.TensorType(kind),
+            )
+            if before is None:
+                self.graph.append(node)
+            else:  # every other use comes later, as the graph is in order
+                self.graph.insert_before(before, node)
+            self.made[value, kind] = output
+        return self.made[value, kind]
+
+
+def _cast_output(graph: ir.Graph, index: int, casts: _Casts, island_of: IslandOf) -> None:
+    """The cast takes the name of the logits, which applications know."""
+    value = graph.outputs[index]
+    producer, name = value.producer(), value.name
+    assert producer is not None
+    output = casts.of(value, HALF, before=None, island=island_of(producer) or "head")
+    value.name, output.name = f"{name}.float", name
+    graph.outputs[index] = output

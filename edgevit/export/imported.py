@@ -1,0 +1,155 @@
+"""The folder of an ONNX file that edgevit did not make, as what files and engines are written of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from edgevit.errors import CheckpointError, ExportError, OptionError
+from edgevit.export.graph import PROTOBUF_LIMIT_BYTES
+from edgevit.export.halving import FLOAT, IslandOf, halve
+from edgevit.export.images import Subject
+from edgevit.export.precision import LARGEST, check_weights
+from edgevit.export.session import OnnxModel, largest_values
+from edgevit.export.source import Form, Predict, Source
+from edgevit.folder.export import ExportedModel, Padding, Range
+from edgevit.folder.imported import ImportedDocument
+from edgevit.folder.model_folder import ModelFolder
+from edgevit.folder.writing import file_sha256
+
+
+def subject_of_imported(document: ImportedDocument, said_by: str) -> Subject:
+    return Subject(
+        class_names=tuple(c.name for c in document.classes),
+        class_columns=tuple(c.base_index for c in document.classes),
+        outputs=document.outputs,
+        preprocessing=document.preprocessing,
+        seed=document.data.seed if document.data else document.seed,
+        validation_fraction=document.data.validation_fraction if document.data else document.validation_fraction,
+        record=document.data,
+        rejection=document.rejection,
+        said_by=said_by,
+    )
+
+
+@dataclass(frozen=True)
+class ImportedSource:
+    """An imported ONNX file, whose nodes are named by module."""
+
+    path: Path  # of model.onnx
+    document: ImportedDocument
+    subject: Subject
+
+    @property
+    def described(self) -> ExportedModel:
+        return ExportedModel(None, self.document.weights_sha256, self.document.file)
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        return self.document.norms
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        return tuple(block.name for block in self.document.blocks)
+
+    @property
+    def has_attention(self) -> tuple[bool, ...]:
+        return tuple(True for _ in self.document.blocks)
+
+    @property
+    def fusable(self) -> tuple[bool, ...]:
+        return tuple(block.fusable for block in self.document.blocks)
+
+    @cached_property
+    def operators(self) -> frozenset[str]:
+        return frozenset({"Cast", *(node.op_type for node in ir.load(self.path).graph)})
+
+    def predictor(self, device: str) -> Predict:
+        return OnnxModel(self.path, device=device).predict
+
+    def padded(self) -> tuple[Source, Padding]:
+        raise OptionError("heads of an ONNX file are not padded; leave --pad-heads out")
+
+    def check_range(self, images: Tensor) -> Range:
+        """Measure the output of every node; the nodes that overflow are named, and may be kept in fp32."""
+        model = ir.load(self.path)
+        weights = {name: value for name, value in model.graph.initializers.items() if value.dtype == FLOAT}
+        named = ((name, torch.tensor(v.const_value.numpy())) for name, v in weights.items() if v.const_value)
+        largest, subnormal, lost = check_weights(named)
+        names = _measure_outputs(model.graph)
+        seen = largest_values(ir.to_proto(model).SerializeToString(), self.path, images, self.document.batch)
+        peaks = dict(zip(names, seen, strict=True))
+        over = tuple(dict.fromkeys(name for name, peak in peaks.items() if not peak <= LARGEST))
+        where = max(peaks, key=lambda name: math.inf if math.isnan(peaks[name]) else peaks[name])
+        return Range(largest, subnormal, lost, peaks[where], where, over)
+
+    def write(self, path: Path, form: Form, metadata: Mapping[str, str]) -> None:
+        if form.opset != self.document.opset:
+            raise ExportError(
+                f"{self.document.file} has operator set {self.document.opset}, and {form.opset} is the newest here; "
+                f"export it with that where it comes from, such as torch.onnx.export(..., opset_version={form.opset})"
+            )
+        model = ir.load(self.path)
+        if form.precision == "fp16":
+            halve(model.graph, _island_finder(form.fp32_modules))
+        model.metadata_props.clear()
+        model.metadata_props.update(metadata)
+        size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+        ir.save(model, path, external_data=f"{path.name}.data" if size > PROTOBUF_LIMIT_BYTES else None)
+
+
+def _island_finder(modules: tuple[str, ...]) -> IslandOf:
+    """Which of the modules a node lies in, if in any."""
+    chosen = set(modules)
+
+    def island_of(node: ir.Node) -> str | None:
+        name = (node.name or "").partition("/")[0]
+        while name and name not in chosen:
+            name = name.rpartition(".")[0]
+        return name or None
+
+    return island_of
+
+
+def _measure_outputs(graph: ir.Graph) -> list[str]:
+    """Have the graph put out the largest magnitude of every value instead of the logits; return whose it is."""
+    names = []
+    graph.outputs.clear()
+    for node in [*graph]:
+        for value in node.outputs:
+            if value.dtype != FLOAT:
+                continue
+            magnitude = ir.node("Abs", [value])
+            peak = ir.node("ReduceMax", [magnitude.outputs[0]], attributes={"keepdims": 0})
+            for made, name in ((magnitude, "magnitude"), (peak, "peak")):
+                made.outputs[0].name, made.outputs[0].type = f"{value.name}.{name}", ir.TensorType(FLOAT)
+            peak.outputs[0].shape = ir.Shape(())
+            graph.extend([magnitude, peak])
+            graph.outputs.append(peak.outputs[0])
+            names.append(node.name or "")
+    return names
+
+
+def open_imported(folder: Path) -> ImportedSource:
+    """Open the folder of an imported ONNX file.
+
+    Raises:
+        CheckpointError: a file is missing or altered.
+    """
+    files = ModelFolder(folder)
+    document, path = files.imported(), files.imported_onnx
+    if not path.is_file():
+        raise CheckpointError(f"{folder} is not complete: {path.name} is missing; import the ONNX file again")
+    if (seen := file_sha256(path)) != document.weights_sha256:
+        raise CheckpointError(
+            f"{path} was altered: its hash is {seen[:12]}, {files.imported_file.name} says "
+            f"{document.weights_sha256[:12]}; copy the folder again, or import the ONNX file again"
+        )
+    return ImportedSource(path, document, subject_of_imported(document, str(files.imported_file)))

@@ -1,0 +1,251 @@
+"""Import an ONNX file that edgevit did not make: check it, recognise its parts, and write the folder that export takes.
+
+The folder has `model.onnx`, the same function with constants folded and nodes named by module, and `onnx.json`, what is
+known of it. From there on it is exported, built, judged and measured as a model folder is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+from onnxscript import optimizer
+
+from edgevit.data.assumptions import assumptions
+from edgevit.errors import CheckpointError, ExportError, OptionError, OutputError
+from edgevit.export.graph import INPUT, OUTPUT, exporter_boundary
+from edgevit.export.images import Judging, Subject, open_images
+from edgevit.export.reading import check_nodes, read_file, read_interface, settled_batch, settled_size
+from edgevit.export.request import ExportRequest
+from edgevit.export.session import find_runtime, runtime_boundary
+from edgevit.export.stated import stated_preprocessing
+from edgevit.export.structure import find_structure, name_nodes
+from edgevit.folder.documents import Reader
+from edgevit.folder.export import Batch
+from edgevit.folder.imported import ImportedDocument
+from edgevit.folder.model import ClassLabel, Index, Rejection
+from edgevit.folder.model_folder import ModelFolder
+from edgevit.folder.writing import file_sha256, new_folder
+from edgevit.progress import Progress, Silent
+from edgevit.version import written_by
+
+TOLERANCE = 1e-4  # of the imported file's logits, against those of the file itself
+READER = Reader(CheckpointError, mend="leave its metadata out, or export the model again")
+
+
+def simplified(file: Path, model: onnx.ModelProto, shape: list[int | str]) -> ir.Model:
+    """The same function: constants folded, sizes filled in, one input and one output of edgevit's own names."""
+    changed: ir.Model = ir.from_proto(model)
+    lift = passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
+    infer = passes.ShapeInferencePass(data_prop=True)
+    with exporter_boundary(file.name):
+        changed = passes.RemoveInitializersFromInputsPass()(passes.InlinePass()(changed).model).model
+        for value in (v for node in changed.graph for v in node.outputs):
+            value.shape = None  # what the file says of them may be of another batch
+        changed.graph.inputs[0].shape = ir.Shape(shape)
+        changed = infer(lift(changed).model).model
+        optimizer.fold_constants(changed, onnx_shape_inference=True)
+        tidy: list[Callable[[ir.Model], Any]] = [
+            passes.IdentityEliminationPass(), lift, passes.RemoveUnusedNodesPass(), passes.RemoveUnusedOpsetsPass(),
+            passes.TopologicalSortPass(), infer, passes.ClearMetadataAndDocStringPass(),
+        ]  # fmt: skip
+        for step in tidy:
+            changed = step(changed).model
+    graph = changed.graph
+    ends = (graph.inputs[0], graph.outputs[0])
+    for value in (*graph.initializers.values(), *(v for node in graph for v in node.outputs)):
+        if value.name in (INPUT, OUTPUT) and value not in ends:
+            value.name = f"{value.name}.inner"
+    graph.inputs[0].name, graph.outputs[0].name = INPUT, OUTPUT
+    changed.metadata_props.clear()
+    return changed
+
+
+def _logits(file: Path, images: Any) -> Any:
+    """What ONNX Runtime makes of images [B, 3, H, W]."""
+    options = find_runtime().SessionOptions()
+    options.log_severity_level = 3
+    with runtime_boundary(file, CheckpointError):
+        session = find_runtime().InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        return session.run(None, {session.get_inputs()[0].name: images})[0]
+
+
+def _expected(file: Path, images: Any) -> Any:
+    """The file's own logits [B, C].
+
+    Raises:
+        CheckpointError: it gives something else, or cannot be run.
+    """
+    logits = _logits(file, images)
+    if logits.ndim != 2 or len(logits) != len(images) or logits.shape[1] < 2:
+        raise CheckpointError(
+            f"{file} maps {len(images)} images to {list(logits.shape)} and is no classifier: a row of logits for each "
+            "image is expected"
+        )
+    return logits
+
+
+def _write_simplified(file: Path, changed: ir.Model, path: Path, expected: Any, images: Any) -> None:
+    """Write it, and see that it is still the same function."""
+    with exporter_boundary(file.name):
+        ir.save(changed, path)
+    error = float(np.linalg.norm(_logits(path, images) - expected) / max(float(np.linalg.norm(expected)), 1e-30))
+    if not error <= TOLERANCE:
+        raise ExportError(
+            f"folding the constants of {file} changed its logits by {error:.2g}; export it with another opset"
+        )
+
+
+def _own_subject(file: Path, metadata: Mapping[str, str], preprocessing: dict[str, Any], outputs: int) -> Subject:
+    """What a file says of its classes, if edgevit wrote it; else nothing."""
+
+    def described(key: str, kind: Any, otherwise: Any) -> Any:
+        return READER.parse(metadata[key], kind, f"{file}, {key!r} in its metadata,") if key in metadata else otherwise
+
+    split = described("split", dict[str, Any], {})
+    return Subject(
+        class_names=described("class_names", tuple[str, ...], ()),
+        class_columns=described("class_columns", tuple[Index, ...], ()),
+        outputs=outputs,
+        preprocessing=preprocessing,
+        rejection=described("rejection", Rejection, None),
+        seed=split.get("seed", 42),
+        validation_fraction=split.get("validation_fraction", 0.1),
+        said_by=str(file),
+    )
+
+
+def _judging(request: ExportRequest, subject: Subject, progress: Progress) -> Judging | None:
+    """The images of its classes, where any are given; says which output is which class."""
+    if request.data is None:
+        return None
+    judging = open_images(
+        subject,
+        request.data,
+        classes=request.classes,
+        base_classes=request.base_classes,
+        part=request.part,
+        skip_bad_images=request.skip_bad_images,
+        progress=progress,
+    )
+    if not subject.class_names:
+        said = assumptions(request.model, judging.task, pretrained=False, base_classes=request.base_classes, given=())
+        progress.note(said.lines()[0])
+    return judging
+
+
+def _tell(preprocessing: Mapping[str, Any], origin: Mapping[str, str], progress: Progress) -> None:
+    by_origin: dict[str, list[str]] = {}
+    for part, value in preprocessing.items():
+        text = ",".join(f"{v:g}" for v in value) if isinstance(value, list) else str(value)
+        by_origin.setdefault(origin[part], []).append(f"{part} {text}")
+    progress.note("preprocessing: " + "; ".join(f"{', '.join(parts)}, {where}" for where, parts in by_origin.items()))
+
+
+def _write(request: ExportRequest, folder: ModelFolder, progress: Progress) -> ImportedDocument:
+    """Fill a folder that nobody sees yet."""
+    file = request.model
+    model = read_file(file)
+    opset, interface = check_nodes(file, model), read_interface(file, model.graph)
+    batch, size = (
+        settled_batch(file, interface.batch, request.batch),
+        settled_size(file, interface, request.input_size),
+    )
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    given = {**request.preprocessing, "input_size": size, "crop_mode": request.crop_mode}
+    preprocessing, origin = stated_preprocessing(file, metadata, given)
+    if size is None:
+        size = settled_size(file, interface, preprocessing["input_size"])
+    origin["input_size"] = origin["input_size"] if None in interface.sizes else "as its input is"
+    _tell(preprocessing, origin, progress)
+    count, first = (2, "batch") if batch == "dynamic" else (batch, batch)
+    images = np.random.default_rng(0).standard_normal((count, *preprocessing["input_size"])).astype(np.float32)
+    expected = _expected(file, images)
+    with progress.stage("import"):
+        changed = simplified(file, model, [first, *preprocessing["input_size"]])
+        changed.graph.outputs[0].shape = ir.Shape([first, expected.shape[1]])
+        structure = find_structure(changed.graph)
+        name_nodes(changed.graph, structure)
+        _write_simplified(file, changed, folder.imported_onnx, expected, images)
+    progress.note(f"recognised {len(structure.blocks)} blocks and {len(structure.norms)} layer normalisations")
+    subject = _own_subject(file, metadata, preprocessing, expected.shape[1])
+    judging = _judging(request, subject, progress)
+    names, columns = subject.class_names, subject.class_columns
+    if judging is not None and not names:
+        names, columns = judging.class_names, judging.columns
+    document = ImportedDocument(
+        file=file.name,
+        file_sha256=file_sha256(file),
+        weights_sha256=file_sha256(folder.imported_onnx),
+        batch=batch,
+        opset=opset,
+        outputs=subject.outputs,
+        norms=structure.norms,
+        blocks=structure.blocks,
+        classes=tuple(ClassLabel(name, column) for name, column in zip(names, columns, strict=True)),
+        preprocessing=preprocessing,
+        rejection=subject.rejection,
+        seed=subject.seed,
+        validation_fraction=subject.validation_fraction,
+        data=judging.task.record() if judging else None,
+        edgevit=written_by(),
+    )
+    if fault := document.fault():
+        raise CheckpointError(f"{file} {fault} in its metadata; {READER.mend}")
+    folder.write_imported(document)
+    return document
+
+
+def imported(request: ExportRequest, progress: Progress | None = None) -> ExportRequest:
+    """Import the ONNX file that is to be exported, if it is one; return what is then asked of its folder.
+
+    A folder that was made of the same file with the same answers stays, with the engines in it.
+
+    Raises:
+        CheckpointError, ExportError: the file is damaged, no classifier, or of operators that no board runs.
+        OptionError: it does not say how images are prepared, and no option does; or options contradict it.
+        OutputError: the folder is there and holds something else.
+        DataError, UnknownNameError: as for `evaluate`.
+    """
+    request.check()
+    progress = progress or Silent()
+    if request.of_folder:
+        return request
+    assert request.out is not None
+    target = ModelFolder(request.out)
+    if target.is_imported:
+        with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
+            document = _write(request, ModelFolder(Path(scratch)), progress)
+        before = target.imported()
+        if replace(before, edgevit=document.edgevit) != document:
+            raise OutputError(f"{target.path} holds {before.file}, imported otherwise or another; choose another --out")
+        progress.note(f"{target.path} holds the same: kept")
+    else:
+        with new_folder(target.path) as temporary:
+            document = _write(request, ModelFolder(temporary), progress)
+    return replace(
+        request, model=target.path, out=None, data=None, classes=None, base_classes=None, input_size=None,
+        crop_mode=None, preprocessing={}, batch="dynamic",
+    )  # fmt: skip
+
+
+def settled(request: ExportRequest) -> tuple[Batch, int]:
+    """Batch and operator set of the files of a folder: an imported file has its own.
+
+    Raises:
+        OptionError: another batch was asked for.
+    """
+    folder = ModelFolder(request.model)
+    if not folder.is_imported:
+        return request.batch, request.opset
+    document = folder.imported()
+    if request.batch not in ("dynamic", document.batch):
+        raise OptionError(f"{folder.path} has a batch of {document.batch}; import {document.file} anew for another")
+    return document.batch, document.opset

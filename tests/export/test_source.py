@@ -1,0 +1,33 @@
+"""A model folder as what files are written of; tests/export/test_imported.py has the other kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import torch
+
+from edgevit.export.source import Form, input_size, open_model, usage_metadata
+
+
+def test_a_model_folder_says_what_can_be_kept_in_fp32_and_what_fuses(make_derived: Callable[..., Path]) -> None:
+    source = open_model(make_derived(24, 16))
+    assert source.blocks == ("blocks.0", "blocks.1")
+    assert source.norms[:2] == ("blocks.0.norm1", "blocks.0.norm2") and source.norms[-1] == "norm"
+    assert source.has_attention == (True, True) and source.fusable == (False, False)
+    padded, changed = source.padded()
+    assert padded.fusable == (True, True) and changed.blocks == 2 and changed.widths == (24, 24)
+    images = torch.randn(2, *input_size(source))
+    torch.testing.assert_close(padded.predictor("cpu")(images), source.predictor("cpu")(images))
+
+
+def test_every_file_says_how_it_is_used_and_what_it_came_from(
+    make_derived: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = open_model(make_derived(16, 16))
+    source.write(tmp_path / "m.onnx", Form("fp32", 1, 20), usage_metadata(source))
+    said = {entry.key: entry.value for entry in onnx.load(tmp_path / "m.onnx").metadata_props}
+    assert json.loads(said["class_names"]) == ["3", "5", "8"] and said["base"] == "vit_tiny_patch16_224"
+    assert said["weights_sha256"] == source.described.weights_sha256

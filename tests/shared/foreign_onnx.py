@@ -1,0 +1,105 @@
+"""A small Vision Transformer as another program would write it: its own names, old operators, shapes computed in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+WIDTH, HEADS, TOKENS, CLASSES, SIDE, PATCH = 32, 2, 16, 10, 32, 8
+HOW = ("--mean", "0.5", "--std", "0.5", "--crop-pct", "1", "--interpolation", "bicubic")  # images are prepared for it
+PREPARED: dict[str, Any] = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
+
+
+class _Graph:
+    """Nodes and weights, numbered as they come."""
+
+    def __init__(self, kind: int) -> None:
+        self.nodes: list[Any] = []
+        self.weights: dict[str, Any] = {}
+        self.random, self.kind = np.random.default_rng(0), kind
+
+    def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        name = f"t{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, list(inputs), [name], name=f"op_{len(self.nodes)}", **attributes))
+        return name
+
+    def constant(self, value: Any, kind: Any = None) -> str:
+        name = f"c{len(self.weights)}"
+        self.weights[name] = np.asarray(value, kind or helper.tensor_dtype_to_np_dtype(self.kind))
+        return name
+
+    def weight(self, *shape: int, scale: float = 0.3) -> str:
+        return self.constant(self.random.standard_normal(shape) * scale)
+
+    def linear(self, x: str, inputs: int, outputs: int) -> str:
+        product = self.add("MatMul", x, self.weight(inputs, outputs, scale=1.5 * inputs**-0.5))
+        return self.add("Add", self.weight(outputs, scale=0.1), product)
+
+    def norm(self, x: str, decomposed: bool) -> str:
+        gain, bias = self.constant(1 + 0.1 * self.random.standard_normal(WIDTH)), self.weight(WIDTH, scale=0.1)
+        if not decomposed:
+            return self.add("LayerNormalization", x, gain, bias, axis=-1, epsilon=1e-6)
+        difference = self.add("Sub", x, self.add("ReduceMean", x, axes=[-1]))
+        variance = self.add("ReduceMean", self.add("Pow", difference, self.constant(2.0)), axes=[-1])
+        deviation = self.add("Sqrt", self.add("Add", variance, self.constant(1e-6)))
+        return self.add("Add", self.add("Mul", self.add("Div", difference, deviation), gain), bias)
+
+    def heads(self, x: str, batch: str, order: tuple[int, ...]) -> str:
+        shape = self.add("Concat", batch, self.constant([TOKENS, HEADS, WIDTH // HEADS], np.int64), axis=0)
+        return self.add("Transpose", self.add("Reshape", x, shape), perm=order)
+
+    def block(self, x: str, decomposed: bool) -> str:
+        normed = self.norm(x, decomposed)
+        first = self.constant([0], np.int64)
+        batch = self.add("Slice", self.add("Shape", normed), first, self.constant([1], np.int64), first)
+        q, k, v = (self.heads(self.linear(normed, WIDTH, WIDTH), batch, order)
+                   for order in ((0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3)))  # fmt: skip
+        scores = self.add("Div", self.add("MatMul", q, k), self.constant((WIDTH // HEADS) ** 0.5))
+        mixed = self.add("Transpose", self.add("MatMul", self.add("Softmax", scores, axis=-1), v), perm=(0, 2, 1, 3))
+        shape = self.add("Concat", batch, self.constant([TOKENS, WIDTH], np.int64), axis=0)
+        x = self.add("Add", self.linear(self.add("Reshape", mixed, shape), WIDTH, WIDTH), x)
+        hidden = self.linear(self.norm(x, decomposed), WIDTH, 2 * WIDTH)
+        erf = self.add("Erf", self.add("Div", hidden, self.constant(2**0.5)))
+        gelu = self.add("Mul", self.add("Mul", hidden, self.add("Add", erf, self.constant(1.0))), self.constant(0.5))
+        return self.add("Add", x, self.linear(gelu, 2 * WIDTH, WIDTH))
+
+
+def write_vit(
+    path: Path,
+    *,
+    depth: int = 2,
+    batch: int | str = "n",
+    side: int | str = SIDE,
+    stream: float = 1.0,
+    decomposed: bool = True,
+    opset: int = 16,
+    kind: int = TensorProto.FLOAT,
+    metadata: dict[str, str] | None = None,
+) -> Path:
+    """Write it; `stream` is how large its residual stream is, which a normalisation does not mind and fp16 does."""
+    g = _Graph(kind)
+    patches = g.add("Conv", "pixel_values", g.weight(WIDTH, 3, PATCH, PATCH, scale=stream * 0.3),
+                    kernel_shape=[PATCH, PATCH], strides=[PATCH, PATCH])  # fmt: skip
+    tokens = g.add("Transpose", g.add("Reshape", patches, g.constant([0, WIDTH, TOKENS], np.int64)), perm=(0, 2, 1))
+    x = g.add("Add", tokens, g.weight(1, TOKENS, WIDTH, scale=stream))
+    for _ in range(depth):
+        x = g.block(x, decomposed)
+    pooled = g.add("ReduceMean", g.norm(x, decomposed), axes=[1], keepdims=0)
+    last = g.linear(pooled, WIDTH, CLASSES)
+    g.nodes[-1].output[0] = "prob"
+    assert last
+    graph = helper.make_graph(
+        g.nodes,
+        "other",
+        [helper.make_tensor_value_info("pixel_values", kind, [batch, 3, side, side])],
+        [helper.make_tensor_value_info("prob", kind, [batch, CLASSES])],
+        [numpy_helper.from_array(value, name) for name, value in g.weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    helper.set_model_props(model, metadata or {})
+    onnx.save(model, path)
+    return path
