@@ -95,10 +95,12 @@ def network_of(network: nn.Module, blocks: Sequence[BlockDims]) -> nn.Module:
     like = family.read(network)[whole[0]]
     assert like.attention is not None and like.ffn is not None
     attention, ffn = like.attention, like.ffn
-    made = [
-        Block(_attention(attention, d) if d.has_attention else None, _ffn(ffn, d) if d.has_ffn else None)
-        for d in blocks
-    ]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # the same file every time: a job that goes on on a board is found again by it
+        made = [
+            Block(_attention(attention, d) if d.has_attention else None, _ffn(ffn, d) if d.has_ffn else None)
+            for d in blocks
+        ]
     return family.build(stem, made).eval().requires_grad_(False)
 
 

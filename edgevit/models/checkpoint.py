@@ -241,9 +241,11 @@ def network_without_weights(base: str | Path, model_args: Mapping[str, Any] | No
     if Path(base).is_dir():
         network: Any = load(base).network
     else:
-        network = _create(str(base), model_args or {})
-        if not network.num_classes:
-            network.reset_classifier(SOME_CLASSES)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # the same network every time, and the same files
+            network = _create(str(base), model_args or {})
+            if not network.num_classes:
+                network.reset_classifier(SOME_CLASSES)
     family_of(network)
     return network.eval()  # type: ignore[no-any-return]
 

@@ -37,6 +37,15 @@ def test_no_two_blocks_have_equal_weights_and_biases_are_where_the_base_has_them
     assert first.attention.bq is not None and first.ffn.b2 is not None
 
 
+def test_a_stack_is_the_same_every_time_and_random_numbers_go_on_as_they_were(base):
+    torch.manual_seed(5)
+    one, after = (network_of(base, [BlockDims(2, 16, 16, 8)]).state_dict() for _ in range(2))
+    drawn = torch.rand(1)
+    assert all(torch.equal(one[name], after[name]) for name in one)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(1), drawn)
+
+
 def test_gated_ffns_and_bases_without_biases_keep_their_kind(small_vit):
     from timm.layers import SwiGLU
 

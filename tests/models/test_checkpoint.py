@@ -22,7 +22,7 @@ from edgevit.errors import CheckpointError, EdgeVitError, OptionError, OutputErr
 from edgevit.folder.derivation import Accuracies, AccuracyRecord
 from edgevit.folder.model import ClassLabel
 from edgevit.models.anatomy import Block, BlockDims
-from edgevit.models.checkpoint import Model, derived_spec, describe, load, open_base, save
+from edgevit.models.checkpoint import Model, derived_spec, describe, load, network_without_weights, open_base, save
 from edgevit.models.families import family_of
 
 NAME = "vit_tiny_patch16_224"
@@ -328,3 +328,11 @@ def test_preprocessing_is_the_bases_own_but_for_what_was_given(small_vit: Any) -
     assert changed == {**own, "mean": [0.1, 0.2, 0.3], "crop_pct": 1.0}
     deit = describe(small_vit("deit_tiny_distilled_patch16_224"), "deit_tiny_distilled_patch16_224", ARGS)
     assert deit.preprocessing["mean"] == [0.485, 0.456, 0.406]
+
+
+def test_a_base_whose_weights_do_not_matter_is_the_same_every_time_and_has_a_classifier() -> None:
+    one, other = (network_without_weights(NAME, {**ARGS, "num_classes": 0}) for _ in range(2))
+    assert one.num_classes == 1000 and not one.training
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+    with pytest.raises(UnknownNameError, match="no timm model or model folder 'vit_tinny"):
+        network_without_weights("vit_tinny_patch16_224")
