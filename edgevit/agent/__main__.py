@@ -16,43 +16,11 @@ import json
 import os
 import platform
 import sys
-import traceback
-from importlib import import_module
 from typing import Any, Callable, TextIO
 
-from .runners import RunnerError
+from .methods import Send, answer, find_method
 
 MARK = "edgevit-agent: "  # begins what is said before the first answer
-
-Send = Callable[[Any], None]
-Method = Callable[..., Any]
-
-# Where each method is; imported when it is called, so that the agent starts fast. `root` is where a method reads the
-# machine: "/", or a captured tree.
-MODULES = {
-    "hello": "__main__",
-    "measure": "__main__",
-    "profile": "__main__",
-    "examine": "examine",
-    "size": "files",
-    "offer": "files",
-    "keep": "files",
-    "discard": "files",
-    "start": "jobs",
-    "follow": "jobs",
-    "forget": "jobs",
-    "jobs": "jobs",
-    "cancel": "jobs",
-    "bench": "bench",
-    "build": "engine",
-    "classify": "classify",
-    "trtexec": "trtexec",
-}
-
-
-def find_method(name: str) -> Method:
-    method: Method = getattr(import_module("." + MODULES[name], __package__), name)
-    return method
 
 
 def hello(send: Send, root: str) -> dict[str, Any]:
@@ -103,17 +71,6 @@ def claim_stdout() -> TextIO:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return replies
-
-
-def answer(act: Callable[[], Any], send: Send) -> None:
-    """Send what `act` returns, or why it failed."""
-    try:
-        send({"result": act()})
-    except BrokenPipeError:
-        raise  # the host is gone: nobody is left to tell
-    except Exception as error:  # the one broad except: every failure must reach the host
-        message = str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
-        send({"error": {"message": message, "traceback": traceback.format_exc()}})
 
 
 def serve(root: str, *, greet: bool) -> None:

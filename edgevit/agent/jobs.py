@@ -30,6 +30,7 @@ from typing import IO, Any, Callable, Iterator
 
 from .files import cache_folder
 from .lock import hold, lock_path
+from .methods import answer, find_method
 from .runners import RunnerError
 
 Send = Callable[[Any], None]
@@ -152,8 +153,6 @@ def cancel(send: Send, root: str, job: str | None = None) -> dict[str, Any]:
 
 def work(job: str) -> None:
     """Do what the job's request says. This is the job's own process."""
-    from .__main__ import answer, find_method
-
     signal.signal(signal.SIGTERM, _end)
     request = _read_request(job) or {}
     root = request["root"]

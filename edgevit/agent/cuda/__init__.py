@@ -16,10 +16,6 @@ from ..runners import RunnerError
 LIBRARY = "EDGEVIT_CUDART"  # environment variable that names another libcudart; pycuda is not used then
 
 
-class CaptureError(RunnerError):
-    """The work cannot be captured into a graph; it can still be enqueued."""
-
-
 class Cuda(Protocol):
     """One device, the first; open it before anything else in the process touches the GPU."""
 

@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator
 import pycuda.driver as driver
 
 from ..runners import RunnerError
-from . import CaptureError
+from .capture import CaptureError
 
 if not hasattr(driver.Device, "retain_primary_context"):
     raise ImportError("this pycuda is older than 2020.1 and cannot use the context that TensorRT uses")

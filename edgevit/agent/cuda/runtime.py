@@ -8,7 +8,7 @@ from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_uint, c_ulongl
 from typing import Any, Callable
 
 from ..runners import RunnerError
-from . import CaptureError
+from .capture import CaptureError
 
 NAMES = (
     "libcudart.so",

@@ -13,7 +13,8 @@ from places import ROOT
 from pythons import interpreter
 from standin_board import ORIN, exercise, play_cudart, real_cudart
 
-from edgevit.agent.cuda import CaptureError, describe_cuda, open_cuda
+from edgevit.agent.cuda import describe_cuda, open_cuda
+from edgevit.agent.cuda.capture import CaptureError
 from edgevit.agent.runners import RunnerError
 
 
