@@ -29,7 +29,7 @@ from torch import nn
 
 from edgevit.agent.records import Run
 from edgevit.board.bench import bench_in_turns
-from edgevit.cost.measure import OPSET, taken_ms
+from edgevit.cost.measure import taken_ms
 from edgevit.cost.place import Place
 from edgevit.cost.stacks import network_of
 from edgevit.cost.table import measured_table
@@ -37,6 +37,7 @@ from edgevit.derive.allocate.cost_table import load_cost_table
 from edgevit.derive.allocate.menus import widths
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.derive.allocate.prices import Prices
+from edgevit.engines.unjudged import OPSET
 from edgevit.export.graph import write_onnx
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import network_without_weights

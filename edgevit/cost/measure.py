@@ -22,12 +22,11 @@ from edgevit.cost.fit import Sample
 from edgevit.cost.place import POWER_WINDOW_S, WINDOW_S, Place
 from edgevit.cost.stacks import Stack, write_stack
 from edgevit.cost.store import Store
-from edgevit.engines.workshop import NATIVE_OPSET, OLDEST_OPSET
+from edgevit.engines.unjudged import OPSET, build_unjudged
 from edgevit.errors import AgentError, EngineError, UnfitBoardError
 from edgevit.folder.writing import file_sha256
 from edgevit.progress import Progress
 
-OPSET = 20  # as models are exported, unless asked otherwise
 TRIES = 3  # of runs that are void
 MOST_BATCH = 8  # images that an engine takes, unless more are asked for: as `edgevit export --trt` builds them
 
@@ -137,12 +136,16 @@ class Bench:
             path, sha256 = self._engine(stack) if self.place.builds else self._put(stack, self.place.computes_in, OPSET)
             self._files[stack] = Measurable(Path(path), sha256, self.place.computes_in, stack.label)
 
-    def _put(self, stack: Stack, precision: str, opset: int) -> tuple[str, str]:
-        """Write the ONNX file, and send it; path and hash there."""
+    def _written(self, stack: Stack, precision: str, opset: int) -> Path:
         path = self.scratch / f"{stack.label.replace(' ', '-')}.onnx"
         if not path.is_file():
             with self.progress.stage(f"write {stack.label}"):
                 write_stack(self.network, stack, path, precision=precision, opset=opset)
+        return path
+
+    def _put(self, stack: Stack, precision: str, opset: int) -> tuple[str, str]:
+        """Write the ONNX file, and send it; path and hash there."""
+        path = self._written(stack, precision, opset)
         digest = file_sha256(path)
         if self.board.host == THIS_MACHINE:
             return str(path), digest
@@ -155,20 +158,15 @@ class Bench:
         built = self.store.engines()
         if stack.label in built and self._is_there(*built[stack.label]):
             return built[stack.label]
-        facts, batch = self.setting.facts.tensorrt, self.place.batch
-        if facts.strongly_typed:
-            onnx, _ = self._put(stack, self.place.computes_in, OPSET)
-        else:
-            onnx, _ = self._put(stack, "fp32", NATIVE_OPSET if facts.native_layer_norm else OLDEST_OPSET)
-        args = {
-            "onnx": onnx,
-            "precision": self.place.computes_in,
-            "batches": [1, batch, max(batch, MOST_BATCH)],
-            "timing_cache": True,
-        }
-        made = self.board.run_job("build", args, name=stack.label, progress=self.progress)
-        if self.board.host != THIS_MACHINE:
-            self.board.call("discard", paths=[onnx])
+        made = build_unjudged(
+            self.board,
+            self.setting.facts.tensorrt,
+            lambda precision, opset: self._written(stack, precision, opset),
+            name=stack.label,
+            precision=self.place.computes_in,
+            batches=(1, self.place.batch, max(self.place.batch, MOST_BATCH)),
+            progress=self.progress,
+        )
         if made["refused"]:
             raise EngineError(f"the stack {stack.label} {made['refused']}; try --precision fp32")
         self.store.keep_engines({**built, stack.label: (made["engine"], made["sha256"])})

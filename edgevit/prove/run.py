@@ -20,7 +20,7 @@ from edgevit.board.models import Measurable
 from edgevit.board.request import Conditions
 from edgevit.board.roofline import ceiling_found, least_bytes, roofline
 from edgevit.engines.build import check_board
-from edgevit.engines.workshop import NATIVE_OPSET, OLDEST_OPSET
+from edgevit.engines.unjudged import OPSET, build_unjudged
 from edgevit.errors import AgentError, Interrupted, OutputError, RunsError
 from edgevit.export.graph import write_onnx
 from edgevit.export.precision import halved
@@ -37,7 +37,6 @@ from edgevit.prove.suite import Subject, largest_of, suite
 from edgevit.request import as_request
 from edgevit.version import written_by
 
-OPSET = 20
 DENSE = "dense"
 MOST = max(BATCHES)
 # One run of many, each in turns with the dense network: that much of each shows a ratio.
@@ -168,6 +167,8 @@ class _Work:
             elif due:
                 anchor = anchor or self._anchor()
                 left += self._answer(question, due, anchor)
+        if anchor is not None:
+            self._discard([anchor])
         if tuple(left) != self.proof.left_out:
             self._keep(left_out=tuple(left))
         if left:
@@ -193,6 +194,7 @@ class _Work:
         found = [self._measured(question, one, runs) for one in ready]
         if self.proof.of(self.dense.name) is None and runs:
             found.insert(0, self._measured(DENSE, anchor, runs))
+        self._discard(ready)
         self._keep(
             measured=(*self.proof.measured, *found), runs=(*self.proof.runs, *(plain(run.to_dict()) for run in runs))
         )
@@ -209,26 +211,27 @@ class _Work:
 
     def _ready(self, subject: Subject) -> _Ready:
         """Have the file that is run of a network on the machine that runs it."""
-        facts = self.setting.facts.tensorrt
         if not self.builds:
             path = self._written(subject, "fp32", OPSET)
             return _Ready(subject, "fp32", self._measurable(subject, str(path), file_sha256(path), "fp32"))
-        if facts.strongly_typed:
-            path = self._written(subject, subject.precision, OPSET)
-        else:
-            path = self._written(subject, "fp32", NATIVE_OPSET if facts.native_layer_norm else OLDEST_OPSET)
-        args = {
-            "onnx": self.board.put(path, file_sha256(path), self.progress),
-            "precision": subject.precision,
-            "batches": [1, 1, MOST],
-            "timing_cache": True,
-        }
-        path.unlink()
-        built = self.board.run_job("build", args, name=subject.name, progress=self.progress)
+        built = build_unjudged(
+            self.board,
+            self.setting.facts.tensorrt,
+            lambda precision, opset: self._written(subject, precision, opset),
+            name=subject.name,
+            precision=subject.precision,
+            batches=(1, 1, MOST),
+            progress=self.progress,
+        )
         if built["refused"]:
             return _Ready(subject, subject.precision, None, build_s=built["seconds"], refused=built["refused"])
         measurable = self._measurable(subject, built["engine"], built["sha256"], subject.precision)
         return _Ready(subject, subject.precision, measurable, fused=built["fused"], build_s=built["seconds"])
+
+    def _discard(self, ready: Sequence[_Ready]) -> None:
+        """Remove the engines from the board, where there is little room."""
+        if paths := [str(one.measurable.path) for one in ready if self.builds and one.measurable is not None]:
+            self.board.call("discard", paths=paths)
 
     def _written(self, subject: Subject, precision: str, opset: int) -> Path:
         path = self.scratch / f"{subject.name.replace(' ', '-').replace(',', '')}.onnx"

@@ -15,8 +15,8 @@ def short(monkeypatch):
 
 @pytest.fixture
 def two(monkeypatch):
-    """One question about two networks of four blocks: 192 tokens, and heads that are no fusable width."""
-    pooled, shallow = {"class_token": False, "global_pool": "avg"}, {"depth": 4}
+    """One question about two networks of one block: 192 tokens, and heads that are no fusable width."""
+    pooled, shallow = {"class_token": False, "global_pool": "avg"}, {"depth": 1}
     dims, _ = suite.shape_of("tiny", **shallow)
     narrow = tuple(type(d)(d.heads, 12, 8, 64) for d in dims)
     subjects = [

@@ -51,6 +51,7 @@ def test_engines_of_a_board_are_built_and_measured_there(tmp_path, sshd, board_t
         assert one.precision == "fp16" and one.build_s > 0 and one.fused is not None and one.refused is None
         assert one.figures[0].energy_mj > 0 and one.figures[0].roofline_share > 0
     assert [one.source.split()[0] for one in proof.published] == ["Vulcan"] * 3
+    assert not [file.name for file in Path(server.folder).rglob("files/*") if file.suffix in (".engine", ".onnx")]
     assert told.notes == ["tokens: 1 networks", "shapes at 0.8: 1 networks"]
 
 

@@ -1,0 +1,50 @@
+"""Engines of networks with random weights, which nobody judges: they are there for their time alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgevit.board.connection import Board
+from edgevit.board.facts import TensorRT
+from edgevit.engines.workshop import NATIVE_OPSET, OLDEST_OPSET
+from edgevit.folder.writing import file_sha256
+from edgevit.progress import Progress
+
+OPSET = 20  # as models are exported, unless asked otherwise
+
+Write = Callable[[str, int], Path]  # of a precision and an opset: the ONNX file
+
+
+def built_from(tensorrt: TensorRT, precision: str) -> tuple[str, int]:
+    """Precision and opset of the ONNX file that an engine of this precision is built from: see `Workshop`."""
+    if tensorrt.strongly_typed:
+        return precision, OPSET
+    return "fp32", NATIVE_OPSET if tensorrt.native_layer_norm else OLDEST_OPSET
+
+
+def build_unjudged(
+    board: Board,
+    tensorrt: TensorRT,
+    write: Write,
+    *,
+    name: str,
+    precision: str,
+    batches: Sequence[int],
+    progress: Progress,
+) -> dict[str, Any]:
+    """Write a network, build its engine on the board, and remove the ONNX file on both sides.
+
+    Returns what the agent's `build` says: `refused` is why there is no engine, or None.
+
+    Raises:
+        BoardError: the board was lost, or the build failed there.
+    """
+    path = write(*built_from(tensorrt, precision))
+    onnx = board.put(path, file_sha256(path), progress)
+    path.unlink()
+    args = {"onnx": onnx, "precision": precision, "batches": list(batches), "timing_cache": True}
+    built: dict[str, Any] = board.run_job("build", args, name=name, progress=progress)
+    board.call("discard", paths=[onnx])
+    return built
