@@ -37,6 +37,7 @@ NEW_IN = {
 # Fields of a run that JSON turns from tuples into lists.
 SERIES = ("latencies_ns", "gpu_ns", "clocks_during_khz", "gpu_load_permille", "temperatures_during_c", "throttled")
 
+PARTS = ("decode", "preprocess", "copy in", "inference", "copy out")  # of an inference end to end, in order
 CLOSED_LOOP = "one after another"  # the use of a run that has no other
 
 
@@ -171,7 +172,7 @@ class Run:
     edgevit: str | None = None  # that of the host, which writes it in: the agent knows no version
     period_ns: int | None = None  # between the beginnings of two inferences; None: one after another, without a pause
     missed: int | None = None  # periods in which none began, as the one before was not over; None: there are none
-    # A time per inference of each part of it: "decode", "preprocess", "copy in", "inference", and on a GPU "copy out".
+    # A time per inference of each of PARTS, without "copy out" where nothing tells it apart.
     # None: an inference begins with input that is there; else a latency is end to end, and a bit more than its parts.
     parts_ns: dict[str, tuple[int, ...]] | None = None
 

@@ -172,7 +172,7 @@ def run(
     paths = [Path(model) for model in request.models]
     # Whatever can be wrong here is found before the board is bothered; which engine is the right one, the board says.
     files = [_file(path, how, runner) for path in paths]
-    images = find_images(how.images) if how.images else []
+    images = find_images(Path(how.images)) if how.images else []
     known = None if request.profile is None else load_profile(request.profile)
     with open_board(request.board, ssh_config=request.ssh_config) as place:
         setting = look(place, known, how, told)

@@ -83,6 +83,12 @@ def load_profiles(path: Path) -> list[LayerProfile]:
     Raises:
         RunsError: it is missing, or a line of it is none.
     """
-    lines = enumerate(READER.text(path).splitlines(), start=1)
-    parsed = [(f"{path}, line {number}", line) for number, line in lines if line.strip()]
-    return [LAYERS_KIND.checked(READER.parse(line, dict[str, Any], where), where) for where, line in parsed]
+    found = []
+    for number, line in enumerate(READER.text(path).splitlines(), start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            content = READER.parse(line, dict[str, Any], where)
+            if "profiled" not in content:
+                raise RunsError(f"{where} holds no profiled layers; of plain runs, see `edgevit compare {path}`")
+            found.append(LAYERS_KIND.checked(content, where))
+    return found

@@ -254,7 +254,7 @@ class BenchRequest:
         Raises:
             OptionError: there is no model, or engines are to be measured with what no engine runs.
         """
-        return self.how.runner or _usual_runner(self.models, on_board=self.board is not None)
+        return self.how.runner or _usual_runner([Path(model) for model in self.models], on_board=self.board is not None)
 
     def check(self) -> None:
         """Find what makes no sense before anything is started.

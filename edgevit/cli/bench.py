@@ -266,9 +266,10 @@ def used(title: str, use: str) -> str:
 
 def use_table(rows: Sequence[Row]) -> Table:
     """The periods, and the parts of an inference from the picture to the logits; `other` is what no part names."""
+    from edgevit.agent.records import PARTS
     from edgevit.report.runs import three_digits
 
-    names = list(dict.fromkeys(name for row in rows for name in row.parts_ms or {}))
+    names = [name for name in PARTS if any(name in (row.parts_ms or {}) for row in rows)]
     table = _table(f"{rows[0].label} as used: {rows[0].use}", "batch", "period ms", "missed", "of periods")
     for name in [f"{name} ms" for name in names] + (["other ms", "all, p50 ms"] if names else []):
         table.add_column(name, justify="right")

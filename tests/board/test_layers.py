@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from some_layers import PROFILE
+from some_runs import DENSE
 from standin_board import write_model
 
 from edgevit.board.bench import bench
@@ -38,6 +39,13 @@ def test_what_is_no_profile_is_refused_with_its_line(change: dict[str, Any], mes
     with pytest.raises(RunsError, match=message) as error:
         load_profiles(file)
     assert str(error.value).startswith(f"{file}, line 1 ")
+
+
+def test_a_file_of_plain_runs_is_none_of_profiles(tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    file.write_text(DENSE.to_json())
+    with pytest.raises(RunsError, match=r"line 1 holds no profiled layers; of plain runs, see `edgevit compare"):
+        load_profiles(file)
 
 
 def test_a_bench_profiles_each_shape_after_its_plain_runs_and_keeps_them_apart(tmp_path: Path) -> None:

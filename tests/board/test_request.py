@@ -31,7 +31,7 @@ def test_several_models_are_measured_in_more_rounds(models: int, repeat: int | N
 def test_the_runner_is_that_of_the_board_or_of_the_file() -> None:
     assert BenchRequest(models=[Path("t1")]).runner == "onnxruntime"
     assert BenchRequest(models=[Path("t1")], board="orin").runner == "tensorrt"
-    assert BenchRequest(models=[Path("t1.engine")]).runner == "tensorrt"
+    assert BenchRequest(models=["t1.engine"]).runner == "tensorrt"  # type: ignore[list-item]  # as Python users type
     assert BenchRequest(models=[Path("t1.engine")], how=FAKE).runner == "fake"
 
 

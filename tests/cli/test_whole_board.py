@@ -9,6 +9,7 @@ import json
 import pytest
 from places import STANDINS
 
+from edgevit.agent.records import PARTS
 from edgevit.board.layers import load_profiles
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.report.runs import load_runs
@@ -54,7 +55,7 @@ def orin_nx(sshd, board_tree):
     return server
 
 
-def test_the_commands_of_the_readme_lead_to_a_gated_bench(orin_nx, exported, edgevit_main, tmp_path):
+def test_the_commands_of_the_readme_lead_to_a_gated_bench(orin_nx, exported, edgevit_main, tmp_path, image_folder):
     doctor = edgevit_main("board", orin_nx.host, "--ssh-config", orin_nx.config)
     assert doctor.code == 0, doctor.out + doctor.err
     assert "Orin NX" in doctor.out and "10.3.0" in doctor.out
@@ -96,6 +97,13 @@ def test_the_commands_of_the_readme_lead_to_a_gated_bench(orin_nx, exported, edg
     streams = edgevit_main("bench", exported, *orin_nx.options, "--streams", 2, *shape[2:], "--json")
     assert streams.code == 0, streams.err
     assert [run["streams"] for run in json.loads(streams.out)["runs"]] == [2]
+
+    pictures = image_folder(tmp_path / "pictures", {"a": 3})
+    as_used = ["--end-to-end", "--images", pictures, "--period-ms", 50, "--json"]
+    used = edgevit_main("bench", exported, *orin_nx.options, *as_used, *shape[:2], *shape[4:])
+    assert used.code == 0, used.err
+    (row,) = json.loads(used.out)["runs"]
+    assert row["use"] == "end to end, one per 50 ms" and set(row["parts_ms"]) == set(PARTS)
 
     compared = edgevit_main("compare", runs, runs)
     assert compared.code == 0 and "cannot be told apart" in compared.out, compared.err
