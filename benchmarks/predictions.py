@@ -16,6 +16,7 @@ import json
 import os
 import statistics
 import tempfile
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -25,6 +26,7 @@ from random import Random
 from typing import Any
 
 import torch
+from tables import table
 from torch import nn
 
 from edgevit.agent.records import Run
@@ -83,6 +85,34 @@ def told(errors: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(sizes), "worst": max(sizes), "mean_signed": statistics.fmean(errors)}
 
 
+WAYS = {"measured": "`edgevit cost`: stacks of blocks, in turns", "beside": "sums of torch modules timed alone"}
+
+
+def section(data: dict[str, Any] | None) -> str:
+    """The part of RESULTS.md."""
+    if data is None:
+        return ""
+    kinds = [block for row in data["plans"] for block in row["blocks"]]
+    halves = sum(not (block["heads"] and block["ffn"]) for block in kinds)
+    gone = sum(data["depth"] - len(row["kept"]) for row in data["plans"])
+    least, most = (pick(row["share"] for row in data["plans"]) for pick in (min, max))
+    head = (
+        f"{data['model']}, {data['measured_on']}; load average {data['load_average']:.1f}. {len(data['plans'])} random "
+        f"plans of {least:.2f} to {most:.2f} of the base's time, {gone} of their blocks gone and {halves} without "
+        f"attention or FFN. The table took {data['table_s'] / 60:.1f} min, {data['stacks']} stacks; standard error of "
+        f"a stack {data['noise']:.1%}, scatter of a plan between two rounds {data['scatter']:.1%}. Errors of the share "
+        "of the base's processor time."
+    )
+    rows = [
+        [WAYS[name], f"{seen['median']:.1%}", f"{seen['worst']:.1%}", f"{seen['mean_signed']:+.1%}"]
+        for name, seen in data["errors"].items()
+    ]
+    lined = "\n".join(textwrap.wrap(head, 118))
+    return f"## Cost tables: predicted against measured\n\n{lined}\n\n" + table(
+        ["predicted by", "median error", "worst", "mean, with its sign"], rows
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="deit_tiny_patch16_224")
@@ -96,7 +126,7 @@ def main() -> None:
     place, network = Place(threads=1), network_without_weights(given.model)
     base = [block.dims for block in family_of(network).read(network)]
     began = time.monotonic()
-    table = measured_table(network, place)
+    found = measured_table(network, place)
     table_s = time.monotonic() - began
     random = Random(given.seed)
     plans = [plan(random, base) for _ in range(given.plans)]
@@ -106,7 +136,7 @@ def main() -> None:
         how = replace(place.conditions(), duration_s=0.5)
         runs = bench_in_turns(files, how, rounds=given.rounds).runs
     rows: list[dict[str, Any]] = []
-    tables = {"measured": table.in_quantity("ms")}
+    tables = {"measured": found.in_quantity("ms")}
     if given.beside:
         tables["beside"] = load_cost_table(given.beside).in_quantity("ms")
 
@@ -121,10 +151,14 @@ def main() -> None:
     record = {
         "schema": 1,
         "model": given.model,
-        "measured_on": table.measured_on,
+        "measured_on": found.measured_on,
         "load_average": os.getloadavg()[0],
-        "noise": table.noise,
+        "noise": found.noise,
         "table_s": table_s,
+        "stacks": len(found.blocks[0].attention)
+        + len(found.blocks[0].ffn)
+        + 4,  # the base, one thin block, two of whole ones
+        "depth": len(base),
         "scatter": statistics.median(statistics.stdev(map(log, shares(runs, f"plan{i}"))) for i in range(len(plans))),
         "errors": {name: told([row["predicted"][name] / row["share"] - 1 for row in rows]) for name in tables},
         "plans": rows,

@@ -13,6 +13,7 @@ from typing import Any
 
 import accuracy_tables
 import first_base
+import predictions
 import turns
 from tables import grouped, load, percent, points, table
 
@@ -335,6 +336,7 @@ def main() -> None:
         hostile(load("hostile")),
         shapes(),
         turns.section(load("turns")),
+        predictions.section(load("predictions")),
         first_base.section(),
     ]
     given.out.write_text("\n".join([HEAD, *(part for part in sections if part)]))
