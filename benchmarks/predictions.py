@@ -155,9 +155,7 @@ def main() -> None:
         "load_average": os.getloadavg()[0],
         "noise": found.noise,
         "table_s": table_s,
-        "stacks": len(found.blocks[0].attention)
-        + len(found.blocks[0].ffn)
-        + 4,  # the base, one thin block, two of whole ones
+        "stacks": len(found.blocks[0].attention) + len(found.blocks[0].ffn) + 4,  # base, one thin block, two whole
         "depth": len(base),
         "scatter": statistics.median(statistics.stdev(map(log, shares(runs, f"plan{i}"))) for i in range(len(plans))),
         "errors": {name: told([row["predicted"][name] / row["share"] - 1 for row in rows]) for name in tables},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
@@ -90,6 +90,11 @@ class Grid:
         """What says most of blocks of these sizes: each site at its own."""
         found = [self.attention(d.heads, round((d.qk + d.vo) / 2)) for d in sizes if d.has_attention]
         return list(dict.fromkeys([*found, *(self.ffn(d.ffn) for d in sizes if d.has_ffn)]))
+
+    def within(self, stacks: Iterable[Stack]) -> list[Stack]:
+        """Those that are no larger than this base: what is kept may be of others, too."""
+        most = (self.most.heads, self.width, self.most.ffn)
+        return [s for s in stacks if all(a <= b for a, b in zip((s.heads, s.width, s.neurons), most, strict=True))]
 
     def between(
         self, attention: Mapping[tuple[int, int], float], ffn: Mapping[int, float], noise: float = 0.0

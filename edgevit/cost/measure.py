@@ -22,6 +22,7 @@ from edgevit.cost.fit import Sample
 from edgevit.cost.place import POWER_WINDOW_S, WINDOW_S, Place
 from edgevit.cost.stacks import Stack, write_stack
 from edgevit.cost.store import Store
+from edgevit.derive.allocate.prices import Measured
 from edgevit.engines.unjudged import OPSET, build_unjudged
 from edgevit.errors import AgentError, EngineError, UnfitBoardError
 from edgevit.folder.writing import file_sha256
@@ -78,7 +79,7 @@ class Bench:
             self.store.keep_engines(kept)
         self._files.clear()
 
-    def samples(self, quantity: str) -> list[Sample]:
+    def samples(self, quantity: Measured) -> list[Sample]:
         """What all runs that count took, in ms of one inference or mJ of one image; nothing where none was measured."""
         found = []
         for run in self._good():
@@ -87,6 +88,11 @@ class Bench:
             if stack is not None and value is not None and value > 0:
                 found.append(Sample(stack, str(run.session), value))
         return found
+
+    @property
+    def known(self) -> list[Stack]:
+        """The stacks that there are samples of."""
+        return list(dict.fromkeys(sample.stack for sample in self.samples("ms")))
 
     def anchor_ms(self) -> float:
         """The base's p50, which all other times are set against: the median of its runs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,16 @@ from torch import nn
 from edgevit.board.bench import look
 from edgevit.board.connection import open_board
 from edgevit.board.profiles import load_profile
-from edgevit.cost.fit import Costs, figures, fit
+from edgevit.cost.fit import Costs, Figure, figures, fit
 from edgevit.cost.grid import Grid
 from edgevit.cost.measure import Bench, scratch
 from edgevit.cost.place import Place
 from edgevit.cost.request import POINTS, ROUNDS
-from edgevit.cost.stacks import whole_blocks
+from edgevit.cost.stacks import Stack, whole_blocks
 from edgevit.cost.store import Store
 from edgevit.derive.allocate.cost_table import READER, SCHEMA, CostTable, Where
 from edgevit.derive.allocate.policy import POLICIES, Policy
+from edgevit.derive.allocate.prices import Measured
 from edgevit.engines.build import check_board
 from edgevit.errors import UnfitBoardError
 from edgevit.models.anatomy import BlockDims
@@ -71,33 +72,41 @@ def measured_table(
         with store.alone():
             bench = Bench(network, place, board, setting, store, grid.anchor, told, files)
             bench.measure(grid.coarse(), rounds)
+            _judge(fit(_figures(bench, grid.coarse())), told)
             if sizes:
                 bench.measure(grid.at(sizes), rounds)
             else:
                 _refine(bench, grid, points, rounds)
             bench.tidy()
-            found = {quantity: _costs(bench, quantity) for quantity in ("ms", "mj") if bench.samples(quantity)}
-    _judge(found["ms"], told)
-    return _table(network, where, found)
+    return _table(network, where, _found(bench, grid))
 
 
 def _refine(bench: Bench, grid: Grid, points: int, rounds: int) -> None:
     """Measure more sizes where straight lines are least certain, a few at a time."""
     while True:
-        costs = _costs(bench, "ms")
-        known = {sample.stack for sample in bench.samples("ms")}
+        seen = _figures(bench, grid.within(bench.known))
+        costs = fit(seen)
         limit = CLOSE * costs.predicted(grid.anchor) / grid.count
         doubts = grid.between(costs.attention, costs.ffn, costs.noise)
-        found = [stack for doubt, stack in doubts if doubt > limit]
-        more = [stack for stack in found if stack not in known][: min(AT_ONCE, max(points - len(known), 0))]
+        found = [stack for doubt, stack in doubts if doubt > limit and stack not in seen]
+        more = found[: min(AT_ONCE, max(points - len(seen), 0))]
         if not more:
             return
         bench.measure(more, rounds)
 
 
-def _costs(bench: Bench, quantity: str) -> Costs:
-    level = bench.anchor_ms() if quantity == "ms" else None
-    return fit(figures(bench.samples(quantity), bench.anchor, level))
+def _figures(bench: Bench, stacks: Collection[Stack], quantity: Measured = "ms") -> dict[Stack, Figure]:
+    """What these take, in ms or mJ; in mJ only those of which it is known."""
+    samples = [sample for sample in bench.samples(quantity) if sample.stack in stacks]
+    return figures(samples, bench.anchor, bench.anchor_ms() if quantity == "ms" else None) if samples else {}
+
+
+def _found(bench: Bench, grid: Grid) -> dict[Measured, Costs]:
+    """By quantity; energy only where all runs have it."""
+    stacks = grid.within(bench.known)
+    energy = _figures(bench, stacks, "mj")
+    found: dict[Measured, Costs] = {"ms": fit(_figures(bench, stacks))}
+    return {**found, "mj": fit(energy)} if set(energy) == set(stacks) else found
 
 
 def _judge(costs: Costs, progress: Progress) -> None:
@@ -134,7 +143,7 @@ def _key(network: nn.Module, where: Where) -> dict[str, Any]:
     }
 
 
-def _table(network: nn.Module, where: Where, found: dict[str, Costs]) -> CostTable:
+def _table(network: nn.Module, where: Where, found: dict[Measured, Costs]) -> CostTable:
     family = family_of(network)
     geometry, dims = family.geometry(network), [block.dims for block in family.read(network)]
 

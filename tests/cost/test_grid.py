@@ -51,6 +51,12 @@ def test_sizes_that_are_asked_for_are_measured_site_by_site_and_once():
     assert grid.at(asked) == [Stack(6, 2, 24, 0), Stack(6, 3, 24, 0), Stack(6, 0, 0, 100), Stack(6, 0, 0, 200)]
 
 
+def test_what_was_measured_of_larger_bases_is_left_out():
+    grid = Grid.of(TINY, POLICIES["fused"])
+    larger = [Stack(6, 4, 64, 0), Stack(6, 2, 96, 0), Stack(6, 0, 0, 1024), Stack(12, 3, 64, 769)]
+    assert grid.within([*larger, *grid.coarse()]) == grid.coarse()
+
+
 def test_the_gap_with_the_step_is_refined_first_and_none_finer_than_the_policy():
     grid = Grid.of(TINY, POLICIES["fused"])
     flat = {(h, w): 0.1 + h * w / 1000 for h in (2, 3) for w in (16, 24, 32)}  # no gap wider than a step of 8

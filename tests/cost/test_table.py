@@ -1,12 +1,17 @@
 """A table from runs that are there: nothing is measured again, every term is found, and noise is told."""
 
+from dataclasses import replace
+
 import pytest
 from some_costs import FUSED, PLACE, SIZES, made_up
+from some_runs import watts
 
 from edgevit.cost import table as module
 from edgevit.cost.grid import Grid
+from edgevit.cost.store import Store
 from edgevit.cost.table import measured_table
 from edgevit.errors import UnfitBoardError
+from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import vit
 from edgevit.progress import Silent
 
@@ -36,10 +41,22 @@ def test_every_term_is_found_and_nothing_is_measured_again(fill, tmp_path, where
     assert table.in_quantity("mj").base == pytest.approx(1200 * prices.base, rel=0.01)
 
 
-def test_sizes_that_are_asked_for_are_in_the_table_and_so_is_the_rest(fill, tmp_path):
-    table = measured_table(fill(energy=False), PLACE, sizes=SIZES, folder=tmp_path)
+def test_sizes_that_are_asked_for_are_in_the_table_and_so_is_the_rest(fill, tmp_path, where):
+    network = fill(energy=False)
+    table = measured_table(network, PLACE, sizes=SIZES, folder=tmp_path)
     assert {cost.width for cost in table.blocks[0].ffn} == {8, 32, 64, 100, 128, 192, 256}
     assert table.quantities == ("ms",)
+    (run, *_) = Store.of(module._key(network, where), tmp_path).runs()
+    Store.of(module._key(network, where), tmp_path).add([replace(run, power=watts(*(1.0,) * 61))])
+    table = measured_table(network, PLACE, points=0, folder=tmp_path)
+    assert table.quantities == ("ms",), "energy of some runs is that of none"
+
+
+def test_sizes_that_noise_cannot_tell_apart_may_be_asked_for(fill, tmp_path):
+    told = Warnings()
+    close = [BlockDims(2, 24, 24, n) for n in range(96, 129)]  # steps of 0.04 in 10
+    table = measured_table(fill(noise=0.03, sizes=close), PLACE, sizes=close, folder=tmp_path, progress=told)
+    assert len(table.blocks[0].ffn) == 38 and told.seen == []
 
 
 def test_noise_is_told_with_what_to_do_and_refused_where_it_hides_nearly_everything(fill, tmp_path):

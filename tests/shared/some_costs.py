@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,15 @@ def made_up(stack: Stack) -> float:
     return 2 + stack.count * (attention + ffn - (0.05 if attention and ffn else 0))
 
 
-def fill(network: Any, where: Where, folder: Path | None, noise: float = 0.001, energy: bool = True) -> None:
+def fill(
+    network: Any, where: Where, folder: Path | None, noise: float = 0.001, energy: bool = True,
+    sizes: Sequence[BlockDims] = SIZES,
+) -> None:  # fmt: skip
     """Keep five sessions of all that a table with these sizes is made of."""
     random, grid = np.random.default_rng(0), Grid.of([b.dims for b in vit.read(network)], FUSED)
     runs = []
     for session in range(5):
-        for stack in dict.fromkeys([*grid.coarse(), *grid.at(SIZES)]):
+        for stack in dict.fromkeys([*grid.coarse(), *grid.at(sizes)]):
             ms = made_up(stack) * np.exp(noise * random.standard_normal())
             power = watts(*(ms,) * 61) if energy else None  # 12 s for ten inferences
             latencies = (round(ms * 1e6),) * 10
