@@ -38,13 +38,13 @@ def _spread(found: Sequence[Path], most: int) -> list[Path]:
 
 
 def preprocessing_of(file: Path) -> dict[str, Any]:
-    """How the model of a file wants its pictures: as its folder says, or the metadata of an exported ONNX file.
+    """How the model of a file wants its pictures: as export.json of an engine says, or the file's own metadata.
 
     Raises:
         OptionError: neither says it.
     """
-    if file.suffix == ".engine" and model_of(file).is_model:
-        return dict(model_of(file).spec().preprocessing)
+    if file.suffix == ".engine" and model_of(file).export.record_file.is_file():
+        return dict(model_of(file).export.record().preprocessing)
     try:
         said = metadata(str(file)).get("preprocessing") if file.suffix == ".onnx" else None
     except RunnerError as error:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
-from small_models import write_derived
+from model_folders import export_of
 from some_engines import add
 from standin_board import write_model
 
 from edgevit.board.bench import bench
 from edgevit.board.images import find_images, preprocessing_of
 from edgevit.errors import DataError, OptionError
+from edgevit.folder.model_folder import ModelFolder
 
 SETTINGS = {
     "input_size": [3, 8, 8], "interpolation": "bilinear", "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5],
@@ -48,9 +50,9 @@ def test_pictures_are_spread_over_all_folders(image_folder: Any, tmp_path: Path)
 
 def test_the_model_says_how_its_pictures_are_preprocessed(model: Path, tmp_path: Path) -> None:
     assert preprocessing_of(model)["crop_pct"] == 1.0
-    folder = write_derived(tmp_path / "m", 16, 16)
-    engine = add(folder)
-    assert preprocessing_of(engine.path) == json.loads((folder / "model.json").read_text())["preprocessing"]
+    engine, export = add(tmp_path / "m"), ModelFolder(tmp_path / "m").export
+    export.write_record(replace(export_of({}), preprocessing=SETTINGS))
+    assert preprocessing_of(engine.path) == SETTINGS
     for other in (write_model(tmp_path / "bare.onnx"), tmp_path / "alone.engine"):
         with pytest.raises(OptionError, match="does not say how its pictures are preprocessed"):
             preprocessing_of(other)
