@@ -27,7 +27,7 @@ NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization
 PASSING = ("Cast", "Identity", "Dropout")
 AFTER_ROOT = ("Div", "Reciprocal", "Mul")
 MASKING = ("Add", "Sub", "Mul", "Div", "Where", "Reshape", *PASSING)  # between a product and its softmax
-STEM, HEAD, WHOLE = "stem", "head", "model"
+STEM, HEAD, WHOLE = "patch_embed", "head", "model"
 
 
 @dataclass(frozen=True)

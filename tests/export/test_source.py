@@ -9,7 +9,8 @@ from pathlib import Path
 import onnx
 import torch
 
-from edgevit.export.source import Form, input_size, open_model, usage_metadata
+from edgevit.export.source import input_size, open_model
+from edgevit.folder.export import ExportRecord
 
 
 def test_a_model_folder_says_what_can_be_kept_in_fp32_and_what_fuses(make_derived: Callable[..., Path]) -> None:
@@ -23,11 +24,10 @@ def test_a_model_folder_says_what_can_be_kept_in_fp32_and_what_fuses(make_derive
     torch.testing.assert_close(padded.predictor("cpu")(images), source.predictor("cpu")(images))
 
 
-def test_every_file_says_how_it_is_used_and_what_it_came_from(
-    make_derived: Callable[..., Path], tmp_path: Path
-) -> None:
-    source = open_model(make_derived(16, 16))
-    source.write(tmp_path / "m.onnx", Form("fp32", 1, 20), usage_metadata(source))
-    said = {entry.key: entry.value for entry in onnx.load(tmp_path / "m.onnx").metadata_props}
-    assert json.loads(said["class_names"]) == ["3", "5", "8"] and said["base"] == "vit_tiny_patch16_224"
-    assert said["weights_sha256"] == source.described.weights_sha256
+def test_every_file_says_how_it_is_used_and_what_it_came_from(exported: tuple[Path, ExportRecord]) -> None:
+    folder, report = exported
+    for precision in ("fp32", "fp16"):
+        file = onnx.load(folder / "export" / f"model.{precision}.onnx", load_external_data=False)
+        said = {entry.key: entry.value for entry in file.metadata_props}
+        assert json.loads(said["class_names"]) == ["3", "5", "8"] and said["base"] == "vit_tiny_patch16_224"
+        assert said["weights_sha256"] == report.model.weights_sha256 and said["precision"] == precision

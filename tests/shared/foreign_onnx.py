@@ -52,7 +52,10 @@ class _Graph:
         shape = self.add("Concat", batch, self.constant([TOKENS, HEADS, WIDTH // HEADS], np.int64), axis=0)
         return self.add("Transpose", self.add("Reshape", x, shape), perm=order)
 
-    def block(self, x: str, decomposed: bool) -> str:
+    def block(self, x: str, decomposed: bool, scaled: bool) -> str:
+        def branch(value: str) -> str:
+            return self.add("Mul", self.constant(np.full(WIDTH, 0.7)), value) if scaled else value
+
         normed = self.norm(x, decomposed)
         first = self.constant([0], np.int64)
         batch = self.add("Slice", self.add("Shape", normed), first, self.constant([1], np.int64), first)
@@ -61,11 +64,11 @@ class _Graph:
         scores = self.add("Div", self.add("MatMul", q, k), self.constant((WIDTH // HEADS) ** 0.5))
         mixed = self.add("Transpose", self.add("MatMul", self.add("Softmax", scores, axis=-1), v), perm=(0, 2, 1, 3))
         shape = self.add("Concat", batch, self.constant([TOKENS, WIDTH], np.int64), axis=0)
-        x = self.add("Add", self.linear(self.add("Reshape", mixed, shape), WIDTH, WIDTH), x)
+        x = self.add("Add", branch(self.linear(self.add("Reshape", mixed, shape), WIDTH, WIDTH)), x)
         hidden = self.linear(self.norm(x, decomposed), WIDTH, 2 * WIDTH)
         erf = self.add("Erf", self.add("Div", hidden, self.constant(2**0.5)))
         gelu = self.add("Mul", self.add("Mul", hidden, self.add("Add", erf, self.constant(1.0))), self.constant(0.5))
-        return self.add("Add", x, self.linear(gelu, 2 * WIDTH, WIDTH))
+        return self.add("Add", x, branch(self.linear(gelu, 2 * WIDTH, WIDTH)))
 
 
 def write_vit(
@@ -76,18 +79,23 @@ def write_vit(
     side: int | str = SIDE,
     stream: float = 1.0,
     decomposed: bool = True,
+    extras: bool = False,
     opset: int = 16,
     kind: int = TensorProto.FLOAT,
     metadata: dict[str, str] | None = None,
 ) -> Path:
-    """Write it; `stream` is how large its residual stream is, which a normalisation does not mind and fp16 does."""
+    """Write it; `stream` is how large its residual stream is, which a normalisation does not mind and fp16 does.
+
+    `extras` are a normalisation before the blocks, and LayerScale.
+    """
     g = _Graph(kind)
     patches = g.add("Conv", "pixel_values", g.weight(WIDTH, 3, PATCH, PATCH, scale=stream * 0.3),
                     kernel_shape=[PATCH, PATCH], strides=[PATCH, PATCH])  # fmt: skip
     tokens = g.add("Transpose", g.add("Reshape", patches, g.constant([0, WIDTH, TOKENS], np.int64)), perm=(0, 2, 1))
     x = g.add("Add", tokens, g.weight(1, TOKENS, WIDTH, scale=stream))
+    x = g.norm(x, decomposed) if extras else x
     for _ in range(depth):
-        x = g.block(x, decomposed)
+        x = g.block(x, decomposed, extras)
     pooled = g.add("ReduceMean", g.norm(x, decomposed), axes=[1], keepdims=0)
     last = g.linear(pooled, WIDTH, CLASSES)
     g.nodes[-1].output[0] = "prob"
