@@ -67,7 +67,12 @@ class Candidate:
     subject: Subject
 
 
-def _open_onnx(path: Path, device: str) -> Candidate:
+def open_onnx(path: Path, device: str) -> Candidate:
+    """Open a file that edgevit wrote, with what its metadata says.
+
+    Raises:
+        CheckpointError: the file or its metadata is damaged, or edgevit did not write it.
+    """
     model = OnnxModel(path, device=device)
     images, split = model.described("preprocessing", Preprocessing), model.described("split", _Split)
     subject = Subject(
@@ -177,7 +182,7 @@ def run(request: EvaluateRequest, progress: Progress | None = None) -> Evaluatio
         source = open_imported(Path(model))
         candidate = Candidate("onnx", source.predictor(request.device), source.subject)
     elif Path(model).suffix == ONNX:
-        candidate = _open_onnx(Path(model), request.device)
+        candidate = open_onnx(Path(model), request.device)
     else:
         candidate = _open_torch(model, request.device, progress, **request.opening())
     return measure(candidate, request, progress)

@@ -7,7 +7,7 @@ known of it. From there on it is exported, built, judged and measured as a model
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,24 +20,24 @@ from onnxscript import optimizer
 
 from edgevit.data.assumptions import assumptions
 from edgevit.errors import CheckpointError, ExportError, OptionError, OutputError
+from edgevit.export.evaluate import open_onnx
 from edgevit.export.graph import INPUT, OUTPUT, exporter_boundary
 from edgevit.export.images import Judging, Subject, open_images
-from edgevit.export.reading import check_nodes, read_file, read_interface, settled_batch, settled_size
+from edgevit.export.reading import Interface, check_nodes, read_file, read_interface, settled_batch, settled_size
 from edgevit.export.request import ExportRequest
 from edgevit.export.session import find_runtime, runtime_boundary
 from edgevit.export.stated import stated_preprocessing
-from edgevit.export.structure import find_structure, name_nodes
-from edgevit.folder.documents import Reader
+from edgevit.export.structure import Structure, find_structure, name_nodes
 from edgevit.folder.export import Batch
 from edgevit.folder.imported import ImportedDocument
-from edgevit.folder.model import ClassLabel, Index, Rejection
+from edgevit.folder.model import ClassLabel
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.writing import file_sha256, new_folder
 from edgevit.progress import Progress, Silent
 from edgevit.version import written_by
 
 TOLERANCE = 1e-4  # of the imported file's logits, against those of the file itself
-READER = Reader(CheckpointError, mend="leave its metadata out, or export the model again")
+OWN = "edgevit_version"  # in the metadata of every file that edgevit wrote
 
 
 def simplified(file: Path, model: onnx.ModelProto, shape: list[int | str]) -> ir.Model:
@@ -105,21 +105,9 @@ def _write_simplified(file: Path, changed: ir.Model, path: Path, expected: Any, 
 
 def _own_subject(file: Path, metadata: Mapping[str, str], preprocessing: dict[str, Any], outputs: int) -> Subject:
     """What a file says of its classes, if edgevit wrote it; else nothing."""
-
-    def described(key: str, kind: Any, otherwise: Any) -> Any:
-        return READER.parse(metadata[key], kind, f"{file}, {key!r} in its metadata,") if key in metadata else otherwise
-
-    split = described("split", dict[str, Any], {})
-    return Subject(
-        class_names=described("class_names", tuple[str, ...], ()),
-        class_columns=described("class_columns", tuple[Index, ...], ()),
-        outputs=outputs,
-        preprocessing=preprocessing,
-        rejection=described("rejection", Rejection, None),
-        seed=split.get("seed", 42),
-        validation_fraction=split.get("validation_fraction", 0.1),
-        said_by=str(file),
-    )
+    if OWN in metadata:
+        return replace(open_onnx(file, "cpu").subject, preprocessing=preprocessing)
+    return Subject(class_names=(), class_columns=(), outputs=outputs, preprocessing=preprocessing, said_by=str(file))
 
 
 def _judging(request: ExportRequest, subject: Subject, progress: Progress) -> Judging | None:
@@ -141,12 +129,40 @@ def _judging(request: ExportRequest, subject: Subject, progress: Progress) -> Ju
     return judging
 
 
-def _tell(preprocessing: Mapping[str, Any], origin: Mapping[str, str], progress: Progress) -> None:
+def _prepared(
+    request: ExportRequest, interface: Interface, metadata: Mapping[str, str], progress: Progress
+) -> dict[str, Any]:
+    """The preprocessing, of images of the size that the file takes; says where each part of it comes from."""
+    file, size = request.model, settled_size(request.model, interface, request.input_size)
+    given = {**request.preprocessing, "input_size": size, "crop_mode": request.crop_mode}
+    preprocessing, origin = stated_preprocessing(file, metadata, given)
+    settled_size(file, interface, preprocessing["input_size"])
+    if size is not None and request.input_size is None:
+        origin["input_size"] = "as its input is"
     by_origin: dict[str, list[str]] = {}
     for part, value in preprocessing.items():
         text = ",".join(f"{v:g}" for v in value) if isinstance(value, list) else str(value)
         by_origin.setdefault(origin[part], []).append(f"{part} {text}")
     progress.note("preprocessing: " + "; ".join(f"{', '.join(parts)}, {where}" for where, parts in by_origin.items()))
+    return preprocessing
+
+
+def _write_onnx(
+    file: Path, model: onnx.ModelProto, path: Path, batch: Batch, size: Sequence[int], progress: Progress
+) -> tuple[Structure, int]:
+    """Write the same function with its parts named; return these parts, and how many outputs it has."""
+    count, first = (2, "batch") if batch == "dynamic" else (batch, batch)
+    images = np.random.default_rng(0).standard_normal((count, *size)).astype(np.float32)
+    expected = _expected(file, images)
+    outputs: int = expected.shape[1]
+    with progress.stage("import"):
+        changed = simplified(file, model, [first, *size])
+        changed.graph.outputs[0].shape = ir.Shape([first, outputs])
+        structure = find_structure(changed.graph)
+        name_nodes(changed.graph, structure)
+        _write_simplified(file, changed, path, expected, images)
+    progress.note(f"recognised {len(structure.blocks)} blocks and {len(structure.norms)} layer normalisations")
+    return structure, outputs
 
 
 def _write(request: ExportRequest, folder: ModelFolder, progress: Progress) -> ImportedDocument:
@@ -154,42 +170,25 @@ def _write(request: ExportRequest, folder: ModelFolder, progress: Progress) -> I
     file = request.model
     model = read_file(file)
     opset, interface = check_nodes(file, model), read_interface(file, model.graph)
-    batch, size = (
-        settled_batch(file, interface.batch, request.batch),
-        settled_size(file, interface, request.input_size),
-    )
+    batch = settled_batch(file, interface.batch, request.batch)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
-    given = {**request.preprocessing, "input_size": size, "crop_mode": request.crop_mode}
-    preprocessing, origin = stated_preprocessing(file, metadata, given)
-    if size is None:
-        size = settled_size(file, interface, preprocessing["input_size"])
-    origin["input_size"] = origin["input_size"] if None in interface.sizes else "as its input is"
-    _tell(preprocessing, origin, progress)
-    count, first = (2, "batch") if batch == "dynamic" else (batch, batch)
-    images = np.random.default_rng(0).standard_normal((count, *preprocessing["input_size"])).astype(np.float32)
-    expected = _expected(file, images)
-    with progress.stage("import"):
-        changed = simplified(file, model, [first, *preprocessing["input_size"]])
-        changed.graph.outputs[0].shape = ir.Shape([first, expected.shape[1]])
-        structure = find_structure(changed.graph)
-        name_nodes(changed.graph, structure)
-        _write_simplified(file, changed, folder.imported_onnx, expected, images)
-    progress.note(f"recognised {len(structure.blocks)} blocks and {len(structure.norms)} layer normalisations")
-    subject = _own_subject(file, metadata, preprocessing, expected.shape[1])
+    preprocessing = _prepared(request, interface, metadata, progress)
+    size = preprocessing["input_size"]
+    structure, outputs = _write_onnx(file, model, folder.imported_onnx, batch, size, progress)
+    subject = _own_subject(file, metadata, preprocessing, outputs)
     judging = _judging(request, subject, progress)
-    names, columns = subject.class_names, subject.class_columns
-    if judging is not None and not names:
-        names, columns = judging.class_names, judging.columns
+    of_classes = judging if judging is not None and not subject.class_names else subject
+    columns = of_classes.columns if isinstance(of_classes, Judging) else of_classes.class_columns
     document = ImportedDocument(
         file=file.name,
         file_sha256=file_sha256(file),
         weights_sha256=file_sha256(folder.imported_onnx),
         batch=batch,
         opset=opset,
-        outputs=subject.outputs,
+        outputs=outputs,
         norms=structure.norms,
         blocks=structure.blocks,
-        classes=tuple(ClassLabel(name, column) for name, column in zip(names, columns, strict=True)),
+        classes=tuple(map(ClassLabel, of_classes.class_names, columns)),
         preprocessing=preprocessing,
         rejection=subject.rejection,
         seed=subject.seed,
@@ -197,8 +196,6 @@ def _write(request: ExportRequest, folder: ModelFolder, progress: Progress) -> I
         data=judging.task.record() if judging else None,
         edgevit=written_by(),
     )
-    if fault := document.fault():
-        raise CheckpointError(f"{file} {fault} in its metadata; {READER.mend}")
     folder.write_imported(document)
     return document
 

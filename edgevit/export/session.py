@@ -114,7 +114,8 @@ class OnnxModel:
         """
         if key not in self.metadata:
             raise CheckpointError(
-                f"{self.path} has no {key!r} in its metadata; give a file that `edgevit export` wrote"
+                f"{self.path} has no {key!r} in its metadata, so edgevit did not write it; make a folder of it with "
+                f"`edgevit export {self.path} --out DIR`, and give that"
             )
         return READER.parse(self.metadata[key], kind, f"{self.path}, {key!r} in its metadata,")
 

@@ -139,6 +139,31 @@ def test_a_file_that_edgevit_made_brings_its_classes(exported: Path, tmp_path: P
     assert (again.norms, again.blocks) == (before.norms, before.blocks)
 
 
+def test_a_file_whose_own_names_are_edgevit_s_keeps_its_function(tmp_path: Path) -> None:
+    file = write_vit(tmp_path / "m.onnx", depth=1)
+    model = onnx.load(file)
+    renamed = {model.graph.initializer[0].name: "images", model.graph.node[1].output[0]: "logits"}
+    for weight in model.graph.initializer:
+        weight.name = renamed.get(weight.name, weight.name)
+    for node in model.graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    onnx.save(model, file)
+    graph = onnx.load(take(file, data=None).imported_onnx).graph
+    assert (graph.input[0].name, graph.output[0].name) == ("images", "logits")
+    names = [*(w.name for w in graph.initializer), *(name for node in graph.node for name in node.output)]
+    assert len(set(names)) == len(names) and {"images.inner", "logits.inner"} <= set(names)
+
+
+def test_a_file_of_edgevit_s_whose_metadata_is_damaged_is_told(exported: Path, tmp_path: Path) -> None:
+    model = onnx.load(exported / "export" / "model.fp32.onnx")
+    said = {entry.key: entry.value for entry in model.metadata_props}
+    helper.set_model_props(model, {**said, "class_columns": "[1]"})
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(CheckpointError, match="has metadata of other classes or images than its own"):
+        take(tmp_path / "m.onnx", data=None)
+
+
 def test_sizes_that_the_file_leaves_open_are_asked_for(tmp_path: Path) -> None:
     file = write_vit(tmp_path / "m.onnx", depth=1, side="side")
     with pytest.raises(OptionError, match=r"input_size missing; give .*--input-size 3x224x224"):

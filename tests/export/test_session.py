@@ -34,7 +34,9 @@ def test_batches_of_any_size_go_through_a_file_of_four(four: tuple[torch.nn.Modu
 def test_metadata_is_read_as_what_it_should_be(four: tuple[torch.nn.Module, Path]) -> None:
     model = OnnxModel(four[1])
     assert model.described("split", tuple[int, ...]) == (1, 2)
-    with pytest.raises(CheckpointError, match=r"model\.onnx has no 'class_names' in its metadata; give a file that"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.onnx has no 'class_names' in its metadata, so edgevit did not write it"
+    ):
         model.described("class_names", tuple[str, ...])
     with pytest.raises(CheckpointError, match=r"'split' in its metadata, .*; export the model again"):
         model.described("split", str)
