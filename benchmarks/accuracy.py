@@ -346,7 +346,9 @@ def _derive(case: Case, place: Place, folder: Path) -> dict[str, Any]:
 
 
 def _row(case: Case, derivation: Any, last: dict[str, Any]) -> dict[str, Any]:
-    record, spec = derivation.record, derivation.model.spec
+    from edgevit.folder.derivation import DERIVATION_KIND
+
+    record, spec = DERIVATION_KIND.content(derivation.record), derivation.model.spec
     worst = min(record["accuracy"]["derived"]["per_class"].items(), key=lambda pair: pair[1])
     return {
         **asdict(case),
