@@ -199,9 +199,21 @@ def _parse(trt: Any, log: Any, builder: Any, onnx: str) -> Any:
     network = builder.create_network(1 << int(flag))
     parser = trt.OnnxParser(network, log)
     if not parser.parse_from_file(onnx):
-        reason = " ".join(parser.get_error(0).desc().split())[:200] if parser.num_errors else first_error(log)
-        raise RunnerError(f"TensorRT {trt.__version__} cannot read the model: {reason}; export it with a lower --opset")
+        raise RunnerError(
+            f"TensorRT {trt.__version__} cannot read the model: {_unreadable(parser, log)}; export it with a lower "
+            "--opset, or without that operator"
+        )
     return network
+
+
+def _unreadable(parser: Any, log: Any) -> str:
+    """Say in one line what the parser met first; from TensorRT 10 on with the operator, which its own text may lack."""
+    if not parser.num_errors:
+        return first_error(log)
+    error = parser.get_error(0)
+    reason = " ".join(error.desc().split())[:200]
+    operator = getattr(error, "node_operator", str)()
+    return f"{operator} ({error.node_name()}): {reason}" if operator else reason
 
 
 def _set_precision(trt: Any, network: Any, config: Any, precision: str, fp32_layers: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from onnx import TensorProto
 from places import ROOT, STANDINS
@@ -222,13 +223,27 @@ def without_a_gpu(rtx: Any) -> Any:
     return types.SimpleNamespace(**{**vars(rtx), "Builder": Builder})
 
 
-def test_a_real_parser_that_refuses_is_one_line(tmp_path: Path) -> None:
+def with_unknown_operator(path: Path) -> None:
+    model = onnx.load(write_model(path))
+    next(node for node in model.graph.node if node.op_type == "Softmax").op_type = "Det"
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda path: path.write_bytes(b"no protobuf"), r"cannot read the model: "),
+        (with_unknown_operator, r"cannot read the model: Det \(blocks\.0\.attn/Softmax_P\): .*; export it"),
+    ],
+    ids=["damaged", "operator"],
+)
+def test_a_real_parser_that_refuses_is_one_line(tmp_path: Path, spoil: Callable[[Path], object], said: str) -> None:
     rtx = pytest.importorskip("tensorrt_rtx")
     path = tmp_path / "model.onnx"
-    path.write_bytes(b"no protobuf")
+    spoil(path)
     trt = without_a_gpu(rtx)
     settings = builder.Settings(str(path), "fp16", None, (), None, None)
-    with pytest.raises(RunnerError, match=r"cannot read the model: ") as error:
+    with pytest.raises(RunnerError, match=said) as error:
         builder.build_plan(trt, make_log(trt), settings, None, lambda stage, done: None)
     assert "\n" not in str(error.value)
 

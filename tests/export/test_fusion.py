@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
+from foreign_onnx import write_vit
 from small_models import random_base, slimmed
 
 from edgevit.errors import ExportError
@@ -44,3 +46,14 @@ def test_a_file_that_the_parser_refuses_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"TensorRT-RTX .* cannot build model\.onnx: ") as error:
         count_fused(tmp_path / "model.onnx", blocks=1, expected=1)
     assert "\n" not in str(error.value)
+
+
+def test_an_operator_that_the_parser_lacks_is_named(tmp_path: Path) -> None:
+    file = write_vit(tmp_path / "model.onnx", depth=1)
+    model = onnx.load(file)
+    next(node for node in model.graph.node if node.op_type == "Softmax").op_type = "Det"
+    onnx.save(model, file)
+    with pytest.raises(
+        ExportError, match=r"cannot read model\.onnx: it does not take Det \(op_\d+\); export the model"
+    ):
+        count_fused(file, blocks=1, expected=1)

@@ -252,6 +252,9 @@ class ParserError:
     def desc(self) -> str:
         return self._text
 
+    def node_operator(self) -> str:
+        return ""  # what is refused here is refused as a whole
+
 
 def _shape(value: Any) -> tuple[int, ...]:
     return tuple(d.dim_value if d.HasField("dim_value") else -1 for d in value.type.tensor_type.shape.dim)
