@@ -5,6 +5,7 @@ The same from Python as from the command line; everything heavy is imported at f
     import edgevit
     edgevit.sweep("deit_base_patch16_224", data="/data/imagenet", classes="classes.txt", out="runs/s")  # which rate?
     edgevit.derive("deit_base_patch16_224", data="/data/imagenet", classes="classes.txt", rate=0.6, out="runs/t1")
+    edgevit.meet("deit_base_patch16_224", data="/data/imagenet", classes="classes.txt", ms=5, out="runs/t2")  # measured
     edgevit.base("deit_base_patch16_224", data="/data/imagenet", classes="classes.txt", out="runs/base")  # unpruned
     edgevit.supernet("deit_base_patch16_224", data="/data/imagenet", out="runs/net")  # slices of every size
     model = edgevit.load("runs/t1")            # a torch module, with .transform and .classes beside it
@@ -62,6 +63,8 @@ if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when
     from edgevit.export.evaluate import evaluate
     from edgevit.export.onnx import export
     from edgevit.export.request import EvaluateRequest, ExportRequest
+    from edgevit.meet.request import MeetRequest
+    from edgevit.meet.run import meet
     from edgevit.models.checkpoint import load
     from edgevit.prove.request import ProveRequest
     from edgevit.prove.run import prove
@@ -77,6 +80,7 @@ __all__ = [
     "DeriveRequest",
     "EvaluateRequest",
     "ExportRequest",
+    "MeetRequest",
     "Place",
     "ProveRequest",
     "SupernetRequest",
@@ -91,12 +95,13 @@ __all__ = [
     "evaluate",
     "export",
     "load",
+    "meet",
     "prove",
     "supernet",
     "sweep",
 ]
 
-# `cost`, `derive`, `export` and `sweep` are packages that can be called: see docs/decisions/020-one-declaration.md.
+# The packages among them can be called: see docs/decisions/020-one-declaration.md.
 _WHERE = {
     "BaseRequest": "edgevit.derive.request",
     "BenchRequest": "edgevit.board.request",
@@ -105,6 +110,7 @@ _WHERE = {
     "DeriveRequest": "edgevit.derive.request",
     "EvaluateRequest": "edgevit.export.request",
     "ExportRequest": "edgevit.export.request",
+    "MeetRequest": "edgevit.meet.request",
     "Place": "edgevit.cost.place",
     "ProveRequest": "edgevit.prove.request",
     "SupernetRequest": "edgevit.derive.request",
@@ -120,7 +126,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("cost", "derive", "export", "prove", "sweep"):
+    if name in ("cost", "derive", "export", "meet", "prove", "sweep"):
         return import_module(f"edgevit.{name}")
     if name in _WHERE:
         return getattr(import_module(_WHERE[name]), name)

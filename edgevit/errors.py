@@ -79,7 +79,11 @@ class CheckpointError(ModelError):
 
 
 class BudgetError(EdgeVitError):
-    """No shape that the policy allows fits the budget."""
+    """No shape that the policy allows fits the budget; `least` is what the smallest costs, where that is known."""
+
+    def __init__(self, message: str, *, least: float | None = None) -> None:
+        super().__init__(message)
+        self.least = least
 
 
 class CostTableError(EdgeVitError):

@@ -48,3 +48,23 @@ class Silent:
 
     def warn(self, text: str) -> None:
         pass
+
+
+class OnlyOnce:
+    """Say nothing twice: derivations of one task have much to say that is the same."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.said = progress, set[str]()
+
+    def stage(self, name: str, total: int | None = None, unit: str = "") -> AbstractContextManager[Stage]:
+        return self.progress.stage(name, total, unit)
+
+    def note(self, text: str) -> None:
+        if text not in self.said:
+            self.said.add(text)
+            self.progress.note(text)
+
+    def warn(self, text: str) -> None:
+        if text not in self.said:
+            self.said.add(text)
+            self.progress.warn(text)

@@ -13,13 +13,18 @@ from edgevit.errors import OptionError
 from edgevit.request import TRAINING
 
 if TYPE_CHECKING:
-    from edgevit.derive.request import DeriveRequest
+    from collections.abc import Sequence
+
+    from edgevit.derive.session import Derivation
+    from edgevit.meet.request import MeetRequest
+
+OVER = 3  # exit code: the model is there, and takes more than the budget
 
 
-@asks(request="edgevit.derive.request:DeriveRequest")
+@asks(request="edgevit.meet.request:MeetRequest")
 def main(
     context: typer.Context,
-    request: DeriveRequest,
+    request: MeetRequest,
     *,
     finetune_epochs: Annotated[
         int | None,
@@ -31,48 +36,71 @@ def main(
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
-) -> None:
-    """Derive a small class-specific model from a large base, inside a budget."""
+) -> int:
+    """Derive a small class-specific model from a large base, inside a budget.
+
+    Budgets in --ms, --mj and --fps are met by measuring, here or on --board; exit code 3: the model takes more.
+    """
     console = Console(json=json, quiet=quiet, verbose=verbose)
     request = with_epochs(request, finetune_epochs)
     request.check()  # before torch is imported
 
-    from edgevit.derive.session import run
+    from edgevit.cli.tables import met_table
 
-    derivation = run(request, console.progress)
-    if not derivation.is_main:
-        return  # of several processes one speaks
-    spec = derivation.model.spec
-    from edgevit.cli.tables import accuracy_table, blocks_table, classes_line, rejection_table
+    derivations = _carried_out(request, console)
+    for derivation in derivations:
+        _show(console, derivation)
+    if len(derivations) > 1:
+        console.show(met_table({one.folder: one.record for one in derivations}))
+    _next(console, context, request, derivations)
+    return OVER if any(one.record.met and one.record.met.outcome == "over" for one in derivations) else 0
+
+
+def _carried_out(request: MeetRequest, console: Console) -> list[Derivation]:
+    """Derive, and measure where the budget asks for it; of several processes one speaks."""
+    if request.is_measured:
+        from edgevit.meet.run import run
+
+        return list(run(request, console.progress))
+    from edgevit.derive.session import run as derive
+
+    derivation = derive(request.derivation(), console.progress)
+    return [derivation] if derivation.is_main else []
+
+
+def _show(console: Console, derivation: Derivation) -> None:
+    from edgevit.cli.tables import accuracy_table, blocks_table, classes_line, met_lines, rejection_table
     from edgevit.folder.derivation import DERIVATION_KIND
 
-    record = derivation.record
+    spec, record, out = derivation.model.spec, derivation.record, derivation.folder
     console.show(blocks_table(derivation.model, record))
     if measured := record.accuracy.derived:
         console.show(accuracy_table(spec, record.accuracy))
         console.show(classes_line(record.accuracy))
         if spec.rejection is not None and measured.rejection is not None:
             console.show(rejection_table(spec.rejection, measured.rejection))
+    for line in met_lines(record):
+        console.show(line)
     unit = {"ms": "ms", "mj": "mJ"}.get(record.budget.quantity)
-    timed = f", {record.budget.reached:.4g} {unit} by the cost table" if unit else ""
-    out = request.out
-    console.show(f"wrote {out}: {100 * spec.rate:.1f} % fewer MACs{timed}. Next: edgevit export {out}")
+    timed = f", {record.budget.reached:.4g} {unit} by the cost table" if unit and record.met is None else ""
+    console.show(f"wrote {out}: {100 * spec.rate:.1f} % fewer MACs{timed}")
+    told = {"folder": str(out), "macs": spec.macs, "params": spec.params, "rate": spec.rate}
+    console.result({**told, **DERIVATION_KIND.content(record)})
+
+
+def _next(console: Console, context: typer.Context, request: MeetRequest, derivations: Sequence[Derivation]) -> None:
+    """Name the commands that go on from here."""
+    if not derivations:
+        return
+    out = derivations[-1].folder
+    console.show(f"Next: edgevit {'bench' if derivations[-1].record.met else 'export'} {out}")
     unpruned = out.with_name("base")
     if request.base is not None and not unpruned.exists():
         told = arguments.repeated(context, "base", name=request.base, out=unpruned)
         console.show(f"To set it against its base: {told}")
-    console.result(
-        {
-            "folder": str(out),
-            "macs": spec.macs,
-            "params": spec.params,
-            "rate": spec.rate,
-            **DERIVATION_KIND.content(record),
-        }
-    )
 
 
-def with_epochs(request: DeriveRequest, epochs: int | None) -> DeriveRequest:
+def with_epochs(request: MeetRequest, epochs: int | None) -> MeetRequest:
     """The request with the length of training in passes, which one method counts in."""
     if epochs is None:
         return request

@@ -55,7 +55,7 @@ def main(
         return
     check_model_folder(folder)  # before torch is imported
 
-    from edgevit.cli.tables import accuracy_table, blocks_table, classes_line, rejection_table
+    from edgevit.cli.tables import accuracy_table, blocks_table, classes_line, met_lines, rejection_table
     from edgevit.errors import CheckpointError
     from edgevit.folder.derivation import DERIVATION_KIND
     from edgevit.folder.model import MEND
@@ -94,6 +94,8 @@ def main(
             console.show(classes_line(record.accuracy))
             if spec.rejection is not None and measured.rejection is not None:
                 console.show(rejection_table(spec.rejection, measured.rejection))
+        for line in met_lines(record):
+            console.show(line)
         seed = f"seed {record.training.seed}, " if record.training else ""
         console.show(
             f"method {record.method}, {record.budget.asked}, shape {record.shape.name}, "

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from rich.table import Table
 
-    from edgevit.folder.derivation import Accuracies, AccuracyRecord, DerivationRecord, RejectedRecord
+    from edgevit.folder.derivation import Accuracies, AccuracyRecord, DerivationRecord, FigureRecord, RejectedRecord
     from edgevit.folder.model import ModelSpec, Rejection
     from edgevit.models.checkpoint import Model
 
 WORST = 5  # classes that are named
+FIGURES = {"processor": "by the processor time beside the base's, as the machine was busy"}
 
 
 def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
@@ -100,3 +102,53 @@ def classes_line(accuracy: Accuracies) -> str:
     worst = ", ".join(f"{name} {points:+.1f} to {100 * after[name]:.1f} %" for points, name in lost[:WORST])
     more = f", and {len(lost) - WORST} more" if len(lost) > WORST else ""
     return f"classes that lost most against the restricted base, in points: {worst}{more}; of {len(change)} classes"
+
+
+def met_lines(record: DerivationRecord) -> list[str]:
+    """How a budget that was measured was met: a line per round, and what the model takes."""
+    if (met := record.met) is None:
+        return []
+    unit = {"ms": "ms", "mj": "mJ"}[met.quantity]
+    rounds = [
+        f"round {i}: {one.predicted:.4g} {unit} predicted, {figure_text(one.measured, unit)} measured"
+        for i, one in enumerate(met.rounds, 1)
+    ]
+    verdict = {"met": "within", "under": "below", "over": "above"}[met.outcome]
+    off = abs(met.verified.value / met.budget - 1)
+    told = (
+        f"{figure_text(met.verified, unit)} ({met.figure}), {off:.1%} {verdict} the budget of {met.budget:.4g} {unit}"
+    )
+    ended = "" if met.ended is None or met.outcome == "met" else f"; {met.ended}"
+    return [*rounds, f"the model takes {told}, on {met.table.measured_on}{ended}"]
+
+
+def figure_text(figure: FigureRecord, unit: str) -> str:
+    """4.91 ms (4.88 to 4.95)."""
+    interval = "" if figure.low is None or figure.high is None else f" ({figure.low:.4g} to {figure.high:.4g})"
+    return f"{figure.value:.4g} {unit}{interval}"
+
+
+def met_table(records: Mapping[Path, DerivationRecord]) -> Table:
+    """Accuracy against what was measured, of several budgets."""
+    from rich.table import Table
+
+    from edgevit.data.accuracy import share_text
+
+    met = [record.met for record in records.values() if record.met is not None]
+    unit = {"ms": "ms", "mj": "mJ"}[met[0].quantity]
+    table = Table("model", title=f"on {met[0].table.measured_on}", title_justify="left")
+    for heading in ("budget", f"{unit} (95 % interval)", "of the base's", "rounds", "top-1 (95 % interval)"):
+        table.add_column(heading, justify="right")
+    for folder, record in records.items():
+        if (one := record.met) is None:
+            continue
+        seen = record.accuracy.derived
+        table.add_row(
+            folder.name,
+            f"{one.budget:.4g} {unit}",
+            figure_text(one.verified, unit),
+            f"{one.verified.value / one.base:.2f}",
+            str(len(one.rounds)),
+            share_text(seen.top1, seen.images) if seen else "",
+        )
+    return table

@@ -200,31 +200,30 @@ class SupernetRequest(Request):
         self._check(self.base, SUPERNET, self.options)
 
 
+MS = (
+    "Milliseconds that one inference may take (p50): what is measured here or on --board, or what --cost-table says; "
+    "4,6,8 measures for each, and gives a model each."
+)
+MJ = "Millijoules that one image may take: what is measured on --board, or what --cost-table says."
+FPS = "Images per second, one inference after the other: --ms in other words."
+Rate = Annotated[
+    float | None,
+    Option("Share of the base's MACs to remove: 0.6 leaves 40 %.", BUDGET, metavar="FLOAT", read=one_rate),
+]
+Macs = Annotated[str | float | None, Option("Multiply-accumulates per image to keep, such as 6.8G.", BUDGET)]
+Params = Annotated[str | float | None, Option("Parameters to keep, such as 34M.", BUDGET)]
+CostTableFile = Annotated[
+    Path | str | None,
+    Option("Table of what each size takes, as `edgevit cost` writes it, for --ms, --mj and --fps.", BUDGET),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
-class DeriveRequest(Request):
-    """What `edgevit.derive` is asked."""
+class Deriving(Request):
+    """What `edgevit.derive` and `edgevit.meet` are asked beside the budget."""
 
     base: Annotated[str | Path | None, BASE] = None
     data: OptionalData = None
-    rate: Annotated[
-        float | None,
-        Option("Share of the base's MACs to remove: 0.6 leaves 40 %.", BUDGET, metavar="FLOAT", read=one_rate),
-    ] = None
-    macs: Annotated[str | float | None, Option("Multiply-accumulates per image to keep, such as 6.8G.", BUDGET)] = None
-    params: Annotated[str | float | None, Option("Parameters to keep, such as 34M.", BUDGET)] = None
-    ms: Annotated[
-        float | None, Option("Milliseconds that one inference may take, by the table in --cost-table.", BUDGET)
-    ] = None
-    mj: Annotated[
-        float | None, Option("Millijoules that one image may take, by the table in --cost-table.", BUDGET)
-    ] = None
-    fps: Annotated[
-        float | None, Option("Images per second, one inference after the other: --ms in other words.", BUDGET)
-    ] = None
-    cost_table: Annotated[
-        Path | str | None,
-        Option("Table of what each size takes, as `edgevit cost` writes it, for --ms, --mj and --fps.", BUDGET),
-    ] = None
     method: Annotated[str, Option(f"How the model is derived: {METHOD}", SHAPE)] = "forge"
     options: Annotated[
         Mapping[str, Any],
@@ -267,6 +266,19 @@ class DeriveRequest(Request):
     ] = ()
     resume: Annotated[bool, Option(RESUME.format("derivation"), OUTPUT)] = False
     overwrite: Annotated[bool, OVERWRITE] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeriveRequest(Deriving):
+    """What `edgevit.derive` is asked."""
+
+    rate: Rate = None
+    macs: Macs = None
+    params: Params = None
+    ms: Annotated[float | None, Option(MS, BUDGET)] = None
+    mj: Annotated[float | None, Option(MJ, BUDGET)] = None
+    fps: Annotated[float | None, Option(FPS, BUDGET)] = None
+    cost_table: CostTableFile = None
     job: str | None = None  # the hash of the job of a plan that this is, which derivation.json keeps
 
     def check(self) -> None:

@@ -18,6 +18,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Number = int | float
+# Of a model against a budget that was measured: within 3 % under it, further under it, or over it.
+Outcome = Literal["met", "under", "over"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,44 @@ class BudgetRecord:
     asked: str
     reached: Number | None = None  # None: a slice, which is as large as asked
     table: TableRecord | None = None
+
+
+@dataclass(frozen=True)
+class FigureRecord:
+    """What was measured of one model, with its 95 % interval: ms of one inference, or mJ of one image."""
+
+    value: Number
+    low: Number | None  # None: too few repeats for an interval
+    high: Number | None
+    repeats: Size  # times that the model was measured, each beside the base
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One plan on the way to a budget that was measured."""
+
+    limit: Number  # that it was allocated with, by the corrected table
+    predicted: Number  # by the corrected table
+    measured: FigureRecord
+
+
+@dataclass(frozen=True)
+class MetRecord:
+    """How a budget was met by measuring: see edgevit/meet. Figures are ratios to the base, times `base`."""
+
+    quantity: Literal["ms", "mj"]
+    budget: Number
+    asked: str  # in the user's words
+    outcome: Outcome  # of the verified figure
+    verified: FigureRecord  # of this very model, after all rounds
+    figure: str  # that its ratio to the base is of: p50; where other programs were busy, processor or mean; or energy
+    base: Number  # what the base takes by the table
+    rounds: tuple[RoundRecord, ...]
+    factors: dict[str, Number]  # that correct the terms of the table
+    table: TableRecord  # as it was measured
+    where: dict[str, Any]  # board or processor, power mode, precision, batch
+    ended: str | None  # why the rounds ended before the budget was met; None: it was, or they were used up
+    seconds: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -247,6 +287,7 @@ class DerivationRecord:
     assumptions: AssumptionsRecord | None = None  # None: a slice without images, or of an older edgevit
     first: tuple[FirstRecord, ...] = ()  # what cut the base before the method did
     fitted_head: FittedHead | None = None  # None: the base had a classifier of its own
+    met: MetRecord | None = None  # None: the budget was not measured
     job: Sha256 | None = None  # of the plan's job that this was; None: of no plan, or one of an older edgevit
 
     def fault(self, spec: ModelSpec) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,7 +23,7 @@ from edgevit.export.images import data_record
 from edgevit.folder.lock import alone_in
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import load
-from edgevit.progress import Progress, Silent, Stage
+from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.report.runs import compare_within, decisive
 from edgevit.request import as_request
 from edgevit.sweep.record import (
@@ -41,26 +41,6 @@ RUNS = "runs.jsonl"
 ROUNDS = 8  # an interval needs 6
 # Several models and rounds at once: that much of each shows a ratio.
 CONDITIONS = Conditions(samples=100, duration_s=0.5, warmup_seconds=0.2)
-
-
-class _Once:
-    """Say nothing twice: derivations of one task have much to say that is the same."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress, self.said = progress, set[str]()
-
-    def stage(self, name: str, total: int | None = None, unit: str = "") -> AbstractContextManager[Stage]:
-        return self.progress.stage(name, total, unit)
-
-    def note(self, text: str) -> None:
-        if text not in self.said:
-            self.said.add(text)
-            self.progress.note(text)
-
-    def warn(self, text: str) -> None:
-        if text not in self.said:
-            self.said.add(text)
-            self.progress.warn(text)
 
 
 @dataclass(frozen=True)
@@ -141,7 +121,7 @@ def run(request: SweepRequest, progress: Progress | None = None) -> Sweep:
     request = replace(request, rates=once, training=replace(request.training, steps=0))
     request.check()
     with _opened(request) as record, _shared(request.cache) as shared:
-        work = _Work(replace(request, cache=shared), _Once(progress or Silent()))
+        work = _Work(replace(request, cache=shared), OnlyOnce(progress or Silent()))
         try:
             return _measured(_derived(record, work), work)
         except (KeyboardInterrupt, Interrupted) as stop:

@@ -150,7 +150,10 @@ def make_budget(
 def _measured(name: str, number: float, table: CostTable | None) -> Budget:
     """Of milliseconds, millijoules, or images per second."""
     if table is None:
-        raise OptionError(f"--{name} {number:g} needs --cost-table FILE: what each size takes, as measured")
+        raise OptionError(
+            f"--{name} {number:g} needs --cost-table FILE: what each size takes; edgevit.meet and `edgevit derive` "
+            "measure it themselves"
+        )
     if not 0 < number < inf:
         units = {"ms": "milliseconds; try 5.0", "mj": "millijoules; try 40", "fps": "images per second; try 30"}
         raise OptionError(f"--{name} {number:g} is not a positive number of {units[name]}")

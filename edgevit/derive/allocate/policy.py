@@ -135,7 +135,8 @@ def check_reachable(base: Sequence[BlockDims], geometry: Geometry, budget: Budge
     if not budget.holds(least):
         raise BudgetError(
             f"{budget.asked} leaves {budget.told(budget.limit)}, but shape {policy.name!r} reaches no less than "
-            f"{budget.told(least)} (rate {1 - least / budget.base:.3f}); raise the budget, or try another --shape"
+            f"{budget.told(least)} (rate {1 - least / budget.base:.3f}); raise the budget, or try another --shape",
+            least=least,
         )
 
 

@@ -371,7 +371,8 @@ def _check_reachable(problem: Problem, config: Config) -> None:
     if not budget.holds(cost):
         raise BudgetError(
             f"{budget.asked} is less than forge reaches in shape {policy.name!r}: {budget.told(cost)} at the least; "
-            "raise the budget, or try another --shape"
+            "raise the budget, or try another --shape",
+            least=cost,
         )
 
 

@@ -1,0 +1,237 @@
+"""A board that is computed: what a ViT takes there, by the laws that make real boards differ from a sum of tables.
+
+Widths are padded to tiles; a kernel takes what it computes or what it moves, whichever is longer, and is launched; what
+fits into the cache is moved faster, which depends on the whole model; launches hide behind what the kernel before them
+computes; and no two measurements agree. Nothing of it is any real board's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import le
+from random import Random
+from typing import Any, TypeVar
+
+from edgevit.derive.allocate.cost_table import CostTable
+from edgevit.derive.allocate.knapsack import BlockMenu, Choice, allocate
+from edgevit.derive.allocate.prices import Prices
+from edgevit.errors import BudgetError
+from edgevit.meet.loop import Candidate
+from edgevit.meet.rounds import CONFIDENT, Measured, Shape, Terms
+from edgevit.models.anatomy import BlockDims
+
+Sizes = TypeVar("Sizes", bound=tuple[int, ...])
+ROUNDS = 8  # of a measurement in turns, as a real one has
+
+
+@dataclass(frozen=True)
+class EmulatedBoard:
+    """Times in ms, rates per ms, memory in bytes; of one image in fp16."""
+
+    macs_per_ms: float
+    bytes_per_ms: float
+    launch_ms: float  # per kernel
+    tile: int  # of every width
+    fixed_ms: float  # patch embedding, classifier, transfers
+    hidden: float  # share of a launch that hides behind the kernel before it
+    cache_bytes: float  # of weights, what lies there is moved half as fast again
+    noise: float  # relative standard deviation of one round of a measurement
+    embed: int
+    tokens: int
+
+    def _kernel(self, rows: int, inner: int, columns: int, cached: float, copies: int = 1) -> float:
+        """`copies` products of [rows, inner] and [inner, columns]."""
+        inner, columns = (math.ceil(n / self.tile) * self.tile for n in (inner, columns))
+        computed = copies * rows * inner * columns / self.macs_per_ms
+        moved = 2 * copies * (inner * columns + rows * (inner + columns)) / (self.bytes_per_ms * (1 + 0.5 * cached))
+        busy = max(computed, moved)
+        return busy + self.launch_ms - min(self.hidden * self.launch_ms, busy)
+
+    def _between(self) -> float:
+        """A norm and a sum."""
+        return self.launch_ms + 8 * self.tokens * self.embed / self.bytes_per_ms
+
+    def attention_ms(self, dims: BlockDims, cached: float) -> float:
+        n, heads = self.tokens, dims.heads
+        projections = self._kernel(n, self.embed, heads * (2 * dims.qk + dims.vo), cached)
+        mixing = self._kernel(n, dims.qk, n, cached, heads) + self._kernel(n, n, dims.vo, cached, heads)
+        return projections + mixing + self._kernel(n, heads * dims.vo, self.embed, cached) + self._between()
+
+    def ffn_ms(self, dims: BlockDims, cached: float) -> float:
+        n = self.tokens
+        both = self._kernel(n, self.embed, dims.ffn, cached) + self._kernel(n, dims.ffn, self.embed, cached)
+        return both + self._between()
+
+    def ms(self, blocks: Sequence[BlockDims]) -> float:
+        """What a model takes."""
+        weights = 2 * self.embed * sum(2 * b.heads * (b.qk + b.vo) + 2 * b.ffn for b in blocks)
+        cached = min(self.cache_bytes / weights, 1.0)
+        return self.fixed_ms + sum(self.attention_ms(b, cached) + self.ffn_ms(b, cached) for b in blocks)
+
+    def measure(self, blocks: Sequence[BlockDims], random: Random) -> Measured:
+        """A measurement in turns: the median of several rounds, and an interval from their spread."""
+        seen = sorted(self.ms(blocks) * max(random.gauss(1, self.noise), 0.5) for _ in range(ROUNDS))
+        value = (seen[ROUNDS // 2 - 1] + seen[ROUNDS // 2]) / 2
+        spread = CONFIDENT * 1.25 * self.noise / math.sqrt(ROUNDS) * value  # of a median
+        return Measured(value, value - spread, value + spread, ROUNDS)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What the widths of a block are worth, in nats, as curves of real bases look: steep at the end, flat before it."""
+
+    attention: float
+    ffn: float
+    steepness: float
+    block: float
+
+    def of(self, scale: float, kept: float) -> float:
+        return scale * (math.exp(-self.steepness * kept) - math.exp(-self.steepness))
+
+
+@dataclass
+class EmulatedBench:
+    """Makes plans by the knapsack on invented losses, and measures them on an emulated board."""
+
+    board: EmulatedBoard
+    base: Sequence[BlockDims]
+    losses: Sequence[Losses]
+    random: Random
+    ffn_step: int = 64
+    bins: int = 2000
+
+    def __post_init__(self) -> None:
+        dims = self.base[0]
+        self.heads = {1, max(dims.heads // 2, 1), dims.heads}
+        self.widths = {16, 40, dims.qk}
+        self.neurons = {8, *(share * dims.ffn // 8 for share in (1, 2, 4, 6, 8))}
+        self.known: dict[BlockDims, float] = {}
+        self.table = self._measured_table()
+
+    def least_ms(self) -> float:
+        """What the smallest plan really takes: one block of the smallest sizes."""
+        return self.board.ms([BlockDims(min(2, self.base[0].heads), 16, 16, self.ffn_step)])
+
+    def prices(self) -> Prices:
+        return self.table.in_quantity("ms")
+
+    def measure(self, candidate: Candidate) -> Measured:
+        return self.board.measure(candidate.shape.blocks, self.random)
+
+    def refine(self, shape: Shape) -> None:
+        for dims in shape.blocks:
+            self.heads.add(dims.heads)
+            self.widths.add(dims.qk)
+            self.neurons.add(dims.ffn)
+        self.table = self._measured_table()
+
+    def allocate(self, factors: Terms, limit: float) -> Candidate:
+        prices = self.table.corrected(**vars(factors)).in_quantity("ms")
+        menus = [self._menu(prices, i) for i in range(len(self.base))]
+        least = prices.fixed + min(c.cost for c in menus[0].attention) + min(c.cost for c in menus[0].ffn)
+        if limit < least:
+            raise BudgetError("less than any plan costs", least=least)
+        found = allocate(menus, limit - prices.fixed, bins=self.bins)
+        taken = [(i, pair[0].value, pair[1].value) for i, pair in enumerate(found) if pair is not None]
+        blocks = tuple(BlockDims(heads, width, width, neurons) for _, (heads, width), neurons in taken)
+        return Candidate(Shape(blocks, tuple(i for i, _, _ in taken)), "")
+
+    def _menu(self, prices: Prices, block: int) -> BlockMenu:
+        dims, lost = self.base[block], self.losses[block]
+        attention = [
+            Choice(
+                prices.attention(block, heads, width, width) + prices.together(block),
+                lost.of(lost.attention, heads * width / (dims.heads * dims.qk)),
+                (heads, width),
+            )
+            for heads in range(min(2, dims.heads), dims.heads + 1)
+            for width in range(16, dims.qk + 1, 8)
+        ]
+        ffn = [
+            Choice(prices.ffn(block, width), lost.of(lost.ffn, width / dims.ffn), width)
+            for width in range(self.ffn_step, dims.ffn + 1, self.ffn_step)
+        ]
+        return BlockMenu(attention, ffn, lost.block if block else None)
+
+    def _measured_table(self) -> CostTable:
+        """As a table is measured of a board: stacks of equal blocks at a few sizes, with lines between them.
+
+        How much of a small model fits into the cache, stacks of other blocks do not tell.
+        """
+        dims, deep = self.base[0], len(self.base)
+        dense = self._per_block(dims)
+        part = self.board.attention_ms(dims, 0.0)
+        part /= part + self.board.ffn_ms(dims, 0.0)
+        attention = {
+            (h, w): self._per_block(BlockDims(h, w, w, dims.ffn)) - (1 - part) * dense
+            for h in self.heads
+            for w in self.widths
+        }
+        ffn = {(n,): self._per_block(BlockDims(dims.heads, dims.qk, dims.vo, n)) - part * dense for n in self.neurons}
+        sizes = {"embed": self.board.embed, "tokens": self.board.tokens, "patch_values": 768, "depth": deep}
+        content: dict[str, Any] = {
+            "schema": 2,
+            "measured_on": "an emulated board",
+            "between": "linear",
+            "base": {"family": "vit", **sizes},
+            "fixed_ms": max(self._stack([dims] * deep) - deep * dense, 0.002 * deep * dense),
+            "blocks": [
+                {
+                    "base": vars(dims),
+                    "attention": [{"heads": h, "width": w, "ms": ms} for (h, w), ms in rising(attention).items()],
+                    "ffn": [{"width": w, "ms": ms} for (w,), ms in rising(ffn).items()],
+                }
+            ],
+        }
+        return CostTable.model_validate(content)
+
+    def _per_block(self, dims: BlockDims) -> float:
+        """What one more block takes; measured once."""
+        if dims not in self.known:
+            deep, shallow = len(self.base), len(self.base) // 2
+            apart = self._stack([dims] * deep) - self._stack([dims] * shallow)
+            self.known[dims] = apart / (deep - shallow)
+        return self.known[dims]
+
+    def _stack(self, blocks: Sequence[BlockDims]) -> float:
+        return self.board.measure(blocks, self.random).value
+
+
+def rising(costs: dict[Sizes, float]) -> dict[Sizes, float]:
+    """Raise what takes less than something smaller, as a table must not fall."""
+    positive = max(min(costs.values()), 1e-6)
+    return {
+        size: max(positive, *(cost for other, cost in costs.items() if all(map(le, other, size))))
+        for size in sorted(costs)
+    }
+
+
+def draw(seed: int) -> EmulatedBench:
+    """A board, a base and what its widths are worth, all drawn."""
+    random = Random(seed)
+    heads, depth = random.choice([3, 6, 12]), random.choice([6, 8, 12])
+    base = [BlockDims(heads, 64, 64, 256 * heads)] * depth
+    board = EmulatedBoard(
+        macs_per_ms=10 ** random.uniform(8, 10),
+        bytes_per_ms=10 ** random.uniform(7, 8.3),
+        launch_ms=10 ** random.uniform(-3, -1.7),
+        tile=random.choice([1, 8, 16, 32, 64]),
+        fixed_ms=10 ** random.uniform(-2, -0.3),
+        hidden=random.uniform(0, 0.8),
+        cache_bytes=10 ** random.uniform(5.5, 7.5),
+        noise=random.uniform(0, 0.015),
+        embed=64 * heads,
+        tokens=random.choice([65, 197, 257]),
+    )
+    losses = [
+        Losses(
+            10 ** random.uniform(-2, 0),
+            10 ** random.uniform(-2, 0),
+            random.uniform(3, 12),
+            10 ** random.uniform(-1, 0.7),
+        )
+        for _ in base
+    ]
+    return EmulatedBench(board, base, losses, random, ffn_step=16 * (heads // 3))

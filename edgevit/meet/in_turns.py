@@ -1,0 +1,110 @@
+"""What a model takes: its ratio to the base, measured in turns with it, times what the base takes by the table.
+
+A machine that grows warm or has other work to do is slow for both, and the ratio stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgevit.agent.records import Run
+from edgevit.board.bench import bench_in_turns
+from edgevit.board.connection import open_board
+from edgevit.cost.place import Place
+from edgevit.derive.allocate.prices import Measured as Quantity
+from edgevit.engines.build import build_engine
+from edgevit.engines.options import Options
+from edgevit.errors import UnfitBoardError
+from edgevit.export.current import current_export
+from edgevit.meet.rounds import Measured
+from edgevit.progress import Progress
+from edgevit.report.runs import Comparison, compare_within, decisive
+
+ROUNDS = 8  # of base and model: an interval needs 6
+SECONDS, POWER_SECONDS = 0.5, 3.0  # of each: the rails' sensors average over 0.43 s
+LABELS = ("base", "model")
+DRIFT = 0.05  # of the base against what it took when the table was measured
+TRIES = 2  # of what is void
+MOST_BATCH = 8  # images that an engine takes, unless more are asked for
+
+
+@dataclass
+class InTurns:
+    """Measures models of one task at one place."""
+
+    place: Place
+    quantity: Quantity
+    base_takes: float  # by the table
+    progress: Progress
+    figure: str = ""  # by which the last model was judged
+
+    def ready(self, folder: Path, *, judged: bool = False) -> None:
+        """Export a model, and build its engine where it runs as one, which the gate there must pass.
+
+        `judged`: the exported files are also judged on images, as those of a model to be kept are.
+
+        Raises:
+            EngineError: no precision gives a right engine.
+            BoardError, ExportError: as their names say.
+        """
+        if not self.place.builds:
+            current_export(
+                folder, fp16=judged or self.place.computes_in == "fp16", accuracy=judged, progress=self.progress
+            )
+            return
+        batches = (1, self.place.batch, max(self.place.batch, MOST_BATCH))
+        asked = Options(batches=batches, profile=self.place.profile, export={"accuracy": judged})
+        with open_board(self.place.board, ssh_config=self.place.ssh_config) as board:
+            build_engine(folder, board, asked, self.progress)
+
+    def measure(self, base: Path, model: Path) -> Measured:
+        """Measure a model beside the base; both must be ready.
+
+        Raises:
+            UnfitBoardError: the board throttled or moved its clocks each time, or tells no power.
+            BoardError: as its name says.
+        """
+        for _ in range(TRIES):
+            found = self.judged(self._runs(base, model))
+            if not found.void:
+                break
+            self.progress.warn(f"measured again: {found.void[0]}")
+        else:
+            raise UnfitBoardError(
+                f"no figure counts: {found.void[0]}; cool the board, give --lock-clocks, or a lower --power-mode"
+            )
+        self.figure = found.figure
+        low, high = (None if end is None else end * self.base_takes for end in (found.low, found.high))
+        return Measured(found.ratio * self.base_takes, low, high, found.rounds or 1)
+
+    def _runs(self, base: Path, model: Path) -> tuple[Run, ...]:
+        seconds = POWER_SECONDS if self.quantity == "mj" else SECONDS
+        return bench_in_turns(
+            [base, model],
+            replace(self.place.conditions(), duration_s=seconds),
+            rounds=ROUNDS,
+            labels=LABELS,
+            board=self.place.board,
+            ssh_config=self.place.ssh_config,
+            profile=self.place.profile,
+            progress=self.progress,
+        ).runs
+
+    def judged(self, runs: Sequence[Run]) -> Comparison:
+        """The one figure to judge by: energy; or p50, or what tells the same where other programs were busy.
+
+        Raises:
+            UnfitBoardError: energy is asked for, and not told.
+        """
+        figures = {comparison.figure: comparison for comparison in compare_within(runs)}
+        found = figures.get("energy" if self.quantity == "mj" else "p50")
+        if found is None:
+            raise UnfitBoardError("--mj: no power can be read there; give --ms, or a --board whose rails can be read")
+        now = found.before_value
+        if abs(now / self.base_takes - 1) > DRIFT:
+            self.progress.note(
+                f"the base takes {now:.4g} now and {self.base_takes:.4g} by the table: the model is judged by its ratio"
+            )
+        return found if self.quantity == "mj" else decisive(list(figures.values()))[0]

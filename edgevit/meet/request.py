@@ -1,0 +1,139 @@
+"""What is asked of `meet`, and of `edgevit derive`: a derivation whose budget may be measured, and where."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Literal
+
+from edgevit.cost.place import Place
+from edgevit.derive.request import FPS, MJ, MS, CostTableFile, DeriveRequest, Deriving, Macs, Params, Rate
+from edgevit.errors import OptionError
+from edgevit.folder.names import DERIVATION
+from edgevit.numbers import check_number
+from edgevit.request import BUDGET, Nested, Option
+
+QUANTITIES = ("ms", "mj", "fps")
+TRY = {"ms": "try 5.0", "mj": "try 40", "fps": "try 30"}
+
+
+def read_budgets(option: str) -> Callable[[str, Mapping[str, Any]], tuple[float, ...]]:
+    """Read one number, or several that are separated by commas."""
+
+    def read(text: str, _: Mapping[str, Any]) -> tuple[float, ...]:
+        try:
+            return tuple(float(number) for number in text.split(","))
+        except ValueError:
+            raise OptionError(f"--{option} {text} is no number; {TRY[option]}, or several such as 4,6,8") from None
+
+    return read
+
+
+def _budgets(option: str, what: str) -> Option:
+    return Option(what, BUDGET, metavar="NUMBER[,...]", read=read_budgets(option))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeetRequest(Deriving):
+    """What `edgevit.meet` and `edgevit derive` are asked."""
+
+    rate: Rate = None
+    macs: Macs = None
+    params: Params = None
+    ms: Annotated[float | Sequence[float] | None, _budgets("ms", MS)] = None
+    mj: Annotated[float | Sequence[float] | None, _budgets("mj", MJ)] = None
+    fps: Annotated[float | Sequence[float] | None, _budgets("fps", FPS)] = None
+    cost_table: CostTableFile = None
+    # Its precision goes without a name: training has one of that name, and engines are fp16 by default.
+    place: Annotated[Place, Nested(without=("precision",))] = field(default_factory=Place)
+
+    among_others: bool = False  # of several budgets, this is one
+
+    @property
+    def quantity(self) -> Literal["ms", "mj", "fps"] | None:
+        """What the budget counts, where that is measured."""
+        return next((name for name in ("ms", "mj", "fps") if getattr(self, name) is not None), None)
+
+    @property
+    def budgets(self) -> tuple[float, ...]:
+        """The numbers given of the quantity that is measured."""
+        given = None if self.quantity is None else getattr(self, self.quantity)
+        return () if given is None else tuple(given) if isinstance(given, Sequence) else (given,)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether models are to be measured: no table says what they take."""
+        return self.quantity is not None and self.cost_table is None
+
+    def check(self) -> None:
+        """Refuse what cannot be done; see `edgevit.meet` for what is raised."""
+        if not self.is_measured:
+            self._refuse_place()
+            self.derivation().check()
+            return
+        assert self.quantity is not None
+        from edgevit.derive.abilities import refuse_linear
+
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise OptionError(f"--{self.quantity} is measured by one process; give it without accelerate launch")
+        if others := [name for name, value in self._asked().items() if value is not None and name != self.quantity]:
+            raise OptionError(f"--{others[0]} and --{self.quantity} exclude each other; give one of them")
+        for number in self.budgets:
+            check_number(f"--{self.quantity}", number, "(0, inf)", TRY[self.quantity])
+        if len(set(self.budgets)) < len(self.budgets):
+            raise OptionError(f"--{self.quantity} has a number twice; give each once")
+        refuse_linear(self.method, self.quantity)
+        if self.first:
+            raise OptionError(f"--first counts rates in MACs; with --{self.quantity} leave it out")
+        self.place.check()
+        for one in self.each():  # the numbers themselves are judged by what is measured
+            if one.is_there:
+                continue
+            one.derivation(rate=0.5, **dict.fromkeys(QUANTITIES)).check()
+
+    def _refuse_place(self) -> None:
+        """Raise OptionError for options of a place where nothing is measured, and for several budgets."""
+        given = [one.name for one in fields(Place) if getattr(self.place, one.name) != getattr(Place(), one.name)]
+        if given:
+            name = given[0].replace("_", "-")
+            why = "--cost-table says what models take" if self.cost_table is not None else "nothing is measured"
+            raise OptionError(f"--{name} is for a budget that is measured, and {why}; leave it out")
+        if len(self.budgets) > 1:
+            raise OptionError(f"--{self.quantity} has {len(self.budgets)} numbers: leave --cost-table out, or give one")
+
+    def _asked(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("rate", "macs", "params", *QUANTITIES)}
+
+    def each(self) -> list[MeetRequest]:
+        """One request per budget; several have their folders in `out`."""
+        if len(self.budgets) == 1 or self.quantity is None:
+            return [self]
+        name = self.quantity
+        return [
+            replace(self, **{name: number}, out=self.out / f"{name}{number:g}", among_others=True)  # type: ignore[arg-type]
+            for number in self.budgets
+        ]
+
+    @property
+    def is_there(self) -> bool:
+        """Whether this is one of several budgets, which are gone on with, and has been met."""
+        return self.resume and self.among_others and (self.out / DERIVATION).is_file()
+
+    def derivation(self, **changed: Any) -> DeriveRequest:
+        """The derivation by a table or a linear budget, but for what is changed of it."""
+        shared = {one.name: getattr(self, one.name) for one in fields(Deriving)}
+        number: dict[str, Any] = {str(self.quantity): one for one in self.budgets[:1]}
+        asked: dict[str, Any] = {**self._asked(), **dict.fromkeys(QUANTITIES), **number, "cost_table": self.cost_table}
+        return DeriveRequest(**{**shared, **asked, **changed})
+
+
+def identity(request: MeetRequest) -> dict[str, Any]:
+    """What must be the same for an unfinished search to be gone on with."""
+    told = request.told()
+    for name in ("out", "resume", "overwrite", "cache"):
+        del told[name]
+    for name in ("device", "workers"):
+        del told["training"][name]
+    del told["place"]["ssh_config"]
+    return told

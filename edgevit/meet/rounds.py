@@ -1,0 +1,218 @@
+"""The rounds in which a budget is met: what measurements say of the table, what to allocate next, and when to stop.
+
+A table's prediction of a plan is a sum of four terms, p = f + a + m + b: what every model takes, its attentions, its
+FFNs, and its blocks beyond their sum. Measurements y of plans correct it by one factor per term, p' = w . (f, a, m, b):
+Bayesian linear regression with a normal prior of mean 1 and the measurements' own noise, in closed form. With few
+measurements the factors stay near 1 but for what they must explain, and a plan near the last one is predicted as that
+was measured.
+
+Figures are the less the better: milliseconds of one inference, or millijoules of one image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from edgevit.folder.derivation import Outcome
+from edgevit.folder.model import BlockDims
+
+if TYPE_CHECKING:
+    from edgevit.derive.allocate.prices import Prices
+
+MOST = 5  # rounds that are measured
+WINDOW = 0.97  # of the budget: as near as a model is to come
+AIM = 0.985  # of the budget: where the next plan is to land, in the middle of the window
+# Standard deviations of the factors before anything is measured.
+PRIOR = {"fixed": 0.3, "attention": 0.25, "ffn": 0.25, "block": 0.3}
+OF_THE_WHOLE = 0.03  # what every model takes is found as a difference, whose error is a share of the whole
+MOVE = 0.2  # of these deviations, how far the factors of the next plan may be from those of the last
+LEAST_NOISE = 0.01  # of a measurement: what four factors cannot express differs from plan to plan
+LEAST_FACTOR = 0.2  # a term that takes next to nothing gives no time back
+LEAST_SHARE = 0.6  # of a predicted change that is believed to come true
+CONFIDENT = 1.96  # standard deviations on each side that a 95 % interval spans
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a plan costs by a table, or a factor on each of these."""
+
+    fixed: float
+    attention: float
+    ffn: float
+    block: float
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return tuple(getattr(self, one.name) for one in fields(self))
+
+    @property
+    def total(self) -> float:
+        return sum(self.values)
+
+    def times(self, factors: Terms) -> Terms:
+        return Terms(*(value * factor for value, factor in zip(self.values, factors.values, strict=True)))
+
+    @property
+    def largest(self) -> str:
+        """The name of the term that costs most."""
+        return max((one.name for one in fields(self)), key=lambda name: float(getattr(self, name)))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The blocks of a plan, and which of the base's they are."""
+
+    blocks: tuple[BlockDims, ...]
+    kept: tuple[int, ...]
+
+    def terms(self, prices: Prices) -> Terms:
+        """What it costs by a table."""
+        placed = list(zip(self.kept, self.blocks, strict=True))
+        return Terms(
+            prices.fixed,
+            sum(prices.attention(i, d.heads, d.qk, d.vo) for i, d in placed if d.has_attention),
+            sum(prices.ffn(i, d.ffn) for i, d in placed if d.has_ffn),
+            sum(prices.together(i) for i, d in placed if d.has_attention and d.has_ffn),
+        )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A model's figure, with its 95 % interval where there is one."""
+
+    value: float
+    low: float | None
+    high: float | None
+    repeats: int  # times that the model was measured, each beside the base
+
+    @property
+    def noise(self) -> float:
+        """Its standard deviation, for the regression."""
+        spread = 0.0 if self.low is None or self.high is None else (self.high - self.low) / (2 * CONFIDENT)
+        return max(spread, LEAST_NOISE * self.value)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One plan that was measured."""
+
+    name: str  # by which the bench knows the plan
+    limit: float  # by the table as it was corrected then
+    shape: Shape
+    predicted: float  # by the table as it was corrected then
+    measured: Measured
+
+    @property
+    def surprise(self) -> float:
+        """By what share the measurement was above the prediction."""
+        return self.measured.value / self.predicted - 1
+
+
+def correct(seen: Sequence[tuple[Terms, Measured]]) -> Terms:
+    """The factors of the four terms: the posterior mean, one measurement after the other (a Kalman filter)."""
+    names = [one.name for one in fields(Terms)]
+    if not seen:
+        return Terms(*(1.0 for _ in names))
+    first = seen[0][0]
+    of_fixed = PRIOR["fixed"] + OF_THE_WHOLE * first.total / first.fixed if first.fixed > 0 else 0.0
+    deviations = [of_fixed, *(PRIOR[name] for name in names[1:])]
+    mean = [1.0] * len(names)
+    covariance = [[d**2 * (i == j) for j in range(len(names))] for i, d in enumerate(deviations)]
+    for terms, measured in seen:
+        x = terms.values
+        for i, deviation in enumerate(deviations):
+            covariance[i][i] += (MOVE * deviation) ** 2
+        gain = [sum(c * value for c, value in zip(row, x, strict=True)) for row in covariance]
+        variance = sum(value * g for value, g in zip(x, gain, strict=True)) + measured.noise**2
+        error = measured.value - sum(value * m for value, m in zip(x, mean, strict=True))
+        mean = [m + g / variance * error for m, g in zip(mean, gain, strict=True)]
+        covariance = [
+            [c - g * h / variance for c, h in zip(row, gain, strict=True)]
+            for row, g in zip(covariance, gain, strict=True)
+        ]
+    return Terms(*(max(m, LEAST_FACTOR) for m in mean))
+
+
+@dataclass(frozen=True)
+class Search:
+    """A budget, and the rounds so far."""
+
+    budget: float
+    rounds: tuple[Round, ...] = ()
+    earlier: tuple[Round, ...] = ()  # of other budgets, on the same base at the same place
+
+    def holds(self, measured: Measured) -> bool:
+        return measured.value <= self.budget
+
+    def is_met(self, measured: Measured) -> bool:
+        """Whether a measurement is in the window."""
+        return WINDOW * self.budget <= measured.value <= self.budget
+
+    def is_sure(self, measured: Measured) -> bool:
+        """Whether a measurement is in the window so surely that no other round is worth its time.
+
+        The upper end of its interval is within the budget, too; or the figure is at the aim or below, which is all that
+        a next round would try for where the interval is wide.
+        """
+        if not self.is_met(measured):
+            return False
+        return measured.high is None or measured.high <= self.budget or measured.value <= AIM * self.budget
+
+    @property
+    def best(self) -> Round | None:
+        """The round to keep: one that surely meets the budget, else the largest within it, else the smallest."""
+        within = [one for one in self.rounds if self.holds(one.measured)]
+        if not within:
+            return min(self.rounds, key=lambda one: one.measured.value, default=None)
+        return max(within, key=lambda one: (self.is_sure(one.measured), one.measured.value))
+
+    def outcome(self, measured: Measured) -> Outcome:
+        return "met" if self.is_met(measured) else "under" if self.holds(measured) else "over"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further round is to be measured."""
+        return len(self.rounds) >= MOST or (self.best is not None and self.is_sure(self.best.measured))
+
+    def measured_before(self, shape: Shape) -> Round | None:
+        return next((one for one in self.rounds if one.shape == shape), None)
+
+    def next(self, prices: Prices) -> tuple[Terms, float]:
+        """What corrects these prices for the next allocation, and what a plan may then cost to be measured at the aim.
+
+        The factors are by all that was measured, until there are plans on both sides of the aim: with factors of its
+        own each, the next could be on either side. From then on the nearest plan's factors stay, and with them most of
+        the plan, and only the limit moves.
+        """
+        aim = AIM * self.budget
+        nearest = min(self.rounds, key=lambda one: abs(one.measured.value - aim), default=None)
+        if nearest is None or not self.is_bracketed:
+            return self.factors(prices, self.rounds), self._limit()
+        factors = self.factors(prices, self.rounds[: self.rounds.index(nearest)])
+        return factors, nearest.shape.terms(prices).times(factors).total * aim / nearest.measured.value
+
+    @property
+    def is_bracketed(self) -> bool:
+        """Whether plans on both sides of the aim were measured."""
+        return len({one.measured.value > AIM * self.budget for one in self.rounds}) == 2
+
+    def factors(self, prices: Prices, rounds: Sequence[Round]) -> Terms:
+        """What corrects these prices by what was measured in these rounds, and for earlier budgets."""
+        return correct([(one.shape.terms(prices), one.measured) for one in (*self.earlier, *rounds)])
+
+    def _limit(self) -> float:
+        """The aim; beyond it, where the last plan came short of what was predicted of it.
+
+        An allocation looks for what the table calls cheap, and so for where it errs: of the change that was predicted
+        of the last plan against the one before it, often only a share comes true. The same share is expected of the
+        next.
+        """
+        aim = AIM * self.budget
+        if len(self.rounds) < 2:
+            return aim
+        before, last = self.rounds[-2].measured.value, self.rounds[-1]
+        promised, kept = last.predicted - before, last.measured.value - before
+        share = min(max(kept / promised, LEAST_SHARE), 1.0) if promised * kept > 0 else 1.0
+        return last.measured.value + (aim - last.measured.value) / share

@@ -1,0 +1,109 @@
+"""Where plans become models, and models figures: the bench of the loop, with all that it has to keep."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgevit.derive.allocate.cost_table import CostTable
+from edgevit.derive.allocate.prices import Measured as Quantity
+from edgevit.derive.allocate.prices import Prices
+from edgevit.derive.base import run as write_base
+from edgevit.derive.request import BaseRequest, DeriveRequest
+from edgevit.derive.session import run as derive
+from edgevit.export.images import data_record
+from edgevit.folder.model import BlockDims
+from edgevit.folder.model_folder import ModelFolder
+from edgevit.folder.unfinished import partial_folder
+from edgevit.folder.writing import write_whole, writing
+from edgevit.meet.in_turns import InTurns
+from edgevit.meet.loop import Candidate
+from edgevit.meet.request import QUANTITIES, MeetRequest
+from edgevit.meet.rounds import Measured, Shape, Terms
+from edgevit.progress import Progress
+
+REFINED = 4  # blocks of a plan whose sizes are measured for the table: each is two more stacks
+
+
+@dataclass
+class Workshop:
+    """One budget's bench. What it makes lies in `folder`: models under rounds/, by what they were made for."""
+
+    request: MeetRequest  # of one budget
+    folder: Path
+    base: Path  # the folder of the base, restricted to the classes, which is written when they are known
+    quantity: Quantity
+    table: CostTable
+    more: Callable[[tuple[BlockDims, ...]], CostTable]  # the table with these sizes measured, too
+    measuring: InTurns
+    progress: Progress
+
+    def prices(self) -> Prices:
+        return self.table.in_quantity(self.quantity)
+
+    def allocate(self, factors: Terms, limit: float) -> Candidate:
+        """Derive in closed form."""
+        table = self.table.corrected(**vars(factors))
+        name = hashlib.sha256(f"{table.record().sha256} {limit!r}".encode()).hexdigest()[:12]
+        file = self._table(name)
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, json.dumps(table.content()))
+        folder = self.model(name)
+        if not folder.is_dir():
+            asked = self.derivation(folder, name, limit)
+            closed = replace(asked.training, steps=0)
+            derive(replace(asked, training=closed, unlabelled=None, finetune_base=False, reject=None), self.progress)
+        return Candidate(shape_of(folder), name)
+
+    def model(self, name: str) -> Path:
+        return self.folder / "rounds" / name
+
+    def _table(self, name: str) -> Path:
+        """The table as it was corrected for a plan."""
+        return self.folder / "tables" / f"{name}.json"
+
+    def derivation(self, out: Path, name: str, limit: float) -> DeriveRequest:
+        """The derivation that is asked for, with a limit by the table of a plan."""
+        budget = {**dict.fromkeys(QUANTITIES), self.quantity: limit}
+        going_on = {"out": out, "resume": partial_folder(out).is_dir(), "overwrite": False}
+        return self.request.derivation(**budget, **going_on, cost_table=self._table(name))
+
+    def measure(self, candidate: Candidate) -> Measured:
+        """Measure a model beside the base."""
+        return self.measured(self.model(candidate.name))
+
+    def measured(self, model: Path) -> Measured:
+        if not self.base.is_dir():
+            self._write_base(model)
+        for folder in (self.base, model):
+            self.measuring.ready(folder)
+        return self.measuring.measure(self.base, model)
+
+    def refine(self, shape: Shape) -> None:
+        """Measure for the table what some of these blocks take, evenly over their sizes."""
+        blocks = sorted(set(shape.blocks), key=lambda d: (d.ffn, d.heads * d.qk))
+        count = min(REFINED, len(blocks))
+        self.table = self.more(tuple(blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count)))
+
+    def _write_base(self, model: Path) -> None:
+        known = data_record(model)
+        assert known is not None, "it was derived from images"
+        asked = self.request
+        shared = ("data", "training", "validation_fraction", "skip_bad_images", "cache")
+        given: dict[str, Any] = {**asked.opening(), **{name: getattr(asked, name) for name in shared}}
+        given |= {"base_classes": asked.base_classes, "classes": [c.name for c in known.classes]}
+        assert asked.base is not None
+        write_base(BaseRequest(name=asked.base, out=self.base, **given), self.progress)
+
+
+def shape_of(folder: Path) -> Shape:
+    """The blocks of a model, and which of the base's they are."""
+    files = ModelFolder(folder)
+    record, blocks = files.derivation(), files.spec().blocks
+    kept = record.facts.kept_blocks if record is not None else None
+    return Shape(tuple(blocks), tuple(kept or range(len(blocks))))

@@ -1,0 +1,76 @@
+"""Which figure a model is judged by, from runs beside its base."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from some_runs import DENSE
+
+from edgevit.agent.records import Run
+from edgevit.cost.place import Place
+from edgevit.errors import UnfitBoardError
+from edgevit.meet.in_turns import LABELS, InTurns
+from edgevit.progress import Silent
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def turns(ratio: float, *, base_ms: float = 10.0, rounds: int = 8) -> list[Run]:
+    """Base and model, on a machine whose speed differs from round to round."""
+    random, runs = Random(0), []
+    for number in range(1, rounds + 1):
+        slow = 1 + 0.2 * random.random()
+        for label, ms in zip(LABELS, (base_ms, ratio * base_ms), strict=True):
+            latencies = tuple(int(ms * slow * 1e6 * (1 + 0.001 * i)) for i in range(30))
+            which: dict[str, Any] = {
+                "label": label,
+                "model_sha256": label[0] * 64,
+                "session": "s",
+                "round": number,
+                "turn": 1,
+            }
+            runs.append(replace(DENSE, **which, turn=1, latencies_ns=latencies, wall_ns=sum(latencies)))
+    return runs
+
+
+def test_a_model_takes_its_ratio_to_the_base_times_what_the_base_takes_by_the_table() -> None:
+    notes = Notes()
+    found = InTurns(Place(), "ms", 11.0, notes).judged(turns(0.4))
+    assert found.ratio == pytest.approx(0.4, rel=0.01) and found.figure == "p50"
+    assert found.low is not None and found.low <= found.ratio <= (found.high or 0)
+    assert notes.notes == []
+
+
+def test_a_base_that_takes_another_time_than_by_the_table_is_told_of() -> None:
+    notes = Notes()
+    InTurns(Place(), "ms", 5.0, notes).judged(turns(0.4))
+    assert len(notes.notes) == 1 and "5 by the table: the model is judged by its ratio" in notes.notes[0]
+
+
+@pytest.mark.parametrize(("threads", "figure"), [("1", "processor"), ("2", "mean")])
+def test_on_a_busy_machine_what_was_computed_counts(threads: str, figure: str) -> None:
+    runs = []
+    for run in turns(0.4):
+        own = int(sum(run.latencies_ns) * (0.6 if run.label == "base" else 0.9))
+        environment = {**run.environment, "threads": threads}
+        busy = replace(
+            run, cpu_own_ns=own, cpu_busy_ns=own + run.wall_ns, environment=environment, load_average_before=9.0
+        )
+        runs.append(replace(busy, provider="CPUExecutionProvider"))
+    found = InTurns(Place(threads=int(threads)), "ms", 11.0, Silent()).judged(runs)
+    assert found.figure == figure
+    assert found.ratio == pytest.approx(0.4 * (1.5 if figure == "processor" else 1), rel=0.02)
+
+
+def test_without_power_no_energy_is_judged() -> None:
+    with pytest.raises(UnfitBoardError, match="--mj: no power can be read there; give --ms"):
+        InTurns(Place(), "mj", 40.0, Silent()).judged(turns(0.4))

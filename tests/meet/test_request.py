@@ -1,0 +1,80 @@
+"""What is asked of `edgevit derive` and `edgevit.meet`, and what is refused of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgevit.cost.place import Place
+from edgevit.errors import OptionError
+from edgevit.meet.request import MeetRequest, identity, read_budgets
+from edgevit.request import request_from
+from edgevit.train.settings import Training
+
+
+def asked(tmp_path: Path, **more: Any) -> MeetRequest:
+    given = {"base": "vit_tiny_patch16_224", "pretrained": True, "data": "digits", "out": tmp_path / "t"}
+    return MeetRequest(**{**given, **more})
+
+
+@pytest.mark.parametrize(("text", "numbers"), [("5", (5.0,)), ("4,6.5, 8", (4.0, 6.5, 8.0))])
+def test_a_budget_is_one_number_or_several(text: str, numbers: tuple[float, ...]) -> None:
+    assert read_budgets("ms")(text, {}) == numbers
+    typed = request_from(MeetRequest, {"base": "x", "out": Path("o"), "ms": text, "board": "orin", "steps": 0})
+    assert typed.budgets == numbers and typed.quantity == "ms" and typed.place == Place(board="orin")
+
+
+def test_a_text_that_is_no_number_is_refused() -> None:
+    with pytest.raises(OptionError, match="--mj four is no number; try 40, or several"):
+        read_budgets("mj")("four", {})
+
+
+def test_several_budgets_have_a_folder_each(tmp_path: Path) -> None:
+    each = asked(tmp_path, fps=(30, 60.5)).each()
+    assert [(one.budgets, one.out.name) for one in each] == [((30,), "fps30"), ((60.5,), "fps60.5")]
+    assert asked(tmp_path, ms=5).each() == [asked(tmp_path, ms=5)]
+
+
+def test_what_a_table_or_a_rate_answers_is_derived(tmp_path: Path) -> None:
+    by_rate, by_table = asked(tmp_path, rate=0.5), asked(tmp_path, ms=5.0, cost_table="t.yaml")
+    assert not by_rate.is_measured and not by_table.is_measured and asked(tmp_path, mj=40).is_measured
+    assert by_rate.derivation().rate == 0.5 and by_rate.derivation().ms is None
+    assert (by_table.derivation().ms, by_table.derivation().cost_table) == (5.0, "t.yaml")
+    other = asked(tmp_path, ms=5.0).derivation(out=Path("elsewhere"), ms=4.9, cost_table="corrected.json")
+    assert (str(other.out), other.ms, other.cost_table, other.method) == ("elsewhere", 4.9, "corrected.json", "forge")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"ms": 5, "rate": 0.5}, "--rate and --ms exclude each other"),
+        ({"ms": 5, "mj": 40}, "--mj and --ms exclude each other"),
+        ({"ms": -1}, "--ms -1"),
+        ({"ms": (5, 5)}, "--ms has a number twice"),
+        ({"ms": 5, "first": (("nuwa", 0.5),)}, "--first counts rates in MACs"),
+        ({"ms": 5, "method": "skd"}, "method 'skd' cannot"),
+        ({"ms": 5, "place": Place(threads=0)}, "--threads is 0"),
+        ({"rate": 0.5, "place": Place(board="orin")}, "--board is for a budget that is measured, and nothing is"),
+        ({"ms": 5, "cost_table": "t.yaml", "place": Place(lock_clocks=True)}, "--lock-clocks is for .*--cost-table"),
+        ({"ms": (5, 6), "cost_table": "t.yaml"}, "--ms has 2 numbers"),
+        ({}, "a budget is one of --rate"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(given: dict[str, Any], told: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=told):
+        asked(tmp_path, **given).check()
+
+
+def test_several_processes_cannot_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(OptionError, match="measured by one process"):
+        asked(tmp_path, ms=5).check()
+
+
+def test_where_torch_computes_and_how_ssh_gets_there_may_change_between_runs(tmp_path: Path) -> None:
+    before = asked(tmp_path, ms=5, training=Training(device="cpu"))
+    after = asked(tmp_path, ms=5, training=Training(device="cuda"), resume=True, place=Place(ssh_config=Path("c")))
+    assert identity(before) == identity(after) != identity(asked(tmp_path, ms=6))
+    assert identity(before) != identity(asked(tmp_path, ms=5, place=Place(threads=1), training=before.training))

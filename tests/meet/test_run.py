@@ -1,0 +1,187 @@
+"""A budget met on this machine: a small random base, ONNX Runtime for the figures, a table that is a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+from safetensors.torch import save_file
+
+import edgevit
+from edgevit.cost.place import Place
+from edgevit.derive.allocate.cost_table import CostTable
+from edgevit.errors import BudgetError, ConnectionLostError, Interrupted, OptionError, OutputError
+from edgevit.folder.model_folder import ModelFolder
+from edgevit.meet import in_turns, rounds, run
+from edgevit.meet.rounds import Measured
+from edgevit.models.anatomy import BlockDims
+from edgevit.models.families import family_of
+from edgevit.train.settings import Training
+
+NAME = "vit_tiny_patch16_224"
+ARGS = {"img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 3, "num_heads": 4}
+BASE_MS = 10.0  # by the table, which is wrong about everything
+
+
+def guessed(network: Any, place: Place, *, sizes: Sequence[BlockDims] = (), **_: Any) -> CostTable:
+    """Half of the base is its attentions, in proportion to their widths, and half its FFNs."""
+    depth, geometry = len(family_of(network).read(network)), family_of(network).geometry(network)
+    each = BASE_MS / 2 / depth
+    listed = {
+        "base": {"heads": 4, "qk": 32, "vo": 32, "ffn": 512},
+        "attention": [{"heads": h, "width": w, "ms": each * h * w / 128} for h in (2, 4) for w in (16, 32)],
+        "ffn": [{"width": w, "ms": each * w / 512} for w in sorted({8, 256, 512, *(d.ffn for d in sizes)})],
+    }
+    content = {
+        "schema": 2,
+        "measured_on": "a guess",
+        "between": "linear",
+        "base": {"family": "vit", "depth": depth, "embed": 128, "tokens": geometry.tokens, "patch_values": 48},
+        "fixed_ms": 0.01,
+        "blocks": [listed],
+    }
+    return CostTable.model_validate(content)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("base") / "base.safetensors"
+    save_file(timm.create_model(NAME, num_classes=10, **ARGS).state_dict(), file)
+    return file
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "measured_table", guessed)
+        patch.setattr(in_turns, "ROUNDS", 2)
+        patch.setattr(in_turns, "SECONDS", 0.02)
+        yield
+
+
+@pytest.fixture(scope="module")
+def asked(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    few = {"calibration_images": 16, "sensitivity_images": 8, "sequential": False}
+    return {
+        "checkpoint": checkpoint,
+        "model_args": ARGS,
+        "data": "digits",
+        "classes": "3,7",
+        "accept_weak_base": True,
+        "options": few,
+        "training": Training(steps=0, device="cpu", batch_size=32),
+        "cache": tmp_path_factory.mktemp("cache"),
+        "place": Place(threads=1),
+    }
+
+
+class Computed:
+    """Takes what its MACs say, 1.5 times as much as the table thinks of a model like the base."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.measured: list[str] = []
+        patch.setattr(in_turns.InTurns, "ready", lambda *_, **__: None)
+        patch.setattr(in_turns.InTurns, "measure", lambda _, base, model: self.measure(base, model))
+
+    def measure(self, base: Path, model: Path) -> Measured:
+        self.measured.append(model.name)
+        macs, of_base = (ModelFolder(folder).spec().macs for folder in (model, base))
+        value = BASE_MS * macs / of_base * 1.5
+        return Measured(value, value * 0.999, value * 1.001, 8)
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> Computed:
+    return Computed(monkeypatch)
+
+
+def test_a_model_is_derived_measured_and_verified_through_onnx_runtime(
+    asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "MOST", 1)
+    (made,) = edgevit.meet(NAME, ms=6.0, out=tmp_path / "t", **asked)
+    met = made.record.met
+    assert met is not None and len(met.rounds) == 1
+    assert (met.budget, met.asked, met.quantity, met.table.measured_on) == (6.0, "ms 6", "ms", "a guess")
+    assert met.figure in ("p50", "processor") and met.verified.repeats == 2 and 0 < met.verified.value < BASE_MS
+    assert met.outcome == ("over" if met.verified.value > 6 else "met" if met.verified.value >= 5.82 else "under")
+    assert ModelFolder(tmp_path / "t").derivation() == made.record
+    assert (tmp_path / "t" / "export" / "model.fp32.onnx").is_file() and edgevit.load(tmp_path / "t")
+    assert [file.name for file in tmp_path.iterdir()] == ["t"], "what the rounds made is gone"
+
+
+def test_rounds_correct_what_is_wrong_with_the_table(asked: dict[str, Any], tmp_path: Path, computed: Computed) -> None:
+    (made,) = edgevit.meet(NAME, ms=5.0, out=tmp_path / "t", **asked)
+    met = made.record.met
+    assert met is not None and met.outcome == "met" and 4.85 <= met.verified.value <= 5
+    errors = [abs(one.measured.value / one.predicted - 1) for one in met.rounds]
+    assert errors[0] > 0.05 and errors[-1] < 0.05 and len(met.rounds) > 1
+    assert len(computed.measured) == len(met.rounds) + 1 and computed.measured[-1] == "t"
+
+
+def test_a_search_that_was_stopped_goes_on_where_it_was(
+    asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = computed.measure
+
+    def stopped(base: Path, model: Path) -> Measured:
+        if len(computed.measured) == 1:
+            raise KeyboardInterrupt
+        return measure(base, model)
+
+    monkeypatch.setattr(computed, "measure", stopped)
+    with pytest.raises(Interrupted, match=r"the same command with --resume goes on from .*t\.partial"):
+        edgevit.meet(NAME, ms=5.0, out=tmp_path / "t", **asked)
+    with pytest.raises(OutputError, match="add --resume"):
+        edgevit.meet(NAME, ms=5.0, out=tmp_path / "t", **asked)
+    with pytest.raises(OptionError, match="ms was 5"):
+        edgevit.meet(NAME, ms=4.0, out=tmp_path / "t", resume=True, **asked)
+    monkeypatch.setattr(computed, "measure", measure)
+    before = list(computed.measured)
+    (made,) = edgevit.meet(NAME, ms=5.0, out=tmp_path / "t", resume=True, **asked)
+    assert made.record.met is not None and len(made.record.met.rounds) + 1 == len(computed.measured)
+    assert computed.measured[: len(before)] == before and computed.measured.count(before[0]) == 1
+
+
+def test_a_board_that_is_lost_is_said_to_be_gone_on_with(
+    asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: Path) -> Measured:
+        raise ConnectionLostError("the connection to orin broke")
+
+    monkeypatch.setattr(computed, "measure", lost)
+    with pytest.raises(ConnectionLostError, match=r"broke; the same command with --resume goes on"):
+        edgevit.meet(NAME, ms=5.0, out=tmp_path / "t", **asked)
+
+
+def test_several_budgets_share_the_base_and_what_was_learnt(
+    asked: dict[str, Any], tmp_path: Path, computed: Computed
+) -> None:
+    found = edgevit.meet(NAME, ms=(6, 4), out=tmp_path / "t", **asked)
+    assert [one.folder.name for one in found] == ["ms6", "ms4"]
+    first, second = (one.record.met for one in found)
+    assert first is not None and second is not None and first.outcome == second.outcome == "met"
+    assert len(second.rounds) <= len(first.rounds)
+    errors = [abs(met.rounds[0].measured.value / met.rounds[0].predicted - 1) for met in (first, second)]
+    assert errors[1] < errors[0], "it begins with the corrections of the first"
+    assert sorted(folder.name for folder in (tmp_path / "t").iterdir()) == ["base", "ms4", "ms6"]
+    again = edgevit.meet(NAME, ms=(6, 4), out=tmp_path / "t", resume=True, **asked)
+    assert [one.record for one in again] == [one.record for one in found]
+
+
+def test_a_budget_out_of_reach_is_refused_with_the_minimum(asked: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(
+        BudgetError, match=r"--ms 0.2 is less than any plan takes .* ms by the table measured on a guess, 0.01 ms"
+    ):
+        edgevit.meet(NAME, ms=0.2, out=tmp_path / "t", **asked)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OptionError, match="is not below the base's"):
+        edgevit.meet(NAME, ms=11, out=tmp_path / "t", **asked)
+
+
+def test_without_a_budget_that_is_measured_it_derives(asked: dict[str, Any], tmp_path: Path) -> None:
+    (made,) = edgevit.meet(NAME, rate=0.5, out=tmp_path / "t", **{**asked, "place": Place()})
+    assert made.record.met is None and made.record.budget.quantity == "macs"
