@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgevit.progress import Progress, Silent
+from edgevit.progress import OnlyOnce, Progress, Silent
 
 
 def test_a_silent_progress_takes_everything_and_shows_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -14,3 +14,23 @@ def test_a_silent_progress_takes_everything_and_shows_nothing(capfd: pytest.Capt
     progress.note("a decision")
     progress.warn("a doubt")
     assert tuple(capfd.readouterr()) == ("", "")
+
+
+class Told(Silent):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.told.append(text)
+
+    warn = note
+
+
+def test_what_was_said_is_not_said_again() -> None:
+    told = Told()
+    once = OnlyOnce(told)
+    for text in ("base: 3 classes", "round 1", "base: 3 classes"):
+        once.note(text)
+    once.warn("round 1")
+    once.warn("few images")
+    assert told.told == ["base: 3 classes", "round 1", "few images"]

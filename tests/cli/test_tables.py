@@ -1,8 +1,21 @@
 from __future__ import annotations
 
-from edgevit.cli.tables import classes_line
+from pathlib import Path
+
+from model_folders import derivation_of
+
+from edgevit.cli.tables import classes_line, met_lines, met_table
 from edgevit.data.accuracy import share_text
-from edgevit.folder.derivation import Accuracies, AccuracyRecord
+from edgevit.folder.derivation import (
+    Accuracies,
+    AccuracyRecord,
+    DerivationRecord,
+    FigureRecord,
+    MetRecord,
+    Outcome,
+    RoundRecord,
+    TableRecord,
+)
 
 
 def accuracies(before: dict[str, float | None], after: dict[str, float | None]) -> Accuracies:
@@ -28,3 +41,46 @@ def test_no_loss_is_said() -> None:
 
 def test_a_share_has_its_interval() -> None:
     assert share_text(0.9, 10) == "90.00 % (59.6 to 98.2)"
+
+
+def met(*, value: float, outcome: Outcome, rounds: int = 2, ended: str | None = None) -> DerivationRecord:
+    figure, table = FigureRecord(value, value - 0.02, value + 0.02, 8), TableRecord("a board", "0" * 64)
+    one = RoundRecord(4.925, 4.92, FigureRecord(5.1, None, None, 2))
+    made = MetRecord(
+        "ms",
+        5.0,
+        "ms 5",
+        outcome,
+        figure,
+        "p50",
+        10.0,
+        (one,) * rounds,
+        {"ffn": 1.1},
+        table,
+        {},
+        ended,
+        {"rounds": 9.0},
+    )
+    seen = AccuracyRecord(0.9, 100, {"a": 0.9})
+    return derivation_of(None, met=made, accuracy=Accuracies(None, seen, None, seen))
+
+
+def test_each_round_is_a_line_with_prediction_and_measurement() -> None:
+    first, last = met_lines(met(value=4.9, outcome="met", rounds=1))
+    assert first == "round 1: 4.92 ms predicted, 5.1 ms measured"
+    assert last == "the model takes 4.9 ms (4.88 to 4.92) (p50), 2.0% within the budget of 5 ms, on a board"
+    assert met_lines(derivation_of(None)) == []
+
+
+def test_why_a_search_ended_is_said_unless_it_met_the_budget() -> None:
+    over = met_lines(met(value=5.5, outcome="over", ended="no plan costs less"))[-1]
+    assert "10.0% above the budget" in over and over.endswith("; no plan costs less")
+    assert "no plan" not in met_lines(met(value=4.9, outcome="met", ended="no plan costs less"))[-1]
+
+
+def test_several_budgets_end_in_one_table_of_accuracy_against_latency() -> None:
+    table = met_table({Path("t/ms5"): met(value=4.9, outcome="met"), Path("t/ms3"): met(value=2.5, outcome="under")})
+    columns = {str(column.header): list(column.cells) for column in table.columns}
+    assert columns["model"] == ["ms5", "ms3"] and columns["of the base's"] == ["0.49", "0.25"]
+    assert columns["ms (95 % interval)"][0] == "4.9 ms (4.88 to 4.92)"
+    assert columns["top-1 (95 % interval)"][0].startswith("90.00 %")

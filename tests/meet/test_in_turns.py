@@ -38,7 +38,7 @@ def turns(ratio: float, *, base_ms: float = 10.0, rounds: int = 8) -> list[Run]:
                 "round": number,
                 "turn": 1,
             }
-            runs.append(replace(DENSE, **which, turn=1, latencies_ns=latencies, wall_ns=sum(latencies)))
+            runs.append(replace(DENSE, **which, latencies_ns=latencies, wall_ns=sum(latencies)))
     return runs
 
 
