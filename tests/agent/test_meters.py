@@ -19,7 +19,8 @@ def test_every_meter_file_is_tested_here():
 def test_a_machine_that_tells_nothing_gives_none(name, tmp_path):
     with METERS[name](str(tmp_path)) as meter:
         meter.read()
-    assert set(meter.figures().values()) == {None}
+    told = {figure: value for figure, value in meter.figures().items() if figure != "cpu_own_ns"}
+    assert set(told.values()) == {None}  # of its own time a process knows without the machine
 
 
 @pytest.mark.parametrize("name", METERS)
