@@ -39,7 +39,7 @@ def _reading(file: Path) -> Iterator[None]:
         yield
     except DecodeError as error:
         raise CheckpointError(f"{file} is no ONNX file, or is damaged; check the path, or copy it again") from error
-    except (FileNotFoundError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
+    except (OSError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise CheckpointError(
             f"{file} is not a whole ONNX file: {reason[:200]}; copy it again, with every file that lies beside it"
@@ -115,7 +115,7 @@ def settled_size(file: Path, found: Interface, given: Sequence[int] | None) -> l
 
 def read_file(file: Path) -> onnx.ModelProto:
     """The whole model, with weights that lie beside it."""
-    with file.open("rb") as opened:
+    with _reading(file), file.open("rb") as opened:
         begin = opened.read(9)
     if begin.startswith(b"PK\x03\x04") or begin[8:9] == b"{":
         raise CheckpointError(

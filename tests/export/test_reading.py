@@ -65,6 +65,10 @@ def test_a_file_that_was_cut_off_is_damaged(vit: Path, tmp_path: Path) -> None:
     assert isinstance(refusal(file), CheckpointError)
 
 
+def test_a_path_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    assert "is not a whole ONNX file" in str(refusal(tmp_path))
+
+
 def test_weights_beside_the_file_are_read_and_missed(vit: Path, tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     onnx.save(onnx.load(vit), file, save_as_external_data=True, location="model.onnx.data", size_threshold=0)
