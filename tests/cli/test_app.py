@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,43 +11,52 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import edgevit
+from edgevit.cli.app import app
 from edgevit.version import written_by
 
-COMMANDS = [
-    "derive", "methods", "derive-many", "supernet", "cache", "export", "bench", "evaluate", "show",
-    "compare", "board", "profiles",
-]  # fmt: skip
-
+COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
+ASKED = [["--help"], [], *([command, "--help"] for command in COMMANDS)]
 HELP = """
-import sys
+import contextlib, io, json, sys
 from edgevit.cli.app import main
-sys.argv = ["edgevit", *sys.argv[1:]]
-try:
-    main()
-finally:
+told = []
+for arguments in json.load(sys.stdin):
+    sys.argv = ["edgevit", *arguments]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
     heavy = {"torch", "numpy", "timm", "onnx", "onnxruntime", "accelerate", "sklearn", "PIL"}
-    print("loaded:", *sorted(heavy & set(sys.modules)), file=sys.stderr)
+    told.append([code, out.getvalue(), err.getvalue(), sorted(heavy & set(sys.modules))])
+print(json.dumps(told))
 """
 
 
-@pytest.mark.parametrize("arguments", [["--help"], [], *([command, "--help"] for command in COMMANDS)], ids=str)
-def test_help_works_and_loads_nothing_heavy(arguments: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-c", HELP, *arguments], text=True, capture_output=True)
-    assert done.returncode == 0 and "Usage: edgevit" in done.stdout
-    assert done.stderr.split() == ["loaded:"]
-    if len(arguments) < 2:
-        assert all(command in done.stdout for command in COMMANDS)
-
-
-def test_help_shows_every_default_that_was_written_by_hand() -> None:
-    folder = Path(edgevit.__file__).parent
+@pytest.fixture(scope="module")
+def helped() -> list[tuple[int, str, str, list[str]]]:
+    """For each of ASKED: exit code, output, errors and what is loaded, also by those before it."""
     wide = {**os.environ, "COLUMNS": "500"}
-    told = ""
-    for command in COMMANDS:
-        asked = [sys.executable, "-m", "edgevit.cli", command, "--help"]
-        told += " ".join(subprocess.run(asked, text=True, capture_output=True, env=wide).stdout.split())
+    command, asked = [sys.executable, "-c", HELP], json.dumps(ASKED)
+    told = subprocess.run(command, input=asked, text=True, stdout=subprocess.PIPE, check=True, env=wide).stdout
+    return [tuple(each) for each in json.loads(told)]
+
+
+def test_help_works_and_loads_nothing_heavy(helped: list[tuple[int, str, str, list[str]]]) -> None:
+    for arguments, (code, out, err, loaded) in zip(ASKED, helped, strict=True):
+        assert (code, err, loaded) == (0, "", []), arguments
+        assert "Usage: edgevit" in out
+        if len(arguments) < 2:
+            assert all(command in out for command in COMMANDS)
+
+
+def test_help_shows_every_default_that_was_written_by_hand(helped: list[tuple[int, str, str, list[str]]]) -> None:
+    folder = Path(edgevit.__file__).parent
+    told = " ".join(" ".join(out for _, out, _, _ in helped).split())
     by_hand = re.compile(r'(?:^ *"|  )(\[default: .+?\])"', re.MULTILINE)
     written = [text for file in folder.rglob("*.py") for text in by_hand.findall(file.read_text())]
     assert len(written) > 10

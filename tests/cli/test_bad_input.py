@@ -341,9 +341,9 @@ def test_evaluate_refuses_in_one_line(edgevit_main: Any, folder: Path, options: 
 
 def test_an_error_in_a_real_process_is_one_line_with_exit_code_1(digits_checkpoint: Path, tmp_path: Path) -> None:
     program = "import sys; sys.argv[0] = 'edgevit'; from edgevit.cli.app import main; main()"
-    command = ["derive", NAME, *ARGS, "--checkpoint", str(digits_checkpoint), "--data", "digits", "--classes", "3,3",
-               "--rate", "0.5", "--out", "out", "--json"]  # fmt: skip
+    command = ["derive", NAME, *ARGS, "--checkpoint", str(digits_checkpoint), "--data", "digits", "--classes", "3,5",
+               "--rate", "1.5", "--out", "out", "--json"]  # fmt: skip
     done = subprocess.run([sys.executable, "-c", program, *command], cwd=tmp_path, text=True, capture_output=True)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: class '3' is listed twice; list each class once\n"
+    assert done.stderr == "error: --rate 1.5 is not between 0 and 1; 0.6 leaves 40 % of the base's MACs\n"
     assert list(tmp_path.iterdir()) == []

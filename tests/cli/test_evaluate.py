@@ -11,6 +11,8 @@ import pytest
 from small_base import NAME, TYPED
 from small_models import write_derived
 
+pytestmark = pytest.mark.usefixtures("exports_once")
+
 DATA = ["--data", "digits", "--classes", "3,5,8"]
 
 

@@ -17,6 +17,8 @@ from edgevit.cli.app import app
 from edgevit.errors import EdgeVitError
 from edgevit.models.checkpoint import describe, save
 
+pytestmark = pytest.mark.usefixtures("exports_once")
+
 ARGS = {"img_size": 32, "patch_size": 8, "depth": 1, "embed_dim": 32, "num_heads": 2, "num_classes": 10}
 
 

@@ -26,6 +26,8 @@ SUMMARY = """\
 &&&& PASSED TensorRT.trtexec [TensorRT v100300]
 """  # noqa: E501
 
+pytestmark = pytest.mark.usefixtures("exports_once")
+
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
@@ -33,7 +35,7 @@ def exported(tmp_path_factory):
 
     from edgevit.export.onnx import export
 
-    folder = write_derived(tmp_path_factory.mktemp("whole") / "t1", 16, 16, depth=2)
+    folder = write_derived(tmp_path_factory.mktemp("whole") / "t1", 16, 16, depth=1)
     export(folder, accuracy=False)
     return folder
 

@@ -17,6 +17,8 @@ from edgevit.folder.model import Rejection
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.progress import Silent
 
+pytestmark = pytest.mark.usefixtures("exports_once")
+
 
 @pytest.fixture(scope="module")
 def copied(exported: tuple[Path, ExportRecord], tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 
@@ -6,8 +5,8 @@ import measured
 import pytest
 import torch
 import torch.nn.functional as F
-from board_fixtures import free_port
 from safetensors.torch import load_file
+from two_processes import in_two_processes
 
 from edgevit.data.task import open_task
 from edgevit.derive.measure.statistics import (
@@ -168,15 +167,8 @@ def test_statistics_that_are_no_numbers_name_their_block(small_vit, task):
 
 
 def test_two_processes_measure_the_same_as_one(tmp_path):
-    # what `accelerate launch` gives its processes; with --device cpu they talk through gloo
-    group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, measured.__file__, tmp_path / "two"]
-    environments = [{**os.environ, **group, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=each) for each in environments]
+    in_two_processes([measured.__file__, tmp_path / "two"])
     measured.measure(tmp_path / "one")
-    for process in processes:
-        _, said = process.communicate(timeout=120)
-        assert process.returncode == 0, said
     one, two = load_file(tmp_path / "one"), load_file(tmp_path / "two")
     assert (int(one.pop("processes")), int(two.pop("processes"))) == (1, 2) and one.keys() == two.keys()
     for name, tensor in one.items():
