@@ -160,13 +160,13 @@ class _Written:
         }
 
 
-def write_file(source: Source, path: Path, form: Form, **more: str) -> dict[str, int]:
+def write_file(source: Source, path: Path, form: Form) -> dict[str, int]:
     """Write one file and check its graph; return its operators and how often each occurs.
 
     Raises:
         ExportError: it cannot be written in that form, or is not what was meant.
     """
-    metadata = {**usage_metadata(source), "precision": form.precision, **more}
+    metadata = {**usage_metadata(source), "precision": form.precision}
     if form.fp32_modules:
         metadata["fp32_modules"] = " ".join(form.fp32_modules)
     source.write(path, form, metadata)
