@@ -6,7 +6,7 @@
 
 Every method, shape policy and head on six small bases with random weights (class token, distillation token, registers,
 LayerScale, no biases, residual after the norm): the hash of the derived weights, the widths of every block, MACs and
-parameters. Bits are the same on one machine with one version of torch, which the record names; on another, write it
+parameters. Bits are the same on one processor with one version of torch, which the record names; on another, write it
 with the older code first.
 """
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ import torch
 from safetensors.torch import save_file
 
 import edgevit
+from edgevit.cost.place import processor
 from edgevit.models.checkpoint import tensors_sha256
 from edgevit.train.settings import Training
 
@@ -107,7 +107,7 @@ def main() -> None:
     if asked.base and not asked.check:
         parser.error("--base is for --check: a record holds all bases")
     torch.set_num_threads(1)
-    here = {"torch": torch.__version__, "timm": timm.__version__, "processor": platform.processor()}
+    here = {"torch": torch.__version__, "timm": timm.__version__, "processor": processor()}
     kept = json.loads(asked.record.read_text()) if asked.check else {}
     if asked.check and kept["made_with"] != here:
         sys.exit(f"the record was made with {kept['made_with']}, and this is {here}: write it anew with the older code")
