@@ -13,7 +13,7 @@ from edgevit.models.anatomy import BlockDims
 
 DEPTH = 6  # blocks of a stack: enough for what they take to show, few enough to be exported and built soon
 SHARES = (0.125, 0.25, 0.5, 0.75)  # of the neurons, beside the fewest and all
-TILE = 64  # neurons that kernels like; widths of a coarse grid are multiples of it, where the base is wide enough
+TILE = 64  # neurons that kernels like: a coarse grid has sizes amid two such, where a line errs to neither side
 BEND = 0.25  # of a difference of slopes, how much of it a straight line may be wrong by in the middle
 JUMP = 0.1  # of the rise from one size to the next, the same: it may be a step
 
@@ -71,7 +71,8 @@ class Grid:
         middle = _multiple((self.least_width + self.width) // 2, self.policy.head_step)
         widths = sorted({self.least_width, min(max(middle, self.least_width), self.width), self.width})
         step = TILE if self.most.ffn >= 8 * TILE else self.policy.ffn_step
-        inner = (_multiple(round(share * self.most.ffn), step) for share in SHARES)
+        amid = TILE // 2 if self.policy.ffn_step < step else 0
+        inner = (_multiple(round(share * self.most.ffn), step) + amid for share in SHARES)
         neurons = sorted({self.least_neurons, self.most.ffn, *(n for n in inner if n > self.least_neurons)})
         whole = [
             Stack(self.depth, heads[len(heads) // 2], widths[len(widths) // 2], neurons[len(neurons) // 2]),
