@@ -50,9 +50,7 @@ class InTurns:
             BoardError, ExportError: as their names say.
         """
         if not self.place.builds:
-            current_export(
-                folder, fp16=judged or self.place.computes_in == "fp16", accuracy=judged, progress=self.progress
-            )
+            current_export(folder, fp16=self.place.computes_in == "fp16", accuracy=judged, progress=self.progress)
             return
         batches = (1, self.place.batch, max(self.place.batch, MOST_BATCH))
         asked = Options(batches=batches, profile=self.place.profile, export={"accuracy": judged})

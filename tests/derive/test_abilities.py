@@ -9,7 +9,9 @@ from edgevit.errors import OptionError
 
 def test_milliseconds_are_for_methods_that_can_spend_them():
     refuse_linear("forge", "mj")
-    with pytest.raises(OptionError, match="method 'nuwa' cannot allocate by a cost table; try --method forge, --macs"):
+    with pytest.raises(
+        OptionError, match="method 'nuwa' cannot allocate by a cost table; try --method forge, --method vulcan, --macs"
+    ):
         refuse_linear("nuwa", "fps")
 
 

@@ -15,7 +15,7 @@ from math import floor
 from edgevit.derive.allocate.budget import Budget
 from edgevit.errors import BudgetError, OptionError, UnknownNameError
 from edgevit.models.anatomy import Axis, BlockDims
-from edgevit.models.cost import Geometry
+from edgevit.models.cost import Geometry, UnitCosts
 
 FFN_MULTIPLES = (1, 8, 16, 32, 64)
 
@@ -110,7 +110,9 @@ def _knobs(
 ) -> list[_Knob]:
     knobs = []
     for i, (dims, wish) in enumerate(zip(base, wishes, strict=True)):
-        unit, ends = geometry.unit_costs(dims.heads, budget.linear), limits(dims, policy, geometry.frozen(i))
+        # By a table a unit has no cost of its own, and `_fit_by_table` asks for none.
+        unit = UnitCosts(0, 0, 0) if budget.prices else geometry.unit_costs(dims.heads, budget.linear)
+        ends = limits(dims, policy, geometry.frozen(i))
         if policy.equal and ends["qk"] == ends["vo"]:
             both = (wish.qk + wish.vo) / 2
             knobs.append(_Knob(i, ("qk", "vo"), *ends["qk"], policy.head_step, unit.qk + unit.vo, both))
@@ -181,10 +183,13 @@ def fit(
         BudgetError: the policy allows nothing as small as the budget; the message has the reachable minimum.
     """
     check_reachable(base, geometry, budget, policy)
-    fixed = geometry.fixed(len(base), budget.linear)
 
     def knobs_at(rate: float) -> list[_Knob]:
         return _knobs(base, wishes_at(rate), geometry, budget, policy)
+
+    if budget.prices is not None:
+        return _fit_by_table(knobs_at, base, geometry, budget)
+    fixed = geometry.fixed(len(base), budget.linear)
 
     def real_cost(knobs: Sequence[_Knob]) -> float:
         return fixed + sum(min(max(k.wish, k.minimum), k.maximum) * k.unit_cost for k in knobs)
@@ -197,10 +202,44 @@ def fit(
     widths = [knob.clamp(knob.wish) for knob in knobs]
     cost = fixed + sum(w * k.unit_cost for w, k in zip(widths, knobs, strict=True))
     _settle(knobs, widths, budget.limit - cost)
+    return _turned(base, knobs, widths)
+
+
+def _turned(base: Sequence[BlockDims], knobs: Sequence[_Knob], widths: Sequence[int]) -> tuple[BlockDims, ...]:
+    """The base with its knobs at these widths."""
     dims = list(base)
     for knob, width in zip(knobs, widths, strict=True):
         dims[knob.block] = replace(dims[knob.block], **dict.fromkeys(knob.fields, width))
     return tuple(dims)
+
+
+def _fit_by_table(
+    knobs_at: Callable[[float], list[_Knob]], base: Sequence[BlockDims], geometry: Geometry, budget: Budget
+) -> tuple[BlockDims, ...]:
+    """As `fit`, where costs are of any form: the lowest rate whose widths, rounded down, are within the budget."""
+
+    def holds(knobs: Sequence[_Knob], widths: Sequence[int]) -> bool:
+        return budget.holds(budget.cost(_turned(base, knobs, widths), geometry))
+
+    def rounded(knobs: Sequence[_Knob]) -> list[int]:
+        return [knob.clamp(knob.wish) for knob in knobs]
+
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        knobs = knobs_at(middle)
+        low, high = (low, middle) if holds(knobs, rounded(knobs)) else (middle, high)
+    knobs = knobs_at(high)
+    widths = rounded(knobs)
+    open_ = set(range(len(knobs)))  # that may yet be given a step
+    while open_:
+        k = min(open_, key=lambda k: (widths[k] - knobs[k].wish) / knobs[k].step)
+        wider = [width + knobs[k].step * (i == k) for i, width in enumerate(widths)]
+        if wider[k] <= knobs[k].maximum and holds(knobs, wider):
+            widths = wider
+        else:
+            open_.remove(k)
+    return _turned(base, knobs, widths)
 
 
 def uniform(base: Sequence[BlockDims]) -> Callable[[float], list[Widths]]:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgevit.derive.allocate.budget import make_budget, parse_count, readable
+from edgevit.derive.allocate.cost_table import CostTable
 from edgevit.derive.allocate.policy import POLICIES, Widths, fit, make_policy, smallest, uniform
 from edgevit.derive.allocate.widths import adaptive_widths
 from edgevit.errors import BudgetError, OptionError, UnknownNameError
@@ -139,3 +140,27 @@ def test_an_axis_that_is_frozen_stays_and_what_is_tied_to_it_too(small_vit, shap
         assert (free.vo, free.ffn) != (held.vo, held.ffn) and getattr(held, cut) < getattr(before, cut)
         assert axis != "qk" or (held.vo == before.vo) == policy.equal
     assert budget.holds(frozen.macs(fit(uniform(base), base, frozen, budget, policy)))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("ms", [1.5, 2.5, 3.9])
+def test_widths_by_rate_spend_a_table_until_no_step_fits(geometries, policy, ms):
+    """A table that goes in steps: half of an FFN is hardly cheaper than all of it."""
+    geometry, _ = geometries["deit_tiny_patch16_224"]
+    base = [BlockDims(3, 64, 64, 768)] * 2
+    content = {
+        "schema": 2, "measured_on": "paper", "between": "linear", "fixed_ms": 0.2,
+        "base": {"family": "vit", "embed": 192, "tokens": 197, "patch_values": 768, "depth": 2},
+        "blocks": [{
+            "base": vars(base[0]), "block_ms": 0.05,
+            "attention": [{"heads": 3, "width": w, "ms": 0.1 + 0.01 * w} for w in (1, 64)],
+            "ffn": [{"width": 1, "ms": 0.05}, {"width": 384, "ms": 1.1}, {"width": 768, "ms": 1.2}],
+        }],
+    }  # fmt: skip
+    budget = make_budget(1, 1, ms=ms, table=CostTable.model_validate(content))
+    chosen = fit(uniform(base), base, geometry, budget, POLICIES[policy])
+    assert budget.holds(budget.cost(chosen, geometry)) and budget.cost(chosen, geometry) > 0.93 * ms
+    for i, dims in enumerate(chosen):
+        wider = replace(dims, ffn=dims.ffn + POLICIES[policy].ffn_step)
+        larger = [wider if j == i else other for j, other in enumerate(chosen)]
+        assert wider.ffn > 768 or not budget.holds(budget.cost(larger, geometry))

@@ -357,10 +357,6 @@ def _check_reachable(problem: Problem, config: Config) -> None:
     geometry = family_of(problem.network).geometry(problem.network)
     dims = [b.dims for b in family_of(problem.network).read(problem.network)]
     if config.allocation != "joint":
-        if budget.prices is not None:
-            raise OptionError(
-                f"forge.allocation={config.allocation} spends MACs or parameters, not {budget.asked}; leave it out"
-            )
         check_reachable(dims, geometry, budget, policy)
         return
     kept = [0] if config.drop_blocks and config.sensitivity == "fisher" else list(range(len(dims)))

@@ -43,6 +43,8 @@ from edgevit.train.compute import Compute
 from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import observed
 
+QUANTITIES = ("macs", "params", "ms", "mj")
+
 
 @dataclass(frozen=True)
 class Config(TeacherOptions):
