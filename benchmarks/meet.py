@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import tempfile
+import textwrap
 import time
 from collections import Counter
 from pathlib import Path
@@ -20,6 +21,7 @@ import timm
 import torch
 from emulated import draw
 from safetensors.torch import save_file
+from tables import table
 
 import edgevit
 from edgevit.cost.place import Place, processor
@@ -84,6 +86,25 @@ def emulated(draws: int) -> dict[str, Any]:
 def spread(errors: list[float]) -> dict[str, float]:
     ordered = sorted(errors)
     return {"median": round(ordered[len(ordered) // 2], 4), "worst": round(ordered[-1], 4)}
+
+
+def section(data: dict[str, Any] | None) -> str:
+    """The part of RESULTS.md."""
+    if data is None or (seen := data.get("emulated")) is None:
+        return ""
+    wrong = seen["error_of_the_prediction"]
+    rounds = ", ".join(f"{count} in {number}" for number, count in seen["rounds"].items())
+    head = (
+        f"{seen['draws']} emulated boards and bases (benchmarks/emulated.py: tiles, launches, memory, a cache, noise "
+        f"of up to 1.5 % a round), budgets of {', '.join(f'{share:g}' for share in SHARES)} of what the base takes. No "
+        "real board behaves like these; they are there to find what the search does wrong. Rounds where the budget was "
+        f"met: {rounds}. Error of the prediction: median {wrong['first round']['median']:.1%}, worst "
+        f"{wrong['first round']['worst']:.0%} in the first round; {wrong['last round']['median']:.1%} and "
+        f"{wrong['last round']['worst']:.0%} in the last."
+    )
+    lined = "\n".join(textwrap.wrap(head, 118))
+    rows = [[how, str(count)] for how, count in sorted(seen["ended"].items(), key=lambda item: -item[1])]
+    return f"## Budgets met by measuring, on emulated boards\n\n{lined}\n\n" + table(["ended", "boards"], rows)
 
 
 def here(model: str, shares: list[float], threads: int, repeats: int) -> list[dict[str, Any]]:

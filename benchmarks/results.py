@@ -13,6 +13,7 @@ from typing import Any
 
 import accuracy_tables
 import first_base
+import meet
 import predictions
 import turns
 from tables import grouped, load, percent, points, table
@@ -337,6 +338,7 @@ def main() -> None:
         shapes(),
         turns.section(load("turns")),
         predictions.section(load("predictions")),
+        meet.section(load("meet")),
         first_base.section(),
     ]
     given.out.write_text("\n".join([HEAD, *(part for part in sections if part)]))
