@@ -35,7 +35,7 @@ def exported(tmp_path_factory):
 
     from edgevit.export.onnx import export
 
-    folder = write_derived(tmp_path_factory.mktemp("whole") / "t1", 16, 16, depth=1)
+    folder = write_derived(tmp_path_factory.mktemp("whole") / "t1", 16, 16, depth=2)
     export(folder, accuracy=False)
     return folder
 
