@@ -139,6 +139,7 @@ REQUIRED = {
     "supernet": ["vit", "--out", "OUT", "--data", "digits"],
     "export": ["nowhere"],
     "bench": ["nowhere"],
+    "cost": ["vit"],
     "evaluate": ["nowhere"],
     "base": ["vit", "--out", "OUT"],
     "derive-many": ["nowhere"],
