@@ -12,7 +12,9 @@ from edgevit.cli.console import Console, JsonFlag
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from edgevit.folder.derivation import DerivationRecord
     from edgevit.folder.imported import ImportedDocument
+    from edgevit.folder.model import ModelSpec
     from edgevit.folder.supernet import Point, SupernetRecord
 
 
@@ -27,50 +29,67 @@ def main(
 ) -> None:
     """Show a model block by block, its classes, its accuracy (of a super-network, its slices'), and how it was made."""
     from edgevit.folder.model_folder import ModelFolder
-    from edgevit.models.request import check_model_folder
     from edgevit.sweep.record import RECORD as SWEEP
-    from edgevit.sweep.record import read_sweep
 
     console = Console(json=json)
     if folder.suffix in (".engine", ".jsonl"):
         show_file(console, folder)
-        return
-    if folder.suffix == ".json":
-        from edgevit.cli.prove import show_proof
-        from edgevit.prove.record import PROOF_KIND, read_proof
-
-        proof = read_proof(folder)
-        show_proof(console, proof)
-        console.result(PROOF_KIND.content(proof))
-        return
-    if (folder / SWEEP).is_file():
-        from edgevit.cli.sweep import show_sweep
-
-        found = read_sweep(folder)
-        show_sweep(console, folder, found)
-        console.result(asdict(found))
-        return
-    if ModelFolder(folder).is_imported:
+    elif folder.suffix == ".json":
+        show_sent(console, folder)
+    elif (folder / SWEEP).is_file():
+        show_rates(console, folder)
+    elif ModelFolder(folder).is_imported:
         show_imported(console, ModelFolder(folder).imported())
-        return
+    else:
+        show_model(console, folder)
+
+
+def show_sent(console: Console, file: Path) -> None:
+    """The proof that a board's owner sent."""
+    from edgevit.cli.prove import show_proof
+    from edgevit.prove.record import PROOF_KIND, read_proof
+
+    proof = read_proof(file)
+    show_proof(console, proof)
+    console.result(PROOF_KIND.content(proof))
+
+
+def show_rates(console: Console, folder: Path) -> None:
+    """A sweep."""
+    from edgevit.cli.sweep import show_sweep
+    from edgevit.sweep.record import read_sweep
+
+    found = read_sweep(folder)
+    show_sweep(console, folder, found)
+    console.result(asdict(found))
+
+
+def show_model(console: Console, folder: Path) -> None:
+    """A model folder.
+
+    Raises:
+        CheckpointError: there is none, or its derivation is not of this model.
+    """
+    from edgevit.models.request import check_model_folder
+
     check_model_folder(folder)  # before torch is imported
 
-    from edgevit.cli.tables import accuracy_table, blocks_table, classes_line, met_lines, rejection_table
+    from edgevit.cli.tables import blocks_table
     from edgevit.errors import CheckpointError
     from edgevit.folder.derivation import DERIVATION_KIND
     from edgevit.folder.model import MEND
+    from edgevit.folder.model_folder import ModelFolder
     from edgevit.folder.supernet import SUPERNET_KIND
     from edgevit.models.checkpoint import load
 
     model, files = load(folder), ModelFolder(folder)
-    record = files.derivation()
-    if record is not None and (fault := record.fault(model.spec)):
+    record, spec = files.derivation(), model.spec
+    if record is not None and (fault := record.fault(spec)):
         raise CheckpointError(f"{files.derivation_file} {fault}; {MEND}")
     supernet = files.supernet() if files.is_supernet else None
-    told = {"model": asdict(model.spec), "derivation": record and DERIVATION_KIND.content(record)}
+    told = {"model": asdict(spec), "derivation": record and DERIVATION_KIND.content(record)}
     console.result(told if supernet is None else {**told, "supernet": SUPERNET_KIND.content(supernet)})
     console.show(blocks_table(model, record))
-    spec = model.spec
     classes = f"{len(spec.classes)} classes, {spec.head} head: {', '.join(spec.class_names)}"
     console.show(f"{spec.timm_name}, {classes if spec.classes else f'{spec.base.outputs} outputs'}")
     fusable, attentions = (sum(getattr(b, what) for b in spec.blocks) for what in ("fusable", "has_attention"))
@@ -79,32 +98,43 @@ def main(
         f"{spec.base.weights_sha256[:12]}..."
     )
     if supernet is not None:
-        console.show(curve_table(supernet))
-        console.show(curve_drawing(supernet.curve))
-        training = supernet.settings.training
-        console.show(
-            f"super-network of {supernet.base}, shape {supernet.settings.shape.name}, "
-            f"seed {training.seed}, {training.steps} steps, made "
-            f"{supernet.created} with edgevit {supernet.versions['edgevit']}; "
-            f"slices: edgevit derive --method skd --supernet {folder} --rate R --out DIR"
-        )
+        show_supernet(console, supernet, folder)
     if record is not None:
-        if measured := record.accuracy.derived:
-            console.show(accuracy_table(spec, record.accuracy))
-            console.show(classes_line(record.accuracy))
-            if spec.rejection is not None and measured.rejection is not None:
-                console.show(rejection_table(spec.rejection, measured.rejection))
-        for line in met_lines(record):
-            console.show(line)
-        seed = f"seed {record.training.seed}, " if record.training else ""
-        console.show(
-            f"method {record.method}, {record.budget.asked}, shape {record.shape.name}, "
-            f"{seed}{record.facts.training_told()}, made {record.created} "
-            f"with edgevit {record.versions['edgevit']} from {record.data.data if record.data else record.base}"
-        )
+        show_derivation(console, record, spec)
     made = record or supernet
     if made is not None and made.fitted_head is not None:
         console.show(f"the base had no classifier, and was given {made.fitted_head.told()}")
+
+
+def show_supernet(console: Console, supernet: SupernetRecord, folder: Path) -> None:
+    """What a super-network's slices are worth, and how it was made."""
+    console.show(curve_table(supernet))
+    console.show(curve_drawing(supernet.curve))
+    training = supernet.settings.training
+    console.show(
+        f"super-network of {supernet.base}, shape {supernet.settings.shape.name}, seed {training.seed}, "
+        f"{training.steps} steps, made {supernet.created} with edgevit {supernet.versions['edgevit']}; "
+        f"slices: edgevit derive --method skd --supernet {folder} --rate R --out DIR"
+    )
+
+
+def show_derivation(console: Console, record: DerivationRecord, spec: ModelSpec) -> None:
+    """What a derived model is worth, and how it was made."""
+    from edgevit.cli.tables import accuracy_table, classes_line, met_lines, rejection_table
+
+    if measured := record.accuracy.derived:
+        console.show(accuracy_table(spec, record.accuracy))
+        console.show(classes_line(record.accuracy))
+        if spec.rejection is not None and measured.rejection is not None:
+            console.show(rejection_table(spec.rejection, measured.rejection))
+    for line in met_lines(record):
+        console.show(line)
+    seed = f"seed {record.training.seed}, " if record.training else ""
+    console.show(
+        f"method {record.method}, {record.budget.asked}, shape {record.shape.name}, "
+        f"{seed}{record.facts.training_told()}, made {record.created} "
+        f"with edgevit {record.versions['edgevit']} from {record.data.data if record.data else record.base}"
+    )
 
 
 def show_file(console: Console, path: Path) -> None:
