@@ -6,7 +6,6 @@ guessed: what none of them says is asked for by name.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,10 +79,9 @@ BESIDE: tuple[tuple[str, Callable[[Said], Said]], ...] = (
 
 def _of_metadata(metadata: Mapping[str, str]) -> Said:
     try:
-        found = json.loads(metadata.get("preprocessing", "{}"))
-    except json.JSONDecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        return READER.parse(metadata.get("preprocessing", "{}"), dict[str, Any], "metadata")
+    except CheckpointError:
+        return {}  # somebody else's key of that name
 
 
 def stated_preprocessing(file: Path, metadata: Mapping[str, str], given: Said) -> tuple[dict[str, Any], dict[str, str]]:

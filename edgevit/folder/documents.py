@@ -166,7 +166,7 @@ def _check_plain(data: Any) -> None:
     while waiting:
         value, where, depth = waiting.pop()
         count += 1
-        at = where.removeprefix(".")
+        at = "".join(c if c.isprintable() else repr(c)[1:-1] for c in where.removeprefix("."))
         if depth > DEPTH or count > VALUES:
             raise ValueError("is nested too deeply" if depth > DEPTH else f"holds more than {VALUES} values")
         if isinstance(value, dict):

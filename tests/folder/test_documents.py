@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
@@ -130,6 +130,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
+@example({"\n": 2**63})
 def test_any_value_is_a_record_or_one_fault(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
     try:
         record = READER.parse(json.dumps(value), Record, "it", schemas=(1,))
