@@ -168,8 +168,8 @@ def fit(seen: Mapping[Stack, Figure]) -> Costs:
     weak = [(row, 0.0, WEAK * usual) for row in columns.straight()]
     rows = np.array([row / error for row, _, error in (*sure, *weak)])
     found, covariance = _solved(rows, np.array([value / error for _, value, error in (*sure, *weak)]))
-    grid, ffn = found[2 : columns.ffn(0)].reshape(columns.shape), found[columns.ffn(0) :]
-    grid, ffn = _risen(grid), _risen(ffn[None])[0]
+    grid: Floats = _risen(found[2 : columns.ffn(0)].reshape(columns.shape))
+    ffn = _risen(found[columns.ffn(0) :][None])[0]
     places = [(h, w) for h in columns.heads for w in columns.widths]
     return Costs(
         _rounded(found[0]),
@@ -188,8 +188,8 @@ def _solved(rows: Floats, targets: Floats) -> tuple[Floats, Floats]:
         rows = np.hstack([np.zeros((len(rows), 1)), rows[:, 1:]])
         found = np.linalg.lstsq(rows, targets, rcond=None)[0]
         found[0] = 0
-    covariance: Floats = np.linalg.pinv(rows.T @ rows)
-    return found.astype(np.float64), covariance
+    covariance: Floats = np.asarray(np.linalg.pinv(rows.T @ rows), np.float64)
+    return np.asarray(found, np.float64), covariance
 
 
 def _steps(columns: _Columns, found: Floats, covariance: Floats) -> tuple[tuple[str, bool], ...]:
@@ -206,7 +206,8 @@ def _risen(grid: Floats) -> Floats:
     """The nearest grid that falls along neither axis, by isotonic regressions in turn (Dykstra); above 0."""
     from sklearn.isotonic import isotonic_regression
 
-    found, owed = grid, [np.zeros_like(grid), np.zeros_like(grid)]
+    found: Floats = grid
+    owed = [np.zeros_like(grid), np.zeros_like(grid)]
     for _ in range(TURNS):
         before = found
         for axis in (0, 1):
@@ -216,7 +217,8 @@ def _risen(grid: Floats) -> Floats:
         if np.allclose(found, before, rtol=1e-6, atol=0):
             break
     # What still falls is as small as rounding.
-    return np.maximum(np.maximum.accumulate(np.maximum.accumulate(found, 0), 1), LEAST)
+    risen: Floats = np.maximum(np.maximum.accumulate(np.maximum.accumulate(found, 0), 1), LEAST)
+    return risen
 
 
 def _rounded(value: float, digits: int = DIGITS) -> float:
