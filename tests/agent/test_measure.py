@@ -81,7 +81,8 @@ def test_two_lanes_do_twice_as_much_in_the_same_time():
         assert all(lane.thread is None for lane in lanes), "nothing is under way any more"
         assert sum(lane.enqueued for lane in lanes) == 30 + count
         walls.append(wall_ns)
-    assert walls[0] / walls[1] == pytest.approx(2, rel=0.25)
+    # Where other programs are busy, either may take longer; one after the other, both would take as long.
+    assert walls[0] / walls[1] > 1.4
 
 
 def test_lanes_go_on_until_both_the_count_and_the_time_are_reached_and_tick_meanwhile():

@@ -77,7 +77,7 @@ def test_files_of_it_compute_what_the_file_computes(exported: Path) -> None:
     images = np.random.default_rng(1).standard_normal((3, 3, 32, 32)).astype(np.float32)
     own = onnxruntime.InferenceSession(str(exported.parent / "other.onnx")).run(None, {"pixel_values": images})[0]
     for precision, tolerance in (("fp32", 1e-4), ("fp16", 2e-2)):
-        session = onnxruntime.InferenceSession(str(exported / "export" / f"model.{precision}.onnx"))
+        session = OnnxModel(exported / "export" / f"model.{precision}.onnx").session
         kind = np.float32 if precision == "fp32" else np.float16
         seen = session.run(None, {"images": images.astype(kind)})[0]
         np.testing.assert_allclose(seen, own, atol=tolerance * np.abs(own).max())

@@ -98,6 +98,10 @@ def open_profiler(
         )
 
 
+# ONNX Runtime 1.23 fails in it, and 1.31 does not, on an fp16 file whose LayerNorm is decomposed and in fp32.
+BROKEN_FUSION = "SimplifiedLayerNormFusion"
+
+
 def _bound(session: ort.InferenceSession, feed: dict[str, Any], device: str) -> Callable[[], object]:
     """Return what runs the session with its inputs on the device already, and leaves its outputs there."""
     import onnxruntime as ort
@@ -119,7 +123,13 @@ def _open_session(
     model: str, provider: str, threads: int, adapt: Callable[[ort.SessionOptions], None] = lambda options: None
 ) -> ort.InferenceSession:
     import onnxruntime as ort
-    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, InvalidProtobuf, NotImplemented
+    from onnxruntime.capi.onnxruntime_pybind11_state import (
+        Fail,
+        InvalidGraph,
+        InvalidProtobuf,
+        NotImplemented,
+        RuntimeException,
+    )
 
     wanted = PROVIDERS[provider]
     offered = ort.get_available_providers()
@@ -131,12 +141,18 @@ def _open_session(
     options.log_severity_level = 3  # errors only
     adapt(options)
     try:
-        session = ort.InferenceSession(model, options, providers=_with_options(wanted, model))
+        try:
+            session = ort.InferenceSession(model, options, providers=_with_options(wanted, model))
+        except RuntimeException as error:
+            if BROKEN_FUSION not in str(error):
+                raise
+            without = {"disabled_optimizers": [BROKEN_FUSION]}
+            session = ort.InferenceSession(model, options, providers=_with_options(wanted, model), **without)
     except InvalidProtobuf as error:
         raise RunnerError(
             "ONNX Runtime cannot load it: it is no ONNX file, or a part of one; try exporting it again"
         ) from error
-    except (Fail, InvalidGraph, NotImplemented) as error:
+    except (Fail, InvalidGraph, NotImplemented, RuntimeException) as error:
         reason = str(error).rpartition(" : ")[2].splitlines()[0]
         raise RunnerError(f"ONNX Runtime cannot load it: {reason}; try exporting it again") from error
     # ONNX Runtime lists providers it has no driver for, and then runs on the CPU without an error.

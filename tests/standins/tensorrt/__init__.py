@@ -554,7 +554,10 @@ class ICudaEngine:
         model = _rounding(model, header["halves"]) if header["halves"] else model
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 4
-        self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        how = {
+            "disabled_optimizers": ["SimplifiedLayerNormFusion"]
+        }  # fails in older releases, see edgevit.export.session
+        self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], **how)
         self._tensors = {name: (dtype, tuple(shape)) for name, dtype, shape in header["inputs"] + header["outputs"]}
         self._contexts: weakref.WeakSet[Any] = weakref.WeakSet()
 
