@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import platform
-import random
 import subprocess
 import sys
 import tempfile
@@ -38,21 +37,17 @@ import torch
 from torch import Tensor, nn
 
 import edgevit
-from edgevit.derive.allocate.budget import make_budget
-from edgevit.derive.allocate.policy import POLICIES, Widths, fit
 from edgevit.export.fusion import compiler_installed, count_fused
 from edgevit.export.graph import write_onnx
-from edgevit.export.padding import padded_width
 from edgevit.export.precision import halved
 from edgevit.models.anatomy import BlockDims
-from edgevit.models.cost import Geometry
 from edgevit.models.families import vit
+from edgevit.prove.suite import random_network, shape_dims
 
 NAMES = {size: f"deit_{size}_patch16_224" for size in ("tiny", "small", "base")}
 RATES = (0.2, 0.4, 0.6, 0.8)
 SHAPES = ("paper", "padded", "fused")
 INPUT_SIZE = (3, 224, 224)
-UNEVENNESS = 0.4  # QK and VO wishes of a block differ from their mean by up to this share, as effective ranks make them
 RESULTS = Path(__file__).parent / "results" / "shapes.json"
 
 # Loads a file in a process of its own, so that peak memory is that of one session; Linux only, like its source.
@@ -99,42 +94,6 @@ class Form:
     macs: int
     params: int
     fused: int | None
-
-
-def wishes(base: Sequence[BlockDims], seed: int) -> Callable[[float], list[Widths]]:
-    """Widths as an allocation by effective rank gives them: QK and VO of a block differ, blocks differ less."""
-    generator = random.Random(seed)
-    tilts = [generator.uniform(-UNEVENNESS, UNEVENNESS) for _ in base]
-
-    def at(rate: float) -> list[Widths]:
-        keep = 1 - rate
-        return [
-            Widths(d.qk * keep * (1 + t), d.vo * keep * (1 - t), d.ffn * keep) for d, t in zip(base, tilts, strict=True)
-        ]
-
-    return at
-
-
-def shape_dims(shape: str, base: Sequence[BlockDims], geometry: Geometry, rate: float) -> tuple[BlockDims, ...]:
-    budget = make_budget(geometry.macs(base), geometry.params(base), rate=rate)
-    policy = POLICIES["fused" if shape == "fused" else "paper"]
-    dims = fit(wishes(base, seed=0), base, geometry, budget, policy)
-    if shape == "padded":
-        return tuple(BlockDims(d.heads, padded_width(d), padded_width(d), d.ffn) for d in dims)
-    return dims
-
-
-def random_network(name: str, dims: Sequence[BlockDims] | None) -> nn.Module:
-    """A DeiT with the given block dimensions, or its own."""
-    with torch.device("meta"):
-        network: nn.Module = timm.create_model(name)
-    if dims is not None:
-        vit.resize(network, dims)
-    network = network.to_empty(device="cpu").eval().requires_grad_(False)
-    torch.manual_seed(0)
-    for parameter in network.parameters():
-        parameter.normal_(0, 0.02)
-    return network
 
 
 def count_fused_blocks(network: nn.Module, blocks: int) -> int | None:
