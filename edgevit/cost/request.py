@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from edgevit.cost.place import Place
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.errors import CheckpointError, OptionError
-from edgevit.models.request import BASE, check_model_folder
+from edgevit.models.request import BASE, ModelArgs, check_model_folder
 from edgevit.numbers import COUNT, check_number
-from edgevit.request import MEASURING, MODEL, OUTPUT, SHAPE, Option, assignments
+from edgevit.request import MEASURING, OUTPUT, SHAPE, Option
 
 ROUNDS = 5  # of each stack: runs that a median is taken of
 POINTS = 32  # stacks of blocks that are measured, at the most
@@ -28,17 +27,7 @@ class CostRequest(Place):
     output: Annotated[
         Path | None, Option("File to write the table to, .yaml or .json.  [default: none; figures are kept]", OUTPUT)
     ] = None
-    model_args: Annotated[
-        Mapping[str, Any],
-        Option(
-            "Argument that timm makes the base with, such as img_size=32; repeatable.",
-            MODEL,
-            name="--model-arg",
-            metavar="NAME=VALUE",
-            repeated=True,
-            read=assignments("--model-arg", "img_size=32"),
-        ),
-    ] = field(default_factory=dict)
+    model_args: ModelArgs = field(default_factory=dict)
     shape: Annotated[
         str, Option("Which widths the table is for: fused, fused4, paper or free, as for derive.", SHAPE)
     ] = "fused"

@@ -33,6 +33,19 @@ def three(option: str) -> Callable[[str, Given], list[float]]:
     return read
 
 
+ModelArgs = Annotated[
+    Mapping[str, Any],
+    Option(
+        "Argument that timm makes the base with, such as img_size=32; repeatable.",
+        MODEL,
+        name="--model-arg",
+        metavar="NAME=VALUE",
+        repeated=True,
+        read=assignments("--model-arg", "img_size=32"),
+    ),
+]
+
+
 @dataclass(frozen=True)
 class GivenPreprocessing:
     """What may take the place of the base's own preprocessing, in timm's names."""
@@ -73,17 +86,7 @@ class BaseOptions:
         Option("Weights of the base, as a safetensors file or a plain state dict of PyTorch.", MODEL),
     ] = None
     pretrained: Annotated[bool, Option("Download timm's own weights of the base; needs a network.", MODEL)] = False
-    model_args: Annotated[
-        Mapping[str, Any],
-        Option(
-            "Argument that timm makes the base with, such as img_size=32; repeatable.",
-            MODEL,
-            name="--model-arg",
-            metavar="NAME=VALUE",
-            repeated=True,
-            read=assignments("--model-arg", "img_size=32"),
-        ),
-    ] = field(default_factory=dict)
+    model_args: ModelArgs = field(default_factory=dict)
     preprocessing: Annotated[Mapping[str, Any], Nested(GivenPreprocessing)] = field(default_factory=dict)
 
     def opening(self) -> dict[str, Any]:
