@@ -12,9 +12,11 @@ from edgevit.data.sources import class_names, refuse_missing_unlabelled
 from edgevit.errors import UnknownNameError
 from edgevit.request import DATA, Option
 
-_IMAGES = Option(
-    "Folder of class folders, or of train/ and val/ with these, or a CIFAR folder; or the name digits.", DATA
+DATA_KINDS = (
+    "Folder of class folders, or of train/ and val/ with these, a CIFAR folder, or a folder of IDX files "
+    "as MNIST has them; or the name digits."
 )
+_IMAGES = Option(DATA_KINDS, DATA)
 Data = Annotated[str | Path, _IMAGES]
 OptionalData = Annotated[str | Path | None, _IMAGES]
 Classes = Annotated[

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from edgevit.data.request import BaseClasses, Classes, SkipBadImages, check_data
+from edgevit.data.request import DATA_KINDS, BaseClasses, Classes, SkipBadImages, check_data
 from edgevit.errors import CheckpointError, EngineError, OptionError, UnknownNameError
 from edgevit.folder.export import Batch
 from edgevit.folder.model_folder import ModelFolder, model_of
@@ -221,8 +221,7 @@ class EvaluateRequest(BaseOptions):
     data: Annotated[
         str | Path | None,
         Option(
-            "Folder of class folders, or of train/ and val/ with these, or a CIFAR folder; or the name digits.  "
-            "[default: the images that a model folder was derived from]",
+            f"{DATA_KINDS}  [default: the images that a model folder was derived from]",
             DATA,
         ),
     ] = None

@@ -62,7 +62,7 @@ def _kind(text: str) -> ModuleType:
     what = "is not a folder" if Path(text).exists() else "does not exist"
     raise DataError(
         f"data {text} {what}; expected a folder of class folders (or train/ and val/ of them), "
-        f"a CIFAR folder as torchvision lays it out, or the name digits"
+        f"a CIFAR folder as torchvision lays it out, IDX files as MNIST has them, or the name digits"
     )
 
 

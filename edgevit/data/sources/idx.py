@@ -1,0 +1,143 @@
+"""A folder of IDX files, the format of MNIST, Fashion-MNIST and EMNIST: grey images and their labels in pairs of files.
+
+A pair is `train-images-idx3-ubyte` and `train-labels-idx1-ubyte`, also with a dot before idx and with .gz behind; the
+test part says `t10k` or `test` in place of `train`. The format has no names of classes: each is called by its label.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import re
+import zlib
+from pathlib import Path
+
+from PIL import Image
+
+from edgevit.data.sources import Part, Reference
+from edgevit.errors import DataError
+
+NAME = re.compile(r"(?P<before>.*?)(?P<what>images|labels)[-.]idx[13]-ubyte(\.gz)?")
+PARTS: dict[str, Part] = {"train": "train", "t10k": "test", "test": "test"}
+DIMENSIONS = {"images": 3, "labels": 1}
+UNSIGNED_BYTE = 0x08  # the code of the only type of value that images and labels are stored with
+AGAIN = "copy or unpack it again"
+
+Pair = dict[str, Path]  # the file of "images" and that of "labels"
+
+
+def _part(before: str) -> Part | None:
+    return next((part for word, part in PARTS.items() if word in before.lower()), None)
+
+
+def _found(folder: Path) -> dict[tuple[str, Part], Pair]:
+    """The pairs of files in a folder, whole or not; of a file that is there plain and as .gz, the plain one."""
+    pairs: dict[tuple[str, Part], Pair] = {}
+    for file in sorted(folder.iterdir(), reverse=True):  # .gz first, so that the plain one takes its place
+        match = NAME.fullmatch(file.name)
+        if match and file.is_file() and (part := _part(match["before"])):
+            pairs.setdefault((match["before"], part), {})[match["what"]] = file
+    return pairs
+
+
+def _folder(data: str) -> Path | None:
+    folders = (Path(data), Path(data) / "raw")  # torchvision's name for where it puts them
+    return next((folder for folder in folders if folder.is_dir() and _found(folder)), None)
+
+
+def _pairs(folder: Path) -> dict[Part, Pair]:
+    """The pair of each part.
+
+    Raises:
+        DataError: one lacks its other file, there is none of the training part, or there are several of a part.
+    """
+    pairs: dict[Part, Pair] = {}
+    for (before, part), pair in sorted(_found(folder).items()):
+        for what, other in (("images", "labels"), ("labels", "images")):
+            if what not in pair:
+                expected = f"{before}{what}-idx{DIMENSIONS[what]}-ubyte"
+                raise DataError(f"{pair[other]} has no {expected} beside it; add it, plain or as .gz")
+        if part in pairs:
+            seen = f"{pairs[part]['images'].name} and {pair['images'].name}"
+            raise DataError(f"{folder} holds two data sets, {seen}; give a folder with the files of one")
+        pairs[part] = pair
+    if "train" not in pairs:
+        raise DataError(f"{folder} has a test part and no train-images-idx3-ubyte; add it and its labels")
+    return pairs
+
+
+def _load(file: Path, what: str) -> tuple[tuple[int, ...], bytes]:
+    """Read one file: its shape, and its values from the last dimension to the first."""
+    try:
+        content = file.read_bytes()
+        if file.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"cannot read {file}: {error}; {AGAIN}") from error
+    dimensions = DIMENSIONS[what]
+    expected = bytes([0, 0, UNSIGNED_BYTE, dimensions])
+    start = 4 + 4 * dimensions  # of the values, behind the sizes
+    if content[:4] != expected or len(content) < start:
+        seen = content[:4].hex(" ") or "nothing"
+        raise DataError(f"{file} begins with {seen}, expected {expected.hex(' ')} for {what} of bytes; {AGAIN}")
+    shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4))
+    if len(content) - start != math.prod(shape) or not all(shape):
+        told = " x ".join(map(str, shape))
+        raise DataError(f"{file} says it holds {told} bytes and holds {len(content) - start}; {AGAIN}")
+    return shape, content[start:]
+
+
+def _labels(pair: Pair) -> bytes:
+    return _load(pair["labels"], "labels")[1]
+
+
+class Idx:
+    files = False
+
+    def __init__(self, folder: Path) -> None:
+        import numpy as np
+
+        pairs = _pairs(folder)
+        self.has_test = "test" in pairs
+        self.labels = {part: np.frombuffer(_labels(pair), np.uint8) for part, pair in pairs.items()}
+        self.class_names = _names(pairs)
+        self.images = {}
+        for part, pair in pairs.items():
+            shape, values = _load(pair["images"], "images")
+            if shape[0] != len(self.labels[part]):
+                seen = f"{shape[0]} images, and {pair['labels'].name} {len(self.labels[part])} labels"
+                raise DataError(f"{pair['images']} holds {seen}; put the two that belong together in one folder")
+            self.images[part] = np.frombuffer(values, np.uint8).reshape(shape)
+        self.first_test = len(self.labels["train"])  # references of test images begin here
+
+    def references(self, part: Part, class_name: str) -> list[Reference]:
+        import numpy as np
+
+        first = self.first_test if part == "test" else 0
+        return [first + int(i) for i in np.flatnonzero(self.labels[part] == int(class_name))]
+
+    def read(self, reference: Reference) -> Image.Image:
+        at = int(reference)
+        test = at >= self.first_test
+        images = self.images["test" if test else "train"]
+        return Image.fromarray(images[at - self.first_test if test else at]).convert("RGB")
+
+
+def _names(pairs: dict[Part, Pair]) -> tuple[str, ...]:
+    return tuple(str(label) for label in sorted(set(_labels(pairs["train"]))))
+
+
+def matches(data: str) -> bool:
+    return _folder(data) is not None
+
+
+def class_names(data: str) -> tuple[str, ...]:
+    folder = _folder(data)
+    assert folder is not None
+    return _names(_pairs(folder))
+
+
+def open_source(data: str) -> Idx:
+    folder = _folder(data)
+    assert folder is not None
+    return Idx(folder)
