@@ -86,7 +86,7 @@ def table_rows(sweep: Path, distilled: Path, runs: Path) -> list[dict[str, Any]]
 
 def cells(row: dict[str, Any]) -> list[str]:
     """A row as README and terminal show it."""
-    from edgevit.data.accuracy import share_text
+    from edgevit.data.shares import share_text
     from edgevit.derive.allocate.budget import readable
 
     ratio = ""

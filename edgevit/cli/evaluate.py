@@ -59,7 +59,7 @@ def main(
 def classes_table(result: Evaluation) -> Table:
     from rich.table import Table
 
-    from edgevit.data.accuracy import share_text
+    from edgevit.data.shares import share_text
 
     rows = {f"choosing among the {len(result.per_class)}": result.top1}
     if result.outputs > len(result.per_class):
@@ -78,7 +78,7 @@ def classes_table(result: Evaluation) -> Table:
 
 def rejected_line(seen: RejectedRecord) -> str:
     """How often the model calls an image `other`."""
-    from edgevit.data.accuracy import share_text
+    from edgevit.data.shares import share_text
 
     right = share_text(seen.right / max(seen.images, 1), seen.images)
     known = f"called other: {share_text(seen.share, seen.images)} of these images; {right} are called rightly"

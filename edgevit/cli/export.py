@@ -98,7 +98,7 @@ def show(console: Console, report: ExportRecord, engine: EngineRecord | None) ->
 def files_table(report: ExportRecord) -> Table:
     from rich.table import Table
 
-    from edgevit.data.accuracy import share_text
+    from edgevit.data.shares import share_text
     from edgevit.folder.names import onnx_name
 
     itself = report.model.file or "torch"

@@ -172,7 +172,7 @@ def curve_table(supernet: SupernetRecord) -> Table:
     """Accuracy of the slices that were measured, and of the base."""
     from rich.table import Table
 
-    from edgevit.data.accuracy import share_text
+    from edgevit.data.shares import share_text
     from edgevit.derive.allocate.budget import readable
 
     images = supernet.data.images.validation

@@ -73,7 +73,7 @@ def show_sweep(console: Console, folder: Path, found: Sweep) -> None:
 def sweep_table(folder: Path, found: Sweep) -> Table:
     from rich.table import Table
 
-    from edgevit.data.accuracy import share_text
+    from edgevit.data.shares import share_text
     from edgevit.derive.allocate.budget import readable
 
     images = found.points[0].images if found.points else 0

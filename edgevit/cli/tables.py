@@ -51,7 +51,7 @@ def accuracy_table(spec: ModelSpec, accuracy: Accuracies) -> Table:
     """The three baselines and the derived model, with what each costs."""
     from rich.table import Table
 
-    from edgevit.data.accuracy import share_text
+    from edgevit.data.shares import share_text
     from edgevit.derive.allocate.budget import readable
 
     assert accuracy.derived is not None
@@ -132,7 +132,7 @@ def met_table(records: Mapping[Path, DerivationRecord]) -> Table:
     """Accuracy against what was measured, of several budgets."""
     from rich.table import Table
 
-    from edgevit.data.accuracy import share_text
+    from edgevit.data.shares import share_text
 
     met = [record.met for record in records.values() if record.met is not None]
     unit = {"ms": "ms", "mj": "mJ"}[met[0].quantity]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from edgevit.data.accuracy import wilson
 from edgevit.data.classes import folders_are_imagenet
+from edgevit.data.shares import wilson
 from edgevit.data.task import Task
 from edgevit.folder.derivation import AssumptionsRecord, BaseCheckRecord
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgevit.data.accuracy import share_text
+from edgevit.data.shares import share_text
 from edgevit.derive.allocate.budget import readable
 from edgevit.folder.derivation import AccuracyRecord, DerivationRecord, RejectedRecord
 from edgevit.folder.model import ModelSpec, Rejection

@@ -57,7 +57,7 @@ class Point:
 
     def interval(self) -> tuple[float, float]:
         """The 95 % interval of `top1`."""
-        from edgevit.data.accuracy import wilson
+        from edgevit.data.shares import wilson
 
         return wilson(self.right, self.images)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from model_folders import derivation_of
 
 from edgevit.cli.tables import classes_line, met_lines, met_table
-from edgevit.data.accuracy import share_text
+from edgevit.data.shares import share_text
 from edgevit.folder.derivation import (
     Accuracies,
     AccuracyRecord,

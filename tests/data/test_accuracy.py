@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevit.data.accuracy import Accuracy, count_correct, from_counts, measure_accuracy, wilson
+from edgevit.data.accuracy import Accuracy, count_correct, from_counts, measure_accuracy
 
 
 @settings(max_examples=80)
@@ -45,12 +45,3 @@ def test_batches_add_up_and_every_image_is_counted_once() -> None:
 def test_a_class_without_images_has_no_accuracy() -> None:
     seen = from_counts(["a", "b"], torch.tensor([[2, 0], [1, 0], [0, 0]]))
     assert seen.per_class() == {"a": 0.5, "b": None} and seen.worst() == ("a", 0.5)
-
-
-@pytest.mark.parametrize(
-    ("right", "total", "low", "high"),
-    [(0, 0, 0.0, 1.0), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (81, 263, 0.2553, 0.3662), (1, 29, 0.0061, 0.1718)],
-)
-def test_wilson_intervals_are_those_published(right: int, total: int, low: float, high: float) -> None:
-    """The last two rows are of Newcombe (1998), Table I, method 3."""
-    assert wilson(right, total) == pytest.approx((low, high), abs=5e-5)

@@ -1,0 +1,25 @@
+"""A share of so many images, and how sure it is."""
+
+from __future__ import annotations
+
+import math
+
+
+def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+    """The Wilson score interval of a share: `right` of `total` independent images, 95 % unless another `z` is given.
+
+    (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), which stays in [0, 1] and is of use near 0 and 1, too.
+    Nothing is known of no images: (0, 1).
+    """
+    if total == 0:
+        return 0.0, 1.0
+    share, spread = right / total, z * z / total
+    middle = (share + spread / 2) / (1 + spread)
+    half = z * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def share_text(share: float, images: int) -> str:
+    """A share of so many images as a person reads it, with its 95 % interval: 95.33 % (92.3 to 97.2)."""
+    low, high = wilson(round(share * images), images)
+    return f"{100 * share:.2f} % ({100 * low:.1f} to {100 * high:.1f})"
