@@ -81,6 +81,7 @@ def show_model(console: Console, folder: Path) -> None:
     from edgevit.folder.model_folder import ModelFolder
     from edgevit.folder.supernet import SUPERNET_KIND
     from edgevit.models.checkpoint import load
+    from edgevit.models.families import load_family
 
     model, files = load(folder), ModelFolder(folder)
     record, spec = files.derivation(), model.spec
@@ -92,6 +93,9 @@ def show_model(console: Console, folder: Path) -> None:
     console.show(blocks_table(model, record))
     classes = f"{len(spec.classes)} classes, {spec.head} head: {', '.join(spec.class_names)}"
     console.show(f"{spec.timm_name}, {classes if spec.classes else f'{spec.base.outputs} outputs'}")
+    embed = load_family(spec.family).geometry(model.network).embed
+    if spec.base.embed not in (None, embed):
+        console.show(f"the embedding has {embed} channels of the base's {spec.base.embed}")
     fusable, attentions = (sum(getattr(b, what) for b in spec.blocks) for what in ("fusable", "has_attention"))
     console.show(
         f"TensorRT can fuse the attention of {fusable} of {attentions} blocks; the base's weights have sha256 "

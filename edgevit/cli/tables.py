@@ -27,6 +27,7 @@ def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
 
     spec = model.spec
     geometry = load_family(spec.family).geometry(model.network)
+    of_base = geometry.with_embed(spec.base.embed or geometry.embed)
     title = "heads, their widths for queries and keys (QK) and for values (VO), and FFN neurons: now/in the base"
     table = Table("block", "heads", "QK", "VO", "FFN", "MACs", "of the base's", title=title, title_justify="left")
     for column in table.columns[1:]:
@@ -40,7 +41,7 @@ def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
         before = spec.base.blocks[i]
         macs = geometry.block_cost(now, "macs")
         widths = [pair(getattr(now, n), getattr(before, n)) for n in ("heads", "qk", "vo", "ffn")]
-        table.add_row(str(i), *widths, readable(macs), f"{100 * macs / geometry.block_cost(before, 'macs'):.1f} %")
+        table.add_row(str(i), *widths, readable(macs), f"{100 * macs / of_base.block_cost(before, 'macs'):.1f} %")
     table.add_section()
     total = (f"{readable(spec.params)} parameters", "", "", "", readable(spec.macs), f"{100 * (1 - spec.rate):.1f} %")
     table.add_row("all", *total)

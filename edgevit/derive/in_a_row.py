@@ -93,8 +93,12 @@ def _after(before: CutFirst, step: Step, folder: Path, base: Model, asked: Train
     kept = [block.block for block in done.plan.blocks]
     with reading_state(weights):
         state = load_tensors(weights)
+        plan = planned(done.plan)
         family.keep_blocks(network, kept)
-        family.resize(network, planned(done.plan).dims, state)
+        if plan.embed is not None:  # its weights come from the file: any matrix of this shape will do
+            old = family.geometry(network).embed
+            network = family.with_embedding(network, torch.zeros(plan.embed.width, old, dtype=torch.float64))
+        family.resize(network, plan.dims, state)
         network.load_state_dict(state, assign=True)
     identity = {**problem.identity, "state": tensors_sha256(network.state_dict())}
     name = folder.name

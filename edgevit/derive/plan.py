@@ -1,7 +1,8 @@
 """What to keep of a network: decided by a method, checked here, carried out by `realise`, written beside the model.
 
 A plan says for each block that stays which of its heads, how wide they are, and which of its neurons. Where a method
-worked out weights, they go with the plan; else `realise` factorises attention, and merges or drops neurons.
+worked out weights, they go with the plan; else `realise` factorises attention, and merges or drops neurons. All of that
+is in terms of the network's own embedding; a plan that narrows it does so last.
 """
 
 from __future__ import annotations
@@ -77,10 +78,35 @@ class BlockPlan:
 
 
 @dataclass(frozen=True)
+class EmbedPlan:
+    """What becomes of the embedding: tokens become `encode` times what they were (`algebra.embedding`)."""
+
+    width: int
+    encode: Tensor | None = None  # [width, d] fp64; None: not known, as of a plan that was read
+
+    def check(self, embed: int) -> None:
+        """See that a network whose embedding is so wide can have it.
+
+        Raises:
+            PlanError: it cannot.
+        """
+        if not 2 <= self.width <= embed:
+            raise PlanError(f"the plan has an embedding of width {self.width}, expected 2 to {embed}")
+        if self.encode is None:
+            raise PlanError("the plan has an embedding's width and no matrix for it: a plan that was read has none")
+        if self.encode.shape != (self.width, embed) or self.encode.dtype != torch.float64:
+            raise PlanError(
+                f"the plan has a matrix {list(self.encode.shape)} {self.encode.dtype} for its embedding, expected "
+                f"[{self.width}, {embed}] torch.float64"
+            )
+
+
+@dataclass(frozen=True)
 class Plan:
-    """The blocks that stay, in their order."""
+    """The blocks that stay, in their order, and what becomes of the tokens between them."""
 
     blocks: tuple[BlockPlan, ...]
+    embed: EmbedPlan | None = None  # None: it stays as it is
 
     @classmethod
     def narrowed(cls, dims: Sequence[BlockDims], neurons: Sequence[Tensor]) -> Plan:
@@ -112,10 +138,13 @@ class Plan:
         for plan in self.blocks:
             if (fault := next(_faults(blocks[plan.block], plan), None)) is not None:
                 raise PlanError(f"the plan of block {plan.block} has {fault}")
+        if self.embed is not None:
+            self.embed.check(blocks[0].embed)
 
     def record(self, method: str) -> StepRecord:
         """What plan.json says of it."""
-        return StepRecord(method, tuple(_recorded(block) for block in self.blocks))
+        blocks = tuple(_recorded(block) for block in self.blocks)
+        return StepRecord(method, blocks, None if self.embed is None else self.embed.width)
 
 
 def _faults(block: Block, plan: BlockPlan) -> Iterator[str]:
@@ -205,7 +234,8 @@ def planned(record: StepRecord) -> Plan:
     Raises:
         PlanError: it names a neuron to be merged into one that does not stay.
     """
-    return Plan(tuple(_planned_block(block) for block in record.blocks))
+    embed = None if record.embed is None else EmbedPlan(record.embed)
+    return Plan(tuple(_planned_block(block) for block in record.blocks), embed)
 
 
 def _planned_block(record: BlockRecord) -> BlockPlan:
@@ -233,9 +263,10 @@ def _planned_block(record: BlockRecord) -> BlockPlan:
 
 def save_plan(plan: Plan, method: str, folder: Path) -> None:
     """Keep a plan without weights for a run that may be interrupted."""
-    moments = {str(b.block): b.attention.moment for b in plan.blocks if b.attention is not None}
+    tensors = {str(b.block): b.attention.moment for b in plan.blocks if b.attention is not None}
+    tensors["embed"] = None if plan.embed is None else plan.embed.encode
     with writing(folder):
-        save_tensors(folder / "plan.safetensors", {name: m for name, m in moments.items() if m is not None})
+        save_tensors(folder / "plan.safetensors", {name: t for name, t in tensors.items() if t is not None})
         # Written last: a plan.json that exists is complete.
         write_whole(folder / "plan.json", json.dumps(asdict(plan.record(method))))
 
@@ -244,13 +275,14 @@ def load_plan(folder: Path) -> Plan | None:
     """Read the plan of an unfinished run, or None if it had not got that far."""
     if not (folder / "plan.json").is_file():
         return None
-    step = STATE.json(folder / "plan.json", StepRecord)
+    plan = planned(STATE.json(folder / "plan.json", StepRecord))
     with reading_state(folder / "plan.safetensors"):
         moments = load_file(folder / "plan.safetensors")
     blocks = []
-    for block in planned(step).blocks:
+    for block in plan.blocks:
         a = block.attention
         blocks.append(
             block if a is None else replace(block, attention=replace(a, moment=moments.get(str(block.block))))
         )
-    return Plan(tuple(blocks))
+    embed = plan.embed and replace(plan.embed, encode=moments.get("embed"))
+    return Plan(tuple(blocks), embed)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from edgevit.derive.algebra.attention import keep_heads, narrow
-from edgevit.derive.plan import AttentionPlan, FfnPlan, Plan
+from edgevit.derive.plan import AttentionPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.errors import PlanError
 from edgevit.models.anatomy import Attention, Block, Ffn
 from edgevit.models.families import family_of
@@ -33,7 +33,23 @@ def realise(network: nn.Module, plan: Plan) -> nn.Module:
     if len(old) < len(blocks):
         network = bare_copy(network)
         family.keep_blocks(network, plan.kept_blocks)
-    return family.build(network, [Block(*pair) for pair in zip(attentions, ffns, strict=True)])
+    slim = family.build(network, [Block(*pair) for pair in zip(attentions, ffns, strict=True)])
+    return slim if plan.embed is None else narrow_embedding(slim, plan.embed)
+
+
+def narrow_embedding(network: nn.Module, plan: EmbedPlan) -> nn.Module:
+    """A copy of a network with its embedding as planned.
+
+    Raises:
+        PlanError: the plan does not fit the network, or its embedding cannot be narrowed.
+    """
+    family = family_of(network)
+    geometry = family.geometry(network)
+    if geometry.fixed_embed is not None:
+        raise PlanError(f"the plan narrows the embedding, and it stays as it is: {geometry.fixed_embed}")
+    plan.check(geometry.embed)
+    assert plan.encode is not None
+    return family.with_embedding(network, plan.encode.to(next(network.parameters()).device))
 
 
 def _attentions(parts: Sequence[Attention | None], plans: Sequence[AttentionPlan | None]) -> list[Attention | None]:

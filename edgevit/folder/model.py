@@ -4,6 +4,7 @@ Schema history: 1  first version
                 2  rejection; models of schema 1 are still read: they have none
                 3  spec_sha256, of all the rest of the file: 2 heads of 16 made into 1 of 32 would fit the weights, too
                 4  an attention or an FFN that is gone has sizes of 0
+                5  base.embed; where it is not said, the model's embedding is as wide as its base's
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class BaseFacts:
     macs: Count
     params: Count
     outputs: Size  # classes of its classifier
+    embed: Size | None = None  # width of its embedding; None: that of the model
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ class ModelDocument(ModelSpec):
         return ModelSpec(**{f.name: getattr(self, f.name) for f in fields(ModelSpec)})
 
 
-MODEL_KIND = RecordKind("model", ModelDocument, READER, schemas=(1, 2, 3, 4), seal=Seal("spec_sha256", since=3))
+MODEL_KIND = RecordKind("model", ModelDocument, READER, schemas=(1, 2, 3, 4, 5), seal=Seal("spec_sha256", since=3))
 
 
 def read_model(file: Path) -> ModelDocument:

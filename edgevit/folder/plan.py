@@ -1,6 +1,7 @@
 """plan.json: what became of each block of a base, step by step, for a person to read.
 
 Schema history: 1  first version
+                2  embed; a step of schema 1 leaves the embedding as it is
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class StepRecord:
 
     method: str
     blocks: Annotated[tuple[BlockRecord, ...], Field(min_length=1)]  # those that stay
+    embed: Size | None = None  # the embedding's width after this step; None: it stays as it is
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class PlanRecord:
     steps: tuple[StepRecord, ...]
 
 
-PLAN_KIND = RecordKind("plan", PlanRecord, READER, schemas=(1,))
+PLAN_KIND = RecordKind("plan", PlanRecord, READER, schemas=(1, 2))
 
 
 def in_ranges(numbers: Iterable[int]) -> str:

@@ -37,6 +37,45 @@ def _maybe(tensor: Tensor | None, index: object) -> Tensor | None:
 
 
 @dataclass(frozen=True)
+class Fold:
+    """What stands between the tokens and a part's weights, and goes into them with a change of basis; [d] each.
+
+    Whoever reads tokens reads gain * n + shift of the normalised n; what a part puts out is multiplied by `scale`.
+    """
+
+    gain: Tensor | None = None
+    shift: Tensor | None = None
+    scale: Tensor | None = None
+
+    def read(self, weight: Tensor, bias: Tensor | None, decode: Tensor) -> tuple[Tensor, Tensor]:
+        """Weight [..., w, d'] and bias [..., w] for normalised tokens in the new basis, from [..., w, d] and the old.
+
+        Shape: decode [d, d'] in fp64.
+        """
+        exact = weight.detach().double()
+        shift = exact.new_zeros(exact.shape[-1]) if self.shift is None else self.shift.double()
+        shifted = exact @ shift if bias is None else exact @ shift + bias.detach().double()
+        scaled = exact if self.gain is None else exact * self.gain.double()
+        return (scaled @ decode).to(weight), shifted.to(weight)
+
+    def write(self, weight: Tensor, encode: Tensor) -> Tensor:
+        """What writes tokens of the new basis: [..., d', w] of [..., d, w]. Shape: encode [d', d] in fp64."""
+        exact = weight.detach().double()
+        if self.scale is not None:
+            exact = self.scale.double().unsqueeze(-1) * exact
+        return (encode @ exact).to(weight)
+
+    def write_bias(self, bias: Tensor, encode: Tensor) -> Tensor:
+        """The same of a bias: [d'] of [d]."""
+        return self.write(bias.unsqueeze(-1), encode).squeeze(-1)
+
+
+def decoder(encode: Tensor) -> Tensor:
+    """The way back [d, d'] of encode [d', d], which is sqrt(d' / d) U Q^T (`derive.algebra.embedding`)."""
+    return encode.mT * (encode.shape[1] / encode.shape[0])
+
+
+@dataclass(frozen=True)
 class Attention:
     """The weights of one attention.
 
@@ -82,6 +121,15 @@ class Attention:
             wq=self.wq[kept], bq=_maybe(self.bq, kept), wk=self.wk[kept], bk=_maybe(self.bk, kept),
             wv=self.wv[kept], bv=_maybe(self.bv, kept), wo=self.wo[kept],
         )  # fmt: skip
+
+    def rebased(self, encode: Tensor, fold: Fold) -> Attention:
+        """The same for tokens `encode` [d', d] times those that there were, with all biases there can be."""
+        decode = decoder(encode)
+        (wq, bq), (wk, bk), (wv, bv) = (
+            fold.read(w, b, decode) for w, b in ((self.wq, self.bq), (self.wk, self.bk), (self.wv, self.bv))
+        )
+        bo = self.wo.new_zeros(self.embed) if self.bo is None else self.bo
+        return Attention(wq, bq, wk, bk, wv, bv, fold.write(self.wo, encode), fold.write_bias(bo, encode))
 
     def first(self, qk: int, vo: int) -> Attention:
         """The first dimensions of every head, as views. Logits are then divided by the root of another width."""
@@ -146,6 +194,14 @@ class Ffn:
             wg=_maybe(self.wg, neurons), bg=_maybe(self.bg, neurons),
         )  # fmt: skip
 
+    def rebased(self, encode: Tensor, fold: Fold) -> Ffn:
+        """The same for tokens `encode` [d', d] times those that there were, with all input biases there can be."""
+        decode = decoder(encode)
+        w1, b1 = fold.read(self.w1, self.b1, decode)
+        wg, bg = (None, None) if self.wg is None else fold.read(self.wg, self.bg, decode)
+        b2 = None if self.b2 is None else fold.write_bias(self.b2, encode)
+        return Ffn(w1, b1, fold.write(self.w2, encode), b2, wg, bg)
+
     def merged(self, labels: Tensor, anchors: Tensor) -> Ffn:
         """Merge clusters into their anchors by adding up the columns of w2 (Vulcan, Eq. 9); exact between equals.
 
@@ -161,6 +217,14 @@ class Block:
 
     attention: Attention | None
     ffn: Ffn | None
+
+    @property
+    def embed(self) -> int:
+        """Width of the tokens."""
+        if self.attention is not None:
+            return self.attention.embed
+        assert self.ffn is not None, "a block has a site"
+        return self.ffn.w1.shape[-1]
 
     @property
     def dims(self) -> BlockDims:

@@ -215,7 +215,8 @@ def open_network(
         spec = model.spec
         # Whatever it was derived from, it is a base itself now.
         itself = tensors_sha256(model.network.state_dict())
-        facts = BaseFacts(itself, spec.blocks, spec.macs, spec.params, spec.outputs)
+        embed = load_family(spec.family).geometry(model.network).embed
+        facts = BaseFacts(itself, spec.blocks, spec.macs, spec.params, spec.outputs, embed)
         given = {**spec.preprocessing, **(preprocessing or {})}
         return Model(model.network, replace(spec, preprocessing=given, base=facts))
     name, args = str(base), dict(model_args or {})
@@ -277,7 +278,8 @@ def describe(
     outputs = family.classifiers(network)[0].out_features
     blocks = tuple(b.dims for b in family.read(network))
     geometry, params = family.geometry(network), sum(p.numel() for p in network.parameters())
-    base = BaseFacts(tensors_sha256(network.state_dict()), blocks, geometry.macs(blocks), params, outputs)
+    state = tensors_sha256(network.state_dict())
+    base = BaseFacts(state, blocks, geometry.macs(blocks), params, outputs, geometry.embed)
     spec = ModelSpec(
         timm_name=timm_name,
         timm_args={**timm_args, "num_classes": outputs},
@@ -336,7 +338,7 @@ def _check_described(network: Any, spec: ModelSpec, file: Path) -> None:
     """
     family = load_family(spec.family)
     geometry = family.geometry(network)
-    of_base = geometry.with_classes(spec.base.outputs)
+    of_base = geometry.with_classes(spec.base.outputs).with_embed(spec.base.embed or geometry.embed)
     for what, told, seen in (
         ("MACs", spec.macs, geometry.macs(spec.blocks)),
         ("parameters", spec.params, sum(p.numel() for p in network.parameters())),
@@ -370,17 +372,21 @@ def derived_spec(base: ModelSpec, network: nn.Module, head: str, classes: tuple[
     blocks = tuple(b.dims for b in family.read(network))
     outputs = family.classifiers(network)[0].out_features
     assert head in ("subset", "full")
-    depth = {} if len(blocks) == len(base.blocks) else {"depth": len(blocks)}
+    geometry = family.geometry(network)
+    changed = {} if len(blocks) == len(base.blocks) else {"depth": len(blocks)}
+    if geometry.embed != base.base.embed:
+        # timm wants the width to be a multiple of the number of heads, and every block has its own anyway.
+        changed |= {"embed_dim": geometry.embed, "num_heads": 1}
     spec = ModelSpec(
         timm_name=base.timm_name,
-        timm_args={**base.timm_args, "num_classes": outputs, **depth},
+        timm_args={**base.timm_args, "num_classes": outputs, **changed},
         family=base.family,
         blocks=blocks,
         head="subset" if head == "subset" else "full",
         classes=classes,
         preprocessing=dict(base.preprocessing),
-        macs=family.geometry(network).macs(blocks),
+        macs=geometry.macs(blocks),
         params=sum(p.numel() for p in network.parameters()),
-        base=BaseFacts(base.base.weights_sha256, base.blocks, base.macs, base.params, base.outputs),
+        base=BaseFacts(base.base.weights_sha256, base.blocks, base.macs, base.params, base.outputs, base.base.embed),
     )
     return spec

@@ -56,6 +56,16 @@ class Geometry:
     def with_classes(self, classes: int) -> Geometry:
         return replace(self, outputs=classes * self.classifier_heads)
 
+    def with_embed(self, embed: int) -> Geometry:
+        """The same of another embedding width; but for biases that the change of width may have added."""
+        # All that lies outside the blocks and the classifier, patches and positions, is as wide as the embedding.
+        return replace(self, embed=embed, other_params=self.other_params // self.embed * embed)
+
+    @property
+    def fixed_embed(self) -> str | None:
+        """Why the embedding cannot be narrowed; None: it can."""
+        return next((site.frozen["embed"] for site in self.sites if "embed" in site.frozen), None)
+
     def frozen(self, block: int) -> Mapping[Axis, str]:
         """The axes of a block's sites that cannot be cut, with the reason."""
         return {axis: why for site in self.sites if site.block == block for axis, why in site.frozen.items()}

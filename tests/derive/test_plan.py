@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan, load_plan, planned, save_plan
+from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan, load_plan, planned, save_plan
 from edgevit.errors import PlanError
 from edgevit.models.anatomy import Block
 from edgevit.models.families import vit
@@ -108,7 +108,29 @@ def test_merging_into_a_neuron_that_does_not_stay_is_no_plan(plan):
 def test_the_plan_of_an_unfinished_run_is_found_again_moments_included(plan, tmp_path):
     assert load_plan(tmp_path) is None
     with_moment = changed(plan, "attention", moment=torch.rand(65, 65, dtype=torch.float64))
+    with_moment = replace(with_moment, embed=EmbedPlan(8, torch.rand(8, 64, dtype=torch.float64)))
     save_plan(with_moment, "vulcan", tmp_path)
     found = load_plan(tmp_path)
     assert found.dims == plan.dims and found.blocks[1].attention.moment is None
     assert torch.equal(found.blocks[0].attention.moment, with_moment.blocks[0].attention.moment)
+    assert torch.equal(found.embed.encode, with_moment.embed.encode)
+
+
+@pytest.mark.parametrize(
+    ("width", "encode", "said"),
+    [
+        (65, torch.ones(65, 64).double(), "width 65, expected 2 to 64"),
+        (8, None, "no matrix"),
+        (8, torch.ones(8, 63).double(), r"\[8, 63\] torch.float64 .* expected \[8, 64\]"),
+        (8, torch.ones(8, 64), r"torch.float32"),
+    ],
+)
+def test_an_embedding_that_does_not_fit_is_refused(plan, blocks, width, encode, said):
+    with pytest.raises(PlanError, match=said):
+        replace(plan, embed=EmbedPlan(width, encode)).check(blocks)
+
+
+def test_a_record_says_how_wide_the_embedding_is(plan):
+    assert plan.record("forge").embed is None
+    record = replace(plan, embed=EmbedPlan(8, torch.ones(8, 64).double())).record("forge")
+    assert record.embed == 8 and planned(record).embed == EmbedPlan(8)

@@ -6,9 +6,11 @@ import pytest
 import timm
 import torch
 
+from edgevit.derive.algebra.embedding import encoder, flat_basis
 from edgevit.derive.measure.statistics import calibrate
-from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
+from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.realise import realise
+from edgevit.errors import PlanError
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import vit
 from edgevit.models.slim import HalfBlock, SlimAttention
@@ -184,3 +186,21 @@ def test_factorising_for_the_inputs_beats_factorising_for_the_weights_on_them():
             return float((realise(model, plan)(images) - model(images)).square().mean())
 
     assert error(taken[0].moment) < 0.8 * error(None)
+
+
+def test_the_embedding_is_narrowed_after_the_blocks():
+    model = random_vit("layer scale, average pooling")
+    plan = satisfy(model, [BlockDims(2, 16, 16, 40)] * 3)
+    encode = encoder(flat_basis(64), 24)
+    slim = realise(model, replace(plan, embed=EmbedPlan(24, encode)))
+    assert vit.geometry(slim).embed == 24 and [b.dims for b in vit.read(slim)] == list(plan.dims)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(slim(images), vit.with_embedding(realise(model, plan), encode)(images))
+
+
+def test_an_embedding_that_cannot_be_narrowed_is_refused():
+    model = random_vit("residual after the norm")
+    plan = satisfy(model, [BlockDims(2, 16, 16, 40)] * 3)
+    with pytest.raises(PlanError, match="stays as it is: a norm after the residual"):
+        realise(model, replace(plan, embed=EmbedPlan(24, encoder(flat_basis(64), 24))))

@@ -54,7 +54,7 @@ def test_a_newer_model_says_what_to_install(file: Path) -> None:
     with pytest.raises(CheckpointError) as refused:
         read_model(file)
     told = (
-        "model.json has schema 9; this edgevit 0.1.0 reads up to 4 (written by edgevit 0.4.2): install edgevit>=0.4.2"
+        "model.json has schema 9; this edgevit 0.1.0 reads up to 5 (written by edgevit 0.4.2): install edgevit>=0.4.2"
     )
     assert str(refused.value).endswith(told)
 

@@ -20,13 +20,13 @@ STEP = StepRecord("vulcan", (BlockRecord(1, AttentionRecord("0,2", 16, 8), FfnRe
 
 def test_a_file_of_steps_is_read_as_it_was_written(tmp_path):
     assert ModelFolder(tmp_path).plan() is None
-    steps = PlanRecord((STEP, StepRecord("forge", (BlockRecord(0, None, FfnRecord(1, "0")),))))
+    steps = PlanRecord((STEP, StepRecord("forge", (BlockRecord(0, None, FfnRecord(1, "0")),), 96)))
     (tmp_path / "plan.json").write_text(PLAN_KIND.text(steps))
     assert ModelFolder(tmp_path).plan() == steps
 
 
 @pytest.mark.parametrize(
-    ("was", "becomes"), [('"0,2"', '"0;2"'), ('"qk": 16', '"qk": 0'), ('"schema": 1', '"schema": 9'), ("{", "")]
+    ("was", "becomes"), [('"0,2"', '"0;2"'), ('"qk": 16', '"qk": 0'), ('"schema": 2', '"schema": 9'), ("{", "")]
 )
 def test_a_damaged_file_is_one_line(tmp_path, was, becomes):
     (tmp_path / "plan.json").write_text(PLAN_KIND.text(PlanRecord((STEP,))).replace(was, becomes, 1))

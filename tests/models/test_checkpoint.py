@@ -17,6 +17,7 @@ from model_folders import derivation_of, rewrite_spec
 from safetensors.torch import save_file
 from torch import nn
 
+from edgevit.derive.algebra.embedding import encoder, flat_basis
 from edgevit.derive.card import model_card
 from edgevit.errors import CheckpointError, EdgeVitError, OptionError, OutputError, UnknownNameError
 from edgevit.folder.derivation import Accuracies, AccuracyRecord
@@ -48,7 +49,9 @@ def logits(model: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         return model(images())
 
 
-def derived(network: nn.Module, name: str, args: Any, qk: int, vo: int, *, head: str = "subset") -> Model:
+def derived(
+    network: nn.Module, name: str, args: Any, qk: int, vo: int, *, head: str = "subset", embed: int | None = None
+) -> Model:
     """A model of three classes with other dimensions in its two blocks, without a key bias, as factors are."""
     base = describe(network, name, {**ARGS, **args, "num_classes": 10})
     family = family_of(network)
@@ -58,6 +61,8 @@ def derived(network: nn.Module, name: str, args: Any, qk: int, vo: int, *, head:
         attention = replace(b.attention.first(q, v), bk=None, bv=None)
         blocks.append(Block(attention, b.ffn.keep(slice(e))))
     slim = family.build(network, blocks).eval()
+    if embed is not None:
+        slim = family.with_embedding(slim, encoder(flat_basis(64), embed))
     if head == "subset":
         family.keep_classes(slim, [7, 0, 3])
     labels = (ClassLabel("seven", 7), ClassLabel("zero", 0), ClassLabel("three", 3))
@@ -65,14 +70,15 @@ def derived(network: nn.Module, name: str, args: Any, qk: int, vo: int, *, head:
 
 
 @kinds
-@pytest.mark.parametrize("form", ["base", "equal", "unequal", "full head"])
+@pytest.mark.parametrize("form", ["base", "equal", "unequal", "full head", "narrow"])
 def test_a_saved_model_is_the_same_model(small_vit: Any, tmp_path: Path, name: str, args: Any, form: str) -> None:
     network = small_vit(name, **args)
     if form == "base":
         model = describe(network, name, {**ARGS, **args})
     else:
         head = "full" if form == "full head" else "subset"
-        model = derived(network, name, args, 16, 8 if form == "unequal" else 16, head=head)
+        embed = 27 if form == "narrow" else None
+        model = derived(network, name, args, 16, 8 if form == "unequal" else 16, head=head, embed=embed)
     save(model, tmp_path / "m", card="hello\n")
     again = load(tmp_path / "m")
     assert again.spec == model.spec and not again.network.training
@@ -85,14 +91,30 @@ def test_a_saved_model_is_the_same_model(small_vit: Any, tmp_path: Path, name: s
         assert again.classes == ["seven", "zero", "three"]
         assert again.spec.class_columns == ([7, 0, 3] if form == "full head" else [0, 1, 2])
         assert again.spec.plain_timm == (form != "unequal")
+        assert again.spec.base.embed == 64
+        assert again.spec.timm_args["embed_dim"] == (27 if form == "narrow" else 64)
 
 
 def test_a_model_folder_is_a_base_again(small_vit: Any, tmp_path: Path) -> None:
     save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "m")
     base = open_base(tmp_path / "m", preprocessing={"mean": [0.1, 0.2, 0.3]})
+    assert base.spec.base.embed == 64
     assert base.preprocessing["mean"] == [0.1, 0.2, 0.3]
     with pytest.raises(OptionError, match="brings its own weights"):
         open_base(tmp_path / "m", pretrained=True)
+
+
+def test_a_model_with_another_embedding_is_a_base_of_that_width(small_vit: Any, tmp_path: Path) -> None:
+    save(derived(small_vit(), NAME, {}, 16, 16, embed=27), tmp_path / "m")
+    base = open_base(tmp_path / "m")
+    assert base.spec.base.embed == 27
+    slim = family_of(base.network).with_embedding(base.network, encoder(flat_basis(27), 9))
+    labels = tuple(ClassLabel(name, i) for i, name in enumerate(base.classes))
+    again = Model(slim, derived_spec(base.spec, slim, "subset", labels))
+    save(again, tmp_path / "n")
+    found = load(tmp_path / "n")
+    assert (found.spec.base.embed, found.spec.timm_args["embed_dim"]) == (27, 9)
+    assert torch.equal(logits(found), logits(again))
 
 
 PLAIN_TIMM = """
@@ -120,7 +142,7 @@ assert not any(name.partition(".")[0] == "edgevit" for name in sys.modules)
 def test_the_code_in_the_readme_loads_a_model_in_plain_timm_without_edgevit(small_vit: Any, tmp_path: Path) -> None:
     expected = {}
     for i, (name, args) in enumerate(KINDS):
-        model = derived(small_vit(name, **args), name, args, 16, 16)
+        model = derived(small_vit(name, **args), name, args, 16, 16, embed=27 if i % 2 else None)
         entry = AccuracyRecord(0.5, 3)
         loader = family_of(model.network).plain_loader(model.network)
         card = model_card("m", model.spec, derivation_of(None, accuracy=Accuracies(entry, entry, None, entry)), loader)
@@ -186,8 +208,8 @@ BROKEN: list[tuple[str, Callable[[Path], Any], str]] = [
     ("truncated", lambda f: os.truncate(f / "model.safetensors", 1000), "was altered"),
     (
         "next schema",
-        lambda f: change(f, schema=5),
-        "has schema 5; this edgevit 0.1.0 reads up to 4 (written by edgevit 0.1.0): install edgevit>=0.1.0",
+        lambda f: change(f, schema=6),
+        "has schema 6; this edgevit 0.1.0 reads up to 5 (written by edgevit 0.1.0): install edgevit>=0.1.0",
     ),
     ("no schema", lambda f: drop(f, "schema"), "has schema nothing"),
     ("half a spec", lambda f: os.truncate(f / "model.json", 100), "is not JSON"),

@@ -53,6 +53,13 @@ class Family(Protocol):
     def build(self, model: nn.Module, blocks: Sequence[Block], /) -> nn.Module:
         """A slim copy whose blocks hold these weights, of any sizes; the model is not changed."""
 
+    def with_embedding(self, model: nn.Module, encode: Tensor, /) -> nn.Module:
+        """A copy whose tokens are `encode` times the model's: [d', d] in fp64 on its device, of another width perhaps.
+
+        `derive.algebra.embedding` makes such matrices. Only where no site's `embed` is frozen. Norms and LayerScale
+        are folded into the weights, and are ones in the copy, which may have biases that the model has not.
+        """
+
     def resize(self, model: nn.Module, dims: Sequence[BlockDims], names: Container[str] | None = None, /) -> None:
         """Give the blocks these dimensions in place, weights undefined: for loading weights of these `names`."""
 
@@ -78,6 +85,12 @@ class Family(Protocol):
 
     def ffn_outputs(self, model: nn.Module, /) -> list[nn.Module | None]:
         """The linear layers from the neurons, after non-linearity and gate, to the FFN's output."""
+
+    def token_norms(self, model: nn.Module, /) -> list[nn.Module]:
+        """The LayerNorms that the tokens are read through, in order; the last may see pooled ones [B, d].
+
+        Only where no site's `embed` is frozen.
+        """
 
     def final_tokens(self, model: nn.Module, /) -> nn.Module:
         """The module whose output is the normalised tokens that the head pools."""

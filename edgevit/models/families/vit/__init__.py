@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from edgevit.errors import UnsupportedModelError
 from edgevit.models.anatomy import Attention, Axis, Block, BlockDims, Ffn, Site
 from edgevit.models.cost import Geometry, SiteCosts
+from edgevit.models.families.vit import embedding
 from edgevit.models.slim import HalfBlock, SlimAttention, bare_copy
 
 ROTARY = "rotary embeddings stand between the projections and the dot product, so QK cannot be factorised"
@@ -160,10 +161,11 @@ def read(model: Any) -> list[Block]:
 def sites(model: Any) -> list[Site]:
     """The attentions and FFNs that are there, in order."""
     found = []
+    whole = POST_NORM if any(map(_post_norm, model.blocks)) else embedding.reason_against(model)
     for i, block in enumerate(model.blocks):
         frozen: dict[Axis, str] = {"tokens": TOKENS}
-        if _post_norm(block):
-            frozen["embed"] = POST_NORM
+        if whole is not None:
+            frozen["embed"] = whole
         found += [Site(i, "attention", frozen)] if _attn(block) is not None else []
         found += [Site(i, "ffn", frozen)] if _mlp(block) is not None else []
     return found
@@ -192,17 +194,17 @@ def _input_layers(mlp: Any) -> dict[str, int]:
     return {"fc1": 2 if isinstance(mlp, GluMlp) else 1}
 
 
-def _resized(block: Any, dim: int, dims: BlockDims, *, proj_bias: bool) -> Any:
+def _resized(block: Any, dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias: bool, ffn_bias: bool) -> Any:
     """The block with linear layers of `dims` on the meta device, shapes without weights; a site of size 0 is gone."""
     attn, mlp = _attn(block), _mlp(block)
     with torch.device("meta"):
         if dims.has_attention:
-            block.attn = _attention(dim, dims, qkv_bias=attn.qkv.bias is not None, proj_bias=proj_bias)
+            block.attn = _attention(dim, dims, qkv_bias=qkv_bias, proj_bias=proj_bias)
             block.attn.attn_drop.p, block.attn.proj_drop.p = attn.attn_drop.p, attn.proj_drop.p
             block.attn.train(block.training)
         if dims.has_ffn:
             for name, rows in _input_layers(mlp).items():
-                setattr(mlp, name, nn.Linear(dim, rows * dims.ffn, bias=getattr(mlp, name).bias is not None))
+                setattr(mlp, name, nn.Linear(dim, rows * dims.ffn, bias=ffn_bias))
             mlp.fc2 = nn.Linear(dims.ffn, dim, bias=mlp.fc2.bias is not None)
     if dims.has_attention and dims.has_ffn:
         return block
@@ -217,12 +219,22 @@ def _replace_blocks(model: Any, blocks: Sequence[nn.Module]) -> None:
 def resize(model: Any, dims: Sequence[BlockDims], names: Container[str] | None = None) -> None:
     made = []
     for i, (block, block_dims) in enumerate(zip(model.blocks, dims, strict=True)):
-        attn = _attn(block)
-        # Surgery folds a value bias into the output bias, which must then exist; an untouched base may lack it.
-        has_bias = attn is not None and (attn.proj.bias is not None or attn.qkv.bias is not None)
-        proj_bias = has_bias if names is None else f"blocks.{i}.attn.proj.bias" in names
-        made.append(_resized(block, model.embed_dim, block_dims, proj_bias=proj_bias))
+        attn, mlp = _attn(block), _mlp(block)
+        if names is None:
+            # Surgery folds a value bias into the output bias, which must then exist; an untouched base may lack it.
+            qkv_bias = attn is not None and attn.qkv.bias is not None
+            proj_bias = qkv_bias or (attn is not None and attn.proj.bias is not None)
+            ffn_bias = mlp is not None and _has_input_bias(mlp)
+        else:  # a change of the embedding gives biases to layers that had none
+            qkv_bias, proj_bias = (f"blocks.{i}.attn.{layer}.bias" in names for layer in ("qkv", "proj"))
+            ffn_bias = mlp is not None and all(f"blocks.{i}.mlp.{layer}.bias" in names for layer in _input_layers(mlp))
+        biases = {"qkv_bias": qkv_bias, "proj_bias": proj_bias, "ffn_bias": ffn_bias}
+        made.append(_resized(block, model.embed_dim, block_dims, **biases))
     _replace_blocks(model, made)
+
+
+def _has_input_bias(mlp: Any) -> bool:
+    return all(getattr(mlp, layer).bias is not None for layer in _input_layers(mlp))
 
 
 def _parameter(weight: Tensor) -> nn.Parameter:
@@ -288,13 +300,39 @@ def build(model: Any, blocks: Sequence[Block]) -> Any:
     slim: Any = bare_copy(model, list(_linear_layers(model)))
     made = []
     for block, weights in zip(slim.blocks, blocks, strict=True):
-        a = weights.attention
-        made.append(_resized(block, slim.embed_dim, weights.dims, proj_bias=a is not None and a.bo is not None))
+        a, f = weights.attention, weights.ffn
+        # Of queries, keys and values some may have none: their part of the packed bias is zero.
+        qkv_bias = a is not None and (_attn(block).qkv.bias is not None or a.bq is not None)
+        biases = {
+            "qkv_bias": qkv_bias,
+            "proj_bias": a is not None and a.bo is not None,
+            "ffn_bias": f is not None and f.b1 is not None,
+        }
+        made.append(_resized(block, weights.embed, weights.dims, **biases))
         if a is not None:
             _write_attention(made[-1].attn, a)
         if weights.ffn is not None:
             _write_ffn(made[-1].mlp, weights.ffn)
     _replace_blocks(slim, made)
+    return slim
+
+
+def token_norms(model: Any) -> list[nn.Module]:
+    return [*(norm for block in model.blocks for norm in embedding.norms_of(block)), embedding.final_norm(model)]
+
+
+@torch.no_grad()
+def with_embedding(model: Any, encode: Tensor) -> Any:
+    blocks = []
+    for block, weights in zip(model.blocks, read(model), strict=True):
+        a, f = weights.attention, weights.ffn
+        attention = None if a is None else a.rebased(encode, embedding.fold(block.norm1, block.ls1))
+        ffn = None if f is None else f.rebased(encode, embedding.fold(block.norm2, block.ls2))
+        blocks.append(Block(attention, ffn))
+    slim = build(model, blocks)
+    for block in slim.blocks:
+        embedding.plain(block, len(encode))
+    embedding.rebase_ends(slim, encode, classifiers(slim))
     return slim
 
 

@@ -1,0 +1,47 @@
+"""Fewer channels for the tokens of a whole network, in closed form: keep what the norms that read them see most of.
+
+Tokens x [d] are only added to, and read through LayerNorms: n = (x - mean) / sqrt(var + eps). With the
+d' - 1 directions Q [d, d' - 1] that hold most of the normalised tokens, all orthogonal to the ones vector, and any
+orthonormal basis U [d', d' - 1] of what is orthogonal to the ones vector in d' dimensions,
+
+    x' = E x,    E = sqrt(d' / d) U Q^T
+
+has mean 0, and where Q holds x - mean wholly its variance is that of x; so its LayerNorm, of d' channels and with the
+same eps, gives E n, and E^T d / d' takes it back. Writers W become E W, readers W become W E^T d / d'. At d' = d
+nothing is lost; below, what Q leaves out. (SliceGPT, Ashkboos et al. 2024, for RMSNorm; here for LayerNorm.)
+"""
+
+from __future__ import annotations
+
+from math import pi, sqrt
+
+import torch
+from torch import Tensor
+
+from edgevit.derive.algebra.factorise import one_thread
+
+
+def flat_basis(width: int) -> Tensor:
+    """Orthonormal columns [d, d - 1] that are orthogonal to the ones vector: cosines, of which each spreads evenly.
+
+    So the largest directions of the tokens are shared by all channels, and no channel is an outlier.
+    """
+    rows = torch.arange(width, dtype=torch.float64).unsqueeze(1)
+    waves = torch.arange(1, width, dtype=torch.float64)
+    return sqrt(2 / width) * torch.cos(pi * (rows + 0.5) * waves / width)
+
+
+def principal(moment: Tensor) -> Tensor:
+    """The directions Q [d, d - 1] of a second moment [d, d] of normalised tokens, the largest first; on the CPU."""
+    with one_thread():
+        basis = flat_basis(len(moment))
+        _, vectors = torch.linalg.eigh(basis.mT @ moment.double().cpu() @ basis)  # ascending
+        directions: Tensor = basis @ vectors.flip(-1)
+        return directions
+
+
+def encoder(directions: Tensor, width: int) -> Tensor:
+    """E [d', d] for d' = `width`, from all directions [d, d - 1]."""
+    with one_thread():
+        encode: Tensor = sqrt(width / len(directions)) * flat_basis(width) @ directions[:, : width - 1].mT
+        return encode

@@ -1,0 +1,118 @@
+"""Another basis for the tokens changes nothing at full width, and below it nothing that the tokens do not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from family_examples import images, slimmed, sweep
+from torch import nn
+
+from edgevit.derive.algebra.embedding import encoder, flat_basis, principal
+from edgevit.models.anatomy import BlockDims
+from edgevit.models.families import family_of
+
+
+def some_directions(width: int) -> torch.Tensor:
+    torch.manual_seed(3)
+    seen = torch.randn(4 * width, width, dtype=torch.float64)
+    return principal(seen.mT @ seen)
+
+
+def shaken(network: nn.Module) -> nn.Module:
+    """The network in fp64, with norms and scales that are no ones: mistakes would not show."""
+    torch.manual_seed(4)
+    with torch.no_grad():
+        for parameter in network.double().parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return network
+
+
+@pytest.mark.parametrize("width", [2, 7, 64])
+def test_the_basis_is_orthonormal_and_has_no_mean(width: int) -> None:
+    basis = flat_basis(width)
+    torch.testing.assert_close(basis.mT @ basis, torch.eye(width - 1, dtype=torch.float64))
+    torch.testing.assert_close(basis.sum(0), torch.zeros(width - 1, dtype=torch.float64))
+    assert float(basis.abs().max()) <= (2 / width) ** 0.5 + 1e-12, "a channel holds more of a direction than others"
+
+
+def test_directions_are_those_of_the_most_variance() -> None:
+    planted = flat_basis(16)[:, [3, 9, 1]]  # of three directions, each twice as large as the next
+    moment = planted @ torch.diag(torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64)) @ planted.mT
+    directions = principal(moment + torch.ones_like(moment))  # what all channels share is no direction
+    assert directions.shape == (16, 15)
+    torch.testing.assert_close((directions[:, :3].mT @ planted).abs(), torch.eye(3, dtype=torch.float64))
+    torch.testing.assert_close(directions.sum(0), torch.zeros(15, dtype=torch.float64))
+
+
+def test_the_encoder_keeps_the_variance_of_what_it_holds() -> None:
+    directions = some_directions(24)
+    encode = encoder(directions, 8)
+    tokens = torch.randn(5, 7, dtype=torch.float64) @ directions[:, :7].mT + torch.randn(5, 1)
+    slim = tokens @ encode.mT
+    torch.testing.assert_close(slim.mean(-1), torch.zeros(5, dtype=torch.float64))
+    torch.testing.assert_close(slim.var(-1, correction=0), tokens.var(-1, correction=0))
+
+
+@sweep
+@pytest.mark.parametrize("dims", [None, BlockDims(2, 24, 8, 40)], ids=["whole", "cut"])
+def test_at_full_width_the_function_is_the_same(
+    small_vit: Any, family_name: str, name: str, args: dict[str, Any], dims: BlockDims | None
+) -> None:
+    network = shaken(small_vit(name, **args) if dims is None else slimmed(small_vit(name, **args), dims))
+    family = family_of(network)
+    geometry = family.geometry(network)
+    if geometry.fixed_embed is not None:
+        return
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    rotated = family.with_embedding(network, encoder(some_directions(64), 64))
+    with torch.no_grad():
+        logits, again = network(images().double()), rotated(images().double())
+    assert logits.std() > 0.1
+    torch.testing.assert_close(again, logits, rtol=1e-9, atol=1e-9)
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items()), "the base was changed"
+
+
+@sweep
+def test_a_narrower_network_costs_what_its_geometry_says(
+    small_vit: Any, family_name: str, name: str, args: dict[str, Any]
+) -> None:
+    network = small_vit(name, **args)
+    family = family_of(network)
+    if family.geometry(network).fixed_embed is not None:
+        return
+    slim = family.with_embedding(network, encoder(some_directions(64), 24))
+    geometry, dims = family.geometry(slim), [block.dims for block in family.read(slim)]
+    assert geometry.embed == 24 and dims == [block.dims for block in family.read(network)]
+    assert sum(p.numel() for p in slim.parameters()) == geometry.params(dims)
+    assert geometry.macs(dims) == family.geometry(network).with_embed(24).macs(dims)
+    assert len(family.token_norms(slim)) == 5
+    with torch.no_grad():
+        assert torch.isfinite(slim(images())).all()
+
+
+def test_a_network_of_few_directions_loses_nothing_when_it_is_narrowed(small_vit: Any) -> None:
+    """Tokens that lie in 15 directions need 16 channels."""
+    network = shaken(small_vit("vit_tiny_patch16_224"))
+    family = family_of(network)
+    held = encoder(some_directions(64), 16)
+    project = held.mT @ held * (64 / 16)  # onto the 15 directions
+    with torch.no_grad():
+        network.pos_embed.copy_(network.pos_embed @ project)
+        network.cls_token.copy_(network.cls_token @ project)
+        patch = network.patch_embed.proj
+        patch.weight.copy_(torch.tensordot(project, patch.weight, 1))
+        patch.bias.copy_(project @ patch.bias)
+        for block in network.blocks:
+            for layer in (block.attn.proj, block.mlp.fc2):
+                layer.weight.copy_(project @ layer.weight)
+                layer.bias.copy_(project @ layer.bias)
+    tokens: list[torch.Tensor] = []
+    for norm in family.token_norms(network):
+        norm.register_forward_hook(lambda _, given, __: tokens.append(given[0].flatten(0, -2)))
+    with torch.no_grad():
+        logits = network(images().double())
+        seen = torch.cat([t - t.mean(-1, keepdim=True) for t in tokens])
+        slim = family.with_embedding(network, encoder(principal(seen.mT @ seen), 16))
+        torch.testing.assert_close(slim(images().double()), logits, rtol=1e-8, atol=1e-8)
