@@ -30,3 +30,18 @@ def test_the_agent_imports_nothing_else_of_edgevit():
     code = "import sys, edgevit.agent.__main__; print(*[m for m in sys.modules if m.startswith('edgevit.')])"
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     assert all(module.startswith("edgevit.agent") for module in loaded)
+
+
+def test_nothing_is_collected_while_much_is_imported_and_it_is_never_looked_through_again():
+    code = (
+        "import gc\nfrom edgevit.imports import importing\n"
+        "def collections(): return sum(one['collections'] for one in gc.get_stats())\n"
+        "before = collections()\n"
+        "with importing():\n    import edgevit.cli.app\n"
+        "frozen = gc.get_freeze_count()\n"
+        "print(collections() - before, frozen > 10_000, gc.isenabled())\n"
+        "with importing():\n    kept = [[] for _ in range(99_999)]\n    import this\n"
+        "print(gc.get_freeze_count() == frozen)"
+    )
+    told = subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()
+    assert told[0] == "0 True True" and told[-1] == "True"

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+from edgevit.imports import importing
 
 if TYPE_CHECKING:
     from edgevit.derive.request import BaseRequest
@@ -26,7 +27,8 @@ def main(
     console = Console(json=json, quiet=quiet, verbose=verbose)
     request.check()  # before torch is imported
 
-    from edgevit.derive.base import run
+    with importing():
+        from edgevit.derive.base import run
 
     spec = run(request, console.progress).spec
     outputs = spec.timm_args["num_classes"]

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+from edgevit.imports import importing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +25,8 @@ def main(
     console = Console(json=json, quiet=quiet, verbose=verbose)
     request.check()  # before torch is imported
 
-    from edgevit.cost.run import run
+    with importing():
+        from edgevit.cost.run import run
 
     table = run(request, console.progress)
     console.show(f"{table.measured_on}; standard error {table.noise:.1%} of a figure")

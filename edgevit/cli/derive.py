@@ -10,6 +10,7 @@ from edgevit.cli.arguments import option
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 from edgevit.errors import OptionError
+from edgevit.imports import importing
 from edgevit.request import TRAINING
 
 if TYPE_CHECKING:
@@ -59,10 +60,12 @@ def main(
 def _carried_out(request: MeetRequest, console: Console) -> list[Derivation]:
     """Derive, and measure where the budget asks for it; of several processes one speaks."""
     if request.is_measured:
-        from edgevit.meet.run import run
+        with importing():
+            from edgevit.meet.run import run
 
         return list(run(request, console.progress))
-    from edgevit.derive.session import run as derive
+    with importing():
+        from edgevit.derive.session import run as derive
 
     derivation = derive(request.derivation(), console.progress)
     return [derivation] if derivation.is_main else []

@@ -7,6 +7,7 @@ import typer
 
 from edgevit.cli.arguments import option
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag, write
+from edgevit.imports import importing
 from edgevit.request import COMPUTING, OUTPUT
 
 
@@ -44,7 +45,8 @@ def main(
 
     from rich.table import Table
 
-    from edgevit.derive.many import HEAD, cells, derive_many
+    with importing():
+        from edgevit.derive.many import HEAD, cells, derive_many
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
     rows = derive_many(plan, workers=workers, progress=console.progress)

@@ -7,6 +7,7 @@ from edgevit.cli import arguments
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 from edgevit.errors import OptionError
+from edgevit.imports import importing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,13 +42,15 @@ def main(
             raise OptionError(f"--{name} is for an engine, and {request.model} is none; try one of its export/engines")
     request.check()  # before torch is imported
     if is_engine:
-        from edgevit.board.connection import open_board
-        from edgevit.engines.evaluate import evaluate_engine
+        with importing():
+            from edgevit.board.connection import open_board
+            from edgevit.engines.evaluate import evaluate_engine
 
         with open_board(board, ssh_config=ssh_config) as opened:
             result = evaluate_engine(request, opened, console.progress)
     else:
-        from edgevit.export.evaluate import run
+        with importing():
+            from edgevit.export.evaluate import run
 
         result = run(request, console.progress)
     console.show(classes_table(result))

@@ -9,6 +9,7 @@ from edgevit.cli.arguments import option
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 from edgevit.errors import OptionError
+from edgevit.imports import importing
 from edgevit.request import BOARD, ENGINE
 
 if TYPE_CHECKING:
@@ -50,12 +51,14 @@ def main(
 
         load_profile(profile)
     if not trt:
-        from edgevit.export.onnx import run
+        with importing():
+            from edgevit.export.onnx import run
 
         report, built = run(request, console.progress), None
     else:
-        from edgevit.board.connection import open_board
-        from edgevit.engines.build import build_engine
+        with importing():
+            from edgevit.board.connection import open_board
+            from edgevit.engines.build import build_engine
         from edgevit.folder.model_folder import ModelFolder
 
         exported = {one.name: getattr(request, one.name) for one in fields(request) if one.name != "model"}

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+from edgevit.imports import importing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +25,9 @@ def main(
     request.check()  # before torch is imported
 
     from edgevit.prove.record import PROOF_KIND
-    from edgevit.prove.run import run
+
+    with importing():
+        from edgevit.prove.run import run
 
     proof = run(request, console.progress)
     show_proof(console, proof)

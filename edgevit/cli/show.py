@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgevit.cli.console import Console, JsonFlag
+from edgevit.imports import importing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,7 +81,9 @@ def show_model(console: Console, folder: Path) -> None:
     from edgevit.folder.model import MEND
     from edgevit.folder.model_folder import ModelFolder
     from edgevit.folder.supernet import SUPERNET_KIND
-    from edgevit.models.checkpoint import load
+
+    with importing():
+        from edgevit.models.checkpoint import load
     from edgevit.models.families import load_family
 
     model, files = load(folder), ModelFolder(folder)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from edgevit.cli.arguments import option
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+from edgevit.imports import importing
 from edgevit.request import SHAPE
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def main(
         request = replace(request, rate=earlier)
     request.check()  # before torch is imported
 
-    from edgevit.derive.supernet import run
+    with importing():
+        from edgevit.derive.supernet import run
 
     made = run(request, console.progress)
     if not made.is_main:

@@ -9,6 +9,7 @@ import typer
 from edgevit.cli import arguments
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+from edgevit.imports import importing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,7 +36,8 @@ def main(
     console = Console(json=json, quiet=quiet, verbose=verbose)
     request.check()  # before torch is imported
 
-    from edgevit.sweep.run import run
+    with importing():
+        from edgevit.sweep.run import run
 
     found, out = run(request, console.progress), request.out
     show_sweep(console, out, found)

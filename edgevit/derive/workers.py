@@ -19,6 +19,7 @@ from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
+from edgevit.imports import importing
 from edgevit.signals import sigterm_as_ctrl_c
 
 P = TypeVar("P")
@@ -92,16 +93,20 @@ class _Worker(Generic[P]):
     def __init__(self, do: Callable[[P], Any], threads: int) -> None:
         self.ready = False
         self.link, theirs = _SPAWN.Pipe()
-        self.process = _SPAWN.Process(target=_work, args=(theirs, do, threads))
+        self.process = _SPAWN.Process(target=_work, args=(theirs, threads))
         with _environment(OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE"):
             self.process.start()
         theirs.close()
+        self._send(do)
 
     def begin(self, piece: P) -> P:
         self.piece = piece
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has died, as will be seen
-            self.link.send(piece)
+        self._send(piece)
         return piece
+
+    def _send(self, what: object) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has died, as will be seen
+            self.link.send(what)
 
 
 @contextmanager
@@ -154,8 +159,11 @@ def _end(workers: Sequence[_Worker[Any]]) -> None:
 # -- in the process ----------------------------------------------------------------------------------------------------
 
 
-def _work(link: Connection, do: Callable[[Any], Any], threads: int) -> None:
-    import torch
+def _work(link: Connection, threads: int) -> None:
+    with importing():
+        import torch
+
+        do: Callable[[Any], Any] = link.recv()  # which imports the module that it is a function of
 
     torch.set_num_threads(threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
