@@ -179,7 +179,7 @@ class EmulatedBench:
             "fixed_ms": max(self._stack([dims] * deep) - deep * dense, 0.002 * deep * dense),
             "blocks": [
                 {
-                    "base": vars(dims),
+                    "base": dims.sizes,
                     "attention": [{"heads": h, "width": w, "ms": ms} for (h, w), ms in rising(attention).items()],
                     "ffn": [{"width": w, "ms": ms} for (w,), ms in rising(ffn).items()],
                 }

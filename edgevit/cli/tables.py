@@ -29,7 +29,10 @@ def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
     geometry = load_family(spec.family).geometry(model.network)
     of_base = geometry.with_embed(spec.base.embed or geometry.embed)
     title = "heads, their widths for queries and keys (QK) and for values (VO), and FFN neurons: now/in the base"
-    table = Table("block", "heads", "QK", "VO", "FFN", "MACs", "of the base's", title=title, title_justify="left")
+    given, given_base = geometry.reaching(spec.blocks), geometry.reaching(spec.base.blocks)
+    leave = ["tokens"] if min(given) < geometry.tokens else []  # that reach the block
+    columns = ("block", *leave, "heads", "QK", "VO", "FFN", "MACs", "of the base's")
+    table = Table(*columns, title=("tokens that reach a block, " if leave else "") + title, title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
 
@@ -37,13 +40,15 @@ def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
         return f"{now}/{before}"
 
     kept = record.facts.kept_blocks if record else None  # methods that drop none do not say
-    for i, now in zip(kept or range(len(spec.blocks)), spec.blocks, strict=True):
-        before = spec.base.blocks[i]
-        macs = geometry.block_cost(now, "macs")
-        widths = [pair(getattr(now, n), getattr(before, n)) for n in ("heads", "qk", "vo", "ffn")]
-        table.add_row(str(i), *widths, readable(macs), f"{100 * macs / of_base.block_cost(before, 'macs'):.1f} %")
+    for n, i, now in zip(given, kept or range(len(spec.blocks)), spec.blocks, strict=True):
+        before, n_before = spec.base.blocks[i], given_base[i]
+        macs, macs_before = geometry.at(n).block_cost(now, "macs"), of_base.at(n_before).block_cost(before, "macs")
+        widths = [pair(n, n_before)] if leave else []
+        widths += [pair(getattr(now, n), getattr(before, n)) for n in ("heads", "qk", "vo", "ffn")]
+        table.add_row(str(i), *widths, readable(macs), f"{100 * macs / macs_before:.1f} %")
     table.add_section()
-    total = (f"{readable(spec.params)} parameters", "", "", "", readable(spec.macs), f"{100 * (1 - spec.rate):.1f} %")
+    empty = [""] * (len(leave) + 3)
+    total = (f"{readable(spec.params)} parameters", *empty, readable(spec.macs), f"{100 * (1 - spec.rate):.1f} %")
     table.add_row("all", *total)
     return table
 

@@ -14,7 +14,7 @@ from torch import nn
 from edgevit.errors import UnsupportedModelError
 from edgevit.export.graph import write_onnx
 from edgevit.export.precision import halved
-from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn
+from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn, check_all_pass
 from edgevit.models.families import family_of
 from edgevit.models.slim import bare_copy
 
@@ -53,6 +53,7 @@ def whole_blocks(network: nn.Module) -> list[int]:
     Raises:
         UnsupportedModelError: there are fewer than two.
     """
+    check_all_pass(family_of(network).read(network), "a cost table")
     found = [i for i, b in enumerate(family_of(network).read(network)) if b.dims.has_attention and b.dims.has_ffn]
     if len(found) < 2:
         raise UnsupportedModelError(

@@ -172,7 +172,7 @@ def _table(network: nn.Module, where: Where, found: dict[Measured, Costs]) -> Co
             "depth": len(dims),
         },
         **{f"fixed_{quantity}": costs.fixed for quantity, costs in found.items()},
-        "blocks": [{"base": vars(block), **listed} for block in alike],
+        "blocks": [{"base": block.sizes, **listed} for block in alike],
     }
     return READER.checked(content, CostTable, "the measured cost table")
 

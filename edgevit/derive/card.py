@@ -39,8 +39,9 @@ name = max(probabilities, key=probabilities.get)
 ```
 """
 
-_OWN = """Plain timm cannot express it: some blocks have different QK and VO widths.
+_OWN = """Plain timm cannot express it: {why}.
 """
+_WIDTHS, _TOKENS = "some blocks have different QK and VO widths", "tokens leave after some blocks"
 
 _ONNX = """With ONNX Runtime, after `edgevit export`; the file says itself what it needs:
 
@@ -104,7 +105,8 @@ def _classify(spec: ModelSpec, loader: str | None) -> str:
         onnx_rule = """if np.log(odds.sum()) + logits.max() < json.loads(said["rejection"])["threshold"]:
     name = "other"
 """
-    plain = _OWN if loader is None else _PLAIN.format(loader=loader, columns=columns, rule=timm_rule)
+    why = _TOKENS if any(b.tokens for b in spec.blocks) else _WIDTHS
+    plain = _OWN.format(why=why) if loader is None else _PLAIN.format(loader=loader, columns=columns, rule=timm_rule)
     pad = _PAD if mode == "border" else ""
     return "\n".join([_HERE, plain, _ONNX.format(size=_SIZES[mode], pad=pad, rule=onnx_rule)])
 

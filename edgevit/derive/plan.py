@@ -63,11 +63,18 @@ class BlockPlan:
     block: int
     attention: AttentionPlan | None
     ffn: FfnPlan | None
+    tokens: int = 0  # that it passes on; 0: as many as before
+    merged: bool = False  # whether one of these is the mean of those that leave
 
     @property
     def dims(self) -> BlockDims:
         a, f = self.attention, self.ffn
-        return BlockDims(*((0, 0, 0) if a is None else (len(a.heads), a.qk, a.vo)), 0 if f is None else f.width)
+        return BlockDims(
+            *((0, 0, 0) if a is None else (len(a.heads), a.qk, a.vo)),
+            0 if f is None else f.width,
+            self.tokens,
+            self.merged,
+        )
 
     def with_weights(self, block: Block) -> BlockPlan:
         """The same sizes, with these weights."""
@@ -157,6 +164,10 @@ def _faults(block: Block, plan: BlockPlan) -> Iterator[str]:
     ):
         if planned is not None and there is None:
             yield f"{what}, and the network has none there"
+    if plan.attention is None and (plan.tokens or block.tokens):
+        yield f"{plan.tokens or block.tokens} tokens to pass on, and no attention to rank them by"
+    if plan.merged and not plan.tokens:
+        yield "merged tokens, and no number of tokens to pass on"
     if plan.attention is not None and block.attention is not None:
         yield from _attention_faults(block.attention, plan.attention)
     if plan.ffn is not None and block.ffn is not None:
@@ -214,7 +225,7 @@ def _label_faults(count: int, neurons: Tensor, labels: Tensor) -> Iterator[str]:
 def _recorded(plan: BlockPlan) -> BlockRecord:
     a, f = plan.attention, plan.ffn
     attention = None if a is None else AttentionRecord(in_ranges(a.heads), a.qk, a.vo)
-    return BlockRecord(plan.block, attention, None if f is None else _recorded_ffn(f))
+    return BlockRecord(plan.block, attention, None if f is None else _recorded_ffn(f), plan.tokens, plan.merged)
 
 
 def _recorded_ffn(plan: FfnPlan) -> FfnRecord:
@@ -241,21 +252,24 @@ def planned(record: StepRecord) -> Plan:
 def _planned_block(record: BlockRecord) -> BlockPlan:
     a, f = record.attention, record.ffn
     attention = None if a is None else AttentionPlan(tuple(from_ranges(a.heads)), a.qk, a.vo)
-    if f is None:
-        return BlockPlan(record.block, attention, None)
-    neurons = from_ranges(f.neurons)
-    if f.merged is None:
-        return BlockPlan(record.block, attention, FfnPlan(torch.tensor(neurons)))
+    ffn = None if f is None else _planned_ffn(record.block, f)
+    return BlockPlan(record.block, attention, ffn, record.tokens, record.merged)
+
+
+def _planned_ffn(block: int, record: FfnRecord) -> FfnPlan:
+    neurons = from_ranges(record.neurons)
+    if record.merged is None:
+        return FfnPlan(torch.tensor(neurons))
     place = {neuron: i for i, neuron in enumerate(neurons)}
     into = dict(place)
-    for anchor, others in f.merged.items():
+    for anchor, others in record.merged.items():
         if int(anchor) not in place:
-            raise PlanError(f"the plan of block {record.block} merges neurons into {anchor}, which does not stay")
+            raise PlanError(f"the plan of block {block} merges neurons into {anchor}, which does not stay")
         into |= dict.fromkeys(from_ranges(others), place[int(anchor)])
     if sorted(into) != list(range(len(into))):
-        raise PlanError(f"the plan of block {record.block} neither keeps nor merges some neuron below {max(into)}")
+        raise PlanError(f"the plan of block {block} neither keeps nor merges some neuron below {max(into)}")
     labels = torch.tensor([into[neuron] for neuron in range(len(into))])
-    return BlockPlan(record.block, attention, FfnPlan(torch.tensor(neurons), labels))
+    return FfnPlan(torch.tensor(neurons), labels)
 
 
 # -- beside an unfinished run ------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from edgevit.derive.algebra.attention import keep_heads, narrow
 from edgevit.derive.plan import AttentionPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.errors import PlanError
 from edgevit.models.anatomy import Attention, Block, Ffn
+from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 from edgevit.models.slim import bare_copy
 
@@ -27,14 +28,30 @@ def realise(network: nn.Module, plan: Plan) -> nn.Module:
     family = family_of(network)
     blocks = family.read(network)
     plan.check(blocks)
+    _check_tokens(plan, blocks, family.geometry(network))
     old = [blocks[i] for i in plan.kept_blocks]
     attentions = _attentions([b.attention for b in old], [b.attention for b in plan.blocks])
     ffns = [_ffn(b.ffn, planned.ffn) for b, planned in zip(old, plan.blocks, strict=True)]
     if len(old) < len(blocks):
         network = bare_copy(network)
         family.keep_blocks(network, plan.kept_blocks)
-    slim = family.build(network, [Block(*pair) for pair in zip(attentions, ffns, strict=True)])
+    parts = zip(attentions, ffns, plan.blocks, strict=True)
+    slim = family.build(network, [Block(a, f, planned.tokens, planned.merged) for a, f, planned in parts])
     return slim if plan.embed is None else narrow_embedding(slim, plan.embed)
+
+
+def _check_tokens(plan: Plan, blocks: Sequence[Block], geometry: Geometry) -> None:
+    """See that each block passes on fewer tokens than reach it, and one that may leave among them."""
+    reaching, prefix = geometry.tokens, geometry.tokens - geometry.patches
+    for planned in plan.blocks:
+        passed = planned.tokens or blocks[planned.block].tokens
+        least = prefix + 1 + int(planned.merged)
+        if passed and not least <= passed < reaching:
+            raise PlanError(
+                f"the plan of block {planned.block} has {passed} tokens to pass on, expected {least} to "
+                f"{reaching - 1}: {reaching} reach it, and {prefix} of them always stay"
+            )
+        reaching = passed or reaching
 
 
 def narrow_embedding(network: nn.Module, plan: EmbedPlan) -> nn.Module:

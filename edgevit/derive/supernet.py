@@ -41,6 +41,7 @@ from edgevit.folder.model import ModelSpec
 from edgevit.folder.names import HISTORY
 from edgevit.folder.supernet import Point, SettingsRecord, SupernetRecord, Unit
 from edgevit.folder.unfinished import open_partial, partial_folder
+from edgevit.models.anatomy import check_all_pass
 from edgevit.models.checkpoint import Model, derived_spec, open_network, save
 from edgevit.models.families import family_of
 from edgevit.progress import Progress, Silent
@@ -175,6 +176,7 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
     opened = open_for(found, request.base, request, head, task, passes, Cache(None))
     spec = opened.base.spec
     budget = make_budget(spec.macs, spec.params, rate=request.rate)
+    check_all_pass(family_of(opened.network).read(opened.network), "a super-network")
     check_reachable(spec.blocks, family_of(opened.network).geometry(opened.network), budget, policy)
     steps = training.steps
     if steps is None:

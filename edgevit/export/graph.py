@@ -59,8 +59,16 @@ def _layer_norm(input, normalized_shape, weight, bias, eps=1e-5, cudnn_enable=Tr
     return op.Add(op.Mul(op.Div(centred, op.Sqrt(op.Add(variance, least))), weight), bias)
 
 
+def _sort(input, stable=True, dim=-1, descending=False):  # type: ignore[no-untyped-def]
+    """Translate a stable sort: of equal values ONNX's TopK takes the one with the lower index first."""
+    return op.TopK(input, op.Constant(value_ints=[input.shape[dim]]), axis=dim, largest=int(descending), sorted=1)
+
+
 def _translations(opset: int) -> dict[Any, Any]:
-    table = {torch.ops.aten.scaled_dot_product_attention.default: _attention}
+    table = {
+        torch.ops.aten.scaled_dot_product_attention.default: _attention,
+        torch.ops.aten.sort.stable: _sort,  # by which tokens are chosen, and which the exporter does not know
+    }
     return table if opset >= NATIVE_LAYER_NORM else {**table, torch.ops.aten.layer_norm.default: _layer_norm}
 
 

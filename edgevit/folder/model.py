@@ -4,11 +4,13 @@ Schema history: 1  first version
                 2  rejection; models of schema 1 are still read: they have none
                 3  spec_sha256, of all the rest of the file: 2 heads of 16 made into 1 of 32 would fit the weights, too
                 4  an attention or an FFN that is gone has sizes of 0
-                5  base.embed; where it is not said, the model's embedding is as wide as its base's
+                5  base.embed; where it is not said, the model's embedding is as wide as its base's;
+                   tokens and merged, of a block that passes on only some of its tokens
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -38,12 +40,20 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True)
 class BlockDims:
-    """The dimensions that pruning changes, in one block; those of an attention or an FFN that is gone are zero."""
+    """What pruning changes in one block; the sizes of an attention or an FFN that is gone are zero."""
 
     heads: Dimension
     qk: Dimension  # width of a query and of a key, per head
     vo: Dimension  # width of a value, per head
     ffn: Dimension
+    # Tokens that it passes on, class, distillation and register tokens among them; 0: all that it is given.
+    tokens: Dimension = 0
+    merged: bool = False  # whether one of these is the mean of those that leave
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Those that its weights have."""
+        return {"heads": self.heads, "qk": self.qk, "vo": self.vo, "ffn": self.ffn}
 
     @property
     def has_attention(self) -> bool:
@@ -156,8 +166,8 @@ class ModelSpec:
 
     @property
     def plain_timm(self) -> bool:
-        """Whether every block is timm's own attention."""
-        return all(b.qk == b.vo for b in self.blocks)
+        """Whether every block is timm's own attention, and every token passes through all of them."""
+        return all(b.qk == b.vo and not b.tokens for b in self.blocks)
 
     def fault(self) -> str | None:
         """What contradicts itself, as the end of a sentence that starts with the file's name; None: nothing."""
@@ -171,6 +181,8 @@ class ModelSpec:
                 return (
                     f"has {b.heads} heads of widths {b.qk} and {b.vo} in block {i}: all are 0 where attention is gone"
                 )
+        if (told := _token_fault(self.blocks)) is not None:
+            return told
         if len(set(names)) < len(names) or len(set(self.class_columns)) < len(names):
             return "has a class twice"
         if self.head == "subset" and len(names) != outputs:
@@ -180,6 +192,22 @@ class ModelSpec:
         if self.head == "full" and any(column >= outputs for column in self.class_columns):
             return f"has a class beyond its {outputs} outputs"
         return None
+
+
+def _token_fault(blocks: Sequence[BlockDims]) -> str | None:
+    """What contradicts itself in the tokens that blocks pass on; None: nothing."""
+    least: int | None = None
+    for i, block in enumerate(blocks):
+        if block.merged and not block.tokens:
+            return f"has merged tokens in block {i}, which no token leaves"
+        if not block.tokens:
+            continue
+        if not block.has_attention:
+            return f"has tokens leave block {i}, which has no attention to rank them by"
+        if least is not None and block.tokens >= least:
+            return f"has {block.tokens} tokens pass block {i}, and {least} an earlier one: fewer must pass a later one"
+        least = block.tokens
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """plan.json: what became of each block of a base, step by step, for a person to read.
 
 Schema history: 1  first version
-                2  embed; a step of schema 1 leaves the embedding as it is
+                2  embed; a step of schema 1 leaves the embedding as it is; tokens and merged, of a block that passes on
+                   only some of its tokens
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pydantic import Field
 
 from edgevit.errors import CheckpointError
 from edgevit.folder.documents import Reader
-from edgevit.folder.model import Index, Size
+from edgevit.folder.model import Dimension, Index, Size
 from edgevit.folder.records import RecordKind
 
 READER = Reader(CheckpointError, mend="copy the folder again, or derive the model again")
@@ -44,6 +45,8 @@ class BlockRecord:
     block: Index  # its number before this step
     attention: AttentionRecord | None  # None: gone
     ffn: FfnRecord | None
+    tokens: Dimension = 0  # that it passes on; 0: as many as before
+    merged: bool = False  # whether one of these is the mean of those that leave
 
 
 @dataclass(frozen=True)

@@ -213,10 +213,12 @@ class Ffn:
 
 @dataclass(frozen=True)
 class Block:
-    """The weights of one block; a site that is gone is None."""
+    """The weights of one block, a site that is gone is None, and how many tokens it passes on."""
 
     attention: Attention | None
     ffn: Ffn | None
+    tokens: int = 0  # 0: all, or, where it is to be built, as many as the model's block there
+    merged: bool = False  # whether one of these is the mean of those that leave
 
     @property
     def embed(self) -> int:
@@ -230,7 +232,7 @@ class Block:
     def dims(self) -> BlockDims:
         a, f = self.attention, self.ffn
         heads, qk, vo = (0, 0, 0) if a is None else (a.heads, a.qk, a.vo)
-        return BlockDims(heads, qk, vo, 0 if f is None else f.neurons)
+        return BlockDims(heads, qk, vo, 0 if f is None else f.neurons, self.tokens, self.merged)
 
 
 def attentions(blocks: Sequence[Block]) -> list[Attention]:
@@ -249,6 +251,19 @@ def ffns(blocks: Sequence[Block]) -> list[Ffn]:
         UnsupportedModelError: one has none.
     """
     return [_there(block.ffn, i, "FFN") for i, block in enumerate(blocks)]
+
+
+def check_all_pass(blocks: Sequence[Block], what: str) -> None:
+    """Refuse blocks after which tokens leave.
+
+    Raises:
+        UnsupportedModelError: there is one; the message begins with `what`.
+    """
+    if (first := next((i for i, block in enumerate(blocks) if block.tokens), None)) is not None:
+        raise UnsupportedModelError(
+            f"{what} is of a model whose tokens pass through all of its blocks, and after block {first} of this one "
+            f"some leave; give the model that it came from"
+        )
 
 
 def _there(part: Part | None, block: int, what: str) -> Part:

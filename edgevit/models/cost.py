@@ -6,13 +6,15 @@ VO widths, e FFN width, C classes, p patch size:
     (3 (N-1) p^2 + 2 L N + C + 1) d + sum_l [ (2 N d + N^2)(q_l + v_l) H_l + 2 N d e_l ]
 
 which gives the published 17.57, 4.60 and 1.25 G for DeiT-Base, -Small and -Tiny. Where a model has more than a class
-token, N counts every token and N-1 is the number of patches; a second head counts its own C.
+token, N counts every token and N-1 is the number of patches; a second head counts its own C. Where tokens leave, the N
+of a block is the number of those that reach it; ranking them, 0.1 % of a block, is not counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 from edgevit.models.anatomy import Axis, BlockDims, Site
@@ -43,7 +45,7 @@ class Geometry:
     """What pruning leaves alone, and so what the cost of given block dimensions depends on."""
 
     embed: int
-    tokens: int  # patches and prefix tokens
+    tokens: int  # patches and prefix tokens, as many as the first block is given
     patches: int
     patch_values: int  # input values per patch: channels * height * width
     outputs: int  # rows of the classifier, over all heads of a distilled model
@@ -65,6 +67,15 @@ class Geometry:
     def fixed_embed(self) -> str | None:
         """Why the embedding cannot be narrowed; None: it can."""
         return next((site.frozen["embed"] for site in self.sites if "embed" in site.frozen), None)
+
+    def at(self, tokens: int) -> Geometry:
+        """The same where so many tokens pass through blocks."""
+        return replace(self, tokens=tokens)
+
+    def reaching(self, blocks: Sequence[BlockDims]) -> list[int]:
+        """How many tokens each block is given."""
+        passed = accumulate(blocks, lambda n, block: block.tokens or n, initial=self.tokens)
+        return list(passed)[: len(blocks)]
 
     def frozen(self, block: int) -> Mapping[Axis, str]:
         """The axes of a block's sites that cannot be cut, with the reason."""
@@ -97,19 +108,24 @@ class Geometry:
             return self.tokens * self.embed  # of its norm
         return self.embed * (self.attention if kind == "attention" else self.ffn).vectors
 
+    def fixed_in(self, blocks: Sequence[BlockDims], quantity: Quantity) -> int:
+        """Cost of everything that the widths of these blocks do not change."""
+        total = self.fixed(0, quantity)
+        for block, tokens in zip(blocks, self.reaching(blocks), strict=True):
+            at = self.at(tokens)
+            total += at.site_fixed("attention", quantity) if block.has_attention else 0
+            total += at.site_fixed("ffn", quantity) if block.has_ffn else 0
+        return total
+
     def block_cost(self, block: BlockDims, quantity: Quantity) -> int:
-        """Cost of what the widths of one block change."""
+        """Cost of what the widths of one block change, for `tokens` tokens."""
         unit = self.unit_costs(block.heads, quantity)
         return unit.qk * block.qk + unit.vo * block.vo + unit.ffn * block.ffn
 
     def cost(self, blocks: Sequence[BlockDims], quantity: Quantity) -> int:
         """Cost of a model: what lies outside its blocks, and the sum over the sites that are there."""
-        total = self.fixed(0, quantity)
-        for block in blocks:
-            total += self.block_cost(block, quantity)
-            total += self.site_fixed("attention", quantity) if block.has_attention else 0
-            total += self.site_fixed("ffn", quantity) if block.has_ffn else 0
-        return total
+        pairs = zip(blocks, self.reaching(blocks), strict=True)
+        return self.fixed_in(blocks, quantity) + sum(self.at(n).block_cost(block, quantity) for block, n in pairs)
 
     def macs(self, blocks: Sequence[BlockDims]) -> int:
         """Multiply-accumulates of one image."""

@@ -69,13 +69,15 @@ class Lesson:
         self.distillation, self.network, self.columns = distillation, network, list(columns)
         self.teacher = distillation.teacher
         self.final: list[Tensor] = [torch.empty(0)] * 2  # final tokens [B, N, d] of network and teacher
+        # Where tokens leave, those of one image are compared that always stay: class, distillation, register tokens.
+        self.compared = _always_there(network, self.teacher) if distillation.tokens > 0 else None
 
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Observe the final tokens, if they are in the loss, while the network trains."""
 
         def see(index: int, inputs: Any, output: Tensor) -> None:
-            self.final[index] = output
+            self.final[index] = output[:, : self.compared]
 
         models = (self.network, self.teacher)
         wanted = self.distillation.tokens > 0
@@ -114,12 +116,26 @@ class Lesson:
             raise OptionError(
                 f"the teacher tells {taught} classes apart and the network {given}; give a teacher of the same classes"
             )
+        if self.compared == 0:
+            raise OptionError(
+                "tokens leave the network or its teacher, and no token of it always stays to be compared; set "
+                "token_weight to 0"
+            )
         if self.final[0].shape != self.final[1].shape:
             seen, wanted = (list(final.shape[1:]) for final in self.final)
             raise OptionError(
                 f"the teacher's final tokens are {wanted} and the network's {seen} (tokens, width); "
                 f"set token_weight to 0, or give a teacher of the same width"
             )
+
+
+def _always_there(*networks: nn.Module) -> int | None:
+    """How many tokens, the first ones, all of the networks have of every image; None: all that there are."""
+    families = [(family_of(network), network) for network in networks]
+    if not any(block.tokens for family, network in families for block in family.read(network)):
+        return None
+    geometries = [family.geometry(network) for family, network in families]
+    return min(geometry.tokens - geometry.patches for geometry in geometries)
 
 
 # -- for methods -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from small_models import write_derived
+from small_models import write_derived, write_fewer_tokens
 
 from edgevit.folder.derivation import DERIVATION_KIND, FittedHead
 from edgevit.folder.model_folder import ModelFolder
@@ -23,6 +23,14 @@ def test_a_model_is_shown_block_by_block_with_what_can_be_fused(edgevit_main: An
     told = json.loads(edgevit_main("show", folder, "--json").out)
     assert told["model"]["blocks"] == json.loads((folder / "model.json").read_text())["blocks"]
     assert told["derivation"] == json.loads((folder / "derivation.json").read_text())
+
+
+def test_the_tokens_that_reach_each_block_are_shown_where_some_leave(edgevit_main: Any, tmp_path: Path) -> None:
+    folder = write_fewer_tokens(tmp_path / "m", 10, 0, 0, depth=3)
+    shown = " ".join(edgevit_main("show", folder).out.split())
+    assert "tokens that reach a block" in shown and shown.count("10/17") == 2 and "17/17" in shown
+    assert "tokens" not in edgevit_main("show", write_derived(tmp_path / "whole", 24, 16)).out
+    assert json.loads((folder / "model.json").read_text())["blocks"][0]["tokens"] == 10
 
 
 def test_a_head_that_was_fitted_is_told_of(edgevit_main: Any, tmp_path: Path) -> None:

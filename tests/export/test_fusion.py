@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 import torch
 from foreign_onnx import write_vit
-from small_models import random_base, slimmed
+from small_models import random_base, slimmed, with_fewer_tokens
 
 from edgevit.errors import ExportError
 from edgevit.export.fusion import Fusion, count_fused, remark
@@ -29,6 +30,13 @@ def test_equal_widths_fuse_in_every_block(width: int, tmp_path: Path) -> None:
     fusion = fused_blocks(network, tmp_path / "model.onnx")
     assert (fusion.fused, fusion.expected, fusion.blocks) == (2, 2, 2)
     assert remark(fusion) is None
+
+
+@pytest.mark.parametrize("args", [{}, {"class_token": False, "global_pool": "avg"}], ids=["class token", "none"])
+def test_ranking_tokens_costs_no_fused_attention(args: Any, tmp_path: Path) -> None:
+    network = with_fewer_tokens(random_base(embed_dim=128, depth=3, **args), 12, 6, 0, merged=True)
+    fusion = fused_blocks(network, tmp_path / "model.onnx")
+    assert (fusion.fused, fusion.expected, fusion.blocks) == (3, 3, 3)
 
 
 @pytest.mark.parametrize(("qk", "vo"), [(24, 16), (16, 32), (8, 8)])

@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
-from small_models import random_base, slimmed
+from small_models import random_base, slimmed, with_fewer_tokens
 
 from edgevit.export.gates import check_graph
 from edgevit.export.graph import write_onnx
@@ -28,6 +28,33 @@ def test_older_operator_sets_compute_the_same(tmp_path: Path, opset: int, pool: 
     write_onnx(network, path, input_size=(3, 32, 32), batch=batch, opset=opset, metadata={})
     counts = check_graph(path, opset)
     assert ("LayerNormalization" in counts) == (opset >= 17)
+    torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(("opset", "merged", "args"), [
+    (16, True, {}), (20, False, {}), (20, True, {"class_token": False, "global_pool": "avg"}),
+])  # fmt: skip
+def test_tokens_leave_in_a_file_of_any_batch_as_they_do_in_torch(
+    tmp_path: Path, opset: int, merged: bool, args: Any
+) -> None:
+    network = with_fewer_tokens(random_base(depth=3, **args), 9, 4, 0, merged=merged)
+    path = tmp_path / "model.onnx"
+    write_onnx(network, path, input_size=(3, 32, 32), batch="dynamic", opset=opset, metadata={})
+    assert check_graph(path, opset)["TopK"] == 2
+    sizes = {i.name: onnx.numpy_helper.to_array(i).tolist() for i in onnx.load(path).graph.initializer if i.dims == [1]}
+    topk = [node for node in onnx.load(path).graph.node if node.op_type == "TopK"]
+    assert [sizes[node.input[1]] for node in topk] == [[16], [9 - (not args)]]  # constant, of any batch
+    for count in (1, 3):
+        images = torch.randn(count, 3, 32, 32)
+        torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
+
+
+def test_of_tokens_that_are_looked_at_alike_the_first_go_on_in_a_file_too(tmp_path: Path) -> None:
+    network = with_fewer_tokens(random_base(), 6, 0)
+    with torch.no_grad():  # no query: all tokens are looked at alike
+        network.blocks[0].attn.qkv.weight[:64] = network.blocks[0].attn.qkv.bias[:64] = 0
+    path, images = tmp_path / "model.onnx", torch.randn(2, 3, 32, 32)
+    write_onnx(network, path, input_size=(3, 32, 32), batch="dynamic", opset=20, metadata={})
     torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
 
 

@@ -55,6 +55,21 @@ def write_derived(
     return folder
 
 
+def with_fewer_tokens(network: torch.nn.Module, *counts: int, merged: bool = False) -> torch.nn.Module:
+    """A copy whose blocks pass on so many tokens; 0: all."""
+    blocks = zip(vit.read(network), counts, strict=True)
+    return vit.build(network, [replace(b, tokens=n, merged=merged and n > 0) for b, n in blocks]).eval()
+
+
+def write_fewer_tokens(folder: Path, *counts: int, merged: bool = False, **args: Any) -> Path:
+    """Write a model folder whose blocks pass on so many tokens."""
+    network = random_base(**args)
+    base, slim = describe(network, "vit_tiny_patch16_224", {**ARGS, **args}), with_fewer_tokens(network, *counts)
+    labels = tuple(ClassLabel(str(i), i) for i in range(10))
+    save(replace(base, network=slim, spec=derived_spec(base.spec, slim, "full", labels)), folder)
+    return folder
+
+
 def write_halves(folder: Path, **args: Any) -> Path:
     """Write a model folder whose first block has no attention and whose last has no FFN."""
     network = random_base(**args)

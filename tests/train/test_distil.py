@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import with_fewer_tokens
 from teaching import CLASSES, Bench, divergence
 
 from edgevit.derive.methods import load_method
@@ -62,6 +63,23 @@ def test_final_tokens_are_what_the_head_pools(small_vit: Any, args: dict[str, An
 def test_impossible_options_of_a_teacher_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         load_method("vulcan").Config(**options)
+
+
+def test_where_tokens_leave_those_are_compared_that_always_stay(bench: Bench) -> None:
+    images, fewer = next(bench.task.train.batches(8))[0], with_fewer_tokens(bench.base, 6, 0)
+    lesson = Lesson(bench.teacher(0.7, 2.0, 0.5), fewer, CLASSES)
+    lesson.check(images)
+    with lesson.watch():
+        parts = lesson.losses(images, fewer(images))
+    final = [m.forward_features(images)[:, :1] for m in (fewer, bench.base)]  # type: ignore[operator]
+    torch.testing.assert_close(parts["loss_tokens"], token_loss(*final))
+
+
+def test_tokens_that_all_may_leave_are_not_compared(small_vit: Any) -> None:
+    base = small_vit(class_token=False, global_pool="avg")
+    lesson = Lesson(Distillation(base, 0.9, 2.0, tokens=1.0), with_fewer_tokens(base, 6, 0), CLASSES)
+    with pytest.raises(OptionError, match="no token of it always stays to be compared; set token_weight to 0"):
+        lesson.check(torch.zeros(1, 3, 32, 32))
 
 
 def test_a_teacher_that_does_not_fit_is_refused(bench: Bench, small_vit: Any) -> None:

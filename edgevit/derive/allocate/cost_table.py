@@ -244,9 +244,11 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
             "depth": len(base),
         }
         _refuse_other("the base", self.base, own)
+        if any(dims.tokens for dims in base):
+            raise CostTableError("cost table: tokens leave this base, and no table says what blocks cost for fewer")
         priced = [self.in_quantity(quantity) for quantity in self.quantities]
         for i, (dims, least) in enumerate(zip(base, smallest(base, policy, geometry), strict=True)):
-            _refuse_other(f"block {i}", self.block(i).base, vars(dims))
+            _refuse_other(f"block {i}", self.block(i).base, dims.sizes)
             if i > 0 and len(self.blocks) == 1 and dims == base[0]:
                 continue
             for prices in priced:

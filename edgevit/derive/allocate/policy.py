@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import floor
+from typing import Any
 
 from edgevit.derive.allocate.budget import Budget
 from edgevit.errors import BudgetError, OptionError, UnknownNameError
@@ -109,9 +110,10 @@ def _knobs(
     base: Sequence[BlockDims], wishes: Sequence[Widths], geometry: Geometry, budget: Budget, policy: Policy
 ) -> list[_Knob]:
     knobs = []
+    reaching = geometry.reaching(base)
     for i, (dims, wish) in enumerate(zip(base, wishes, strict=True)):
         # By a table a unit has no cost of its own, and `_fit_by_table` asks for none.
-        unit = UnitCosts(0, 0, 0) if budget.prices else geometry.unit_costs(dims.heads, budget.linear)
+        unit = UnitCosts(0, 0, 0) if budget.prices else geometry.at(reaching[i]).unit_costs(dims.heads, budget.linear)
         ends = limits(dims, policy, geometry.frozen(i))
         if policy.equal and ends["qk"] == ends["vo"]:
             both = (wish.qk + wish.vo) / 2
@@ -127,7 +129,7 @@ def smallest(base: Sequence[BlockDims], policy: Policy, geometry: Geometry) -> t
     """The smallest dimensions that a policy and a model's frozen axes allow."""
     ends = [limits(dims, policy, geometry.frozen(i)) for i, dims in enumerate(base)]
     return tuple(
-        BlockDims(dims.heads, low["qk"][0], low["vo"][0], low["ffn"][0]) for dims, low in zip(base, ends, strict=True)
+        replace(dims, qk=low["qk"][0], vo=low["vo"][0], ffn=low["ffn"][0]) for dims, low in zip(base, ends, strict=True)
     )
 
 
@@ -189,7 +191,7 @@ def fit(
 
     if budget.prices is not None:
         return _fit_by_table(knobs_at, base, geometry, budget)
-    fixed = geometry.fixed(len(base), budget.linear)
+    fixed = geometry.fixed_in(base, budget.linear)
 
     def real_cost(knobs: Sequence[_Knob]) -> float:
         return fixed + sum(min(max(k.wish, k.minimum), k.maximum) * k.unit_cost for k in knobs)
@@ -209,7 +211,7 @@ def _turned(base: Sequence[BlockDims], knobs: Sequence[_Knob], widths: Sequence[
     """The base with its knobs at these widths."""
     dims = list(base)
     for knob, width in zip(knobs, widths, strict=True):
-        dims[knob.block] = replace(dims[knob.block], **dict.fromkeys(knob.fields, width))
+        dims[knob.block] = replace(dims[knob.block], **dict[str, Any](dict.fromkeys(knob.fields, width)))
     return tuple(dims)
 
 

@@ -61,7 +61,10 @@ class Family(Protocol):
         """
 
     def resize(self, model: nn.Module, dims: Sequence[BlockDims], names: Container[str] | None = None, /) -> None:
-        """Give the blocks these dimensions in place, weights undefined: for loading weights of these `names`."""
+        """Give the blocks these dimensions in place, weights undefined: for loading weights of these `names`.
+
+        With `tokens` 0 a block passes on as many as it does; so it is for `build`.
+        """
 
     def keep_blocks(self, model: nn.Module, indices: Sequence[int], /) -> None:
         """Remove every block but these, in place."""
@@ -72,7 +75,7 @@ class Family(Protocol):
     # -- what can be observed
 
     def layers(self, model: nn.Module, /) -> list[nn.Module]:
-        """The blocks themselves, each from tokens [B, N, d] to tokens."""
+        """The blocks themselves, each from tokens [B, N, d] to tokens, perhaps fewer."""
 
     def attention_inputs(self, model: nn.Module, /) -> list[nn.Module | None]:
         """The modules whose input is the attention's normalised tokens [B, N, d]."""
@@ -118,7 +121,7 @@ class Family(Protocol):
     # -- without edgevit
 
     def plain_loader(self, model: nn.Module, /) -> str | None:
-        """Lines of Python that make the model with torch and timm alone; None where timm has no such attention."""
+        """Lines of Python that make the model with torch and timm alone; None where timm has no such module."""
 
 
 def family_names() -> list[str]:

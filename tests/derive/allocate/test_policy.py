@@ -152,7 +152,7 @@ def test_widths_by_rate_spend_a_table_until_no_step_fits(geometries, policy, ms)
         "schema": 2, "measured_on": "paper", "between": "linear", "fixed_ms": 0.2,
         "base": {"family": "vit", "embed": 192, "tokens": 197, "patch_values": 768, "depth": 2},
         "blocks": [{
-            "base": vars(base[0]), "block_ms": 0.05,
+            "base": base[0].sizes, "block_ms": 0.05,
             "attention": [{"heads": 3, "width": w, "ms": 0.1 + 0.01 * w} for w in (1, 64)],
             "ffn": [{"width": 1, "ms": 0.05}, {"width": 384, "ms": 1.1}, {"width": 768, "ms": 1.2}],
         }],

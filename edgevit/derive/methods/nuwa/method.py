@@ -244,8 +244,8 @@ def _wishes(
         return lambda rate: [Widths(*a, d.ffn * (1 - rate)) for a, d in zip(attention, dims, strict=True)]
     geometry = family_of(problem.network).geometry(problem.network)
     curves = []
-    for d, qk, vo, removal in zip(dims, spectra.qk, spectra.vo, removals, strict=True):
-        unit = geometry.unit_costs(d.heads, problem.budget.linear)
+    for n, d, qk, vo, removal in zip(geometry.reaching(dims), dims, spectra.qk, spectra.vo, removals, strict=True):
+        unit = geometry.at(n).unit_costs(d.heads, problem.budget.linear)
         curves.append(Curve(_share(qk.values.square().sum(0)).cpu(), unit.qk))
         curves.append(Curve(_share(vo.values.square().sum(0)).cpu(), unit.vo))
         curves.append(Curve(_share(removal.cost.flip(0)).cpu(), unit.ffn))

@@ -22,10 +22,10 @@ from edgevit.models.anatomy import Attention, Axis, Block, BlockDims, Ffn, Site
 from edgevit.models.cost import Geometry, SiteCosts
 from edgevit.models.families.vit import embedding
 from edgevit.models.slim import HalfBlock, SlimAttention, bare_copy
+from edgevit.models.tokens import TokenBlock, frozen, passing
 
 ROTARY = "rotary embeddings stand between the projections and the dot product, so QK cannot be factorised"
 POST_NORM = "a norm after the residual sum's terms sees the whole embedding width"
-TOKENS = "no token leaves a block of this family"
 
 
 def matches(model: Any) -> bool:
@@ -44,7 +44,7 @@ def _mlp(block: Any) -> Any:
 
 def _reason_against(block: Any) -> str | None:
     """Why this block cannot be factorised, or None."""
-    if type(block) not in (TimmBlock, ResPostBlock, HalfBlock):
+    if type(block) not in (TimmBlock, ResPostBlock, HalfBlock, TokenBlock):
         return f"its blocks are {type(block).__name__}, which edgevit cannot read yet"
     attn, mlp = _attn(block), _mlp(block)
     if attn is not None and (reason := _reason_against_attention(attn)):
@@ -154,8 +154,13 @@ def _read_ffn(mlp: Any) -> Ffn:
 
 
 def read(model: Any) -> list[Block]:
-    parts = [(_attn(block), _mlp(block)) for block in model.blocks]
-    return [Block(attn and _read_attention(attn), mlp and _read_ffn(mlp)) for attn, mlp in parts]
+    return [_read_block(block) for block in model.blocks]
+
+
+def _read_block(block: Any) -> Block:
+    attn, mlp = _attn(block), _mlp(block)
+    passed = (block.count, block.merge) if isinstance(block, TokenBlock) else (0, False)
+    return Block(attn and _read_attention(attn), mlp and _read_ffn(mlp), *passed)
 
 
 def sites(model: Any) -> list[Site]:
@@ -163,16 +168,17 @@ def sites(model: Any) -> list[Site]:
     found = []
     whole = POST_NORM if any(map(_post_norm, model.blocks)) else embedding.reason_against(model)
     for i, block in enumerate(model.blocks):
-        frozen: dict[Axis, str] = {"tokens": TOKENS}
+        axes: dict[Axis, str] = frozen(block, is_last=i == len(model.blocks) - 1)
         if whole is not None:
-            frozen["embed"] = whole
-        found += [Site(i, "attention", frozen)] if _attn(block) is not None else []
-        found += [Site(i, "ffn", frozen)] if _mlp(block) is not None else []
+            axes["embed"] = whole
+        of_ffn: dict[Axis, str] = {axis: why for axis, why in axes.items() if axis != "site"}  # it ranks no tokens
+        found += [Site(i, "attention", axes)] if _attn(block) is not None else []
+        found += [Site(i, "ffn", of_ffn)] if _mlp(block) is not None else []
     return found
 
 
 def _post_norm(block: Any) -> bool:
-    return isinstance(block, ResPostBlock) or (isinstance(block, HalfBlock) and block.post_norm)
+    return isinstance(block, ResPostBlock) or (isinstance(block, (HalfBlock, TokenBlock)) and block.post_norm)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -206,9 +212,19 @@ def _resized(block: Any, dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias
             for name, rows in _input_layers(mlp).items():
                 setattr(mlp, name, nn.Linear(dim, rows * dims.ffn, bias=ffn_bias))
             mlp.fc2 = nn.Linear(dims.ffn, dim, bias=mlp.fc2.bias is not None)
-    if dims.has_attention and dims.has_ffn:
-        return block
-    return block if isinstance(block, HalfBlock) else HalfBlock(block, "attn" if dims.has_attention else "mlp")
+    if not ((dims.has_attention and dims.has_ffn) or isinstance(block, HalfBlock)):
+        if isinstance(block, TokenBlock):
+            assert dims.has_attention, "tokens are ranked by it"
+            block.drop_ffn()
+        else:
+            block = HalfBlock(block, "attn" if dims.has_attention else "mlp")
+    return block
+
+
+def _passing(model: Any, block: Any, dims: BlockDims) -> Any:
+    """The block, passing on as many tokens as `dims` say."""
+    prefix, has_class = model.num_prefix_tokens, model.cls_token is not None
+    return passing(block, dims.tokens, prefix, has_class=has_class, merge=dims.merged)
 
 
 def _replace_blocks(model: Any, blocks: Sequence[nn.Module]) -> None:
@@ -229,7 +245,7 @@ def resize(model: Any, dims: Sequence[BlockDims], names: Container[str] | None =
             qkv_bias, proj_bias = (f"blocks.{i}.attn.{layer}.bias" in names for layer in ("qkv", "proj"))
             ffn_bias = mlp is not None and all(f"blocks.{i}.mlp.{layer}.bias" in names for layer in _input_layers(mlp))
         biases = {"qkv_bias": qkv_bias, "proj_bias": proj_bias, "ffn_bias": ffn_bias}
-        made.append(_resized(block, model.embed_dim, block_dims, **biases))
+        made.append(_passing(model, _resized(block, model.embed_dim, block_dims, **biases), block_dims))
     _replace_blocks(model, made)
 
 
@@ -308,7 +324,7 @@ def build(model: Any, blocks: Sequence[Block]) -> Any:
             "proj_bias": a is not None and a.bo is not None,
             "ffn_bias": f is not None and f.b1 is not None,
         }
-        made.append(_resized(block, weights.embed, weights.dims, **biases))
+        made.append(_passing(model, _resized(block, weights.embed, weights.dims, **biases), weights.dims))
         if a is not None:
             _write_attention(made[-1].attn, a)
         if weights.ffn is not None:
@@ -467,9 +483,9 @@ _END = """model.load_state_dict(state)
 def plain_loader(model: Any) -> str | None:
     """Lines of Python that make `model` of `spec` (model.json) and `state` (its weights) with torch and timm alone.
 
-    None where timm has no such attention.
+    None where timm has no such attention, and where tokens leave, for which it has no module.
     """
-    if any(isinstance(_attn(block), SlimAttention) for block in model.blocks):
+    if any(isinstance(_attn(block), SlimAttention) or isinstance(block, TokenBlock) for block in model.blocks):
         return None
     post_norm = any(map(_post_norm, model.blocks))
     attention = "x + b.norm1(b.attn(x))" if post_norm else "x + b.ls1(b.attn(b.norm1(x)))"
