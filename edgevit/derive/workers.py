@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -161,11 +162,9 @@ def _end(workers: Sequence[_Worker[Any]]) -> None:
 
 def _work(link: Connection, threads: int) -> None:
     with importing():
-        import torch
-
         do: Callable[[Any], Any] = link.recv()  # which imports the module that it is a function of
-
-    torch.set_num_threads(threads)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(KeyboardInterrupt), sigterm_as_ctrl_c():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

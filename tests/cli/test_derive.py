@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import Program
 from safetensors.torch import load_file
 from small_base import TYPED
 
@@ -27,7 +28,7 @@ PROGRAM = "import sys; sys.argv[0] = 'edgevit'; from edgevit.cli.app import main
 
 @pytest.fixture(scope="module")
 def derived(tmp_path_factory: pytest.TempPathFactory, digits_checkpoint: Path) -> Any:
-    """One derivation in a process of its own, with its streams."""
+    """One derivation by the program itself, in a process of its own that imports torch, with its streams."""
     out = tmp_path_factory.mktemp("derived") / "t1"
     command = ["derive", *TYPED, "--checkpoint", digits_checkpoint, *TASK, *SHORT, "--rate", "0.5", "--out", out]
     done = subprocess.run(
@@ -155,22 +156,20 @@ def test_ctrl_c_leaves_a_state_that_the_same_command_resumes(
 ) -> None:
     out = tmp_path / "t1"
     long = ["--steps", "60", "--batch-size", "16", "--evaluations", "3", "--device", "cpu", "--rate", "0.5"]
-    command = [sys.executable, "-c", PROGRAM, "derive", *TYPED, "--checkpoint", str(digits_checkpoint), *TASK, *long,
-               "--out", str(out)]  # fmt: skip
-    process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    arguments = ["derive", *TYPED, "--checkpoint", digits_checkpoint, *TASK, *long, "--out", out]
+    program = Program("-c", PROGRAM, *arguments)
     history = tmp_path / "t1.partial" / "history.jsonl"
     deadline = time.monotonic() + 120
     while not (history.is_file() and '"step": 2' in history.read_text()):
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        assert program.poll() is None and time.monotonic() < deadline, program.stderr
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=120)
-    assert (process.returncode, stdout) == (130, ""), stderr
+    program.send_signal(signal.SIGINT)
+    code, stderr = program.wait(), program.stderr
+    assert (code, program.stdout) == (130, ""), stderr
     assert stderr.splitlines()[-1].startswith("error: stopped at step ") and "--resume goes on from" in stderr
     assert "Traceback" not in stderr
     assert [f.name for f in tmp_path.iterdir()] == ["t1.partial"]
 
-    arguments = command[3:]
     assert "holds an unfinished derivation; add --resume" in edgevit_main(*arguments).error
     other = edgevit_main(*arguments, "--resume", "--lr", "0.5").told[-1]
     assert "cannot resume" in other and "with other options" in other and "0.5" in other

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 import bad_jobs
 import pytest
+from forks import Program
 from small_base import PLAN, write_checkpoint
 
 from edgevit.derive import many
@@ -168,19 +167,18 @@ def test_workers_end_with_their_parent_and_what_trains_keeps_its_state(
         methods=[{"name": "vulcan", "training": TRAINING}],
     )
     history = tmp_path / "out" / "odd-half-vulcan.partial" / "history.jsonl"
-    command = [sys.executable, "-m", "edgevit.cli", "derive-many", str(file)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        while not (history.is_file() and '"step": 15' in history.read_text()):
-            assert process.poll() is None
-            time.sleep(0.05)
-        workers = _children(process.pid)
-        process.send_signal(sent)
-        _, said = process.communicate(timeout=120)  # which ends when all who hold stderr have ended
+    program = Program("-m", "edgevit.cli", "derive-many", file, new_session=True)
+    while not (history.is_file() and '"step": 15' in history.read_text()):
+        assert program.poll() is None
+        time.sleep(0.05)
+    workers = _children(program.pid)
+    program.send_signal(sent)
+    code = program.wait()
     _wait_until_gone(workers)
-    assert "Traceback" not in said
+    assert "Traceback" not in program.stderr
     if sent == signal.SIGTERM:
-        assert process.returncode == 130
-        assert said.splitlines()[-1].startswith("error: stopped; the same command goes on")
+        assert code == 130
+        assert program.stderr.splitlines()[-1].startswith("error: stopped; the same command goes on")
     state = json.loads((history.parent / "train" / "progress.json").read_text())
     assert 15 <= state["point"]["step"] < TRAINING["steps"] and holds_state(history.parent)
     with alone_in(tmp_path / "out", OutputError("busy")):
@@ -205,12 +203,10 @@ def _wait_until_gone(processes: list[int]) -> None:
 @pytest.mark.parametrize("after_s", [0.0, 1.0])
 def test_ctrl_c_while_a_worker_starts_is_one_line(plan: Any, tmp_path: Path, after_s: float) -> None:
     file, begun = plan(checkpoint=str(write_checkpoint(tmp_path))), tmp_path / "out" / "results.json"
-    command = [sys.executable, "-m", "edgevit.cli", "derive-many", str(file)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        while not begun.exists() and process.poll() is None:
-            time.sleep(0.05)
-        time.sleep(after_s)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        _, said = process.communicate(timeout=120)
-    assert process.returncode == 130 and "Traceback" not in said
-    assert said.splitlines()[-1].startswith("error: stopped; the same command goes on")
+    program = Program("-m", "edgevit.cli", "derive-many", file, new_session=True)
+    while not begun.exists() and program.poll() is None:
+        time.sleep(0.05)
+    time.sleep(after_s)
+    os.killpg(program.pid, signal.SIGINT)  # as a terminal does
+    assert program.wait() == 130 and "Traceback" not in program.stderr
+    assert program.stderr.splitlines()[-1].startswith("error: stopped; the same command goes on")

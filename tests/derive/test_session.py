@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from forks import in_two_processes
 from safetensors.torch import load_file
 from small_base import ARGS, derive, press_ctrl_c_in_step, write_checkpoint
-from two_processes import in_two_processes
 
 import edgevit
 from edgevit.derive import session
@@ -88,7 +88,7 @@ def test_two_processes_match_one(checkpoint, tmp_path, image_folder, taught):
         assert done.returncode == 0, done.stderr
         said = done.stdout
     else:
-        said = "".join(in_two_processes(command))
+        said = "".join(in_two_processes(*command))
     told = json.loads(said)  # exactly one process speaks
     assert (told["folder"], told["processes"]) == (str(tmp_path / "two"), 2)
     assert_close(one.folder, tmp_path / "two")

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edgevit.derive.jobs_file import Job
-    from edgevit.derive.many import Row
+    from edgevit.derive.jobs_table import Row
 
 
 def die(job: Job) -> Row:
     """End as by the system's hand, where the task is "odd"."""
     if job.task == "odd":
         os.kill(os.getpid(), signal.SIGKILL)
-    from edgevit.derive.many import Row
+    from edgevit.derive.jobs_table import Row
 
     return Row(job.name, job.task, job.budget, job.method, job.out, job.sha256(), "done", top1=1.0)
 

@@ -1,12 +1,9 @@
-import subprocess
-import sys
-
 import measured
 import pytest
 import torch
 import torch.nn.functional as F
+from forks import Program, in_two_processes
 from safetensors.torch import load_file
-from two_processes import in_two_processes
 
 from edgevit.data.task import open_task
 from edgevit.derive.measure.statistics import (
@@ -84,8 +81,8 @@ def test_products_are_exact_whatever_the_host_program_allows():
     if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # newer torch
         cases.append(("cuda.fp32_precision = 'tf32'", ATTRIBUTE, "cuda.fp32_precision == 'tf32'"))
     script = f"CASES = {cases!r}\n{ASK_ALLOWED}"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    program = Program("-c", script)
+    assert program.wait() == 0, program.stderr
 
 
 @pytest.mark.gpu
@@ -167,7 +164,7 @@ def test_statistics_that_are_no_numbers_name_their_block(small_vit, task):
 
 
 def test_two_processes_measure_the_same_as_one(tmp_path):
-    in_two_processes([measured.__file__, tmp_path / "two"])
+    in_two_processes(measured.__file__, tmp_path / "two")
     measured.measure(tmp_path / "one")
     one, two = load_file(tmp_path / "one"), load_file(tmp_path / "two")
     assert (int(one.pop("processes")), int(two.pop("processes"))) == (1, 2) and one.keys() == two.keys()
