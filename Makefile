@@ -8,7 +8,7 @@ BIN := .venv/bin
 # Whether .venv is of that Python's version; a PYTHON that is given and of another makes it anew.
 SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c '$(VERSION)' 2>/dev/null)"
 
-.PHONY: test lint sshd demo benchmark constraints clean other
+.PHONY: test lint sshd browser demo benchmark constraints clean other
 .DEFAULT_GOAL := test
 
 # The pinned versions need Python 3.11; 3.10 takes the newest that still know it.
@@ -42,6 +42,14 @@ sshd:
 
 test: lint sshd
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The page of `edgevit report` is tried in a browser where there is one; this installs one, which takes minutes.
+browser: .venv/ready
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+		{ test "$$(id -u)" = 0 && apt-get -qq update && apt-get -qq install -y chromium; } || \
+		{ echo "no Chromium here, and none could be installed; try: sudo apt install chromium" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e '.[browser]'
+	$(BIN)/python -m pytest -q tests/report/test_page_in_a_browser.py
 
 demo: .venv/ready
 	$(BIN)/python benchmarks/demo.py

@@ -14,11 +14,13 @@ HEAVY = ["torch", "timm", "numpy", "onnx", "onnxruntime", "tensorrt", "pycuda", 
         "edgevit.agent.runners.onnxruntime",
         "edgevit.board.bench",
         "edgevit.board.doctor",
+        "edgevit.report.run",
         "edgevit.report.runs",
         "edgevit.cli.bench",
         "edgevit.cli.board",
         "edgevit.cli.compare",
         "edgevit.cli.profiles",
+        "edgevit.cli.report",
     ],
 )
 def test_importing_it_in_a_clean_interpreter_loads_nothing_heavy(module):

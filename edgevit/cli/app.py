@@ -21,6 +21,7 @@ from edgevit.cli import (
     methods,
     profiles,
     prove,
+    report,
     show,
     supernet,
     sweep,
@@ -33,8 +34,8 @@ from edgevit.signals import sigterm_as_ctrl_c
 from edgevit.version import written_by
 
 COMMANDS = (
-    sweep, derive, base, methods, derive_many, supernet, export, bench, compare, cost, evaluate, show, board, profiles,
-    prove, cache,
+    sweep, derive, base, methods, derive_many, supernet, export, bench, compare, report, cost, evaluate, show, board,
+    profiles, prove, cache,
 )  # fmt: skip
 
 

@@ -53,3 +53,13 @@ def repeated(context: typer.Context, command: str, /, **changed: Any) -> str:
             for one in value if isinstance(value, (list, tuple)) else (value,):
                 words += [parameter.opts[0], str(one)]
     return shlex.join(words)
+
+
+def page_line(*paths: Path) -> str:
+    """The command that makes a page of these models and runs."""
+    return f"One page of it all: {shlex.join(['edgevit', 'report', *dict.fromkeys(map(str, paths))])}"
+
+
+def among(folder: Path) -> Path:
+    """The folder that holds a model's among others; the model's own where that is the one edgevit was started in."""
+    return folder if folder.absolute().parent == Path.cwd() else folder.parent

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgevit.cli import arguments
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 from edgevit.errors import OutputError
@@ -71,6 +72,9 @@ def main(
     verdicts = judge(gates, runs)
     comparisons = compare_runs(earlier, runs, force=judging.force) if earlier else []
     show_judged(console, verdicts, comparisons)
+    if judging.output is not None:
+        folders = [arguments.among(model) for model in request.models if model.is_dir()]
+        console.show(arguments.page_line(*folders, judging.output))
     console.show(next_command(request.models, judging.output))
     console.result({**result_of(done, rows, verdicts, in_turns, comparisons), "layers": layers})
     return exit_code(verdicts, runs)

@@ -96,6 +96,7 @@ def _next(console: Console, context: typer.Context, request: MeetRequest, deriva
     if not derivations:
         return
     out = derivations[-1].folder
+    console.show(arguments.page_line(arguments.among(out)))
     console.show(f"Next: edgevit {'bench' if derivations[-1].record.met else 'export'} {out}")
     unpruned = out.with_name("base")
     if request.base is not None and not unpruned.exists():

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from edgevit.cli import arguments
 from edgevit.cli.arguments import option
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag, write
 from edgevit.imports import importing
@@ -39,7 +40,7 @@ def main(
     """
     from edgevit.derive.jobs_file import read_jobs
 
-    read_jobs(plan)  # before torch is imported
+    _, layout = read_jobs(plan)  # before torch is imported
 
     from dataclasses import asdict
 
@@ -54,6 +55,7 @@ def main(
     for row in rows:
         table.add_row(*cells(row))
     console.show(table)
+    console.show(arguments.page_line(Path(layout.out)))
     console.result({"rows": [asdict(row) for row in rows]})
     if any(row.state == "failed" for row in rows):
         raise typer.Exit(1)

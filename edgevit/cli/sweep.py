@@ -41,6 +41,7 @@ def main(
 
     found, out = run(request, console.progress), request.out
     show_sweep(console, out, found)
+    console.show(arguments.page_line(out))
     chosen = found.chosen()
     if chosen is None:
         lower = f"{request.rates[0] / 2:.2g}"

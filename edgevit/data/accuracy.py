@@ -19,6 +19,8 @@ class Accuracy:
     total: tuple[int, ...]
     restricted: tuple[int, ...]
     full: tuple[int, ...]
+    # Of the images of each class (a row), how many are taken for which (a column); None: not counted.
+    answers: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def images(self) -> int:
@@ -43,8 +45,22 @@ class Accuracy:
         """The class that is classified worst, and how well."""
         return min(((n, a) for n, a in self.per_class().items() if a is not None), key=lambda pair: pair[1])
 
+    def confused(self) -> dict[str, dict[str, int]] | None:
+        """Of each class, how many images are taken for which other; what never happens is left out."""
+        if self.answers is None:
+            return None
+        names = self.class_names
+        wrong = {
+            name: {names[j]: n for j, n in enumerate(row) if n and j != i}
+            for i, (name, row) in enumerate(zip(names, self.answers, strict=True))
+        }
+        return {name: others for name, others in wrong.items() if others}
+
     def record(self) -> AccuracyRecord:
-        return AccuracyRecord(self.top1, self.images, self.per_class())
+        images = dict(zip(self.class_names, self.total, strict=True))
+        return AccuracyRecord(
+            self.top1, self.images, self.per_class(), images_per_class=images, confused=self.confused()
+        )
 
 
 def count_correct(logits: Tensor, labels: Tensor, columns: Tensor) -> Tensor:
@@ -60,9 +76,21 @@ def count_correct(logits: Tensor, labels: Tensor, columns: Tensor) -> Tensor:
     return counts
 
 
-def from_counts(class_names: Sequence[str], counts: Tensor) -> Accuracy:
+def count_answers(logits: Tensor, labels: Tensor, columns: Tensor) -> Tensor:
+    """Count which class is taken for which, among the targets: [C, C], a row for each class that images are of.
+
+    Shapes: as for `count_correct`.
+    """
+    classes = len(columns)
+    pairs = labels * classes + logits[:, columns].argmax(1)
+    return torch.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+
+def from_counts(class_names: Sequence[str], counts: Tensor, answers: Tensor | None = None) -> Accuracy:
+    """Accuracy of what `count_correct` counted and, if that is known, `count_answers`."""
     total, restricted, full = (tuple(int(n) for n in row) for row in counts.tolist())
-    return Accuracy(tuple(class_names), total, restricted, full)
+    rows = None if answers is None else tuple(map(tuple, answers.tolist()))
+    return Accuracy(tuple(class_names), total, restricted, full, rows)
 
 
 def measure_accuracy(

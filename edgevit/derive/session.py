@@ -205,9 +205,13 @@ def _base_accuracy(base: nn.Module, problem: Problem) -> Accuracy:
 
     def take() -> dict[str, Tensor]:
         seen = evaluate(base, task.test, task.base_columns, names, problem.passes, "baselines")
-        return {"counts": torch.tensor([seen.total, seen.restricted, seen.full])}
+        return {
+            "counts": torch.tensor([seen.total, seen.restricted, seen.full]),
+            "answers": torch.tensor(seen.answers),
+        }
 
-    return from_counts(names, problem.cache.tensors("baselines", key, take)["counts"])
+    taken = problem.cache.tensors("baselines", {**key, "with": "answers"}, take)
+    return from_counts(names, taken["counts"], taken["answers"])
 
 
 def _write_json(file: Path, data: dict[str, Any], compute: Compute) -> None:

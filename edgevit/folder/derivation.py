@@ -1,6 +1,7 @@
 """derivation.json: how a model came to be, and how good it was found to be.
 
 Schema history: 1  first version
+                2  images_per_class and confused, of an accuracy; those of schema 1 do not say
 """
 
 from __future__ import annotations
@@ -161,6 +162,8 @@ class AccuracyRecord:
     images: Index
     per_class: dict[str, Share | None] | None = None
     rejection: dict[str, RejectedRecord] | None = None  # by part
+    images_per_class: dict[str, Index] | None = None  # None: of an older edgevit, and so the next
+    confused: dict[str, dict[str, Index]] | None = None  # of each class, how many images are taken for which other
 
 
 @dataclass(frozen=True)
@@ -307,4 +310,4 @@ def _classes(accuracy: AccuracyRecord) -> list[str]:
     return sorted(name for name, top1 in (accuracy.per_class or {}).items() if top1 is not None)
 
 
-DERIVATION_KIND = RecordKind("derivation", DerivationRecord, READER, schemas=(1,))
+DERIVATION_KIND = RecordKind("derivation", DerivationRecord, READER, schemas=(1, 2))

@@ -72,9 +72,12 @@ class ExportFolder:
         Raises:
             EngineError: a record cannot be read.
         """
+        return sorted(map(read_engine, self.engine_files()), key=lambda record: record.created, reverse=True)
+
+    def engine_files(self) -> list[Path]:
+        """Every engine that has a record beside it."""
         described = [file for file in self.engines_folder.glob("*/*.json") if not file.name.endswith(LAYERS)]
-        engines = [engine for file in described if (engine := file.with_suffix(".engine")).is_file()]
-        return sorted(map(read_engine, engines), key=lambda record: record.created, reverse=True)
+        return sorted(engine for file in described if (engine := file.with_suffix(".engine")).is_file())
 
 
 def export_of(onnx: Path) -> ExportFolder:

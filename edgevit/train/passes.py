@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgevit.data.accuracy import Accuracy, count_correct, from_counts
+from edgevit.data.accuracy import Accuracy, count_answers, count_correct, from_counts
 from edgevit.data.decoded import SHARE, Decoded, available_bytes
 from edgevit.data.task import Split
 from edgevit.models.families import family_of
@@ -149,13 +149,15 @@ def evaluate(
     """
     compute = passes.compute
     counts = torch.zeros(3, len(names), dtype=torch.int64, device=compute.device)
+    answers = torch.zeros(len(names), len(names), dtype=torch.int64, device=compute.device)
     index = torch.as_tensor(columns, device=compute.device)
 
     def count(logits: Tensor, labels: Tensor) -> None:
         counts.add_(count_correct(logits.float(), labels, index))
+        answers.add_(count_answers(logits.float(), labels, index))
 
     passes.run(network, images, count, stage=stage, mixed=True)
-    return from_counts(names, compute.sum(counts).cpu())
+    return from_counts(names, compute.sum(counts).cpu(), compute.sum(answers).cpu())
 
 
 def _memory_bytes(device: torch.device) -> int:

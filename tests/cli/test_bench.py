@@ -120,6 +120,7 @@ def test_several_models_are_one_table_of_ratios_to_the_first(model, tmp_path):
     assert rows[0][4:] == ["", "", ""] and float(rows[1][4]) > 0 and rows[1][5:] == ["-", ""]
     assert [(row[0], row[-1]) for row in rows[2:]] == [("t1", "pass"), ("t2", "pass"), ("t1", "fail"), ("t2", "fail")]
     assert result.stdout.splitlines()[-1].startswith(f"Next: edgevit compare {output}")
+    assert f"One page of it all: edgevit report {output}\n" in result.stdout
     assert [(run.label, run.round) for run in load_runs(output)][:2] == [("t1", 1), ("t2", 1)]
 
 

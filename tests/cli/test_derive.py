@@ -46,6 +46,7 @@ def test_a_person_sees_the_baselines_and_what_to_do_next(derived: Any) -> None:
     assert "classes that lost most" in done.stdout or "none of the 3 classes is classified worse" in done.stdout
     assert "heads" in done.stdout and "/256" in done.stdout, "widths of each block beside the base's"
     assert f"Next: edgevit export {out}" in done.stdout.replace("\n", "")
+    assert f"One page of it all: edgevit report {out.parent}" in done.stdout.replace("\n", "")
     told = [
         done.stderr.index(line) for line in ("classes: 3 is output 3, ", "preprocessing: crop_pct ", "baselines on")
     ]

@@ -27,4 +27,6 @@ def test_a_plan_may_accept_a_weak_base(
     stopped = run_job(job)
     assert stopped.state == "failed" and "the base is right on" in str(stopped.error)
     file.write_text(yaml.safe_dump({**plan, "accept_weak_base": True}))
-    assert edgevit_main("derive-many", file).code == 0
+    done = edgevit_main("derive-many", file)
+    assert done.code == 0
+    assert done.out.splitlines()[-1] == f"One page of it all: edgevit report {tmp_path / 'fleet'}"

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevit.data.accuracy import Accuracy, count_correct, from_counts, measure_accuracy
+from edgevit.data.accuracy import Accuracy, count_answers, count_correct, from_counts, measure_accuracy
 
 
 @settings(max_examples=80)
@@ -45,3 +45,13 @@ def test_batches_add_up_and_every_image_is_counted_once() -> None:
 def test_a_class_without_images_has_no_accuracy() -> None:
     seen = from_counts(["a", "b"], torch.tensor([[2, 0], [1, 0], [0, 0]]))
     assert seen.per_class() == {"a": 0.5, "b": None} and seen.worst() == ("a", 0.5)
+
+
+def test_what_is_taken_for_what_is_counted_among_the_targets() -> None:
+    logits = torch.tensor([[9.0, 1.0, 5.0], [9.0, 5.0, 1.0], [9.0, 1.0, 5.0], [9.0, 2.0, 3.0]])  # column 0: no target
+    answers = count_answers(logits, torch.tensor([0, 0, 1, 0]), torch.tensor([1, 2]))
+    assert answers.tolist() == [[1, 2], [0, 1]]
+    seen = from_counts(["a", "b"], torch.tensor([[3, 1], [1, 1], [0, 0]]), answers)
+    record = seen.record()
+    assert (record.images_per_class, record.confused) == ({"a": 3, "b": 1}, {"a": {"b": 2}})
+    assert from_counts(["a", "b"], torch.tensor([[3, 1], [1, 1], [0, 0]])).record().confused is None

@@ -1,0 +1,145 @@
+"""What may stand on one axis: accuracies of one task, and latencies of one place.
+
+A task is the same classes, images, split and seed. A place is the same machine in the same state: `comparable` of
+agent/records.py says so, and runs of one session are of one place by their making; batch size, streams and use are the
+same, too. What differs in any of it gets a plot of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgevit.agent.records import CLOSED_LOOP, Run
+from edgevit.folder.derivation import DataRecord
+from edgevit.report.gather import FoundModel
+
+NAMED = 6  # classes in a title
+# What a place is called by, as far as its runs have it: the first of each group.
+CALLED = (("module", "board", "gpu", "cpu", "machine"), ("power_mode",), ("tensorrt", "onnxruntime"), ("clocks",))
+RUNTIMES = {"tensorrt": "TensorRT", "onnxruntime": "ONNX Runtime"}
+CLOCKS = {"locked": "clocks locked"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What accuracies are of."""
+
+    classes: tuple[str, ...]
+    data: DataRecord | None  # None: no images are known
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The same for models that were judged on the same images."""
+        if self.data is None:
+            return (tuple(sorted(self.classes)),)
+        return (tuple(sorted(self.classes)), self.data.fingerprint, self.data.seed)
+
+    @property
+    def title(self) -> str:
+        if not self.classes:
+            return "unknown classes"
+        more = f", and {len(self.classes) - NAMED} more" if len(self.classes) > NAMED else ""
+        return f"{len(self.classes)} classes: {', '.join(self.classes[:NAMED])}{more}"
+
+    @property
+    def images(self) -> str:
+        if self.data is None:
+            return "no images"
+        return f"{self.data.images.test} test images of {Path(self.data.data).name}, seed {self.data.seed}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how latencies were measured, and the runs of it."""
+
+    title: str
+    environment: dict[str, str]
+    batch: int
+    streams: int
+    use: str
+    runs: tuple[Run, ...]
+
+
+def task_of(model: FoundModel) -> Task:
+    """What a model's accuracy is of."""
+    data = model.derivation.data if model.derivation is not None else None
+    if model.imported is not None:
+        data = model.imported.data
+    return Task(model.class_names, data)
+
+
+def places(runs: Iterable[Run]) -> list[Place]:
+    """The runs by what may stand on one axis, those with most models first."""
+    groups: dict[tuple[object, ...], list[Run]] = {}
+    by_session: dict[tuple[object, ...], tuple[object, ...]] = {}
+    for run in runs:
+        how = (run.batch, run.streams, run.use())
+        key: tuple[object, ...] = (tuple(sorted(run.environment.items())), *how)
+        if run.session is not None:
+            key = by_session.setdefault((run.session, *how), key)
+        groups.setdefault(key, []).append(run)
+    ordered = sorted(groups.values(), key=lambda alike: (-len({run.model_sha256 for run in alike}), alike[0].batch))
+    return [
+        Place(title, alike[0].environment, alike[0].batch, alike[0].streams, alike[0].use(), tuple(alike))
+        for alike, title in zip(ordered, _titles([alike[0] for alike in ordered]), strict=True)
+    ]
+
+
+def apart(places: Sequence[Place]) -> list[str]:
+    """What differs among the places, so that they are kept apart: "power_mode (15W, MAXN)"."""
+    told = []
+    names = sorted({name for place in places for name in place.environment})
+    for name in names:
+        values = list(dict.fromkeys(place.environment.get(name, "unknown") for place in places))
+        if len(values) > 1:
+            told.append(f"{name.replace('_', ' ')} ({', '.join(values)})")
+    for name in ("batch", "streams", "use"):
+        seen = list(dict.fromkeys(str(getattr(place, name)) for place in places))
+        if len(seen) > 1:
+            told.append(f"{name} ({', '.join(seen)})")
+    return told
+
+
+def apart_tasks(tasks: Sequence[Task]) -> list[str]:
+    """The same of tasks."""
+    told = []
+    if len({tuple(sorted(task.classes)) for task in tasks}) > 1:
+        told.append("classes")
+    data = [task.data for task in tasks if task.data is not None]
+    seeds = list(dict.fromkeys(str(one.seed) for one in data))
+    if len(seeds) > 1:
+        told.append(f"seed ({', '.join(seeds)}), which splits the images")
+    if len({one.fingerprint for one in data}) > 1:
+        told.append("images")
+    return told
+
+
+def _titles(firsts: Sequence[Run]) -> list[str]:
+    """What places are called by; where two have one name, by all in which they differ."""
+    titles = [_title(run) for run in firsts]
+    for title in {title for title in titles if titles.count(title) > 1}:
+        alike = [i for i, other in enumerate(titles) if other == title]
+        names = sorted({name for i in alike for name in firsts[i].environment})
+        differing = [name for name in names if len({firsts[i].environment.get(name) for i in alike}) > 1]
+        for i in alike:
+            seen = ", ".join(
+                f"{name.replace('_', ' ')} {firsts[i].environment.get(name, 'unknown')}" for name in differing
+            )
+            titles[i] = f"{title}, {seen}"
+    return titles
+
+
+def _title(run: Run) -> str:
+    words = []
+    for group in CALLED:
+        name = next((name for name in group if run.environment.get(name)), None)
+        if name is not None:
+            value = run.environment[name]
+            value = f"{RUNTIMES[name]} {value}" if name in RUNTIMES else value
+            words.append(CLOCKS.get(value, "") if name == "clocks" else value)
+    words.append(f"batch {run.batch}")
+    words.append(f"{run.streams} streams" if run.streams > 1 else "")
+    words.append("" if run.use() == CLOSED_LOOP else run.use())
+    return ", ".join(word for word in words if word)

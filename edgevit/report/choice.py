@@ -1,0 +1,387 @@
+"""Which model should I take: every model at every place as a row, three baselines above them, and the one to take.
+
+The one to take is the cheapest whose accuracy is not below the base's by more than chance: the upper end of its 95 %
+interval reaches the accuracy of the base restricted to the classes. Void runs, failed gates and models that nobody
+judged are out. The cost is the p50 where it was measured, else the MACs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from edgevit.agent.records import Run
+from edgevit.data.shares import wilson
+from edgevit.errors import RunsError
+from edgevit.folder.derivation import Accuracies, AccuracyRecord
+from edgevit.folder.model import ModelSpec
+from edgevit.folder.names import onnx_name
+from edgevit.report.axes import Place, Task, places, task_of
+from edgevit.report.gates import Gate, Verdict, judge
+from edgevit.report.gather import Found, FoundModel
+from edgevit.report.runs import Comparison, compare_within, decisive, make_row
+
+Kind = Literal["full head", "restricted", "fine-tuned", "model", "gone"]
+BASELINES: dict[Kind, str] = {
+    "full head": "base, full head",
+    "restricted": "base, restricted to the classes",
+    "fine-tuned": "base, fine-tuned on them",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One model, or one file of it where its files were measured. None: not measured, or not known."""
+
+    kind: Kind
+    title: str
+    model: str | None  # name of its folder; None: it was not found
+    method: str | None = None
+    rate: float | None = None  # share of the base's MACs that is gone
+    seed: int | None = None
+    steps: int | None = None
+    top1: float | None = None
+    images: int | None = None
+    judged: str | None = None  # what was: "torch", or the file
+    macs: int | None = None
+    params: int | None = None
+    file_bytes: int | None = None
+    file: str | None = None  # that was measured
+    precision: str | None = None
+    repeats: int = 0  # runs; the figures below are their medians
+    p50_ms: float | None = None
+    p50_least_ms: float | None = None  # of the runs
+    p50_most_ms: float | None = None
+    p99_ms: float | None = None
+    images_per_s: float | None = None
+    power_w: float | None = None
+    energy_mj: float | None = None  # of an image
+    memory_mib: float | None = None  # that the machine's free memory fell by
+    ratio: float | None = None  # of the latency to the restricted base's
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    ratio_of: str | None = None  # the figure it is of: p50, mean or processor
+    gates_passed: int = 0
+    gates_failed: int = 0
+    busy: bool = False  # other programs slowed a run
+    void: tuple[str, ...] = ()
+    runs: tuple[Run, ...] = field(default=(), repr=False)
+    verdicts: tuple[Verdict, ...] = field(default=(), repr=False)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of `top1`."""
+        if self.top1 is None or not self.images:
+            return None
+        return wilson(round(self.top1 * self.images), self.images)
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.kind in BASELINES
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What a model costs."""
+
+    name: str  # of a field of Entry
+    title: str
+    unit: str
+    best: str  # of models, the one that costs least
+
+
+AXES = (
+    Axis("p50_ms", "latency, p50", "ms", "fastest"),
+    Axis("ratio", "latency over the base's", "", "fastest"),
+    Axis("p99_ms", "latency, p99", "ms", "fastest"),
+    Axis("energy_mj", "energy of an image", "mJ", "most frugal"),
+    Axis("memory_mib", "memory taken", "MiB", "one that takes least memory"),
+    Axis("macs", "MACs of an image", "", "one of fewest MACs"),
+    Axis("params", "parameters", "", "one of fewest parameters"),
+    Axis("file_bytes", "size of the file", "bytes", "smallest"),
+)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What may be set against each other: one task at one place."""
+
+    task: Task | None  # None: of models whose folders were not found
+    place: Place | None  # None: nothing was measured
+    entries: tuple[Entry, ...]  # baselines first
+
+    @property
+    def baselines(self) -> list[Entry]:
+        return [entry for entry in self.entries if entry.is_baseline]
+
+    @property
+    def models(self) -> list[Entry]:
+        return [entry for entry in self.entries if not entry.is_baseline]
+
+    @property
+    def goal(self) -> float | None:
+        """The accuracy to reach: that of the base restricted to the classes; of several bases, the best."""
+        return max((e.top1 for e in self.entries if e.kind == "restricted" and e.top1 is not None), default=None)
+
+    @property
+    def axes(self) -> list[Axis]:
+        """What is known of any model with an accuracy, that by which is chosen first.
+
+        Other programs that are busy slow one run and not the next, and all of a round alike: there it is the ratio.
+        """
+        judged = [e for e in self.models if e.top1 is not None]
+        known = [axis for axis in AXES if any(cost(e, axis) is not None for e in judged)]
+        in_turns = all(e.ratio is not None for e in judged if e.p50_ms is not None)
+        if any(e.busy for e in self.entries) and in_turns:
+            known.sort(key=lambda axis: axis.name != "ratio")
+        return known
+
+    def reaching(self) -> list[Entry]:
+        """The models as accurate as the base, as far as its images can tell, that may be taken."""
+        goal = self.goal
+        return [e for e in self.models if may_be_taken(e) and (goal is None or (e.interval or (0, 0))[1] >= goal)]
+
+    def recommended(self) -> Entry | None:
+        """The cheapest of them."""
+        axis = next(iter(self.axes), None)
+        known = [(value, e) for e in self.reaching() if axis is not None and (value := cost(e, axis)) is not None]
+        return min(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def cost(entry: Entry, axis: Axis) -> float | None:
+    """What an entry costs, where that may be judged: figures of void runs are no place on an axis."""
+    value: float | None = getattr(entry, axis.name)
+    measured = axis.name not in ("macs", "params", "file_bytes")
+    return None if measured and entry.void else value
+
+
+def may_be_taken(entry: Entry) -> bool:
+    """Whether nothing speaks against it."""
+    return entry.top1 is not None and not entry.void and not entry.gates_failed
+
+
+def panels(found: Found, gates: Sequence[Gate] = ()) -> list[Panel]:
+    """Everything that was found, by what may be set against each other."""
+    at = places(found.runs)
+    known = {digest for model in found.models for digest in model.files}
+    made = []
+    for task, models in _tasks(found.models):
+        files = {digest for model in models for digest in model.files}
+        here = [place for place in at if any(run.model_sha256 in files for run in place.runs)]
+        for place in here or (None,):
+            made.append(Panel(task, place, tuple(_judged(e, gates) for e in _entries(models, place))))
+    for place in at:
+        if gone := tuple(_judged(entry, gates) for entry in _gone(place, known)):
+            made.append(Panel(None, place, gone))
+    return made
+
+
+def _tasks(models: Sequence[FoundModel]) -> list[tuple[Task, list[FoundModel]]]:
+    """The models by task, with the bases that they were made of; bases alone are a task of their own."""
+    by_task: dict[tuple[object, ...], tuple[Task, list[FoundModel]]] = {}
+    bases = [model for model in models if _is_base(model)]
+    for model in models:
+        if model not in bases:
+            task = task_of(model)
+            by_task.setdefault(task.key, (task, []))[1].append(model)
+    used = []
+    for task, mine in by_task.values():
+        weights = {m.document.base.weights_sha256 for m in mine if m.document is not None}
+        for base in bases:
+            assert base.document is not None
+            of_classes = base.document.head == "full" or set(base.class_names) == set(task.classes)
+            if base.document.base.weights_sha256 in weights and of_classes:
+                mine.append(base)
+                used.append(base)
+    for base in bases:
+        if base not in used:
+            task = Task(base.class_names, None)
+            by_task.setdefault(("base", *task.key), (task, []))[1].append(base)
+    return list(by_task.values())
+
+
+def _is_base(model: FoundModel) -> bool:
+    return model.document is not None and model.derivation is None and not model.folder.is_supernet
+
+
+def _entries(models: Sequence[FoundModel], place: Place | None) -> Iterator[Entry]:
+    bases = [model for model in models if _is_base(model)]
+    derived = [model for model in models if model not in bases]
+    documents = {m.document.base.weights_sha256: m.document for m in (*bases, *derived) if m.document is not None}
+    judged = [(m, m.derivation) for m in derived if m.derivation is not None]
+    reference: tuple[Run, ...] = ()
+    for digest, document in documents.items():
+        kin = [d for m, d in judged if m.document is not None and m.document.base.weights_sha256 == digest]
+        if not kin:
+            yield from (
+                entry for b in bases if b.document is document for entry in _of_model(b, "model", b.name, place, ())
+            )
+            continue
+        several = f" ({document.timm_name})" if len(documents) > 1 else ""
+        for kind, title in BASELINES.items():
+            accuracy = _baseline_accuracy([made.accuracy for made in kin], kind)
+            folder = next((b for b in bases if _is_this(b, kind, digest)), None)
+            entries = list(_of_baseline(folder, kind, title + several, place, document, accuracy))
+            if kind == "restricted" or not reference:
+                reference = next((e.runs for e in entries if e.runs), reference)
+            yield from (_with_ratio(entry, reference) for entry in entries)
+    for model in derived:
+        yield from _of_model(model, "model", model.name, place, reference)
+
+
+def _is_this(base: FoundModel, kind: Kind, digest: str) -> bool:
+    """Whether a base's folder is that of a baseline; a fine-tuned one is kept in no folder."""
+    document = base.document
+    heads = {"full head": "full", "restricted": "subset"}
+    return document is not None and document.base.weights_sha256 == digest and heads.get(kind) == document.head
+
+
+def _baseline_accuracy(told: Sequence[Accuracies], kind: Kind) -> AccuracyRecord | None:
+    name = {"full head": "base_full_head", "restricted": "base_restricted", "fine-tuned": "base_finetuned"}[kind]
+    return next((record for one in told if (record := getattr(one, name)) is not None), None)
+
+
+def _of_baseline(
+    folder: FoundModel | None,
+    kind: Kind,
+    title: str,
+    place: Place | None,
+    document: ModelSpec,
+    accuracy: AccuracyRecord | None,
+) -> Iterator[Entry]:
+    judged = {} if accuracy is None else {"top1": accuracy.top1, "images": accuracy.images, "judged": "torch"}
+    if folder is None:
+        base = document.base
+        yield Entry(kind=kind, title=title, model=None, macs=base.macs, params=base.params, **judged)  # type: ignore[arg-type]
+        return
+    for entry in _of_model(folder, kind, title, place, ()):
+        yield replace(entry, **judged)  # type: ignore[arg-type]
+
+
+def _of_model(
+    model: FoundModel, kind: Kind, title: str, place: Place | None, reference: Sequence[Run]
+) -> Iterator[Entry]:
+    """An entry for each file that was measured there, or one without figures."""
+    made, document = model.derivation, model.document
+    entry = Entry(
+        kind=kind,
+        title=title,
+        model=model.name,
+        method=made.method if made else None,
+        rate=document.rate if document is not None and kind == "model" else None,
+        seed=made.training.seed if made and made.training else None,
+        steps=made.facts.steps if made else None,
+        macs=document.macs if document is not None else None,
+        params=document.params if document is not None else None,
+        file_bytes=_bytes(model),
+        **_accuracy(model, None),  # type: ignore[arg-type]
+    )
+    by_file: dict[str, list[Run]] = {}
+    for run in place.runs if place is not None else ():
+        if run.model_sha256 in model.files:
+            by_file.setdefault(run.model_sha256, []).append(run)
+    if not by_file:
+        yield entry
+    for digest, runs in by_file.items():
+        of_file = replace(entry, file_bytes=model.files[digest], **_accuracy(model, digest))  # type: ignore[arg-type]
+        yield _with_ratio(with_runs(of_file, runs, several=len(by_file) > 1), reference)
+
+
+def _bytes(model: FoundModel) -> int | None:
+    file = model.folder.imported_onnx if model.imported is not None else model.folder.weights_file
+    return file.stat().st_size if file.is_file() else None
+
+
+def _accuracy(model: FoundModel, digest: str | None) -> dict[str, object]:
+    """The accuracy of the very file, where it was judged on the same images; else of the network in torch."""
+    taken = model.derivation.accuracy.derived if model.derivation is not None else None
+    whole = {} if taken is None else {"top1": taken.top1, "images": taken.images, "judged": "torch"}
+    for engine in model.engines:
+        seen = engine.accuracy
+        if engine.sha256 == digest and seen is not None and _same_images(seen.part, seen.images, taken):
+            return {"top1": seen.board, "images": seen.images, "judged": engine.file}
+    export = model.export
+    if export is not None and (check := export.accuracy) is not None and _same_images(check.part, check.images, taken):
+        for label, found in check.files.items():
+            name = onnx_name(label)
+            if digest is not None and name in export.files and export.files[name].sha256 == digest:
+                return {"top1": found.top1, "images": check.images, "judged": name}
+        if taken is None:  # an imported file, which only its export has judged
+            return {"top1": check.torch, "images": check.images, "judged": "the imported file"}
+    return whole
+
+
+def _same_images(part: str, images: int, taken: AccuracyRecord | None) -> bool:
+    return part == "test" and (taken is None or taken.images == images)
+
+
+def _gone(place: Place, known: set[str]) -> Iterator[Entry]:
+    """Runs of models whose folders were not found, or hold another file by now."""
+    lost: dict[tuple[str, str], list[Run]] = {}
+    for run in place.runs:
+        if run.model_sha256 not in known:
+            lost.setdefault((run.label, run.model_sha256), []).append(run)
+    for (label, _), runs in lost.items():
+        yield with_runs(Entry(kind="gone", title=label, model=None), runs, several=False)
+
+
+def with_runs(entry: Entry, runs: Sequence[Run], *, several: bool) -> Entry:
+    """The entry with the medians of its runs."""
+    rows = [make_row(run) for run in runs]
+    first = runs[0]
+
+    def middle(name: str) -> float | None:
+        values = [value for row in rows if (value := getattr(row, name)) is not None]
+        return statistics.median(values) if values else None
+
+    return replace(
+        entry,
+        title=f"{entry.title}, {first.precision or first.model}" if several else entry.title,
+        file=first.model,
+        precision=first.precision,
+        repeats=len(runs),
+        p50_ms=middle("p50_ms"),
+        p50_least_ms=min(row.p50_ms for row in rows),
+        p50_most_ms=max(row.p50_ms for row in rows),
+        p99_ms=middle("p99_ms"),
+        images_per_s=middle("images_per_s"),
+        power_w=middle("power_w"),
+        energy_mj=middle("energy_mj"),
+        memory_mib=middle("memory_taken_mib"),
+        busy=any(run.is_busy() for run in runs),
+        void=tuple(dict.fromkeys(reason for run in runs for reason in run.void())),
+        runs=tuple(runs),
+    )
+
+
+def _with_ratio(entry: Entry, reference: Sequence[Run]) -> Entry:
+    """The entry with its latency over that of the base, in the session that has most runs of both, if any has."""
+    if entry.runs and entry.runs == reference:
+        return replace(entry, ratio=1.0)
+    found = _compared(reference, entry.runs)
+    if found is None:
+        return entry
+    return replace(entry, ratio=found.ratio, ratio_low=found.low, ratio_high=found.high, ratio_of=found.figure)
+
+
+def _compared(before: Sequence[Run], after: Sequence[Run]) -> Comparison | None:
+    if not before or not after or before[0].model_sha256 == after[0].model_sha256:
+        return None
+    shared = {run.session for run in before} & {run.session for run in after} - {None}
+    if shared:
+        session = max(sorted(map(str, shared)), key=lambda s: sum(run.session == s for run in (*before, *after)))
+        before, after = ([run for run in side if run.session == session] for side in (before, after))
+    try:
+        return next(iter(decisive(compare_within([*before, *after]))), None)
+    except RunsError:
+        return None
+
+
+def _judged(entry: Entry, gates: Sequence[Gate]) -> Entry:
+    """The entry with what the gates say of its runs."""
+    meant = [gate for gate in gates if entry.runs and gate.batch in (None, entry.runs[0].batch)]
+    verdicts = judge(meant, entry.runs)
+    states = [verdict.state for verdict in verdicts]
+    return replace(entry, verdicts=verdicts, gates_passed=states.count("pass"), gates_failed=states.count("fail"))

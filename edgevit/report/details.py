@@ -1,0 +1,177 @@
+"""What the plots behind a model are drawn from, thinned to what a screen can show, as plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from edgevit.agent.records import Power, Run
+from edgevit.folder.derivation import AccuracyRecord
+from edgevit.report.axes import Place
+from edgevit.report.gather import Found, FoundModel
+from edgevit.report.layers import break_down
+
+BINS = 60  # of a histogram
+SHOWN = 0.995  # share of the latencies in it: a few outliers would leave all others one bin
+POINTS = 300  # of a curve, where there are few models
+ALL_POINTS = 30_000  # of one curve of every model, so that the page stays small
+LEAST_POINTS = 40
+MATRIX = 40  # classes of a confusion matrix; of more, the pairs that are confused most
+PAIRS = 30
+
+
+def details(model: FoundModel, found: Found, at: Sequence[Place]) -> dict[str, Any]:
+    """Everything that is drawn of one model; what is not known is empty."""
+    points = max(LEAST_POINTS, min(POINTS, ALL_POINTS // max(len(found.models), 1)))
+    here = [(place, [run for run in place.runs if run.model_sha256 in model.files]) for place in at]
+    measured = [(place, runs) for place, runs in here if runs]
+    return {
+        "blocks": blocks(model),
+        "history": curves(model.history, points),
+        "confusion": confusion(model),
+        "latency": [latency(place, alike) for place, runs in measured for alike in _by_file(runs)],
+        "power": [
+            drawn
+            for place, runs in measured
+            for alike in _by_file(runs)
+            if (drawn := _power_of(place, alike, points)) is not None
+        ],
+        "layers": [asdict(break_down(profile)) for profile in found.profiles if profile.model_sha256 in model.files],
+    }
+
+
+def blocks(model: FoundModel) -> list[dict[str, Any]]:
+    """Every block of the base with what is left of it; `now` None: nothing is."""
+    document, made = model.document, model.derivation
+    if document is None:
+        return []
+    kept = made.facts.kept_blocks if made is not None else None
+    left = dict(zip(kept or range(len(document.blocks)), document.blocks, strict=True))
+    return [
+        {"block": i, "base": asdict(before), "now": asdict(left[i]) if i in left else None}
+        for i, before in enumerate(document.base.blocks)
+    ]
+
+
+def curves(history: Sequence[dict[str, Any]], points: int) -> list[dict[str, Any]]:
+    """A curve for each figure of each stage of training: its steps and values."""
+    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for line in history:
+        stage, step = line.get("stage"), line.get("step")
+        if not isinstance(stage, str) or not isinstance(step, int):
+            continue
+        for name, value in line.items():
+            drawn = name.startswith(("loss", "accuracy")) or name == "lr"
+            if drawn and isinstance(value, (int, float)) and math.isfinite(value):
+                found.setdefault((stage, name), []).append((step, rounded(float(value))))
+    return [
+        {"stage": stage, "name": name, "points": thinned(values, points)}
+        for (stage, name), values in found.items()
+        if len(values) > 1
+    ]
+
+
+def classes(model: FoundModel) -> list[dict[str, Any]]:
+    """Accuracy by class, the worst first, beside the restricted base's where that is known."""
+    made = model.derivation.accuracy if model.derivation is not None else None
+    derived = made.derived if made is not None else None
+    before = (made.base_restricted.per_class if made is not None and made.base_restricted is not None else None) or {}
+    rows = [
+        {"name": name, "top1": top1, "base": before.get(name)}
+        for name, top1 in ((derived.per_class if derived is not None else None) or {}).items()
+        if top1 is not None
+    ]
+    return sorted(rows, key=lambda row: (row["top1"], row["name"]))
+
+
+def confusion(model: FoundModel) -> dict[str, Any] | None:
+    """Which classes are taken for which: a matrix of few classes, the most frequent pairs of many."""
+    derived = model.derivation.accuracy.derived if model.derivation is not None else None
+    if derived is None or derived.confused is None or derived.images_per_class is None:
+        return None
+    names = list(derived.images_per_class)
+    pairs = sorted(((n, a, b) for a, row in derived.confused.items() for b, n in row.items()), reverse=True)
+    told = {"pairs": [{"is": a, "called": b, "images": n} for n, a, b in pairs[:PAIRS]], "all": len(pairs)}
+    return told | {"cells": _cells(names, derived) if len(names) <= MATRIX else []}
+
+
+def _cells(names: Sequence[str], taken: AccuracyRecord) -> list[dict[str, Any]]:
+    cells = []
+    for name in names:
+        images = (taken.images_per_class or {})[name]
+        wrong = (taken.confused or {}).get(name, {})
+        for other in names:
+            count = images - sum(wrong.values()) if other == name else wrong.get(other, 0)
+            cells.append({"is": name, "called": other, "images": count, "of": images})
+    return cells
+
+
+def latency(place: Place, runs: Sequence[Run]) -> dict[str, Any]:
+    """A histogram of all inferences of runs of one file, in ms, without the slowest few."""
+    times = sorted(ns / 1e6 for run in runs for ns in run.latencies_ns)
+    low, high = times[0], times[math.ceil(SHOWN * len(times)) - 1]
+    width = (high - low) / BINS or 1e-6
+    counts = [0] * BINS
+    for ms in times:
+        if ms <= high:
+            counts[min(int((ms - low) / width), BINS - 1)] += 1
+    return {
+        "place": place.title,
+        "file": runs[0].model,
+        "runs": len(runs),
+        "samples": len(times),
+        "slower": sum(ms > high for ms in times),
+        "slowest_ms": rounded(times[-1]),
+        "least_ms": rounded(low),
+        "bin_ms": width,
+        "counts": counts,
+        "percentiles_ms": {f"p{p}": rounded(times[math.ceil(p * len(times) / 100) - 1]) for p in (50, 90, 95, 99)},
+    }
+
+
+def _power_of(place: Place, runs: Sequence[Run], points: int) -> dict[str, Any] | None:
+    """The power of the run whose energy is the median."""
+    known = [(energy, run) for run in runs if (energy := run.energy_per_image_mj()) is not None]
+    if not known:
+        return None
+    run = sorted(known, key=lambda pair: pair[0])[(len(known) - 1) // 2][1]
+    assert run.power is not None  # it has an energy
+    idle = run.idle_power_mw()
+    return {
+        "place": place.title,
+        "file": run.model,
+        "rails": list(run.power.total),
+        "window_s": run.power.window_s(),
+        "idle_w": None if idle is None else idle / 1e3,
+        "mean_w": (run.power_mw() or 0) / 1e3,
+        "points": trace(run.power, points),
+    }
+
+
+def trace(power: Power, points: int) -> list[tuple[float, float]]:
+    """Seconds since the timed window began, and watts of the module."""
+    watts = power.total_mw() or ()
+    pairs = zip(power.times_ns, watts, strict=True)
+    readings = [(round((ns - power.window_started_ns) / 1e9, 3), rounded(mw / 1e3)) for ns, mw in pairs]
+    return thinned(readings, points)
+
+
+def thinned(values: Sequence[Any], points: int) -> list[Any]:
+    """At most so many, evenly chosen, the first and the last among them."""
+    if len(values) <= points:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (points - 1))] for i in range(points)]
+
+
+def rounded(value: float) -> float:
+    """Five digits, which is more than a screen can show."""
+    return float(f"{value:.5g}")
+
+
+def _by_file(runs: Iterable[Run]) -> list[list[Run]]:
+    files: dict[str, list[Run]] = {}
+    for run in runs:
+        files.setdefault(run.model_sha256, []).append(run)
+    return list(files.values())

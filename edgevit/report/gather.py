@@ -1,0 +1,227 @@
+"""Everything below some folders that can be told of: models, runs, profiled layers, and what could not be read.
+
+A file that cannot be read, or a line of it, hides nothing of the rest: it is left out, and named with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edgevit.agent.records import RecordError, Run
+from edgevit.board.layers import LAYERS_KIND, LayerProfile
+from edgevit.derive.jobs_file import RESULTS
+from edgevit.derive.jobs_table import TABLE_KIND
+from edgevit.errors import EdgeVitError, OptionError, RunsError
+from edgevit.folder.derivation import DerivationRecord
+from edgevit.folder.documents import Reader
+from edgevit.folder.engine import EngineRecord, read_engine
+from edgevit.folder.export import ExportRecord
+from edgevit.folder.imported import ImportedDocument
+from edgevit.folder.model import ModelDocument
+from edgevit.folder.model_folder import ModelFolder
+from edgevit.folder.names import HISTORY
+from edgevit.folder.records import content_sha256
+
+T = TypeVar("T")
+LINES = ".jsonl"
+READER = Reader(RunsError, mend="remove the line if it was cut off")
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """What is left out, and why."""
+
+    where: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundModel:
+    """What a model folder says. None: it does not say, or cannot be read."""
+
+    name: str  # of its folder; with those above it, where several have one name
+    folder: ModelFolder
+    document: ModelDocument | None  # None: it came as an ONNX file
+    imported: ImportedDocument | None
+    derivation: DerivationRecord | None = None
+    export: ExportRecord | None = None
+    engines: tuple[EngineRecord, ...] = ()
+    history: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        known = self.document or self.imported
+        return tuple(c.name for c in known.classes) if known else ()
+
+    @property
+    def files(self) -> dict[str, int]:
+        """Bytes of every file that a run may be of, by the file's sha256."""
+        exported = {} if self.export is None else {one.sha256: one.bytes for one in self.export.files.values()}
+        return exported | {engine.sha256: engine.bytes for engine in self.engines}
+
+
+@dataclass
+class Found:
+    """All that was found."""
+
+    models: list[FoundModel] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    profiles: list[LayerProfile] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    lines: set[str] = field(default_factory=set)  # hashes of those read: a copy of a file tells nothing new
+
+    def read(self, where: Path, read: Callable[[], T]) -> T | None:
+        """What a file says; None where it cannot be read, which is noted."""
+        try:
+            return read()
+        except EdgeVitError as error:
+            self.skip(where, str(error))
+            return None
+
+    def skip(self, where: Path | str, why: str) -> None:
+        """Note it once, without saying twice where it is."""
+        said = str(where)
+        note = Skipped(said, why.removeprefix(said).removeprefix(":").removeprefix(",").strip())
+        if note not in self.skipped:
+            self.skipped.append(note)
+
+
+def gather(paths: Sequence[Path]) -> Found:
+    """Read all that there is.
+
+    Args:
+        paths: folders, which are searched with all below them, and JSON-lines files of runs or of profiled layers.
+
+    Raises:
+        OptionError: one does not exist, or is another kind of file, or nothing at all was found.
+    """
+    for path in paths:
+        if not path.exists():
+            raise OptionError(f"no {path}; give folders of models, and files that `edgevit bench --output` wrote")
+        if path.is_file() and path.suffix != LINES:
+            raise OptionError(
+                f"{path} is neither a folder nor a {LINES} file; give a model's folder, or a file of runs"
+            )
+    found, seen = Found(), set[Path]()
+    for path in paths:
+        for one in _below(path) if path.is_dir() else (path,):
+            if (real := one.resolve()) not in seen:
+                seen.add(real)
+                _take(found, one, asked=one == path)
+    if not found.models and not found.runs and not found.profiles:
+        left = f"; {len(found.skipped)} left out, such as {found.skipped[0].where}" if found.skipped else ""
+        raise OptionError(f"nothing to report in {', '.join(map(str, paths))}: no model folder and no run{left}")
+    found.models = _told_apart(found.models)
+    return found
+
+
+def _below(root: Path) -> Iterator[Path]:
+    """Model folders, files of lines, and tables of plans; a model folder itself is not searched."""
+    for folder, inner, files in os.walk(root):
+        inner.sort()
+        here = Path(folder)
+        if ModelFolder(here).is_model or ModelFolder(here).is_imported:
+            yield here
+            inner.clear()
+            continue
+        inner[:] = [name for name in inner if not name.startswith(".") and not name.endswith(".partial")]
+        yield from (here / name for name in sorted(files) if name.endswith(LINES) or name == RESULTS[0])
+
+
+def _take(found: Found, path: Path, *, asked: bool) -> None:
+    if path.is_dir():
+        _take_model(found, path)
+    elif path.suffix == LINES:
+        _take_lines(found, path, asked=asked)
+    else:
+        _take_jobs(found, path)
+
+
+def _take_model(found: Found, path: Path) -> None:
+    folder = ModelFolder(path)
+    document = imported = None
+    if folder.is_imported:
+        imported = found.read(folder.imported_file, folder.imported)
+    else:
+        document = found.read(folder.spec_file, folder.document)
+    if document is None and imported is None:
+        return
+    derivation = found.read(folder.derivation_file, folder.derivation)
+    if derivation is not None and document is not None and (fault := derivation.fault(document)):
+        found.skip(folder.derivation_file, fault)
+        derivation = None
+    export = folder.export
+    engines = [found.read(file, lambda file=file: read_engine(file)) for file in export.engine_files()]  # type: ignore[misc]
+    found.models.append(
+        FoundModel(
+            name=path.absolute().name,
+            folder=folder,
+            document=document,
+            imported=imported,
+            derivation=derivation,
+            export=found.read(export.record_file, export.record) if export.record_file.is_file() else None,
+            engines=tuple(engine for engine in engines if engine is not None),
+            history=tuple(line for _, line in _lines(found, folder.history_file)),
+        )
+    )
+
+
+def _lines(found: Found, file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The lines of a file with their numbers, but for those that are no JSON objects."""
+    if not file.is_file():
+        return
+    text = found.read(file, lambda: READER.text(file)) or ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            where = f"{file}, line {number}"
+            told = found.read(Path(where), lambda line=line, where=where: READER.parse(line, dict[str, Any], where))  # type: ignore[misc]
+            if told is not None:
+                yield number, told
+
+
+def _take_lines(found: Found, file: Path, *, asked: bool) -> None:
+    """Runs and profiles of a file; one that nobody asked for, and that has none, is somebody else's."""
+    before = len(found.skipped)
+    told = [] if file.name == HISTORY else list(_lines(found, file))
+    if not asked and not any("schema" in content for _, content in told):
+        del found.skipped[before:]
+        return
+    for number, content in told:
+        where = f"{file}, line {number}"
+        if (digest := content_sha256(content, "")) in found.lines:
+            continue
+        found.lines.add(digest)
+        try:
+            if "profiled" in content:
+                found.profiles.append(LAYERS_KIND.checked(content, where))
+            else:
+                found.runs.append(Run.from_dict(content))
+        except (RecordError, EdgeVitError) as error:
+            found.skip(where, str(error))
+
+
+def _take_jobs(found: Found, file: Path) -> None:
+    """The jobs of a plan that left no model: why they failed, or that their folder is gone."""
+    table = found.read(file, lambda: TABLE_KIND.read(file))
+    for row in table.rows if table is not None else ():
+        if row.state == "failed":
+            found.skip(f"{file}, job {row.job}", f"failed: {row.error or 'nobody knows why'}")
+        elif row.state == "done" and not any(at.is_dir() for at in (Path(row.out), file.parent / Path(row.out).name)):
+            found.skip(f"{file}, job {row.job}", f"its folder {row.out} is gone")
+
+
+def _told_apart(models: Iterable[FoundModel]) -> list[FoundModel]:
+    """The models by names of their own: a/m and b/m are not both m."""
+    models = list(models)
+    parts = {id(model): model.folder.path.absolute().parts for model in models}
+    named = []
+    for model in models:
+        mine, length = parts[id(model)], 1
+        while length < len(mine) and sum(parts[id(m)][-length:] == mine[-length:] for m in models) > 1:
+            length += 1
+        named.append(replace(model, name="/".join(mine[-length:])))
+    return named

@@ -1,0 +1,46 @@
+"""One self-contained page: template, style, scripts and data in a file that needs no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from edgevit.report.choice import Panel
+from edgevit.report.gather import Found
+from edgevit.report.tables import kept_apart
+from edgevit.report.views import model_view, panel_data, panel_view
+from edgevit.version import written_by
+
+SHIPPED = Path(__file__).with_name("page")
+LIMIT_BYTES = 3_000_000  # above, mail and chat begin to refuse a file
+
+
+def as_html(panels: Sequence[Panel], found: Found) -> str:
+    """The page of these panels, and of every model that was found."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    def file(name: str) -> Markup:
+        return Markup((SHIPPED / name).read_text(encoding="utf-8"))
+
+    loader = FileSystemLoader(SHIPPED)
+    templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    ids = {model.name: f"m{i}" for i, model in enumerate(found.models)}
+    models = [model_view(model, ids[model.name], found, panels) for model in found.models]
+    data = {
+        "panels": [panel_data(panel, ids) for panel in panels],
+        "models": {model["id"]: model["drawn"] for model in models},
+    }
+    made: str = templates.get_template("page.html.jinja").render(
+        edgevit=written_by(),
+        created=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        runs=len(found.runs),
+        panels=[panel_view(panel, ids) for panel in panels],
+        models=models,
+        apart=kept_apart(panels),
+        skipped=found.skipped,
+        data=data,
+        file=file,
+    )
+    return made

@@ -1,0 +1,134 @@
+"use strict";
+// What a reader does with the page: choose a setting and an axis, set limits, sort, open a model.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const find = (selector, within = document) => [...within.querySelectorAll(selector)];
+const roomy = element => Math.max(280, Math.floor(element.getBoundingClientRect().width));
+
+/** The cheapest entry that keeps to the reader's limits or, without one on accuracy, is as accurate as the base. */
+function choose(panel, axis, limits) {
+  const able = panel.entries.filter(e => e.free && e[axis.name] != null && within(e, axis, limits) && (limits.top1 != null || e.reaching));
+  return d3.least(able, e => e[axis.name]) ?? null;
+}
+
+function within(entry, axis, limits) {
+  return (limits.top1 == null || (entry.top1 ?? -1) >= limits.top1) && (limits.cost == null || (entry[axis.name] ?? Infinity) <= limits.cost);
+}
+
+function showPanel(section) {
+  const panel = data.panels[+section.dataset.panel], form = section.querySelector("form"), figure = section.querySelector("figure.pareto");
+  if (!figure) return;
+  const axis = panel.axes.find(a => a.name === form.elements.axis.value);
+  const read = (name, scale) => form.elements[name].value.trim() === "" ? null : +form.elements[name].value * scale;
+  const limits = { top1: read("top1", 0.01), cost: read("cost", 1) };
+  const chosen = choose(panel, axis, limits);
+  section.querySelector(".unit").textContent = axis.unit;
+  figure.querySelector(".plot").replaceChildren(pareto(panel, axis, chosen, e => within(e, axis, limits), roomy(figure)));
+  for (const row of find("tr[data-entry]", section)) {
+    const entry = panel.entries[+row.dataset.entry];
+    row.classList.toggle("take", entry === chosen);
+    row.classList.toggle("out", !entry.baseline && !within(entry, axis, limits));
+  }
+  const asked = limits.top1 != null || limits.cost != null, changed = asked || axis.name !== panel.axes[0].name;
+  const answer = section.querySelector(".answer"), own = section.querySelector(".own-answer");
+  answer.hidden = changed;
+  own.hidden = !changed;
+  own.replaceChildren(...(chosen
+    ? [Object.assign(document.createElement("strong"), { textContent: chosen.title }),
+      `: top-1 ${percent(chosen.top1)} at ${axis.title} ${withUnit(chosen[axis.name], axis)}${asked ? ", the cheapest within these limits" : ", the cheapest by this axis that is as accurate as the base"}.`]
+    : [asked ? "No model keeps to these limits." : "No model is as accurate as the base."]));
+}
+
+/** Sort the models; the baselines stay on top. What was not measured comes last, whichever way. */
+function sort(button) {
+  const head = button.closest("th"), table = head.closest("table"), column = head.cellIndex, body = table.tBodies[table.tBodies.length - 1];
+  const down = head.getAttribute("aria-sort") === "ascending";
+  find("th", table).forEach(th => th.removeAttribute("aria-sort"));
+  head.setAttribute("aria-sort", down ? "descending" : "ascending");
+  const value = row => { const v = row.cells[column].dataset.v; return v === "" || v == null ? null : isNaN(v) ? v : +v; };
+  const rows = [...body.rows], known = rows.filter(r => value(r) != null), unknown = rows.filter(r => value(r) == null);
+  known.sort((a, b) => (down ? -1 : 1) * d3.ascending(value(a), value(b)));
+  body.append(...known, ...unknown);
+}
+
+const titles = {
+  loss_task: "on labels", loss_teacher: "against teacher", loss_tokens: "of tokens", loss_collapse: "distance to anchors", loss_rank: "tails of attention",
+  loss_validation: "on validation images", accuracy_trained: "on validation images", accuracy_pruned: "once cut", accuracy_anchor: "with masks",
+};
+
+function drawHistory(series, add, width) {
+  const several = new Set(series.map(s => s.stage)).size > 1;
+  const named = series.map(s => ({ ...s, label: `${several ? `${s.stage}: ` : ""}${titles[s.name] ?? s.name.replace(/^(loss|accuracy)_/, "").replaceAll("_", " ")}` }));
+  const kinds = [["accuracy", "accuracy, %", true], ["loss", "loss", false]];
+  for (const [kind, label, share] of kinds) {
+    const mine = named.filter(s => s.name.startsWith(kind));
+    if (mine.length) add(curves(mine, label, Math.min(width, 560), share));
+  }
+}
+
+// How each kind of figure is drawn: from a model's data, the figure's number among its kind, and the width there is.
+const draw = {
+  blocks: (model, _, add, width) => add(blocks(model.blocks, Math.min(width, 760))),
+  history: (model, _, add, width) => drawHistory(model.history, add, width),
+  confusion: (model, _, add, width) => add(confusion(model.confusion.cells, Math.min(width, 620))),
+  latency: (model, i, add, width) => add(histogram(model.latency[i], Math.min(width, 620))),
+  power: (model, i, add, width) => add(power(model.power[i], Math.min(width, 760))),
+  layers: (model, i, add, width) => add(layers(model.layers[i], Math.min(width, 900))),
+};
+
+function drawModel(article) {
+  const model = data.models[article.id];
+  for (const figure of find("figure[data-chart]", article)) {
+    const plot = figure.querySelector(".plot");
+    plot.replaceChildren();
+    draw[figure.dataset.chart](model, +figure.dataset.index, drawn => plot.append(drawn), roomy(figure));
+  }
+}
+
+/** Show what the address names: a model, or the overview. */
+function follow() {
+  const wanted = document.getElementById(decodeURIComponent(location.hash.slice(1))), article = wanted?.closest("article.model");
+  find("article.model").forEach(a => a.classList.toggle("open", a === article));
+  document.documentElement.classList.toggle("reading", Boolean(article));
+  if (article) {
+    drawModel(article);
+    wanted.scrollIntoView();
+    article.querySelector("h1").focus({ preventScroll: true });
+    document.title = `${article.querySelector("h1").textContent} - edgevit report`;
+  } else {
+    document.title = "edgevit report";
+    redraw();
+  }
+}
+
+function open(index) {
+  find("section.panel").forEach(s => s.classList.toggle("open", s.dataset.panel === String(index)));
+  find("nav.tabs button").forEach(b => { b.setAttribute("aria-selected", b.dataset.panel === String(index)); b.tabIndex = b.dataset.panel === String(index) ? 0 : -1; });
+  redraw();
+}
+
+function redraw() {
+  const article = document.querySelector("article.model.open");
+  if (article) drawModel(article);
+  else find("section.panel.open").forEach(showPanel);
+}
+
+find("nav.tabs button").forEach((button, i, all) => {
+  button.addEventListener("click", () => open(button.dataset.panel));
+  button.addEventListener("keydown", event => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (step) { const next = all[(i + step + all.length) % all.length]; next.focus(); open(next.dataset.panel); }
+  });
+});
+find("form.limits").forEach(form => {
+  form.addEventListener("input", () => showPanel(form.closest("section")));
+  form.elements.axis.addEventListener("change", () => { form.elements.cost.value = ""; showPanel(form.closest("section")); });
+  form.addEventListener("submit", event => event.preventDefault());
+});
+find("th button").forEach(button => button.addEventListener("click", () => sort(button)));
+find("figure.pareto").forEach(figure => figure.addEventListener("pointerdown", event => event.stopPropagation(), true));
+addEventListener("hashchange", follow);
+addEventListener("beforeprint", () => { if (!document.querySelector("article.model.open")) find("section.panel").forEach(showPanel); });
+let waiting;
+addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(redraw, 120); });
+follow();

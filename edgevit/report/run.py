@@ -1,0 +1,107 @@
+"""`edgevit report`: gather, set side by side, and write the page or the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from edgevit.errors import GateError, OptionError, OutputError, UnknownNameError
+from edgevit.folder.writing import write_whole, writing
+from edgevit.report.choice import Panel, panels
+from edgevit.report.gates import parse_gate
+from edgevit.report.gather import Found, gather
+from edgevit.report.page import as_html
+from edgevit.report.tables import as_csv, as_json, as_markdown
+
+Format = Literal["html", "md", "csv", "json"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+PAGE = Path("report.html")
+# What stands near the beginning of each: a file without it is somebody else's, and is not overwritten.
+MARKS: dict[Format, str] = {
+    "html": '<meta name="generator" content="edgevit',
+    "md": "<!-- edgevit report",
+    "csv": "task,images,place,take,",
+    "json": '"report": "edgevit',
+}
+NEAR = 1000  # characters
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was made."""
+
+    text: str
+    format: Format
+    file: Path | None  # None: it was written nowhere
+    panels: tuple[Panel, ...]
+    found: Found
+
+
+def report(
+    paths: Sequence[Path], *, output: Path | None = None, format: str | None = None, gates: Sequence[str] = ()
+) -> Report:
+    """Set everything that lies below some paths side by side, and write it.
+
+    Args:
+        paths: folders of models, and files of runs.
+        output: where to; None: report.html for a page, and nowhere for the others, whose text is in the result.
+        format: of FORMATS; None: what the output's suffix says, or html.
+        gates: such as "p99<8ms", that the runs are held against.
+
+    Raises:
+        OptionError: nothing to report, or something that cannot be read at all.
+        UnknownNameError: no such format.
+        GateError: a gate that cannot be understood, or is about none of the runs.
+        OutputError: the output cannot be written, or is a file that is no report.
+    """
+    chosen = _format(format, output)
+    asked = [parse_gate(text) for text in gates]
+    file = PAGE if output is None and chosen == "html" else output
+    if file is not None:
+        _refuse_foreign(file, chosen)
+    found = gather(paths)
+    made = tuple(panels(found, asked))
+    for gate in asked:
+        if not any(verdict.gate == gate for panel in made for entry in panel.entries for verdict in entry.verdicts):
+            raise GateError(f"gate {gate} is about none of the runs; measure what it is about, or leave it out")
+    text = _text(chosen, made, found)
+    if file is not None:
+        with writing(file):
+            write_whole(file, text)
+    return Report(text, chosen, file, made, found)
+
+
+def _format(asked: str | None, output: Path | None) -> Format:
+    suffix = output.suffix.lstrip(".").lower() if output is not None else ""
+    name = asked or {"htm": "html", "markdown": "md"}.get(suffix, suffix) or "html"
+    for known in FORMATS:
+        if name == known:
+            return known
+    if asked is None:
+        raise OptionError(f"{output} has a suffix that says no format; give --format, one of {', '.join(FORMATS)}")
+    raise UnknownNameError("format", name, FORMATS)
+
+
+def _refuse_foreign(file: Path, format: Format) -> None:
+    """Raise OutputError where something is in the way that this would not have written."""
+    if file.is_dir():
+        raise OutputError(f"{file} is a folder; give the name of a file, such as {file / PAGE}")
+    if not file.parent.is_dir():
+        raise OutputError(
+            f"{file.parent} is no folder, so {file} cannot be written; make it, or choose another --output"
+        )
+    if file.is_file():
+        with writing(file), file.open(encoding="utf-8", errors="replace") as opened:
+            begins = opened.read(NEAR)
+        if begins and MARKS[format] not in begins:
+            raise OutputError(f"{file} exists and is no report of this format, so it is not overwritten; remove it")
+
+
+def _text(format: Format, made: Sequence[Panel], found: Found) -> str:
+    if format == "html":
+        return as_html(made, found)
+    if format == "md":
+        return f"{MARKS['md']} -->\n{as_markdown(made, found.skipped)}"
+    return as_csv(made) if format == "csv" else as_json(made, found.skipped)

@@ -1,0 +1,303 @@
+"""The tables of a report, one for each panel: as the page shows them, and as Markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from edgevit.data.shares import share_text
+from edgevit.derive.allocate.budget import readable
+from edgevit.report.axes import apart, apart_tasks
+from edgevit.report.choice import Entry, Panel
+from edgevit.report.gather import Skipped
+from edgevit.report.runs import three_digits
+from edgevit.version import written_by
+
+FEW_IMAGES = 0.05  # half an interval: so few images tell little
+MANY = 5  # models of which one is chosen by the images that it is told on
+HIDDEN = ("runs", "verdicts")  # of an entry: not plain values
+PIPE = str.maketrans({"|": "\\|", "\n": " "})
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of every entry. `value` is what is sorted by, None where there is none."""
+
+    title: str
+    value: Callable[[Entry], float | str | None]
+    text: Callable[[Entry], str]
+    more: Callable[[Entry], str] = lambda _: ""  # in small beside it
+
+
+def _digits(name: str) -> Callable[[Entry], str]:
+    return lambda entry: three_digits(getattr(entry, name))
+
+
+def _count(name: str) -> Callable[[Entry], str]:
+    return lambda entry: "-" if getattr(entry, name) is None else readable(getattr(entry, name))
+
+
+def _top1(entry: Entry) -> tuple[str, str]:
+    """A share and its interval; a baseline that nobody asked for says so."""
+    if entry.top1 is None or entry.images is None:
+        return ("not asked for" if entry.is_baseline else "-"), ""
+    share, _, interval = share_text(entry.top1, entry.images).partition(" (")
+    return share, f"({interval}"
+
+
+def _between(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None or low == high else f"({three_digits(low)} to {three_digits(high)})"
+
+
+def _gates(entry: Entry) -> str:
+    if not entry.verdicts:
+        return "-"
+    return f"{entry.gates_passed} of {len(entry.verdicts)} pass"
+
+
+def _latency_more(entry: Entry) -> str:
+    return "void" if entry.void else _between(entry.p50_least_ms, entry.p50_most_ms)
+
+
+def _field(name: str) -> Callable[[Entry], Any]:
+    return lambda entry: getattr(entry, name)
+
+
+COLUMNS = (
+    Column("model", lambda e: e.title, lambda e: e.title),
+    Column("top-1", _field("top1"), lambda e: _top1(e)[0], lambda e: _top1(e)[1]),
+    Column("p50 ms", _field("p50_ms"), _digits("p50_ms"), _latency_more),
+    Column("of the base's", _field("ratio"), _digits("ratio"), lambda e: _between(e.ratio_low, e.ratio_high)),
+    Column("p99 ms", _field("p99_ms"), _digits("p99_ms")),
+    Column("images/s", _field("images_per_s"), _digits("images_per_s")),
+    Column("mJ/image", _field("energy_mj"), _digits("energy_mj")),
+    Column("W", _field("power_w"), _digits("power_w")),
+    Column("memory MiB", _field("memory_mib"), _digits("memory_mib")),
+    Column("MACs", _field("macs"), _count("macs")),
+    Column("parameters", _field("params"), _count("params")),
+    Column(
+        "file MB",
+        _field("file_bytes"),
+        lambda e: three_digits(None if e.file_bytes is None else e.file_bytes / 1e6),
+    ),
+    Column("method", _field("method"), lambda e: e.method or "-"),
+    Column("seed", _field("seed"), lambda e: "-" if e.seed is None else str(e.seed)),
+    Column("gates", lambda e: e.gates_failed if e.verdicts else None, _gates),
+)
+
+
+def columns(panel: Panel) -> list[Column]:
+    """Those in which any entry has a figure."""
+    return [column for column in COLUMNS if any(column.value(entry) is not None for entry in panel.entries)]
+
+
+def heading(panel: Panel) -> str:
+    """The answer in a few words."""
+    if panel.task is None:
+        return "Measured, but not found"
+    if (taken := panel.recommended()) is not None:
+        return f"Take {taken.title}" if panel.goal is not None else f"{taken.title} is the {panel.axes[0].best}"
+    if any(entry.gates_failed for entry in panel.models):
+        return "No model that is as accurate as the base passes the gates"
+    if any(entry.top1 is not None for entry in panel.models):
+        return "No model is as accurate as the base"
+    return "How accurate these models are is not known"
+
+
+def answer(panel: Panel) -> str:
+    """The answer in a sentence or two."""
+    if panel.task is None:
+        return (
+            "The folders of these models were not given, are gone, or hold other files by now, so their accuracy is "
+            "not known."
+        )
+    taken, goal = panel.recommended(), panel.goal
+    if taken is None:
+        best = max((e for e in panel.models if e.top1 is not None), key=lambda e: e.top1 or 0, default=None)
+        if best is None or goal is None:
+            return "Derive models with --data and --classes, so that they are judged on test images."
+        return (
+            f"The most accurate is {best.title} with {_told(best)}; the base restricted to the classes has "
+            f"{100 * goal:.2f} %. Fewer MACs may be removed, or more images and --steps given."
+        )
+    if goal is None:
+        return f"top-1 {_told(taken)}. There is no base to set it against."
+    return (
+        f"Of {len(panel.models)} models the {panel.axes[0].best} whose accuracy is not below that of the base by more "
+        f"than chance: the base restricted to the classes has {100 * goal:.2f} %."
+    )
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that a reader sees first."""
+
+    what: str
+    value: str
+    more: str
+
+
+def figures(panel: Panel) -> list[Figure]:
+    """What the model to take is worth, and costs."""
+    if (taken := panel.recommended()) is None:
+        return []
+    share, interval = _top1(taken)
+    told = [Figure("top-1", share, interval)]
+    if taken.ratio is not None:
+        told.append(
+            Figure("of the base's latency", three_digits(taken.ratio), _between(taken.ratio_low, taken.ratio_high))
+        )
+    if taken.p50_ms is not None:
+        told.append(Figure("p50", f"{three_digits(taken.p50_ms)} ms", _between(taken.p50_least_ms, taken.p50_most_ms)))
+    if taken.energy_mj is not None:
+        told.append(Figure("energy of an image", f"{three_digits(taken.energy_mj)} mJ", ""))
+    if taken.rate is not None and taken.macs is not None:
+        told.append(Figure("of the base's MACs", f"{100 * (1 - taken.rate):.3g} %", readable(taken.macs)))
+    if taken.file_bytes is not None:
+        params = "" if taken.params is None else f"{readable(taken.params)} parameters"
+        told.append(Figure("size", f"{three_digits(taken.file_bytes / 1e6)} MB", params))
+    return told
+
+
+def _told(entry: Entry) -> str:
+    return " ".join(_top1(entry))
+
+
+def notes(panel: Panel) -> list[str]:
+    """What to know before believing a panel."""
+    told = []
+    if busy := [entry.title for entry in panel.entries if entry.busy]:
+        ratios = any(entry.ratio is not None for entry in panel.entries)
+        told.append(
+            f"Other programs were busy when {_some(busy)} {'was' if len(busy) == 1 else 'were'} measured: "
+            f"milliseconds are a busy machine's{'; ratios to the base are of rounds, and hold' if ratios else ''}."
+        )
+    told += [f"{entry.title} is void, and on no axis of what was measured: {reason}" for entry in panel.entries
+             for reason in entry.void]  # fmt: skip
+    told += [
+        f"{entry.title} fails {verdict.gate}" for entry in panel.models for verdict in entry.verdicts
+        if verdict.state == "fail"
+    ]  # fmt: skip
+    if panel.place is not None and (left := [e.title for e in panel.models if not e.runs and panel.task]):
+        told.append(f"Not measured here: {_some(left)}.")
+    if panel.place is None and panel.task is not None:
+        told.append("Nothing was measured: `edgevit bench BASE MODEL ... --output runs.jsonl` measures them in turns.")
+    wide = [
+        half for entry in panel.models if (ends := entry.interval) and (half := (ends[1] - ends[0]) / 2) > FEW_IMAGES
+    ]
+    if wide and panel.goal is not None:
+        told.append(f"On so few test images a difference below {200 * max(wide):.0f} points may be chance.")
+    if len([e for e in panel.models if e.top1 is not None]) > MANY:
+        told.append(
+            "One is chosen here by the same test images on which it is told: the more models, the more of its accuracy "
+            "may be luck."
+        )
+    return told
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    """The first few, each once, and how many more."""
+    once = list(dict.fromkeys(names))
+    return ", ".join(once[:most]) + (f" and {len(once) - most} more" if len(once) > most else "")
+
+
+def kept_apart(panels: Sequence[Panel]) -> list[str]:
+    """Why there is more than one panel."""
+    tasks = {id(panel.task): panel.task for panel in panels if panel.task is not None}
+    at = {id(panel.place): panel.place for panel in panels if panel.place is not None}
+    told = []
+    if len(tasks) > 1 and (why := apart_tasks(list(tasks.values()))):
+        told.append(
+            f"{len(tasks)} tasks are kept apart, as accuracies do not compare: they differ in {'; '.join(why)}."
+        )
+    if len(at) > 1 and (why := apart(list(at.values()))):
+        told.append(
+            f"{len(at)} places of measurement are kept apart, as latencies do not compare: they differ in "
+            f"{'; '.join(why)}."
+        )
+    return told
+
+
+def eyebrow(panel: Panel) -> list[str]:
+    """What a panel is of."""
+    task = [] if panel.task is None else [panel.task.title, panel.task.images]
+    return [*task, *([] if panel.place is None else [panel.place.title])]
+
+
+def as_markdown(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> str:
+    """Every panel as a heading, its answer and its table."""
+    parts = []
+    for panel in panels:
+        shown, chosen = columns(panel), panel.recommended()
+        rows = [
+            [f"{column.text(entry)} {column.more(entry)}".strip().translate(PIPE) for column in shown]
+            for entry in panel.entries
+        ]
+        for row, entry in zip(rows, panel.entries, strict=True):
+            row[0] = f"**{row[0]}**" if entry is chosen else row[0]
+        lines = [[column.title for column in shown], ["---", *["---:"] * (len(shown) - 1)], *rows]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        told = [f"{figure.what} {figure.value} {figure.more}".strip() for figure in figures(panel)]
+        parts += [f"## {heading(panel)}", " · ".join(eyebrow(panel)), "; ".join(told), answer(panel), table]
+        parts += ["\n".join(f"- {note}" for note in notes(panel))]
+    parts += kept_apart(panels)
+    if skipped:
+        parts += ["Left out:", "\n".join(f"- {one.where}: {one.why}" for one in skipped)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def as_csv(panels: Sequence[Panel]) -> str:
+    """All entries in one table, with the task and the place that each is of."""
+    text = io.StringIO()
+    names = [one.name for one in fields(Entry) if one.name not in HIDDEN]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["task", "images", "place", "take", *names])
+    for panel in panels:
+        task, chosen = panel.task, panel.recommended()
+        where = [task.title if task else "", task.images if task else "", panel.place.title if panel.place else ""]
+        for entry in panel.entries:
+            told = plain(entry)
+            writer.writerow([*where, "yes" if entry is chosen else "", *[_cell(told[name]) for name in names]])
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return "; ".join(value) if isinstance(value, list) else value
+
+
+def as_json(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> str:
+    return json.dumps(content(panels, skipped), indent=1) + "\n"
+
+
+def content(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> dict[str, Any]:
+    """All tables as plain values."""
+    told = []
+    for panel in panels:
+        task, place, chosen = panel.task, panel.place, panel.recommended()
+        told.append(
+            {
+                "classes": list(task.classes) if task else None,
+                "images": task.images if task else None,
+                "place": place.title if place else None,
+                "environment": place.environment if place else None,
+                "batch": place.batch if place else None,
+                "streams": place.streams if place else None,
+                "use": place.use if place else None,
+                "take": chosen.title if chosen else None,
+                "answer": answer(panel),
+                "notes": notes(panel),
+                "models": [plain(entry) for entry in panel.entries],
+            }
+        )
+    left = [{"where": one.where, "why": one.why} for one in skipped]
+    return {"report": f"edgevit {written_by()}", "panels": told, "kept_apart": kept_apart(panels), "skipped": left}
+
+
+def plain(entry: Entry) -> dict[str, Any]:
+    """An entry without its raw runs."""
+    told = {one.name: getattr(entry, one.name) for one in fields(entry) if one.name not in HIDDEN}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in told.items()}

@@ -1,0 +1,243 @@
+"""What the page's template is filled with: every panel and every model as texts and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edgevit.data.shares import share_text
+from edgevit.derive.allocate.budget import readable
+from edgevit.folder.records import plain as as_plain
+from edgevit.report.axes import Place
+from edgevit.report.choice import Panel, may_be_taken
+from edgevit.report.details import classes, details
+from edgevit.report.gather import Found, FoundModel
+from edgevit.report.runs import gather_warnings, make_row, three_digits
+from edgevit.report.tables import answer, columns, eyebrow, figures, heading, notes, plain
+
+HEAD = ("place", "file", "batch", "p50 ms", "p90 ms", "p99 ms", "spread", "images/s", "W", "mJ/image", "engine MiB",
+        "max C", "power mode")  # fmt: skip
+DIGITS = 12  # of a hash
+
+
+def panel_view(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
+    """A panel for the template; `ids` are the models' places in the page, by name."""
+    shown, chosen = columns(panel), panel.recommended()
+    of = eyebrow(panel)
+    rows = [
+        {
+            "index": i,
+            "id": ids.get(entry.model or ""),
+            "take": entry is chosen,
+            "baseline": entry.is_baseline,
+            "cells": [{"value": c.value(entry), "text": c.text(entry), "more": c.more(entry)} for c in shown],
+        }
+        for i, entry in enumerate(panel.entries)
+    ]
+    return {
+        "task": panel.task.title if panel.task is not None else "models that were not found",
+        "images": panel.task.images if panel.task is not None else "",
+        "place": panel.place.title if panel.place is not None else "",
+        "tab": " · ".join(of[:1] + of[2:]) if panel.task is not None else f"not found · {of[-1]}",
+        "heading": heading(panel),
+        "figures": figures(panel),
+        "answer": answer(panel),
+        "notes": notes(panel),
+        "axes": panel.axes,
+        "columns": [column.title for column in shown],
+        "baselines": [row for row in rows if row["baseline"]],
+        "models": [row for row in rows if not row["baseline"]],
+    }
+
+
+def panel_data(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
+    """A panel for the script: what it draws and chooses by."""
+    reaching = panel.reaching()
+    entries = []
+    for entry in panel.entries:
+        told = plain(entry)
+        if entry.void:  # on no axis of what was measured
+            told |= dict.fromkeys(("p50_ms", "p99_ms", "ratio", "energy_mj", "memory_mib"))
+        low, high = entry.interval or (None, None)
+        told |= {"low": low, "high": high, "id": ids.get(entry.model or ""), "baseline": entry.is_baseline}
+        told |= {"reaching": entry in reaching, "free": not entry.is_baseline and may_be_taken(entry)}
+        entries.append({name: value for name, value in told.items() if value not in (None, [], ())})
+    axes = [{"name": axis.name, "title": axis.title, "unit": axis.unit} for axis in panel.axes]
+    return {"goal": panel.goal, "axes": axes, "entries": entries}
+
+
+def model_view(model: FoundModel, name: str, found: Found, panels: Sequence[Panel]) -> dict[str, Any]:
+    """A model for the template, and under `drawn` what the script draws of it."""
+    at = list({id(panel.place): panel.place for panel in panels if panel.place is not None}.values())
+    drawn = details(model, found, at)
+    return {
+        "id": name,
+        "name": model.name,
+        "where": str(model.folder.path),
+        "told": _told(model),
+        "drawn": drawn,
+        "blocks": _block_rows(drawn["blocks"]),
+        "classes": _class_rows(model),
+        "confused": [list(map(str, pair.values())) for pair in (drawn["confusion"] or {}).get("pairs", [])],
+        "trained": model.derivation.facts.training_told() if model.derivation is not None else "",
+        "measured": _measured(model, at),
+        "warnings": _warnings(model, found),
+        "gates": _gates(model, panels),
+        "engines": _engines(model),
+        "ladder": [
+            [engine.rung, tried.rung, f"{tried.seconds:.0f} s", tried.failure or "-"]
+            for engine in model.engines
+            for tried in engine.tried
+        ],
+        "exported": _exported(model),
+        "provenance": _provenance(model),
+        "more": _more(model, at),
+    }
+
+
+def _told(model: FoundModel) -> str:
+    """The model in a sentence."""
+    document, made, imported = model.document, model.derivation, model.imported
+    if imported is not None:
+        return f"{imported.file}, an ONNX file that edgevit did not make, with {imported.outputs} outputs."
+    assert document is not None
+    if made is None:
+        return f"{document.timm_name} with {document.outputs} outputs, nothing else removed: a base."
+    taken = made.accuracy.derived
+    accuracy = f" top-1 {share_text(taken.top1, taken.images)} on {taken.images} test images." if taken else ""
+    return (
+        f"{document.timm_name} without {100 * document.rate:.1f} % of its MACs, by {made.method} for "
+        f"{made.budget.asked}.{accuracy} {readable(document.macs)} MACs, {readable(document.params)} parameters."
+    )
+
+
+def _block_rows(drawn: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    rows = []
+    for one in drawn:
+        now, base = one["now"], one["base"]
+        sizes = [f"{now[n] if now else 0} of {base[n]}" for n in ("heads", "qk", "vo", "ffn")]
+        rows.append([str(one["block"]), *sizes])
+    return rows
+
+
+def _class_rows(model: FoundModel) -> list[list[str]]:
+    rows = []
+    for row in classes(model):
+        base, top1 = row["base"], row["top1"]
+        change = "-" if base is None else f"{100 * (top1 - base):+.1f}"
+        rows.append([row["name"], f"{100 * top1:.1f} %", "-" if base is None else f"{100 * base:.1f} %", change])
+    return rows
+
+
+def _measured(model: FoundModel, at: Sequence[Place]) -> dict[str, Any]:
+    """Every run, without the columns that none of them has."""
+    rows = []
+    for place in at:
+        for run in place.runs:
+            if run.model_sha256 not in model.files:
+                continue
+            row = make_row(run)
+            figures = [row.p50_ms, row.p90_ms, row.p99_ms]
+            more = [row.images_per_s, row.power_w, row.energy_mj, row.memory_engine_mib, row.temperature_max_c]
+            told = [place.title, run.model, str(row.batch), *map(three_digits, figures), f"{row.spread:.1%}"]
+            rows.append([*told, *map(three_digits, more), row.power_mode or "-"])
+    known = [i for i in range(len(HEAD)) if any(row[i] != "-" for row in rows)]
+    return {"head": [HEAD[i] for i in known], "rows": [[row[i] for i in known] for row in rows]}
+
+
+def _warnings(model: FoundModel, found: Found) -> list[str]:
+    """What speaks against its runs."""
+    runs = [run for run in found.runs if run.model_sha256 in model.files]
+    void = [f"void: {reason}" for run in runs for reason in run.void()]
+    return list(dict.fromkeys([*void, *(gather_warnings(runs) if runs else ())]))
+
+
+def _gates(model: FoundModel, panels: Sequence[Panel]) -> list[list[str]]:
+    rows = []
+    for panel in panels:
+        for entry in panel.entries:
+            for verdict in entry.verdicts if entry.model == model.name and panel.place is not None else ():
+                seen = "-" if verdict.value is None else f"{three_digits(verdict.value)} {verdict.gate.unit}"
+                margin = "-" if verdict.margin is None else f"{verdict.margin:+.1%}"
+                told = [str(verdict.gate), panel.place.title if panel.place else "", seen, margin, verdict.state]
+                if told not in rows:  # a base stands in several panels
+                    rows.append(told)
+    return rows
+
+
+def _engines(model: FoundModel) -> list[list[str]]:
+    rows = []
+    for engine in model.engines:
+        seen = engine.accuracy
+        shares = ["-", "-"] if seen is None else [share_text(share, seen.images) for share in (seen.host, seen.board)]
+        fused = "-" if engine.fused is None else f"{engine.fused} of {engine.blocks}"
+        size = f"{engine.bytes / 1e6:.3g} MB"
+        rows.append(
+            [engine.rung, engine.fingerprint, engine.file, size, fused, *shares, f"{engine.build_seconds:.0f} s"]
+        )
+    return rows
+
+
+def _exported(model: FoundModel) -> list[list[str]]:
+    if (export := model.export) is None:
+        return []
+    rows = []
+    for name, file in export.files.items():
+        label = name.removeprefix("model.").removesuffix(".onnx")
+        parity = export.parity.get(label)
+        seen = export.accuracy.files.get(label) if export.accuracy is not None else None
+        errors = ["-", "-"] if parity is None else [f"{parity.error:.2g}", f"{parity.tolerance:.2g}"]
+        judged = ["-", "-"]
+        if seen is not None and export.accuracy is not None:
+            judged = [share_text(seen.top1, export.accuracy.images), f"{seen.agreement:.2%}"]
+        rows.append([name, f"{file.bytes / 1e6:.3g} MB", *errors, *judged])
+    return rows
+
+
+def _provenance(model: FoundModel) -> list[tuple[str, str]]:
+    """What to know to make it again."""
+    document, made = model.document, model.derivation
+    rows: list[tuple[str, str]] = []
+    if made is not None:
+        rows += [("made", f"{made.created} with edgevit {made.versions['edgevit']}"), ("base", made.base)]
+        rows += [("method", made.method), ("budget", made.budget.asked), ("shape", made.shape.name)]
+        if made.data is not None:
+            counts = made.data.images
+            parts = f"{counts.train} training, {counts.validation} validation and {counts.test} test images"
+            rows += [("data", made.data.data), ("images", f"{parts}, seed {made.data.seed}")]
+            rows.append(("hash of the images", made.data.fingerprint[:DIGITS]))
+        if made.met is not None:
+            rows.append(("met by measuring", _met(made.met)))
+        rows.append(("seconds", ", ".join(f"{name} {s:.3g}" for name, s in made.seconds.items())))
+    if document is not None:
+        rows += [
+            ("classes", ", ".join(document.class_names) or "not named"),
+            ("weights", document.weights_sha256[:DIGITS]),
+        ]
+        rows.append(("base's weights", document.base.weights_sha256[:DIGITS]))
+    if model.imported is not None:
+        rows += [("file", model.imported.file), ("sha256", model.imported.file_sha256[:DIGITS])]
+    return [(name, value) for name, value in rows if value]
+
+
+def _met(met: Any) -> str:
+    seen = met.verified
+    interval = "" if seen.low is None else f" ({seen.low:.4g} to {seen.high:.4g})"
+    return f"{seen.value:.4g} {met.quantity}{interval} for a budget of {met.budget:.4g}, in {len(met.rounds)} rounds"
+
+
+def _more(model: FoundModel, at: Sequence[Place]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """What only some want to know, each part under a title."""
+    made = model.derivation
+    parts: list[tuple[str, list[tuple[str, str]]]] = []
+    if made is not None:
+        training = as_plain(made.training) if made.training is not None else {}
+        for title, told in (("method's options", made.config), ("training", training), ("versions", made.versions)):
+            parts.append((title, [(name.replace("_", " "), str(value)) for name, value in told.items()]))
+        parts.append(("facts", [(name.replace("_", " "), str(value)) for name, value in as_plain(made.facts).items()]))
+    if model.document is not None:
+        parts.append(("preprocessing", [(name, str(value)) for name, value in model.document.preprocessing.items()]))
+    for place in at:
+        if any(run.model_sha256 in model.files for run in place.runs):
+            parts.append((f"environment: {place.title}", sorted(place.environment.items())))
+    return [(title, rows) for title, rows in parts if rows]

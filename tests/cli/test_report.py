@@ -1,0 +1,40 @@
+"""`edgevit report`: what is printed beside the file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from some_report import write_everything
+
+
+@pytest.fixture
+def everything(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    return write_everything(tmp_path / "in")
+
+
+def test_a_page_is_written_and_the_answer_printed(everything: Path, tmp_path: Path, edgevit_main: Any) -> None:
+    page = tmp_path / "page.html"
+    done = edgevit_main("report", everything, everything / "runs.jsonl", "-o", page)
+    assert done.code == 0 and page.stat().st_size < 3_000_000
+    first, last = done.out.splitlines()
+    assert first.startswith("2 places of measurement are kept apart, as latencies do not compare: they differ in board")
+    assert last == f"Take t1: wrote {page}, {page.stat().st_size / 1e6:.2g} MB"
+    assert len(done.told) == 4 and done.told[-1] == "warning: left out: 1 more, which the report names"
+
+
+def test_tables_go_to_standard_output_and_nothing_beside_them(everything: Path, edgevit_main: Any) -> None:
+    rows = list(csv.DictReader(io.StringIO(edgevit_main("report", everything, "--format", "csv").out)))
+    assert len(rows) == 11
+    assert edgevit_main("report", everything, "--format", "md").out.startswith("<!-- edgevit report -->\n## Take t1")
+    told = json.loads(edgevit_main("report", everything, "--format", "md", "--json", "--gate", "p99<1ms").out)
+    assert told["file"] is None and told["panels"][0]["take"] is None
+
+
+def test_nothing_to_report_is_one_line(tmp_path: Path, edgevit_main: Any) -> None:
+    assert "nothing to report in" in edgevit_main("report", tmp_path, "-o", tmp_path / "x.html").error

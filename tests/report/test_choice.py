@@ -1,0 +1,113 @@
+"""Which model is to be taken, and what of it is known where."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from some_report import BASE, DATA, GOOD, NANO, derived, turns, write_everything, write_folder
+from some_runs import MS
+
+from edgevit.folder.engine import EngineRecord
+from edgevit.report.choice import AXES, Entry, Panel, cost, panels
+from edgevit.report.gates import parse_gate
+from edgevit.report.gather import Found, gather
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return gather([write_everything(tmp_path_factory.mktemp("everything"))])
+
+
+def by_title(panel: Panel) -> dict[str, Entry]:
+    return {entry.title: entry for entry in panel.entries}
+
+
+def test_each_place_is_a_panel_with_three_baselines_on_top(found: Found) -> None:
+    nano, nx, gone = panels(found)
+    assert [panel.place and panel.place.title for panel in (nano, nx, gone)] == [
+        "Nano, 25W, TensorRT 10.3.0, batch 1", *["NX, 15W, TensorRT 10.3.0, batch 1"] * 2,
+    ]  # fmt: skip
+    full, restricted, finetuned = nano.entries[:3]
+    assert [entry.is_baseline for entry in nano.entries] == [True] * 3 + [False] * 2
+    assert (full.top1, restricted.top1, finetuned.top1) == (0.9, BASE.top1, None)
+    assert (full.p50_ms, restricted.p50_ms, restricted.ratio) == (None, pytest.approx(8.009), 1.0)
+    assert (gone.task, [entry.title for entry in gone.entries]) == (None, ["lost"])
+
+
+def test_figures_are_medians_of_the_runs_and_the_ratio_is_of_the_rounds(found: Found) -> None:
+    t1 = by_title(panels(found)[0])["t1"]
+    assert (t1.repeats, t1.p50_ms, t1.macs, t1.method) == (6, pytest.approx(3.009), 500_000, "nuwa")
+    assert t1.ratio == pytest.approx(3.009 / 8.009, rel=1e-3) and t1.ratio_of == "p50"
+    assert t1.energy_mj is not None and t1.file_bytes == 2000
+
+
+def test_the_accuracy_is_that_of_the_very_file_where_it_was_judged_on_the_same_images(found: Found) -> None:
+    nano, nx, _ = panels(found)
+    onnx, engine = by_title(nano)["t1"], by_title(nx)["t1"]
+    assert (onnx.top1, onnx.judged) == (pytest.approx(0.945), "model.fp16.onnx")
+    assert (engine.top1, engine.judged) == (0.94, found.models[1].engines[0].file)
+    unmeasured = by_title(nx)["t2"]
+    assert (unmeasured.top1, unmeasured.judged, unmeasured.p50_ms) == (0.7, "torch", None)
+
+    def on_fewer(record: EngineRecord) -> EngineRecord:
+        assert record.accuracy is not None
+        return replace(record, accuracy=replace(record.accuracy, images=50))
+
+    t1 = replace(found.models[1], engines=tuple(map(on_fewer, found.models[1].engines)))
+    other = by_title(panels(replace(found, models=[found.models[0], t1]))[1])["t1"]
+    assert (other.top1, other.judged) == (GOOD.top1, "torch")
+
+
+def test_the_fastest_that_is_as_accurate_as_the_base_is_taken(found: Found) -> None:
+    nano = panels(found)[0]
+    assert nano.goal == BASE.top1 and [entry.title for entry in nano.reaching()] == ["t1"]
+    taken = nano.recommended()
+    assert taken is not None and taken.title == "t1"
+    assert [axis.name for axis in nano.axes] == [axis.name for axis in AXES]
+
+
+def test_a_model_that_fails_a_gate_or_is_void_is_not_taken(found: Found) -> None:
+    assert panels(found, [parse_gate("p99<2ms")])[0].recommended() is None
+    nano = panels(found, [parse_gate("p99<4ms"), parse_gate("p99@8<1ms")])[0]
+    t1 = by_title(nano)["t1"]
+    assert nano.recommended() is t1 and (t1.gates_passed, t1.gates_failed) == (1, 0)
+    moved = [replace(run, power_mode_after="MAXN") if run.label == "t1" else run for run in found.runs]
+    void = panels(replace(found, runs=moved))[0]
+    entry = by_title(void)["t1"]
+    assert entry.void and void.recommended() is None
+    assert [cost(entry, axis) for axis in AXES][:2] == [None, None] and cost(entry, AXES[5]) == 500_000
+
+
+def test_on_a_busy_machine_the_ratio_decides(found: Found) -> None:
+    busy = [replace(run, cpu_busy_ns=30 * 10**9, cpu_own_ns=10**9) for run in found.runs]
+    assert panels(replace(found, runs=busy))[0].axes[0].name == "ratio"
+
+
+def test_tasks_and_seeds_are_kept_apart_with_the_base_in_each(tmp_path: Path) -> None:
+    write_folder(tmp_path / "base")
+    for seed in (42, 7):
+        write_folder(tmp_path / f"s{seed}", derivation=derived(GOOD, data=replace(DATA, seed=seed)))
+    made = panels(gather([tmp_path]))
+    assert [[entry.title for entry in panel.models] for panel in made] == [["s42"], ["s7"]]
+    assert all(panel.baselines[1].model == "base" and panel.place is None for panel in made)
+    assert made[0].recommended() == made[0].models[0]  # by its MACs, as nothing was measured
+
+
+def test_a_base_alone_is_a_model_whose_accuracy_is_not_known(tmp_path: Path) -> None:
+    write_folder(tmp_path / "base")
+    (panel,) = panels(gather([tmp_path]))
+    assert [(entry.kind, entry.top1) for entry in panel.entries] == [("model", None)] and panel.recommended() is None
+
+
+def test_runs_of_a_folder_that_is_gone_or_was_made_anew_are_not_its(tmp_path: Path) -> None:
+    sha = write_folder(tmp_path / "t1", derivation=derived(GOOD))
+    runs = turns(sha, "t1", 3, NANO, "s")
+    (tmp_path / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in runs))
+    (panel,) = panels(gather([tmp_path]))
+    assert [entry.p50_ms for entry in panel.models] == [pytest.approx(runs[0].p50_ns() / MS)]
+    shutil.rmtree(tmp_path / "t1")
+    (panel,) = panels(gather([tmp_path]))
+    assert [(entry.kind, entry.title) for entry in panel.entries] == [("gone", "t1")]

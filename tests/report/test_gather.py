@@ -1,0 +1,89 @@
+"""What is found below folders, and what of it is left out by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from some_report import write_everything
+from some_runs import DENSE
+
+from edgevit.derive.jobs_table import TABLE_KIND, JobsTable, Row
+from edgevit.errors import OptionError
+from edgevit.report.gather import gather
+
+
+@pytest.fixture
+def everything(tmp_path: Path) -> Path:
+    return write_everything(tmp_path)
+
+
+def test_models_runs_and_profiles_are_found_and_what_is_broken_is_named(everything: Path) -> None:
+    found = gather([everything])
+    assert [model.name for model in found.models] == ["base", "t1", "t2"]
+    assert (len(found.runs), len(found.profiles)) == (31, 1)
+    left = {Path(one.where).relative_to(everything).as_posix(): one.why for one in found.skipped}
+    assert set(left) == {
+        "other.jsonl, line 1",
+        "runs.jsonl, line 33",
+        "runs/spoilt/model.json",
+        "runs/t1/history.jsonl, line 21",
+    }
+    assert left["other.jsonl, line 1"] == "schema 99, and this edgevit reads schema 1 to 5: update edgevit"
+    assert left["runs.jsonl, line 33"].startswith("is not JSON") and len(found.models[1].history) == 20
+
+
+def test_what_is_given_twice_is_read_once(everything: Path) -> None:
+    shutil.copy(everything / "runs.jsonl", everything / "copy.jsonl")
+    found = gather([everything, everything / "runs", everything / "runs.jsonl"])
+    assert (len(found.models), len(found.runs), len(found.profiles)) == (3, 31, 1)
+
+
+def test_models_of_one_name_are_told_apart_by_the_folders_above(everything: Path) -> None:
+    shutil.copytree(everything / "runs", everything / "again")
+    assert [m.name for m in gather([everything]).models if m.name.endswith("t1")] == ["again/t1", "runs/t1"]
+
+
+def test_a_damaged_record_leaves_the_rest_of_its_model(everything: Path) -> None:
+    (everything / "runs/t1/derivation.json").write_text('{"schema": 7}')
+    (everything / "runs/t2/export/export.json").write_text("")
+    found = gather([everything])
+    one, two = found.models[1:]
+    assert one.document is not None and one.derivation is None and one.export is not None
+    assert two.derivation is not None and two.export is None
+    named = [Path(skipped.where).name for skipped in found.skipped]
+    assert "derivation.json" in named and "export.json" in named
+
+
+def test_a_file_of_lines_that_is_not_of_edgevit_is_passed_over_unless_it_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"hello": 1}\nnot JSON\n')
+    (tmp_path / "runs.jsonl").write_text(DENSE.to_json())
+    assert gather([tmp_path]).skipped == []
+    assert len(gather([tmp_path, tmp_path / "mine.jsonl"]).skipped) == 0  # once seen, as any other file there
+    assert len(gather([tmp_path / "mine.jsonl", tmp_path]).skipped) == 2
+
+
+def test_jobs_without_a_model_are_told_of(tmp_path: Path) -> None:
+    (tmp_path / "runs.jsonl").write_text(DENSE.to_json())
+    rows = [
+        Row("a", "pets", "rate 0.5", "nuwa", str(tmp_path / "a"), "0" * 64, "done"),
+        Row("b", "pets", "rate 0.9", "nuwa", str(tmp_path / "b"), "0" * 64, "failed", error="no shape fits"),
+    ]
+    (tmp_path / "results.json").write_text(TABLE_KIND.text(JobsTable(tuple(rows), (), {"edgevit": "0.1.0"})))
+    told = {one.where.rpartition(", ")[2]: one.why for one in gather([tmp_path]).skipped}
+    assert told == {"job a": f"its folder {tmp_path / 'a'} is gone", "job b": "failed: no shape fits"}
+
+
+def test_what_cannot_be_reported_on_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"nothing to report in .*: no model folder and no run"):
+        gather([tmp_path])
+    with pytest.raises(OptionError, match=r"no .*missing; give folders of models"):
+        gather([tmp_path / "missing"])
+    (tmp_path / "x.json").write_text(json.dumps({}))
+    with pytest.raises(OptionError, match=r"neither a folder nor a \.jsonl file"):
+        gather([tmp_path / "x.json"])
+    (tmp_path / "y.jsonl").write_text("{")
+    with pytest.raises(OptionError, match=r"nothing to report .*; 1 left out, such as .*y\.jsonl, line 1"):
+        gather([tmp_path / "y.jsonl"])

@@ -1,0 +1,45 @@
+"""The page as text: one file, whole, and safe whatever models are called."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from some_report import write_everything
+
+from edgevit.report.choice import panels
+from edgevit.report.gather import gather
+from edgevit.report.page import LIMIT_BYTES, SHIPPED, as_html
+
+
+def test_the_page_is_one_file_that_asks_the_network_for_nothing(tmp_path: Path) -> None:
+    found = gather([write_everything(tmp_path)])
+    text = as_html(panels(found), found)
+    assert len(text.encode()) < LIMIT_BYTES and "default-src 'none'" in text
+    assert not re.search(r'\b(src|href)="(https?:|//|(?!#|data:)[^"]*\.)', text)
+    assert all((SHIPPED / "vendor" / name).read_text() in text for name in ("d3.min.js", "plot.umd.min.js"))
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', text, re.DOTALL)[0])
+    assert [len(panel["entries"]) for panel in data["panels"]] == [5, 5, 1] and set(data["models"]) == {
+        "m0",
+        "m1",
+        "m2",
+    }
+    assert "left out, as they could not be read" in text and 'role="tab"' in text
+
+
+def test_names_are_shown_and_never_run(tmp_path: Path) -> None:
+    found = gather([write_everything(tmp_path)])
+    odd = "</script><script>alert(1)</script><b>"
+    found.models[1] = replace(found.models[1], name=odd)
+    text = as_html(panels(found), found)
+    assert odd not in text and "&lt;b&gt;" in text and "\\u003c/script\\u003e" in text
+
+
+def test_the_libraries_are_those_that_are_named() -> None:
+    table = (SHIPPED / "vendor" / "README.md").read_text()
+    for name, mark in (("d3.min.js", "d3js.org v"), ("plot.umd.min.js", "plot v")):
+        begins = (SHIPPED / "vendor" / name).read_text()[:200]
+        version = re.findall(re.escape(mark) + r"([\d.]+)", begins)[0]
+        assert f"`{name}`" in table and f" {version} " in table

@@ -1,0 +1,109 @@
+"""The page in a real browser: it draws, answers, sorts and leads on, and complains of nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Opened, open_browser
+from some_report import write_everything
+
+from edgevit.report.gates import parse_gate
+from edgevit.report.run import report
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Path:
+    root = tmp_path_factory.mktemp("page")
+    (root / "in").mkdir()
+    return (
+        report([write_everything(root / "in")], output=root / "page.html", gates=[str(parse_gate("p99<9ms"))]).file
+        or root
+    )
+
+
+@pytest.mark.parametrize("width", [1280, 800, 390])
+def test_at_every_width_all_is_drawn_and_nothing_sticks_out(browser: Any, file: Path, width: int) -> None:
+    for part in ("", "#m1"):
+        seen = Opened(browser, file, width=width, part=part, dark=width == 800)
+        assert seen.complaints == [] and len(seen.asked) == 1
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+        drawn = seen.page.locator(f"{'article' if part else 'section'}.open figure .plot svg[aria-label]")
+        assert drawn.count() == (9 if part else 1)
+        seen.page.close()
+
+
+def test_the_script_chooses_what_the_table_marks_and_follows_the_readers_limits(browser: Any, file: Path) -> None:
+    seen = Opened(browser, file)
+    page = seen.page
+    assert seen.texts("section.open h1") == ["Take t1"] and seen.texts("section.open tr.take td:first-child") == ["t1"]
+    assert page.locator("section.open .own-answer").is_hidden()
+    page.fill("section.open input[name=top1]", "60")
+    assert seen.texts("section.open tr.take td:first-child") == ["t2"]
+    assert seen.texts("section.open .own-answer")[0].startswith(
+        "t2: top-1 69.50 % at latency, p50 2.01 ms, the cheapest"
+    )
+    page.fill("section.open input[name=cost]", "1")
+    assert seen.texts("section.open .own-answer") == ["No model keeps to these limits."]
+    page.fill("section.open input[name=top1]", "")
+    page.select_option("section.open select", "energy_mj")
+    assert "366 mJ" in seen.texts("section.open .own-answer")[0] and seen.complaints == []
+    page.close()
+
+
+def test_a_click_sorts_the_models_and_leaves_the_baselines(browser: Any, file: Path) -> None:
+    seen = Opened(browser, file)
+    names = "section.open tbody.models td:first-child"
+    button = seen.page.locator("section.open th button", has_text="p50 ms")
+    button.click()
+    assert seen.texts(names) == ["t2", "t1"]
+    button.press("Enter")
+    assert seen.texts(names) == ["t1", "t2"]
+    assert seen.page.locator("section.open th[aria-sort=descending]").inner_text().startswith("p50 ms")
+    assert seen.texts("section.open tbody.baselines td:first-child")[0] == "base, full head"
+    seen.page.close()
+
+
+def test_a_dot_tells_more_when_pointed_at_and_leads_to_its_model_and_back(browser: Any, file: Path) -> None:
+    seen = Opened(browser, file)
+    page = seen.page
+    dot = page.locator("section.open figure.pareto a[*|href='#m1']").first
+    dot.hover()
+    tip = page.locator("section.open figure.pareto g[aria-label=tip]")
+    assert re.search(r"t1.*top-1 94\.50 %.*p50 3\.01 ms", tip.text_content() or "")
+    dot.click()
+    assert page.url.endswith("#m1") and seen.texts("article.open h1") == ["t1"]
+    assert page.locator("#overview").is_hidden() and page.title() == "t1 - edgevit report"
+    page.locator("article.open .back a").first.click()
+    assert page.locator("#overview").is_visible() and seen.complaints == []
+    page.close()
+
+
+def test_the_keyboard_reaches_settings_and_dots(browser: Any, file: Path) -> None:
+    seen = Opened(browser, file)
+    page = seen.page
+    page.locator("nav.tabs button").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert "NX" in seen.texts("section.open .eyebrow")[0] and len(seen.texts("section.open h1")) == 1
+    page.locator("section.open figure.pareto a").first.focus()
+    page.keyboard.press("Enter")
+    assert "#m" in page.url and seen.complaints == []
+    page.close()
+
+
+def test_print_shows_every_setting(browser: Any, file: Path) -> None:
+    seen = Opened(browser, file)
+    seen.page.emulate_media(media="print")
+    seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert [seen.page.locator(f"#panel{i}").is_visible() for i in range(3)] == [True] * 3
+    assert seen.page.locator("section.panel figure.pareto svg[aria-label]").count() == 2 and seen.complaints == []
+    seen.page.close()

@@ -1,0 +1,95 @@
+"""The same tables as text, Markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from some_report import write_everything
+
+from edgevit.report.choice import Entry, Panel, panels
+from edgevit.report.gates import parse_gate
+from edgevit.report.gather import Found, Skipped, gather
+from edgevit.report.tables import (
+    COLUMNS,
+    answer,
+    as_csv,
+    as_json,
+    as_markdown,
+    columns,
+    figures,
+    heading,
+    kept_apart,
+    notes,
+)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return gather([write_everything(tmp_path_factory.mktemp("everything"))])
+
+
+@pytest.fixture(scope="module")
+def made(found: Found) -> list[Panel]:
+    return panels(found)
+
+
+def test_the_answer_names_the_model_and_why(made: list[Panel]) -> None:
+    assert [heading(panel) for panel in made] == ["Take t1", "Take t1", "Measured, but not found"]
+    assert answer(made[0]).startswith("Of 2 models the fastest whose accuracy is not below that of the base")
+    told = {figure.what: figure.value for figure in figures(made[0])}
+    assert (
+        told["top-1"] == "94.50 %" and told["of the base's latency"] == "0.376" and told["of the base's MACs"] == "25 %"
+    )
+    assert "their accuracy is not known" in answer(made[2])
+
+
+def test_where_no_model_will_do_that_is_said(found: Found, made: list[Panel]) -> None:
+    failing = panels(found, [parse_gate("p99<1ms")])[0]
+    assert heading(failing) == "No model that is as accurate as the base passes the gates"
+    assert "t1 fails p99<1ms" in notes(failing)
+    poor = replace(made[0], entries=tuple(e for e in made[0].entries if e.title != "t1"))
+    assert heading(poor) == "No model is as accurate as the base"
+    assert "The most accurate is t2 with 69.50 %" in answer(poor)
+    unknown = replace(made[0], entries=(Entry(kind="model", title="x", model="x", macs=3),))
+    assert heading(unknown) == "How accurate these models are is not known" and "Derive models" in answer(unknown)
+    baseless = replace(made[0], entries=tuple(made[0].models))
+    assert heading(baseless) == "t2 is the fastest" and "no base to set it against" in answer(baseless)
+
+
+def test_what_to_know_before_believing_it_is_told(made: list[Panel], found: Found) -> None:
+    assert "Not measured here: t2." in notes(made[1])
+    busy = panels(replace(found, runs=[replace(r, cpu_busy_ns=30 * 10**9, cpu_own_ns=10**9) for r in found.runs]))[0]
+    assert "ratios to the base are of rounds, and hold" in notes(busy)[0]
+    assert notes(replace(made[0], place=None))[0].startswith("Nothing was measured: `edgevit bench")
+    many = replace(made[0], entries=made[0].entries * 4)
+    assert "more of its accuracy may be luck" in notes(many)[-1]
+
+
+def test_columns_without_a_figure_are_left_out(made: list[Panel]) -> None:
+    assert [c.title for c in columns(made[2])] == ["model", "p50 ms", "p99 ms", "images/s"]
+    assert len(columns(made[0])) == len(COLUMNS) - 1  # no gates
+
+
+def test_markdown_has_each_panel_and_what_was_left_out(made: list[Panel]) -> None:
+    text = as_markdown(made, [Skipped("a.jsonl, line 3", "is not JSON")])
+    assert text.count("## ") == 3 and "| **t1** | 94.50 % (90.4 to 96.9) | 3.01 | 0.376" in text
+    assert "power mode (25W, 15W)" in text and "- a.jsonl, line 3: is not JSON" in text
+    odd = replace(made[0], entries=(replace(made[0].entries[3], title="a|b\nc"),))
+    assert "a\\|b c" in as_markdown([odd], [])
+
+
+def test_csv_and_json_have_every_entry_with_its_place(made: list[Panel]) -> None:
+    rows = list(csv.DictReader(io.StringIO(as_csv(made))))
+    assert len(rows) == sum(len(panel.entries) for panel in made) == 11
+    assert [row["title"] for row in rows if row["take"]] == ["t1", "t1"]
+    assert rows[3]["place"].startswith("Nano") and float(rows[3]["p50_ms"]) == pytest.approx(3.009)
+    told = json.loads(as_json(made, []))
+    assert [panel["take"] for panel in told["panels"]] == ["t1", "t1", None]
+    assert (
+        told["panels"][0]["models"][3]["top1"] == pytest.approx(0.945) and "runs" not in told["panels"][0]["models"][3]
+    )
+    assert told["kept_apart"] == kept_apart(made) and told["report"].startswith("edgevit ")

@@ -1,0 +1,54 @@
+"""What the template of the page is filled with."""
+
+from __future__ import annotations
+
+import pytest
+from some_report import write_everything
+
+from edgevit.report.choice import panels
+from edgevit.report.gates import parse_gate
+from edgevit.report.gather import Found, gather
+from edgevit.report.views import model_view, panel_data, panel_view
+
+IDS = {"base": "m0", "t1": "m1", "t2": "m2"}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return gather([write_everything(tmp_path_factory.mktemp("everything"))])
+
+
+def test_a_panel_has_rows_that_lead_to_models(found: Found) -> None:
+    panel = panels(found)[0]
+    view, data = panel_view(panel, IDS), panel_data(panel, IDS)
+    assert [row["id"] for row in view["baselines"]] == [None, "m0", None]
+    assert [(row["id"], row["take"]) for row in view["models"]] == [("m1", True), ("m2", False)]
+    assert view["tab"] == "2 classes: cat, dog · Nano, 25W, TensorRT 10.3.0, batch 1"
+    assert [(e["title"], e["reaching"], e["free"]) for e in data["entries"][3:]] == [
+        ("t1", True, True),
+        ("t2", False, True),
+    ]
+    assert data["entries"][3]["low"] == pytest.approx(0.904, abs=1e-3) and data["goal"] == 0.96
+    assert panel_view(panels(found)[2], IDS)["tab"].startswith("not found · NX")
+
+
+def test_a_model_has_all_that_its_records_say(found: Found) -> None:
+    view = model_view(found.models[1], "m1", found, panels(found, [parse_gate("p99<4ms")]))
+    assert view["told"].startswith(
+        "vit_tiny_patch16_224 without 75.0 % of its MACs, by nuwa for rate 0.5. top-1 95.00 %"
+    )
+    assert view["blocks"][0] == ["0", "2 of 2", "12 of 16", "12 of 16", "32 of 64"]
+    assert view["classes"][0] == ["cat", "92.0 %", "95.0 %", "-3.0"] and view["confused"][0] == ["cat", "dog", "8"]
+    assert [row[3:] for row in view["gates"]] == [["+24.5%", "pass"], ["+49.5%", "pass"]]
+    assert view["engines"][0][0] == "fp16" and view["ladder"] == [["fp16", "fp16", "2 s", "loses 31% on 'heron'"]]
+    assert view["exported"][0][0] == "model.fp32.onnx" and len(view["measured"]["rows"]) == 12
+    said = dict(view["provenance"])
+    assert said["data"] == "/data/pets" and said["images"].endswith("200 test images, seed 42")
+    assert {"training", "versions", "preprocessing"} < {title for title, _ in view["more"]}
+    assert any("too short to see a machine slow down" in text for text in view["warnings"])
+
+
+def test_a_base_says_that_it_is_one(found: Found) -> None:
+    view = model_view(found.models[0], "m0", found, panels(found))
+    assert view["told"] == "vit_tiny_patch16_224 with 2 outputs, nothing else removed: a base."
+    assert (view["classes"], view["gates"], view["engines"], view["ladder"]) == ([], [], [], [])
