@@ -17,7 +17,7 @@ def test_the_package_is_the_public_function(tmp_path: Path) -> None:
 
 
 def test_a_method_is_a_file_or_a_folder_with_a_file_of_that_name() -> None:
-    assert {"forge", "nuwa", "skd", "vulcan"} <= set(method_names())
+    assert {"forge", "heart", "nuwa", "skd", "vulcan"} <= set(method_names())
     for name in method_names():
         assert load_method(name).__name__ == method_module(name)
 

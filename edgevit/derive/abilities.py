@@ -8,6 +8,8 @@ from edgevit.derive.methods import method_names
 from edgevit.derive.options import describe
 from edgevit.errors import OptionError
 
+TOKENS = "heart"  # the method by which tokens leave
+
 
 def refuse_linear(method: str, budget: str) -> None:
     """Raise OptionError, naming those that can, if a method cannot meet a budget by a cost table: ms, mj or fps.
@@ -35,3 +37,21 @@ def refuse_untaught(method: str, config: Any, steps: int | None) -> None:
         raise OptionError(f"unlabelled images need a teacher, and {method} has none as asked for; try {told}")
     if steps == 0:
         raise OptionError("unlabelled images are for training, and 0 steps train not at all; leave them out")
+
+
+def refuse_after_tokens(method: str, config: Any) -> None:
+    """Refuse a method, as it was asked for, to cut a network that tokens leave.
+
+    Raises:
+        OptionError: it cannot; the message says in which order it can.
+    """
+    order = f"let tokens leave last (--first {method}:RATE --method {TOKENS})"
+    if method == TOKENS:
+        raise OptionError(f"{TOKENS}: tokens leave this model already; give its base, and the rate of both together")
+    if getattr(config, "sequential", False):
+        raise OptionError(
+            f"{method}.sequential=true compares the model with its base token by token, and tokens leave this one; "
+            f"{order}, or --set {method}.sequential=false"
+        )
+    if getattr(config, "sensitivity", "fisher") == "none":
+        raise OptionError(f"{method}.sensitivity=none weighs all tokens of the base alike, and tokens leave; {order}")

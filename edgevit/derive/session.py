@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from edgevit.data.accuracy import Accuracy, from_counts
 from edgevit.data.assumptions import Sureness
 from edgevit.data.task import Task, without
-from edgevit.derive.abilities import refuse_untaught
+from edgevit.derive.abilities import TOKENS, refuse_after_tokens, refuse_untaught
 from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.budget import Budget, make_budget
 from edgevit.derive.allocate.cost_table import load_cost_table
@@ -232,6 +232,16 @@ def _budget(opened: Opened, policy: Policy, request: DeriveRequest, *, drops: bo
     return budget
 
 
+def _check_tokens(opened: Opened, first: Sequence[Step], method: Method, config: Any) -> None:
+    """Refuse, before anything is measured, a method that cannot cut a network that tokens leave."""
+    leave = any(block.tokens for block in opened.base.spec.blocks)
+    configs = [(step.method, find_method(step.method).make_config(step.options)) for step in first]
+    for name, given in (*configs, (method.name, config)):
+        if leave:
+            refuse_after_tokens(name, given)
+        leave = leave or name == TOKENS
+
+
 def _named(data: str | Path, classes: Sequence[str]) -> str:
     """A task in a few words."""
     more = f", ... ({len(classes)} classes)" if len(classes) > 4 else ""
@@ -303,6 +313,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         base=f"{base}{weights}", task=_named(request.data, task.class_names),
     )  # fmt: skip
     opened = open_for(found, base, request, request.head, task, passes, shared)
+    _check_tokens(opened, request.first, method, config)
     budget = _budget(opened, policy, request, drops=method.drops)
     if training.steps is None:
         steps = method.default_steps(config, budget.rate, len(task.train), training.batch_size)

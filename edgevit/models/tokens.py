@@ -6,6 +6,7 @@ token, distillation and register tokens always stay. What leaves can be merged i
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,15 @@ UNRANKED = "a block without attention ranks no tokens"
 LAST = "nothing is saved where tokens leave after the last block"
 
 
-def class_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int) -> Tensor:
+@dataclass(frozen=True)
+class HalfThere:
+    """Tokens and heads that are about to go: how much of each there still is."""
+
+    log_gates: Tensor  # [B, N], added to the logits of the tokens
+    heads: Tensor  # [H], the share of each head in what the others say
+
+
+def class_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, there: HalfThere | None = None) -> Tensor:
     """How much the class token looks at each token, the mean over the heads: [B, N].
 
     Worked out beside the attention and from the same tokens, so that the attention itself stays one operation that
@@ -32,10 +41,14 @@ def class_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int) -> Tensor:
     bq = None if qkv.bias is None else qkv.bias[: heads * qk]
     q = torch.unflatten(F.linear(x[:, 0], wq.flatten(0, 1), bq), 1, (heads, qk)) * qk**-0.5  # [B, H, q]
     directions: Tensor = (q.transpose(0, 1) @ wk).transpose(0, 1)  # [B, H, d]
-    return (directions @ x.transpose(1, 2)).softmax(-1).mean(1)
+    logits = directions @ x.transpose(1, 2)
+    if there is None:
+        return logits.softmax(-1).mean(1)
+    rows = (logits + there.log_gates.unsqueeze(1)).softmax(-1)
+    return torch.einsum("h,bhn->bn", there.heads / there.heads.sum(), rows)
 
 
-def received_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int) -> Tensor:
+def received_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, there: HalfThere | None = None) -> Tensor:
     """How much all tokens look at each token, the mean over tokens and heads: [B, N]. For models without class token.
 
     Beside the attention, too, but at its price: queries, keys and all their products.
@@ -44,7 +57,17 @@ def received_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int) -> Tensor
     both = F.linear(x, qkv.weight[:rows], None if qkv.bias is None else qkv.bias[:rows])
     q, k = torch.unflatten(both, -1, (2, heads, qk)).permute(2, 0, 3, 1, 4)  # [B, H, N, q] each
     logits: Tensor = (q * qk**-0.5) @ k.transpose(-2, -1)
-    return logits.softmax(-1).mean((1, 2))
+    if there is None:
+        return logits.softmax(-1).mean((1, 2))
+    looks = (logits + there.log_gates[:, None, None]).softmax(-1)
+    # A token that is half gone counts half as one that looks, too.
+    return torch.einsum("h,bi,bhij->bj", there.heads / there.heads.sum(), there.log_gates.softmax(-1), looks)
+
+
+def token_scores(attn: Any, seen: Tensor, *, has_class: bool, there: HalfThere | None = None) -> Tensor:
+    """By what tokens are ranked: [B, N] of an attention's input [B, N, d]."""
+    score = class_attention if has_class else received_attention
+    return score(seen, attn.qkv, attn.num_heads, round(float(attn.scale) ** -2), there)
 
 
 def pass_on(x: Tensor, scores: Tensor, count: int, prefix: int, *, merge: bool) -> Tensor:
@@ -110,10 +133,7 @@ class TokenBlock(nn.Module):
         return added
 
     def scores(self, seen: Tensor) -> Tensor:
-        """By what tokens are ranked: [B, N] of the attention's input [B, N, d]."""
-        attn: Any = self.attn
-        score = class_attention if self.has_class else received_attention
-        return score(seen, attn.qkv, attn.num_heads, round(float(attn.scale) ** -2))
+        return token_scores(self.attn, seen, has_class=self.has_class)
 
 
 def passing(block: Any, count: int, prefix: int, *, has_class: bool, merge: bool) -> Any:

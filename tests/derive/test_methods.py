@@ -19,6 +19,8 @@ from edgevit.errors import OptionError, UnknownNameError
 from edgevit.folder.model_folder import ModelFolder
 
 NAMES = [*method_names(), EXAMPLE]
+# heart cuts no widths: of two blocks, few tokens and heads that must be two to fuse, less than half can go.
+RATES, ROOM = {"heart": 0.25}, {"heart": 0.04}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,9 +80,10 @@ def test_vulcan_takes_the_published_steps_or_as_many_passes_over_the_data():
 @pytest.mark.parametrize("shape", POLICIES)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_method_derives_a_model_inside_its_budget_that_loads_again(name, shape, checkpoint, tmp_path):
-    derivation = derive(checkpoint, tmp_path / "m", method=name, shape=shape, rate=0.45)
+    rate = RATES.get(name, 0.45)
+    derivation = derive(checkpoint, tmp_path / "m", method=name, shape=shape, rate=rate)
     spec = derivation.model.spec
-    assert 0.45 <= spec.rate < 0.47
+    assert rate <= spec.rate < rate + ROOM.get(name, 0.02)
     assert all(b.fusable for b in spec.blocks) or not derivation.record.shape.more["equal"]
     assert spec.classes[1].name == "7" and derivation.record.method == name
     told = ModelFolder(tmp_path / "m").derivation()
@@ -93,7 +96,8 @@ def test_a_method_derives_a_model_inside_its_budget_that_loads_again(name, shape
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_seed_gives_the_same_weights(name, checkpoint, tmp_path):
-    one, two = (derive(checkpoint, tmp_path / n, method=name) for n in ("one", "two"))
+    rate = RATES.get(name, 0.5)
+    one, two = (derive(checkpoint, tmp_path / n, method=name, rate=rate) for n in ("one", "two"))
     for key, value in one.model.network.state_dict().items():
         assert torch.equal(value, two.model.network.state_dict()[key]), key
 

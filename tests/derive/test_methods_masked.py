@@ -2,9 +2,9 @@
 
 Held for every file in derive/methods, and for the example in its docstring, on a base with random weights and without
 training. Masked is: a block that goes hands its tokens on; a neuron that goes is multiplied by 0, or becomes the one
-that it is merged into; a head that goes, and every direction beyond the width that stays, has weights of 0. What a
-method solves anew, the factors of attention and, where the plan says so, W_2, the base is given in its own full size;
-all else is the base's own.
+that it is merged into; a token that leaves is left out behind its block; a head that goes, and every direction beyond
+the width that stays, has weights of 0. What a method solves anew, the factors of attention and, where the plan says so,
+W_2, the base is given in its own full size; all else is the base's own.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from torch import Tensor, nn
 from edgevit.data.task import Task, open_task
 from edgevit.derive.method import find_method
 from edgevit.derive.methods import method_names
-from edgevit.derive.plan import FfnPlan, Plan
+from edgevit.derive.plan import BlockPlan, FfnPlan, Plan
 from edgevit.folder.derivation import ShapeRecord, TrainingRecord
 from edgevit.folder.supernet import SUPERNET_KIND, Point, SettingsRecord, SupernetRecord, Unit
 from edgevit.models.anatomy import Attention, Block, Ffn
 from edgevit.models.checkpoint import Model, describe, save
 from edgevit.models.families import family_of
+from edgevit.models.tokens import pass_on
 
 FEW: dict[str, dict[str, Any]] = {
     "forge": {"calibration_images": 32, "sensitivity_images": 16},
+    "heart": {"calibration_images": 8, "probes": 1},
     "nuwa": {"calibration_images": 32, "purification": "none"},
     "vulcan": {"calibration_images": 32},
 }
@@ -112,7 +114,31 @@ def masked(network: nn.Module, plan: Plan, slim: nn.Module) -> Iterator[nn.Modul
             elif output is not None:
                 stand_ins = standing_in(ffn, blocks[i])
                 stack.callback(output.register_forward_pre_hook(stand_ins).remove)
+        for planned in plan.blocks:
+            if planned.tokens:
+                stack.enter_context(left_out(copy, planned))
         yield copy
+
+
+@contextmanager
+def left_out(network: nn.Module, planned: BlockPlan) -> Iterator[None]:
+    """Hand on only some of the tokens that a block puts out."""
+    family, seen = family_of(network), []
+    geometry = family.geometry(network)
+    inputs = family.attention_inputs(network)[planned.block]
+    assert inputs is not None
+
+    def choose(_: nn.Module, __: Any, out: Tensor) -> Tensor:
+        scores = family.token_scores(network, planned.block, seen.pop())
+        return pass_on(out, scores, planned.tokens, geometry.tokens - geometry.patches, merge=planned.merged)
+
+    hooks = [
+        inputs.register_forward_pre_hook(lambda _, given: seen.append(given[0])),
+        family.layers(network)[planned.block].register_forward_hook(choose),
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
 
 
 def embedded(solved: Attention, whole: Attention, heads: Sequence[int]) -> Attention:

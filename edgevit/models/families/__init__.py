@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from edgevit.errors import UnknownNameError, UnsupportedModelError
 from edgevit.models.anatomy import Block, BlockDims, Site
 from edgevit.models.cost import Geometry
+from edgevit.models.tokens import HalfThere
 
 Scale = Tensor | float
 
@@ -111,6 +112,13 @@ class Family(Protocol):
 
     def answers(self, model: nn.Module, tokens: Tensor, /) -> Tensor:
         """The logits [B, C] for the tokens that the last block gives."""
+
+    def token_scores(self, model: nn.Module, block: int, seen: Tensor, there: HalfThere | None = None, /) -> Tensor:
+        """By what a block ranks its tokens: [B, N] of its attention's input [B, N, d].
+
+        Args:
+            there: how much there is of tokens and heads; None: all of each.
+        """
 
     def residual_scales(self, model: nn.Module, /) -> list[tuple[Scale, Scale] | None]:
         """What attention and FFN output are multiplied by before they are added to the tokens: Tensor [d] or 1.0.

@@ -259,7 +259,7 @@ def _allocate(problem: Problem, config: Config, blocks: Sequence[Block], curves:
         wishes = uniform(dims) if config.allocation == "uniform" else adaptive(blocks, activations, policy)
         chosen = fit(wishes, dims, geometry, budget, policy)
         return _Shape([(Heads(tuple(range(d.heads)), d.qk, d.vo), d.ffn) for d in chosen], None)
-    costs = [_costs(budget, geometry, i) for i in range(len(dims))]
+    costs = [_costs(budget, geometry.at(n), i) for i, n in enumerate(geometry.reaching(dims))]
     menus = []
     for i, (d, known, cost) in enumerate(zip(dims, curves, costs, strict=True)):
         frozen = geometry.frozen(i)
@@ -359,7 +359,8 @@ def _check_reachable(problem: Problem, config: Config) -> None:
     if config.allocation != "joint":
         check_reachable(dims, geometry, budget, policy)
         return
-    kept = [0] if config.drop_blocks and config.sensitivity == "fisher" else list(range(len(dims)))
+    may_go = config.drop_blocks and config.sensitivity == "fisher"
+    kept = [i for i in range(len(dims)) if i == 0 or not may_go or "block" in geometry.frozen(i)]
     least = smallest(dims, policy, geometry)
     drops = [config.drop_heads and "heads" not in geometry.frozen(i) for i in range(len(dims))]
     fewest = [replace(least[i], heads=least_heads(dims[i], policy, drop_heads=drops[i])) for i in kept]

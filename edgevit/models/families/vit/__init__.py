@@ -18,11 +18,12 @@ from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 
 from edgevit.errors import UnsupportedModelError
+from edgevit.models import tokens
 from edgevit.models.anatomy import Attention, Axis, Block, BlockDims, Ffn, Site
 from edgevit.models.cost import Geometry, SiteCosts
 from edgevit.models.families.vit import embedding
 from edgevit.models.slim import HalfBlock, SlimAttention, bare_copy
-from edgevit.models.tokens import TokenBlock, frozen, passing
+from edgevit.models.tokens import TokenBlock
 
 ROTARY = "rotary embeddings stand between the projections and the dot product, so QK cannot be factorised"
 POST_NORM = "a norm after the residual sum's terms sees the whole embedding width"
@@ -168,7 +169,7 @@ def sites(model: Any) -> list[Site]:
     found = []
     whole = POST_NORM if any(map(_post_norm, model.blocks)) else embedding.reason_against(model)
     for i, block in enumerate(model.blocks):
-        axes: dict[Axis, str] = frozen(block, is_last=i == len(model.blocks) - 1)
+        axes: dict[Axis, str] = tokens.frozen(block, is_last=i == len(model.blocks) - 1)
         if whole is not None:
             axes["embed"] = whole
         of_ffn: dict[Axis, str] = {axis: why for axis, why in axes.items() if axis != "site"}  # it ranks no tokens
@@ -224,7 +225,7 @@ def _resized(block: Any, dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias
 def _passing(model: Any, block: Any, dims: BlockDims) -> Any:
     """The block, passing on as many tokens as `dims` say."""
     prefix, has_class = model.num_prefix_tokens, model.cls_token is not None
-    return passing(block, dims.tokens, prefix, has_class=has_class, merge=dims.merged)
+    return tokens.passing(block, dims.tokens, prefix, has_class=has_class, merge=dims.merged)
 
 
 def _replace_blocks(model: Any, blocks: Sequence[nn.Module]) -> None:
@@ -436,6 +437,10 @@ def first_tokens(model: Any, images: Tensor) -> Tensor:
 def answers(model: Any, tokens: Tensor) -> Tensor:
     logits: Tensor = model.forward_head(model.norm(tokens))
     return logits
+
+
+def token_scores(model: Any, block: int, seen: Tensor, there: tokens.HalfThere | None = None) -> Tensor:
+    return tokens.token_scores(model.blocks[block].attn, seen, has_class=model.cls_token is not None, there=there)
 
 
 def residual_scales(model: Any) -> list[tuple[Tensor | float, Tensor | float] | None]:

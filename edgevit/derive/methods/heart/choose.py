@@ -1,0 +1,251 @@
+"""Which heads go, and how many tokens go on after each block: by ratios, by the loss, or by MACs.
+
+Tokens that have left do not come back. So a *ladder* says for each block on which rung it stands, of the numbers of
+tokens that there may be, and no block stands higher than the one before it. What a ladder loses is the sum over the
+tokens of their score after the block where they leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor
+
+from edgevit.derive.allocate.budget import Budget
+from edgevit.derive.methods.heart.scores import Scores
+from edgevit.errors import BudgetError
+from edgevit.models.anatomy import BlockDims
+from edgevit.models.cost import Geometry
+
+Ratios = Literal["sensitivity", "uniform"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A rung per block, of the number of tokens that it passes on, and how many of its heads go, the least felt
+    first."""
+
+    rungs: tuple[int, ...]
+    heads_gone: tuple[int, ...]
+
+    def lower(self, block: int, rung: int) -> Choice:
+        """With a block on a lower rung, and those behind it no higher."""
+        return replace(self, rungs=(*self.rungs[:block], *(max(r, rung) for r in self.rungs[block:])))
+
+    def without_head(self, block: int) -> Choice:
+        gone = list(self.heads_gone)
+        gone[block] += 1
+        return replace(self, heads_gone=tuple(gone))
+
+
+class Candidates:
+    """Everything that may go from one model, what each choice of it costs, and what it loses."""
+
+    def __init__(
+        self, dims: Sequence[BlockDims], geometry: Geometry, budget: Budget, scores: Scores, *,
+        tokens: Tensor, token_multiple: int, least_heads: int, merge: bool,
+    ) -> None:  # fmt: skip
+        self.dims, self.geometry, self.budget = dims, geometry, budget
+        self.prefix = geometry.tokens - geometry.patches
+        least = self.prefix + 1 + int(merge)
+        fewer = range(geometry.tokens - 1 - int(merge), least - 1, -1)
+        # Tokens that may reach a block, all of them first; a rung of full tiles is a multiple of the tile.
+        self.lengths = [geometry.tokens, *(n for n in fewer if n % token_multiple == 0)]
+        self.may_leave = [i < len(dims) - 1 and "tokens" not in geometry.frozen(i) for i in range(len(dims))]
+        self.token_scores: list[list[float]] = tokens.tolist()  # [L - 1, M], in the order in which they leave
+        self.head_scores = [h.sort(stable=True).values.tolist() for h in scores.heads]
+        self.head_order = [h.argsort(stable=True).tolist() for h in scores.heads]
+        self.tokens_lost = [_running(row) for row in self.token_scores]
+        self.heads_lost = [_running(row) for row in self.head_scores]
+        self.most_heads = [
+            max(d.heads - max(least_heads, 1), 0) if "heads" not in geometry.frozen(i) else 0
+            for i, d in enumerate(dims)
+        ]
+        self._costs: dict[tuple[int, int, int], float] = {}
+
+    @property
+    def whole(self) -> Choice:
+        return Choice((0,) * len(self.dims), (0,) * len(self.dims))
+
+    def shaped(self, choice: Choice) -> list[BlockDims]:
+        """The blocks of a choice; those after which no token leaves pass on as many as they are given."""
+        shaped, before = [], 0
+        for d, rung, gone in zip(self.dims, choice.rungs, choice.heads_gone, strict=True):
+            shaped.append(replace(d, heads=d.heads - gone, tokens=self.lengths[rung] if rung > before else 0))
+            before = rung
+        return shaped
+
+    def cost(self, choice: Choice) -> float:
+        """What a model of this choice costs, in the budget's quantity."""
+        total, rung = float(self.geometry.fixed(0, self.budget.linear)), 0
+        for i, (next_rung, gone) in enumerate(zip(choice.rungs, choice.heads_gone, strict=True)):
+            key = (i, rung, gone)
+            if key not in self._costs:
+                block = replace(self.dims[i], heads=self.dims[i].heads - gone)
+                at = self.geometry.at(self.lengths[rung])
+                self._costs[key] = at.cost([block], self.budget.linear) - at.fixed(0, self.budget.linear)
+            total, rung = total + self._costs[key], next_rung
+        return total
+
+    def lost(self, choice: Choice) -> float:
+        """Nats that are predicted to be lost with it."""
+        total, before = 0.0, 0
+        for i, rung in enumerate(choice.rungs[:-1]):
+            gone = self.geometry.tokens - self.lengths[rung]
+            total += self.tokens_lost[i][gone] - self.tokens_lost[i][before]
+            before = gone
+        return total + sum(lost[gone] for lost, gone in zip(self.heads_lost, choice.heads_gone, strict=True))
+
+    def rung(self, gone: int) -> int:
+        """The lowest rung on which no more than so many tokens are gone."""
+        return max(i for i, n in enumerate(self.lengths) if self.geometry.tokens - n <= gone)
+
+    def ladder(self, gone: Sequence[int], heads_gone: Sequence[int]) -> Choice:
+        """The choice in which no more than these many tokens are gone after each block, and these heads."""
+        choice = Choice(self.whole.rungs, tuple(map(min, heads_gone, self.most_heads)))
+        for i, count in enumerate(gone):
+            if self.may_leave[i]:
+                choice = choice.lower(i, self.rung(min(count, self.geometry.patches - 1)))
+        return choice
+
+    @property
+    def smallest(self) -> Choice:
+        return self.ladder([self.geometry.patches] * (len(self.dims) - 1), self.most_heads)
+
+
+def _running(scores: Sequence[float]) -> list[float]:
+    """Sums of the first 0, 1, 2, ... scores; one below zero counts as zero, as nothing is won by what a model loses."""
+    total = [0.0]
+    for score in scores:
+        total.append(total[-1] + max(score, 0.0))
+    return total
+
+
+def check_reachable(candidates: Candidates) -> None:
+    """Raise BudgetError if even with all tokens and heads gone that may go the model costs more than its budget."""
+    budget, least = candidates.budget, candidates.cost(candidates.smallest)
+    if not budget.holds(least):
+        raise BudgetError(
+            f"{budget.asked} leaves {budget.told(budget.limit)}, and with tokens and heads alone heart reaches "
+            f"no less than {budget.told(least)} (rate {1 - least / budget.base:.3f}): raise the budget, or let "
+            f"another method cut first, --first forge:RATE",
+            least=least,
+        )
+
+
+# -- by MACs -----------------------------------------------------------------------------------------------------------
+
+
+def by_macs(candidates: Candidates, ratios: Ratios) -> Choice:
+    """The choice that meets the budget and is predicted to lose little: see `_steps`; or the best of equal ratios."""
+    if ratios == "uniform":
+        return _best_uniform(candidates)
+    choice, budget = candidates.whole, candidates.budget
+    while not budget.holds(cost := candidates.cost(choice)):
+        lost = candidates.lost(choice)
+
+        def price(other: Choice, cost: float = cost, lost: float = lost) -> float:
+            return max(candidates.lost(other) - lost, 0.0) / (cost - candidates.cost(other))
+
+        choice = min((c for c in _steps(candidates, choice) if candidates.cost(c) < cost), key=price)
+    return choice
+
+
+def _steps(candidates: Candidates, choice: Choice) -> Iterator[Choice]:
+    """All choices a step smaller: tokens leave down to the next rung after some block, or a head goes."""
+    for i, rung in enumerate(choice.rungs):
+        if candidates.may_leave[i] and rung + 1 < len(candidates.lengths):
+            yield choice.lower(i, rung + 1)
+    for i, gone in enumerate(choice.heads_gone):
+        if gone < candidates.most_heads[i]:
+            yield choice.without_head(i)
+
+
+def _best_uniform(candidates: Candidates) -> Choice:
+    """Of all pairs of a number of tokens and a number of heads, alike in all blocks, that meet the budget."""
+    found = []
+    for heads in range(max(candidates.most_heads, default=0) + 1):
+        for length in candidates.lengths:
+            choice = _uniform(candidates, candidates.geometry.tokens - length, [heads] * len(candidates.dims))
+            if candidates.budget.holds(candidates.cost(choice)):
+                found.append(choice)
+                break
+    return min(found, key=candidates.lost)
+
+
+def _uniform(candidates: Candidates, tokens_gone: int, heads_gone: Sequence[int]) -> Choice:
+    return candidates.ladder([tokens_gone] * (len(candidates.dims) - 1), heads_gone)
+
+
+# -- by ratios ---------------------------------------------------------------------------------------------------------
+
+
+def by_ratio(candidates: Candidates, ratios: Ratios, tokens: float, heads: float) -> Choice:
+    """These shares of tokens and heads gone: of each block's own, or of all blocks' together where these are least
+    felt."""
+    if ratios == "uniform":
+        return _uniform(
+            candidates, int(tokens * candidates.geometry.patches), [int(heads * d.heads) for d in candidates.dims]
+        )
+    gone = _below(candidates.token_scores, tokens)
+    return candidates.ladder(gone, _below(candidates.head_scores, heads))
+
+
+def _below(rows: Sequence[Sequence[float]], share: float) -> list[int]:
+    """How many of each row are among the lowest share of all of them."""
+    all_ = sorted(score for row in rows for score in row)
+    if (count := int(share * len(all_))) == 0:
+        return [0] * len(rows)
+    return [sum(score <= all_[count - 1] for score in row) for row in rows]
+
+
+# -- by loss -----------------------------------------------------------------------------------------------------------
+
+
+def by_loss(candidates: Candidates, ratios: Ratios, nats: float) -> Choice:
+    """As much as costs no more than so many nats: an equal part of them in each block, or whatever is felt least of
+    all."""
+    blocks = range(len(candidates.dims))
+    groups = [[i] for i in blocks] if ratios == "uniform" else [list(blocks)]
+    gone, heads_gone = [0] * len(candidates.dims), [0] * len(candidates.dims)
+    for group in groups:
+        left = nats / len(groups)
+        while (cheapest := min(_next(candidates, group, gone, heads_gone), default=None)) is not None:
+            price, block, is_head = cheapest
+            if (left := left - price) < 0:
+                break
+            (heads_gone if is_head else gone)[block] += 1
+    return candidates.ladder(gone[:-1], heads_gone)
+
+
+def _next(
+    candidates: Candidates, group: Sequence[int], gone: Sequence[int], heads_gone: Sequence[int]
+) -> Iterator[tuple[float, int, bool]]:
+    """The next token and the next head of each block: nats, block, and whether it is a head."""
+    for i in group:
+        if candidates.may_leave[i] and gone[i] < candidates.geometry.patches - 1:
+            yield max(candidates.token_scores[i][gone[i]], 0.0), i, False
+        if heads_gone[i] < candidates.most_heads[i]:
+            yield max(candidates.head_scores[i][heads_gone[i]], 0.0), i, True
+
+
+def least_amount(candidates: Candidates, chosen: Callable[[float], Choice], what: str) -> Choice:
+    """The choice of the least amount, in [0, 1], that meets the budget.
+
+    Raises:
+        BudgetError: none does; the message says what `what` reaches.
+    """
+    budget, most = candidates.budget, chosen(1.0)
+    if not budget.holds(least := candidates.cost(most)):
+        raise BudgetError(
+            f"{what} leaves {budget.told(least)}, rate {1 - least / budget.base:.3f}, and {budget.asked} asks for "
+            f"{budget.told(budget.limit)}: let more go, or raise the budget",
+            least=least,
+        )
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (low, middle) if budget.holds(candidates.cost(chosen(middle))) else (middle, high)
+    return chosen(high)

@@ -1,0 +1,215 @@
+"""HEART-ViT: let tokens and whole heads go by how much the loss bends under them, then train with gates that close.
+
+1. Scores: half of each token's and head's curvature z' H z, from the Hessian of gates (`scores`).
+2. Choice: how many tokens go on after each block, and which heads go: by MACs, by ratios, or by the loss (`choose`).
+3. Training with gates that close from step to step (`gates`), or of the model that is cut already.
+
+Differences from the paper. At inference there are no labels and no second derivatives: the number of tokens is
+constant, and the block's own attention says which ones go on (`models/tokens.py`; the rank correlation of the two is
+among the facts). Tokens leave after a block and not before the first. They leave for good, so that one ratio for all
+blocks means that all leave after the first. The published FLOPs count linear layers alone, with fewer tokens in all
+blocks and no heads gone; here they are those of Eq. 24 (`models/cost.py`). The published recipe (100 epochs, cosine,
+AdamW, weight decay 0.05) is the training's own default; its warm-up is 5 % of the steps where here it is 10 %, and
+mixup, CutMix and label smoothing are not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, inf
+from typing import Literal
+
+import torch
+from torch import nn
+
+from edgevit.derive.methods.heart import choose
+from edgevit.derive.methods.heart.choose import Candidates, Choice, Ratios
+from edgevit.derive.methods.heart.gates import Closing, ClosingGates, head_gates
+from edgevit.derive.methods.heart.scores import Labels, Scores, Taylor, measure_scores
+from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
+from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derive.realise import realise
+from edgevit.errors import OptionError
+from edgevit.folder.model import BlockDims
+from edgevit.models.anatomy import check_all_pass
+from edgevit.models.families import family_of
+from edgevit.train.distil import TeacherOptions
+from edgevit.train.passes import evaluate
+
+GENTLE = True
+DROPS = True
+
+
+@dataclass(frozen=True)
+class Config(TeacherOptions):
+    # How much goes: what --rate asks for, at the least predicted loss per MAC (macs); shares of the tokens and of the
+    # heads (percentile); or what may be lost in nats (loss). What they leave must be within the budget of --rate.
+    selection: Literal["macs", "percentile", "loss"] = "macs"
+    # How the blocks share in it: by how much is lost in each (sensitivity), or alike (uniform).
+    ratios: Ratios = "sensitivity"
+    # With selection=percentile, the share of the tokens that goes; with both shares 0, as much of both as --rate asks.
+    token_ratio: float = 0.0
+    head_ratio: float = 0.0  # With selection=percentile, the share of the heads that goes.
+    eps: float = 1.0  # With selection=loss, the nats that may be lost at the most, as predicted.
+    # What is lost with a token or a head: half the curvature (curvature, Eq. 3), or with the gradient's term (full).
+    taylor: Taylor = "curvature"
+    # By what tokens leave in the prediction: what the block's attention looks at least, as they will (attention), or
+    # their mean score at each place of the image (position, Eq. 5).
+    order: Literal["attention", "position"] = "attention"
+    # Of which labels the loss is: the images' own (true), or those that the base gives (predicted).
+    labels: Labels = "true"
+    calibration_images: int = 32  # The number of training images on which the scores are taken.
+    probes: int = 8  # The number of draws of random signs per image, each a double backward pass.
+    token_multiple: int = 1  # The number of tokens that go on is a multiple of this: 64 fills a GPU's tiles.
+    merge: bool = False  # Whether the tokens that leave after a block are merged into one that goes on.
+    # How it is trained: whole, with gates that close on what goes (soft), or cut (hard).
+    gates: Literal["soft", "hard"] = "soft"
+    # How steep the gates are at the first step; the paper says that this rises, and not from where.
+    gamma_first: float = 1.0
+    gamma_last: float = 100.0  # How steep they are at the last.
+    finetune_epochs: int = 100  # The number of passes over the training images; --steps counts optimiser steps instead.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("calibration_images", "probes", "token_multiple"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"heart.{name}={getattr(self, name)} is less than 1")
+        for name in ("token_ratio", "head_ratio"):
+            if not 0 <= getattr(self, name) < 1:
+                raise OptionError(f"heart.{name}={getattr(self, name):g} is not in [0, 1); 0.4 lets 40 % go")
+        if (self.token_ratio or self.head_ratio) and self.selection != "percentile":
+            raise OptionError(
+                f"heart.token_ratio and heart.head_ratio are not for selection={self.selection}; add --set "
+                "heart.selection=percentile"
+            )
+        for name in ("eps", "gamma_first", "gamma_last"):
+            if not 0 < getattr(self, name) < inf:
+                raise OptionError(f"heart.{name}={getattr(self, name):g} is not a number above 0")
+        if self.gamma_last < self.gamma_first:
+            raise OptionError(
+                f"heart.gamma_last={self.gamma_last:g} is below gamma_first={self.gamma_first:g}, and gates close"
+            )
+        if self.finetune_epochs < 0:
+            raise OptionError(f"heart.finetune_epochs={self.finetune_epochs} is negative; 0 trains not at all")
+
+
+def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
+    """Steps of the fine-tuning."""
+    return config.finetune_epochs * ceil(images / batch_size)
+
+
+def _scores(problem: Problem, config: Config) -> Scores:
+    """Take the scores, or find them in the cache: they depend on the task and not on the budget."""
+    images = problem.task.train.subset(config.calibration_images)
+    names = ("probes", "taylor", "labels")
+    key = {
+        **problem.identity,
+        "images": images.content_sha256(),
+        "config": {name: getattr(config, name) for name in names},
+        "seed": problem.training.seed,
+    }
+
+    def take() -> dict[str, torch.Tensor]:
+        network = problem.network.to(problem.compute.device).eval()
+        how = {name: getattr(config, name) for name in names}
+        found = measure_scores(network, images, problem.columns, problem.passes, seed=problem.training.seed, **how)
+        return found.tensors()
+
+    with problem.stopwatch.stage("curvature"):
+        return Scores.of(problem.cache.tensors("heart", key, take))
+
+
+def _candidates(problem: Problem, config: Config, scores: Scores) -> Candidates:
+    family = family_of(problem.network)
+    dims = [block.dims for block in family.read(problem.network)]
+    tokens = scores.ranked if config.order == "attention" else scores.placed.sort(dim=1, stable=True).values
+    # TensorRT fuses no attention of one head.
+    least_heads = 2 if problem.policy.equal else 1
+    return Candidates(
+        dims, family.geometry(problem.network), problem.budget, scores, tokens=tokens,
+        token_multiple=config.token_multiple, least_heads=least_heads, merge=config.merge,
+    )  # fmt: skip
+
+
+def _check_ratios(candidates: Candidates, config: Config, shape: str) -> None:
+    """Refuse shares that leave some block without as many tokens or heads as it needs."""
+    patches = candidates.geometry.patches
+    if (left := candidates.lengths[candidates.rung(int(config.token_ratio * patches))]) <= candidates.prefix:
+        raise OptionError(f"heart.token_ratio={config.token_ratio:g} leaves {left} tokens, none of them of a patch")
+    for i, (d, most) in enumerate(zip(candidates.dims, candidates.most_heads, strict=True)):
+        gone = int(config.head_ratio * d.heads)
+        if config.ratios == "uniform" and gone > most:
+            raise OptionError(
+                f"heart.head_ratio={config.head_ratio:g} leaves {d.heads - gone} of the {d.heads} heads of block {i}, "
+                f"and shape {shape!r} needs {d.heads - most}; lower it, or try --shape free"
+            )
+
+
+def _choose(problem: Problem, config: Config, candidates: Candidates) -> Choice:
+    choose.check_reachable(candidates)
+    if config.selection == "macs":
+        return choose.by_macs(candidates, config.ratios)
+    if config.selection == "loss":
+        spend = lambda share: choose.by_loss(candidates, config.ratios, share * config.eps)  # noqa: E731
+        return choose.least_amount(candidates, spend, f"heart.eps={config.eps:g} nats")
+    of = partial(choose.by_ratio, candidates, config.ratios)
+    if not config.token_ratio and not config.head_ratio:
+        return choose.least_amount(candidates, lambda share: of(share, share), "all that may go")
+    _check_ratios(candidates, config, problem.policy.name)
+    both = f"heart.token_ratio={config.token_ratio:g} and head_ratio={config.head_ratio:g}"
+    return choose.least_amount(candidates, lambda _: of(config.token_ratio, config.head_ratio), both)
+
+
+def _plan(network: nn.Module, dims: Sequence[BlockDims], kept: Sequence[Sequence[int]], merge: bool) -> Plan:
+    """The plan of these blocks and heads, with the weights that the network has now."""
+    plans = []
+    for i, (block, new, heads) in enumerate(zip(family_of(network).read(network), dims, kept, strict=True)):
+        a, f = block.attention, block.ffn
+        attention = None
+        if a is not None:
+            attention = AttentionPlan(tuple(heads), a.qk, a.vo, weights=a.keep_heads(heads))
+        ffn = None if f is None else FfnPlan(torch.arange(f.neurons))
+        plans.append(BlockPlan(i, attention, ffn, new.tokens, merge and new.tokens > 0))
+    return Plan(tuple(plans))
+
+
+def _trained(problem: Problem, config: Config, candidates: Candidates, choice: Choice, scores: Scores) -> Derived:
+    dims, base = candidates.shaped(choice), problem.network.to(problem.compute.device)
+    pairs = list(zip(candidates.head_order, choice.heads_gone, strict=True))
+    kept = [sorted(order[gone:]) for order, gone in pairs]
+    plan_of = partial(_plan, dims=dims, kept=kept, merge=config.merge)
+    slim = realise(base, plan_of(base))
+    task = problem.task
+    before = evaluate(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
+    distillation = distillation_for(problem, config)
+    if config.gates == "hard" or not problem.training.steps:
+        done = train_for(problem, slim, stage="finetune", distillation=distillation, keep="best")
+    else:
+        standard = scores.standardised().heads
+        gates = [head_gates(s, order[:gone]) for s, (order, gone) in zip(standard, pairs, strict=True)]
+        closing = Closing(plan_of, dims, gates, config.gamma_first, config.gamma_last, problem.training.steps)
+        watched = ClosingGates(base, closing)
+        done = train_for(problem, base, stage="finetune", constraint=watched, distillation=distillation, keep="best")
+        slim = watched.pruned()
+    facts: dict[str, object] = {
+        "reused": problem.cache.reused,
+        "steps": done,
+        "steps_planned": problem.training.steps,
+        "accuracy_validation_cut": before,
+        "predicted_nats": candidates.lost(choice),
+        "tokens": candidates.geometry.reaching(dims),
+        "kept_heads": kept,
+        "spearman": [round(float(r), 4) for r in scores.spearman],
+    }
+    return Derived(slim, plan_of(base), facts)
+
+
+def derive(problem: Problem, config: Config) -> Derived:
+    check_all_pass(family_of(problem.network).read(problem.network), "heart")
+    scores = _scores(problem, config)
+    with problem.stopwatch.stage("allocation"):
+        candidates = _candidates(problem, config, scores)
+        choice = _choose(problem, config, candidates)
+    return _trained(problem, config, candidates, choice, scores)
