@@ -117,6 +117,24 @@ def test_a_block_adds_what_its_outputs_are_times_the_residual_scales(network: nn
 
 @sweep
 @forms
+@torch.no_grad()
+def test_a_block_is_the_sum_of_its_branches(network: nn.Module) -> None:
+    family = family_of(network)
+    blocks, branches = seen_at(network, list(family.layers(network))), family.branches(network)
+    outputs = [seen_at(network, of(network)) for of in (family.attention_outputs, family.ffn_outputs)]
+    for (x, y), pair, *seen in zip(blocks, branches, *outputs, strict=True):  # type: ignore[misc]
+        for branch, at_output in zip(pair, seen, strict=True):
+            assert (branch is None) == (at_output is None)
+            if branch is not None:
+                normalised = branch.before(x)
+                assert {reader.in_features for reader in branch.readers} == {normalised.shape[-1]}
+                close(branch.output(at_output[0]), at_output[1])
+                x = x + branch.added(branch.module(normalised))
+        close(x, y)
+
+
+@sweep
+@forms
 def test_sites_parts_and_modules_are_there_or_gone_alike(network: nn.Module, form: str) -> None:
     family = family_of(network)
     parts = family.read(network)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -18,6 +19,23 @@ from edgevit.models.cost import Geometry
 from edgevit.models.tokens import HalfThere
 
 Scale = Tensor | float
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A site as the forward pass has it: it adds after(output(... readers ... (before(x)))) to the tokens x."""
+
+    before: nn.Module  # the norm of the tokens; the identity where a norm comes after
+    module: nn.Module  # the attention or FFN, from what `before` gives to what `output` does
+    readers: tuple[nn.Linear, ...]  # the linear layers that read what `before` gives
+    output: nn.Linear  # the last linear layer
+    after: tuple[nn.Module, ...]  # the norm after, LayerScale, stochastic depth
+
+    def added(self, output: Tensor) -> Tensor:
+        """What is added to the tokens for this output of `output`."""
+        for module in self.after:
+            output = module(output)
+        return output
 
 
 class Family(Protocol):
@@ -119,6 +137,9 @@ class Family(Protocol):
         Args:
             there: how much there is of tokens and heads; None: all of each.
         """
+
+    def branches(self, model: nn.Module, /) -> list[tuple[Branch | None, Branch | None]]:
+        """The attention and the FFN of every block, each as its forward pass has it; None where it is gone."""
 
     def residual_scales(self, model: nn.Module, /) -> list[tuple[Scale, Scale] | None]:
         """What attention and FFN output are multiplied by before they are added to the tokens: Tensor [d] or 1.0.

@@ -36,10 +36,9 @@ from edgevit.derive.allocate.widths import adaptive
 from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, minimum_images
 from edgevit.derive.methods.forge.curves import BlockCurves, blind, packed, root, unpacked
-from edgevit.derive.methods.forge.sequential import solve_in_sequence
+from edgevit.derive.methods.forge.solve import solve
 from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
-from edgevit.derive.realise import realise
 from edgevit.errors import BudgetError, OptionError
 from edgevit.models.anatomy import Block, BlockDims, Ffn, attentions, ffns
 from edgevit.models.cost import Geometry
@@ -75,6 +74,10 @@ class Config(TeacherOptions):
     sequential: bool = True
     # How strongly the refit of output weights is drawn to zero, in units of the neurons' mean square.
     ridge: float = 1e-4
+    # Whether what reads normalised tokens is aligned to the base's; kept where it helps on the validation images.
+    align: bool = True
+    # Whether the head is fitted again to the base's answers; kept where it helps on the validation images.
+    refit_head: bool = True
     sequential_ridge: float = 1e-3  # How strongly the sequential solution is drawn to the refit, in the same units.
 
     def __post_init__(self) -> None:
@@ -333,24 +336,6 @@ def _of_heads(spectrum: Spectrum, heads: Sequence[int]) -> Spectrum:
     return Spectrum(*(tensor[list(heads)] for tensor in vars(spectrum).values()))
 
 
-def _solve(problem: Problem, config: Config, curves: Sequence[BlockCurves], plan: Plan) -> nn.Module:
-    """Realise the plan, and solve its output weights again where that is asked for."""
-    with problem.stopwatch.stage("closed_form"):
-        slim = realise(problem.network, plan)
-    if config.sequential:
-        with problem.stopwatch.stage("sequential"):
-            solve_in_sequence(
-                problem.network,
-                slim,
-                plan.kept_blocks,
-                problem.task.train.subset(config.calibration_images),
-                [known.felt.by_token for known in curves],
-                problem.passes,
-                ridge=config.sequential_ridge,
-            )
-    return slim
-
-
 def _check_reachable(problem: Problem, config: Config) -> None:
     """Raise BudgetError before anything is measured if even the cheapest of all allocations costs more."""
     budget, policy = problem.budget, problem.policy
@@ -390,7 +375,8 @@ def derive(problem: Problem, config: Config) -> Derived:
         shape = _allocate(problem, config, blocks, curves)
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
         plan = _plan(config, blocks, curves, shape)
-    slim = _solve(problem, config, curves, plan)
+    solved = solve(problem, config, [known.felt.by_token for known in curves], plan)
+    slim = solved.network
     task = problem.task
     validation = evaluate(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
     distillation = distillation_for(problem, config)
@@ -403,6 +389,7 @@ def derive(problem: Problem, config: Config) -> Derived:
         "accuracy_validation_closed_form": validation,
         **(asdict(outcome) if outcome else {}),
         "predicted_nats": shape.predicted_nats,
+        "tried": {name: asdict(tried) for name, tried in solved.tried.items()},
         "kept_blocks": plan.kept_blocks,
         "kept_heads": [list(b[0].heads) for b in shape.blocks if b is not None],
     }

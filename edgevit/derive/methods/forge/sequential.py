@@ -7,15 +7,23 @@ inputs are what the slim network itself computes so far, the targets what brings
     attention:  (x_mid - x') / s_1     with x_mid the base's tokens after attention and x' the slim network's before it
     FFN:        (x_next - x'_mid) / s_2     with x_next the base's tokens where the next block that is kept begins
 
-so that each block mends what it can of what was lost before it, and takes over what it can of dropped blocks. Tokens
-count by how much the answers feel them. Where the images leave a direction open, the weights stay what they were.
+so that each block mends what it can of what was lost before it, and takes over what it can of what was dropped after
+it; the attention of a block without an FFN has the FFN's target. Tokens count by how much the answers feel them. Where
+the images leave a direction open, the weights stay what they were.
+
+Before that, where it is asked for, the layers that read a site's normalised tokens n' are *aligned*: with n the base's,
+T and t of least E|n - T n' - t|^2 are multiplied into them, W <- W T and b <- b + W t, drawn to T = 1.
+
+Several slim networks share the base's pass; each of them computes every site once.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,48 +33,36 @@ from torch import Tensor, nn
 from edgevit.data.task import Split
 from edgevit.derive.algebra.least_squares import Regression
 from edgevit.folder.writing import writing
-from edgevit.models.families import family_of
-from edgevit.train.passes import Passes, observed
+from edgevit.models.families import Branch, Scale, family_of
+from edgevit.train.passes import Observe, Passes, observed
 
 IN_MEMORY_BYTES = 2 * 10**9  # of tokens: 1600 images of DeiT-Base
+ALIGN_RIDGE = 1e-2  # in units of the normalised tokens' mean square
 
 
-class _Watch:
-    """What one layer's modules were given or put out last."""
+@dataclass(frozen=True)
+class Slim:
+    """A network whose output weights are to be solved, in place."""
+
+    network: nn.Module
+    kept: Sequence[int]  # for each of its blocks, the block of the base that it stands for
+    align: bool = False  # whether what reads normalised tokens is aligned first
+
+
+class _Room:
+    """Where values of all batches are kept, on the CPU: in memory, and beyond `IN_MEMORY_BYTES` in files."""
 
     def __init__(self) -> None:
-        self.last: dict[str, Tensor] = {}
+        self.bytes = 0
 
-    def of(self, name: str, *, given: bool = False) -> Callable[[int, Any, Tensor], None]:
-        def see(_: int, inputs: Any, output: Tensor) -> None:
-            self.last[name] = inputs[0] if given else output
+    def keep(self, values: Tensor) -> Tensor:
+        self._take(values.nbytes)
+        room = torch.empty(values.shape) if self.bytes <= IN_MEMORY_BYTES else _in_a_file(values.shape)
+        weakref.finalize(room, self._take, -values.nbytes)
+        return room.copy_(values)
 
-        return see
-
-
-class _Streams:
-    """Tokens of base and slim network between two blocks, batch by batch, on the CPU: [B, N, d] each."""
-
-    def __init__(self, base: nn.Module, images: Split, passes: Passes) -> None:
-        self.device, self.bytes = passes.compute.device, 0
-        self.base: list[Tensor] = []
-        self.slim: list[Tensor] = []
-        passes.show(base, images, lambda batch, _: self._begin(family_of(base).first_tokens(base, batch)))
-
-    def _begin(self, tokens: Tensor) -> None:
-        self.base.append(self._keep(tokens))
-        self.slim.append(self._keep(tokens))
-
-    def _keep(self, tokens: Tensor) -> Tensor:
-        self.bytes += tokens.nbytes
-        room = torch.empty(tokens.shape) if self.bytes <= IN_MEMORY_BYTES else _in_a_file(tokens.shape)
-        return room.copy_(tokens)
-
-    def __len__(self) -> int:
-        return len(self.base)
-
-    def of(self, batch: int) -> tuple[Tensor, Tensor]:
-        return self.base[batch].to(self.device), self.slim[batch].to(self.device)
+    def _take(self, nbytes: int) -> None:
+        self.bytes += nbytes
 
 
 def _in_a_file(shape: torch.Size) -> Tensor:
@@ -81,101 +77,229 @@ def _in_a_file(shape: torch.Size) -> Tensor:
         return torch.from_file(file.name, shared=True, size=shape.numel()).view(shape)
 
 
-def _fit(linear: Any, regression: Regression, ridge: float) -> None:
-    weight, bias = regression.solve(ridge, prior=linear.weight, bias=linear.bias is not None)
-    linear.weight.copy_(weight)
-    if bias is not None:
-        linear.bias.copy_(bias)
+def _given(branch: Branch, tokens: Tensor) -> Tensor:
+    """What the output layer of a site is given for these tokens."""
+    seen: list[Tensor] = []
+    with observed([branch.output], lambda _, inputs, __: seen.append(inputs[0])):
+        branch.module(branch.before(tokens))
+    return seen[0]
 
 
-def _regression(linear: Any) -> Regression:
-    return Regression(linear.in_features, linear.out_features, linear.weight.device)
+@dataclass
+class _Layer:
+    """One layer of the base, and what it computed for every batch, as far as somebody asks for it."""
+
+    number: int
+    branches: tuple[Branch | None, Branch | None]
+    scales: tuple[Scale, Scale] | None
+    ffn_inputs: list[Tensor]  # normalised
+    ffn_outputs: list[Tensor]
 
 
-def _solve_layer(
-    base: nn.Module,
-    slim: nn.Module,
-    streams: _Streams,
-    layers: Sequence[int],
-    position: int,
-    by_token: tuple[Tensor, Tensor],
-    ridge: float,
-    add_up: Callable[[Tensor], Tensor],
-) -> None:
-    """Solve one layer of the slim network, and move both streams past it.
+class _Streams:
+    """The base's tokens between two layers, batch by batch, and what else is kept of batches."""
 
-    Args:
-        layers: of the base: the one that the slim layer at `position` stands for, and those dropped after it.
-        add_up: adds up the sums of all processes.
-    """
-    of_base, of_slim = family_of(base), family_of(slim)
-    whole, narrow = of_base.layers(base), of_slim.layers(slim)[position]
-    projection, output = of_slim.attention_outputs(slim)[position], of_slim.ffn_outputs(slim)[position]
-    scales = of_base.residual_scales(base)[layers[0]]
-    watch = _Watch()
-    first = layers[0]
-    own: list[Tensor] = []  # of the base: the FFN's outputs, where there is no sum to be mended
-    solved = _regression(projection)
-    weight = by_token[0].float().to(streams.device)
-    with (
-        observed([of_base.attention_outputs(base)[first]], watch.of("attention")),
-        observed([of_base.ffn_outputs(base)[first]], watch.of("ffn")),
-        observed([projection], watch.of("heads", given=True)),
-    ):
-        for i in range(len(streams)):
-            x, y = streams.of(i)
-            after = whole[first](x)
-            narrow(y)
-            target = watch.last["attention"] if scales is None else (x - y) / scales[0] + watch.last["attention"]
-            solved.add(watch.last["heads"].flatten(0, 1), target.flatten(0, 1), weight.repeat(len(x)))
+    def __init__(self, base: nn.Module, images: Split, passes: Passes) -> None:
+        self.device, self.add_up, self.room = passes.compute.device, passes.compute.sum, _Room()
+        self.base: list[Tensor] = []  # [B, N, d] each
+        family = family_of(base)
+        passes.show(base, images, lambda batch, _: self.base.append(self.room.keep(family.first_tokens(base, batch))))
+
+    def copied(self) -> list[Tensor]:
+        return [self.room.keep(tokens) for tokens in self.base]
+
+    def of(self, kept: Sequence[Tensor], batch: int) -> Tensor:
+        return kept[batch].to(self.device)
+
+
+class _Solver:
+    """One slim network on its way through the layers, a block at a time."""
+
+    def __init__(self, slim: Slim, streams: _Streams, by_token: Sequence[tuple[Tensor, Tensor]], ridge: float) -> None:
+        self.align, self.streams, self.by_token, self.ridge = slim.align, streams, by_token, ridge
+        self.blocks = dict(zip(slim.kept, family_of(slim.network).branches(slim.network), strict=True))
+        self.ends = dict(zip(slim.kept, [*slim.kept[1:], len(by_token)], strict=True))
+        self.tokens = streams.copied()  # that the block is given
+
+    def begin(self, layer: _Layer) -> None:
+        """Start with the block that stands for this layer, whose tokens the base's stream has now."""
+        self.layer = layer
+        self.heads: list[Tensor] = []  # what the attention's output layer is given
+        self.attention, self.ffn = self.blocks[layer.number]
+        # The output of the last site stands for that of the last of the layers: it is felt where that one's is.
+        felt = self.by_token[layer.number][0], self.by_token[self.ends[layer.number] - 1][1]
+        self.weights = [weight.float().to(self.streams.device) for weight in felt]
+        if self.attention is not None:
+            self.sums = _regression(self.attention.output)
+            if self.align and (there := layer.branches[0]) is not None:
+                of = self.streams.of
+                pairs = ((there.before(of(self.streams.base, i)), of(self.tokens, i)) for i in range(len(self.tokens)))
+                self._align(self.attention, pairs, self.weights[0])
+
+    def attend(self, batch: int, tokens: Tensor, put_out: Tensor | None) -> None:
+        """See what the base's attention makes of its tokens."""
+        if self.attention is None:
+            return
+        y = self.streams.of(self.tokens, batch)
+        heads = _given(self.attention, y)
+        self.heads.append(self.streams.room.keep(heads))
+        scales = self.layer.scales
+        if scales is not None and self.ffn is None:
+            return  # its target is still to come
+        assert put_out is not None
+        self._add(heads, put_out if scales is None else (tokens - y) / scales[0] + put_out, self.weights[0])
+
+    def settle(self) -> None:
+        """Solve the attention, if the base has told its target."""
+        if self.attention is not None and (self.ffn is not None or self.layer.scales is None):
+            self._solve(self.attention)
+
+    def finish(self) -> None:
+        """Solve the rest of the block for the tokens that the base's stream has now, and move past it."""
+        scales, base, of = self.layer.scales, self.streams.base, self.streams.of
+        batches = range(len(self.tokens))
+        if self.ffn is None:
+            assert self.attention is not None
+            if scales is not None:
+                for i in batches:
+                    target = (of(base, i) - of(self.tokens, i)) / scales[0]
+                    self._add(of(self.heads, i), target, self.weights[1])
+                self._solve(self.attention)
+            for i in batches:
+                self.tokens[i].copy_(self._middle(i)[0])
+            return
+        if self.align and self.layer.ffn_inputs:
+            pairs = ((of(self.layer.ffn_inputs, i), self._middle(i)[0]) for i in batches)
+            self._align(self.ffn, pairs, self.weights[1])
+        self.sums = _regression(self.ffn.output)
+        neurons: list[Tensor] = []
+        for i in batches:
+            middle, put_out = self._middle(i)
+            given = _given(self.ffn, middle)
+            neurons.append(self.streams.room.keep(given))
             if scales is None:
-                own.append(watch.last["ffn"].cpu())
-            for dropped in layers[1:]:
-                after = whole[dropped](after)
+                target = of(self.layer.ffn_outputs, i)
+            else:
+                target = of(base, i) - of(self.tokens, i)
+                target = (target if put_out is None else target - scales[0] * put_out) / scales[1]
+            self._add(given, target, self.weights[1])
+        self._solve(self.ffn)
+        for i in batches:
+            self.tokens[i].copy_(self._middle(i)[0] + self.ffn.added(self.ffn.output(of(neurons, i))))
+
+    def _middle(self, batch: int) -> tuple[Tensor, Tensor | None]:
+        """The tokens that the FFN is given, before any norm, and what the attention's output layer puts out."""
+        y = self.streams.of(self.tokens, batch)
+        if self.attention is None:
+            return y, None
+        put_out = self.attention.output(self.streams.of(self.heads, batch))
+        return y + self.attention.added(put_out), put_out
+
+    def _add(self, given: Tensor, target: Tensor, weight: Tensor) -> None:
+        self.sums.add(given.flatten(0, 1), target.flatten(0, 1), weight.repeat(len(given)))
+
+    def _solve(self, branch: Branch) -> None:
+        layer = branch.output
+        weight, bias = self.sums.map(self.streams.add_up).solve(
+            self.ridge, prior=layer.weight, bias=layer.bias is not None
+        )
+        layer.weight.copy_(weight)
+        if bias is not None:
+            layer.bias.copy_(bias)
+
+    def _align(self, branch: Branch, pairs: Iterable[tuple[Tensor, Tensor]], weight: Tensor) -> None:
+        """Align what reads a site's normalised tokens, given the base's and the slim network's not yet normalised."""
+        sums = None
+        for wanted, tokens in pairs:
+            own = branch.before(tokens)
+            sums = sums or Regression(own.shape[-1], wanted.shape[-1], own.device)
+            sums.add(own.flatten(0, 1), wanted.flatten(0, 1), weight.repeat(len(own)))
+        assert sums is not None, "there is an image"
+        constant = all(reader.bias is not None for reader in branch.readers)
+        one = torch.eye(sums.rows - 1, dtype=torch.float64)
+        turn, shift = sums.map(self.streams.add_up).solve(ALIGN_RIDGE, prior=one, bias=constant)
+        for reader in branch.readers:
+            weights = reader.weight.to(turn)
+            if shift is not None:
+                reader.bias.copy_(reader.bias + weights @ shift)
+            reader.weight.copy_(weights @ turn)
+
+
+def _regression(layer: nn.Linear) -> Regression:
+    return Regression(layer.in_features, layer.out_features, layer.weight.device)
+
+
+class _Watch:
+    """What the base's modules put out last."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, Tensor] = {}
+
+    def of(self, name: str, *, given: bool = False) -> Observe:
+        def see(_: int, inputs: Any, output: Tensor) -> None:
+            self.last[name] = inputs[0] if given else output
+
+        return see
+
+
+def _pass(layer: _Layer, block: nn.Module, streams: _Streams, starting: Sequence[_Solver]) -> None:
+    """Move the base's stream past one layer, before the eyes of the solvers whose block stands for it."""
+    attention, ffn = layer.branches
+    watch = _Watch()
+    aligns, no_sum = any(s.align for s in starting), starting and layer.scales is None
+    with (
+        observed([None if attention is None else attention.output], watch.of("attention")),
+        observed([None if ffn is None else ffn.output], watch.of("ffn")),
+        observed([None if ffn is None else ffn.module], watch.of("normalised", given=True)),
+    ):
+        for i in range(len(streams.base)):
+            x = streams.of(streams.base, i)
+            after = block(x)
+            for solver in starting:
+                solver.attend(i, x, watch.last.get("attention"))
+            if aligns and ffn is not None:
+                layer.ffn_inputs.append(streams.room.keep(watch.last["normalised"]))
+            if no_sum and ffn is not None:
+                layer.ffn_outputs.append(streams.room.keep(watch.last["ffn"]))
             streams.base[i].copy_(after)
-    _fit(projection, solved.map(add_up), ridge)
-    solved = _regression(output)
-    weight = by_token[1].float().to(streams.device)
-    with observed([projection], watch.of("attention")), observed([output], watch.of("neurons", given=True)):
-        for i in range(len(streams)):
-            x, y = streams.of(i)
-            narrow(y)
-            target = own[i].to(x) if scales is None else (x - y - scales[0] * watch.last["attention"]) / scales[1]
-            solved.add(watch.last["neurons"].flatten(0, 1), target.flatten(0, 1), weight.repeat(len(x)))
-    _fit(output, solved.map(add_up), ridge)
-    for i in range(len(streams)):
-        streams.slim[i].copy_(narrow(streams.of(i)[1]))
 
 
 @torch.no_grad()
 def solve_in_sequence(
     base: nn.Module,
-    slim: nn.Module,
-    kept: Sequence[int],
+    slims: Sequence[Slim],
     images: Split,
     by_token: Sequence[tuple[Tensor, Tensor]],
     passes: Passes,
     *,
     ridge: float,
 ) -> None:
-    """Solve the output weights of every block of `slim` in place.
+    """Solve the output weights of every block of the slim networks in place.
 
-    Sums are fp64 and of one size. Beside them the tokens of all images are kept between two blocks, twice: beyond
-    `IN_MEMORY_BYTES` in files, so that memory does not grow with the number of images.
+    Sums are fp64 and of one size. Beside them the tokens of all images are kept between two blocks, of the base and of
+    every slim network, and what the sites of one block are given: beyond `IN_MEMORY_BYTES` in files, so that memory
+    does not grow with the number of images.
 
     Args:
-        kept: for each block of the slim network, the block of the base that it stands for.
         by_token: per block of the base, how much attention's and FFN's output matter at each token: two of [N].
         ridge: of the solutions, in units of the inputs' mean square; it draws them to the weights there are.
     """
-    base.to(passes.compute.device).eval()
-    slim.to(passes.compute.device).eval()
+    for network in (base, *(slim.network for slim in slims)):
+        network.to(passes.compute.device).eval()
+    family = family_of(base)
     streams = _Streams(base, images, passes)
-    ends = [*kept[1:], len(by_token)]
-    with passes.progress.stage("solve block by block", len(kept), "block") as stage:
-        for position, (first, end) in enumerate(zip(kept, ends, strict=True)):
-            layers = range(first, end)
-            # The FFN's output stands for that of the last of the layers: it is felt where that one's is.
-            felt = by_token[first][0], by_token[end - 1][1]
-            _solve_layer(base, slim, streams, layers, position, felt, ridge, passes.compute.sum)
-            stage.update(position + 1)
+    solvers = [_Solver(slim, streams, by_token, ridge) for slim in slims]
+    blocks = zip(family.layers(base), family.branches(base), family.residual_scales(base), strict=True)
+    with passes.progress.stage("solve block by block", len(by_token), "block") as stage:
+        for number, (block, branches, scales) in enumerate(blocks):
+            layer = _Layer(number, branches, scales, [], [])
+            starting = [solver for solver in solvers if number in solver.blocks]
+            for solver in starting:
+                solver.begin(layer)
+            _pass(layer, block, streams, starting)
+            for solver in starting:
+                solver.settle()
+            for solver in solvers:
+                if number + 1 in solver.ends.values():
+                    solver.finish()
+            stage.update(number + 1)

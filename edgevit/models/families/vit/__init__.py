@@ -21,6 +21,7 @@ from edgevit.errors import UnsupportedModelError
 from edgevit.models import tokens
 from edgevit.models.anatomy import Attention, Axis, Block, BlockDims, Ffn, Site
 from edgevit.models.cost import Geometry, SiteCosts
+from edgevit.models.families import Branch
 from edgevit.models.families.vit import embedding
 from edgevit.models.slim import HalfBlock, SlimAttention, bare_copy
 from edgevit.models.tokens import TokenBlock
@@ -441,6 +442,24 @@ def answers(model: Any, tokens: Tensor) -> Tensor:
 
 def token_scores(model: Any, block: int, seen: Tensor, there: tokens.HalfThere | None = None) -> Tensor:
     return tokens.token_scores(model.blocks[block].attn, seen, has_class=model.cls_token is not None, there=there)
+
+def branches(model: Any) -> list[tuple[Branch | None, Branch | None]]:
+    return [(_branch(block, "attn", 1), _branch(block, "mlp", 2)) for block in model.blocks]
+
+
+def _branch(block: Any, name: str, number: int) -> Branch | None:
+    module = getattr(block, name, None)
+    if module is None:
+        return None
+    post_norm, norm = _post_norm(block), getattr(block, f"norm{number}")
+    after = [getattr(block, f"{kind}{number}") for kind in ("ls", "drop_path") if hasattr(block, f"{kind}{number}")]
+    return Branch(
+        before=nn.Identity() if post_norm else norm,
+        module=module,
+        readers=(module.qkv,) if name == "attn" else tuple(getattr(module, layer) for layer in _input_layers(module)),
+        output=module.proj if name == "attn" else module.fc2,
+        after=(norm, *after) if post_norm else tuple(after),
+    )
 
 
 def residual_scales(model: Any) -> list[tuple[Tensor | float, Tensor | float] | None]:

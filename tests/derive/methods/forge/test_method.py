@@ -121,6 +121,7 @@ def test_another_batch_of_the_optimiser_finds_the_curves_again(checkpoint: Path,
         {"allocation": "vulcan"},
         {"sequential": "false"},
         {"drop_heads": "false"},
+        {"align": "false", "refit_head": "false"},
     ],
     ids=str,
 )
@@ -129,6 +130,8 @@ def test_each_step_can_be_taken_away(options: dict[str, str], checkpoint: Path, 
     assert 0.45 <= made.model.spec.rate < 0.48
     if "sensitivity" in options:
         assert "sensitivity" not in made.record.seconds, "no gradient is taken"
+    tried = {"refit_head"} if "sequential" in options else {"align", "refit_head"}
+    assert set(made.record.facts.more["tried"]) == tried - options.keys()
     if "drop_heads" in options or "allocation" in options:
         assert all(b.heads == 2 for b in made.model.spec.blocks)
 

@@ -13,7 +13,7 @@ import torch
 from edgevit.data.task import open_task
 from edgevit.derive.algebra.attention import keep_heads
 from edgevit.derive.methods.forge import sequential
-from edgevit.derive.methods.forge.sequential import solve_in_sequence
+from edgevit.derive.methods.forge.sequential import Slim, solve_in_sequence
 from edgevit.errors import OutputError
 from edgevit.models.anatomy import Block
 from edgevit.models.checkpoint import describe
@@ -47,9 +47,18 @@ def _images(task: Any, count: int = 128) -> torch.Tensor:
     return torch.cat([batch for batch, _ in task.train.subset(count).batches(32)])
 
 
-def _solve(base: Any, slim: Any, kept: list[int], task: Any, ridge: float = 1e-4) -> None:
+def _solve(base: Any, slim: Any, kept: list[int], task: Any, ridge: float = 1e-4, *, align: bool = False) -> None:
+    _solve_all(base, [Slim(slim, kept, align)], task, ridge)
+
+
+def _solve_all(base: Any, slims: list[Slim], task: Any, ridge: float = 1e-4) -> None:
     even = [(torch.ones(17).double(), torch.ones(17).double())] * len(base.blocks)
-    solve_in_sequence(base, slim, kept, task.train.subset(128), even, PASSES, ridge=ridge)
+    solve_in_sequence(base, slims, task.train.subset(128), even, PASSES, ridge=ridge)
+
+
+@torch.no_grad()
+def _error(slim: Any, base: Any, images: torch.Tensor) -> float:
+    return float((slim.forward_features(images) - base.forward_features(images)).square().mean())
 
 
 def test_a_network_that_lost_nothing_is_left_as_it_is(network: Any, task: Any) -> None:
@@ -84,7 +93,8 @@ def test_tokens_that_would_not_fit_into_memory_lie_in_files(
     allocate = os.posix_fallocate
     monkeypatch.setattr(os, "posix_fallocate", lambda *a: made.append(a[2]) or allocate(*a))
     _solve(network, spilt, [0, 1], task)
-    assert 0 < len(made) <= 8 and sum(made) >= 2 * 128 * 17 * 64 * 4 - 40_000
+    assert made and max(made) <= 64 * 17 * 256 * 4, "no file holds more than the neurons of a batch"
+    assert sum(made) >= (2 * 64 + 2 * (64 + 256)) * 128 * 17 * 4 - 40_000, "both streams, and what layers are given"
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
     for name, value in held.state_dict().items():
         assert torch.equal(value, spilt.state_dict()[name])
@@ -105,6 +115,55 @@ def test_a_block_takes_over_what_it_can_of_those_dropped_after_it(network: Any, 
     before = float((shorter.forward_features(images) - wanted).square().mean())
     _solve(network, shorter, [0], task)
     assert float((shorter.forward_features(images) - wanted).square().mean()) < 0.7 * before
+
+
+@torch.no_grad()
+def test_what_is_left_of_a_block_makes_up_for_what_went(network: Any, task: Any) -> None:
+    """Either half of the first block: an attention has the tokens after the FFN as its target, too."""
+    images, (first, second) = _images(task, 64), vit.read(network)
+    for half in (Block(first.attention, None), Block(None, first.ffn)):
+        slim = vit.build(network, [half, second])
+        before = _error(slim, network, images)
+        _solve(network, slim, [0, 1], task)
+        assert _error(slim, network, images) < 0.7 * before
+
+
+@torch.no_grad()
+def test_networks_that_share_a_pass_are_solved_as_each_alone(network: Any, task: Any) -> None:
+    first, second = vit.read(network)
+    plans = [([0], [first]), ([0, 1], [Block(first.attention, None), second]), ([0, 1], [first, second])]
+
+    def made() -> list[Slim]:
+        slims = []
+        for i, (kept, blocks) in enumerate(plans):
+            shorter = bare_copy(network)
+            vit.keep_blocks(shorter, kept)
+            slims.append(Slim(bare_copy(vit.build(shorter, blocks)), kept, align=i == 1))
+        return slims
+
+    together = made()
+    _solve_all(network, together, task)
+    for shared, alone in zip(together, made(), strict=True):
+        _solve_all(network, [alone], task)
+        for name, value in shared.network.state_dict().items():
+            assert torch.equal(value, alone.network.state_dict()[name])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [True, False])
+def test_readers_are_aligned_to_what_the_base_reads(bias: bool, small_vit: Any, task: Any) -> None:
+    """The slim network's norms turn its tokens; readers undo it, and it answers as the base does."""
+    base, images = small_vit(qkv_bias=bias).eval(), _images(task, 64)
+    slim = bare_copy(base)
+    for block in slim.blocks:
+        for norm in (block.norm1, block.norm2):
+            norm.weight.mul_(torch.linspace(0.5, 2, 64))
+            norm.bias.add_(0.5 if bias or norm is block.norm2 else 0.0)
+    plain = bare_copy(slim)
+    before = _error(slim, base, images)
+    _solve(base, plain, [0, 1], task)
+    _solve(base, slim, [0, 1], task, align=True)
+    assert _error(slim, base, images) < 0.05 * min(before, _error(plain, base, images))
 
 
 @torch.no_grad()

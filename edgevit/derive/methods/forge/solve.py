@@ -1,0 +1,97 @@
+"""From forge's plan to its network: realised, solved for its own inputs, its head fitted again.
+
+Whether readers are aligned and whether the head is fitted is decided on the validation images: of the network without
+the step and the one with it, the one stays whose answers are nearer to the base's. No label is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from edgevit.data.task import Split
+from edgevit.derive.measure.divergence import answers, divergence
+from edgevit.derive.methods.forge.head import Taught, refit_head
+from edgevit.derive.methods.forge.sequential import Slim, solve_in_sequence
+from edgevit.derive.plan import Plan
+from edgevit.derive.problem import Problem
+from edgevit.derive.realise import realise
+from edgevit.models.slim import bare_copy
+
+
+class Options(Protocol):
+    """Those of forge's options that decide here."""
+
+    @property
+    def calibration_images(self) -> int: ...
+    @property
+    def sequential(self) -> bool: ...
+    @property
+    def sequential_ridge(self) -> float: ...
+    @property
+    def align(self) -> bool: ...
+    @property
+    def refit_head(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A step that stays only where it helps: KL(base || network) on the validation images, in nats per image."""
+
+    kept: bool
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Solved:
+    network: nn.Module
+    tried: dict[str, Tried]  # by the option's name
+
+
+def solve(problem: Problem, options: Options, by_token: Sequence[tuple[Tensor, Tensor]], plan: Plan) -> Solved:
+    """Realise the plan, and solve its weights again as far as that is asked for.
+
+    Args:
+        by_token: per block of the base, as for `solve_in_sequence`.
+    """
+    with problem.stopwatch.stage("closed_form"):
+        network = realise(problem.network, plan)
+    images = problem.task.train.subset(options.calibration_images)
+    aligned = bare_copy(network) if options.sequential and options.align else None
+    if options.sequential:
+        with problem.stopwatch.stage("sequential"):
+            slims = [Slim(network, plan.kept_blocks)]
+            slims += [] if aligned is None else [Slim(aligned, plan.kept_blocks, align=True)]
+            ridge = options.sequential_ridge
+            solve_in_sequence(problem.network, slims, images, by_token, problem.passes, ridge=ridge)
+    if aligned is None and not options.refit_head:
+        return Solved(network, {})
+    with problem.stopwatch.stage("head"):
+        return _judged(problem, network, aligned, images if options.refit_head else None)
+
+
+def _judged(problem: Problem, network: nn.Module, aligned: nn.Module | None, images: Split | None) -> Solved:
+    """The better of a network and the same with aligned readers, and that one or it with a head fitted to images."""
+
+    def asked(network: nn.Module, images: Split) -> Tensor:
+        return answers(network, images, problem.columns, problem.passes)
+
+    validation = problem.task.validation
+    judge, tried = Taught(validation, asked(problem.network, validation)), dict[str, Tried]()
+    loss = divergence(judge.answers, asked(network, validation))
+    if aligned is not None:
+        other = divergence(judge.answers, asked(aligned, validation))
+        tried["align"] = Tried(other < loss, loss, other)
+        network, loss = (aligned, other) if other < loss else (network, loss)
+    if images is not None:
+        fitted = bare_copy(network)
+        other = refit_head(
+            fitted, Taught(images, asked(problem.network, images)), judge, problem.columns, problem.passes
+        )
+        tried["refit_head"] = Tried(other < loss, loss, other)
+        network = fitted if other < loss else network
+    return Solved(network, tried)
