@@ -25,7 +25,6 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +46,7 @@ class Slim:
     network: nn.Module
     kept: Sequence[int]  # for each of its blocks, the block of the base that it stands for
     align: bool = False  # whether what reads normalised tokens is aligned first
+    encode: Tensor | None = None  # [d', d]: its tokens are to be encode times the base's; None: the base's
 
 
 class _Room:
@@ -92,7 +92,7 @@ class _Layer:
     number: int
     branches: tuple[Branch | None, Branch | None]
     scales: tuple[Scale, Scale] | None
-    ffn_inputs: list[Tensor]  # normalised
+    middles: list[Tensor]  # the tokens after its attention
     ffn_outputs: list[Tensor]
 
 
@@ -105,9 +105,6 @@ class _Streams:
         family = family_of(base)
         passes.show(base, images, lambda batch, _: self.base.append(self.room.keep(family.first_tokens(base, batch))))
 
-    def copied(self) -> list[Tensor]:
-        return [self.room.keep(tokens) for tokens in self.base]
-
     def of(self, kept: Sequence[Tensor], batch: int) -> Tensor:
         return kept[batch].to(self.device)
 
@@ -119,7 +116,19 @@ class _Solver:
         self.align, self.streams, self.by_token, self.ridge = slim.align, streams, by_token, ridge
         self.blocks = dict(zip(slim.kept, family_of(slim.network).branches(slim.network), strict=True))
         self.ends = dict(zip(slim.kept, [*slim.kept[1:], len(by_token)], strict=True))
-        self.tokens = streams.copied()  # that the block is given
+        self.encode = None if slim.encode is None else slim.encode.to(streams.device).float()
+        self.tokens = [streams.room.keep(self._encoded(x.to(streams.device))) for x in streams.base]  # before the block
+
+    def _encoded(self, tokens: Tensor) -> Tensor:
+        """The base's tokens as this network is to have them."""
+        return tokens if self.encode is None else tokens @ self.encode.mT
+
+    def _wanted(self, own: Branch, base: Branch | None, tokens: Tensor) -> Tensor:
+        """What the readers of a site are to be given, for the base's tokens there, normalised as the base does."""
+        # With a change of basis the base's norm went into the readers.
+        norm, seen = (own, self._encoded(tokens)) if base is None or self.encode is not None else (base, tokens)
+        normalised: Tensor = norm.before(seen)
+        return normalised
 
     def begin(self, layer: _Layer) -> None:
         """Start with the block that stands for this layer, whose tokens the base's stream has now."""
@@ -131,10 +140,8 @@ class _Solver:
         self.weights = [weight.float().to(self.streams.device) for weight in felt]
         if self.attention is not None:
             self.sums = _regression(self.attention.output)
-            if self.align and (there := layer.branches[0]) is not None:
-                of = self.streams.of
-                pairs = ((there.before(of(self.streams.base, i)), of(self.tokens, i)) for i in range(len(self.tokens)))
-                self._align(self.attention, pairs, self.weights[0])
+            if self.align:
+                self._align(self.attention, layer.branches[0], zip(self.streams.base, self.tokens, strict=True), 0)
 
     def attend(self, batch: int, tokens: Tensor, put_out: Tensor | None) -> None:
         """See what the base's attention makes of its tokens."""
@@ -147,7 +154,13 @@ class _Solver:
         if scales is not None and self.ffn is None:
             return  # its target is still to come
         assert put_out is not None
-        self._add(heads, put_out if scales is None else (tokens - y) / scales[0] + put_out, self.weights[0])
+        if scales is None:
+            target = put_out
+        elif self.encode is None:
+            target = (tokens - y) / scales[0] + put_out
+        else:  # LayerScale went into the weights with the change of basis
+            target = self._encoded(tokens + scales[0] * put_out) - y
+        self._add(heads, target, self.weights[0])
 
     def settle(self) -> None:
         """Solve the attention, if the base has told its target."""
@@ -156,21 +169,23 @@ class _Solver:
 
     def finish(self) -> None:
         """Solve the rest of the block for the tokens that the base's stream has now, and move past it."""
-        scales, base, of = self.layer.scales, self.streams.base, self.streams.of
+        scales, of = self.layer.scales, self.streams.of
+        if scales is not None and self.encode is not None:
+            scales = (1.0, 1.0)
         batches = range(len(self.tokens))
         if self.ffn is None:
             assert self.attention is not None
             if scales is not None:
                 for i in batches:
-                    target = (of(base, i) - of(self.tokens, i)) / scales[0]
+                    target = (self._encoded(of(self.streams.base, i)) - of(self.tokens, i)) / scales[0]
                     self._add(of(self.heads, i), target, self.weights[1])
                 self._solve(self.attention)
             for i in batches:
                 self.tokens[i].copy_(self._middle(i)[0])
             return
-        if self.align and self.layer.ffn_inputs:
-            pairs = ((of(self.layer.ffn_inputs, i), self._middle(i)[0]) for i in batches)
-            self._align(self.ffn, pairs, self.weights[1])
+        if self.align:
+            pairs = zip(self.layer.middles, (self._middle(i)[0] for i in batches), strict=True)
+            self._align(self.ffn, self.layer.branches[1], pairs, 1)
         self.sums = _regression(self.ffn.output)
         neurons: list[Tensor] = []
         for i in batches:
@@ -180,7 +195,7 @@ class _Solver:
             if scales is None:
                 target = of(self.layer.ffn_outputs, i)
             else:
-                target = of(base, i) - of(self.tokens, i)
+                target = self._encoded(of(self.streams.base, i)) - of(self.tokens, i)
                 target = (target if put_out is None else target - scales[0] * put_out) / scales[1]
             self._add(given, target, self.weights[1])
         self._solve(self.ffn)
@@ -207,18 +222,19 @@ class _Solver:
         if bias is not None:
             layer.bias.copy_(bias)
 
-    def _align(self, branch: Branch, pairs: Iterable[tuple[Tensor, Tensor]], weight: Tensor) -> None:
-        """Align what reads a site's normalised tokens, given the base's and the slim network's not yet normalised."""
+    def _align(self, own: Branch, base: Branch | None, pairs: Iterable[tuple[Tensor, Tensor]], felt: int) -> None:
+        """Align what reads a site's normalised tokens, given the base's and the slim network's before any norm."""
         sums = None
-        for wanted, tokens in pairs:
-            own = branch.before(tokens)
-            sums = sums or Regression(own.shape[-1], wanted.shape[-1], own.device)
-            sums.add(own.flatten(0, 1), wanted.flatten(0, 1), weight.repeat(len(own)))
+        for theirs, tokens in pairs:
+            x = own.before(tokens.to(self.streams.device))
+            wanted = self._wanted(own, base, theirs.to(self.streams.device))
+            sums = sums or Regression(x.shape[-1], x.shape[-1], x.device)
+            sums.add(x.flatten(0, 1), wanted.flatten(0, 1), self.weights[felt].repeat(len(x)))
         assert sums is not None, "there is an image"
-        constant = all(reader.bias is not None for reader in branch.readers)
+        constant = all(reader.bias is not None for reader in own.readers)
         one = torch.eye(sums.rows - 1, dtype=torch.float64)
         turn, shift = sums.map(self.streams.add_up).solve(ALIGN_RIDGE, prior=one, bias=constant)
-        for reader in branch.readers:
+        for reader in own.readers:
             weights = reader.weight.to(turn)
             if shift is not None:
                 reader.bias.copy_(reader.bias + weights @ shift)
@@ -235,11 +251,8 @@ class _Watch:
     def __init__(self) -> None:
         self.last: dict[str, Tensor] = {}
 
-    def of(self, name: str, *, given: bool = False) -> Observe:
-        def see(_: int, inputs: Any, output: Tensor) -> None:
-            self.last[name] = inputs[0] if given else output
-
-        return see
+    def of(self, name: str) -> Observe:
+        return lambda _, __, output: self.last.update({name: output})
 
 
 def _pass(layer: _Layer, block: nn.Module, streams: _Streams, starting: Sequence[_Solver]) -> None:
@@ -250,15 +263,15 @@ def _pass(layer: _Layer, block: nn.Module, streams: _Streams, starting: Sequence
     with (
         observed([None if attention is None else attention.output], watch.of("attention")),
         observed([None if ffn is None else ffn.output], watch.of("ffn")),
-        observed([None if ffn is None else ffn.module], watch.of("normalised", given=True)),
     ):
         for i in range(len(streams.base)):
             x = streams.of(streams.base, i)
             after = block(x)
             for solver in starting:
                 solver.attend(i, x, watch.last.get("attention"))
-            if aligns and ffn is not None:
-                layer.ffn_inputs.append(streams.room.keep(watch.last["normalised"]))
+            if aligns:
+                middle = x if attention is None else x + attention.added(watch.last["attention"])
+                layer.middles.append(streams.room.keep(middle))
             if no_sum and ffn is not None:
                 layer.ffn_outputs.append(streams.room.keep(watch.last["ffn"]))
             streams.base[i].copy_(after)

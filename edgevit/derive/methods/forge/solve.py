@@ -64,8 +64,9 @@ def solve(problem: Problem, options: Options, by_token: Sequence[tuple[Tensor, T
     aligned = bare_copy(network) if options.sequential and options.align else None
     if options.sequential:
         with problem.stopwatch.stage("sequential"):
-            slims = [Slim(network, plan.kept_blocks)]
-            slims += [] if aligned is None else [Slim(aligned, plan.kept_blocks, align=True)]
+            encode = None if plan.embed is None else plan.embed.encode
+            slims = [Slim(network, plan.kept_blocks, encode=encode)]
+            slims += [] if aligned is None else [Slim(aligned, plan.kept_blocks, align=True, encode=encode)]
             ridge = options.sequential_ridge
             solve_in_sequence(problem.network, slims, images, by_token, problem.passes, ridge=ridge)
     if aligned is None and not options.refit_head:

@@ -443,6 +443,7 @@ def answers(model: Any, tokens: Tensor) -> Tensor:
 def token_scores(model: Any, block: int, seen: Tensor, there: tokens.HalfThere | None = None) -> Tensor:
     return tokens.token_scores(model.blocks[block].attn, seen, has_class=model.cls_token is not None, there=there)
 
+
 def branches(model: Any) -> list[tuple[Branch | None, Branch | None]]:
     return [(_branch(block, "attn", 1), _branch(block, "mlp", 2)) for block in model.blocks]
 

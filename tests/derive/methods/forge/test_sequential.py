@@ -129,6 +129,18 @@ def test_what_is_left_of_a_block_makes_up_for_what_went(network: Any, task: Any)
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("align", [False, True])
+def test_a_change_of_basis_that_changes_nothing(align: bool, network: Any, task: Any) -> None:
+    """Targets are the base's tokens in the basis of the slim network's; here both are the same."""
+    one, other = bare_copy(network), bare_copy(network)
+    for slim in (one, other):
+        vit.read(slim)[0].ffn.w1[::2] *= 0.1
+    _solve_all(network, [Slim(one, [0, 1], align), Slim(other, [0, 1], align, torch.eye(64).double())], task)
+    images = _images(task, 32)
+    torch.testing.assert_close(one(images), other(images), atol=1e-3, rtol=1e-3)
+
+
+@torch.no_grad()
 def test_networks_that_share_a_pass_are_solved_as_each_alone(network: Any, task: Any) -> None:
     first, second = vit.read(network)
     plans = [([0], [first]), ([0, 1], [Block(first.attention, None), second]), ([0, 1], [first, second])]
