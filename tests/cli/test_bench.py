@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -9,9 +7,9 @@ from edgevit.report.runs import load_runs
 FAST = ["--runner", "fake", "--samples", "20", "--duration", "0"]
 
 
-def run_bench(*arguments):
-    command = [sys.executable, "-m", "edgevit.cli", "bench", *map(str, arguments)]
-    return subprocess.run(command, text=True, capture_output=True)
+@pytest.fixture
+def run_bench(edgevit_main):
+    return lambda *arguments: edgevit_main("bench", *arguments)
 
 
 @pytest.fixture
@@ -21,57 +19,57 @@ def model(tmp_path):
     return path
 
 
-def test_it_prints_a_row_per_batch_size_and_warnings_on_stderr(model):
+def test_it_prints_a_row_per_batch_size_and_warnings_on_stderr(run_bench, model):
     result = run_bench(model, "--batch", 1, "--batch", 8, *FAST)
-    assert result.returncode == 0, result.stderr
-    assert "t1 on fake" in result.stdout
+    assert result.code == 0, result.err
+    assert "t1 on fake" in result.out
     for heading in ("p50 ms", "p90 ms", "p99 ms", "images/s", "peak RSS MiB", "load ms", "first ms"):
-        assert heading in result.stdout
-    assert "spread: standard deviation over mean; peak RSS: memory of the process" in result.stdout
-    assert result.stdout.splitlines()[-1].startswith(f"Next: edgevit bench {model} OTHER")
-    assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("│")] == ["1", "8"]
-    assert "warning: batch 1: p99 of 20 samples" in result.stderr
-    assert "warning: batch 8: the window lasted" in result.stderr
+        assert heading in result.out
+    assert "spread: standard deviation over mean; peak RSS: memory of the process" in result.out
+    assert result.out.splitlines()[-1].startswith(f"Next: edgevit bench {model} OTHER")
+    assert [line.split()[1] for line in result.out.splitlines() if line.startswith("│")] == ["1", "8"]
+    assert "warning: batch 1: p99 of 20 samples" in result.err
+    assert "warning: batch 8: the window lasted" in result.err
 
 
-def test_runs_are_appended_raw(model, tmp_path):
+def test_runs_are_appended_raw(run_bench, model, tmp_path):
     output = tmp_path / "runs.jsonl"
     for batch in (1, 2):
-        assert run_bench(model, "--batch", batch, "--output", output, *FAST).returncode == 0
+        assert run_bench(model, "--batch", batch, "--output", output, *FAST).code == 0
     assert [run.batch for run in load_runs(output)] == [1, 2]
 
 
-def test_json_is_all_there_is_on_stdout(model):
+def test_json_is_all_there_is_on_stdout(run_bench, model):
     result = run_bench(model, "--json", *FAST)
-    answer = json.loads(result.stdout)
+    answer = json.loads(result.out)
     assert answer["runs"][0]["label"] == "t1"
     assert answer["runs"][0]["samples"] == 20
     assert answer["runs"][0]["p50_ms"] >= 2
     assert answer["comparisons"] == []
 
 
-def test_runs_are_compared_with_earlier_ones(model, tmp_path):
+def test_runs_are_compared_with_earlier_ones(run_bench, model, tmp_path):
     output = tmp_path / "runs.jsonl"
     run_bench(model, "--output", output, *FAST)
     result = run_bench(model, "--compare", output, *FAST)
-    assert result.returncode == 0, result.stderr
-    assert "below 1 is better" in result.stdout
+    assert result.code == 0, result.err
+    assert "below 1 is better" in result.out
 
 
-def test_a_comparison_across_environments_is_refused_after_the_runs_are_kept(model, tmp_path):
+def test_a_comparison_across_environments_is_refused_after_the_runs_are_kept(run_bench, model, tmp_path):
     earlier, output = tmp_path / "earlier.jsonl", tmp_path / "runs.jsonl"
     run_bench(model, "--output", earlier, *FAST)
     record = json.loads(earlier.read_text())
     record["environment"]["kernel"] = "Linux 1.0"
     earlier.write_text(json.dumps(record))
     result = run_bench(model, "--compare", earlier, "--output", output, *FAST)
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[-1].startswith("error: not comparable: kernel was 'Linux 1.0', now ")
-    assert "t1 on fake" in result.stdout
+    assert result.code == 1
+    assert result.err.splitlines()[-1].startswith("error: not comparable: kernel was 'Linux 1.0', now ")
+    assert "t1 on fake" in result.out
     assert len(load_runs(output)) == 1
     forced = run_bench(model, "--compare", earlier, "--force", *FAST)
-    assert forced.returncode == 0
-    assert "warning: environments differ in kernel" in forced.stderr
+    assert forced.code == 0
+    assert "warning: environments differ in kernel" in forced.err
 
 
 @pytest.mark.parametrize(
@@ -89,63 +87,63 @@ def test_a_comparison_across_environments_is_refused_after_the_runs_are_kept(mod
         (["{model}", "--compare", "{model}"], "error: {model}, line 1 is not JSON"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_1(model, tmp_path, arguments, message):
+def test_bad_input_is_one_line_and_exit_code_1(run_bench, model, tmp_path, arguments, message):
     fill = {"folder": tmp_path, "model": model}
     result = run_bench("--quiet", *(argument.format(**fill) for argument in arguments))
-    assert result.returncode == 1
-    (line,) = result.stderr.strip().splitlines()
+    assert result.code == 1
+    (line,) = result.err.strip().splitlines()
     assert line.startswith(message.format(**fill))
-    assert result.stdout == ""
+    assert result.out == ""
 
 
-def test_a_full_disk_loses_no_figures(model, tmp_path):
+def test_a_full_disk_loses_no_figures(run_bench, model, tmp_path):
     full = tmp_path / "runs.jsonl"
     full.symlink_to("/dev/full")
     result = run_bench(model, "--output", full, *FAST)
-    assert result.returncode == 1
-    assert "No space left on device" in result.stderr
-    assert "t1 on fake" in result.stdout
+    assert result.code == 1
+    assert "No space left on device" in result.err
+    assert "t1 on fake" in result.out
 
 
-def test_several_models_are_one_table_of_ratios_to_the_first(model, tmp_path):
+def test_several_models_are_one_table_of_ratios_to_the_first(run_bench, model, tmp_path):
     other, output = tmp_path / "t2.onnx", tmp_path / "runs.jsonl"
     other.write_bytes(b"anything else")
     gates = ("--gate", "p50>1us", "--gate", "p50<1us")
     result = run_bench(model, other, "--repeat", 2, "--output", output, *gates, *FAST)
-    assert result.returncode == 3, result.stderr  # one gate fails
-    assert "in turns, 2 rounds" in result.stdout and "ratio to t1" in result.stdout
-    assert "an interval needs 6 rounds: try --repeat 10" in result.stdout
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line]
+    assert result.code == 3, result.err  # one gate fails
+    assert "in turns, 2 rounds" in result.out and "ratio to t1" in result.out
+    assert "an interval needs 6 rounds: try --repeat 10" in result.out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.out.splitlines() if "│" in line]
     assert [row[:2] for row in rows[:2]] == [["t1", "1"], ["t2", "1"]]
     assert rows[0][4:] == ["", "", ""] and float(rows[1][4]) > 0 and rows[1][5:] == ["-", ""]
     assert [(row[0], row[-1]) for row in rows[2:]] == [("t1", "pass"), ("t2", "pass"), ("t1", "fail"), ("t2", "fail")]
-    assert result.stdout.splitlines()[-1].startswith(f"Next: edgevit compare {output}")
-    assert f"One page of it all: edgevit report {output}\n" in result.stdout
+    assert result.out.splitlines()[-1].startswith(f"Next: edgevit compare {output}")
+    assert f"One page of it all: edgevit report {output}\n" in result.out
     assert [(run.label, run.round) for run in load_runs(output)][:2] == [("t1", 1), ("t2", 1)]
 
 
-def test_json_of_several_models_holds_every_ratio(model, tmp_path):
+def test_json_of_several_models_holds_every_ratio(run_bench, model, tmp_path):
     other = tmp_path / "t2.onnx"
     other.write_bytes(b"anything else")
-    answer = json.loads(run_bench(model, other, "--json", "--repeat", 6, *FAST, "--option", "latency_ms=1").stdout)
+    answer = json.loads(run_bench(model, other, "--json", "--repeat", 6, *FAST, "--option", "latency_ms=1").out)
     assert len(answer["runs"]) == 12
     p50, mean = [c for c in answer["in_turns"] if c["figure"] in ("p50", "mean")]
     assert (p50["before"], p50["after"], mean["rounds"]) == ("t1", "t2", 6)
     assert mean["low"] <= mean["ratio"] <= mean["high"]
 
 
-def test_tables_say_how_a_model_was_used(model, tmp_path):
+def test_tables_say_how_a_model_was_used(run_bench, model, tmp_path):
     other, output, closed = tmp_path / "t2.onnx", tmp_path / "runs.jsonl", tmp_path / "closed.jsonl"
     other.write_bytes(b"anything else")
     paced = run_bench(model, "--period-ms", 5, *FAST, "--gate", "p99<1s", "--output", output)
-    assert paced.returncode == 0, paced.stderr
+    assert paced.code == 0, paced.err
     for title in ("t1 on fake, one per 5 ms", "t1 as used: one per 5 ms", "gates, one per 5 ms"):
-        assert title in paced.stdout
+        assert title in paced.out
     turns = run_bench(model, other, "--repeat", 2, "--period-ms", 5, *FAST)
-    assert "in turns, 2 rounds, one per 5 ms" in turns.stdout, turns.stderr
+    assert "in turns, 2 rounds, one per 5 ms" in turns.out, turns.err
     run_bench(model, *FAST, "--output", closed)
     refused = run_bench(model, *FAST, "--period-ms", 5, "--compare", closed)
-    assert refused.returncode == 1
-    assert "not comparable: inferences of t1 were one after another, and of t1 one per 5 ms" in refused.stderr
+    assert refused.code == 1
+    assert "not comparable: inferences of t1 were one after another, and of t1 one per 5 ms" in refused.err
     gate = run_bench(model, *FAST, "--period-ms", 5, "--gate", "throughput>1/s", "--quiet")
-    assert gate.stderr.startswith("error: gate throughput>1/s: with --period-ms images per second are given")
+    assert gate.err.startswith("error: gate throughput>1/s: with --period-ms images per second are given")
