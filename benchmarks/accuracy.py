@@ -4,6 +4,7 @@
     python benchmarks/accuracy.py --only main     # one table; forge, curve, skd, digits
     python benchmarks/accuracy.py --method nuwa   # one method
     python benchmarks/accuracy.py --jobs 2        # two derivations side by side, one thread each
+    python benchmarks/accuracy.py --base fashion  # main and forge on photographs, in results/accuracy_fashion.json
 
 Sub-tasks of 6, 12 and 18 of the 24 rendered classes, and of 5 and 10 digits. Every method that trains sees the same
 number of images, and all land on the same MACs. Everything is chosen on the validation part, which is held out of the
@@ -28,9 +29,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-RESULTS = Path(__file__).parent / "results" / "accuracy.json"
+RESULTS = Path(__file__).parent / "results"
 TABLES = ("main", "forge", "curve", "skd", "digits")
 TASK_SIZES = (6, 12, 18)
+OTHER_SIZES = {"fashion": (3, 5, 10)}  # of the sub-tasks on the other bases; the tables on digits are on this one
 RATES = (0.4, 0.6, 0.8, 0.9)
 SEEDS = (42, 43, 44)
 STEPS, BATCH, LR = 200, 48, 3e-4
@@ -99,7 +101,7 @@ class Case:
     batch_size: int = BATCH
     lr: float = LR
     schedule: Literal["constant", "cosine"] = "cosine"
-    data: Literal["rendered", "digits"] = "rendered"
+    data: Literal["rendered", "digits", "fashion"] = "rendered"
     supernet_steps: int | None = None  # of the super-network that the case slices
 
     def key(self, base_sha256: str) -> str:
@@ -198,6 +200,15 @@ def cases() -> Iterator[Case]:
     yield from _beside_skd_cases()
 
 
+def cases_on(base: Literal["rendered", "fashion"]) -> list[Case]:
+    """The cases of a base. On another than the first: every method, and forge without its steps, at each size."""
+    if base == "rendered":
+        return list(cases())
+    sizes = dict(zip(TASK_SIZES, OTHER_SIZES[base], strict=True))
+    wanted = (case for case in cases() if case.table in ("main", "forge"))
+    return [replace(case, data=base, task=sizes[case.task]) for case in wanted]
+
+
 def task_classes(names: Sequence[str], size: int) -> list[str]:
     """The sub-task of this size: drawn once, by a seed that is its size."""
     return sorted(random.Random(size).sample(sorted(names), size))
@@ -246,13 +257,20 @@ def _ensure_digits(progress: Any) -> tuple[Path, Path]:
 
 def open_places(kinds: Iterable[str], progress: Any) -> dict[str, Place]:
     from base import ensure_rendered_base
+    from fashion import ensure_fashion_base
 
     from edgevit.models.checkpoint import tensors_sha256
     from edgevit.models.weights import read_weights
 
     places = {}
     for kind in kinds:
-        data, base = ensure_rendered_base(progress=progress) if kind == "rendered" else _ensure_digits(progress)
+        match kind:
+            case "rendered":
+                data, base = ensure_rendered_base(progress=progress)
+            case "digits":
+                data, base = _ensure_digits(progress)
+            case _:
+                data, base = ensure_fashion_base(progress=progress)
         places[kind] = Place(data, base, tensors_sha256(read_weights(base / "base.safetensors")))
     return places
 
@@ -416,29 +434,33 @@ def shortened(case: Case, steps: int) -> Case:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", choices=("rendered", *OTHER_SIZES), default="rendered")
     parser.add_argument("--only", choices=TABLES)
     parser.add_argument("--method", choices=sorted({case.method for case in cases()}))
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="file of the rows; another one for a trial")
+    parser.add_argument("--results", type=Path, help="file of the rows; another one for a trial")
     parser.add_argument("--steps", type=int, help="of every case that trains: for a trial")
     given = parser.parse_args()
     from edgevit.cli.console import Console
 
     progress = Console().progress
+    results = given.results or RESULTS / (
+        "accuracy.json" if given.base == "rendered" else f"accuracy_{given.base}.json"
+    )
     wanted = [
         shortened(case, given.steps) if given.steps else case
-        for case in cases()
+        for case in cases_on(given.base)
         if case.seed in SEEDS[: given.seeds]
         and given.only in (None, case.table)
         and given.method in (None, case.method)
     ]
     places = open_places(dict.fromkeys(case.data for case in wanted), progress)
-    rows = load(given.results)
+    rows = load(results)
     keyed = {case.key(places[case.data].base_sha256): case for case in wanted}
     due = {key: case for key, case in keyed.items() if key not in rows}
     print(f"{len(keyed)} cases, {len(due)} to do", file=sys.stderr)
-    failed = run_all(due, places, given.results, given.jobs, progress)
+    failed = run_all(due, places, results, given.jobs, progress)
     if failed:
         sys.exit("could not be done:\n" + "\n".join(failed))
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import accuracy
 import base
+import fashion
 import pytest
 import timm
 from torch import nn
@@ -18,7 +19,10 @@ from edgevit.errors import BudgetError
 from edgevit.models.families import family_of
 
 ALL = list(accuracy.cases())
-MODELS = {"rendered": (base.RENDERED_ARGS, 24), "digits": (base.DIGITS_ARGS, 10)}
+ON_OTHERS = [case for name in accuracy.OTHER_SIZES for case in accuracy.cases_on(name)]  # type: ignore[arg-type]
+MODELS = {
+    "rendered": (base.RENDERED_ARGS, 24), "digits": (base.DIGITS_ARGS, 10), "fashion": (fashion.FASHION_ARGS, 10),
+}  # fmt: skip
 
 
 def budget_of(network: nn.Module, rate: float) -> Budget:
@@ -38,7 +42,7 @@ def check(case: accuracy.Case) -> None:
 
 
 def test_every_case_has_a_key_of_its_own_and_of_its_base() -> None:
-    assert len({case.key("a") for case in ALL}) == len(ALL)
+    assert len({case.key("a") for case in [*ALL, *ON_OTHERS]}) == len([*ALL, *ON_OTHERS])
     assert ALL[0].key("a") != ALL[0].key("b")
     assert replace(ALL[0], steps=3).key("a") != ALL[0].key("a")
 
@@ -52,8 +56,10 @@ def test_every_option_that_a_case_gives_is_one_of_its_method(method: str) -> Non
 
 
 def test_methods_that_keep_every_head_and_block_have_a_shape_that_reaches_their_rate() -> None:
-    kept = {(c.data, c.rate, c.shape): c for c in ALL if c.method in ("vulcan", "nuwa") or "allocation" in c.options}
-    assert {rate for data, rate, _ in kept if data == "rendered"} >= set(accuracy.RATES)
+    keep = [c for c in [*ALL, *ON_OTHERS] if c.method in ("vulcan", "nuwa") or "allocation" in c.options]
+    kept = {(c.data, c.rate, c.shape): c for c in keep}
+    for base_of_all_rates in ("rendered", *accuracy.OTHER_SIZES):
+        assert {rate for data, rate, _ in kept if data == base_of_all_rates} >= set(accuracy.RATES)
     for case in kept.values():
         check(case)
 
@@ -87,3 +93,11 @@ def test_a_trial_shortens_only_what_trains() -> None:
         assert (short.steps > 0) == (case.steps > 0)
         assert bool(short.supernet_steps) == bool(case.supernet_steps)
         assert max(short.steps, short.supernet_steps or 0) <= 2
+
+
+def test_the_first_base_has_every_table_and_another_the_two_that_compare_methods_and_steps() -> None:
+    assert accuracy.cases_on("rendered") == ALL
+    for name, sizes in accuracy.OTHER_SIZES.items():
+        mine = [case for case in ON_OTHERS if case.data == name]
+        assert {case.table for case in mine} == {"main", "forge"} and {case.task for case in mine} == set(sizes)
+        assert len(mine) == sum(case.table in ("main", "forge") for case in ALL)
