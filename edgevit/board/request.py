@@ -18,6 +18,16 @@ MOST_IMAGES = 32  # pictures of an end-to-end bench: decoding takes longer for s
 LEAST_PERIOD_MS = 0.1  # a sleeper wakes about so late
 ROUNDS = 10  # of several models in turns; an interval of their ratios needs at least 6
 
+# Options of whatever measures: a bench, a table of costs, a proof.
+AskedBoard = Annotated[
+    str | None, Option("A Jetson, as ssh knows it.  [default: this machine]", BOARD, metavar="USER@HOST")
+]
+SshConfig = Annotated[Path | None, Option("OpenSSH configuration to use.  [default: your own]", BOARD)]
+Provider = Annotated[
+    str | None, Option("What onnxruntime computes with: cpu, cuda or tensorrt.  [default: cpu]", RUNNER)
+]
+Threads = Annotated[int | None, Option("Threads within one operator, on the CPU.  [default: all cores]", RUNNER)]
+
 
 @dataclass(frozen=True)
 class Conditions:
@@ -54,12 +64,8 @@ class Conditions:
         str | None,
         Option("Precision of a model folder's file: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]", RUNNER),
     ] = None
-    provider: Annotated[
-        str | None, Option("What onnxruntime computes with: cpu, cuda or tensorrt.  [default: cpu]", RUNNER)
-    ] = None
-    threads: Annotated[int | None, Option("Threads within one operator, on the CPU.  [default: all cores]", RUNNER)] = (
-        None
-    )
+    provider: Provider = None
+    threads: Threads = None
     samples: Annotated[
         int, Option("Number of inferences that are timed, or more if --duration is longer.", MEASURING)
     ] = 200
@@ -224,11 +230,8 @@ class BenchRequest:
     ]
     labels: Sequence[str] | None = None  # what tables call the models; None: by their folders and files
     how: Annotated[Conditions, Nested()] = field(default_factory=Conditions)
-    board: Annotated[
-        str | None,
-        Option("A Jetson, as ssh knows it.  [default: this machine]", BOARD, metavar="USER@HOST"),
-    ] = None
-    ssh_config: Annotated[Path | None, Option("OpenSSH configuration to use.  [default: your own]", BOARD)] = None
+    board: AskedBoard = None
+    ssh_config: SshConfig = None
     profile: Annotated[
         str | None,
         Option("Board profile that must match, by name or path; its budgets become gates.", BOARD),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from edgevit.agent.environment import usable_cpus
 from edgevit.board.fingerprint import fingerprint
-from edgevit.board.request import Conditions
+from edgevit.board.request import AskedBoard, Conditions, Provider, SshConfig, Threads
 from edgevit.errors import UnknownNameError
 from edgevit.request import BOARD, LOAD, RUNNER, Option
 from edgevit.version import written_by
@@ -27,10 +27,8 @@ WINDOW_S, POWER_WINDOW_S = 0.4, 3.0  # the rails' sensors average over 0.43 s
 class Place:
     """A board or this machine, and how models run there."""
 
-    board: Annotated[
-        str | None, Option("A Jetson, as ssh knows it.  [default: this machine]", BOARD, metavar="USER@HOST")
-    ] = None
-    ssh_config: Annotated[Path | None, Option("OpenSSH configuration to use.  [default: your own]", BOARD)] = None
+    board: AskedBoard = None
+    ssh_config: SshConfig = None
     profile: Annotated[
         str | None, Option("Board profile that must match, by name or path.  [default: the board's own]", BOARD)
     ] = None
@@ -45,12 +43,8 @@ class Place:
     precision: Annotated[
         str | None, Option("Precision of the models: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]", RUNNER)
     ] = None
-    provider: Annotated[
-        str | None, Option("What onnxruntime computes with: cpu, cuda or tensorrt.  [default: cpu]", RUNNER)
-    ] = None
-    threads: Annotated[int | None, Option("Threads within one operator, on the CPU.  [default: all cores]", RUNNER)] = (
-        None
-    )
+    provider: Provider = None
+    threads: Threads = None
     batch: Annotated[int, Option("Number of images per inference.", LOAD)] = 1
 
     @property

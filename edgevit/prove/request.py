@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from edgevit.board.request import SshConfig
 from edgevit.errors import OptionError, OutputError, UnknownNameError
 from edgevit.numbers import check_number
-from edgevit.request import BOARD, MEASURING, OUTPUT, RUNNER, Option
+from edgevit.request import MEASURING, OUTPUT, RUNNER, Option
 
 SIZES = {size: f"deit_{size}_patch16_224" for size in ("tiny", "small", "base")}
 BATCHES = (1, 8)
@@ -29,7 +30,7 @@ class ProveRequest:
         str | None,
         Option("A Jetson, as ssh knows it, such as jetson@orin-nx.  [default: this machine, ONNX Runtime]", None),
     ] = None
-    ssh_config: Annotated[Path | None, Option("OpenSSH configuration to use.  [default: your own]", BOARD)] = None
+    ssh_config: SshConfig = None
     sizes: Annotated[
         tuple[str, ...],
         Option("Sizes of DeiT: tiny, small, base; shapes are cut from the largest.", MEASURING, read=read_names),

@@ -2,52 +2,30 @@
 
 from dataclasses import replace
 
-from edgevit.agent.records import Power, Run
+from some_runs import DENSE, MS, S
 
-MS = 1_000_000
-S = 1_000_000_000
-QUIET = Run(
+from edgevit.agent.records import Power
+
+QUIET = replace(
+    DENSE,
     label="t1",
     model="model.fp32.onnx",
     model_sha256="0" * 64,
-    precision="fp32",
-    runner="onnxruntime",
-    provider="CPUExecutionProvider",
     batch=8,
-    streams=1,
     latencies_ns=(10 * MS, 11 * MS) * 100,
-    gpu_ns=None,
-    wall_ns=2_100 * MS,
     load_ns=100 * MS,
     first_inference_ns=20 * MS,
-    warmup=10,
-    clock_step_ns=50,
     memory_peak_rss_bytes=2**27,
     memory_available_before_bytes=2**33,
     memory_available_min_bytes=2**33 - 2**26,
     memory_available_after_bytes=2**33,
-    memory_engine_bytes=None,
-    memory_nvmap_bytes=None,
     clocks_before_khz={"cpu0": 1_500_000, "cpu1": 700_000},
     clocks_during_khz=({"cpu0": 1_500_000, "cpu1": 1_500_000},),
     clocks_after_khz={"cpu0": 800_000, "cpu1": 1_500_000},
     load_average_before=0.5,
     cpu_busy_ns=2_200 * MS,
     cpu_own_ns=2_100 * MS,
-    gpu_load_permille=None,
-    temperatures_before_c=None,
-    temperatures_during_c=None,
-    temperatures_after_c=None,
-    throttled=None,
-    power_mode_before=None,
-    power_mode_after=None,
-    power=None,
-    idle_power=None,
-    session=None,
-    round=None,
-    turn=None,
     environment={"kernel": "Linux 5.15", "cores": "2", "threads": "2"},
-    created="2026-01-01T00:00:00+00:00",
 )
 
 
