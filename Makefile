@@ -8,7 +8,7 @@ BIN := .venv/bin
 # Whether .venv is of that Python's version; a PYTHON that is given and of another makes it anew.
 SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c '$(VERSION)' 2>/dev/null)"
 
-.PHONY: test lint sshd browser demo benchmark constraints clean other
+.PHONY: test lint sshd browser demo picture benchmark constraints clean other
 .DEFAULT_GOAL := test
 
 # The pinned versions need Python 3.11; 3.10 takes the newest that still know it.
@@ -53,6 +53,9 @@ browser: .venv/ready
 
 demo: .venv/ready
 	$(BIN)/python benchmarks/demo.py
+
+picture: browser  # of the demo's page, for README
+	$(BIN)/python benchmarks/picture.py
 
 benchmark: .venv/ready
 	$(BIN)/python benchmarks/cost.py

@@ -149,12 +149,13 @@ def main() -> None:
     smallest = sweep / swept.derived[-1].folder
     edgevit(f"bench {sweep}/base {distilled} {smallest} --repeat 8 --duration 0.5 --output {runs}")
     edgevit(f"show {sweep}")
+    edgevit(f"report {sweep} {runs} -o {root}/report.html")
     rows = table_rows(sweep, distilled, runs)
     told = {"seconds": round(time.monotonic() - started), "processor_seconds": round(processor_s())}
     (root / "demo.json").write_text(json.dumps({"schema": 2, **told, "rows": rows}, indent=1) + "\n")
     print_table(rows)
     print(
-        f"Everything is in {root}/. On your own images, a folder for each class:\n\n"
+        f"Everything is in {root}/; a browser shows {root}/report.html. On your own images, a folder for each class:\n\n"
         "  edgevit sweep deit_small_patch16_224 --pretrained --data IMAGES --classes a,b,c --out runs/s\n"
         "  edgevit derive ...                          # which the sweep names: the chosen model, distilled\n"
         "  edgevit export runs/s/r0.8-distilled --trt --board jetson@orin-nx\n\n"

@@ -18,6 +18,7 @@ SHOWN = 0.995  # share of the latencies in it: a few outliers would leave all ot
 POINTS = 300  # of a curve, where there are few models
 ALL_POINTS = 30_000  # of one curve of every model, so that the page stays small
 LEAST_POINTS = 40
+LARGEST = 1e300  # of a figure that can be drawn; NaN is not below it either
 MATRIX = 40  # classes of a confusion matrix; of more, the pairs that are confused most
 PAIRS = 30
 
@@ -64,7 +65,7 @@ def curves(history: Sequence[dict[str, Any]], points: int) -> list[dict[str, Any
             continue
         for name, value in line.items():
             drawn = name.startswith(("loss", "accuracy")) or name == "lr"
-            if drawn and isinstance(value, (int, float)) and math.isfinite(value):
+            if drawn and isinstance(value, (int, float)) and abs(value) < LARGEST:
                 found.setdefault((stage, name), []).append((step, rounded(float(value))))
     return [
         {"stage": stage, "name": name, "points": thinned(values, points)}
@@ -163,6 +164,15 @@ def thinned(values: Sequence[Any], points: int) -> list[Any]:
     if len(values) <= points:
         return list(values)
     return [values[round(i * (len(values) - 1) / (points - 1))] for i in range(points)]
+
+
+def drawable(value: Any) -> Any:
+    """Plain values with None where a number is none, or too large: JSON knows no infinity."""
+    if isinstance(value, dict):
+        return {name: drawable(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [drawable(part) for part in value]
+    return None if isinstance(value, float) and not abs(value) < LARGEST else value
 
 
 def rounded(value: float) -> float:

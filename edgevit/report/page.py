@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from edgevit.report.choice import Panel
+from edgevit.report.details import drawable
 from edgevit.report.gather import Found
 from edgevit.report.tables import kept_apart
 from edgevit.report.views import model_view, panel_data, panel_view
@@ -40,7 +41,7 @@ def as_html(panels: Sequence[Panel], found: Found) -> str:
         models=models,
         apart=kept_apart(panels),
         skipped=found.skipped,
-        data=data,
+        data=drawable(data),
         file=file,
     )
     return made

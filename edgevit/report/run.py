@@ -66,7 +66,7 @@ def report(
     for gate in asked:
         if not any(verdict.gate == gate for panel in made for entry in panel.entries for verdict in entry.verdicts):
             raise GateError(f"gate {gate} is about none of the runs; measure what it is about, or leave it out")
-    text = _text(chosen, made, found)
+    text = _text(chosen, made, found).encode("utf-8", "backslashreplace").decode()  # names may be no Unicode
     if file is not None:
         with writing(file):
             write_whole(file, text)

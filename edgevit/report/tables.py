@@ -13,6 +13,7 @@ from edgevit.data.shares import share_text
 from edgevit.derive.allocate.budget import readable
 from edgevit.report.axes import apart, apart_tasks
 from edgevit.report.choice import Entry, Panel
+from edgevit.report.details import drawable
 from edgevit.report.gather import Skipped
 from edgevit.report.runs import three_digits
 from edgevit.version import written_by
@@ -294,7 +295,8 @@ def content(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> dict[str, An
             }
         )
     left = [{"where": one.where, "why": one.why} for one in skipped]
-    return {"report": f"edgevit {written_by()}", "panels": told, "kept_apart": kept_apart(panels), "skipped": left}
+    whole = {"report": f"edgevit {written_by()}", "panels": told, "kept_apart": kept_apart(panels), "skipped": left}
+    return dict(drawable(whole))
 
 
 def plain(entry: Entry) -> dict[str, Any]:

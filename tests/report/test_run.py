@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
+from some_report import write_everything
 from some_runs import DENSE
 
 from edgevit.errors import GateError, OptionError, OutputError, UnknownNameError
+from edgevit.folder.records import content_sha256
 from edgevit.report.run import FORMATS, MARKS, report
 
 
@@ -57,3 +65,46 @@ def test_what_cannot_be_written_or_understood_is_one_line(runs: Path, tmp_path: 
         report([runs], format="csv", gates=["p99@8<1ms"])
     with pytest.raises(GateError, match="no metric"):
         report([runs], format="csv", gates=["p98<1ms"])
+
+
+ODD: tuple[Any, ...] = (
+    None, True, -1, 0, 1.5, 2**62, 10**400, "", "\x1b[31m</script>\ud800", [], {}, [[1]], float("nan"),
+    float("inf"), 1e308,
+)  # fmt: skip
+
+
+def spoil(value: Any, random: Random) -> Any:
+    """Put something odd in the place of one of the values inside, or remove it."""
+    places = [(value, key) for key in (value if isinstance(value, dict) else range(len(value)))]
+    for holder, key in places:
+        inner = holder[key]
+        if isinstance(inner, (dict, list)):
+            places += [(inner, k) for k in (inner if isinstance(inner, dict) else range(min(len(inner), 3)))]
+    holder, key = random.choice(places)
+    if isinstance(holder, dict) and random.random() < 0.2:
+        del holder[key]
+    else:
+        holder[key] = deepcopy(random.choice(ODD))
+    return value
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("EDGEVIT_MUTATIONS", "12"))))
+def test_whatever_a_record_says_there_is_a_page_of_the_rest(seed: int, tmp_path: Path) -> None:
+    random = Random(seed)
+    write_everything(tmp_path)
+    files = sorted(file for file in tmp_path.rglob("*.json*") if file.name not in ("other.jsonl",))
+    file = files[seed % len(files)]
+    lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+    at = random.randrange(len(lines))
+    with suppress(ValueError):  # some are broken already
+        told = spoil(json.loads(lines[at]), random)
+        if isinstance(told, dict) and "spec_sha256" in told:
+            told["spec_sha256"] = content_sha256(told, "spec_sha256")
+        lines[at] = json.dumps(told)
+    file.write_text("\n".join(lines))
+    for format in ("html", "json"):
+        made = report([tmp_path], output=tmp_path / f"out.{format}")
+        assert len(made.found.skipped) >= 3 and made.panels
+    data = re.findall(r'id="data">(.*?)</script>', (tmp_path / "out.html").read_text(), re.DOTALL)[0]
+    for text in (data, (tmp_path / "out.json").read_text()):
+        assert not re.search(r"[:\[ ,](NaN|-?Infinity)", re.sub(r'"(\\.|[^"\\])*"', '""', text))
