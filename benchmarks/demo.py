@@ -155,7 +155,7 @@ def main() -> None:
     (root / "demo.json").write_text(json.dumps({"schema": 2, **told, "rows": rows}, indent=1) + "\n")
     print_table(rows)
     print(
-        f"Everything is in {root}/; a browser shows {root}/report.html. On your own images, a folder for each class:\n\n"
+        f"Everything is in {root}/; a browser shows {root}/report.html. On your images, a folder for each class:\n\n"
         "  edgevit sweep deit_small_patch16_224 --pretrained --data IMAGES --classes a,b,c --out runs/s\n"
         "  edgevit derive ...                          # which the sweep names: the chosen model, distilled\n"
         "  edgevit export runs/s/r0.8-distilled --trt --board jetson@orin-nx\n\n"
