@@ -45,7 +45,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "vulcan": {"steps": 3, "options": {"calibration_images": 96}},
     "vulcan, moments": {"steps": 3, "options": {"calibration_images": 96, "factorisation": "tokens"}},
     "nuwa": {"steps": 2, "options": {"calibration_images": 96, "purification_steps": 4}},
-    "forge": {"steps": 3, "options": {"calibration_images": 96, "sensitivity_images": 48}},
+    # as it was before it could narrow the embedding
+    "forge": {"steps": 3, "options": {"calibration_images": 96, "sensitivity_images": 48, "cut_embedding": False}},
     "skd": {"steps": 2, "options": {}},
 }
 RATES = {"forge": 0.7}  # high enough for heads and blocks to go; 0.5 for the others

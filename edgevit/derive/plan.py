@@ -123,6 +123,11 @@ class Plan:
         return cls(tuple(BlockPlan(i, AttentionPlan(heads[i], d.qk, d.vo), FfnPlan(n)) for i, (d, n) in pairs))
 
     @property
+    def encode(self) -> Tensor | None:
+        """What tokens become, [d', d]; None: they stay as they are."""
+        return None if self.embed is None else self.embed.encode
+
+    @property
     def dims(self) -> tuple[BlockDims, ...]:
         return tuple(block.dims for block in self.blocks)
 

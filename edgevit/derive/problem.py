@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from edgevit.data.task import Task
 from edgevit.derive.allocate.budget import Budget
@@ -106,9 +106,14 @@ def finetuned_base(problem: Problem) -> nn.Module:
     return network
 
 
-def distillation_for(problem: Problem, options: TeacherOptions) -> Distillation | None:
-    """The teacher that was asked for; call it before training the problem's network."""
-    return make_distillation(finetuned_base(problem) if options.teacher == "finetuned" else problem.network, options)
+def distillation_for(problem: Problem, options: TeacherOptions, encode: Tensor | None = None) -> Distillation | None:
+    """The teacher that was asked for; call it before training the problem's network.
+
+    Args:
+        encode: [d', d], where the network that is to learn has another embedding: what became of the base's tokens.
+    """
+    teacher = finetuned_base(problem) if options.teacher == "finetuned" else problem.network
+    return make_distillation(teacher, options, encode)
 
 
 def train_for(

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.errors import OptionError
+from edgevit.models.anatomy import decoder
 from edgevit.models.families import family_of
 from edgevit.models.slim import bare_copy
 from edgevit.train.passes import observed
@@ -41,6 +42,8 @@ class Distillation:
     weight: float  # share of the teacher in the loss, in [0, 1]
     temperature: float  # T > 0
     tokens: float = 0.0  # weight of the final tokens: their squared error relative to the teacher's square
+    # Where the network's embedding is not the teacher's: weight [d, d'] and bias [d] that make its final tokens those.
+    back: tuple[Tensor, Tensor] | None = None
 
     def __post_init__(self) -> None:
         _check(self.weight, self.temperature, self.tokens)
@@ -90,8 +93,13 @@ class Lesson:
             taught = self.teacher(images)
         losses = {"loss_teacher": self.teacher_loss(logits, taught)}
         if self.distillation.tokens > 0:
-            losses["loss_tokens"] = token_loss(*self.final)
+            losses["loss_tokens"] = token_loss(self.own_tokens(), self.final[1])
         return losses
+
+    def own_tokens(self) -> Tensor:
+        """The network's final tokens in the teacher's embedding: [B, N, d]."""
+        tokens, back = self.final[0], self.distillation.back
+        return tokens if back is None else F.linear(tokens, *(t.to(tokens) for t in back))
 
     def teacher_loss(self, logits: Tensor, taught: Tensor) -> Tensor:
         """The teacher's part of the loss, given its own logits. Shapes: both [B, outputs]."""
@@ -121,8 +129,8 @@ class Lesson:
                 "tokens leave the network or its teacher, and no token of it always stays to be compared; set "
                 "token_weight to 0"
             )
-        if self.final[0].shape != self.final[1].shape:
-            seen, wanted = (list(final.shape[1:]) for final in self.final)
+        if self.distillation.tokens > 0 and (own := self.own_tokens()).shape != self.final[1].shape:
+            seen, wanted = (list(final.shape[1:]) for final in (own, self.final[1]))
             raise OptionError(
                 f"the teacher's final tokens are {wanted} and the network's {seen} (tokens, width); "
                 f"set token_weight to 0, or give a teacher of the same width"
@@ -158,9 +166,27 @@ class TeacherOptions:
         _check(self.teacher_weight, self.temperature, self.token_weight, f"{owner}.")
 
 
-def make_distillation(base: nn.Module, options: TeacherOptions) -> Distillation | None:
-    """The teacher that was asked for: a network as it is now, frozen. Call it before training that network."""
+def make_distillation(base: nn.Module, options: TeacherOptions, encode: Tensor | None = None) -> Distillation | None:
+    """The teacher that was asked for: a network as it is now, frozen. Call it before training that network.
+
+    Args:
+        encode: [d', d], what became of its tokens in the network that is to learn; None: they are alike.
+    """
     if options.teacher == "none":
         return None
     teacher = bare_copy(base).eval().requires_grad_(False)
-    return Distillation(teacher, options.teacher_weight, options.temperature, options.token_weight)
+    back = None if encode is None else way_back(teacher, encode)
+    return Distillation(teacher, options.teacher_weight, options.temperature, options.token_weight, back)
+
+
+def way_back(teacher: nn.Module, encode: Tensor) -> tuple[Tensor, Tensor]:
+    """What makes final tokens of an embedding narrowed by `encode` [d', d] the teacher's: weight [d, d'], bias [d].
+
+    The narrow network's last norm has the teacher's weight and bias no more: they went into what reads it.
+    """
+    norm: Any = family_of(teacher).final_tokens(teacher)
+    weight, shift = decoder(encode).float(), torch.zeros(encode.shape[1])
+    if getattr(norm, "weight", None) is None:  # no norm, or one without a scale
+        return weight, shift
+    bias = shift if norm.bias is None else norm.bias.detach()
+    return norm.weight.detach().float().cpu().unsqueeze(1) * weight.cpu(), bias.float().cpu()

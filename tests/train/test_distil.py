@@ -10,10 +10,18 @@ import torch
 from small_models import with_fewer_tokens
 from teaching import CLASSES, Bench, divergence
 
+from edgevit.derive.algebra.embedding import encoder, flat_basis
 from edgevit.derive.methods import load_method
 from edgevit.errors import OptionError
 from edgevit.models.families import family_of
-from edgevit.train.distil import Distillation, Lesson, teacher_loss, token_loss
+from edgevit.train.distil import (
+    Distillation,
+    Lesson,
+    TeacherOptions,
+    make_distillation,
+    teacher_loss,
+    token_loss,
+)
 
 
 def test_the_teachers_part_is_what_the_formula_says() -> None:
@@ -40,6 +48,25 @@ def test_a_step_mixes_labels_teacher_and_tokens_by_their_weights(bench: Bench) -
     assert float(parts["loss_teacher"].detach()) == pytest.approx(divergence(bench.base, network, images), rel=1e-5)
     expected = 0.3 * 3 + 0.7 * parts["loss_teacher"] + 0.5 * parts["loss_tokens"]
     torch.testing.assert_close(lesson.total(parts), expected)
+
+
+@pytest.mark.parametrize("args", [{}, {"global_pool": "avg"}], ids=["class token", "pooled before its norm"])
+def test_tokens_of_another_embedding_are_compared_in_the_teachers(small_vit: Any, args: dict[str, Any]) -> None:
+    """At full width they are the same tokens, but for their mean where no norm has taken it away."""
+    teacher, images = small_vit(**args).eval(), torch.randn(2, 3, 32, 32)
+    encode = encoder(flat_basis(64), 64)
+    distillation = make_distillation(teacher, TeacherOptions("restricted", token_weight=1.0), encode)
+    assert distillation is not None
+    network = family_of(teacher).with_embedding(teacher, encode)
+    lesson = Lesson(distillation, network, CLASSES)
+    lesson.check(images)
+    with lesson.watch(), torch.no_grad():
+        network(images)
+        teacher = distillation.teacher
+        wanted = teacher.forward_features(images)  # type: ignore[operator]
+    if args:
+        wanted = wanted - wanted.mean(-1, keepdim=True)
+    torch.testing.assert_close(lesson.own_tokens(), wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("args", [{}, {"global_pool": "avg", "class_token": False}, {"reg_tokens": 4}])

@@ -30,6 +30,7 @@ class Policy:
     head_minimum: int
     ffn_step: int
     equal: bool  # QK and VO share one width
+    embed_step: int = 16  # of the embedding: what tensor cores take at once, of fp16 and of int8
 
     @property
     def ffn_minimum(self) -> int:
@@ -39,8 +40,8 @@ class Policy:
 POLICIES = {
     "fused": Policy("fused", head_step=8, head_minimum=16, ffn_step=8, equal=True),
     "fused4": Policy("fused4", head_step=4, head_minimum=12, ffn_step=8, equal=True),
-    "paper": Policy("paper", head_step=8, head_minimum=8, ffn_step=8, equal=False),
-    "free": Policy("free", head_step=1, head_minimum=1, ffn_step=1, equal=False),
+    "paper": Policy("paper", head_step=8, head_minimum=8, ffn_step=8, equal=False, embed_step=8),
+    "free": Policy("free", head_step=1, head_minimum=1, ffn_step=1, equal=False, embed_step=1),
 }
 
 

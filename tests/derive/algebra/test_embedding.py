@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,3 +117,14 @@ def test_a_network_of_few_directions_loses_nothing_when_it_is_narrowed(small_vit
         seen = torch.cat([t - t.mean(-1, keepdim=True) for t in tokens])
         slim = family.with_embedding(network, encoder(principal(seen.mT @ seen), 16))
         torch.testing.assert_close(slim(images().double()), logits, rtol=1e-8, atol=1e-8)
+
+
+def test_tokens_that_leave_go_on_leaving(small_vit: Any) -> None:
+    network = shaken(small_vit("vit_tiny_patch16_224"))
+    family = family_of(network)
+    first, second = family.read(network)
+    fewer = family.build(network, [replace(first, tokens=9, merged=True), second])
+    rotated = family.with_embedding(fewer, encoder(some_directions(64), 64))
+    assert [b.dims for b in family.read(rotated)] == [b.dims for b in family.read(fewer)]
+    with torch.no_grad():
+        torch.testing.assert_close(rotated(images().double()), fewer(images().double()), rtol=1e-9, atol=1e-9)

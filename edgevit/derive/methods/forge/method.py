@@ -4,7 +4,8 @@
    Attention is factorised for the task's own tokens; neurons go in the order of optimal brain surgeon's elimination in
    the loss's own metric; tokens count by how much the answers feel them (`measure.sensitivity`, `allocate.menus`).
 2. Allocation: the least predicted loss within the budget over QK and VO, FFN, heads and whole blocks at once, in the
-   steps that the shape policy allows: by dynamic programming, as exact as `allocate.knapsack` says.
+   steps that the shape policy allows: by dynamic programming, as exact as `allocate.knapsack` says; and so for every
+   rung of a ladder of embedding widths, of which the one that loses least is taken (`rungs`).
 3. Closed form: block by block, output weights solved for the slim network's own inputs (`sequential`).
 4. Distillation from the base restricted to the classes; the best state on the validation part is kept, and the closed
    form is among them. `--steps 0` leaves it out: nothing is trained, and no label is looked at.
@@ -36,9 +37,11 @@ from edgevit.derive.allocate.widths import adaptive
 from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, minimum_images
 from edgevit.derive.methods.forge.curves import BlockCurves, blind, packed, root, unpacked
+from edgevit.derive.methods.forge.rungs import Slices, climb, geometry_at, ladder, reason_against
 from edgevit.derive.methods.forge.solve import solve
-from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
+from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derive.realise import realise
 from edgevit.errors import BudgetError, OptionError
 from edgevit.models.anatomy import Block, BlockDims, Ffn, attentions, ffns
 from edgevit.models.cost import Geometry
@@ -50,6 +53,7 @@ QUANTITIES = ("macs", "params", "ms", "mj")
 GENTLE = True
 DROPS = True
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
+CLOSE, MOST_CLOSE = 1.5, 3  # widths of the embedding that lose so many times the least are measured, so many of them
 PASSES = 10  # over the training images, in distillation
 
 
@@ -70,6 +74,9 @@ class Config(TeacherOptions):
     drop_heads: bool = True  # Whether whole heads may go; those of a block that stay have one width.
     # Whether whole blocks may go; with sensitivity=none none does, as nothing says what one is worth.
     drop_blocks: bool = True
+    # Whether the embedding may be narrowed, by a change of basis of all blocks at once; only with allocation=joint and
+    # sensitivity=fisher, and not for a budget by a cost table.
+    cut_embedding: bool = True
     # Whether output weights are solved again, block by block, for the slim network's own inputs.
     sequential: bool = True
     # How strongly the refit of output weights is drawn to zero, in units of the neurons' mean square.
@@ -79,6 +86,10 @@ class Config(TeacherOptions):
     # Whether the head is fitted again to the base's answers; kept where it helps on the validation images.
     refit_head: bool = True
     sequential_ridge: float = 1e-3  # How strongly the sequential solution is drawn to the refit, in the same units.
+
+    @property
+    def cuts_embedding(self) -> bool:
+        return self.cut_embedding and self.allocation == "joint" and self.sensitivity == "fisher"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -252,10 +263,15 @@ class _Shape:
     predicted_nats: float | None
 
 
-def _allocate(problem: Problem, config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves]) -> _Shape:
-    """Spend the budget, which is reachable."""
+def _allocate(
+    problem: Problem, config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves], geometry: Geometry
+) -> _Shape:
+    """Spend the budget on a network of this geometry.
+
+    Raises:
+        BudgetError: it is not reachable.
+    """
     budget, policy = problem.budget, problem.policy
-    geometry = family_of(problem.network).geometry(problem.network)
     dims = [b.dims for b in blocks]
     if config.allocation != "joint":
         activations = [known.statistics.activation for known in curves]
@@ -312,10 +328,61 @@ def _costs(budget: Budget, geometry: Geometry, block: int) -> _Costs:
     return _Costs(attention, lambda width: geometry.block_cost(BlockDims(0, 0, 0, width), budget.linear))
 
 
+@dataclass(frozen=True)
+class _Chosen:
+    """What becomes of the whole network."""
+
+    shape: _Shape
+    embed: EmbedPlan | None
+    facts: dict[str, object]
+
+
+def _choose(problem: Problem, config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves]) -> _Chosen:
+    """Spend the budget, which is reachable, on the embedding and all blocks.
+
+    Where several widths are predicted to lose about as little, the closed form of each is measured.
+    """
+    network = problem.network
+    whole = family_of(network).geometry(network).embed
+    if not config.cuts_embedding:
+        return _Chosen(_allocate(problem, config, blocks, curves, geometry_at(network, whole)), None, {})
+    if (reason := reason_against(problem, config.calibration_images)) is not None:
+        problem.progress.note(f"the embedding stays as it is: {reason}")
+        return _Chosen(_allocate(problem, config, blocks, curves, geometry_at(network, whole)), None, {})
+    slices = Slices(problem, config.calibration_images, config.sensitivity_images)
+
+    def allocate_at(width: int) -> tuple[_Shape, float]:
+        shape = _allocate(problem, config, blocks, curves, geometry_at(network, width))
+        assert shape.predicted_nats is not None
+        return shape, shape.predicted_nats
+
+    rungs = climb(ladder(whole, problem.policy.embed_step), allocate_at, slices.nats)
+    close = [rung for rung in rungs if rung.nats <= CLOSE * rungs[0].nats][:MOST_CLOSE]
+    measured: dict[int, float] = {}
+    for rung in close if len(close) > 1 else []:
+        embed = slices.plan(rung.width) if rung.width < whole else None
+        with problem.stopwatch.stage("embedding"):
+            slim = realise(network, _plan(config, blocks, curves, rung.shape, embed))
+            measured[rung.width] = slices.lost(slim.to(problem.compute.device))
+    best = min(close, key=lambda rung: measured.get(rung.width, rung.nats))
+    facts: dict[str, object] = {
+        "embed": best.width,
+        "embed_rungs": [
+            {**rung.facts(), "measured_nats": measured.get(rung.width)}
+            for rung in sorted(rungs, key=lambda rung: -rung.width)
+        ],
+    }
+    shape = replace(best.shape, predicted_nats=best.nats)
+    return _Chosen(shape, slices.plan(best.width) if best.width < whole else None, facts)
+
+
 # -- closed form -------------------------------------------------------------------------------------------------------
 
 
-def _plan(config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves], shape: _Shape) -> Plan:
+@torch.no_grad()
+def _plan(
+    config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves], shape: _Shape, embed: EmbedPlan | None
+) -> Plan:
     """Carry the allocation out in the base's own terms: factors, neurons and output weights for its inputs."""
     plans = []
     parts = zip(attentions(blocks), ffns(blocks), curves, shape.blocks, strict=True)
@@ -329,7 +396,7 @@ def _plan(config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves]
         refitted = _refit(ffn, known, width, config)
         kept = AttentionPlan(chosen.heads, chosen.qk, chosen.vo, weights=slim)
         plans.append(BlockPlan(i, kept, FfnPlan(known.removal.kept(width), weights=refitted)))
-    return Plan(tuple(plans))
+    return Plan(tuple(plans), embed)
 
 
 def _of_heads(spectrum: Spectrum, heads: Sequence[int]) -> Spectrum:
@@ -340,6 +407,8 @@ def _check_reachable(problem: Problem, config: Config) -> None:
     """Raise BudgetError before anything is measured if even the cheapest of all allocations costs more."""
     budget, policy = problem.budget, problem.policy
     geometry = family_of(problem.network).geometry(problem.network)
+    if config.cuts_embedding and reason_against(problem, config.calibration_images) is None:
+        geometry = geometry_at(problem.network, ladder(geometry.embed, policy.embed_step)[-1])
     dims = [b.dims for b in family_of(problem.network).read(problem.network)]
     if config.allocation != "joint":
         check_reachable(dims, geometry, budget, policy)
@@ -372,14 +441,15 @@ def derive(problem: Problem, config: Config) -> Derived:
     curves = _curves(problem, config)
     with problem.stopwatch.stage("allocation"):
         blocks = family_of(problem.network).read(problem.network)
-        shape = _allocate(problem, config, blocks, curves)
-    with problem.stopwatch.stage("closed_form"), torch.no_grad():
-        plan = _plan(config, blocks, curves, shape)
+        chosen = _choose(problem, config, blocks, curves)
+    shape = chosen.shape
+    with problem.stopwatch.stage("closed_form"):
+        plan = _plan(config, blocks, curves, shape, chosen.embed)
     solved = solve(problem, config, [known.felt.by_token for known in curves], plan)
     slim = solved.network
     task = problem.task
     validation = evaluate(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
-    distillation = distillation_for(problem, config)
+    distillation = distillation_for(problem, config, encode=plan.encode)
     done = train_for(problem, slim, stage="distil", distillation=distillation, keep="best")
     outcome = problem.history.outcome("distil")
     facts: dict[str, object] = {
@@ -390,6 +460,7 @@ def derive(problem: Problem, config: Config) -> Derived:
         **(asdict(outcome) if outcome else {}),
         "predicted_nats": shape.predicted_nats,
         "tried": {name: asdict(tried) for name, tried in solved.tried.items()},
+        **chosen.facts,
         "kept_blocks": plan.kept_blocks,
         "kept_heads": [list(b[0].heads) for b in shape.blocks if b is not None],
     }

@@ -6,6 +6,7 @@ Typed as Any inside: nn.Module tells a type checker nothing of the attributes th
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -346,7 +347,7 @@ def with_embedding(model: Any, encode: Tensor) -> Any:
         a, f = weights.attention, weights.ffn
         attention = None if a is None else a.rebased(encode, embedding.fold(block.norm1, block.ls1))
         ffn = None if f is None else f.rebased(encode, embedding.fold(block.norm2, block.ls2))
-        blocks.append(Block(attention, ffn))
+        blocks.append(replace(weights, attention=attention, ffn=ffn))
     slim = build(model, blocks)
     for block in slim.blocks:
         embedding.plain(block, len(encode))

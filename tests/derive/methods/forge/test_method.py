@@ -22,6 +22,7 @@ from edgevit.derive.algebra.attention import keep_heads
 from edgevit.derive.methods import load_method
 from edgevit.derive.methods.forge.method import Config, _make_curves
 from edgevit.errors import BudgetError, OptionError
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit
 from edgevit.train.passes import open_passes
@@ -40,13 +41,54 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_blocks_and_heads_go_where_no_width_is_small_enough(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match="reaches no less"):
         derive(checkpoint, tmp_path / "n", method="nuwa", rate=0.8, training=UNTRAINED)
-    made = derive(checkpoint, tmp_path / "m", method="forge", rate=0.8, options=FEW, training=UNTRAINED)
+    options = {**FEW, "cut_embedding": False}
+    made = derive(checkpoint, tmp_path / "m", method="forge", rate=0.8, options=options, training=UNTRAINED)
     kept = made.record.facts.kept_blocks
     assert kept == (0,) and len(made.model.spec.blocks) == 1 and made.model.spec.rate >= 0.8
     loaded = edgevit.load(tmp_path / "m")
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(loaded(images), made.model(images))
     assert loaded.network.default_cfg is not None and len(loaded.network.blocks) == 1
+
+
+def test_the_embedding_is_narrowed_where_that_loses_less(checkpoint: Path, tmp_path: Path) -> None:
+    made = derive(checkpoint, tmp_path / "m", method="forge", rate=0.8, options=FEW, training={"steps": 2})
+    spec, more = made.model.spec, made.record.facts.more
+    width = vit.geometry(made.model.network).embed
+    assert width == more["embed"] == spec.timm_args["embed_dim"] < 64 == spec.base.embed and width % 16 == 0
+    assert spec.rate >= 0.8 and made.record.facts.kept_blocks == (0, 1), "no block has to go"
+    rungs = {rung["width"]: rung for rung in more["embed_rungs"]}
+    assert (
+        rungs[64]["slice_nats"] == 0 and min(r["predicted_nats"] for r in rungs.values()) < rungs[64]["predicted_nats"]
+    )
+    (step,) = ModelFolder(tmp_path / "m").plan().steps
+    assert step.embed == width
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(edgevit.load(tmp_path / "m")(images), made.model(images))
+    again = edgevit.derive(
+        tmp_path / "m", out=tmp_path / "n", data="digits", rate=0.3, options=FEW, accept_weak_base=True,
+        training=Training(steps=0, device="cpu"),
+    )  # fmt: skip
+    assert again.model.spec.base.embed == width >= vit.geometry(again.model.network).embed
+
+
+@pytest.mark.parametrize(
+    ("options", "args", "said"),
+    [
+        ({"calibration_images": 2}, {}, "2 calibration images do not determine the directions of its tokens, 4 would"),
+        ({}, {"pre_norm": True}, "a norm before the first block"),
+    ],
+)
+def test_an_embedding_that_stays_says_why(
+    options: dict[str, Any], args: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = write_checkpoint(tmp_path, **args)
+    made = derive(
+        base, tmp_path / "m", method="forge", model_args={**ARGS, **args}, options={**FEW, **options},
+        training=UNTRAINED, progress=Console().progress,
+    )  # fmt: skip
+    assert f"the embedding stays as it is: {said}" in " ".join(capsys.readouterr().err.split())
+    assert "embed" not in made.record.facts.more and vit.geometry(made.model.network).embed == 64
 
 
 def test_a_budget_below_everything_is_refused_with_what_can_be_reached(checkpoint: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from edgevit.data.task import open_task
 from edgevit.derive.algebra.attention import keep_heads
+from edgevit.derive.algebra.embedding import encoder, flat_basis
 from edgevit.derive.methods.forge import sequential
 from edgevit.derive.methods.forge.sequential import Slim, solve_in_sequence
 from edgevit.errors import OutputError
@@ -186,3 +187,26 @@ def test_what_dropped_heads_put_out_on_average_stays_in_the_bias(network: Any) -
     fewer = keep_heads(first.attention, [1], torch.outer(token, token))
     rest = vit.build(network, [Block(fewer, first.ffn), second])
     torch.testing.assert_close(rest.blocks[0].attn(x), network.blocks[0].attn(x), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_a_network_of_another_embedding_is_brought_back_to_the_bases_tokens(small_vit: Any, task: Any) -> None:
+    """At full width nothing is lost; what a narrow one lost is mended in its own channels."""
+    base = small_vit(init_values=0.5)
+    for block in base.blocks:
+        block.attn.proj.weight.mul_(3)
+        block.mlp.fc2.weight.mul_(3)
+    images = _images(task, 64)
+    for width, change in ((64, None), (40, 0.9)):
+        encode = encoder(flat_basis(64), width)
+        slim = vit.with_embedding(base, encode)
+        wanted = base.blocks(vit.first_tokens(base, images)) @ encode.float().mT
+        before = slim.blocks(vit.first_tokens(slim, images))
+        even = [(torch.ones(17).double(), torch.ones(17).double())] * 2
+        mended = [Slim(slim, [0, 1], encode=encode)]
+        solve_in_sequence(base, mended, task.train.subset(128), even, PASSES, ridge=1e-4)
+        after = slim.blocks(vit.first_tokens(slim, images))
+        if change is None:
+            torch.testing.assert_close(after, wanted, atol=1e-3, rtol=1e-3)
+        else:
+            assert (after - wanted).square().mean() < change * (before - wanted).square().mean()

@@ -1,0 +1,158 @@
+"""How wide the embedding is to be: a ladder of widths, each with what the answers lose by it alone.
+
+What is lost at a width is taken as the sum of two: what narrowing the embedding costs by itself, which one pass over
+the sensitivity images measures, and what the knapsack predicts for the budget at that width, where every unit costs
+less. The widest rung is the embedding as it is. Curves are those of the whole network for every rung.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from edgevit.derive.algebra.embedding import encoder
+from edgevit.derive.measure.divergence import answers, divergence
+from edgevit.derive.measure.embedding import enough_images, token_directions, token_weights
+from edgevit.derive.plan import EmbedPlan
+from edgevit.derive.problem import Problem
+from edgevit.errors import BudgetError
+from edgevit.models.cost import Geometry
+from edgevit.models.families import family_of
+from edgevit.models.slim import bare_copy
+
+STEPS = 12  # rungs of the ladder, about as far apart from one another
+LEAST = 2  # of them that stay in any case
+
+T = TypeVar("T")
+
+
+def ladder(embed: int, multiple: int) -> list[int]:
+    """Widths that the embedding may have, the widest first: its own, and multiples of `multiple` below."""
+    below = {round(embed * k / STEPS / multiple) * multiple for k in range(LEAST, STEPS)}
+    return [embed, *sorted((width for width in below if 2 <= width < embed), reverse=True)]
+
+
+def geometry_at(network: nn.Module, width: int) -> Geometry:
+    """What the costs of a network depend on when its embedding has another width; nothing is worked out for it."""
+    family = family_of(network)
+    old = family.geometry(network)
+    if width == old.embed:
+        return old
+    encode = torch.empty(width, old.embed, dtype=torch.float64, device="meta")
+    return family.geometry(family.with_embedding(bare_copy(network).to("meta"), encode))
+
+
+def reason_against(problem: Problem, calibration_images: int) -> str | None:
+    """Why the embedding stays as it is; None: it can be narrowed."""
+    fixed = family_of(problem.network).geometry(problem.network).fixed_embed
+    if fixed is not None:
+        return fixed
+    if problem.budget.prices is not None:
+        return "a cost table says nothing of other widths"
+    images, enough = min(len(problem.task.train), calibration_images), enough_images(problem.network)
+    if images < enough:
+        return f"{images} calibration images do not determine the directions of its tokens, {enough} would"
+    return None
+
+
+class Slices:
+    """What the answers lose when the embedding is narrowed and nothing else; each width is measured once per task."""
+
+    def __init__(self, problem: Problem, calibration_images: int, sensitivity_images: int) -> None:
+        self.problem = problem
+        self.calibration = problem.task.train.subset(calibration_images)
+        self.felt = problem.task.train.subset(sensitivity_images)
+        self.key = {
+            **problem.identity,
+            "images": self.calibration.content_sha256(),
+            "gradients": self.felt.content_sha256(),
+            "seed": problem.training.seed,
+        }
+        self.answers: Tensor | None = None
+        found = problem.cache.tensors("directions", self.key, self._find_directions)
+        self.directions = found["directions"]
+
+    def _find_directions(self) -> dict[str, Tensor]:
+        p = self.problem
+        with p.stopwatch.stage("embedding"):
+            weights = token_weights(p.network, self.felt, p.columns, p.passes, seed=p.training.seed)
+            return {"directions": token_directions(p.network, self.calibration, weights, p.passes)}
+
+    def plan(self, width: int) -> EmbedPlan:
+        return EmbedPlan(width, encoder(self.directions, width))
+
+    def lost(self, network: nn.Module) -> float:
+        """KL(base || network) in nats per image."""
+        p = self.problem
+        if self.answers is None:
+            self.answers = answers(p.network, self.felt, p.columns, p.passes)
+        return divergence(self.answers, answers(network, self.felt, p.columns, p.passes))
+
+    def nats(self, width: int) -> float:
+        """What is lost at a width."""
+
+        def measure() -> dict[str, Tensor]:
+            p, encode = self.problem, encoder(self.directions, width)
+            with p.stopwatch.stage("embedding"):
+                network = p.network.to(p.compute.device)
+                slim = family_of(network).with_embedding(network, encode.to(p.compute.device))
+                return {"nats": torch.tensor([self.lost(slim)], dtype=torch.float64)}
+
+        return float(self.problem.cache.tensors("slice", {**self.key, "width": width}, measure)["nats"])
+
+
+@dataclass(frozen=True)
+class Rung(Generic[T]):
+    """One width of the embedding, and what the budget gives at it."""
+
+    width: int
+    shape: T
+    slice_nats: float
+    shape_nats: float  # predicted of the shape, beside that
+
+    @property
+    def nats(self) -> float:
+        return self.slice_nats + self.shape_nats
+
+    def facts(self) -> dict[str, float]:
+        """What a record says of it: `predicted_nats` of the whole."""
+        return {"width": self.width, "slice_nats": self.slice_nats, "predicted_nats": self.nats}
+
+
+def climb(
+    widths: list[int], allocate: Callable[[int], tuple[T, float]], slice_nats: Callable[[int], float]
+) -> list[Rung[T]]:
+    """The rungs worth a thought, the one that is predicted to lose least first.
+
+    From the widest on: a rung whose shape alone loses more than the best rung is passed over, and the first whose slice
+    alone does ends the climb, as narrower ones lose more by it.
+
+    Args:
+        allocate: the shape at a width, and what it is predicted to lose.
+
+    Raises:
+        BudgetError: no rung reaches the budget; the narrowest one's.
+    """
+    found: list[Rung[T]] = []
+    best, refused = float("inf"), None
+    for width in widths:
+        try:
+            shape, predicted = allocate(width)
+        except BudgetError as error:
+            refused = error
+            continue
+        if predicted >= best:
+            continue
+        rung = Rung(width, shape, 0.0 if width == widths[0] else slice_nats(width), predicted)
+        found.append(rung)
+        if rung.slice_nats >= best:
+            break
+        best = min(best, rung.nats)
+    if not found:
+        assert refused is not None
+        raise refused
+    return sorted(found, key=lambda rung: rung.nats)

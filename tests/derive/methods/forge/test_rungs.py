@@ -1,0 +1,69 @@
+"""The ladder of widths: which rungs there are, which are measured, and which one is first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgevit.derive.algebra.embedding import encoder, flat_basis
+from edgevit.derive.methods.forge.rungs import climb, geometry_at, ladder
+from edgevit.errors import BudgetError
+from edgevit.models.families import family_of
+
+
+@pytest.mark.parametrize(
+    ("embed", "multiple", "expected"),
+    [
+        (192, 16, [192, 176, 160, 144, 128, 112, 96, 80, 64, 48, 32]),
+        (768, 64, [768, 704, 640, 576, 512, 448, 384, 320, 256, 192, 128]),
+        (64, 16, [64, 48, 32, 16]),
+        (20, 16, [20, 16]),
+        (16, 16, [16]),
+    ],
+)
+def test_rungs_are_multiples_and_the_whole(embed: int, multiple: int, expected: list[int]) -> None:
+    assert ladder(embed, multiple) == expected
+
+
+def climbed(shapes: dict[int, float | None], slices: dict[int, float]) -> tuple[list[int], list[int]]:
+    """The widths of the rungs, best first, and those whose slice was measured."""
+    measured = []
+
+    def allocate(width: int) -> tuple[str, float]:
+        predicted = shapes[width]
+        if predicted is None:
+            raise BudgetError(f"not at {width}")
+        return f"shape {width}", predicted
+
+    def slice_nats(width: int) -> float:
+        measured.append(width)
+        return slices[width]
+
+    rungs = climb(list(shapes), allocate, slice_nats)
+    assert all(rung.shape == f"shape {rung.width}" for rung in rungs)
+    return [rung.width for rung in rungs], measured
+
+
+def test_the_sum_of_both_losses_decides_and_the_climb_ends_where_no_rung_can_win() -> None:
+    shapes = {64: 1.0, 48: 0.4, 32: 0.1, 16: 0.05, 8: 0.0}
+    rungs, measured = climbed(shapes, {48: 0.01, 32: 0.02, 16: 0.5, 8: 9.0})
+    assert rungs == [32, 48, 16, 64] and measured == [48, 32, 16], "8 would lose more by its slice alone"
+
+
+def test_the_whole_embedding_wins_where_nothing_is_gained() -> None:
+    assert climbed({64: 0.1, 48: 0.2, 32: 0.09}, {32: 0.3}) == ([64, 32], [32])
+
+
+def test_rungs_that_cannot_hold_the_budget_are_passed_over() -> None:
+    assert climbed({64: None, 48: 0.2, 32: 0.1}, {48: 0.1, 32: 0.1}) == ([32, 48], [48, 32])
+    with pytest.raises(BudgetError, match="not at 32"):
+        climbed({64: None, 32: None}, {})
+
+
+def test_costs_at_a_width_are_those_of_the_narrow_network(small_vit: Any) -> None:
+    network = small_vit(qkv_bias=False)
+    slim = family_of(network).with_embedding(network, encoder(flat_basis(64), 24))
+    assert geometry_at(network, 24) == family_of(network).geometry(slim)
+    assert geometry_at(network, 64) == family_of(network).geometry(network)
+    assert not any(p.is_meta for p in network.parameters()), "the network itself was changed"
