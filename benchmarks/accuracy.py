@@ -34,6 +34,7 @@ TABLES = ("main", "forge", "curve", "skd", "digits")
 TASK_SIZES = (6, 12, 18)
 OTHER_SIZES = {"fashion": (3, 5, 10)}  # of the sub-tasks on the other bases; the tables on digits are on this one
 RATES = (0.4, 0.6, 0.8, 0.9)
+HIGHEST = 0.95  # of forge alone: the others end before
 SEEDS = (42, 43, 44)
 STEPS, BATCH, LR = 200, 48, 3e-4
 BASELINE_RATE = 0.8  # the fine-tuned base does not depend on the rate: it is taken once, beside this one
@@ -62,6 +63,7 @@ FORGE: dict[str, Options] = {
     "teacher=finetuned": {"teacher": "finetuned"},
     "drop_heads=false": {"drop_heads": False},
     "drop_blocks=false": {"drop_blocks": False},
+    "cut_embedding=false": {"cut_embedding": False},
     "neither dropped": {"drop_heads": False, "drop_blocks": False},
 }
 FORGE_SHAPES = ("paper", "free")  # beside fused, the default
@@ -132,6 +134,14 @@ def _main_cases(seeds: Iterable[int], rates: Iterable[float], variants: Iterable
                             yield Case("main", task, rate, seed, f"{variant}, {narrow}", method, options, narrow, steps)
 
 
+def _highest_cases(seeds: Iterable[int]) -> Iterator[Case]:
+    forges = [name for name, (method, _, _) in METHODS.items() if method == "forge"]
+    for case in _main_cases(seeds, [HIGHEST], forges):
+        yield case
+        if case.shape == "fused" and not case.steps and case.seed == SEEDS[0]:
+            yield replace(case, table="forge", variant="cut_embedding=false", options=FORGE["cut_embedding=false"])
+
+
 def _forge_cases(tasks: Iterable[int], steps: int) -> Iterator[Case]:
     for rate in FORGE_RATES:
         for task in tasks:
@@ -186,9 +196,11 @@ def cases() -> Iterator[Case]:
     judged = [name for name in METHODS if name != tuned]  # all that a target is about
     yield from _main_cases([first], (0.8, 0.9), METHODS)
     yield from _main_cases([first], (0.6, 0.4), most)
+    yield from _highest_cases([first])
     yield from _forge_cases(TASK_SIZES, 0)
     yield from _curve_cases()
     yield from _main_cases(others, (0.8, 0.9), judged)
+    yield from _highest_cases(others)
     yield from _digits_cases()
     yield from _skd_cases([FORGE_TASK])
     yield from _main_cases([first], (0.6, 0.4), [taught])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accuracy import CURVE, FORGE, FORGE_SHAPES, METHODS, NARROW, RATES, SEEDS, SKD_STEPS, TASK_SIZES
+from accuracy import CURVE, FORGE, FORGE_SHAPES, HIGHEST, METHODS, NARROW, RATES, SEEDS, SKD_STEPS, TASK_SIZES
 from line_plot import Panel, Point, line_plot
 from tables import Row, derived, grouped, percent, picked, points, table
 
@@ -441,7 +441,7 @@ def section(data: dict[str, Any] | None, attention: dict[str, Any] | None, folde
             RENDERED.format(**_told(main)),
             baselines_table(main),
             MAIN.format(beyond=max(row["rate_reached"] - row["rate"] for row in main)),
-            methods_table(main, RATES),
+            methods_table(main, (*RATES, HIGHEST)),
             differences_table(main, RATES, places),
             "### Targets\n",
             targets_table(main, places),

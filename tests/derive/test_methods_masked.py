@@ -39,8 +39,9 @@ FEW: dict[str, dict[str, Any]] = {
     "nuwa": {"calibration_images": 32, "purification": "none"},
     "vulcan": {"calibration_images": 32},
 }
-HIGH = 0.9  # where whole heads and blocks go
-CASES = [*((name, 0.45) for name in (*method_names(), EXAMPLE)), ("forge", HIGH)]
+HIGH = 0.9  # where whole heads and blocks go, if the embedding stays
+NARROW = 0.85  # where it is narrowed
+CASES = [*((name, 0.45) for name in (*method_names(), EXAMPLE)), ("forge", HIGH), ("forge", NARROW)]
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
@@ -84,6 +85,8 @@ def test_the_base_is_unchanged_and_the_model_is_the_base_masked(
     network = problem.network
     before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
     options = {"supernet": str(supernet)} if name == "skd" else FEW.get(name, {})
+    if rate == HIGH:
+        options = {**options, "cut_embedding": False}
     made = method.derive(problem, method.make_config(options))
     after = network.state_dict()
     assert all(torch.equal(tensor, after[key]) for key, tensor in before.items()), "the base was changed"
@@ -93,12 +96,18 @@ def test_the_base_is_unchanged_and_the_model_is_the_base_masked(
     torch.testing.assert_close(slim, logits, rtol=1e-5, atol=1e-5 * float(logits.abs().max()))
     fewer = [len(a.heads) < 4 for b in made.plan.blocks if (a := b.attention) is not None]
     assert (len(fewer) < 3 and any(fewer)) == (rate == HIGH)
+    assert (made.plan.embed is not None) == (rate == NARROW)
 
 
 @contextmanager
 def masked(network: nn.Module, plan: Plan, slim: nn.Module) -> Iterator[nn.Module]:
-    """The base in its full size, with what the plan removes masked and what `slim` has anew in place of its own."""
+    """The base in its full size, with what the plan removes masked and what `slim` has anew in place of its own.
+
+    Where the plan narrows the embedding, it is the base with that embedding.
+    """
     family = family_of(network)
+    if plan.encode is not None:
+        network = family.with_embedding(network, plan.encode)
     blocks = family.read(network)
     for planned, solved in zip(plan.blocks, family_of(slim).read(slim), strict=True):
         whole = blocks[planned.block]
