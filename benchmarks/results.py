@@ -13,6 +13,7 @@ from typing import Any
 
 import accuracy_tables
 import first_base
+import heart_tables
 import meet
 import predictions
 import turns
@@ -338,6 +339,7 @@ def main() -> None:
         shapes(),
         turns.section(load("turns")),
         predictions.section(load("predictions")),
+        heart_tables.section(load("heart")),
         meet.section(load("meet")),
         first_base.section(),
     ]

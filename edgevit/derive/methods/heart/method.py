@@ -16,7 +16,7 @@ mixup, CutMix and label smoothing are not in it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from math import ceil, inf
 from typing import Literal
@@ -27,7 +27,7 @@ from torch import nn
 from edgevit.derive.methods.heart import choose
 from edgevit.derive.methods.heart.choose import Candidates, Choice, Ratios
 from edgevit.derive.methods.heart.gates import Closing, ClosingGates, head_gates
-from edgevit.derive.methods.heart.scores import Labels, Scores, Taylor, measure_scores
+from edgevit.derive.methods.heart.scores import Gated, Labels, Scores, Taylor, measure_scores
 from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.realise import realise
@@ -55,6 +55,9 @@ class Config(TeacherOptions):
     eps: float = 1.0  # With selection=loss, the nats that may be lost at the most, as predicted.
     # What is lost with a token or a head: half the curvature (curvature, Eq. 3), or with the gradient's term (full).
     taylor: Taylor = "curvature"
+    # What a token's gate multiplies: the token (tokens), which LayerNorm makes up for in the block behind it, or its
+    # weight in all later attention (attention).
+    gated: Gated = "tokens"
     # By what tokens leave in the prediction: what the block's attention looks at least, as they will (attention), or
     # their mean score at each place of the image (position, Eq. 5).
     order: Literal["attention", "position"] = "attention"
@@ -103,7 +106,7 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
 def _scores(problem: Problem, config: Config) -> Scores:
     """Take the scores, or find them in the cache: they depend on the task and not on the budget."""
     images = problem.task.train.subset(config.calibration_images)
-    names = ("probes", "taylor", "labels")
+    names = ("probes", "taylor", "labels", "gated")
     key = {
         **problem.identity,
         "images": images.content_sha256(),
@@ -193,11 +196,13 @@ def _trained(problem: Problem, config: Config, candidates: Candidates, choice: C
         watched = ClosingGates(base, closing)
         done = train_for(problem, base, stage="finetune", constraint=watched, distillation=distillation, keep="best")
         slim = watched.pruned()
+    outcome = problem.history.outcome("finetune")
     facts: dict[str, object] = {
         "reused": problem.cache.reused,
         "steps": done,
         "steps_planned": problem.training.steps,
         "accuracy_validation_cut": before,
+        **(asdict(outcome) if outcome else {}),
         "predicted_nats": candidates.lost(choice),
         "tokens": candidates.geometry.reaching(dims),
         "kept_heads": kept,

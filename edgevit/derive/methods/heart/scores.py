@@ -5,6 +5,10 @@ linear in its gate, it has d2L/dg2 = t' H_t t exactly (Eq. 4, 6, 7): the scores 
 With signs s, s * (H s) has that diagonal as its mean, and cross terms that cancel. The gates are per image, so that one
 double backward serves a batch.
 
+LayerNorm gives a token that a gate made smaller its full size back: before the last block a published gate changes
+nothing, and its score is zero. `gated="attention"` has gates that later blocks feel: of a token's weight in their
+attention.
+
 Shapes: B images, L blocks, N tokens, M of them that may leave, H_l heads of block l, G = (L - 1) N + sum of H_l gates.
 """
 
@@ -27,6 +31,7 @@ from edgevit.train.passes import Passes, observed
 
 Taylor = Literal["curvature", "full"]
 Labels = Literal["true", "predicted"]
+Gated = Literal["tokens", "attention"]
 MOST = 8  # images of one double backward: it holds several times what a training step does
 
 
@@ -70,14 +75,15 @@ class Gates:
     family: Family
     network: nn.Module
     values: Tensor  # [B, G]
+    gated: Gated = "tokens"  # what a token's gate multiplies: the token, or its weight in all later attention
     attention: dict[int, Tensor] = field(default_factory=dict)  # by which blocks rank tokens, [B, N] each
 
     @classmethod
-    def open_(cls, network: nn.Module, images: Tensor) -> Gates:
+    def open_(cls, network: nn.Module, images: Tensor, gated: Gated = "tokens") -> Gates:
         family = family_of(network)
         sizes = _sizes(family, network)
         values = torch.ones(len(images), sum(sizes), dtype=images.dtype, device=images.device, requires_grad=True)
-        return cls(family, network, values)
+        return cls(family, network, values, gated)
 
     def parts(self, values: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Of any [B, G]: the tokens' [B, N] per block but the last, and the heads' [B, H_l] per block."""
@@ -108,9 +114,15 @@ class Gates:
                     stack.callback(output.register_forward_pre_hook(gate(i)).remove)
             x = family.first_tokens(network, images)
             layers = family.layers(network)
+            log_gates: Tensor | None = None
             for layer, gates in zip(layers, tokens, strict=False):
-                x = layer(x) * gates.unsqueeze(-1)
-            return family.answers(network, layers[-1](x))
+                x = layer(x, attn_mask=log_gates)
+                if self.gated == "tokens":
+                    x = x * gates.unsqueeze(-1)
+                else:
+                    mask = gates.log()[:, None, None]
+                    log_gates = mask if log_gates is None else log_gates + mask
+            return family.answers(network, layers[-1](x, attn_mask=log_gates))
 
 
 def _sizes(family: Family, network: nn.Module) -> list[int]:
@@ -168,6 +180,7 @@ def measure_scores(
     probes: int,
     taylor: Taylor,
     labels: Labels,
+    gated: Gated,
     seed: int,
 ) -> Scores:
     """Take the scores of every token and head, means over the images.
@@ -176,6 +189,7 @@ def measure_scores(
         columns: for each target class, its column in the logits: the loss is the cross entropy among these.
         probes: draws of signs per image.
         labels: of which the loss is: the images' own, or those that the network would give.
+        gated: what a token's gate multiplies.
 
     Raises:
         DataError: one is not finite.
@@ -188,7 +202,7 @@ def measure_scores(
     sums: dict[str, Tensor] = {}
 
     def see(batch: Tensor, given: Tensor) -> None:
-        gates = Gates.open_(network, batch.detach())
+        gates = Gates.open_(network, batch.detach(), gated)
         logits = gates.logits(batch.detach())[:, index].float()
         wanted = given if labels == "true" else logits.argmax(1)
         shape = gates.values.shape

@@ -40,6 +40,7 @@ def test_a_choice_is_told_with_what_it_is_predicted_to_lose(folder: Path) -> Non
     record, spec, plan = files.derivation(), files.spec(), files.plan()
     assert record is not None and plan is not None
     told = record.facts.more
+    assert record.facts.kept_step is not None and told["accuracy_validation_cut"] >= 0
     assert told["tokens"][0] == 17 and told["tokens"][-1] < 17 and told["predicted_nats"] >= 0
     assert [len(heads) for heads in told["kept_heads"]] == [b.heads for b in spec.blocks]
     assert len(told["spearman"]) == 2 and all(-1 <= r <= 1 for r in told["spearman"])

@@ -13,7 +13,16 @@ from problems import untrained
 from torch import Tensor, nn
 
 from edgevit.data.task import open_task
-from edgevit.derive.methods.heart.scores import Gates, Scores, Taylor, _frozen, gate_losses, measure_scores, spearman
+from edgevit.derive.methods.heart.scores import (
+    Gated,
+    Gates,
+    Scores,
+    Taylor,
+    _frozen,
+    gate_losses,
+    measure_scores,
+    spearman,
+)
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import family_of
 
@@ -32,22 +41,22 @@ def orthogonal_signs(size: int) -> Tensor:
 
 
 @pytest.mark.parametrize("args", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("taylor", ["curvature", "full"])
+@pytest.mark.parametrize(("taylor", "gated"), [("curvature", "tokens"), ("full", "tokens"), ("full", "attention")])
 def test_scores_are_the_diagonal_of_the_explicit_hessian(
-    small_vit: Callable[..., Any], args: dict[str, Any], taylor: Taylor
+    small_vit: Callable[..., Any], args: dict[str, Any], taylor: Taylor, gated: Gated
 ) -> None:
     network = small_vit(**{**TINY, **args}).double()
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     labels = torch.tensor([0, 2])
     with _frozen(network):
-        gates = Gates.open_(network, images)
+        gates = Gates.open_(network, images, gated)
         torch.testing.assert_close(gates.logits(images), network(images))
         loss = F.cross_entropy(gates.logits(images), labels, reduction="sum")
         signs = [row.expand_as(gates.values) for row in orthogonal_signs(gates.values.shape[1])]
         found = gate_losses(loss, gates.values, signs, taylor)
 
         def by_hand(values: Tensor, image: int) -> Tensor:
-            alone = Gates.open_(network, images[image : image + 1])
+            alone = Gates.open_(network, images[image : image + 1], gated)
             alone.values = values[None]
             return F.cross_entropy(alone.logits(images[image : image + 1]), labels[image : image + 1])
 
@@ -74,6 +83,20 @@ def test_a_gate_of_zero_is_a_head_that_is_gone(small_vit: Callable[..., Any]) ->
         torch.testing.assert_close(gates.logits(images), family.build(network, kept).eval()(images))
 
 
+def test_before_the_last_block_a_token_feels_no_gate_but_of_its_weight_in_attention(
+    small_vit: Callable[..., Any],
+) -> None:
+    network, images = small_vit(**TINY).double(), torch.randn(2, 3, 16, 16).double()
+    seen: dict[str, float] = {}
+    for gated in ("tokens", "attention"):
+        with _frozen(network):
+            gates = Gates.open_(network, images, gated)  # type: ignore[arg-type]
+            loss = F.cross_entropy(gates.logits(images), torch.tensor([0, 2]), reduction="sum")
+            lost = gate_losses(loss, gates.values, list(orthogonal_signs(gates.values.shape[1])), "full")
+        seen[gated] = float(gates.parts(lost)[0][0][:, 1:].abs().max())
+    assert seen["tokens"] < 1e-3 * seen["attention"]
+
+
 def test_random_signs_tell_of_the_same(small_vit: Callable[..., Any], tmp_path: Path) -> None:
     """The mean over many draws, beside that of all orthogonal ones: within its error."""
     network = small_vit(**TINY).double()
@@ -98,7 +121,7 @@ def test_scores_of_images_are_means_and_leave_the_network_as_it_was(
     task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
     problem = untrained(base, task, 0.2, tmp_path)
     before = {name: value.clone() for name, value in problem.network.state_dict().items()}
-    how: dict[str, Any] = {"probes": 2, "taylor": "curvature", "labels": labels, "seed": 1}
+    how: dict[str, Any] = {"probes": 2, "taylor": "curvature", "labels": labels, "gated": "tokens", "seed": 1}
     given = (problem.network, task.train.subset(12), problem.columns, problem.passes)
     one, two = (measure_scores(*given, **how) for _ in range(2))
     assert one.ranked.shape == one.placed.shape == (2, 16) and [len(h) for h in one.heads] == [2, 2, 2]

@@ -1,0 +1,199 @@
+"""HEART's ratios of tokens and heads before and after training, beside random ones and attention's; the cost of scores.
+
+    python benchmarks/heart.py                   # writes results/heart.json row by row; what is there is not done again
+    python benchmarks/heart.py --cost            # the cost of the scores of DeiT-Small alone
+
+The base is the demo's: few classes, 25 patches, three heads, so that ratios are coarse. Every row is a derivation with
+`selection=percentile`; rows differ in what scores come from. "attention" shares tokens out by what the attention of
+blocks looks at, and heads by the size of their weights; "random" draws both, and at inference which tokens go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+RESULTS = Path(__file__).parent / "results" / "heart.json"
+RATIOS = ((0.2, 0.2), (0.4, 0.4), (0.6, 0.6), (0.2, 0.8), (0.4, 0.6), (0.6, 0.4))  # of tokens, of heads
+VARIANTS = ("heart, alike", "heart, by sensitivity", "attention", "random")
+SEEDS = (42, 43, 44)
+TRAINING: dict[str, Any] = {"steps": 60, "batch_size": 48, "lr": 3e-4, "evaluations": 3, "device": "cpu"}
+TEACHER = "restricted"  # of all rows: labels alone made none of the first rows better in so few steps
+COSTS = {"a training step": 32, "scores": 8}  # images of each
+
+
+def attention_scores(network: Any, images: Any, columns: Any, passes: Any, **_: Any) -> Any:
+    """Scores of what attention looks at, the mean over the images, and of heads by the size of their weights."""
+    from edgevit.derive.methods.heart.scores import Scores
+    from edgevit.models.anatomy import attentions
+    from edgevit.models.families import family_of
+
+    family = family_of(network)
+    geometry, blocks = family.geometry(network), family.read(network)
+    prefix, sums = geometry.tokens - geometry.patches, [torch.zeros(0)] * (len(blocks) - 1)
+
+    def see(i: int, given: Any, _: Tensor) -> None:
+        looked_at = family.token_scores(network, i, given[0])[:, prefix:].double().sort(1).values.sum(0)
+        sums[i] = looked_at + sums[i] if len(sums[i]) else looked_at
+
+    passes.run(network, images, lambda *_: None, [(family.attention_inputs(network)[:-1], see)])
+    ranked = torch.stack(sums) / len(images)
+    heads = tuple((a.wo @ a.wv).flatten(1).norm(dim=1).double().detach() for a in attentions(blocks))
+    return Scores(ranked, ranked, heads, torch.zeros(len(ranked)))
+
+
+def random_scores(network: Any, images: Any, columns: Any, passes: Any, *, seed: int, **_: Any) -> Any:
+    from edgevit.derive.methods.heart.scores import Scores
+    from edgevit.models.families import family_of
+
+    family, draw = family_of(network), torch.Generator().manual_seed(seed)
+    geometry, blocks = family.geometry(network), family.read(network)
+    ranked = torch.rand(len(blocks) - 1, geometry.patches, generator=draw, dtype=torch.float64)
+    heads = tuple(torch.rand(b.dims.heads, generator=draw, dtype=torch.float64) for b in blocks)
+    return Scores(ranked, ranked, heads, torch.zeros(len(ranked)))
+
+
+def random_order(attn: Any, seen: Tensor, **_: Any) -> Tensor:
+    """Which tokens go on by chance, anew for every image."""
+    return torch.rand(seen.shape[:2], device=seen.device)
+
+
+@contextmanager
+def scored(variant: str) -> Iterator[None]:
+    """Let the method take its scores from where the variant says."""
+    method = "edgevit.derive.methods.heart.method.measure_scores"
+    with ExitStack() as stack:
+        if variant == "attention":
+            stack.enter_context(patch(method, attention_scores))
+        elif variant == "random":
+            stack.enter_context(patch(method, random_scores))
+            stack.enter_context(patch("edgevit.models.tokens.token_scores", random_order))
+        yield
+
+
+def measure(variant: str, ratios: tuple[float, float], seed: int, data: Path, base: Path) -> dict[str, Any]:
+    """Derive without training, and with."""
+    import edgevit
+    from edgevit.train.settings import Training
+
+    made = json.loads((base / "base.json").read_text())
+    tokens, heads = ratios
+    options = {
+        "teacher": TEACHER, "selection": "percentile", "token_ratio": tokens, "head_ratio": heads,
+        "ratios": "uniform" if variant == "heart, alike" else "sensitivity",
+    }  # fmt: skip
+    training = {name: value for name, value in TRAINING.items() if name != "steps"}
+    row: dict[str, Any] = {"variant": variant, "tokens": tokens, "heads": heads, "seed": seed}
+    with tempfile.TemporaryDirectory() as folder, scored(variant):
+        for name, steps in (("before", 0), ("after", TRAINING["steps"])):
+            derived = edgevit.derive(
+                made["timm_name"], checkpoint=base / "base.safetensors", model_args=made["model_args"],
+                preprocessing={n: made[n] for n in ("mean", "std", "crop_pct", "interpolation")},
+                base_classes=made["classes"], data=data, rate=0.01, shape="free", method="heart", options=options,
+                cache=False, out=Path(folder) / name,
+                training=Training(**training, steps=steps, seed=seed),
+            )  # fmt: skip
+            accuracy, facts = derived.record.accuracy, derived.record.facts.more
+            assert accuracy.derived is not None
+            row[name] = accuracy.derived.top1
+        assert accuracy.derived is not None and accuracy.base_restricted is not None
+        row |= {"base": accuracy.base_restricted.top1, "macs_left": 1 - derived.model.spec.rate}
+        row |= {"images": accuracy.derived.images, "reaching": facts["tokens"], "spearman": facts["spearman"]}
+        row["heads_left"] = [len(kept) for kept in facts["kept_heads"]]
+    return row
+
+
+# -- cost --------------------------------------------------------------------------------------------------------------
+
+
+def cost_of(what: str, images: int) -> dict[str, float]:
+    """Processor seconds per image, and peak memory, of scores or of a forward and backward pass; in a process alone."""
+    import timm
+    import torch.nn.functional as F
+
+    from edgevit.derive.methods.heart.method import Config
+    from edgevit.derive.methods.heart.scores import Gates, _frozen, gate_losses
+
+    torch.set_num_threads(1)
+    network = timm.create_model("deit_small_patch16_224", num_classes=10).eval()
+    batch, labels = torch.randn(images, 3, 224, 224), torch.zeros(images, dtype=torch.int64)
+    before, started = _peak_bytes(), time.process_time()
+    if what == "scores":
+        with _frozen(network):
+            gates = Gates.open_(network, batch)
+            loss = F.cross_entropy(gates.logits(batch), labels, reduction="sum")
+            signs = [torch.randint(2, gates.values.shape) * 2.0 - 1 for _ in range(Config().probes)]
+            gate_losses(loss, gates.values, signs, "curvature")
+    else:
+        torch.autograd.backward(F.cross_entropy(network(batch), labels))
+    return {"cpu_s_per_image": (time.process_time() - started) / images, "bytes": _peak_bytes() - before}
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+
+
+def costs() -> dict[str, Any]:
+    """Of DeiT-Small's shapes, one thread."""
+    from edgevit.derive.methods.heart.method import Config
+
+    found: dict[str, Any] = {"probes": Config().probes}
+    for what, images in COSTS.items():
+        command = [sys.executable, __file__, "--one", what]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        found[what] = {"images": images, **json.loads(done.stdout)}
+    return found
+
+
+def environment() -> dict[str, Any]:
+    return {"machine": platform.machine(), "torch": torch.__version__, "load_average": os.getloadavg()[0]}
+
+
+def write(record: dict[str, Any]) -> None:
+    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--cost", action="store_true", help="the cost of the scores alone")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(cost_of(given.one, COSTS[given.one])))
+        return
+    record = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"schema": 1, "rows": [], "cost": None}
+    record |= {"environment": environment(), "training": {**TRAINING, "teacher": TEACHER}}
+    if given.cost:
+        write({**record, "cost": costs()})
+        return
+    import demo
+
+    data, base = demo.ensure_data()
+    done = {(r["variant"], r["tokens"], r["heads"], r["seed"]) for r in record["rows"]}
+    for seed in SEEDS[: given.seeds]:
+        for ratios in RATIOS:
+            for variant in VARIANTS:
+                if (variant, *ratios, seed) not in done:
+                    record["rows"].append(measure(variant, ratios, seed, data, base))
+                    write(record)
+                    print(json.dumps(record["rows"][-1]), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

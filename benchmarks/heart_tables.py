@@ -1,0 +1,67 @@
+"""The section of RESULTS.md about tokens and heads: from results/heart.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tables import grouped, percent, table
+
+TOLD = """## HEART: tokens and heads, before and after training
+
+The demo's base: {images} test images, {tokens} tokens, three heads, so that a fifth of the heads is none. Shares of
+tokens and heads that go; {steps} steps of {batch_size} images with the restricted base as teacher. `alike`: the same
+shares in every block, so that all tokens leave after the first; the others share them out by their scores, so that
+equal shares are not equal MACs. `random`: which tokens and which heads, by chance. Mean and range over seeds {seeds}.
+A small base with few tokens: it says nothing of 197.
+"""
+COST = """The scores of DeiT-Small's shapes, one thread: {ratio:.1f} times the processor time of a forward and backward
+pass per image ({probes} draws of signs), and {memory:.2f} times the memory that such a pass of {step} images takes,
+with {images} images at a time.
+"""
+CORRELATION = """Rank correlation, image by image, of what attention looks at with the curvature of the loss, per
+block: {by_block}. Each image's own score is an estimate from few draws of signs, whose noise lowers it.
+"""
+
+
+def section(data: dict[str, Any] | None) -> str:
+    if data is None:
+        return ""
+    rows, how = data["rows"], data["training"]
+    seeds = sorted({row["seed"] for row in rows})
+    parts = []
+    if rows:
+        parts.append(
+            TOLD.format(
+                images=rows[0]["images"], tokens=rows[0]["reaching"][0], steps=how["steps"],
+                batch_size=how["batch_size"], seeds=", ".join(map(str, seeds)),
+            )
+        )  # fmt: skip
+        parts.append(_accuracy(rows))
+        own = [row["spearman"] for row in rows if row["variant"].startswith("heart")]
+        by_block = ", ".join(f"{sum(of) / len(of):+.2f}" for of in zip(*own, strict=True))
+        parts.append(CORRELATION.format(by_block=by_block))
+    if (cost := data["cost"]) is not None:
+        step, scores = cost["a training step"], cost["scores"]
+        parts.append(
+            COST.format(
+                ratio=scores["cpu_s_per_image"] / step["cpu_s_per_image"], memory=scores["bytes"] / step["bytes"],
+                step=step["images"], images=scores["images"], probes=cost["probes"],
+            )
+        )  # fmt: skip
+    return "\n".join(parts)
+
+
+def _accuracy(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for (tokens, heads), of_ratio in grouped(rows, "tokens", "heads").items():
+        for (variant,), group in grouped(of_ratio, "variant").items():
+            lines.append(
+                [
+                    f"{100 * tokens:.0f}/{100 * heads:.0f}, {variant}",
+                    percent([row["macs_left"] for row in group]),
+                    percent([row["before"] for row in group]),
+                    percent([row["after"] for row in group]),
+                    percent([row["base"] for row in group]),
+                ]
+            )
+    return table(["tokens/heads", "MACs left, %", "before", "after", "the base, restricted"], lines)

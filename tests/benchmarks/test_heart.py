@@ -1,0 +1,49 @@
+"""HEART's benchmark: other scores take the place of the method's own, and its tables are of what was stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import heart
+import heart_tables
+import pytest
+import torch
+from problems import untrained
+
+from edgevit.data.task import open_task
+from edgevit.derive.methods.heart.method import Config, derive
+from edgevit.models.checkpoint import describe
+
+
+@pytest.mark.parametrize("variant", heart.VARIANTS)
+def test_every_variant_takes_its_own_scores(variant: str, small_vit: Callable[..., Any], tmp_path: Path) -> None:
+    base = describe(small_vit(depth=3), "vit_tiny_patch16_224", {"depth": 3})
+    task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
+    problem = untrained(base, task, 0.1, tmp_path, shape="free")
+    few: dict[str, Any] = {"calibration_images": 8, "probes": 1, "selection": "percentile"}
+    ratios = "uniform" if variant == "heart, alike" else "sensitivity"
+    images = torch.randn(3, 3, 32, 32)
+    with heart.scored(variant), torch.no_grad():
+        made = derive(problem, Config(**few, token_ratio=0.5, head_ratio=0.5, ratios=ratios))
+        once, again = made.network(images), made.network(images)
+    facts: Any = made.facts
+    assert facts["tokens"][-1] < 17 and sum(map(len, facts["kept_heads"])) < 6
+    assert any(facts["spearman"]) == variant.startswith("heart")
+    assert torch.equal(once, again) != (variant == "random")
+
+
+def test_the_section_has_a_line_of_every_variant_and_bears_missing_parts() -> None:
+    rows = [
+        {"variant": variant, "tokens": 0.2, "heads": 0.4, "seed": seed, "base": 0.9, "before": 0.5, "after": 0.8,
+         "macs_left": 0.75, "images": 900, "reaching": [26, 20], "spearman": [0.25]}
+        for variant in heart.VARIANTS for seed in (42, 43)
+    ]  # fmt: skip
+    costs = {"probes": 8, "a training step": {"images": 32, "cpu_s_per_image": 2.0, "bytes": 100},
+             "scores": {"images": 8, "cpu_s_per_image": 50.0, "bytes": 250}}  # fmt: skip
+    text = heart_tables.section({"rows": rows, "training": heart.TRAINING, "cost": costs})
+    assert "| 20/40, random | 75.0 (75.0 to 75.0) | 50.0 (50.0 to 50.0) | 80.0 (80.0 to 80.0) |" in text
+    assert "25.0 times the processor time" in text and "2.50 times the memory" in text and "block: +0.25" in text
+    assert heart_tables.section(None) == ""
+    assert "processor" not in heart_tables.section({"rows": rows, "training": heart.TRAINING, "cost": None})
