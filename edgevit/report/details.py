@@ -16,7 +16,7 @@ from edgevit.report.layers import break_down
 BINS = 60  # of a histogram
 SHOWN = 0.995  # share of the latencies in it: a few outliers would leave all others one bin
 POINTS = 300  # of a curve, where there are few models
-ALL_POINTS = 30_000  # of one curve of every model, so that the page stays small
+ALL_POINTS = 10_000  # of one curve of every model, so that the page stays small
 LEAST_POINTS = 40
 LARGEST = 1e300  # of a figure that can be drawn; NaN is not below it either
 MATRIX = 40  # classes of a confusion matrix; of more, the pairs that are confused most

@@ -10,7 +10,7 @@ from edgevit.report.choice import Panel
 from edgevit.report.details import drawable
 from edgevit.report.gather import Found
 from edgevit.report.tables import kept_apart
-from edgevit.report.views import model_view, panel_data, panel_view
+from edgevit.report.views import model_view, panel_data, panel_view, tabs
 from edgevit.version import written_by
 
 SHIPPED = Path(__file__).with_name("page")
@@ -27,6 +27,7 @@ def as_html(panels: Sequence[Panel], found: Found) -> str:
 
     loader = FileSystemLoader(SHIPPED)
     templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     ids = {model.name: f"m{i}" for i, model in enumerate(found.models)}
     models = [model_view(model, ids[model.name], found, panels) for model in found.models]
     data = {
@@ -39,6 +40,7 @@ def as_html(panels: Sequence[Panel], found: Found) -> str:
         runs=len(found.runs),
         panels=[panel_view(panel, ids) for panel in panels],
         models=models,
+        tabs=tabs(panels),
         apart=kept_apart(panels),
         skipped=found.skipped,
         data=drawable(data),

@@ -13,17 +13,27 @@ from edgevit.report.choice import Panel, may_be_taken
 from edgevit.report.details import classes, details
 from edgevit.report.gather import Found, FoundModel
 from edgevit.report.runs import gather_warnings, make_row, three_digits
-from edgevit.report.tables import answer, columns, eyebrow, figures, heading, notes, plain
+from edgevit.report.tables import answer, columns, figures, heading, notes, plain
 
 HEAD = ("place", "file", "batch", "p50 ms", "p90 ms", "p99 ms", "spread", "images/s", "W", "mJ/image", "engine MiB",
         "max C", "power mode")  # fmt: skip
 DIGITS = 12  # of a hash
 
 
+def tabs(panels: Sequence[Panel]) -> list[str]:
+    """What tells each panel from the others, in a few words."""
+    one_task = len({id(panel.task) for panel in panels if panel.task is not None}) <= 1
+    told = []
+    for panel in panels:
+        task = "not found" if panel.task is None else "" if one_task else f"{panel.task.title}, {panel.task.images}"
+        place = panel.place.title if panel.place is not None else "not measured"
+        told.append(" · ".join(filter(None, (task, place))))
+    return told
+
+
 def panel_view(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
     """A panel for the template; `ids` are the models' places in the page, by name."""
     shown, chosen = columns(panel), panel.recommended()
-    of = eyebrow(panel)
     rows = [
         {
             "index": i,
@@ -38,7 +48,6 @@ def panel_view(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
         "task": panel.task.title if panel.task is not None else "models that were not found",
         "images": panel.task.images if panel.task is not None else "",
         "place": panel.place.title if panel.place is not None else "",
-        "tab": " · ".join(of[:1] + of[2:]) if panel.task is not None else f"not found · {of[-1]}",
         "heading": heading(panel),
         "figures": figures(panel),
         "answer": answer(panel),

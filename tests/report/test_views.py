@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from some_report import write_everything
 
 from edgevit.report.choice import panels
 from edgevit.report.gates import parse_gate
 from edgevit.report.gather import Found, gather
-from edgevit.report.views import model_view, panel_data, panel_view
+from edgevit.report.views import model_view, panel_data, panel_view, tabs
 
 IDS = {"base": "m0", "t1": "m1", "t2": "m2"}
 
@@ -23,13 +25,21 @@ def test_a_panel_has_rows_that_lead_to_models(found: Found) -> None:
     view, data = panel_view(panel, IDS), panel_data(panel, IDS)
     assert [row["id"] for row in view["baselines"]] == [None, "m0", None]
     assert [(row["id"], row["take"]) for row in view["models"]] == [("m1", True), ("m2", False)]
-    assert view["tab"] == "2 classes: cat, dog · Nano, 25W, TensorRT 10.3.0, batch 1"
     assert [(e["title"], e["reaching"], e["free"]) for e in data["entries"][3:]] == [
         ("t1", True, True),
         ("t2", False, True),
     ]
     assert data["entries"][3]["low"] == pytest.approx(0.904, abs=1e-3) and data["goal"] == 0.96
-    assert panel_view(panels(found)[2], IDS)["tab"].startswith("not found · NX")
+
+
+def test_tabs_say_what_tells_panels_apart(found: Found) -> None:
+    nano, nx, gone = panels(found)
+    assert tabs([nano, nx, gone])[0] == "Nano, 25W, TensorRT 10.3.0, batch 1" and tabs([gone])[0].startswith(
+        "not found · NX"
+    )
+    assert nano.task is not None and nano.task.data is not None
+    other = replace(nano, task=replace(nano.task, data=replace(nano.task.data, seed=7)), place=None)
+    assert tabs([nano, other])[1] == "2 classes: cat, dog, 200 test images of pets, seed 7 · not measured"
 
 
 def test_a_model_has_all_that_its_records_say(found: Found) -> None:
