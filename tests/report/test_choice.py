@@ -7,10 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from some_report import BASE, DATA, GOOD, NANO, derived, turns, write_everything, write_folder
+from model_folders import some_spec
+from some_report import BASE, CLASSES, DATA, GOOD, NANO, derived, turns, write_everything, write_folder
 from some_runs import MS
 
 from edgevit.folder.engine import EngineRecord
+from edgevit.folder.imported import ImportedDocument
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.report.choice import AXES, Entry, Panel, cost, panels
 from edgevit.report.gates import parse_gate
 from edgevit.report.gather import Found, gather
@@ -111,3 +114,21 @@ def test_runs_of_a_folder_that_is_gone_or_was_made_anew_are_not_its(tmp_path: Pa
     shutil.rmtree(tmp_path / "t1")
     (panel,) = panels(gather([tmp_path]))
     assert [(entry.kind, entry.title) for entry in panel.entries] == [("gone", "t1")]
+
+
+def test_a_model_that_came_as_an_onnx_file_is_judged_by_its_export(tmp_path: Path) -> None:
+    write_folder(tmp_path / "o", derivation=derived(GOOD))
+    for name in ("model.json", "derivation.json"):
+        (tmp_path / "o" / name).unlink()
+    (tmp_path / "o" / "model.onnx").write_bytes(b"x" * 70)
+    preprocessing = some_spec().preprocessing
+    document = ImportedDocument(
+        file="other.onnx", file_sha256="0" * 64, weights_sha256="0" * 64, batch=1, opset=20, outputs=10, norms=(),
+        blocks=(), classes=CLASSES, preprocessing=preprocessing, seed=42, validation_fraction=0.1, data=DATA,
+        edgevit="0.1.0",
+    )  # fmt: skip
+    ModelFolder(tmp_path / "o").write_imported(document)
+    (panel,) = panels(gather([tmp_path]))
+    (entry,) = panel.entries
+    assert (entry.top1, entry.judged, entry.macs, entry.file_bytes) == (GOOD.top1, "the imported file", None, 70)
+    assert panel.task is not None and panel.task.classes == ("cat", "dog")
