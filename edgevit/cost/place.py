@@ -10,6 +10,7 @@ from edgevit.agent.environment import usable_cpus
 from edgevit.board.fingerprint import fingerprint
 from edgevit.board.request import AskedBoard, Conditions, Provider, SshConfig, Threads
 from edgevit.errors import UnknownNameError
+from edgevit.progress import Progress
 from edgevit.request import BOARD, LOAD, RUNNER, Option
 from edgevit.version import written_by
 
@@ -106,6 +107,21 @@ class Place:
             batch=self.batch,
             edgevit=written_by(),
         )
+
+
+def look_there(place: Place, progress: Progress) -> Where:
+    """Connect to a place, and find out what a table of it says of it.
+
+    Raises:
+        UnfitBoardError, ProfileError, BoardError: as their names say.
+    """
+    from edgevit.board.bench import look
+    from edgevit.board.connection import open_board
+    from edgevit.board.profiles import load_profile
+
+    profile = None if place.profile is None else load_profile(place.profile)
+    with open_board(place.board, ssh_config=place.ssh_config) as board:
+        return place.where(look(board, profile, place.conditions(), progress))
 
 
 def processor() -> str:

@@ -39,6 +39,7 @@ def measured_table(
     points: int = POINTS,
     rounds: int = ROUNDS,
     sizes: Sequence[BlockDims] = (),
+    energy: bool = False,
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> CostTable:
@@ -50,6 +51,7 @@ def measured_table(
     Args:
         network: the base; its weights are not looked at, and the classes of its head do not count.
         points: stacks that may be measured in all, beside those of `sizes`; at least the coarse grid is.
+        energy: what a place without a power meter cannot tell, and is refused for before anything is measured.
         folder: where runs are kept, in place of the user's cache folder.
 
     Raises:
@@ -65,6 +67,11 @@ def measured_table(
     profile = None if place.profile is None else load_profile(place.profile)
     with open_board(place.board, ssh_config=place.ssh_config) as board, scratch() as files:
         setting = look(board, profile, place.conditions(), told)
+        if energy and not setting.facts.has_power:
+            why = next(iter(f": {reason}" for reason in setting.facts.meters.values() if reason), "")
+            raise UnfitBoardError(
+                f"--mj: no power can be read on {board.host}{why}; give --ms, or a --board whose rails can be read"
+            )
         if place.builds:
             check_board(board.host, setting.facts, place.profile)
         where = place.where(setting)

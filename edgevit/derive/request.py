@@ -214,7 +214,11 @@ Macs = Annotated[str | float | None, Option("Multiply-accumulates per image to k
 Params = Annotated[str | float | None, Option("Parameters to keep, such as 34M.", BUDGET)]
 CostTableFile = Annotated[
     Path | str | None,
-    Option("Table of what each size takes, as `edgevit cost` writes it, for --ms, --mj and --fps.", BUDGET),
+    Option(
+        "Table of what each size takes, as `edgevit cost` writes it, for --ms, --mj and --fps. `derive` measures "
+        "models, too, where --board or another option says where.",
+        BUDGET,
+    ),
 ]
 
 

@@ -63,8 +63,8 @@ class MeetRequest(Deriving):
 
     @property
     def is_measured(self) -> bool:
-        """Whether models are to be measured: no table says what they take."""
-        return self.quantity is not None and self.cost_table is None
+        """Whether models are to be measured: no table alone says what they take."""
+        return self.quantity is not None and (self.cost_table is None or bool(self._place_given()))
 
     def check(self) -> None:
         """Refuse what cannot be done; see `edgevit.meet` for what is raised."""
@@ -87,20 +87,26 @@ class MeetRequest(Deriving):
         if self.first:
             raise OptionError(f"--first counts rates in MACs; with --{self.quantity} leave it out")
         self.place.check()
-        for one in self.each():  # the numbers themselves are judged by what is measured
-            if one.is_there:
-                continue
-            one.derivation(rate=0.5, **dict.fromkeys(QUANTITIES)).check()
+        # Without a table, the numbers themselves are judged by what is measured.
+        instead: dict[str, Any] = {} if self.cost_table is not None else {"rate": 0.5, **dict.fromkeys(QUANTITIES)}
+        for one in self.each():
+            if not one.is_there:
+                one.derivation(**instead).check()
 
     def _refuse_place(self) -> None:
         """Raise OptionError for options of a place where nothing is measured, and for several budgets."""
-        given = [one.name for one in fields(Place) if getattr(self.place, one.name) != getattr(Place(), one.name)]
-        if given:
+        if given := self._place_given():
             name = given[0].replace("_", "-")
-            why = "--cost-table says what models take" if self.cost_table is not None else "nothing is measured"
-            raise OptionError(f"--{name} is for a budget that is measured, and {why}; leave it out")
+            raise OptionError(f"--{name} is for a budget that is measured, and nothing is measured; leave it out")
         if len(self.budgets) > 1:
-            raise OptionError(f"--{self.quantity} has {len(self.budgets)} numbers: leave --cost-table out, or give one")
+            raise OptionError(
+                f"--{self.quantity} has {len(self.budgets)} numbers: leave --cost-table out, give one, or say with "
+                "--board, --threads or another option where models are to be measured"
+            )
+
+    def _place_given(self) -> list[str]:
+        """The options of a place that are given."""
+        return [one.name for one in fields(Place) if getattr(self.place, one.name) != getattr(Place(), one.name)]
 
     def _asked(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("rate", "macs", "params", *QUANTITIES)}

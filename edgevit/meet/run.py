@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgevit.cost.place import look_there
 from edgevit.cost.table import measured_table
 from edgevit.derive.allocate.budget import Budget, make_budget
-from edgevit.derive.allocate.cost_table import CostTable
+from edgevit.derive.allocate.cost_table import CostTable, Where, load_cost_table
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.allocate.prices import Measured as Quantity
 from edgevit.derive.problem import Stopwatch
 from edgevit.derive.session import Derivation
 from edgevit.derive.session import run as derive
-from edgevit.errors import BudgetError, ConnectionLostError, Interrupted, UnreachableError
+from edgevit.errors import BudgetError, ConnectionLostError, CostTableError, Interrupted, OptionError, UnreachableError
 from edgevit.folder.derivation import DERIVATION_KIND, FigureRecord, MetRecord, RoundRecord
 from edgevit.folder.model import BlockDims
 from edgevit.folder.model_folder import ModelFolder
@@ -33,6 +34,7 @@ from edgevit.meet.request import MeetRequest, identity
 from edgevit.meet.rounds import Measured, Round, Search
 from edgevit.meet.workshop import Workshop, shape_of
 from edgevit.models.checkpoint import load, network_without_weights
+from edgevit.models.families import family_of, name_of
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.request import as_request
 
@@ -46,6 +48,7 @@ class _Kept:
     """rounds.json of an unfinished search."""
 
     base_takes: float
+    where: dict[str, Any]  # the table was measured
     rounds: tuple[Round, ...] = ()
 
 
@@ -81,6 +84,7 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
     progress = progress or Silent()
     if not request.is_measured:
         return (derive(request.derivation(), progress),)
+    _refuse_elsewhere(request, progress)
     once, found, earlier = OnlyOnce(progress), [], tuple[Round, ...]()
     with _shared(request) as shared:
         costs = _Costs(shared, once)
@@ -97,6 +101,19 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
 def _base_folder(request: MeetRequest, one: MeetRequest) -> Path:
     """Where the base lies: with several budgets beside their models, to be kept."""
     return (request.out if len(request.budgets) > 1 else partial_folder(one.out)) / BASE
+
+
+def _refuse_elsewhere(request: MeetRequest, progress: Progress) -> None:
+    """Raise OptionError for rounds to be gone on with that were measured on another board, or in another power mode."""
+    files = [partial_folder(one.out) / ROUNDS for one in request.each() if request.resume]
+    kept = {file: STATE.json(file, _Kept).where for file in files if file.is_file()}
+    here = look_there(request.place, progress) if any(kept.values()) else None
+    for file, where in kept.items():
+        if where and here is not None and (differing := Where.model_validate(where).differing(here)):
+            raise OptionError(
+                f"cannot resume {file.parent}: its rounds were measured with {differing}; set that as it was, "
+                "or remove it"
+            )
 
 
 def _read(folder: Path) -> Derivation:
@@ -116,18 +133,40 @@ def _shared(request: MeetRequest) -> Iterator[MeetRequest]:
 
 
 class _Costs:
-    """The table of a base at a place, which grows."""
+    """The table of a base at a place, which grows; or the one that is given, which does not."""
 
     def __init__(self, request: MeetRequest, progress: Progress) -> None:
         assert request.base is not None
         self.network = network_without_weights(request.base, request.model_args)
         self.place, self.progress = request.place, progress
         self.policy = make_policy(request.shape, request.ffn_multiple)
+        self.energy = request.quantity == "mj"
+        self.given = None if request.cost_table is None else self._checked(load_cost_table(request.cost_table))
         self.table = self.measured(())
 
     def measured(self, sizes: tuple[BlockDims, ...]) -> CostTable:
-        self.table = measured_table(self.network, self.place, policy=self.policy, sizes=sizes, progress=self.progress)
+        self.table = self.given or measured_table(
+            self.network, self.place, policy=self.policy, sizes=sizes, energy=self.energy, progress=self.progress
+        )
         return self.table
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Where the table was measured, for records; empty: it does not say."""
+        where = self.table.where
+        return {} if where is None else where.model_dump(mode="json", exclude_none=True)
+
+    def _checked(self, table: CostTable) -> CostTable:
+        """Make sure that a table is of this base and this place."""
+        family = family_of(self.network)
+        geometry, dims = family.geometry(self.network), [block.dims for block in family.read(self.network)]
+        table.check(name_of(family), dims, geometry, self.policy)
+        if table.where is None:
+            raise CostTableError(
+                "cost table: it does not say where it was measured, so no figure can be set against it; leave it out"
+            )
+        table.where.check(look_there(self.place, self.progress))
+        return table
 
 
 @dataclass(frozen=True)
@@ -167,7 +206,7 @@ class _One:
 
     def _kept(self, work: Path, budget: Budget) -> _Kept:
         file = work / ROUNDS
-        return STATE.json(file, _Kept) if file.is_file() else _Kept(budget.base)
+        return STATE.json(file, _Kept) if file.is_file() else _Kept(budget.base, self.costs.where)
 
     def _searched(self, search: Search, shop: Workshop, work: Path, kept: _Kept, budget: Budget) -> Found:
         def tell(now: Search) -> None:
@@ -224,7 +263,7 @@ class _One:
             rounds=tuple(RoundRecord(one.limit, one.predicted, _figure(one.measured)) for one in search.rounds),
             factors=vars(search.factors(shop.prices(), search.rounds)),
             table=table.record(),
-            where={} if table.where is None else table.where.model_dump(mode="json", exclude_none=True),
+            where=self.costs.where,
             ended=found.why,
             seconds=watch.seconds,
         )

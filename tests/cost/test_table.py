@@ -67,6 +67,13 @@ def test_noise_is_told_with_what_to_do_and_refused_where_it_hides_nearly_everyth
         measured_table(fill(noise=3.0), PLACE, points=0, folder=tmp_path)
 
 
+def test_energy_is_refused_before_anything_is_measured_where_no_power_can_be_read(fill, tmp_path):
+    network = fill()
+    with pytest.raises(UnfitBoardError, match=r"--mj: no power can be read on this machine.*; give --ms"):
+        measured_table(network, PLACE, energy=True, folder=tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_neither_weights_nor_classes_nor_depth_are_part_of_the_key_and_shapes_are(small_vit, where):
     def key(where=where, **args):
         return module._key(small_vit(**args), where)

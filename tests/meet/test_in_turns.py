@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -19,9 +20,13 @@ from edgevit.progress import Silent
 class Notes(Silent):
     def __init__(self) -> None:
         self.notes: list[str] = []
+        self.warnings: list[str] = []
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
 
 
 def turns(ratio: float, *, base_ms: float = 10.0, rounds: int = 8) -> list[Run]:
@@ -69,6 +74,20 @@ def test_on_a_busy_machine_what_was_computed_counts(threads: str, figure: str) -
     found = InTurns(Place(threads=int(threads)), "ms", 11.0, Silent()).judged(runs)
     assert found.figure == figure
     assert found.ratio == pytest.approx(0.4 * (1.5 if figure == "processor" else 1), rel=0.02)
+
+
+def test_what_is_void_is_measured_again_and_told_and_refused_where_it_stays_void(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told, good = Notes(), turns(0.4)
+    hot = [replace(run, throttled=("soctherm",)) for run in good]
+    answers = iter([hot, good, hot, hot])
+    monkeypatch.setattr(InTurns, "_runs", lambda *_: next(answers))
+    measuring = InTurns(Place(), "ms", 10.0, told)
+    assert measuring.measure(Path("base"), Path("model")).value == pytest.approx(4, rel=0.01)
+    assert len(told.warnings) == 1 and told.warnings[0].startswith("measured again: ")
+    with pytest.raises(UnfitBoardError, match=r"no figure counts: .*; cool the board, give --lock-clocks"):
+        measuring.measure(Path("base"), Path("model"))
 
 
 def test_without_power_no_energy_is_judged() -> None:

@@ -26,7 +26,7 @@ def prices() -> Prices:
         "fixed_ms": 1.0,
         "blocks": [
             {
-                "base": vars(BASE),
+                "base": BASE.sizes,
                 "block_ms": -0.1,
                 "attention": [{"heads": h, "width": w, "ms": h * w / 64} for h in (1, 2) for w in (16, 32)],
                 "ffn": [{"width": 16, "ms": 0.5}, {"width": 64, "ms": 2.0}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,23 @@ import timm
 from safetensors.torch import save_file
 
 import edgevit
-from edgevit.cost.place import Place
+from edgevit.cost.place import Place, look_there
 from edgevit.derive.allocate.cost_table import CostTable
-from edgevit.errors import BudgetError, ConnectionLostError, Interrupted, OptionError, OutputError
+from edgevit.errors import (
+    BudgetError,
+    ConnectionLostError,
+    CostTableError,
+    Interrupted,
+    OptionError,
+    OutputError,
+)
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.meet import in_turns, rounds, run
 from edgevit.meet.rounds import Measured
 from edgevit.models.anatomy import BlockDims
+from edgevit.models.checkpoint import network_without_weights
 from edgevit.models.families import family_of
+from edgevit.progress import Silent
 from edgevit.train.settings import Training
 
 NAME = "vit_tiny_patch16_224"
@@ -180,6 +190,30 @@ def test_a_budget_out_of_reach_is_refused_with_the_minimum(asked: dict[str, Any]
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OptionError, match="is not below the base's"):
         edgevit.meet(NAME, ms=11, out=tmp_path / "t", **asked)
+
+
+def test_a_table_of_another_place_or_base_is_refused_and_one_of_this_place_is_where_to_begin(
+    asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "measured_table", None)
+    table, where = guessed(network_without_weights(NAME, ARGS), Place()), look_there(asked["place"], Silent())
+    own = where.model_dump(mode="json")
+
+    def given(**changed: Any) -> dict[str, Any]:
+        file = tmp_path / "t.json"
+        file.write_text(json.dumps({**table.content(), "where": own, **changed}))
+        return {"cost_table": file, "out": tmp_path / "t", "ms": 5.0, **asked}
+
+    elsewhere = {**own, "batch": 8, "precision": "fp16", "power_mode": "25W"}
+    with pytest.raises(CostTableError, match=r"power_mode 25W \(here it is .*\), precision fp16 .*, batch 8 .* 1\)"):
+        edgevit.meet(NAME, **given(where=elsewhere))
+    with pytest.raises(CostTableError, match="the base was measured with tokens 17"):
+        edgevit.meet(NAME, **given(base={**table.content()["base"], "tokens": 17}))
+    with pytest.raises(CostTableError, match="does not say where it was measured"):
+        edgevit.meet(NAME, **given(where=None))
+    (made,) = edgevit.meet(NAME, **given())
+    assert made.record.met is not None and made.record.met.outcome == "met"
+    assert made.record.met.where == where.model_dump(mode="json", exclude_none=True)
 
 
 def test_without_a_budget_that_is_measured_it_derives(asked: dict[str, Any], tmp_path: Path) -> None:

@@ -144,18 +144,20 @@ class Where(BaseModel, extra="forbid", frozen=True):
     batch: Size = 1
     edgevit: str | None = None  # that measured it
 
+    def differing(self, here: Where) -> str:
+        """What is different here, in words; empty: nothing, so what was measured there holds here."""
+        pairs = [(name, value, getattr(here, name)) for name, value in self if name != "edgevit"]
+        other = [[name, *("none" if v is None else v for v in both)] for name, *both in pairs if both[0] != both[1]]
+        return ", ".join(f"{name} {value} (here it is {own})" for name, value, own in other)
+
     def check(self, here: Where) -> None:
         """Make sure that what was measured there holds here.
 
         Raises:
             CostTableError: it does not; the message has what differs.
         """
-        pairs = [(name, value, getattr(here, name)) for name, value in self if name != "edgevit"]
-        other = [[name, *("none" if v is None else v for v in both)] for name, *both in pairs if both[0] != both[1]]
-        if differing := [f"{name} {value} (here it is {own})" for name, value, own in other]:
-            raise CostTableError(
-                f"cost table: it was measured with {', '.join(differing)}; measure one here with `edgevit cost`"
-            )
+        if differing := self.differing(here):
+            raise CostTableError(f"cost table: it was measured with {differing}; measure one here with `edgevit cost`")
 
 
 class CostTable(BaseModel, extra="forbid", frozen=True):

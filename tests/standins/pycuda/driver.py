@@ -8,11 +8,13 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 alive: set[int] = set()
+captured: list[Callable[[], None]] | None = None  # what each launch of the graph that is being captured will do
 _initialised = False
 _current: list[Any] = []
 
@@ -114,21 +116,33 @@ class Stream:
     if os.environ.get("STANDIN_PYCUDA") != "2020":
 
         def begin_capture(self) -> None:
+            global captured
             _check("cuStreamBeginCapture")
+            captured = []
 
         def end_capture(self) -> Graph:
+            global captured
             _check("cuStreamEndCapture")
-            return Graph()
+            launched, captured = captured or [], None
+            return Graph(launched)
 
 
 class Graph:
+    def __init__(self, launched: list[Callable[[], None]]) -> None:
+        self._launched = launched
+
     def instantiate(self) -> GraphExec:
-        return GraphExec()
+        return GraphExec(self._launched)
 
 
 class GraphExec:
+    def __init__(self, launched: list[Callable[[], None]]) -> None:
+        self._launched = launched
+
     def launch(self, stream: Stream) -> None:
         _check("cuGraphLaunch")
+        for work in self._launched:
+            work()
 
 
 class Event:

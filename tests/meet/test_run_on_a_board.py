@@ -1,0 +1,95 @@
+"""A budget met on a board: real SSH, the real agent, and the stand-in TensorRT on a captured Orin NX.
+
+An inference there takes 1 ns for each byte of the file that its engine was built from; the table, made of runs that are
+there before, says something else. It shows that the loop goes round over SSH, and nothing of an Orin's speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import STANDINS
+from small_base import TYPED, write_checkpoint
+from some_costs import fill
+
+from edgevit.board import connection
+from edgevit.cost import place
+from edgevit.cost.place import Place, look_there
+from edgevit.cost.table import measured_table
+from edgevit.folder.model_folder import ModelFolder
+from edgevit.meet import in_turns, loop, rounds, run
+from edgevit.progress import Silent
+
+NX = "orin-nx-16gb-jetpack6.2"
+
+pytestmark = pytest.mark.usefixtures("exports_once")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "SAMPLES", 5)
+    monkeypatch.setattr(place, "WARMUP_S", 0.0)
+    monkeypatch.setattr(run, "measured_table", partial(measured_table, points=0))  # what is there is enough
+    monkeypatch.setattr(loop, "SURPRISING", 9.0)
+    monkeypatch.setattr(rounds, "MOST", 1)
+    monkeypatch.setattr(connection, "RETRY_S", 0.0)
+    for name, value in {"ROUNDS": 1, "SECONDS": 0.02}.items():
+        monkeypatch.setattr(in_turns, name, value)
+
+
+@pytest.fixture
+def orin(sshd: Callable[..., Any], board_tree: Callable[[str], Path]) -> Any:
+    tree = board_tree(NX)
+    server = sshd(
+        EDGEVIT_BOARD_ROOT=tree, PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0", STANDIN_TENSORRT_NS_PER_BYTE=1
+    )
+    server.tree = tree
+    server.options = ["--board", server.host, "--ssh-config", server.config]
+    return server
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[list[object]]:
+    given = ["--checkpoint", write_checkpoint(tmp_path), "--data", "digits", "--classes", "3,7", "--accept-weak-base"]
+    few = ["--steps", 0, "--device", "cpu", "--set", "forge.calibration_images=16"]
+    yield ["derive", *TYPED, *given, *few, "--set", "forge.sensitivity_images=8", "--out", tmp_path / "t"]
+
+
+def test_a_budget_is_measured_on_a_board_that_is_lost_in_the_middle(
+    orin: Any, command: list[object], edgevit_main: Any, small_vit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(small_vit(), look_there(Place(board=orin.host, ssh_config=orin.config), Silent()), None)
+    measure = in_turns.InTurns.measure
+
+    calls: list[Any] = []
+
+    def lost(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 2:  # after the round, when the model that is kept is measured again
+            orin.stop()
+        return measure(*given)
+
+    monkeypatch.setattr(in_turns.InTurns, "measure", lost)
+    cut = edgevit_main(*command, "--ms", 5, *orin.options)
+    assert cut.code == 1 and f"the same command with --resume goes on from {tmp_path / 't.partial'}" in cut.err
+    monkeypatch.setattr(in_turns.InTurns, "measure", measure)
+    orin.start()
+    status = orin.tree / "var/lib/nvpmodel/status"
+    before = status.read_text()
+    status.write_text("pmode:0003\n")
+    other = edgevit_main(*command, "--ms", 5, *orin.options, "--resume")
+    assert "its rounds were measured with power_mode MAXN_SUPER (here it is 25W)" in other.error
+    status.write_text(before)
+
+    done = edgevit_main(*command, "--ms", 5, *orin.options, "--resume")
+    assert done.code in (0, 3), done.err
+    met = ModelFolder(tmp_path / "t").derivation().met
+    assert met.where["board"].startswith("orin-nx-16gb") and met.where["power_mode"] == "MAXN_SUPER"
+    assert (len(met.rounds), met.base, met.figure) == (1, pytest.approx(9.7, rel=0.01), "p50")
+    assert "round 1: " in done.out and "on orin-nx-16gb" in done.out.replace("\n", " ")
+    (engine,) = ModelFolder(tmp_path / "t").export.engines()
+    assert engine.fingerprint == met.where["board"]
