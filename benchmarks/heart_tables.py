@@ -19,7 +19,7 @@ pass per image ({probes} draws of signs), and {memory:.2f} times the memory that
 with {images} images at a time.
 """
 CORRELATION = """Rank correlation, image by image, of what attention looks at with the curvature of the loss, per
-block: {by_block}. Each image's own score is an estimate from few draws of signs, whose noise lowers it.
+block: {by_block}. docs/lab-log.md has the same with more draws of signs, and with other gates.
 """
 
 
