@@ -77,6 +77,7 @@ class Config(TeacherOptions):
     # Whether the embedding may be narrowed, by a change of basis of all blocks at once; only with allocation=joint and
     # sensitivity=fisher, and not for a budget by a cost table.
     cut_embedding: bool = True
+    embed_width: int = 0  # The embedding's width, if it may be narrowed; 0: the one that is predicted to lose least.
     # Whether output weights are solved again, block by block, for the slim network's own inputs.
     sequential: bool = True
     # How strongly the refit of output weights is drawn to zero, in units of the neurons' mean square.
@@ -96,6 +97,12 @@ class Config(TeacherOptions):
         for name in ("calibration_images", "sensitivity_images"):
             if getattr(self, name) < 1:
                 raise OptionError(f"forge.{name}={getattr(self, name)} is less than 1")
+        if self.embed_width < 0 or self.embed_width == 1:
+            raise OptionError(f"forge.embed_width={self.embed_width} is not 0 or a number of at least 2")
+        if self.embed_width and not self.cuts_embedding:
+            raise OptionError(
+                f"forge.embed_width={self.embed_width} needs cut_embedding=true, allocation=joint, sensitivity=fisher"
+            )
         for name in ("ridge", "sequential_ridge"):
             if not 0 <= getattr(self, name) < inf:
                 raise OptionError(f"forge.{name}={getattr(self, name):g} is not a number of at least 0")
@@ -337,6 +344,20 @@ class _Chosen:
     facts: dict[str, object]
 
 
+def _widths(problem: Problem, config: Config) -> list[int]:
+    """Those that the embedding may have.
+
+    Raises:
+        OptionError: the one that is asked for is wider than the base's.
+    """
+    whole = family_of(problem.network).geometry(problem.network).embed
+    if config.embed_width > whole:
+        raise OptionError(
+            f"forge.embed_width={config.embed_width} is wider than the base's embedding, which has {whole}"
+        )
+    return [config.embed_width] if config.embed_width else ladder(whole, problem.policy.embed_step)
+
+
 def _choose(problem: Problem, config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves]) -> _Chosen:
     """Spend the budget, which is reachable, on the embedding and all blocks.
 
@@ -356,7 +377,7 @@ def _choose(problem: Problem, config: Config, blocks: Sequence[Block], curves: S
         assert shape.predicted_nats is not None
         return shape, shape.predicted_nats
 
-    rungs = climb(ladder(whole, problem.policy.embed_step), allocate_at, slices.nats)
+    rungs = climb(_widths(problem, config), allocate_at, slices.nats)
     close = [rung for rung in rungs if rung.nats <= CLOSE * rungs[0].nats][:MOST_CLOSE]
     measured: dict[int, float] = {}
     for rung in close if len(close) > 1 else []:
@@ -408,7 +429,7 @@ def _check_reachable(problem: Problem, config: Config) -> None:
     budget, policy = problem.budget, problem.policy
     geometry = family_of(problem.network).geometry(problem.network)
     if config.cuts_embedding and reason_against(problem, config.calibration_images) is None:
-        geometry = geometry_at(problem.network, ladder(geometry.embed, policy.embed_step)[-1])
+        geometry = geometry_at(problem.network, _widths(problem, config)[-1])
     dims = [b.dims for b in family_of(problem.network).read(problem.network)]
     if config.allocation != "joint":
         check_reachable(dims, geometry, budget, policy)

@@ -93,7 +93,9 @@ class Slices:
         return divergence(self.answers, answers(network, self.felt, p.columns, p.passes))
 
     def nats(self, width: int) -> float:
-        """What is lost at a width."""
+        """What is lost at a width; nothing at the whole."""
+        if width == len(self.directions):
+            return 0.0
 
         def measure() -> dict[str, Tensor]:
             p, encode = self.problem, encoder(self.directions, width)
@@ -147,7 +149,7 @@ def climb(
             continue
         if predicted >= best:
             continue
-        rung = Rung(width, shape, 0.0 if width == widths[0] else slice_nats(width), predicted)
+        rung = Rung(width, shape, slice_nats(width), predicted)
         found.append(rung)
         if rung.slice_nats >= best:
             break

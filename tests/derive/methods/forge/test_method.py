@@ -72,6 +72,20 @@ def test_the_embedding_is_narrowed_where_that_loses_less(checkpoint: Path, tmp_p
     assert again.model.spec.base.embed == width >= vit.geometry(again.model.network).embed
 
 
+def test_a_width_that_is_asked_for_is_taken_or_refused(checkpoint: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"method": "forge", "rate": 0.8, "training": UNTRAINED}
+    made = derive(checkpoint, tmp_path / "m", options={**FEW, "embed_width": 40}, **given)
+    assert vit.geometry(made.model.network).embed == 40
+    (rung,) = made.record.facts.more["embed_rungs"]
+    assert rung["width"] == 40 and rung["slice_nats"] > 0
+    with pytest.raises(OptionError, match=r"forge.embed_width=65 is wider than the base's embedding, which has 64"):
+        derive(checkpoint, tmp_path / "n", options={**FEW, "embed_width": 65}, **given)
+    with pytest.raises(OptionError, match="embed_width=1 is not 0"):
+        Config(embed_width=1)
+    with pytest.raises(OptionError, match="needs cut_embedding=true"):
+        Config(embed_width=32, cut_embedding=False)
+
+
 @pytest.mark.parametrize(
     ("options", "args", "said"),
     [
