@@ -64,7 +64,8 @@ FORGE: dict[str, Options] = {
     "drop_heads=false": {"drop_heads": False},
     "drop_blocks=false": {"drop_blocks": False},
     "cut_embedding=false": {"cut_embedding": False},
-    "neither dropped": {"drop_heads": False, "drop_blocks": False},
+    "drop_sites=false": {"drop_sites": False},
+    "neither dropped": {"drop_heads": False, "drop_blocks": False, "drop_sites": False},
 }
 FORGE_SHAPES = ("paper", "free")  # beside fused, the default
 NARROW = ("fused4", "paper")  # shapes of forge where `fused` is too wide for the other methods

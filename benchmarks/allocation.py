@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgevit.derive.allocate.knapsack import BlockMenu, Choice, allocate
+from edgevit.derive.allocate.knapsack import Allocation, BlockMenu, allocate
 from edgevit.derive.allocate.menus import attention_menu, ffn_menu
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.measure.sensitivity import Sensitivity
@@ -95,13 +95,15 @@ def of_shape(shape: str, seeds: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def loss_of(menu: Sequence[BlockMenu], found: Sequence[tuple[Choice, Choice] | None]) -> float:
-    losses = [b.dropped if p is None else p[0].loss + p[1].loss for b, p in zip(menu, found, strict=True)]
+def loss_of(menu: Sequence[BlockMenu], found: Allocation) -> float:
+    losses = [
+        b.dropped if p is None else sum(c.loss for c in p if c is not None) for b, p in zip(menu, found, strict=True)
+    ]
     return sum(loss for loss in losses if loss is not None)
 
 
-def cost_of(found: Sequence[tuple[Choice, Choice] | None]) -> float:
-    return sum(choice.cost for pair in found if pair is not None for choice in pair)
+def cost_of(found: Allocation) -> float:
+    return sum(choice.cost for pair in found if pair is not None for choice in pair if choice is not None)
 
 
 def measure(rate: float, seeds: Sequence[int]) -> dict[str, Any]:

@@ -134,7 +134,8 @@ class EmulatedBench:
         if limit < least:
             raise BudgetError("less than any plan costs", least=least)
         found = allocate(menus, limit - prices.fixed, bins=self.bins)
-        taken = [(i, pair[0].value, pair[1].value) for i, pair in enumerate(found) if pair is not None]
+        stay = [(i, pair) for i, pair in enumerate(found) if pair is not None]
+        taken = [(i, a.value, f.value) for i, (a, f) in stay if a is not None and f is not None]
         blocks = tuple(BlockDims(heads, width, width, neurons) for _, (heads, width), neurons in taken)
         return Candidate(Shape(blocks, tuple(i for i, _, _ in taken)), "")
 

@@ -30,7 +30,7 @@ from edgevit.folder.writing import writing
 from edgevit.models.checkpoint import tensors_sha256
 from edgevit.progress import Progress, Silent
 
-SCHEMA = "4"  # of the entries
+SCHEMA = "5"  # of the entries
 MADE_BY = f"edgevit {edgevit.__version__} with torch {torch.__version__}, schema {SCHEMA}"
 LIMIT_BYTES = 20 * 10**9
 

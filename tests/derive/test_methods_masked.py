@@ -33,8 +33,14 @@ from edgevit.models.families import family_of
 from edgevit.models.tokens import pass_on
 
 FEW: dict[str, dict[str, Any]] = {
-    # Aligned readers and another head are no masking; what they do is held in tests/derive/methods/forge.
-    "forge": {"calibration_images": 32, "sensitivity_images": 16, "align": False, "refit_head": False},
+    # Aligned readers and another head are no masking, and sites that go alone are held in tests/derive/methods/forge.
+    "forge": {
+        "calibration_images": 32,
+        "sensitivity_images": 16,
+        "align": False,
+        "refit_head": False,
+        "drop_sites": False,
+    },
     "heart": {"calibration_images": 8, "probes": 1},
     "nuwa": {"calibration_images": 32, "purification": "none"},
     "vulcan": {"calibration_images": 32},

@@ -1,12 +1,13 @@
 """One budget over all dimensions at once: which choice to make for every module of every block.
 
-A multiple-choice knapsack: of each module's choices exactly one is taken, unless its block is dropped; the sum of the
-predicted losses is least with the sum of the costs within the limit. Dynamic programming over the cost,
+A multiple-choice knapsack: of each module's choices exactly one is taken, unless it goes, or its whole block does; the
+sum of the predicted losses is least with the sum of the costs within the limit. Dynamic programming over the cost,
 
     best_b(c) = min( dropped_b + best_{b-1}(c),  min_{i, j} loss_i + loss_j + best_{b-1}(c - cost_i - cost_j) ),
 
-with attention i and FFN j taken one after the other. Nothing is asked of the choices: losses need not be convex in the
-cost, and costs may be MACs, parameters or milliseconds from a table.
+with attention i and FFN j taken one after the other, and beside these pairs the choices of either alone. Nothing is
+asked of the choices: losses need not be convex in the cost, and costs may be MACs, parameters or milliseconds from a
+table.
 """
 
 from __future__ import annotations
@@ -40,9 +41,13 @@ class BlockMenu:
     attention: Sequence[Choice]  # exactly one is taken, unless the block is dropped
     ffn: Sequence[Choice]
     dropped: float | None  # predicted loss of leaving the whole block out (cost 0); None where that is not allowed
+    # The ways to make either module where the other goes, what is lost by that included; none where it may not go.
+    attention_alone: Sequence[Choice] = ()
+    ffn_alone: Sequence[Choice] = ()
 
 
-Allocation = list[tuple[Choice, Choice] | None]  # per block attention and FFN; None: dropped
+# Per block attention and FFN, of which either may be gone; None: dropped.
+Allocation = list[tuple[Choice | None, Choice | None] | None]
 
 
 @dataclass(frozen=True)
@@ -57,20 +62,41 @@ class _Front:
         return bisect_right(self.costs, cost) - 1
 
 
+Sites = tuple[bool, bool]  # whether attention and FFN are there
+
+
 @dataclass(frozen=True)
 class _Block:
-    attention: _Front
-    ffn: _Front
+    """The ways to make a block: which sites are there, with a front for each."""
+
+    ways: dict[Sites, tuple[_Front, ...]]
     dropped: float | None
 
     @property
     def least(self) -> int:
         """Cost of the cheapest way to make or leave the block."""
-        return 0 if self.dropped is not None else self.attention.costs[0] + self.ffn.costs[0]
+        return 0 if self.dropped is not None else min(sum(f.costs[0] for f in way) for way in self.ways.values())
 
-    def offsets(self) -> tuple[int, int]:
-        """What of each module's costs is spent in any case, and so needs no bins."""
-        return (0, 0) if self.dropped is not None else (self.attention.costs[0], self.ffn.costs[0])
+    def offsets(self, way: tuple[_Front, ...]) -> tuple[int, ...]:
+        """What of each front's costs is spent in any case, and so needs no bins."""
+        settled = self.dropped is None and len(self.ways) == 1
+        return tuple(front.costs[0] if settled else 0 for front in way)
+
+    @property
+    def spent(self) -> int:
+        """The sum of the offsets."""
+        return sum(self.offsets(self.ways[True, True]))
+
+
+def _block(menu: BlockMenu, grains: int) -> _Block:
+    both = _front(menu.attention, grains), _front(menu.ffn, grains)
+    ways: dict[Sites, tuple[_Front, ...]] = {(True, True): both}
+    if menu.attention_alone:
+        ways[True, False] = (_front(menu.attention_alone, grains),)
+    if menu.ffn_alone:
+        ways[False, True] = (_front(menu.ffn_alone, grains),)
+    assert menu.dropped is None or menu.dropped >= 0
+    return _Block(ways, menu.dropped)
 
 
 def _front(choices: Sequence[Choice], grains: int) -> _Front:
@@ -92,8 +118,9 @@ def _bin_size(blocks: Sequence[_Block], room: int, bins: int) -> int:
     """Grains per bin: the common divisor of all costs if that gives few enough bins, else as fine as `bins` allows."""
     divisor = 0
     for block in blocks:
-        for front, offset in zip((block.attention, block.ffn), block.offsets(), strict=True):
-            divisor = gcd(divisor, *(cost - offset for cost in front.costs))
+        for way in block.ways.values():
+            for front, offset in zip(way, block.offsets(way), strict=True):
+                divisor = gcd(divisor, *(cost - offset for cost in front.costs))
     return divisor if divisor and room // divisor <= bins else max(room // bins, 1)
 
 
@@ -126,34 +153,55 @@ def _steps(front: _Front, offset: int, bin_size: int, room_bins: int) -> _Steps:
     return _Steps(list(within), list(within.values()))
 
 
-def _solve(blocks: Sequence[_Block], bin_size: int, room_bins: int) -> list[tuple[int, int] | None]:
-    """Return per block the indices of attention and FFN in their fronts, or None."""
+Taken = tuple[Sites, list[int]]  # which sites of a block are there, and the index in the front of each
+
+
+def _solve(blocks: Sequence[_Block], bin_size: int, room_bins: int) -> list[Taken | None] | None:
+    """What is taken of each block, None where it is dropped; no list where rounded up not even the cheapest fit."""
     best: NDArray[np.float64] = np.zeros(room_bins + 1)  # least loss of the blocks so far within so many bins
     tables = []
     for block in blocks:
-        pair = []
         without = best
-        for front, offset in zip((block.attention, block.ffn), block.offsets(), strict=True):
-            steps = _steps(front, offset, bin_size, room_bins)
-            best, taken = steps.take(best, [front.choices[i].loss for i in steps.indices])
-            pair.append((steps, taken))
-        drop: NDArray[np.bool_] = np.zeros(len(best), bool)
+        ways: list[tuple[Sites, list[tuple[_Steps, NDArray[Any]]]]] = []
+        best, which = np.full(room_bins + 1, np.inf), np.zeros(room_bins + 1, np.int8)
+        for sites, way in block.ways.items():
+            reached, taken = without, []
+            for front, offset in zip(way, block.offsets(way), strict=True):
+                steps = _steps(front, offset, bin_size, room_bins)
+                reached, took = steps.take(reached, [front.choices[i].loss for i in steps.indices])
+                taken.append((steps, took))
+            better = reached < best
+            best, which = np.where(better, reached, best), np.where(better, len(ways), which)
+            ways.append((sites, taken))
         if block.dropped is not None:
             drop = without + block.dropped <= best
-            best = np.where(drop, without + block.dropped, best)
-        tables.append((pair, drop))
-    found: list[tuple[int, int] | None] = []
+            best, which = np.where(drop, without + block.dropped, best), np.where(drop, -1, which)
+        tables.append((ways, which))
+    if not np.isfinite(best[-1]):
+        return None
+    found: list[Taken | None] = []
     at = room_bins
-    for ((attention, took_attention), (ffn, took_ffn)), drop in reversed(tables):
-        if drop[at]:
+    for ways, which in reversed(tables):
+        if which[at] < 0:
             found.append(None)
             continue
-        j = int(took_ffn[at])
-        at -= ffn.bins[j]
-        i = int(took_attention[at])
-        at -= attention.bins[i]
-        found.append((attention.indices[i], ffn.indices[j]))
+        sites, taken = ways[which[at]]
+        indices = []
+        for steps, took in reversed(taken):
+            j = int(took[at])
+            at -= steps.bins[j]
+            indices.append(steps.indices[j])
+        found.append((sites, indices[::-1]))
     return found[::-1]
+
+
+def _cheapest(blocks: Sequence[_Block]) -> list[Taken | None]:
+    """The cheapest way to make or leave every block."""
+    found: list[Taken | None] = []
+    for block in blocks:
+        sites = min(block.ways, key=lambda sites: sum(f.costs[0] for f in block.ways[sites]))
+        found.append(None if block.dropped is not None else (sites, [0] * len(block.ways[sites])))
+    return found
 
 
 def _spend(fronts: Sequence[_Front], taken: list[int], slack: int) -> None:
@@ -185,23 +233,27 @@ def allocate(menus: Sequence[BlockMenu], limit: float, *, bins: int = 20_000) ->
     assert bins > 0
     if not menus:
         return []
-    costs = {c.cost for menu in menus for choices in (menu.attention, menu.ffn) for c in choices}
+    costs = {c.cost for m in menus for choices in (m.attention, m.ffn, m.attention_alone, m.ffn_alone) for c in choices}
     # Whole numbers from here on; `bins` among the factors, so that the limit is a whole number of bins.
     grains = bins * lcm(*(_exact(cost).denominator for cost in {limit, *costs}))
-    blocks = [_Block(_front(m.attention, grains), _front(m.ffn, grains), m.dropped) for m in menus]
-    assert all(b.dropped is None or b.dropped >= 0 for b in blocks)
-    least = sum(b.least for b in blocks)
-    room = int(_exact(limit) * grains) - least
-    if room < 0:
+    blocks = [_block(menu, grains) for menu in menus]
+    least, whole = sum(b.least for b in blocks), int(_exact(limit) * grains)
+    if whole < least:
         raise BudgetError(
             f"a budget that leaves {limit:.6g} for the blocks cannot be met: their cheapest choices cost "
             f"{least / grains:.6g}; raise the budget, or try another --shape"
         )
+    room = whole - sum(b.spent for b in blocks)
     bin_size = _bin_size(blocks, room, bins)
-    found = _solve(blocks, bin_size, room // bin_size)
-    fronts = [f for b, pair in zip(blocks, found, strict=True) if pair is not None for f in (b.attention, b.ffn)]
-    taken = [i for pair in found if pair is not None for i in pair]
-    spent = sum(f.costs[i] for f, i in zip(fronts, taken, strict=True))
-    _spend(fronts, taken, room + least - spent)
-    made = iter([f.choices[i] for f, i in zip(fronts, taken, strict=True)])
-    return [None if pair is None else (next(made), next(made)) for pair in found]
+    found = _solve(blocks, bin_size, room // bin_size) or _cheapest(blocks)
+    fronts = [f for b, taken in zip(blocks, found, strict=True) if taken is not None for f in b.ways[taken[0]]]
+    indices = [i for taken in found if taken is not None for i in taken[1]]
+    spent = sum(f.costs[i] for f, i in zip(fronts, indices, strict=True))
+    _spend(fronts, indices, whole - spent)
+    made = iter([f.choices[i] for f, i in zip(fronts, indices, strict=True)])
+
+    def chosen(sites: Sites) -> tuple[Choice | None, Choice | None]:
+        attention, ffn = (next(made) if there else None for there in sites)
+        return attention, ffn
+
+    return [None if taken is None else chosen(taken[0]) for taken in found]

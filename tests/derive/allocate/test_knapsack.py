@@ -23,7 +23,9 @@ MODULE_COSTS = {
 
 def menus_of(costs, most_blocks=3):
     choices = st.lists(st.builds(Choice, costs, LOSSES, st.none()), min_size=1, max_size=4)
-    return st.lists(st.builds(BlockMenu, choices, choices, st.none() | LOSSES), min_size=1, max_size=most_blocks)
+    alone = st.just([]) | choices
+    menu = st.builds(BlockMenu, choices, choices, st.none() | LOSSES, alone, alone)
+    return st.lists(menu, min_size=1, max_size=most_blocks)
 
 
 def exact(cost):
@@ -33,6 +35,7 @@ def exact(cost):
 def ways(menu):
     """Cost and loss of every way to make one block."""
     made = [(exact(a.cost) + exact(f.cost), a.loss + f.loss) for a in menu.attention for f in menu.ffn]
+    made += [(exact(c.cost), c.loss) for c in (*menu.attention_alone, *menu.ffn_alone)]
     return made if menu.dropped is None else [*made, (Fraction(0), menu.dropped)]
 
 
@@ -51,17 +54,23 @@ def least_cost(menus):
 
 
 def cost_of(allocation):
-    return sum((exact(c.cost) for pair in allocation if pair for c in pair), Fraction(0))
+    return sum((exact(c.cost) for pair in allocation if pair for c in pair if c), Fraction(0))
 
 
 def loss_of(menus, allocation):
     pairs = zip(menus, allocation, strict=True)
-    return sum(menu.dropped if pair is None else pair[0].loss + pair[1].loss for menu, pair in pairs)
+    return sum(menu.dropped if pair is None else sum(c.loss for c in pair if c) for menu, pair in pairs)
 
 
 def check_taken(menus, allocation):
     for menu, pair in zip(menus, allocation, strict=True):
-        assert (pair is None and menu.dropped is not None) or (pair[0] in menu.attention and pair[1] in menu.ffn)
+        if pair is None:
+            assert menu.dropped is not None
+        elif None in pair:
+            attention, ffn = pair
+            assert attention in menu.attention_alone if ffn is None else ffn in menu.ffn_alone
+        else:
+            assert pair[0] in menu.attention and pair[1] in menu.ffn
 
 
 @pytest.mark.parametrize("costs", ["MACs", "milliseconds"])
@@ -106,6 +115,22 @@ def test_one_block_may_be_dropped_for_the_sake_of_the_others():
     assert found[0] is None and [c.value for c in found[1]] == ["wide", "wide"]
     kept = [BlockMenu(menu, menu, dropped=None), BlockMenu(menu, menu, dropped=20.0)]
     assert loss_of(kept, allocate(kept, 80)) == 9.0, "three of the four are narrow"
+
+
+def test_a_module_goes_alone_where_that_loses_less_than_its_block_or_what_is_narrow():
+    menu = [Choice(10, 3.0, "narrow"), Choice(40, 0.0, "wide")]
+    alone = [Choice(8, 4.0, "narrow"), Choice(38, 1.0, "wide")]  # a block with one site costs 2 less
+    (pair,) = allocate([BlockMenu(menu, menu, dropped=None, attention_alone=alone)], 49)
+    assert [pair[0].value, pair[1]] == ["wide", None]
+    (pair,) = allocate([BlockMenu(menu, menu, dropped=None, ffn_alone=alone)], 9)
+    assert [pair[0], pair[1].value] == [None, "narrow"], "cheaper than any pair"
+
+
+def test_where_rounding_leaves_no_room_the_cheapest_ways_are_taken():
+    menus = [BlockMenu([Choice(7, 1, None)], [Choice(7, 1, None)], None, ffn_alone=[Choice(7, 3, "least")])] * 3
+    assert [pair[1].value for pair in allocate(menus, 21, bins=2)] == ["least"] * 3
+    with pytest.raises(BudgetError, match="cheapest choices cost 21"):
+        allocate(menus, 20)
 
 
 def test_losses_that_are_not_convex_are_no_trap():

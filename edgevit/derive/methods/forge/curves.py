@@ -31,6 +31,7 @@ class BlockCurves:
     removal: Removal
     ffn_losses: Tensor  # [e] nats, as each neuron goes, the first to go first
     block_loss: Tensor  # [1] nats without the whole block
+    site_losses: Tensor  # [2] nats without its attention, and without its FFN; infinite where not measured
 
 
 def blind(tokens: int, embed: int, qk: Spectrum, vo: Spectrum) -> Sensitivity:
@@ -50,6 +51,7 @@ def root(metric: Tensor) -> Tensor:
 # -- in the cache ------------------------------------------------------------------------------------------------------
 
 _PARTS = {"statistics": BlockStatistics, "qk": Spectrum, "vo": Spectrum, "felt": Sensitivity, "removal": Removal}
+_LOSSES = ("ffn_losses", "block_loss", "site_losses")
 # The symmetric matrices, each with the name of its mean: one that is there, or the last column of a moment of [x 1].
 _MATRICES = {
     "statistics.moment": "mean.moment",
@@ -63,7 +65,7 @@ def packed(curves: Sequence[BlockCurves]) -> dict[str, Tensor]:
     """The tensors of all blocks by name."""
     flat: dict[str, Tensor] = {}
     for i, block in enumerate(curves):
-        mine: dict[str, Tensor] = {"ffn_losses": block.ffn_losses, "block_loss": block.block_loss}
+        mine: dict[str, Tensor] = {name: getattr(block, name) for name in _LOSSES}
         for part in _PARTS:
             mine |= {f"{part}.{name}": t for name, t in vars(getattr(block, part)).items() if t is not None}
         for name, mean in _MATRICES.items():
@@ -91,7 +93,8 @@ def _block(mine: dict[str, Tensor]) -> BlockCurves:
         name: kind(**{key.partition(".")[2]: t for key, t in mine.items() if key.startswith(f"{name}.")})
         for name, kind in _PARTS.items()
     }
-    return BlockCurves(**parts, ffn_losses=mine["ffn_losses"], block_loss=mine["block_loss"])
+    parts |= {name: mine[name] for name in _LOSSES}
+    return BlockCurves(**parts)
 
 
 def _square(mine: dict[str, Tensor], mean: str | None, matrix: Tensor) -> Tensor:

@@ -15,35 +15,34 @@ Each step can be taken away by its option; benchmarks/RESULTS.md has what each i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from math import inf
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgevit.data.task import Split
 from edgevit.derive.algebra.attention import Spectra, attention_spectra, keep_heads, mean_values, narrow
 from edgevit.derive.algebra.factorise import Spectrum
 from edgevit.derive.algebra.least_squares import refit, refittable_mean, removal_in_order, removal_order
 from edgevit.derive.allocate.budget import Budget
-from edgevit.derive.allocate.knapsack import BlockMenu, allocate
-from edgevit.derive.allocate.menus import Heads, attention_menu, ffn_menu, least_heads
+from edgevit.derive.allocate.knapsack import Choice, allocate
+from edgevit.derive.allocate.menus import Heads, least_heads
 from edgevit.derive.allocate.policy import check_reachable, fit, smallest, uniform
 from edgevit.derive.allocate.widths import adaptive
 from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, minimum_images
 from edgevit.derive.methods.forge.curves import BlockCurves, blind, packed, root, unpacked
+from edgevit.derive.methods.forge.measured import measure
+from edgevit.derive.methods.forge.menus import Goes, block_costs, block_menu
 from edgevit.derive.methods.forge.rungs import Slices, climb, geometry_at, ladder, reason_against
 from edgevit.derive.methods.forge.solve import solve
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.realise import realise
 from edgevit.errors import BudgetError, OptionError
-from edgevit.models.anatomy import Block, BlockDims, Ffn, attentions, ffns
+from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn, attentions, ffns
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
@@ -74,6 +73,8 @@ class Config(TeacherOptions):
     drop_heads: bool = True  # Whether whole heads may go; those of a block that stay have one width.
     # Whether whole blocks may go; with sensitivity=none none does, as nothing says what one is worth.
     drop_blocks: bool = True
+    # Whether the attention or the FFN of a block may go without the other; with sensitivity=none none does.
+    drop_sites: bool = True
     # Whether the embedding may be narrowed, by a change of basis of all blocks at once; only with allocation=joint and
     # sensitivity=fisher, and not for a budget by a cost table.
     cut_embedding: bool = True
@@ -89,8 +90,13 @@ class Config(TeacherOptions):
     sequential_ridge: float = 1e-3  # How strongly the sequential solution is drawn to the refit, in the same units.
 
     @property
+    def by_loss(self) -> bool:
+        """Whether losses are known in nats."""
+        return self.sensitivity == "fisher"
+
+    @property
     def cuts_embedding(self) -> bool:
-        return self.cut_embedding and self.allocation == "joint" and self.sensitivity == "fisher"
+        return self.cut_embedding and self.allocation == "joint" and self.by_loss
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,6 +138,7 @@ def _curves(problem: Problem, config: Config) -> list[BlockCurves]:
         "images": problem.task.train.subset(config.calibration_images).content_sha256(),
         "gradients": problem.task.train.subset(config.sensitivity_images).content_sha256(),
         "config": {name: getattr(config, name) for name in names},
+        "sites": config.drop_sites and config.by_loss,
         "seed": problem.training.seed,
     }
     return unpacked(problem.cache.tensors("curves", key, lambda: packed(_make_curves(problem, config))))
@@ -168,8 +175,8 @@ def _make_curves(problem: Problem, config: Config) -> list[BlockCurves]:
             centre = refittable_mean(part, s.mean)
             removal = removal_order(seen, s.hidden, centre, ridge=config.ridge)
             losses = removal_in_order(removal.order, seen, s.hidden, centre, ridge=config.ridge).cost / 2
-            without = torch.full((1,), inf, dtype=torch.float64)
-            made.append(BlockCurves(s, spectra.qk[i], spectra.vo[i], felt[i], removal, losses, without))
+            unknown = [torch.full((count,), inf, dtype=torch.float64) for count in (1, 2)]
+            made.append(BlockCurves(s, spectra.qk[i], spectra.vo[i], felt[i], removal, losses, *unknown))
             stage.update(i + 1)
     if not by_loss:
         return [replace(b, ffn_losses=b.ffn_losses / b.ffn_losses.sum()) for b in made]
@@ -223,40 +230,20 @@ def _scaled(
         thin = [Block(b.attention, _refit(ffn, known, width, config)) for b, ffn, known, width in parts]
         narrowed = family_of(problem.network).build(problem.network, thin)
     with problem.stopwatch.stage("sensitivity"):
-        measured = _measured(problem, narrowed, problem.task.train.subset(config.sensitivity_images))
+        images = problem.task.train.subset(config.sensitivity_images)
+        measured = measure(problem, narrowed, images, sites=config.drop_sites)
     scaled = []
-    for known, probe, (loss, without) in zip(curves, probes, measured.unbind(1), strict=True):
+    rows = zip(curves, probes, measured.narrowed, measured.without, measured.sites, strict=True)
+    for known, probe, loss, without, sites in rows:
         predicted = known.ffn_losses[: len(known.ffn_losses) - probe].sum()
         scale = loss / predicted if predicted > 0 and loss > 0 else torch.ones(())
-        scaled.append(replace(known, ffn_losses=known.ffn_losses * scale, block_loss=without.reshape(1)))
+        losses = {
+            "ffn_losses": known.ffn_losses * scale,
+            "block_loss": without.reshape(1),
+            "site_losses": sites.clone(),
+        }
+        scaled.append(replace(known, **losses))
     return scaled
-
-
-def _measured(problem: Problem, narrowed: nn.Module, images: Split) -> Tensor:
-    """KL(base || changed) in nats with each block replaced by the narrow one, and with each left out: [2, L]."""
-    network, device = problem.network, problem.compute.device
-    narrowed.to(device).eval()
-    family = family_of(network)
-    columns = torch.as_tensor(problem.columns, device=device)
-    layers, others = family.layers(network), family.layers(narrowed)
-    losses = torch.zeros(2, len(layers), dtype=torch.float64, device=device)
-
-    def answers(x: Tensor, start: int) -> Tensor:
-        for layer in layers[start:]:
-            x = layer(x)
-        return F.log_softmax(family.answers(network, x)[:, columns], dim=1)
-
-    def see(batch: Tensor, _: Tensor) -> None:
-        tokens = [family.first_tokens(network, batch)]
-        for layer in layers:
-            tokens.append(layer(tokens[-1]))
-        whole = answers(tokens[-1], len(layers))
-        for i, other in enumerate(others):
-            for row, x in enumerate((other(tokens[i]), tokens[i])):
-                losses[row, i] += F.kl_div(answers(x, i + 1), whole, log_target=True, reduction="sum")
-
-    problem.passes.show(network, images, see, stage="loss without each block")
-    return (problem.compute.sum(losses) / len(images)).cpu().clamp_min(0)
 
 
 # -- allocation --------------------------------------------------------------------------------------------------------
@@ -264,9 +251,9 @@ def _measured(problem: Problem, narrowed: nn.Module, images: Split) -> Tensor:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What becomes of each block of the base: its attention and FFN width, or None where it is dropped."""
+    """What becomes of each block of the base: its attention and FFN width, None where they go; or None: it goes."""
 
-    blocks: list[tuple[Heads, int] | None]
+    blocks: Sequence[tuple[Heads | None, int | None] | None]
     predicted_nats: float | None
 
 
@@ -285,54 +272,23 @@ def _allocate(
         wishes = uniform(dims) if config.allocation == "uniform" else adaptive(blocks, activations, policy)
         chosen = fit(wishes, dims, geometry, budget, policy)
         return _Shape([(Heads(tuple(range(d.heads)), d.qk, d.vo), d.ffn) for d in chosen], None)
-    costs = [_costs(budget, geometry.at(n), i) for i, n in enumerate(geometry.reaching(dims))]
     menus = []
-    for i, (d, known, cost) in enumerate(zip(dims, curves, costs, strict=True)):
-        frozen = geometry.frozen(i)
+    for i, (d, known, tokens) in enumerate(zip(dims, curves, geometry.reaching(dims), strict=True)):
         # The first block always stays: a network has one.
-        may_go = config.drop_blocks and i > 0 and known.block_loss < inf and "block" not in frozen
-        menus.append(
-            BlockMenu(
-                attention_menu(d, known.felt, policy, cost.attention, drop_heads=config.drop_heads, frozen=frozen),
-                ffn_menu(known.ffn_losses, policy, cost.ffn, frozen),
-                float(known.block_loss) if may_go else None,
-            )
-        )
+        goes = Goes(config.drop_heads, config.drop_blocks and i > 0, config.drop_sites and config.by_loss)
+        costs = block_costs(budget, geometry.at(tokens), i)
+        menus.append(block_menu(d, known, policy, costs, goes, geometry.frozen(i)))
     fixed = geometry.fixed(0, budget.linear) if budget.prices is None else budget.prices.fixed
     found = allocate(menus, budget.limit - fixed)
     lost = [
-        float(known.block_loss) if pair is None else pair[0].loss + pair[1].loss
+        float(known.block_loss) if pair is None else sum(choice.loss for choice in pair if choice is not None)
         for known, pair in zip(curves, found, strict=True)
     ]
-    return _Shape([None if pair is None else (pair[0].value, pair[1].value) for pair in found], sum(lost))
 
+    def value(choice: Choice | None) -> Any:
+        return None if choice is None else choice.value
 
-@dataclass(frozen=True)
-class _Costs:
-    """What one block's modules cost in the budget's quantity."""
-
-    attention: Callable[[int, Tensor, Tensor], Tensor]  # of a number of heads with each pair of widths qk and vo
-    ffn: Callable[[int], float]
-
-
-def _costs(budget: Budget, geometry: Geometry, block: int) -> _Costs:
-    prices = budget.prices
-    if prices is not None:
-
-        def listed(heads: int, qk: Tensor, vo: Tensor) -> Tensor:
-            pairs = zip(qk.tolist(), vo.tolist(), strict=True)
-            costs = [prices.together(block) + prices.attention(block, heads, *pair) for pair in pairs]
-            return torch.tensor(costs, dtype=torch.float64)
-
-        return _Costs(listed, partial(prices.ffn, block))
-    # What a block costs whatever its widths goes with its attention: it goes with the block.
-    itself = geometry.fixed(1, budget.linear) - geometry.fixed(0, budget.linear)
-
-    def attention(heads: int, qk: Tensor, vo: Tensor) -> Tensor:
-        unit = geometry.unit_costs(heads, budget.linear)
-        return itself + unit.qk * qk + unit.vo * vo
-
-    return _Costs(attention, lambda width: geometry.block_cost(BlockDims(0, 0, 0, width), budget.linear))
+    return _Shape([None if pair is None else (value(pair[0]), value(pair[1])) for pair in found], sum(lost))
 
 
 @dataclass(frozen=True)
@@ -411,13 +367,18 @@ def _plan(
         if decided is None:
             continue
         chosen, width = decided
-        heads, moment = list(chosen.heads), _moment(known.statistics)
-        spectra = Spectra(*((_of_heads(part, heads),) for part in (known.qk, known.vo)))
-        (slim,) = narrow([keep_heads(attention, heads, moment)], [(chosen.qk, chosen.vo)], [moment], spectra)
-        refitted = _refit(ffn, known, width, config)
-        kept = AttentionPlan(chosen.heads, chosen.qk, chosen.vo, weights=slim)
-        plans.append(BlockPlan(i, kept, FfnPlan(known.removal.kept(width), weights=refitted)))
+        neurons = None
+        if width is not None:
+            neurons = FfnPlan(known.removal.kept(width), weights=_refit(ffn, known, width, config))
+        plans.append(BlockPlan(i, None if chosen is None else _plan_attention(attention, known, chosen), neurons))
     return Plan(tuple(plans), embed)
+
+
+def _plan_attention(attention: Attention, known: BlockCurves, chosen: Heads) -> AttentionPlan:
+    heads, moment = list(chosen.heads), _moment(known.statistics)
+    spectra = Spectra(*((_of_heads(part, heads),) for part in (known.qk, known.vo)))
+    (slim,) = narrow([keep_heads(attention, heads, moment)], [(chosen.qk, chosen.vo)], [moment], spectra)
+    return AttentionPlan(chosen.heads, chosen.qk, chosen.vo, weights=slim)
 
 
 def _of_heads(spectrum: Spectrum, heads: Sequence[int]) -> Spectrum:
@@ -439,6 +400,8 @@ def _check_reachable(problem: Problem, config: Config) -> None:
     least = smallest(dims, policy, geometry)
     drops = [config.drop_heads and "heads" not in geometry.frozen(i) for i in range(len(dims))]
     fewest = [replace(least[i], heads=least_heads(dims[i], policy, drop_heads=drops[i])) for i in kept]
+    if config.drop_sites and config.by_loss:
+        fewest = [_smaller(budget, geometry, i, d) for i, d in zip(kept, fewest, strict=True)]
     cost = budget.cost(fewest, geometry, kept)
     if not budget.holds(cost):
         raise BudgetError(
@@ -446,6 +409,14 @@ def _check_reachable(problem: Problem, config: Config) -> None:
             "raise the budget, or try another --shape",
             least=cost,
         )
+
+
+def _smaller(budget: Budget, geometry: Geometry, block: int, dims: BlockDims) -> BlockDims:
+    """The cheaper of a block's sites alone, if either may go."""
+    if "site" in geometry.frozen(block):
+        return dims
+    alone = [replace(dims, ffn=0), replace(dims, heads=0, qk=0, vo=0)]
+    return min(alone, key=lambda d: budget.cost([d], geometry, [block]))
 
 
 def _warn_of_few_images(problem: Problem, config: Config) -> None:
@@ -483,6 +454,6 @@ def derive(problem: Problem, config: Config) -> Derived:
         "tried": {name: asdict(tried) for name, tried in solved.tried.items()},
         **chosen.facts,
         "kept_blocks": plan.kept_blocks,
-        "kept_heads": [list(b[0].heads) for b in shape.blocks if b is not None],
+        "kept_heads": [[] if b[0] is None else list(b[0].heads) for b in shape.blocks if b is not None],
     }
     return Derived(slim, plan, facts)

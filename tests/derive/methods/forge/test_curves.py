@@ -28,7 +28,7 @@ def _curves(seed: int, *, offset: float = 0.0, query: bool = True) -> BlockCurve
     losses, g = [torch.rand(HEADS, WIDTH).double() for _ in range(2)], torch.randn(64, EMBED).double()
     felt = Sensitivity(*losses, losses[1].sum(1), torch.rand(17).double(), torch.rand(17).double(), g.mT @ g)
     removal = removal_order(torch.randn(EMBED, NEURONS), second, statistics.mean)
-    return BlockCurves(statistics, qk, vo, felt, removal, removal.cost, torch.rand(1).double())
+    return BlockCurves(statistics, qk, vo, felt, removal, removal.cost, torch.rand(1).double(), torch.rand(2).double())
 
 
 def test_what_is_unpacked_is_what_was_packed_to_the_precision_of_fp32() -> None:

@@ -105,6 +105,20 @@ def test_an_embedding_that_stays_says_why(
     assert "embed" not in made.record.facts.more and vit.geometry(made.model.network).embed == 64
 
 
+def test_sites_go_alone_where_nothing_else_may(checkpoint: Path, tmp_path: Path) -> None:
+    """Both blocks stay, and cost less than two whole ones at their smallest."""
+    options = {**FEW, "drop_blocks": False, "drop_heads": False, "cut_embedding": False}
+    with pytest.raises(BudgetError) as refused:
+        derive(checkpoint, tmp_path / "n", method="forge", rate=0.85, options={**options, "drop_sites": False},
+               training=UNTRAINED)  # fmt: skip
+    made = derive(checkpoint, tmp_path / "m", method="forge", rate=0.85, options=options, training=UNTRAINED)
+    blocks = made.model.spec.blocks
+    assert len(blocks) == 2 and any(not b.has_attention or not b.has_ffn for b in blocks)
+    assert made.model.spec.macs <= 0.15 * made.model.spec.base.macs < refused.value.least
+    loaded, images = edgevit.load(tmp_path / "m"), torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(loaded(images), made.model(images))
+
+
 def test_a_budget_below_everything_is_refused_with_what_can_be_reached(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match=r"rate 0\.99 is less than forge reaches in shape 'fused': .* at the least"):
         derive(checkpoint, tmp_path / "m", method="forge", rate=0.99, options=FEW, training=UNTRAINED)
@@ -178,12 +192,15 @@ def test_another_batch_of_the_optimiser_finds_the_curves_again(checkpoint: Path,
         {"sequential": "false"},
         {"drop_heads": "false"},
         {"align": "false", "refit_head": "false"},
+        {"drop_sites": "false"},
     ],
     ids=str,
 )
 def test_each_step_can_be_taken_away(options: dict[str, str], checkpoint: Path, tmp_path: Path) -> None:
     made = derive(checkpoint, tmp_path / "m", method="forge", rate=0.45, options={**FEW, **options}, training=UNTRAINED)
     assert 0.45 <= made.model.spec.rate < 0.48
+    if "drop_sites" in options:
+        assert all(b.has_attention and b.has_ffn for b in made.model.spec.blocks)
     if "sensitivity" in options:
         assert "sensitivity" not in made.record.seconds, "no gradient is taken"
     tried = {"refit_head"} if "sequential" in options else {"align", "refit_head"}

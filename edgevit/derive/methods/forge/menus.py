@@ -1,0 +1,86 @@
+"""Every way to make a block, with what it costs in the budget's quantity and what it is predicted to lose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+
+import torch
+from torch import Tensor
+
+from edgevit.derive.allocate.budget import Budget
+from edgevit.derive.allocate.knapsack import BlockMenu, Choice
+from edgevit.derive.allocate.menus import attention_menu, ffn_menu
+from edgevit.derive.allocate.policy import Policy
+from edgevit.derive.allocate.prices import DECIMALS
+from edgevit.derive.methods.forge.curves import BlockCurves
+from edgevit.models.anatomy import Axis, BlockDims
+from edgevit.models.cost import Geometry
+
+
+@dataclass(frozen=True)
+class Goes:
+    """What of a block may go."""
+
+    heads: bool
+    block: bool
+    sites: bool
+
+
+@dataclass(frozen=True)
+class BlockCosts:
+    """What one block's modules cost in the budget's quantity."""
+
+    attention: Callable[[int, Tensor, Tensor], Tensor]  # of a number of heads with each pair of widths qk and vo
+    ffn: Callable[[int], float]
+    # What either costs alone, beyond that: what a block costs whatever its widths is among its attention's.
+    attention_alone: float
+    ffn_alone: float
+
+
+def block_costs(budget: Budget, geometry: Geometry, block: int) -> BlockCosts:
+    prices = budget.prices
+    if prices is not None:
+
+        def listed(heads: int, qk: Tensor, vo: Tensor) -> Tensor:
+            pairs = zip(qk.tolist(), vo.tolist(), strict=True)
+            costs = [prices.together(block) + prices.attention(block, heads, *pair) for pair in pairs]
+            return torch.tensor(costs, dtype=torch.float64)
+
+        return BlockCosts(listed, partial(prices.ffn, block), -prices.together(block), 0.0)
+    # What a block costs whatever its widths goes with its attention: it goes with the block.
+    itself = geometry.fixed(1, budget.linear) - geometry.fixed(0, budget.linear)
+    of_ffn = geometry.site_fixed("ffn", budget.linear)
+
+    def attention(heads: int, qk: Tensor, vo: Tensor) -> Tensor:
+        unit = geometry.unit_costs(heads, budget.linear)
+        return itself + unit.qk * qk + unit.vo * vo
+
+    def ffn(width: int) -> float:
+        return geometry.block_cost(BlockDims(0, 0, 0, width), budget.linear)
+
+    return BlockCosts(attention, ffn, -of_ffn, of_ffn)
+
+
+def block_menu(
+    dims: BlockDims, known: BlockCurves, policy: Policy, costs: BlockCosts, goes: Goes, frozen: Collection[Axis]
+) -> BlockMenu:
+    attention = attention_menu(dims, known.felt, policy, costs.attention, drop_heads=goes.heads, frozen=frozen)
+    ffn = ffn_menu(known.ffn_losses, policy, costs.ffn, frozen)
+    dropped = float(known.block_loss)
+    menu = BlockMenu(attention, ffn, dropped if goes.block and dropped < inf and "block" not in frozen else None)
+    without_attention, without_ffn = known.site_losses.tolist()
+    if not goes.sites or "site" in frozen:
+        return menu
+    return replace(
+        menu,
+        attention_alone=[_moved(choice, costs.attention_alone, without_ffn) for choice in attention],
+        ffn_alone=[_moved(choice, costs.ffn_alone, without_attention) for choice in ffn],
+    )
+
+
+def _moved(choice: Choice, cost: float, loss: float) -> Choice:
+    """The same at another cost and with more loss: costs are added as decimal numbers."""
+    return Choice(round(choice.cost + cost, DECIMALS), choice.loss + loss, choice.value)
