@@ -20,8 +20,8 @@ def importing() -> Iterator[None]:
     """Collect no garbage while the block imports, and never look through what it imported.
 
     What is there when the block ends stays until the program does; so this is for programs, and does nothing in one
-    that has imported it all before. At its end all is let go: libraries complain of what they have not got back (nanobind
-    does, of triton's hundreds of functions).
+    that has imported it all before. At its end all is let go: libraries complain of what they have not got back, as
+    nanobind does of triton's functions.
     """
     before, collected = len(sys.modules), gc.isenabled()
     gc.disable()
