@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from edgevit.derive.options import Method
 
+LINEAR = ("macs", "params")  # what every method's budget may be counted in
+
 
 def main(
     method: Annotated[
@@ -31,7 +33,7 @@ def main(
         known = [describe(name) for name in method_names()]
         console.show(methods_table(known))
         console.show("Next: edgevit methods METHOD lists its options.")
-        console.result([{"name": m.name, "summary": m.summary} for m in known])
+        console.result([{"name": m.name, "summary": m.summary, "quantities": m.quantities or LINEAR} for m in known])
         return
     shown = describe(method)
     console.show(shown.summary)
@@ -43,10 +45,11 @@ def main(
 def methods_table(methods: Sequence[Method]) -> Table:
     from rich.table import Table
 
-    table = Table("method", "what it does")
-    table.columns[0].no_wrap = True
+    table = Table("method", "--ms, --mj", "what it does")
+    for column in table.columns[:2]:
+        column.no_wrap = True
     for method in methods:
-        table.add_row(method.name, method.summary)
+        table.add_row(method.name, "yes" if "ms" in method.quantities else "no", method.summary)
     return table
 
 

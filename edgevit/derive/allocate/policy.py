@@ -234,9 +234,16 @@ def _fit_by_table(
         low, high = (low, middle) if holds(knobs, rounded(knobs)) else (middle, high)
     knobs = knobs_at(high)
     widths = rounded(knobs)
+
+    def excess(k: int) -> float:
+        return (widths[k] - knobs[k].wish) / knobs[k].step
+
+    while not holds(knobs, widths):  # even where all goes that a method lets go
+        k = max((k for k in range(len(knobs)) if widths[k] > knobs[k].minimum), key=excess)
+        widths[k] = max(widths[k] - knobs[k].step, knobs[k].minimum)
     open_ = set(range(len(knobs)))  # that may yet be given a step
     while open_:
-        k = min(open_, key=lambda k: (widths[k] - knobs[k].wish) / knobs[k].step)
+        k = min(open_, key=excess)
         wider = [width + knobs[k].step * (i == k) for i, width in enumerate(widths)]
         if wider[k] <= knobs[k].maximum and holds(knobs, wider):
             widths = wider

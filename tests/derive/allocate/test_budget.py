@@ -122,6 +122,6 @@ def test_too_few_milliseconds_are_refused_with_the_least(derive, tabled, tmp_pat
 
 
 def test_methods_that_count_on_linear_costs_name_those_that_do_not(derive, tabled, tmp_path):
-    with pytest.raises(OptionError, match=r"method 'nuwa' cannot allocate by a cost table; try .*--method tabled"):
-        derive(ms=2.0, method="nuwa")
+    with pytest.raises(OptionError, match=r"method 'heart' cannot allocate by a cost table; try .*--method tabled"):
+        derive(ms=2.0, method="heart")
     assert sorted(f.name for f in tmp_path.iterdir()) == ["base.safetensors", "methods"]

@@ -40,6 +40,7 @@ from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import evaluate
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 
+QUANTITIES = ("macs", "params", "ms", "mj")
 HEAD_BIAS = -100.0  # of the classes outside the task, where the head is left whole
 
 
@@ -242,10 +243,12 @@ def _wishes(
         ]
         # Attention is as wide as its energy asks for; the FFN, alike in all blocks, takes what the budget leaves.
         return lambda rate: [Widths(*a, d.ffn * (1 - rate)) for a, d in zip(attention, dims, strict=True)]
-    geometry = family_of(problem.network).geometry(problem.network)
+    geometry, budget = family_of(problem.network).geometry(problem.network), problem.budget
+    # By a table a unit has no cost of its own: widths are ranked by MACs, and `fit` finds the rate by the table.
+    quantity = budget.linear if budget.prices is None else "macs"
     curves = []
     for n, d, qk, vo, removal in zip(geometry.reaching(dims), dims, spectra.qk, spectra.vo, removals, strict=True):
-        unit = geometry.at(n).unit_costs(d.heads, problem.budget.linear)
+        unit = geometry.at(n).unit_costs(d.heads, quantity)
         curves.append(Curve(_share(qk.values.square().sum(0)).cpu(), unit.qk))
         curves.append(Curve(_share(vo.values.square().sum(0)).cpu(), unit.vo))
         curves.append(Curve(_share(removal.cost.flip(0)).cpu(), unit.ffn))

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 from problems import untrained
-from small_base import ARGS, derive, write_checkpoint
+from small_base import ARGS, derive, write_checkpoint, write_cost_table
 
 import edgevit
 from edgevit.cli.console import Console
@@ -256,24 +255,16 @@ def test_distillation_keeps_the_best_state_of_the_validation_part(checkpoint: Pa
 
 
 def test_a_budget_in_milliseconds_is_kept(checkpoint: Path, tmp_path: Path) -> None:
-    attention = [{"heads": h, "width": w, "ms": 0.02 * h * w / 16} for h in (1, 2) for w in (16, 24, 32)]
-    ffn = [{"width": w, "ms": w / 256} for w in range(8, 257, 8)]
-    block = {"attention": attention, "ffn": ffn, "block_ms": 0.25}
-    sizes = {"embed": 64, "tokens": 17, "depth": 2, "patch_values": 192}
-    table = {
-        "schema": 2, "measured_on": "made up for a test", "fixed_ms": 0.1,
-        "base": {"family": "vit", **sizes}, "blocks": [{"base": {"heads": 2, "qk": 32, "vo": 32, "ffn": 256}, **block}],
-    }  # fmt: skip
-    (tmp_path / "table.yaml").write_text(yaml.safe_dump(table))
+    table = write_cost_table(tmp_path)
     made = derive(
-        checkpoint, tmp_path / "m", method="forge", rate=None, ms=1.2, cost_table=tmp_path / "table.yaml", options=FEW,
+        checkpoint, tmp_path / "m", method="forge", rate=None, ms=1.2, cost_table=table, options=FEW,
         training=UNTRAINED,
     )  # fmt: skip
     assert 1.0 < made.record.budget.reached <= 1.2 and made.record.budget.quantity == "ms"
     spent = 0.1 + sum(0.02 * b.heads * b.qk / 16 + b.ffn / 256 + 0.25 for b in made.model.spec.blocks)
     assert made.record.budget.reached == pytest.approx(spent), "a block that stays costs more than its sites"
     uniform = derive(
-        checkpoint, tmp_path / "u", method="forge", rate=None, ms=1.2, cost_table=tmp_path / "table.yaml",
+        checkpoint, tmp_path / "u", method="forge", rate=None, ms=1.2, cost_table=table,
         options={**FEW, "allocation": "uniform"}, training=UNTRAINED,
     )  # fmt: skip
     assert 1.1 < uniform.record.budget.reached <= 1.2 * (1 + 1e-9)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_base import ARGS, derive, write_checkpoint
+from small_base import ARGS, derive, write_checkpoint, write_cost_table
 
 from edgevit.derive.algebra.least_squares import refit, removal_in_order, removal_order
 from edgevit.derive.allocate.widths import Curve, energy_width, widths_by_error
@@ -207,3 +207,18 @@ def test_a_base_without_biases_is_cut_too(tmp_path: Path) -> None:
         options={"purification": "none"},
     )  # fmt: skip
     assert torch.isfinite(made.model(torch.randn(2, 3, 32, 32))).all()
+
+
+@pytest.mark.parametrize(("widths", "ms"), [("error", 1.6), ("energy", 0.8), ("uniform", 1.6)])
+def test_a_budget_in_milliseconds_is_met_by_the_table(checkpoint: Path, tmp_path: Path, widths: str, ms: float) -> None:
+    """With `energy` so little is left that attention must go below what its energy asks for."""
+    made = derive(
+        checkpoint, tmp_path / "m", method="nuwa", rate=None, ms=ms, cost_table=write_cost_table(tmp_path),
+        options={"purification": "none", "widths": widths, "energy": 1.0}, training=UNTRAINED,
+    )  # fmt: skip
+    blocks = made.model.spec.blocks
+    spent = 0.6 + sum(0.02 * b.heads * b.qk / 16 + b.ffn / 256 for b in blocks)
+    assert made.record.budget.reached == pytest.approx(spent)
+    assert ms - 8 / 256 < spent <= ms * (1 + 1e-9), "a step of the FFN is 0.03 ms"
+    if widths == "energy":
+        assert max(b.qk for b in blocks) < 32
