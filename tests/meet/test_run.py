@@ -132,6 +132,16 @@ def test_rounds_correct_what_is_wrong_with_the_table(asked: dict[str, Any], tmp_
     assert len(computed.measured) == len(met.rounds) + 1 and computed.measured[-1] == "t"
 
 
+def test_a_method_that_chooses_a_rate_meets_a_budget_by_the_table(
+    asked: dict[str, Any], tmp_path: Path, computed: Computed
+) -> None:
+    given = {**asked, "method": "nuwa", "options": {"purification": "none", "calibration_images": 64}}
+    (made,) = edgevit.meet(NAME, ms=5.0, out=tmp_path / "t", **given)
+    met = made.record.met
+    assert met is not None and met.outcome == "met" and 4.85 <= met.verified.value <= 5
+    assert made.record.method == "nuwa" and len(met.rounds) > 1
+
+
 def test_a_search_that_was_stopped_goes_on_where_it_was(
     asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
