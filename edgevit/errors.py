@@ -79,11 +79,14 @@ class CheckpointError(ModelError):
 
 
 class BudgetError(EdgeVitError):
-    """No shape that the policy allows fits the budget; `least` is what the smallest costs, where that is known."""
+    """No shape that the policy allows fits the budget.
 
-    def __init__(self, message: str, *, least: float | None = None) -> None:
+    Where that is known, `least` is what the smallest costs, and `made_of` in words what that consists of.
+    """
+
+    def __init__(self, message: str, *, least: float | None = None, made_of: str = "") -> None:
         super().__init__(message)
-        self.least = least
+        self.least, self.made_of = least, made_of
 
 
 class CostTableError(EdgeVitError):

@@ -30,6 +30,7 @@ OF_THE_WHOLE = 0.03  # what every model takes is found as a difference, whose er
 MOVE = 0.2  # of these deviations, how far the factors of the next plan may be from those of the last
 LEAST_NOISE = 0.01  # of a measurement: what four factors cannot express differs from plan to plan
 LEAST_FACTOR = 0.2  # a term that takes next to nothing gives no time back
+LEAST_LIMIT = 0.01  # of the aim: what is hoped for may be less than nothing where a budget is out of reach
 LEAST_SHARE = 0.6  # of a predicted change that is believed to come true
 CONFIDENT = 1.96  # standard deviations on each side that a 95 % interval spans
 
@@ -69,13 +70,7 @@ class Shape:
 
     def terms(self, prices: Prices) -> Terms:
         """What it costs by a table."""
-        placed = list(zip(self.kept, self.blocks, strict=True))
-        return Terms(
-            prices.fixed,
-            sum(prices.attention(i, d.heads, d.qk, d.vo) for i, d in placed if d.has_attention),
-            sum(prices.ffn(i, d.ffn) for i, d in placed if d.has_ffn),
-            sum(prices.together(i) for i, d in placed if d.has_attention and d.has_ffn),
-        )
+        return Terms(*prices.parts(self.blocks, self.kept))
 
 
 @dataclass(frozen=True)
@@ -215,4 +210,4 @@ class Search:
         before, last = self.rounds[-2].measured.value, self.rounds[-1]
         promised, kept = last.predicted - before, last.measured.value - before
         share = min(max(kept / promised, LEAST_SHARE), 1.0) if promised * kept > 0 else 1.0
-        return last.measured.value + (aim - last.measured.value) / share
+        return max(last.measured.value + (aim - last.measured.value) / share, LEAST_LIMIT * aim)

@@ -17,6 +17,7 @@ from edgevit.derive.allocate.budget import Budget, make_budget
 from edgevit.derive.allocate.cost_table import CostTable, Where, load_cost_table
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.allocate.prices import Measured as Quantity
+from edgevit.derive.allocate.prices import Prices, parts_told
 from edgevit.derive.problem import Stopwatch
 from edgevit.derive.session import Derivation
 from edgevit.derive.session import run as derive
@@ -31,7 +32,7 @@ from edgevit.meet.in_turns import InTurns
 from edgevit.meet.loop import Found
 from edgevit.meet.loop import meet as search_for
 from edgevit.meet.request import MeetRequest, identity
-from edgevit.meet.rounds import Measured, Round, Search
+from edgevit.meet.rounds import Measured, Round, Search, Terms
 from edgevit.meet.workshop import Workshop, shape_of
 from edgevit.models.checkpoint import load, network_without_weights
 from edgevit.models.families import family_of, name_of
@@ -221,12 +222,13 @@ class _One:
             if error.least is None:
                 raise
             unit = UNITS[shop.quantity]
-            least, outside = f"{error.least:.4g} {unit}", f"{shop.prices().fixed:.4g} {unit}"
+            made_of = f" ({error.made_of})" if error.made_of else ""
             raise BudgetError(
-                f"--{budget.asked} is less than any plan takes in shape {self.request.shape!r}: {least} "
-                f"by the table measured on {self.costs.table.measured_on}, {outside} of it outside "
-                "the blocks; raise the budget, or try another --shape",
+                f"--{budget.asked} is less than any plan takes in shape {self.request.shape!r}: {error.least:.4g} "
+                f"{unit} by the table measured on {self.costs.table.measured_on}{made_of}; raise the budget, or try "
+                "another --shape",
                 least=error.least,
+                made_of=error.made_of,
             ) from error
 
     def _finished(self, found: Found, shop: Workshop, budget: Budget, watch: Stopwatch) -> Derivation:
@@ -252,6 +254,7 @@ class _One:
 
     def _record(self, found: Found, verified: Measured, shop: Workshop, budget: Budget, watch: Stopwatch) -> MetRecord:
         search, table = found.search, self.costs.table
+        factors = search.factors(shop.prices(), search.rounds)
         return MetRecord(
             quantity=shop.quantity,
             budget=search.budget,
@@ -261,12 +264,22 @@ class _One:
             figure=shop.measuring.figure,
             base=shop.measuring.base_takes,
             rounds=tuple(RoundRecord(one.limit, one.predicted, _figure(one.measured)) for one in search.rounds),
-            factors=vars(search.factors(shop.prices(), search.rounds)),
+            factors=vars(factors),
             table=table.record(),
             where=self.costs.where,
-            ended=found.why,
+            ended=_ended(found, shop.prices(), factors),
             seconds=watch.seconds,
         )
+
+
+def _ended(found: Found, prices: Prices, factors: Terms) -> str | None:
+    """Why no further round was measured; where the smallest plan is over the budget, also what makes it so large."""
+    best = found.search.best
+    if best is None or found.search.holds(best.measured):
+        return found.why
+    parts = best.shape.terms(prices).times(factors).values
+    told = f"by the corrected table the smallest that was measured takes: {parts_told(parts, prices.quantity)}"
+    return told if found.why is None else f"{found.why}; {told}"
 
 
 def _quantity(budget: Budget) -> Quantity:

@@ -133,6 +133,11 @@ def test_where_less_came_true_than_was_promised_more_is_asked_for(prices: Prices
     assert halfway.next(prices)[1] < AIM - 0.02
 
 
+def test_a_limit_stays_above_zero_where_the_budget_is_far_below_what_is_measured(prices: Prices) -> None:
+    hopeless = Search(1.0, (a_round(9.0), a_round(6.0, predicted=1.0, shape=1)))
+    assert 0 < hopeless.next(prices)[1] < 0.1
+
+
 def test_between_two_plans_the_nearest_ones_factors_stay(prices: Prices) -> None:
     one, other = a_round(1.1), a_round(0.97, shape=1)
     factors, limit = Search(1.0, (one, other)).next(prices)

@@ -27,7 +27,7 @@ from edgevit.meet import in_turns, rounds, run
 from edgevit.meet.rounds import Measured
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import network_without_weights
-from edgevit.models.families import family_of
+from edgevit.models.families import family_of, vit
 from edgevit.progress import Silent
 from edgevit.train.settings import Training
 
@@ -43,7 +43,7 @@ def guessed(network: Any, place: Place, *, sizes: Sequence[BlockDims] = (), **_:
     listed = {
         "base": {"heads": 4, "qk": 32, "vo": 32, "ffn": 512},
         "attention": [{"heads": h, "width": w, "ms": each * h * w / 128} for h in (2, 4) for w in (16, 32)],
-        "ffn": [{"width": w, "ms": each * w / 512} for w in sorted({8, 256, 512, *(d.ffn for d in sizes)})],
+        "ffn": [{"width": w, "ms": each * w / 512} for w in sorted({8, 256, 512, *(d.ffn for d in sizes if d.ffn)})],
     }
     content = {
         "schema": 2,
@@ -194,12 +194,25 @@ def test_several_budgets_share_the_base_and_what_was_learnt(
 
 def test_a_budget_out_of_reach_is_refused_with_the_minimum(asked: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(
-        BudgetError, match=r"--ms 0.2 is less than any plan takes .* ms by the table measured on a guess, 0.01 ms"
+        BudgetError,
+        match=r"--ms 0.02 is less than any plan takes in shape 'fused': 0.04906 ms by the table measured on a guess "
+        r"\(FFN 0\.03906 ms, outside the blocks 0\.01 ms\); raise the budget",
     ):
-        edgevit.meet(NAME, ms=0.2, out=tmp_path / "t", **asked)
+        edgevit.meet(NAME, ms=0.02, out=tmp_path / "t", **asked)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OptionError, match="is not below the base's"):
         edgevit.meet(NAME, ms=11, out=tmp_path / "t", **asked)
+
+
+def test_a_model_above_the_budget_is_told_with_what_makes_it_so_large(
+    asked: dict[str, Any], tmp_path: Path, computed: Computed
+) -> None:
+    (made,) = edgevit.meet(NAME, ms=0.06, out=tmp_path / "t", **asked)
+    met = made.record.met
+    assert met is not None and met.outcome == "over" and met.ended is not None
+    assert met.ended.startswith("no plan costs less than one that is measured; by the corrected table the smallest")
+    assert "FFN 0." in met.ended and "outside the blocks 0." in met.ended
+    assert vit.geometry(made.model.network).embed == 128, "a cost table says nothing of other widths"
 
 
 def test_a_table_of_another_place_or_base_is_refused_and_one_of_this_place_is_where_to_begin(

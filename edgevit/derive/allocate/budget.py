@@ -68,6 +68,10 @@ class Budget:
         number = f"{cost:.4g}" if self.quantity in MEASURED else readable(cost)
         return f"{number} {_NAMES[self.quantity]}"
 
+    def made_of(self, blocks: Sequence[BlockDims], kept: Sequence[int] | None = None) -> str:
+        """Where a model's cost by the table lies, the largest part first; of MACs and parameters nothing."""
+        return "" if self.prices is None else self.prices.made_of(blocks, kept)
+
     def record(self, reached: float | None = None) -> BudgetRecord:
         """What derivation.json says of it, and of what the model has of it."""
         table = None if self.table is None else self.table.record()

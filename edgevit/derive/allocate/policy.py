@@ -136,12 +136,16 @@ def smallest(base: Sequence[BlockDims], policy: Policy, geometry: Geometry) -> t
 
 def check_reachable(base: Sequence[BlockDims], geometry: Geometry, budget: Budget, policy: Policy) -> None:
     """Raise BudgetError, with the reachable minimum, if the policy allows nothing as small as the budget."""
-    least = budget.cost(smallest(base, policy, geometry), geometry)
+    blocks = smallest(base, policy, geometry)
+    least = budget.cost(blocks, geometry)
     if not budget.holds(least):
+        made_of = budget.made_of(blocks)
         raise BudgetError(
             f"{budget.asked} leaves {budget.told(budget.limit)}, but shape {policy.name!r} reaches no less than "
-            f"{budget.told(least)} (rate {1 - least / budget.base:.3f}); raise the budget, or try another --shape",
+            f"{budget.told(least)} (rate {1 - least / budget.base:.3f}{made_of and f': {made_of}'}); raise the budget, "
+            "or try another --shape",
             least=least,
+            made_of=made_of,
         )
 
 

@@ -54,4 +54,7 @@ def test_a_block_without_a_site_costs_the_other_and_one_with_both_costs_more_or_
     alone = attention(2, 32)
     assert [p.block(1, dims) for dims in (whole, mixing, thinking)] == pytest.approx([alone + 2 - 0.05, alone, 2])
     assert p.cost([whole, thinking], kept=[0, 2]) == pytest.approx(0.5 + alone + 2 - 0.05 + 2)
+    assert sum(p.parts([whole, thinking], kept=[0, 2])) == pytest.approx(p.cost([whole, thinking], kept=[0, 2]))
+    said = "FFN 4 ms, attention 1.78 ms, outside the blocks 0.5 ms, blocks beyond their attention and FFN -0.05 ms"
+    assert p.made_of([whole, thinking], kept=[0, 2]) == said
     assert p.base == pytest.approx(0.5 + 3 * (attention(4, 64) + 10 - 0.05))

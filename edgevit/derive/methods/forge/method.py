@@ -404,10 +404,12 @@ def _check_reachable(problem: Problem, config: Config) -> None:
         fewest = [_smaller(budget, geometry, i, d) for i, d in zip(kept, fewest, strict=True)]
     cost = budget.cost(fewest, geometry, kept)
     if not budget.holds(cost):
+        made_of = budget.made_of(fewest, kept)
         raise BudgetError(
-            f"{budget.asked} is less than forge reaches in shape {policy.name!r}: {budget.told(cost)} at the least; "
-            "raise the budget, or try another --shape",
+            f"{budget.asked} is less than forge reaches in shape {policy.name!r}: {budget.told(cost)} at the least"
+            f"{made_of and f' ({made_of})'}; raise the budget, or try another --shape",
             least=cost,
+            made_of=made_of,
         )
 
 

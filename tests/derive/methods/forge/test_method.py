@@ -254,12 +254,15 @@ def test_distillation_keeps_the_best_state_of_the_validation_part(checkpoint: Pa
     assert any("loss_teacher" in line for line in lines)
 
 
-def test_a_budget_in_milliseconds_is_kept(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_budget_in_milliseconds_is_kept(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = write_cost_table(tmp_path)
     made = derive(
         checkpoint, tmp_path / "m", method="forge", rate=None, ms=1.2, cost_table=table, options=FEW,
-        training=UNTRAINED,
+        training=UNTRAINED, progress=Console().progress,
     )  # fmt: skip
+    reason = "the embedding stays as it is: a cost table says nothing of other widths"
+    assert reason in " ".join(capsys.readouterr().err.split())
+    assert "embed" not in made.record.facts.more and vit.geometry(made.model.network).embed == 64
     assert 1.0 < made.record.budget.reached <= 1.2 and made.record.budget.quantity == "ms"
     spent = 0.1 + sum(0.02 * b.heads * b.qk / 16 + b.ffn / 256 + 0.25 for b in made.model.spec.blocks)
     assert made.record.budget.reached == pytest.approx(spent), "a block that stays costs more than its sites"
@@ -268,6 +271,9 @@ def test_a_budget_in_milliseconds_is_kept(checkpoint: Path, tmp_path: Path) -> N
         options={**FEW, "allocation": "uniform"}, training=UNTRAINED,
     )  # fmt: skip
     assert 1.1 < uniform.record.budget.reached <= 1.2 * (1 + 1e-9)
+    least = r"0\.1313 ms at the least \(outside the blocks 0\.1 ms, FFN 0\.03125 ms\); raise the budget"
+    with pytest.raises(BudgetError, match=least):
+        derive(checkpoint, tmp_path / "l", method="forge", rate=None, ms=0.11, cost_table=table, options=FEW)
 
 
 def test_too_few_images_are_told_with_the_number_that_would_do(
