@@ -58,9 +58,10 @@ def _print(text: str, to: TextIO | None) -> None:
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), file=to, flush=True)
     except OSError as error:
+        # What is left in its buffer goes nowhere, or the interpreter's last flush would fail again, and its exit code be
+        # another one.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), to.fileno())
         if to is sys.stdout:
-            # What is left in its buffer goes nowhere, or the interpreter's last flush would fail again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if isinstance(error, BrokenPipeError):
                 raise typer.Exit(CLOSED) from error  # whoever read it has seen enough
             raise OutputError(f"cannot write to standard output: {error.strerror}; nothing else is lost") from error

@@ -27,7 +27,7 @@ NAMES = ["x[/b]", "[red]", ":smile:", "[link=file:///x]y", "ä●", "\\[b]", "10
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run edgevit in a shell, as a person's redirections do."""
     told = command.replace("edgevit", " ".join(PROGRAM))
-    given = {**os.environ, **environment}
+    given = {**os.environ, "PYTHONUNBUFFERED": "", **environment}  # as a person has it: what is said waits in buffers
     return subprocess.run(["bash", "-c", told], capture_output=True, text=True, env=given, encoding="utf-8")
 
 
