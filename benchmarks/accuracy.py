@@ -92,7 +92,7 @@ SKD: dict[str, tuple[int, Options]] = {
 class Case:
     """One derivation."""
 
-    table: str  # one of TABLES
+    table: str  # one of TABLES, or "dimensions"
     task: int  # number of classes
     rate: float
     seed: int
@@ -114,6 +114,8 @@ class Case:
     @property
     def takes_finetuned_base(self) -> bool:
         """Once per task and seed."""
+        if self.table == "dimensions":
+            return self.variant == "forge, closed form" and self.rate == BASELINE_RATE
         return self.table in ("main", "digits") and self.variant == "vulcan" and self.rate == BASELINE_RATE
 
 
@@ -396,6 +398,7 @@ def _row(case: Case, derivation: Any, last: dict[str, Any]) -> dict[str, Any]:
         "rate_reached": spec.rate,
         "macs": spec.macs,
         "params": spec.params,
+        "embed": spec.timm_args["embed_dim"],
         "blocks": [asdict(b) for b in spec.blocks],
         "seconds": record["seconds"],
         "versions": record["versions"],

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import accuracy_tables
+import dimensions
 import first_base
 import heart_tables
 import meet
@@ -328,6 +329,7 @@ def main() -> None:
     data = json.loads(given.accuracy.read_text()) if given.accuracy.is_file() else None
     sections = [
         accuracy_tables.section(data, load("attention"), given.out.parent),
+        dimensions.section(load("dimensions")),
         distillation(),
         cost(),
         closed_form(),

@@ -58,8 +58,7 @@ def _print(text: str, to: TextIO | None) -> None:
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), file=to, flush=True)
     except OSError as error:
-        # What is left in its buffer goes nowhere, or the interpreter's last flush would fail again, and its exit code be
-        # another one.
+        # What is left in its buffer goes nowhere, or the interpreter's last flush would fail again, and so the program.
         os.dup2(os.open(os.devnull, os.O_WRONLY), to.fileno())
         if to is sys.stdout:
             if isinstance(error, BrokenPipeError):
