@@ -163,7 +163,8 @@ def _solve(blocks: Sequence[_Block], bin_size: int, room_bins: int) -> list[Take
     for block in blocks:
         without = best
         ways: list[tuple[Sites, list[tuple[_Steps, NDArray[Any]]]]] = []
-        best, which = np.full(room_bins + 1, np.inf), np.zeros(room_bins + 1, np.int8)
+        best = np.full(room_bins + 1, np.inf)
+        which: NDArray[Any] = np.zeros(room_bins + 1, np.int8)
         for sites, way in block.ways.items():
             reached, taken = without, []
             for front, offset in zip(way, block.offsets(way), strict=True):
