@@ -18,4 +18,4 @@ def test_the_tree_in_the_docstring_is_the_tree_in_the_code():
 
 def test_every_class_of_errors_says_what_it_is():
     kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
-    assert len(kinds) > 10 and all(kind.__doc__ and kind.__doc__.endswith(".") for kind in kinds)
+    assert len(kinds) > 10 and all(kind.__doc__ and kind.__doc__.rstrip().endswith(".") for kind in kinds)
