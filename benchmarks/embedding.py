@@ -21,7 +21,7 @@ from tables import table
 
 from edgevit.cli.console import Console
 from edgevit.derive.allocate.policy import POLICIES
-from edgevit.derive.methods.forge.rungs import ladder
+from edgevit.derive.embedding import ladder
 from edgevit.derive.session import derive
 from edgevit.errors import BudgetError
 

@@ -5,7 +5,7 @@
    the loss's own metric; tokens count by how much the answers feel them (`measure.sensitivity`, `allocate.menus`).
 2. Allocation: the least predicted loss within the budget over QK and VO, FFN, heads and whole blocks at once, in the
    steps that the shape policy allows: by dynamic programming, as exact as `allocate.knapsack` says; and so for every
-   rung of a ladder of embedding widths, of which the one that loses least is taken (`rungs`).
+   rung of a ladder of embedding widths, of which the one that loses least is taken (`derive.embedding`).
 3. Closed form: block by block, output weights solved for the slim network's own inputs (`sequential`).
 4. Distillation from the base restricted to the classes; the best state on the validation part is kept, and the closed
    form is among them. `--steps 0` leaves it out: nothing is trained, and no label is looked at.
@@ -31,12 +31,12 @@ from edgevit.derive.allocate.knapsack import Choice, allocate
 from edgevit.derive.allocate.menus import Heads, least_heads
 from edgevit.derive.allocate.policy import check_reachable, fit, smallest, uniform
 from edgevit.derive.allocate.widths import adaptive
+from edgevit.derive.embedding import Slices, check_width, climb, geometry_at, reason_against, widths
 from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, minimum_images
 from edgevit.derive.methods.forge.curves import BlockCurves, blind, packed, root, unpacked
 from edgevit.derive.methods.forge.measured import measure
 from edgevit.derive.methods.forge.menus import Goes, block_costs, block_menu
-from edgevit.derive.methods.forge.rungs import Slices, climb, geometry_at, ladder, reason_against
 from edgevit.derive.methods.forge.solve import solve
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
@@ -103,8 +103,7 @@ class Config(TeacherOptions):
         for name in ("calibration_images", "sensitivity_images"):
             if getattr(self, name) < 1:
                 raise OptionError(f"forge.{name}={getattr(self, name)} is less than 1")
-        if self.embed_width < 0 or self.embed_width == 1:
-            raise OptionError(f"forge.embed_width={self.embed_width} is not 0 or a number of at least 2")
+        check_width("forge", self.embed_width)
         if self.embed_width and not self.cuts_embedding:
             raise OptionError(
                 f"forge.embed_width={self.embed_width} needs cut_embedding=true, allocation=joint, sensitivity=fisher"
@@ -301,17 +300,7 @@ class _Chosen:
 
 
 def _widths(problem: Problem, config: Config) -> list[int]:
-    """Those that the embedding may have.
-
-    Raises:
-        OptionError: the one that is asked for is wider than the base's.
-    """
-    whole = family_of(problem.network).geometry(problem.network).embed
-    if config.embed_width > whole:
-        raise OptionError(
-            f"forge.embed_width={config.embed_width} is wider than the base's embedding, which has {whole}"
-        )
-    return [config.embed_width] if config.embed_width else ladder(whole, problem.policy.embed_step)
+    return widths(problem.network, problem.policy, config.embed_width, "forge")
 
 
 def _choose(problem: Problem, config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves]) -> _Chosen:
@@ -337,9 +326,8 @@ def _choose(problem: Problem, config: Config, blocks: Sequence[Block], curves: S
     close = [rung for rung in rungs if rung.nats <= CLOSE * rungs[0].nats][:MOST_CLOSE]
     measured: dict[int, float] = {}
     for rung in close if len(close) > 1 else []:
-        embed = slices.plan(rung.width) if rung.width < whole else None
         with problem.stopwatch.stage("embedding"):
-            slim = realise(network, _plan(config, blocks, curves, rung.shape, embed))
+            slim = realise(network, _plan(config, blocks, curves, rung.shape, slices.plan(rung.width)))
             measured[rung.width] = slices.lost(slim.to(problem.compute.device))
     best = min(close, key=lambda rung: measured.get(rung.width, rung.nats))
     facts: dict[str, object] = {
@@ -350,7 +338,7 @@ def _choose(problem: Problem, config: Config, blocks: Sequence[Block], curves: S
         ],
     }
     shape = replace(best.shape, predicted_nats=best.nats)
-    return _Chosen(shape, slices.plan(best.width) if best.width < whole else None, facts)
+    return _Chosen(shape, slices.plan(best.width), facts)
 
 
 # -- closed form -------------------------------------------------------------------------------------------------------

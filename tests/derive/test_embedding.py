@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgevit.derive.algebra.embedding import encoder, flat_basis
-from edgevit.derive.methods.forge.rungs import climb, geometry_at, ladder
+from edgevit.derive.embedding import climb, geometry_at, ladder
 from edgevit.errors import BudgetError
 from edgevit.models.families import family_of
 

@@ -1,8 +1,15 @@
-"""How wide the embedding is to be: a ladder of widths, each with what the answers lose by it alone.
+"""A narrower embedding as a step that any method can take: which widths there are, and what each loses by itself.
 
-What is lost at a width is taken as the sum of two: what narrowing the embedding costs by itself, which one pass over
-the sensitivity images measures, and what the knapsack predicts for the budget at that width, where every unit costs
-less. The widest rung is the embedding as it is. Curves are those of the whole network for every rung.
+A method works out its plans in the network's own embedding, and gives one an `EmbedPlan` of `Slices.plan`: `realise`
+narrows last. Costs at another width are those of `geometry_at`.
+
+    if (reason := reason_against(problem, images)) is None:
+        slices = Slices(problem, images, images)
+        for width in widths(problem.network, problem.policy): ...
+
+A method that predicts losses in nats climbs down the ladder with `climb`: what is lost at a width is taken as the sum
+of two: what narrowing the embedding costs by itself, which one pass over the sensitivity images measures, and what the
+method predicts for the budget at that width, where every unit costs less. The widest rung is the embedding as it is.
 """
 
 from __future__ import annotations
@@ -15,11 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.derive.algebra.embedding import encoder
+from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.measure.divergence import answers, divergence
 from edgevit.derive.measure.embedding import enough_images, token_directions, token_weights
 from edgevit.derive.plan import EmbedPlan
 from edgevit.derive.problem import Problem
-from edgevit.errors import BudgetError
+from edgevit.errors import BudgetError, OptionError
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 from edgevit.models.slim import bare_copy
@@ -34,6 +42,28 @@ def ladder(embed: int, multiple: int) -> list[int]:
     """Widths that the embedding may have, the widest first: its own, and multiples of `multiple` below."""
     below = {round(embed * k / STEPS / multiple) * multiple for k in range(LEAST, STEPS)}
     return [embed, *sorted((width for width in below if 2 <= width < embed), reverse=True)]
+
+
+def check_width(owner: str, width: int) -> None:
+    """Refuse what is no width: the option `embed_width` of the method `owner`, where 0 stands for none.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if width < 0 or width == 1:
+        raise OptionError(f"{owner}.embed_width={width} is not 0 or a number of at least 2")
+
+
+def widths(network: nn.Module, policy: Policy, asked: int = 0, owner: str = "") -> list[int]:
+    """Those that the embedding may have, the widest first: the one that the method `owner` was asked for, or a ladder.
+
+    Raises:
+        OptionError: the one that is asked for is wider than the network's.
+    """
+    whole = family_of(network).geometry(network).embed
+    if asked > whole:
+        raise OptionError(f"{owner}.embed_width={asked} is wider than the base's embedding, which has {whole}")
+    return [asked] if asked else ladder(whole, policy.embed_step)
 
 
 def geometry_at(network: nn.Module, width: int) -> Geometry:
@@ -82,8 +112,9 @@ class Slices:
             weights = token_weights(p.network, self.felt, p.columns, p.passes, seed=p.training.seed)
             return {"directions": token_directions(p.network, self.calibration, weights, p.passes)}
 
-    def plan(self, width: int) -> EmbedPlan:
-        return EmbedPlan(width, encoder(self.directions, width))
+    def plan(self, width: int) -> EmbedPlan | None:
+        """What becomes of the embedding; None at its own width: it stays."""
+        return None if width == len(self.directions) else EmbedPlan(width, encoder(self.directions, width))
 
     def lost(self, network: nn.Module) -> float:
         """KL(base || network) in nats per image."""
