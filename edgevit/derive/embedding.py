@@ -66,6 +66,12 @@ def widths(network: nn.Module, policy: Policy, asked: int = 0, owner: str = "") 
     return [asked] if asked else ladder(whole, policy.embed_step)
 
 
+def narrowest(network: nn.Module, policy: Policy, asked: int, owner: str) -> int:
+    """The last of `widths`; the network's own where it cannot be narrowed."""
+    geometry = family_of(network).geometry(network)
+    return geometry.embed if geometry.fixed_embed is not None else widths(network, policy, asked, owner)[-1]
+
+
 def geometry_at(network: nn.Module, width: int) -> Geometry:
     """What the costs of a network depend on when its embedding has another width; nothing is worked out for it."""
     family = family_of(network)

@@ -45,6 +45,8 @@ class Method:
     slices: Callable[[Any], Slices] | None  # of config: what it cuts from, if that needs no image
     gentle: bool  # its training starts from weights that are nearly right
     drops: bool  # it can leave out heads and blocks
+    # Of a network, config and policy: the narrowest embedding that it may give it; None: it leaves the embedding alone.
+    narrowest: Callable[[nn.Module, Any, Policy], int] | None
 
 
 def find_method(name: str) -> Method:
@@ -62,4 +64,5 @@ def find_method(name: str) -> Method:
         getattr(module, "slices", None),
         getattr(module, "GENTLE", False),
         getattr(module, "DROPS", False),
+        getattr(module, "narrowest", None),
     )

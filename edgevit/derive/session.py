@@ -27,6 +27,7 @@ from edgevit.derive.allocate.policy import Policy, check_reachable, make_policy
 from edgevit.derive.base_check import ask, judge
 from edgevit.derive.cache import Cache, cache_folder
 from edgevit.derive.card import model_card
+from edgevit.derive.embedding import geometry_at
 from edgevit.derive.estimate import estimate
 from edgevit.derive.head import open_task_for
 from edgevit.derive.in_a_row import cut_first
@@ -220,14 +221,16 @@ def _write_json(file: Path, data: dict[str, Any], compute: Compute) -> None:
             write_whole(file, json.dumps(data))
 
 
-def _budget(opened: Opened, policy: Policy, request: DeriveRequest, *, drops: bool) -> Budget:
+def _budget(opened: Opened, policy: Policy, request: DeriveRequest, method: Method, config: Any) -> Budget:
     base = opened.base
     geometry = load_family(base.spec.family).geometry(opened.network)
     table = None if request.cost_table is None else load_cost_table(request.cost_table)
     if table is not None:
         table.check(base.spec.family, base.spec.blocks, geometry, policy)
     budget = make_budget(base.spec.macs, base.spec.params, **request.budget(), table=table)
-    if not drops:  # else the method itself knows how small it can get
+    if not method.drops:  # else the method itself knows how small it can get
+        if method.narrowest is not None and table is None:
+            geometry = geometry_at(opened.network, method.narrowest(opened.network, config, policy))
         check_reachable(base.spec.blocks, geometry, budget, policy)
     return budget
 
@@ -314,7 +317,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     )  # fmt: skip
     opened = open_for(found, base, request, request.head, task, passes, shared)
     _check_tokens(opened, request.first, method, config)
-    budget = _budget(opened, policy, request, drops=method.drops)
+    budget = _budget(opened, policy, request, method, config)
     if training.steps is None:
         steps = method.default_steps(config, budget.rate, len(task.train), training.batch_size)
         training = replace(training, steps=steps)

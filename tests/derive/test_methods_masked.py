@@ -47,7 +47,12 @@ FEW: dict[str, dict[str, Any]] = {
 }
 HIGH = 0.9  # where whole heads and blocks go, if the embedding stays
 NARROW = 0.85  # where it is narrowed
-CASES = [*((name, 0.45) for name in (*method_names(), EXAMPLE)), ("forge", HIGH), ("forge", NARROW)]
+NARROWER: dict[str, dict[str, Any]] = {"forge": {}, "nuwa": {"cut_embedding": True}, "vulcan": {"embed_width": 32}}
+CASES = [
+    *((name, 0.45) for name in (*method_names(), EXAMPLE)),
+    ("forge", HIGH),
+    *((name, NARROW) for name in NARROWER),
+]
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
@@ -93,6 +98,8 @@ def test_the_base_is_unchanged_and_the_model_is_the_base_masked(
     options = {"supernet": str(supernet)} if name == "skd" else FEW.get(name, {})
     if rate == HIGH:
         options = {**options, "cut_embedding": False}
+    if rate == NARROW:
+        options = {**options, **NARROWER[name]}
     made = method.derive(problem, method.make_config(options))
     after = network.state_dict()
     assert all(torch.equal(tensor, after[key]) for key, tensor in before.items()), "the base was changed"

@@ -21,19 +21,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from edgevit.derive import embedding
 from edgevit.derive.algebra.attention import Spectra, attention_spectra, narrow
 from edgevit.derive.algebra.factorise import Spectrum
 from edgevit.derive.algebra.least_squares import Refit, Removal, refit, refittable_mean, removal_in_order, removal_order
-from edgevit.derive.allocate.policy import Widths, fit, uniform
+from edgevit.derive.allocate.policy import Policy, Widths, fit, uniform
 from edgevit.derive.allocate.widths import Curve, energy_width, widths_by_error
+from edgevit.derive.embedding import Slices, check_width, geometry_at, reason_against, widths
 from edgevit.derive.measure.statistics import BlockStatistics, Factorisation, calibrate, check_enough
 from edgevit.derive.methods.nuwa.purify import Purification, purify
-from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
+from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.realise import realise
-from edgevit.errors import OptionError
+from edgevit.errors import BudgetError, OptionError
 from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn, attentions, ffns
 from edgevit.models.checkpoint import tensors_sha256
+from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 from edgevit.models.slim import bare_copy
 from edgevit.train.distil import TeacherOptions
@@ -69,6 +72,10 @@ class Config(TeacherOptions):
     # How strongly the refit of output weights is damped, in units of the neurons' mean square.
     ridge: float = 1e-4
     calibration_images: int = 128  # The number of training images from which the closed form is computed.
+    # Whether the embedding may be narrowed, by a change of basis of all blocks at once; not for a budget by a cost
+    # table.
+    cut_embedding: bool = False
+    embed_width: int = 0  # The embedding's width, if it may be narrowed; 0: the one that is measured to lose least.
     # The number of passes over the training images after the cut; --steps counts optimiser steps instead.
     finetune_epochs: int = 0
 
@@ -77,6 +84,9 @@ class Config(TeacherOptions):
         for name in ("purification_steps", "purification_batch", "calibration_images"):
             if getattr(self, name) < 1:
                 raise OptionError(f"nuwa.{name}={getattr(self, name)} is less than 1")
+        check_width("nuwa", self.embed_width)
+        if self.embed_width and not self.cut_embedding:
+            raise OptionError(f"nuwa.embed_width={self.embed_width} needs cut_embedding=true")
         if self.finetune_epochs < 0:
             raise OptionError(f"nuwa.finetune_epochs={self.finetune_epochs} is negative; 0 trains not at all")
         if not 0 < self.energy <= 1:
@@ -84,6 +94,12 @@ class Config(TeacherOptions):
         for name in ("mask_lr", "beta_lr", "mask_decay", "ridge"):
             if not 0 <= getattr(self, name) < inf:
                 raise OptionError(f"nuwa.{name}={getattr(self, name):g} is not a number of at least 0")
+
+
+def narrowest(network: nn.Module, config: Config, policy: Policy) -> int:
+    """The narrowest embedding that it may give the network."""
+    whole: int = family_of(network).geometry(network).embed
+    return embedding.narrowest(network, policy, config.embed_width, "nuwa") if config.cut_embedding else whole
 
 
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
@@ -226,14 +242,23 @@ def _removals(problem: Problem, config: Config, start: _Start) -> list[Removal]:
 # -- closed form -------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What all budgets and widths of the embedding share."""
+
+    spectra: Spectra
+    removals: Sequence[Removal]
+
+
 def _share(error: Tensor) -> Tensor:
     return error / error.sum().clamp_min(torch.finfo(error.dtype).tiny)
 
 
 def _wishes(
-    problem: Problem, config: Config, dims: Sequence[BlockDims], spectra: Spectra, removals: Sequence[Removal]
+    problem: Problem, config: Config, dims: Sequence[BlockDims], known: _Known, geometry: Geometry
 ) -> Callable[[float], Sequence[Widths]]:
-    """The widths wished for at a rate (for `shape.fit`)."""
+    """The widths wished for at a rate (for `shape.fit`), where costs are of this geometry."""
+    spectra, removals = known.spectra, known.removals
     if config.widths == "uniform":
         return uniform(dims)
     if config.widths == "energy":
@@ -243,7 +268,7 @@ def _wishes(
         ]
         # Attention is as wide as its energy asks for; the FFN, alike in all blocks, takes what the budget leaves.
         return lambda rate: [Widths(*a, d.ffn * (1 - rate)) for a, d in zip(attention, dims, strict=True)]
-    geometry, budget = family_of(problem.network).geometry(problem.network), problem.budget
+    budget = problem.budget
     # By a table a unit has no cost of its own: widths are ranked by MACs, and `fit` finds the rate by the table.
     quantity = budget.linear if budget.prices is None else "macs"
     curves = []
@@ -260,17 +285,73 @@ def _wishes(
     return wishes_at
 
 
-def _cut(problem: Problem, config: Config, start: _Start) -> tuple[nn.Module, Plan]:
+@dataclass(frozen=True)
+class _Cut:
+    """What became of a network that was cut."""
+
+    network: nn.Module
+    plan: Plan
+    facts: dict[str, object]
+
+
+def _cut(problem: Problem, config: Config, start: _Start) -> _Cut:
     """Choose widths inside the budget and solve for the weights."""
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
-        spectra, removals = _spectra(problem, config, start), _removals(problem, config, start)
-        dims = [b.dims for b in start.blocks]
-        geometry = family_of(start.network).geometry(start.network)
-        chosen = fit(_wishes(problem, config, dims, spectra, removals), dims, geometry, problem.budget, problem.policy)
-        widths = [(new.qk, new.vo) for new in chosen]
-        narrowed = narrow(start.attentions, widths, _moments(start, config), spectra)
+        known = _Known(_spectra(problem, config, start), _removals(problem, config, start))
+    if config.cut_embedding:
+        if (reason := reason_against(problem, config.calibration_images)) is None:
+            return _cut_narrower(problem, config, start, known)
+        problem.progress.note(f"the embedding stays as it is: {reason}")
+    whole: int = family_of(start.network).geometry(start.network).embed
+    plan = _plan(problem, config, start, known, whole, None)
+    with problem.stopwatch.stage("closed_form"):
+        return _Cut(realise(start.network, plan), plan, {})
+
+
+def _cut_narrower(problem: Problem, config: Config, start: _Start, known: _Known) -> _Cut:
+    """The same with the embedding's width by which least is lost.
+
+    Nothing here predicts what widths lose in one unit with the embedding, so the model of each rung of the ladder is
+    made and measured on the calibration images, against the base. The descent ends where the narrower embedding alone
+    loses more than the best model so far.
+
+    Raises:
+        BudgetError: no rung reaches the budget; the narrowest one's.
+    """
+    slices = Slices(problem, config.calibration_images, config.calibration_images)
+    best, least, refused, rungs = None, inf, None, []
+    for width in widths(problem.network, problem.policy, config.embed_width, "nuwa"):
+        if (alone := slices.nats(width)) >= least:
+            break
+        try:
+            plan = _plan(problem, config, start, known, width, slices.plan(width))
+        except BudgetError as error:
+            refused = error
+            continue
+        with problem.stopwatch.stage("embedding"):
+            slim = realise(start.network, plan)
+            lost = slices.lost(slim)
+        rungs.append({"width": width, "slice_nats": alone, "measured_nats": lost})
+        if lost < least:
+            best, least = _Cut(slim, plan, {"embed": width, "embed_rungs": rungs}), lost
+    if best is None:
+        assert refused is not None
+        raise refused
+    return best
+
+
+@torch.no_grad()
+def _plan(problem: Problem, config: Config, start: _Start, known: _Known, width: int, embed: EmbedPlan | None) -> Plan:
+    """Widths inside the budget for an embedding of this width, and the weights, in the network's own embedding."""
+    with problem.stopwatch.stage("closed_form"):
+        dims, geometry = [b.dims for b in start.blocks], geometry_at(start.network, width)
+        wishes = _wishes(problem, config, dims, known, geometry)
+        chosen = fit(wishes, dims, geometry, problem.budget, problem.policy)
+        narrowed = narrow(
+            start.attentions, [(new.qk, new.vo) for new in chosen], _moments(start, config), known.spectra
+        )
         plans = []
-        parts = zip(narrowed, start.ffns, chosen, removals, start.statistics, strict=True)
+        parts = zip(narrowed, start.ffns, chosen, known.removals, start.statistics, strict=True)
         for i, (attention, ffn, new, removal, s) in enumerate(parts):
             assert s.hidden is not None
             kept = removal.kept(new.ffn)
@@ -278,8 +359,7 @@ def _cut(problem: Problem, config: Config, start: _Start) -> tuple[nn.Module, Pl
             heads = tuple(range(new.heads))
             planned = AttentionPlan(heads, new.qk, new.vo, weights=attention)
             plans.append(BlockPlan(i, planned, FfnPlan(kept, weights=refitted)))
-        plan = Plan(tuple(plans))
-        return realise(start.network, plan), plan
+        return Plan(tuple(plans), embed)
 
 
 def _validated(problem: Problem, network: nn.Module) -> float:
@@ -287,7 +367,7 @@ def _validated(problem: Problem, network: nn.Module) -> float:
     return evaluate(network, task.validation, problem.columns, task.class_names, problem.passes).top1
 
 
-def _cut_best(problem: Problem, config: Config) -> tuple[nn.Module, Plan, dict[str, object]]:
+def _cut_best(problem: Problem, config: Config) -> _Cut:
     """Cut the base, the anchor or both, and take the model that is better on the validation part."""
     masks = None if config.purification == "none" else _masks(problem, config)
     facts: dict[str, object] = {}
@@ -295,16 +375,18 @@ def _cut_best(problem: Problem, config: Config) -> tuple[nn.Module, Plan, dict[s
         facts["anchor_neurons"] = sum(float(m.mean()) for m in masks) / len(masks)
     is_base = masks is None or all(bool(m.all()) for m in masks)
     if is_base or config.purification == "always":
-        slim, plan = _cut(problem, config, _start(problem, config, None if is_base else masks))
-        return slim, plan, {**facts, "purified": not is_base, "accuracy_validation": _validated(problem, slim)}
+        cut = _cut(problem, config, _start(problem, config, None if is_base else masks))
+        facts |= {"purified": not is_base, "accuracy_validation": _validated(problem, cut.network)}
+        return replace(cut, facts={**facts, **cut.facts})
     cuts = [_cut(problem, config, _start(problem, config, of)) for of in (None, masks)]
-    accuracy = [_validated(problem, slim) for slim, _ in cuts]
+    accuracy = [_validated(problem, cut.network) for cut in cuts]
     purified = accuracy[1] > accuracy[0]
     problem.progress.note(
         f"on the validation part: from the base {100 * accuracy[0]:.1f} %, from the anchor {100 * accuracy[1]:.1f} %"
     )
     facts |= {"purified": purified, "accuracy_validation": max(accuracy), "accuracy_unpurified": accuracy[0]}
-    return *cuts[int(purified)], facts
+    cut = cuts[int(purified)]
+    return replace(cut, facts={**facts, **cut.facts})
 
 
 @torch.no_grad()
@@ -331,7 +413,8 @@ def derive(problem: Problem, config: Config) -> Derived:
     if family_of(problem.network).classifiers(problem.network)[0].out_features > len(problem.columns):
         focused = _with_class_bias(problem.network, problem.columns, HEAD_BIAS)
         problem = replace(problem, network=focused)
-    slim, plan, facts = _cut_best(problem, config)
-    done = train_for(problem, slim, stage="finetune", distillation=distillation_for(problem, config))
+    cut = _cut_best(problem, config)
+    distillation = distillation_for(problem, config, encode=cut.plan.encode)
+    done = train_for(problem, cut.network, stage="finetune", distillation=distillation)
     steps = {"steps": done, "steps_planned": problem.training.steps}
-    return Derived(slim, plan, {**steps, **facts, "reused": problem.cache.reused})
+    return Derived(cut.network, cut.plan, {**steps, **cut.facts, "reused": problem.cache.reused})

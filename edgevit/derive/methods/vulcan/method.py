@@ -19,9 +19,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from edgevit.derive import embedding
 from edgevit.derive.algebra.attention import query_matrix
-from edgevit.derive.allocate.policy import fit
+from edgevit.derive.allocate.policy import Policy, fit
 from edgevit.derive.allocate.widths import HeadAllocation, Normalisation, SizeWeight, adaptive
+from edgevit.derive.embedding import Slices, check_width, reason_against, widths
 from edgevit.derive.measure.statistics import BlockStatistics, Factorisation, calibrate, token_sum
 from edgevit.derive.methods.vulcan.collapse import (
     Clusters,
@@ -33,9 +35,9 @@ from edgevit.derive.methods.vulcan.collapse import (
     weight_collapse,
 )
 from edgevit.derive.methods.vulcan.rank import tail_sums
-from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan, load_plan, save_plan
+from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan, load_plan, save_plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
-from edgevit.derive.realise import realise
+from edgevit.derive.realise import narrow_embedding, realise
 from edgevit.errors import OptionError
 from edgevit.models.anatomy import Block, BlockDims, attentions, ffns
 from edgevit.models.families import family_of
@@ -75,9 +77,13 @@ class Config(TeacherOptions):
     # there (data).
     steps_rule: Literal["published", "data"] = "published"
     calibration_images: int = 1024  # The number of training images from which activations and moments are taken.
+    # The embedding's width, which it is given by a change of basis before anything collapses; 0: it stays as it is. Not
+    # for a budget by a cost table.
+    embed_width: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_width("vulcan", self.embed_width)
         if self.calibration_images < 1:
             raise OptionError(f"vulcan.calibration_images={self.calibration_images} is less than 1; try 1024")
         if not 0 <= self.ema_decay < 1:
@@ -87,6 +93,12 @@ class Config(TeacherOptions):
 
 
 PUBLISHED_BATCH, PUBLISHED_IMAGES = 256, 32_500  # the rule was made at this batch size, for 25 ImageNet classes
+
+
+def narrowest(network: nn.Module, config: Config, policy: Policy) -> int:
+    """The narrowest embedding that it may give the network: the one that was asked for."""
+    whole: int = family_of(network).geometry(network).embed
+    return embedding.narrowest(network, policy, config.embed_width, "vulcan") if config.embed_width else whole
 
 
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
@@ -123,18 +135,39 @@ def _scores(statistics: BlockStatistics, config: Config, generator: torch.Genera
 
 
 def make_plan(problem: Problem, config: Config) -> Plan:
-    """Decide widths, clusters and anchors; the statistics are taken by all processes, the rest by the first."""
+    """Decide widths, clusters and anchors; the statistics are taken by all processes, the rest by the first.
+
+    The blocks of the plan are in terms of the network with the plan's embedding, which is narrowed first: what is
+    trained until it can be cut is that network.
+
+    Raises:
+        OptionError: another width of the embedding is asked for, and it cannot be narrowed.
+    """
+    embed = _narrower(problem, config) if config.embed_width else None
+    problem = replace(problem, network=_with(problem.network, embed))
     images = problem.task.train.subset(config.calibration_images)
     with problem.stopwatch.stage("statistics"):
         how: Any = {"factorisation": config.factorisation, "columns": problem.columns}
         statistics = calibrate(problem.network, images, problem.passes, **how)
     if problem.compute.is_main:
         with problem.stopwatch.stage("clustering"):
-            save_plan(_decide(problem, config, statistics), "vulcan", problem.folder)
+            decided = replace(_decide(problem, config, statistics), embed=embed)
+            save_plan(decided, "vulcan", problem.folder)
     problem.compute.wait()
     plan = load_plan(problem.folder)
     assert plan is not None
     return plan
+
+
+def _narrower(problem: Problem, config: Config) -> EmbedPlan | None:
+    if (reason := reason_against(problem, config.calibration_images)) is not None:
+        raise OptionError(f"vulcan.embed_width={config.embed_width}: the embedding cannot be narrowed: {reason}")
+    (width,) = widths(problem.network, problem.policy, config.embed_width, "vulcan")
+    return Slices(problem, config.calibration_images, config.calibration_images).plan(width)
+
+
+def _with(network: nn.Module, embed: EmbedPlan | None) -> nn.Module:
+    return network if embed is None else narrow_embedding(network, embed)
 
 
 def _decide(problem: Problem, config: Config, statistics: list[BlockStatistics]) -> Plan:
@@ -288,15 +321,16 @@ class Redundancy:
 
 def derive(problem: Problem, config: Config) -> Derived:
     plan = load_plan(problem.folder) or make_plan(problem, config)
-    plan.check(family_of(problem.network).read(problem.network))
-    distillation = distillation_for(problem, config)
-    network, training = problem.network.to(problem.compute.device), problem.training
+    embed, plan = plan.embed, replace(plan, embed=None)
+    distillation = distillation_for(problem, config, encode=None if embed is None else embed.encode)
+    network, training = _with(problem.network, embed).to(problem.compute.device), problem.training
+    plan.check(family_of(network).read(network))
     redundancy = Redundancy(network, plan, config, problem.compute)
     done = train_for(problem, network, constraint=redundancy, distillation=distillation)
     with problem.stopwatch.stage("surgery"):
         slim = redundancy.pruned()
     return Derived(
         slim,
-        redundancy.current_plan(),
+        replace(redundancy.current_plan(), embed=embed),
         {"steps": done, "steps_planned": training.steps, "images_seen": done * training.batch_size},
     )

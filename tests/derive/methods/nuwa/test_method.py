@@ -15,7 +15,7 @@ from edgevit.derive.cache import Cache
 from edgevit.derive.methods import load_method
 from edgevit.derive.methods.nuwa.purify import Purification, _Binarised, masked, purify
 from edgevit.derive.problem import Problem, Stopwatch
-from edgevit.errors import DataError, OptionError
+from edgevit.errors import BudgetError, DataError, OptionError
 from edgevit.models.families import vit
 from edgevit.train.history import History
 from edgevit.train.passes import open_passes
@@ -222,3 +222,35 @@ def test_a_budget_in_milliseconds_is_met_by_the_table(checkpoint: Path, tmp_path
     assert ms - 8 / 256 < spent <= ms * (1 + 1e-9), "a step of the FFN is 0.03 ms"
     if widths == "energy":
         assert max(b.qk for b in blocks) < 32
+
+
+# -- the embedding -----------------------------------------------------------------------------------------------------
+
+
+def test_a_narrower_embedding_reaches_what_blocks_alone_do_not(checkpoint: Path, tmp_path: Path) -> None:
+    options = {"calibration_images": 96, "purification": "none", "cut_embedding": True}
+    given: dict[str, Any] = {"method": "nuwa", "rate": 0.8, "shape": "fused"}
+    with pytest.raises(BudgetError, match="reaches no less"):
+        derive(checkpoint, tmp_path / "n", training=UNTRAINED, **given)
+    # The teacher's tokens are learnt through the change of basis.
+    taught = {**options, "teacher": "restricted", "token_weight": 1.0}
+    made = derive(checkpoint, tmp_path / "m", options=taught, training={"steps": 2}, **given)
+    facts, width = made.record.facts.more, vit.geometry(made.model.network).embed
+    rungs = {rung["width"]: rung for rung in facts["embed_rungs"]}
+    assert 64 not in rungs and width == facts["embed"] == min(rungs, key=lambda w: rungs[w]["measured_nats"]) < 64
+    assert 0.8 <= made.model.spec.rate < 0.82 and rungs[width]["slice_nats"] > 0
+    asked = derive(checkpoint, tmp_path / "a", options={**options, "embed_width": 24}, training=UNTRAINED, **given)
+    assert vit.geometry(asked.model.network).embed == 24 and asked.model.spec.rate >= 0.8
+
+
+def test_by_a_cost_table_the_embedding_stays(checkpoint: Path, tmp_path: Path) -> None:
+    made = derive(
+        checkpoint, tmp_path / "m", method="nuwa", rate=None, ms=2.0, cost_table=write_cost_table(tmp_path),
+        options={"calibration_images": 32, "purification": "none", "cut_embedding": True}, training=UNTRAINED,
+    )  # fmt: skip
+    assert vit.geometry(made.model.network).embed == 64 and "embed" not in made.record.facts.more
+
+
+def test_a_width_of_the_embedding_needs_leave_to_narrow_it() -> None:
+    with pytest.raises(OptionError, match=r"nuwa.embed_width=24 needs cut_embedding=true"):
+        nuwa.Config(embed_width=24)

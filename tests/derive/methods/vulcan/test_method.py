@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from small_base import derive, press_ctrl_c_in_step, write_checkpoint
 
 from edgevit.derive.methods.vulcan.method import Config, Redundancy, default_steps
 from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
+from edgevit.errors import Interrupted, OptionError
 from edgevit.models.families import vit
 from edgevit.train.compute import open_compute
 from edgevit.train.settings import Training
@@ -73,3 +75,27 @@ def test_the_plan_that_holds_now_has_the_anchors_of_now(small_vit, plan, compute
 def test_steps_follow_the_published_rule_or_the_data():
     assert default_steps(Config(), 0.6, 1000, 64) == 3000
     assert default_steps(Config(steps_rule="data"), 0.6, 1000, 64) == round(3000 * 256 / 32_500 * 1000 / 64)
+
+
+def test_the_embedding_is_narrowed_before_anything_collapses(tmp_path, monkeypatch):
+    """Also where it is interrupted and gone on with; and its teacher's tokens have the base's width."""
+    checkpoint = write_checkpoint(tmp_path)
+    options = {"calibration_images": 48, "embed_width": 32, "teacher": "restricted", "token_weight": 1.0}
+    given = {"rate": 0.8, "options": options, "training": {"steps": 4}}
+    whole = derive(checkpoint, tmp_path / "m", **given)
+    assert vit.geometry(whole.model.network).embed == 32 and 0.8 <= whole.model.spec.rate < 0.82
+    press_ctrl_c_in_step(2, monkeypatch)
+    with pytest.raises(Interrupted):
+        derive(checkpoint, tmp_path / "n", **given)
+    resumed = derive(checkpoint, tmp_path / "n", resume=True, **given)
+    for name, tensor in whole.model.network.state_dict().items():
+        assert torch.equal(tensor, resumed.model.network.state_dict()[name]), name
+
+
+def test_an_embedding_that_cannot_be_narrowed_is_refused_with_the_reason(tmp_path):
+    checkpoint = write_checkpoint(tmp_path)
+    few = {"calibration_images": 2, "embed_width": 32}
+    with pytest.raises(OptionError, match=r"vulcan.embed_width=32: the embedding cannot be narrowed: 2 calibration"):
+        derive(checkpoint, tmp_path / "m", options=few)
+    with pytest.raises(OptionError, match=r"vulcan.embed_width=65 is wider than the base's embedding, which has 64"):
+        derive(checkpoint, tmp_path / "m", options={"embed_width": 65})
