@@ -4,8 +4,11 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
+from small_models import write_narrower
 
+import edgevit
 from edgevit.agent.measure import Request, measure
+from edgevit.board.models import find_file
 
 COMPARED = "environments differ in kernel: the ratios say little about the models"
 
@@ -139,3 +142,19 @@ def test_runs_of_a_busy_machine_are_not_judged_and_their_warnings_are_repeated(e
     assert "`edgevit bench A B` measures two models in turns" in done.out
     assert "warning: t1 fp16, batch 1: other programs took" in done.err
     assert edgevit_main("compare", *files, "--force").out.count("better") > 1  # the title has one
+
+
+def test_a_model_with_a_narrower_embedding_is_set_beside_its_base(edgevit_main, write, tmp_path):
+    runs = []
+    for label, width in (("whole", 64), ("narrower", 32)):
+        folder = write_narrower(tmp_path / label, width)
+        edgevit.export(folder, accuracy=False)
+        file = find_file(folder, None, "cpu")
+        request = Request(
+            model=str(file.path), model_sha256=file.sha256, label=label, precision="fp32", runner="onnxruntime", batch=1,
+            samples=5, duration_s=0, warmup_seconds=0, options={"provider": "cpu", "threads": 1},
+        )  # fmt: skip
+        runs.append(measure(request, lambda stage, done, **figures: None, root=str(tmp_path)))
+    done = edgevit_main("compare", write("a.jsonl", *runs), "--json")
+    assert done.code == 0, done.err
+    assert "whole" in done.out and "narrower" in done.out

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from small_models import write_derived, write_fewer_tokens
+from small_models import write_derived, write_fewer_tokens, write_narrower
 
 from edgevit.folder.derivation import DERIVATION_KIND, FittedHead
 from edgevit.folder.model_folder import ModelFolder
@@ -31,6 +31,12 @@ def test_the_tokens_that_reach_each_block_are_shown_where_some_leave(edgevit_mai
     assert "tokens that reach a block" in shown and shown.count("10/17") == 2 and "17/17" in shown
     assert "tokens" not in edgevit_main("show", write_derived(tmp_path / "whole", 24, 16)).out
     assert json.loads((folder / "model.json").read_text())["blocks"][0]["tokens"] == 10
+
+
+def test_a_narrower_embedding_is_shown_beside_the_bases(edgevit_main: Any, tmp_path: Path) -> None:
+    shown = edgevit_main("show", write_narrower(tmp_path / "m", 48))
+    assert shown.code == 0 and "the embedding has 48 channels of the base's 64" in " ".join(shown.out.split())
+    assert "the embedding has" not in edgevit_main("show", write_derived(tmp_path / "whole", 24, 16)).out
 
 
 def test_a_head_that_was_fitted_is_told_of(edgevit_main: Any, tmp_path: Path) -> None:

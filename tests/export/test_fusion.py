@@ -7,7 +7,7 @@ import onnx
 import pytest
 import torch
 from foreign_onnx import write_vit
-from small_models import random_base, slimmed, with_fewer_tokens
+from small_models import random_base, slimmed, with_embedding, with_fewer_tokens
 
 from edgevit.errors import ExportError
 from edgevit.export.fusion import Fusion, count_fused, remark
@@ -30,6 +30,14 @@ def test_equal_widths_fuse_in_every_block(width: int, tmp_path: Path) -> None:
     fusion = fused_blocks(network, tmp_path / "model.onnx")
     assert (fusion.fused, fusion.expected, fusion.blocks) == (2, 2, 2)
     assert remark(fusion) is None
+
+
+@pytest.mark.parametrize("width", [48, 80])
+def test_a_narrower_embedding_costs_no_fused_attention(width: int, tmp_path: Path) -> None:
+    network = with_embedding(random_base(embed_dim=128), width)
+    fusion = fused_blocks(network, tmp_path / "model.onnx")
+    assert vit.geometry(network).embed == width
+    assert (fusion.fused, fusion.expected, fusion.blocks) == (2, 2, 2)
 
 
 @pytest.mark.parametrize("args", [{}, {"class_token": False, "global_pool": "avg"}], ids=["class token", "none"])

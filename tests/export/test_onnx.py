@@ -10,7 +10,7 @@ import pytest
 import torch
 from model_folders import rewrite_spec
 from safetensors.torch import load_file, save_file
-from small_models import write_halves
+from small_models import write_halves, write_narrower
 
 from edgevit.errors import CheckpointError, DataError, ExportError, OptionError, OutputError
 from edgevit.export.gates import Tolerances
@@ -236,3 +236,11 @@ def test_a_model_of_half_blocks_is_exported_and_its_attentions_are_counted(tmp_p
     check_logits(folder, torch.randn(2, 3, 32, 32), "fp32", 1e-5)
     there = sum(dims.has_attention for dims in load(folder).spec.blocks)
     assert there == 1 and (report.fusion is None or report.fusion.blocks == there)
+
+
+def test_a_model_with_a_narrower_embedding_is_exported(tmp_path: Path) -> None:
+    folder = write_narrower(tmp_path / "m", 24)
+    report = export(folder, accuracy=False)
+    check_logits(folder, torch.randn(2, 3, 32, 32), "fp32", 1e-5)
+    assert load(folder).network.embed_dim == 24
+    assert report.fusion is None or report.fusion.fused == report.fusion.blocks == 2

@@ -11,6 +11,7 @@ import torch
 from model_folders import derivation_of
 
 from edgevit.data.task import open_task
+from edgevit.derive.algebra.embedding import encoder, flat_basis
 from edgevit.derive.plan import Plan
 from edgevit.derive.realise import realise
 from edgevit.folder.model import ClassLabel
@@ -59,6 +60,21 @@ def with_fewer_tokens(network: torch.nn.Module, *counts: int, merged: bool = Fal
     """A copy whose blocks pass on so many tokens; 0: all."""
     blocks = zip(vit.read(network), counts, strict=True)
     return vit.build(network, [replace(b, tokens=n, merged=merged and n > 0) for b, n in blocks]).eval()
+
+
+def with_embedding(network: torch.nn.Module, width: int) -> torch.nn.Module:
+    """A copy with an embedding of this width: the function of the other at its own, another one below."""
+    old = vit.geometry(network).embed
+    return vit.with_embedding(network, encoder(flat_basis(old), width)).eval()
+
+
+def write_narrower(folder: Path, width: int, **args: Any) -> Path:
+    """Write a model folder with an embedding of this width."""
+    network = random_base(**args)
+    base, slim = describe(network, "vit_tiny_patch16_224", {**ARGS, **args}), with_embedding(network, width)
+    labels = tuple(ClassLabel(str(i), i) for i in range(10))
+    save(replace(base, network=slim, spec=derived_spec(base.spec, slim, "full", labels)), folder)
+    return folder
 
 
 def write_fewer_tokens(folder: Path, *counts: int, merged: bool = False, **args: Any) -> Path:
