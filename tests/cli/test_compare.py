@@ -151,8 +151,8 @@ def test_a_model_with_a_narrower_embedding_is_set_beside_its_base(edgevit_main, 
         edgevit.export(folder, accuracy=False)
         file = find_file(folder, None, "cpu")
         request = Request(
-            model=str(file.path), model_sha256=file.sha256, label=label, precision="fp32", runner="onnxruntime", batch=1,
-            samples=5, duration_s=0, warmup_seconds=0, options={"provider": "cpu", "threads": 1},
+            model=str(file.path), model_sha256=file.sha256, label=label, precision="fp32", runner="onnxruntime",
+            batch=1, samples=5, duration_s=0, warmup_seconds=0, options={"provider": "cpu", "threads": 1},
         )  # fmt: skip
         runs.append(measure(request, lambda stage, done, **figures: None, root=str(tmp_path)))
     done = edgevit_main("compare", write("a.jsonl", *runs), "--json")
