@@ -17,7 +17,7 @@ OPTIONS = {
     "heart": {"calibration_images": 8, "probes": 1},
     "nuwa": {"purification_steps": 2, "purification": "always"},
     "vulcan": {"calibration_images": 48, "collapse": "weight"},
-    "skd": {},
+    "taylor": {"calibration_images": 32},
 }
 COMMON = {"data": "digits", "accept_weak_base": True, "training": Training(**{**QUICK, "steps": 2})}
 
@@ -41,7 +41,14 @@ def net(opened, tmp_path_factory):
 
 @pytest.mark.parametrize("name", method_names())
 def test_a_gated_ffn_keeps_its_gate(name, opened, tmp_path, request):
-    given = {"classes": "3,7,9", "rate": 0.3, "method": name, "options": OPTIONS[name], "cache": False, **COMMON}
+    given = {
+        "classes": "3,7,9",
+        "rate": 0.3,
+        "method": name,
+        "options": OPTIONS.get(name, {}),
+        "cache": False,
+        **COMMON,
+    }
     if name == "skd":
         made = edgevit.derive(supernet=request.getfixturevalue("net"), out=tmp_path / "m", **given)
     else:

@@ -19,6 +19,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "forge": {"calibration_images": 32, "sensitivity_images": 16},
     "heart": {"calibration_images": 8, "probes": 1},
     "nuwa": {"calibration_images": 32, "purification_steps": 2, "purification": "always"},
+    "taylor": {"calibration_images": 32},
     "vulcan": {"calibration_images": 32},
     SUPERNET: {"epochs": 1},
 }

@@ -1,0 +1,183 @@
+"""A budget spent by rank: every unit has a score, and those with the lowest go.
+
+Units are the QK and VO dimensions of heads, heads, neurons, and channels of the embedding. How far units of different
+kinds and blocks are compared with one another is the grouping:
+
+    uniform      not at all: every kind gives up the same share in every block
+    isomorphic   within a kind, over all blocks (Isomorphic Pruning, Fang et al., ECCV 2024): kinds give up one share
+    global       all with all, by score per MAC
+
+Heads of a block share one width, so its i-th QK dimension is that of the i-th place in every head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor
+
+from edgevit.derive.allocate.budget import Budget
+from edgevit.derive.allocate.menus import least_heads
+from edgevit.derive.allocate.policy import Policy, Widths, fit
+from edgevit.derive.allocate.widths import Curve, widths_by_error
+from edgevit.derive.measure.importance import Scores
+from edgevit.errors import BudgetError
+from edgevit.models.anatomy import BlockDims
+from edgevit.models.cost import Geometry
+
+Grouping = Literal["uniform", "isomorphic", "global"]
+AttentionUnits = Literal["widths", "heads", "both"]
+SHARES = 40  # how finely the share of what goes in whole heads and channels is looked for
+NARROWEST = 1 / 8  # of the embedding
+KINDS = ("qk", "vo", "ffn", "heads", "embed")
+
+
+@dataclass(frozen=True)
+class Units:
+    """What may go, and how its scores are compared."""
+
+    grouping: Grouping
+    attention: AttentionUnits  # dimensions of every head, whole heads, or both
+    embed: bool  # channels of the embedding
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """How much stays: which heads of each block, how wide everything in it, and the width of the embedding."""
+
+    heads: Sequence[tuple[int, ...]]
+    dims: Sequence[BlockDims]
+    embed: int
+
+
+def top(scores: Tensor, count: int) -> Tensor:
+    """Indices of the highest scores along the last dimension, ascending; of equal ones the first: [..., count]."""
+    return scores.argsort(dim=-1, descending=True, stable=True)[..., :count].sort(dim=-1).values
+
+
+class _Counts:
+    """How many units of each kind stay when a share of all goes."""
+
+    def __init__(self, scores: Scores, dims: Sequence[BlockDims], geometry: Geometry, units: Units) -> None:
+        self.dims, self.units, self.embed = dims, units, geometry.embed
+        self.curves: dict[tuple[str, int], Curve] = {}
+        per_channel = 0
+        for i, (block, d, n) in enumerate(zip(scores.blocks, dims, geometry.reaching(dims), strict=True)):
+            unit = geometry.at(n).unit_costs(d.heads, "macs")
+            heads = unit.qk * d.qk + unit.vo * d.vo
+            per_channel += (heads + unit.ffn * d.ffn) // geometry.embed
+            self._add("ffn", i, block.ffn, unit.ffn)
+            if units.attention != "heads":
+                self._add("qk", i, _by_place(block.qk), unit.qk)
+                self._add("vo", i, _by_place(block.vo), unit.vo)
+            if units.attention != "widths":
+                self._add("heads", i, block.heads, heads // d.heads)
+        if units.embed:
+            self._add("embed", 0, scores.embed, per_channel)
+
+    def _add(self, kind: str, block: int, scores: Tensor, unit_cost: int) -> None:
+        self.curves[kind, block] = Curve(scores.double().sort(descending=True).values, unit_cost)
+
+    def at(self, share: float) -> dict[tuple[str, int], float]:
+        """The units that stay, by kind and block; the embedding's are of block 0."""
+        if self.units.grouping == "uniform":
+            return {key: len(curve.error) * (1 - share) for key, curve in self.curves.items()}
+        found: dict[tuple[str, int], float] = {}
+        for kinds in [KINDS] if self.units.grouping == "global" else [(kind,) for kind in KINDS]:
+            keys = [key for key in self.curves if key[0] in kinds]
+            if keys:
+                found |= dict(zip(keys, widths_by_error([self.curves[key] for key in keys], share), strict=True))
+        return found
+
+    def wishes(self, share: float) -> list[Widths]:
+        found = self.at(share)
+        return [
+            Widths(found.get(("qk", i), d.qk), found.get(("vo", i), d.vo), found["ffn", i])
+            for i, d in enumerate(self.dims)
+        ]
+
+
+def _by_place(scores: Tensor) -> Tensor:
+    """[H, w] to [w]: what goes with the i-th place of every head, the most important first."""
+    return scores.double().sort(dim=1, descending=True).values.sum(0)
+
+
+def rank(
+    scores: Scores,
+    dims: Sequence[BlockDims],
+    geometry_at: Callable[[int], Geometry],
+    embed: int,
+    budget: Budget,
+    policy: Policy,
+    units: Units,
+) -> Ranked:
+    """Find how much stays of every kind within the budget.
+
+    Heads and channels go in whole steps, and widths take the rest, in the steps that the policy allows: so much of
+    heads and channels goes that the widths give up as nearly as can be the same share.
+
+    Args:
+        geometry_at: what costs depend on at a width of the embedding.
+        embed: the embedding's width as it is.
+
+    Raises:
+        BudgetError: nothing as small as the budget is within reach.
+    """
+    whole = geometry_at(embed)
+    counts = _Counts(scores, dims, whole, units)
+    if units.attention == "widths" and not units.embed:
+        heads = [tuple(range(d.heads)) for d in dims]
+        return Ranked(heads, fit(counts.wishes, dims, whole, budget, policy), embed)
+    refused, found, apart = None, None, 1.0
+    for share in (k / SHARES for k in range(SHARES)):
+        kept, geometry = counts.at(share), geometry_at(_embed_width(counts, share, policy))
+        fewer = [_fewer_heads(i, d, kept, policy, whole) for i, d in enumerate(dims)]
+        try:
+            chosen = fit(counts.wishes, fewer, geometry, budget, policy)
+        except BudgetError as error:
+            refused = error
+            continue
+        over = _given_up(fewer, chosen, units) - _gone(dims, fewer, embed, geometry.embed, units)
+        if found is None or abs(over) < apart:
+            heads = [tuple(top(b.heads, d.heads).tolist()) for b, d in zip(scores.blocks, chosen, strict=True)]
+            found, apart = Ranked(heads, chosen, geometry.embed), abs(over)
+        if over <= 0:
+            break
+    if found is None:
+        assert refused is not None
+        raise refused
+    return found
+
+
+def _embed_width(counts: _Counts, share: float, policy: Policy) -> int:
+    if not counts.units.embed:
+        return counts.embed
+    step, kept = policy.embed_step, counts.at(share)["embed", 0]
+    least = max(round(NARROWEST * counts.embed / step) * step, step, 2)
+    return counts.embed if share == 0 else min(max(int(kept // step) * step, least), counts.embed)
+
+
+def _fewer_heads(
+    block: int, dims: BlockDims, kept: dict[tuple[str, int], float], policy: Policy, geometry: Geometry
+) -> BlockDims:
+    may_go = ("heads", block) in kept and "heads" not in geometry.frozen(block)
+    least = least_heads(dims, policy, drop_heads=may_go)
+    return replace(dims, heads=max(round(kept.get(("heads", block), dims.heads)), least))
+
+
+def _given_up(before: Sequence[BlockDims], after: Sequence[BlockDims], units: Units) -> float:
+    """The mean share of the widths that went, of those that may."""
+    names = ("ffn",) if units.attention == "heads" else ("qk", "vo", "ffn")
+    pairs = zip(before, after, strict=True)
+    shares: list[float] = [1 - getattr(new, name) / getattr(old, name) for old, new in pairs for name in names]
+    return sum(shares) / len(shares)
+
+
+def _gone(before: Sequence[BlockDims], after: Sequence[BlockDims], embed: int, narrow: int, units: Units) -> float:
+    """The mean share of the heads and of the channels that went, of those that may."""
+    shares = [1 - narrow / embed] if units.embed else []
+    if units.attention != "widths":
+        shares.append(1 - sum(d.heads for d in after) / sum(d.heads for d in before))
+    return sum(shares) / len(shares)

@@ -1,0 +1,123 @@
+"""What every unit of a network is worth by its own weights: the sum over all that would go with it.
+
+With a value in place of every weight, such as its square, or its product with the loss's gradient in it, a unit is
+worth the sum of the values of its group: of a QK dimension its rows of W_Q and W_K and their biases; of a VO dimension
+its row of W_V and its column of W_O; of a head all of its dimensions; of a neuron its rows of W_1 (and W_g) and its
+column of W_2; of a channel of the embedding its column of all that reads tokens and its row of all that writes them, in
+the blocks and in the classifier. (Patches and positions, which write tokens as well, are not counted.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edgevit.data.task import Split
+from edgevit.errors import DataError
+from edgevit.models.anatomy import Attention, Ffn, attentions, ffns
+from edgevit.models.families import family_of
+from edgevit.models.slim import bare_copy
+from edgevit.train.passes import Passes
+
+
+@dataclass(frozen=True)
+class UnitScores:
+    """What the units of one block are worth: the higher, the later it goes. fp64, on the CPU.
+
+    Shapes: H heads, q and v widths, e neurons.
+    """
+
+    qk: Tensor  # [H, q]
+    vo: Tensor  # [H, v]
+    heads: Tensor  # [H]
+    ffn: Tensor  # [e]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> UnitScores:
+        return UnitScores(*(change(t) for t in (self.qk, self.vo, self.heads, self.ffn)))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What every unit of a network is worth."""
+
+    blocks: Sequence[UnitScores]
+    embed: Tensor  # [d] of the embedding's channels
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Scores:
+        return Scores([block.map(change) for block in self.blocks], change(self.embed))
+
+
+@torch.no_grad()
+def group_sums(values: nn.Module) -> Scores:
+    """Sum over each group of a network that holds a value in place of each weight."""
+    family = family_of(values)
+    blocks = family.read(values)
+    parts = zip(attentions(blocks), ffns(blocks), strict=True)
+    heads = [head.weight.double().sum(0) for head in family.classifiers(values)]
+    embed = torch.stack([*(_channels(a, f) for a, f in zip(attentions(blocks), ffns(blocks), strict=True)), *heads])
+    return Scores([_of_block(a, f) for a, f in parts], embed.sum(0).cpu())
+
+
+def _of_block(a: Attention, f: Ffn) -> UnitScores:
+    def rows(weight: Tensor, bias: Tensor | None) -> Tensor:
+        total: Tensor = weight.double().sum(-1)
+        return total if bias is None else total + bias.double()
+
+    qk = rows(a.wq, a.bq) + rows(a.wk, a.bk)
+    vo = rows(a.wv, a.bv) + a.wo.double().sum(1)
+    ffn = rows(f.w1, f.b1) + f.w2.double().sum(0)
+    if f.wg is not None:
+        ffn = ffn + rows(f.wg, f.bg)
+    return UnitScores(qk, vo, qk.sum(1) + vo.sum(1), ffn).map(Tensor.cpu)
+
+
+def _channels(a: Attention, f: Ffn) -> Tensor:
+    """[d] over all that reads or writes tokens in a block."""
+    read = [w.double().flatten(0, -2).sum(0) for w in (a.wq, a.wk, a.wv, f.w1, f.wg) if w is not None]
+    written = [a.wo.double().sum((0, 2)), f.w2.double().sum(1)]
+    biases = [b.double() for b in (a.bo, f.b2) if b is not None]
+    return torch.stack([*read, *written, *biases]).sum(0)
+
+
+@torch.no_grad()
+def valued(network: nn.Module, values: Callable[[str, nn.Parameter], Tensor]) -> nn.Module:
+    """A copy of a network with a value, by name and parameter, in place of every weight."""
+    copied = bare_copy(network)
+    for name, parameter in copied.named_parameters():
+        parameter.copy_(values(name, parameter))
+    return copied
+
+
+def weights_times_gradients(
+    network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, *, squared: bool
+) -> nn.Module:
+    """A copy of a network that holds w dL/dw in place of each weight w, L the mean cross-entropy over the images.
+
+    Args:
+        columns: for each target class, its column in the logits.
+        squared: take the mean of (w dL/dw)^2 over the batches of the pass instead.
+
+    Raises:
+        DataError: a gradient is not finite.
+    """
+    named = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in named.items()}
+    target = torch.as_tensor(columns, device=passes.compute.device)
+
+    def see(logits: Tensor, labels: Tensor) -> None:
+        loss = F.cross_entropy(logits.float(), target[labels], reduction="sum")
+        gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        for (name, p), g in zip(named.items(), gradients, strict=True):
+            if g is not None:
+                product = p.detach().double() * g.double()
+                sums[name] += product.square() / len(labels) if squared else product
+
+    passes.run(network, images, see, gradients=True, stage="gradients of the weights")
+    means = {name: passes.compute.sum(total) / len(images) for name, total in sums.items()}
+    if bad := [name for name, mean in means.items() if not torch.isfinite(mean).all()]:
+        raise DataError(f"the gradient of {bad[0]} is not finite; check the base's weights, --mean and --std")
+    return valued(network, lambda name, p: means[name].to(p) if name in means else torch.zeros_like(p))

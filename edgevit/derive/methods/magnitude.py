@@ -1,0 +1,38 @@
+"""Units with small weights go: the sum of |w|^p over all weights that go with a unit, ranked within each kind.
+
+No image is looked at before the training. With p = 2 it is the group-wise L2 norm of DepGraph (Fang et al., CVPR 2023),
+which compares in groups of the same shape when it prunes isomorphically; sums, not means, over a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from edgevit.derive import ranked
+from edgevit.derive.measure.importance import group_sums, valued
+from edgevit.derive.problem import Derived, Problem
+from edgevit.derive.ranked import RankOptions
+from edgevit.errors import OptionError
+
+DROPS = True
+
+
+@dataclass(frozen=True)
+class Config(RankOptions):
+    order: float = 2.0  # The power of the weights' absolute values that is summed up.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.order < inf:
+            raise OptionError(f"magnitude.order={self.order:g} is not a number above 0; try 2")
+
+
+def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
+    """Steps of the training after the cut."""
+    return ranked.default_steps(images, batch_size)
+
+
+def derive(problem: Problem, config: Config) -> Derived:
+    scores = group_sums(valued(problem.network, lambda _, w: w.abs() ** config.order))
+    return ranked.derive_by_rank(problem, config, scores)

@@ -1,0 +1,45 @@
+"""Random units go, the same share everywhere: what a method must beat (Gadhikar et al., 2023; the baseline of Vulcan).
+
+The same share of q, v and e goes in every block, and which of them is drawn: a row of W_Q with the same row of W_K, a
+row of W_V with its column of W_O, a neuron as a whole. W_Q is scaled by sqrt(q' / q), as logits are divided by
+sqrt(q'). The seed of the training draws. The source keeps all heads and the embedding; here they may go, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from edgevit.derive import ranked
+from edgevit.derive.allocate.ranking import Grouping
+from edgevit.derive.measure.importance import Scores, UnitScores
+from edgevit.derive.problem import Derived, Problem
+from edgevit.derive.ranked import RankOptions
+from edgevit.models.families import family_of
+
+DROPS = True
+
+
+@dataclass(frozen=True)
+class Config(RankOptions):
+    # How far random scores are compared: nowhere, so that all is cut alike (uniform, the source), within a kind of unit
+    # over all blocks (isomorphic), or all with all, by score per MAC (global).
+    grouping: Grouping = "uniform"
+
+
+def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
+    """Steps of the training after the cut."""
+    return ranked.default_steps(images, batch_size)
+
+
+def derive(problem: Problem, config: Config) -> Derived:
+    family, generator = family_of(problem.network), torch.Generator().manual_seed(problem.training.seed)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    dims = [block.dims for block in family.read(problem.network)]
+    blocks = [UnitScores(drawn(d.heads, d.qk), drawn(d.heads, d.vo), drawn(d.heads), drawn(d.ffn)) for d in dims]
+    scores = Scores(blocks, drawn(family.geometry(problem.network).embed))
+    return ranked.derive_by_rank(problem, config, scores)

@@ -1,0 +1,57 @@
+"""Units go by the first-order change of the loss, ranked among units of the same shape (Isomorphic Pruning, ECCV 2024).
+
+A unit is worth |sum of w dL/dw| over all weights that go with it (Molchanov et al., CVPR 2019; Taylor importance of
+groups, Fang et al.), L the task's cross-entropy over calibration images. Units are ranked within their kind, over all
+blocks: QK dimensions, VO dimensions, heads, neurons and channels of the embedding, each giving up the same share.
+
+What the source leaves open, and how it is here: one gradient of all calibration images; the sum is over a group of
+signed products, and `terms=each` sums their absolute values instead; a channel's group is that of the blocks and the
+classifier (`measure.importance`). Nothing makes up for what goes, but the training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from edgevit.derive import ranked
+from edgevit.derive.allocate.ranking import AttentionUnits
+from edgevit.derive.measure.importance import group_sums, valued, weights_times_gradients
+from edgevit.derive.problem import Derived, Problem
+from edgevit.derive.ranked import RankOptions
+from edgevit.errors import OptionError
+
+DROPS = True
+
+
+@dataclass(frozen=True)
+class Config(RankOptions):
+    # What of attention goes: dimensions of every head (widths), whole heads (heads), or both.
+    attention: AttentionUnits = "both"
+    cut_embedding: bool = True  # Whether channels of the embedding go, too.
+    # What is summed over a unit's weights: products with the gradient, whose sum counts (group), or their absolute
+    # values (each).
+    terms: Literal["group", "each"] = "group"
+    calibration_images: int = 256  # The number of training images whose loss is differentiated.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.calibration_images < 1:
+            raise OptionError(f"taylor.calibration_images={self.calibration_images} is less than 1")
+
+
+def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
+    """Steps of the training after the cut."""
+    return ranked.default_steps(images, batch_size)
+
+
+def derive(problem: Problem, config: Config) -> Derived:
+    images, network = problem.task.train.subset(config.calibration_images), problem.network
+    with problem.stopwatch.stage("gradients"):
+        network.to(problem.compute.device).eval()
+        values = weights_times_gradients(network, images, problem.columns, problem.passes, squared=False)
+    if config.terms == "each":
+        values = valued(values, lambda _, product: product.abs())
+    return ranked.derive_by_rank(problem, config, group_sums(values).map(torch.abs))

@@ -1,0 +1,111 @@
+"""What methods that rank units have in common: from scores to a plan within the budget, and on to the trained model.
+
+Such a method says what every unit is worth; the units that go are left out, and every weight that stays is the base's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cache
+
+import torch
+from torch import nn
+
+from edgevit.derive.algebra.selection import channel_encoder, keep_dimensions
+from edgevit.derive.allocate.ranking import AttentionUnits, Grouping, Ranked, Units, rank, top
+from edgevit.derive.embedding import geometry_at
+from edgevit.derive.measure.importance import Scores
+from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
+from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derive.realise import realise
+from edgevit.models.anatomy import attentions
+from edgevit.models.cost import Geometry
+from edgevit.models.families import family_of
+from edgevit.train.distil import TeacherOptions
+from edgevit.train.passes import evaluate
+
+PASSES = 10  # over the training images, of the training after the cut
+
+
+@dataclass(frozen=True)
+class RankOptions(TeacherOptions):
+    """The options of every method that ranks units: its Config inherits them."""
+
+    # How far scores are compared: nowhere, so that all is cut alike (uniform), within a kind of unit over all blocks
+    # (isomorphic), or all with all, by score per MAC (global).
+    grouping: Grouping = "isomorphic"
+    # What of attention goes: dimensions of every head (widths), whole heads (heads), or both.
+    attention: AttentionUnits = "widths"
+    cut_embedding: bool = False  # Whether channels of the embedding go, too.
+
+
+def default_steps(images: int, batch_size: int) -> int:
+    """Steps of the training after the cut, alike for all methods that rank units."""
+    return max(round(PASSES * images / batch_size), 1)
+
+
+@torch.no_grad()
+def plan_of(network: nn.Module, scores: Scores, ranked: Ranked) -> Plan:
+    """The plan by which the units of the highest scores stay."""
+    plans = []
+    family = family_of(network)
+    blocks = family.read(network)
+    parts = zip(attentions(blocks), scores.blocks, ranked.heads, ranked.dims, strict=True)
+    for i, (attention, of, heads, dims) in enumerate(parts):
+        kept = list(heads)
+        slim = keep_dimensions(attention, kept, top(of.qk[kept], dims.qk), top(of.vo[kept], dims.vo))
+        attended = AttentionPlan(heads, dims.qk, dims.vo, weights=slim)
+        plans.append(BlockPlan(i, attended, FfnPlan(top(of.ffn, dims.ffn)), blocks[i].tokens, blocks[i].merged))
+    whole = len(scores.embed)
+    if ranked.embed == whole:
+        return Plan(tuple(plans))
+    return Plan(tuple(plans), EmbedPlan(ranked.embed, channel_encoder(top(scores.embed, ranked.embed), whole)))
+
+
+def choose(problem: Problem, options: RankOptions, scores: Scores) -> Plan:
+    """Spend the budget by rank.
+
+    Raises:
+        BudgetError: it is not within reach.
+    """
+    network, budget = problem.network, problem.budget
+    family = family_of(network)
+    geometry = family.geometry(network)
+    if options.cut_embedding and geometry.fixed_embed is not None:
+        problem.progress.note(f"the embedding stays as it is: {geometry.fixed_embed}")
+    units = Units(options.grouping, options.attention, options.cut_embedding and geometry.fixed_embed is None)
+
+    @cache
+    def at(width: int) -> Geometry:
+        return geometry_at(network, width)
+
+    dims = [block.dims for block in family.read(network)]
+    with problem.stopwatch.stage("allocation"):
+        return plan_of(network, scores, rank(scores, dims, at, geometry.embed, budget, problem.policy, units))
+
+
+def derive_by_rank(problem: Problem, options: RankOptions, scores: Scores) -> Derived:
+    """Leave out the units of the lowest scores, then train what stays."""
+    return finish(problem, options, choose(problem, options, scores))
+
+
+def finish(problem: Problem, options: TeacherOptions, plan: Plan, **found: object) -> Derived:
+    """Realise a plan, train the network, keep its best state on the validation part, and say how it came out."""
+    slim = realise(problem.network.to(problem.compute.device), plan)
+    task = problem.task
+    before = evaluate(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
+    distillation = distillation_for(problem, options, encode=plan.encode)
+    done = train_for(problem, slim, distillation=distillation, keep="best")
+    outcome = problem.history.outcome("train")
+    facts: dict[str, object] = {
+        "reused": problem.cache.reused,
+        "steps": done,
+        "steps_planned": problem.training.steps,
+        "accuracy_validation_cut": before,
+        **(asdict(outcome) if outcome else {}),
+        "kept_blocks": plan.kept_blocks,
+        "kept_heads": [[] if b.attention is None else list(b.attention.heads) for b in plan.blocks],
+        **({} if plan.embed is None else {"embed": plan.embed.width}),
+        **found,
+    }
+    return Derived(slim, plan, facts)
