@@ -6,7 +6,8 @@
 Plans keep the base's stem and head around blocks of any sizes that shape `fused` allows, some of them without their
 attention, their FFN, or both. The table is measured first, as `edgevit cost` does, as far as it is not known; no plan
 is among what it is made of. Both prediction and measurement are shares of the base: errors are of their quotient.
-`--beside` has another table of the same base predict them, too. Random weights: time depends on shapes.
+`--beside` has another table of the same base predict them, too. With `--narrower` each plan has an embedding of its own,
+of the widths that forge may choose, of which the table has three measured. Random weights: time depends on shapes.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from edgevit.derive.allocate.cost_table import load_cost_table
 from edgevit.derive.allocate.menus import widths
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.derive.allocate.prices import Prices
+from edgevit.derive.embedding import ladder
 from edgevit.engines.unjudged import OPSET
 from edgevit.export.graph import write_onnx
 from edgevit.models.anatomy import BlockDims
@@ -68,9 +70,9 @@ def plan(random: Random, base: Sequence[BlockDims]) -> tuple[list[BlockDims], li
     return blocks, kept
 
 
-def write(network: nn.Module, blocks: Sequence[BlockDims], path: Path) -> Path:
+def write(network: nn.Module, blocks: Sequence[BlockDims], path: Path, embed: int | None = None) -> Path:
     size = family_of(network).input_size(network)
-    write_onnx(network_of(network, blocks), path, input_size=size, batch="dynamic", opset=OPSET, metadata={})
+    write_onnx(network_of(network, blocks, embed), path, input_size=size, batch="dynamic", opset=OPSET, metadata={})
     return path
 
 
@@ -120,6 +122,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--beside", type=Path)
+    parser.add_argument("--narrower", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     torch.manual_seed(0)
@@ -130,9 +133,13 @@ def main() -> None:
     table_s = time.monotonic() - began
     random = Random(given.seed)
     plans = [plan(random, base) for _ in range(given.plans)]
+    whole = family_of(network).geometry(network).embed
+    _, *rungs = ladder(whole, FUSED.embed_step)
+    embeds = [random.choice(rungs) if given.narrower else whole for _ in plans]
     with tempfile.TemporaryDirectory() as folder:
         files = [write(network, base, Path(folder, "base.onnx"))]
-        files += [write(network, blocks, Path(folder, f"plan{i}.onnx")) for i, (blocks, _) in enumerate(plans)]
+        for i, ((blocks, _), embed) in enumerate(zip(plans, embeds, strict=True)):
+            files.append(write(network, blocks, Path(folder, f"plan{i}.onnx"), embed if embed < whole else None))
         how = replace(place.conditions(), duration_s=0.5)
         runs = bench_in_turns(files, how, rounds=given.rounds).runs
     rows: list[dict[str, Any]] = []
@@ -140,14 +147,18 @@ def main() -> None:
     if given.beside:
         tables["beside"] = load_cost_table(given.beside).in_quantity("ms")
 
-    def predicted(prices: Prices, blocks: Sequence[BlockDims], kept: Sequence[int]) -> float:
-        return prices.cost(blocks, kept) / prices.base
+    def predicted(prices: Prices, blocks: Sequence[BlockDims], kept: Sequence[int], embed: int) -> float:
+        return prices.at(embed).cost(blocks, kept) / prices.base
 
-    for i, (blocks, kept) in enumerate(plans):
+    for i, ((blocks, kept), embed) in enumerate(zip(plans, embeds, strict=True)):
         seen = statistics.median(shares(runs, f"plan{i}"))
-        shown = {name: predicted(prices, blocks, kept) for name, prices in tables.items()}
-        rows.append({"kept": kept, "blocks": [asdict(b) for b in blocks], "share": seen, "predicted": shown})
-        print(f"plan {i}: {seen:.3f} of the base; " + ", ".join(f"{n} {v / seen - 1:+.1%}" for n, v in shown.items()))
+        shown = {name: predicted(prices, blocks, kept, embed) for name, prices in tables.items()}
+        told_blocks = [asdict(b) for b in blocks]
+        rows.append({"kept": kept, "embed": embed, "blocks": told_blocks, "share": seen, "predicted": shown})
+        print(
+            f"plan {i}, embedding {embed}: {seen:.3f} of the base; "
+            + ", ".join(f"{n} {v / seen - 1:+.1%}" for n, v in shown.items())
+        )
     record = {
         "schema": 1,
         "model": given.model,
@@ -155,7 +166,8 @@ def main() -> None:
         "load_average": os.getloadavg()[0],
         "noise": found.noise,
         "table_s": table_s,
-        "stacks": len(found.blocks[0].attention) + len(found.blocks[0].ffn) + 4,  # base, one thin block, two whole
+        # Beside sites of each size the base, one thin block and two whole; six stacks at each narrower embedding.
+        "stacks": len(found.blocks[0].attention) + len(found.blocks[0].ffn) + 4 + 6 * len(found.narrower),
         "depth": len(base),
         "scatter": statistics.median(statistics.stdev(map(log, shares(runs, f"plan{i}"))) for i in range(len(plans))),
         "errors": {name: told([row["predicted"][name] / row["share"] - 1 for row in rows]) for name in tables},

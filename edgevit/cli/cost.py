@@ -59,7 +59,9 @@ def prices_table(prices: Prices) -> Table:
     for i in range(max(len(attentions), len(ffns))):
         left, right = attentions[i : i + 1] or [("", "")], ffns[i : i + 1] or [("", "")]
         table.add_row(*left[0], *right[0])
-    whole = prices.block(0, base)
     table.add_section()
-    table.add_row("block of the base, both", f"{whole:.3g}", "of it beyond their sum", f"{prices.together(0):.2g}")
+    for at in (prices, *prices.narrower):
+        which = "block of the base, both" if at is prices else f"the same, embedding of {at.embed}"
+        together = f"{at.together(0):.2g}"
+        table.add_row(which, f"{at.block(0, base):.3g}", "of it beyond their sum", together)
     return table

@@ -167,27 +167,28 @@ def fit(seen: Mapping[Stack, Figure]) -> Costs:
     sure = [(columns.row(stack), figure.value, figure.value * figure.error) for stack, figure in seen.items()]
     weak = [(row, 0.0, WEAK * usual) for row in columns.straight()]
     rows = np.array([row / error for row, _, error in (*sure, *weak)])
-    found, covariance = _solved(rows, np.array([value / error for _, value, error in (*sure, *weak)]))
+    found, covariance = solved(rows, np.array([value / error for _, value, error in (*sure, *weak)]), [0])
     grid: Floats = _risen(found[2 : columns.ffn(0)].reshape(columns.shape))
     ffn = _risen(found[columns.ffn(0) :][None])[0]
     places = [(h, w) for h in columns.heads for w in columns.widths]
     return Costs(
-        _rounded(found[0]),
-        _rounded(max(found[1], -0.9 * float(grid.min()))),
-        {size: _rounded(cost) for size, cost in zip(places, grid.ravel(), strict=True)},
-        {neurons: _rounded(cost) for neurons, cost in zip(columns.neurons, ffn, strict=True)},
-        _rounded(float(np.median([figure.error for figure in seen.values()])), 2),
+        rounded(found[0]),
+        rounded(max(found[1], -0.9 * float(grid.min()))),
+        {size: rounded(cost) for size, cost in zip(places, grid.ravel(), strict=True)},
+        {neurons: rounded(cost) for neurons, cost in zip(columns.neurons, ffn, strict=True)},
+        rounded(float(np.median([figure.error for figure in seen.values()])), 2),
         _steps(columns, found, covariance),
     )
 
 
-def _solved(rows: Floats, targets: Floats) -> tuple[Floats, Floats]:
-    """Least squares and its covariance; what is outside the blocks takes no less than nothing."""
+def solved(rows: Floats, targets: Floats, positive: Sequence[int]) -> tuple[Floats, Floats]:
+    """Least squares and its covariance; what is in these columns is no less than nothing."""
+    rows = rows.copy()
     found = np.linalg.lstsq(rows, targets, rcond=None)[0]
-    if found[0] < 0:
-        rows = np.hstack([np.zeros((len(rows), 1)), rows[:, 1:]])
+    while below := [i for i in positive if found[i] < 0]:
+        rows[:, below] = 0  # of all solutions lstsq gives the smallest, which has nothing there
         found = np.linalg.lstsq(rows, targets, rcond=None)[0]
-        found[0] = 0
+        found[below] = 0
     covariance: Floats = np.asarray(np.linalg.pinv(rows.T @ rows), np.float64)
     return np.asarray(found, np.float64), covariance
 
@@ -221,6 +222,6 @@ def _risen(grid: Floats) -> Floats:
     return risen
 
 
-def _rounded(value: float, digits: int = DIGITS) -> float:
+def rounded(value: float, digits: int = DIGITS) -> float:
     """To so many significant digits."""
     return 0.0 if value == 0 else round(float(value), digits - ceil(log10(abs(value))))

@@ -9,12 +9,14 @@ from itertools import pairwise, product
 from edgevit.cost.stacks import Stack
 from edgevit.derive.allocate.menus import least_heads
 from edgevit.derive.allocate.policy import Policy, limits
+from edgevit.derive.embedding import ladder
 from edgevit.models.anatomy import BlockDims
 
 DEPTH = 6  # blocks of a stack: enough for what they take to show, few enough to be exported and built soon
 SHARES = (0.125, 0.25, 0.5, 0.75)  # of the neurons, beside the fewest and all
 TILE = 64  # neurons that kernels like: a coarse grid has sizes amid two such, where a line errs to neither side
 BEND = 0.25  # of a difference of slopes, how much of it a straight line may be wrong by in the middle
+NARROWER = (1 / 2, 1 / 4)  # of the embedding's width, beside the narrowest that may be asked for
 JUMP = 0.1  # of the rise from one size to the next, the same: it may be a step
 
 
@@ -29,10 +31,11 @@ class Grid:
     least_neurons: int
     heads: frozenset[int]  # numbers of heads that blocks of the base have
     policy: Policy
+    narrower: tuple[int, ...] = ()  # widths of the embedding, beside the base's own, the widest first
 
     @classmethod
-    def of(cls, blocks: Sequence[BlockDims], policy: Policy) -> Grid:
-        """The grid of a base with these whole blocks."""
+    def of(cls, blocks: Sequence[BlockDims], policy: Policy, embed: int | None = None) -> Grid:
+        """The grid of a base with these whole blocks; `embed` is the width of an embedding that may be narrowed."""
         most = BlockDims(*(max(getattr(b, name) for b in blocks) for name in ("heads", "qk", "vo", "ffn")))
         least = [limits(b, policy) for b in blocks]
         return cls(
@@ -43,6 +46,7 @@ class Grid:
             min(low["ffn"][0] for low in least),
             frozenset(b.heads for b in blocks),
             policy,
+            () if embed is None else _rungs(embed, policy),
         )
 
     @property
@@ -65,8 +69,8 @@ class Grid:
     def ffn(self, neurons: int) -> Stack:
         return Stack(self.depth, 0, 0, neurons)
 
-    def coarse(self) -> list[Stack]:
-        """What every table is made of; the anchor is the first."""
+    def _sizes(self) -> tuple[list[int], list[int], list[int]]:
+        """Heads, widths and neurons of the coarse grid."""
         heads = sorted({self.fewest_heads, (self.fewest_heads + self.most.heads) // 2, *self.heads})
         middle = _multiple((self.least_width + self.width) // 2, self.policy.head_step)
         widths = sorted({self.least_width, min(max(middle, self.least_width), self.width), self.width})
@@ -74,10 +78,16 @@ class Grid:
         amid = TILE // 2 if self.policy.ffn_step < step else 0
         inner = (_multiple(round(share * self.most.ffn), step) + amid for share in SHARES)
         neurons = sorted({self.least_neurons, self.most.ffn, *(n for n in inner if n > self.least_neurons)})
-        whole = [
-            Stack(self.depth, heads[len(heads) // 2], widths[len(widths) // 2], neurons[len(neurons) // 2]),
-            Stack(self.depth, heads[0], widths[0], neurons[0]),
-        ]
+        return heads, widths, neurons
+
+    def _middle(self) -> Stack:
+        """Blocks with both sites, neither small nor large."""
+        return Stack(self.depth, *(sizes[len(sizes) // 2] for sizes in self._sizes()))
+
+    def coarse(self) -> list[Stack]:
+        """What every table is made of at the base's own embedding; the anchor is the first."""
+        heads, widths, neurons = self._sizes()
+        whole = [self._middle(), Stack(self.depth, heads[0], widths[0], neurons[0])]
         found = [
             self.anchor,
             replace(self.ffn(self.least_neurons), count=1),  # beside six of these: what lies outside the blocks
@@ -87,15 +97,29 @@ class Grid:
         ]
         return list(dict.fromkeys(found))
 
+    def rung(self, embed: int) -> list[Stack]:
+        """What tells how costs at a narrower embedding follow from those of the base's: `cost.narrower`."""
+        heads, widths, neurons = self._sizes()
+        found = [
+            replace(self.ffn(neurons[0]), count=1),
+            self.ffn(neurons[0]),
+            self.ffn(neurons[-1]),
+            self.attention(heads[0], widths[0]),
+            self.attention(heads[-1], widths[-1]),
+            self._middle(),
+        ]
+        return [replace(stack, embed=embed) for stack in dict.fromkeys(found)]
+
     def at(self, sizes: Sequence[BlockDims]) -> list[Stack]:
         """What says most of blocks of these sizes: each site at its own."""
         found = [self.attention(d.heads, round((d.qk + d.vo) / 2)) for d in sizes if d.has_attention]
         return list(dict.fromkeys([*found, *(self.ffn(d.ffn) for d in sizes if d.has_ffn)]))
 
     def within(self, stacks: Iterable[Stack]) -> list[Stack]:
-        """Those that are no larger than this base: what is kept may be of others, too."""
+        """Those of the base's own embedding that are no larger than it: what is kept may be of others, too."""
         most = (self.most.heads, self.width, self.most.ffn)
-        return [s for s in stacks if all(a <= b for a, b in zip((s.heads, s.width, s.neurons), most, strict=True))]
+        own = (s for s in stacks if s.embed is None)
+        return [s for s in own if all(a <= b for a, b in zip((s.heads, s.width, s.neurons), most, strict=True))]
 
     def between(
         self, attention: Mapping[tuple[int, int], float], ffn: Mapping[int, float], noise: float = 0.0
@@ -115,6 +139,13 @@ class Grid:
             *_halfway(ffn, self.policy.ffn_step, noise, self.ffn),
         ]  # fmt: skip
         return sorted(found, key=lambda one: -one[0])
+
+
+def _rungs(embed: int, policy: Policy) -> tuple[int, ...]:
+    """The widths that are measured beside an embedding's own: what lies between them is interpolated."""
+    _, *widths = ladder(embed, policy.embed_step)
+    nearest = (min(widths, key=lambda width: abs(width - share * embed)) for share in NARROWER if widths)
+    return tuple(sorted({*nearest, *widths[-1:]}, reverse=True))
 
 
 def _multiple(size: int, step: int) -> int:

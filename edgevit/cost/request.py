@@ -35,7 +35,8 @@ class CostRequest(Place):
         ROUNDS
     )
     points: Annotated[
-        int, Option("Number of stacks at the most; the coarse grid of about 20 is always measured.", MEASURING)
+        int,
+        Option("Number of stacks at the most, beside six for each narrower embedding; about 20 always are.", MEASURING),
     ] = POINTS
 
     def check(self) -> None:

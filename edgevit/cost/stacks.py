@@ -30,17 +30,22 @@ class Stack:
     heads: int
     width: int
     neurons: int
+    embed: int | None = None  # width of the embedding; None: the base's own
 
     @property
     def label(self) -> str:
-        """As its runs are called: `6 of 3x40+768`, heads, width and neurons."""
-        return f"{self.count} of {self.heads}x{self.width}+{self.neurons}"
+        """As its runs are called: `6 of 3x40+768`, heads, width and neurons; ` at 96`, of a narrower embedding."""
+        at = "" if self.embed is None else f" at {self.embed}"
+        return f"{self.count} of {self.heads}x{self.width}+{self.neurons}{at}"
 
     @classmethod
     def of(cls, label: str) -> Stack | None:
         """The stack with this label; None: it is no label of one."""
-        match = re.fullmatch(r"(\d+) of (\d+)x(\d+)\+(\d+)", label)
-        return cls(*map(int, match.groups())) if match else None
+        match = re.fullmatch(r"(\d+) of (\d+)x(\d+)\+(\d+)(?: at (\d+))?", label)
+        if match is None:
+            return None
+        count, heads, width, neurons, embed = match.groups()
+        return cls(int(count), int(heads), int(width), int(neurons), None if embed is None else int(embed))
 
     @property
     def dims(self) -> BlockDims:
@@ -88,12 +93,17 @@ def _filled(like: P, shapes: Mapping[str, tuple[int, ...]]) -> P:
 
 
 @torch.no_grad()
-def network_of(network: nn.Module, blocks: Sequence[BlockDims]) -> nn.Module:
-    """The base's own embedding and head around blocks of these sizes, no more than it has, with random weights."""
+def network_of(network: nn.Module, blocks: Sequence[BlockDims], embed: int | None = None) -> nn.Module:
+    """The base's own stem and head around blocks of these sizes, no more than it has, with random weights.
+
+    `embed` is the width of the embedding where it is narrower than the base's.
+    """
     family, whole = family_of(network), whole_blocks(network)
     stem = bare_copy(network)
     family.keep_blocks(stem, whole[: len(blocks)])
-    like = family.read(network)[whole[0]]
+    if embed is not None:  # any directions do: time depends on shapes
+        stem = family.with_embedding(stem, torch.eye(embed, family.geometry(stem).embed, dtype=torch.float64))
+    like = family.read(stem)[0]
     assert like.attention is not None and like.ffn is not None
     attention, ffn = like.attention, like.ffn
     with torch.random.fork_rng(devices=[]):
@@ -111,7 +121,7 @@ def write_stack(network: nn.Module, stack: Stack, path: Path, *, precision: str,
     Raises:
         ExportError: the exporter failed.
     """
-    made = network_of(network, [stack.dims] * stack.count)
+    made = network_of(network, [stack.dims] * stack.count, stack.embed)
     size = family_of(network).input_size(network)
     form = halved(made) if precision == "fp16" else made
     write_onnx(form, path, input_size=size, batch="dynamic", opset=opset, metadata={"stack": stack.label})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from edgevit.board.profiles import load_profile
 from edgevit.cost.fit import Costs, Figure, figures, fit
 from edgevit.cost.grid import Grid
 from edgevit.cost.measure import Bench, scratch
+from edgevit.cost.narrower import fit_narrower
 from edgevit.cost.place import Place
 from edgevit.cost.request import POINTS, ROUNDS
 from edgevit.cost.stacks import Stack, whole_blocks
@@ -39,18 +40,21 @@ def measured_table(
     points: int = POINTS,
     rounds: int = ROUNDS,
     sizes: Sequence[BlockDims] = (),
+    narrower: bool = True,
     energy: bool = False,
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> CostTable:
-    """Measure what each site of a base takes at each size that a policy can ask for.
+    """Measure what each site of a base takes at each size that a policy can ask for, and at narrower embeddings.
 
     What was measured before of such a base at such a place is used, and only the rest measured: called again with the
     blocks of a plan as `sizes`, it measures those sizes alone, and the table has them among its own.
 
     Args:
         network: the base; its weights are not looked at, and the classes of its head do not count.
-        points: stacks that may be measured in all, beside those of `sizes`; at least the coarse grid is.
+        points: stacks that may be measured in all, beside those of `sizes` and of narrower embeddings; at least the
+            coarse grid is.
+        narrower: whether the embedding may be narrowed, as far as that of this base can be.
         energy: what a place without a power meter cannot tell, and is refused for before anything is measured.
         folder: where runs are kept, in place of the user's cache folder.
 
@@ -63,7 +67,8 @@ def measured_table(
     place.check()
     told, family = progress or Silent(), family_of(network)
     blocks = [family.read(network)[i].dims for i in whole_blocks(network)]
-    grid = Grid.of(blocks, policy)
+    geometry = family.geometry(network)
+    grid = Grid.of(blocks, policy, geometry.embed if narrower and geometry.fixed_embed is None else None)
     profile = None if place.profile is None else load_profile(place.profile)
     with open_board(place.board, ssh_config=place.ssh_config) as board, scratch() as files:
         setting = look(board, profile, place.conditions(), told)
@@ -78,7 +83,7 @@ def measured_table(
         store = Store.of(_key(network, where), folder)
         with store.alone():
             bench = Bench(network, place, board, setting, store, grid.anchor, told, files)
-            bench.measure(grid.coarse(), rounds)
+            bench.measure([*grid.coarse(), *(stack for embed in grid.narrower for stack in grid.rung(embed))], rounds)
             _judge(fit(_figures(bench, grid.coarse())), told)
             if sizes:
                 bench.measure(grid.at(sizes), rounds)
@@ -108,12 +113,28 @@ def _figures(bench: Bench, stacks: Collection[Stack], quantity: Measured = "ms")
     return figures(samples, bench.anchor, bench.anchor_ms() if quantity == "ms" else None) if samples else {}
 
 
-def _found(bench: Bench, grid: Grid) -> dict[Measured, Costs]:
+Widths = dict[int | None, Costs]  # by the embedding's width, None the base's own: the widest first
+
+
+def _found(bench: Bench, grid: Grid) -> dict[Measured, Widths]:
     """By quantity; energy only where all runs have it."""
-    stacks = grid.within(bench.known)
+    known = set(bench.known)
+    narrower = {stack.embed for stack in known if stack.embed is not None}
+    embeds = [embed for embed in narrower if known.issuperset(grid.rung(embed))]
+    stacks = [*grid.within(bench.known), *(stack for stack in bench.known if stack.embed in embeds)]
+    found: dict[Measured, Widths] = {"ms": _fit(_figures(bench, stacks))}
     energy = _figures(bench, stacks, "mj")
-    found: dict[Measured, Costs] = {"ms": fit(_figures(bench, stacks))}
-    return {**found, "mj": fit(energy)} if set(energy) == set(stacks) else found
+    return {**found, "mj": _fit(energy)} if set(energy) == set(stacks) else found
+
+
+def _fit(seen: Mapping[Stack, Figure]) -> Widths:
+    """At the base's own embedding, and from there at narrower ones."""
+    by_width: dict[int, dict[Stack, Figure]] = {}
+    for stack, figure in seen.items():
+        if stack.embed is not None:
+            by_width.setdefault(stack.embed, {})[stack] = figure
+    own = fit({stack: figure for stack, figure in seen.items() if stack.embed is None})
+    return {None: own} | dict[int | None, Costs](fit_narrower(own, by_width).items())
 
 
 def _judge(costs: Costs, progress: Progress) -> None:
@@ -150,38 +171,52 @@ def _key(network: nn.Module, where: Where) -> dict[str, Any]:
     }
 
 
-def _table(network: nn.Module, where: Where, found: dict[Measured, Costs]) -> CostTable:
+def _table(network: nn.Module, where: Where, found: Mapping[Measured, Widths]) -> CostTable:
     family = family_of(network)
     geometry, dims = family.geometry(network), [block.dims for block in family.read(network)]
-
-    def costs_of(sizes: dict[str, int], read: Any) -> dict[str, Any]:
-        return {**sizes, **{quantity: read(costs) for quantity, costs in found.items()}}
-
-    ms = found["ms"]
-    listed = {
-        **{f"block_{quantity}": costs.together for quantity, costs in found.items()},
-        "attention": [
-            costs_of({"heads": h, "width": w}, lambda costs, size=(h, w): costs.attention[size])
-            for h, w in ms.attention
-        ],
-        "ffn": [costs_of({"width": n}, lambda costs, n=n: costs.ffn[n]) for n in ms.ffn],
-    }
     alike = dims if len(set(dims)) > 1 else dims[:1]
+    by_width = {embed: {quantity: costs[embed] for quantity, costs in found.items()} for embed in found["ms"]}
+    own = by_width.pop(None)
     content = {
         "schema": SCHEMA,
         "measured_on": _told(where),
         "where": where.model_dump(mode="json", exclude_none=True),
-        "noise": ms.noise,
+        "noise": own["ms"].noise,
         "between": "linear",
         "base": {
             "family": name_of(family),
             **{name: getattr(geometry, name) for name in ("embed", "tokens", "patch_values")},
             "depth": len(dims),
         },
-        **{f"fixed_{quantity}": costs.fixed for quantity, costs in found.items()},
-        "blocks": [{"base": block.sizes, **listed} for block in alike],
+        **_fixed(own),
+        "blocks": [{"base": block.sizes, **_sites(own)} for block in alike],
     }
+    if by_width:
+        content["narrower"] = [
+            {"embed": embed, **_fixed(costs), "blocks": [_sites(costs) for _ in alike]}
+            for embed, costs in by_width.items()
+        ]
     return READER.checked(content, CostTable, "the measured cost table")
+
+
+def _fixed(found: Mapping[Measured, Costs]) -> dict[str, float]:
+    return {f"fixed_{quantity}": costs.fixed for quantity, costs in found.items()}
+
+
+def _sites(found: Mapping[Measured, Costs]) -> dict[str, Any]:
+    """What a block of any size takes, as a table lists it."""
+
+    def listed(read: Callable[[Costs], float]) -> dict[str, float]:
+        return {quantity: read(costs) for quantity, costs in found.items()}
+
+    return {
+        **{f"block_{quantity}": costs.together for quantity, costs in found.items()},
+        "attention": [
+            {"heads": h, "width": w, **listed(lambda costs, size=(h, w): costs.attention[size])}  # type: ignore[misc]
+            for h, w in found["ms"].attention
+        ],
+        "ffn": [{"width": n, **listed(lambda costs, n=n: costs.ffn[n])} for n in found["ms"].ffn],  # type: ignore[misc]
+    }
 
 
 def _told(where: Where) -> str:

@@ -147,7 +147,13 @@ class _Costs:
 
     def measured(self, sizes: tuple[BlockDims, ...]) -> CostTable:
         self.table = self.given or measured_table(
-            self.network, self.place, policy=self.policy, sizes=sizes, energy=self.energy, progress=self.progress
+            self.network,
+            self.place,
+            policy=self.policy,
+            sizes=sizes,
+            narrower=False,
+            energy=self.energy,
+            progress=self.progress,
         )
         return self.table
 

@@ -1,6 +1,7 @@
 """`edgevit cost`: the figures as a table, the file, and refusals in one line."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 from some_costs import ARGS, fill, here
@@ -39,8 +40,11 @@ def test_the_figures_are_shown_side_by_side_with_what_a_whole_block_takes():
     )  # fmt: skip
     console = Console(width=100)
     with console.capture() as shown:
-        console.print(prices_table(Prices("mj", 0.75, (block,), (BlockDims(4, 32, 32, 64),) * 2)))
+        dims = (BlockDims(4, 32, 32, 64),) * 2
+        half = Prices("mj", 0.5, (replace(block, ffns=block.ffns / 2),), dims, 32)
+        console.print(prices_table(Prices("mj", 0.75, (block,), dims, 64, (half,))))
     lines = [line.split() for line in shown.get().splitlines()]
     assert "mJ; the base takes 4.175, 0.75 of it outside its blocks" in shown.get()
     assert any({"2", "16", "0.1", "8", "0.5"} <= set(line) for line in lines)
     assert any({"1.71", "0.062"} <= set(line) for line in lines)
+    assert any({"embedding", "of", "32", "1.09", "0.062"} <= set(line) for line in lines)

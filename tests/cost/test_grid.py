@@ -39,6 +39,22 @@ def test_some_tens_of_stacks_do_for_a_large_base():
     assert sum(1 for s in found if s.heads and s.neurons) == 3
 
 
+@pytest.mark.parametrize(
+    ("embed", "name", "expected"),
+    [(768, "fused", (384, 192, 128)), (192, "fused", (96, 48, 32)), (64, "fused", (32, 16)), (64, "free", (32, 16, 11)),
+     (16, "fused", ()), (None, "fused", ())],
+)  # fmt: skip
+def test_a_few_narrower_embeddings_down_to_the_narrowest_are_measured_with_six_stacks_each(embed, name, expected):
+    grid = Grid.of(TINY, POLICIES[name], embed)
+    assert grid.narrower == expected and all(stack.embed is None for stack in grid.coarse())
+    listed = {(s.heads, s.width, s.neurons) for s in grid.coarse()}
+    for width in expected:
+        rung = grid.rung(width)
+        assert len(rung) == 6 and {stack.embed for stack in rung} == {width}
+        assert {(s.heads, s.width, s.neurons) for s in rung} <= listed, "the base's costs are known of all of them"
+        assert grid.within(rung) == []
+
+
 def test_heads_of_every_block_are_listed_where_blocks_differ():
     grid = Grid.of([BlockDims(6, 32, 40, 64), BlockDims(3, 64, 64, 96)], POLICIES["paper"])
     attention, neurons = sizes(grid.coarse())

@@ -10,7 +10,7 @@ from edgevit.errors import UnsupportedModelError
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import vit
 
-SIZES = [(2, 2, 32, 256), (1, 2, 16, 0), (2, 0, 0, 40), (2, 1, 24, 8)]
+SIZES = [(2, 2, 32, 256), (1, 2, 16, 0), (2, 0, 0, 40), (2, 1, 24, 8), (2, 2, 16, 40, 32), (1, 0, 0, 8, 16)]
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +21,11 @@ def base(small_vit):
 @pytest.mark.parametrize("sizes", SIZES)
 def test_a_stack_is_so_many_blocks_of_its_size_in_the_base_s_own_context(base, sizes):
     stack = Stack(*sizes)
-    network = network_of(base, [stack.dims] * stack.count)
+    network = network_of(base, [stack.dims] * stack.count, stack.embed)
     assert [b.dims for b in vit.read(network)] == [stack.dims] * stack.count
     mine, its = vit.geometry(network), vit.geometry(base)
     assert (mine.embed, mine.tokens, mine.patch_values, mine.outputs) == (
-        its.embed, its.tokens, its.patch_values, its.outputs,
+        stack.embed or its.embed, its.tokens, its.patch_values, its.outputs,
     )  # fmt: skip
     assert network(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
     assert Stack.of(stack.label) == stack
@@ -71,6 +71,6 @@ def test_the_file_has_every_block_and_a_free_batch(base, tmp_path):
     assert model.graph.input[0].type.tensor_type.elem_type == onnx.helper.np_dtype_to_tensor_dtype(np.dtype("float16"))
 
 
-@pytest.mark.parametrize("label", ["dense", "6 of 3x40", "of 3x40+1", "6 of 3x40+1 more"])
+@pytest.mark.parametrize("label", ["dense", "6 of 3x40", "of 3x40+1", "6 of 3x40+1 more", "6 of 3x40+1 at", "at 6"])
 def test_other_labels_are_of_no_stack(label):
     assert Stack.of(label) is None

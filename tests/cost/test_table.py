@@ -12,6 +12,7 @@ from edgevit.cost.store import Store
 from edgevit.cost.table import measured_table
 from edgevit.errors import UnfitBoardError
 from edgevit.models.anatomy import BlockDims
+from edgevit.models.cost import Geometry
 from edgevit.models.families import vit
 from edgevit.progress import Silent
 
@@ -39,6 +40,32 @@ def test_every_term_is_found_and_nothing_is_measured_again(fill, tmp_path, where
     assert prices.ffn(3, 200) == pytest.approx(2.2, rel=0.03) and prices.fixed == pytest.approx(2, rel=0.1)
     assert prices.together(0) == pytest.approx(-0.05, abs=0.03)
     assert table.in_quantity("mj").base == pytest.approx(1200 * prices.base, rel=0.01)
+
+
+def test_narrower_embeddings_are_priced_from_a_few_stacks_each(fill, tmp_path):
+    table = measured_table(fill(), PLACE, points=0, folder=tmp_path)
+    assert [costs.embed for costs in table.narrower] == [32, 16] and table.schema_ == 3
+    for quantity, unit in (("ms", 1), ("mj", 1200)):
+        prices = table.in_quantity(quantity)
+        for embed in (16, 24, 32, 48):
+            there = prices.at(embed)
+            assert there.attention(0, 2, 20, 20) == pytest.approx(unit * (0.5 + 0.4 * embed / 64), rel=0.04)
+            assert there.ffn(3, 200) == pytest.approx(unit * (0.2 + 2 * embed / 64), rel=0.04)
+            assert there.fixed == pytest.approx(unit * (1 + embed / 64), rel=0.1)
+
+
+def test_an_embedding_that_cannot_be_narrowed_or_is_not_to_be_costs_no_stacks(fill, tmp_path, monkeypatch):
+    def asked(**how):
+        labels = []
+        monkeypatch.setattr(
+            module.Bench, "measure", lambda self, stacks, rounds: labels.extend(s.embed for s in stacks)
+        )
+        measured_table(fill(), PLACE, points=0, folder=tmp_path, **how)
+        return set(labels)
+
+    assert asked() == {None, 32, 16} and asked(narrower=False) == {None}
+    monkeypatch.setattr(Geometry, "fixed_embed", "a norm before the first block")
+    assert asked() == {None}
 
 
 def test_sizes_that_are_asked_for_are_in_the_table_and_so_is_the_rest(fill, tmp_path, where):

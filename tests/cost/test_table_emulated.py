@@ -6,6 +6,7 @@ No board was measured for this: it shows that a coarse grid and its refinements 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,13 +17,14 @@ from edgevit.cost import table as module
 from edgevit.cost.fit import Sample
 from edgevit.cost.grid import Grid
 from edgevit.cost.request import POINTS
+from edgevit.derive.embedding import ladder
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.derive.allocate.prices import BlockPrices, Prices
 from edgevit.models.anatomy import BlockDims
 
 EMBED, TOKENS = 768, 197
 BASE = [BlockDims(12, 64, 64, 3072)] * 12
-GRID = Grid.of(BASE, POLICIES["fused"])
+GRID = Grid.of(BASE, POLICIES["fused"], EMBED)
 
 
 class EmulatedBench:
@@ -40,24 +42,24 @@ class EmulatedBench:
         moved = 2 * (TOKENS * inputs + inputs * outputs + TOKENS * outputs)
         return self.kernel_ms + max(macs / self.macs_per_ms, moved / self.bytes_per_ms)
 
-    def block(self, dims):
+    def block(self, dims, embed):
         attention = ffn = 0.0
         if dims.has_attention:
             width = dims.heads * dims.qk
             mixing = 2 * dims.heads * TOKENS**2 * tiled(dims.qk, self.width_tile) / self.macs_per_ms
-            attention = self.matmul(EMBED, 3 * width) + self.matmul(width, EMBED) + 2 * self.kernel_ms + mixing
+            attention = self.matmul(embed, 3 * width) + self.matmul(width, embed) + 2 * self.kernel_ms + mixing
         if dims.has_ffn:
-            ffn = self.matmul(EMBED, dims.ffn) + self.matmul(dims.ffn, EMBED) + self.kernel_ms
+            ffn = self.matmul(embed, dims.ffn) + self.matmul(dims.ffn, embed) + self.kernel_ms
         return attention + ffn + (self.together if attention and ffn else 0)
 
-    def model(self, blocks):
-        return self.matmul(EMBED, EMBED) + 0.05 + sum(map(self.block, blocks))
+    def model(self, blocks, embed=EMBED):
+        return self.matmul(768, embed) + 0.05 + sum(self.block(dims, embed) for dims in blocks)
 
     def measure(self, stacks, rounds):
         for stack in stacks:
             if stack not in self.known:
                 self.known.append(stack)
-                exact = self.model([stack.dims] * stack.count)
+                exact = self.model([stack.dims] * stack.count, stack.embed or EMBED)
                 for session in range(rounds):
                     shaken = 1 + self.noise * self.random.standard_normal()
                     self.seen.append(Sample(stack, str(session), exact * shaken))
@@ -95,17 +97,24 @@ def random_plan(random):
 )  # fmt: skip
 def test_plans_on_emulated_boards_are_predicted_within_3_percent_from_some_tens_of_stacks(seed, **board):
     bench = EmulatedBench(**board, seed=seed)
-    bench.measure(GRID.coarse(), 5)
+    bench.measure([*GRID.coarse(), *(stack for embed in GRID.narrower for stack in GRID.rung(embed))], 5)
     module._refine(bench, GRID, POINTS, 5)
-    costs = module._found(bench, GRID)["ms"]
-    assert 19 <= len(bench.known) <= POINTS
+    found = module._found(bench, GRID)["ms"]
+    assert list(found) == [None, 384, 192, 128] and 19 + 18 <= len(bench.known) <= POINTS + 18
+    narrower = tuple(prices_of(costs, embed) for embed, costs in found.items() if embed is not None)
+    prices = replace(prices_of(found[None], EMBED), narrower=narrower)
+    drawn = random.Random(seed)
+    for _ in range(10):
+        plan = list(random_plan(drawn))
+        assert prices.cost(plan, range(len(plan))) == pytest.approx(bench.model(plan), rel=0.03)
+        embed = drawn.choice(ladder(EMBED, 16))
+        assert prices.at(embed).cost(plan, range(len(plan))) == pytest.approx(bench.model(plan, embed), rel=0.06), embed
+
+
+def prices_of(costs, embed):
     sizes, neurons = sorted(costs.attention), sorted(costs.ffn)
     block = BlockPrices(
         np.array([(h, w, w) for h, w in sizes]), np.array([costs.attention[size] for size in sizes]),
         np.array(neurons), np.array([costs.ffn[n] for n in neurons]), costs.together, "linear",
     )  # fmt: skip
-    prices = Prices("ms", costs.fixed, (block,), tuple(BASE))
-    drawn = random.Random(seed)
-    for _ in range(10):
-        plan = list(random_plan(drawn))
-        assert prices.cost(plan, range(len(plan))) == pytest.approx(bench.model(plan), rel=0.03)
+    return Prices("ms", costs.fixed, (block,), tuple(BASE), embed)

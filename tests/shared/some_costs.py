@@ -39,9 +39,10 @@ def here() -> Where:
 
 def made_up(stack: Stack) -> float:
     """Milliseconds of a stack; mJ are 1200 times that."""
-    attention = 0.5 + 0.01 * stack.heads * stack.width if stack.heads else 0
-    ffn = 0.2 + 0.01 * stack.neurons if stack.neurons else 0
-    return 2 + stack.count * (attention + ffn - (0.05 if attention and ffn else 0))
+    share = (stack.embed or ARGS["embed_dim"]) / ARGS["embed_dim"]
+    attention = 0.5 + 0.01 * stack.heads * stack.width * share if stack.heads else 0
+    ffn = 0.2 + 0.01 * stack.neurons * share if stack.neurons else 0
+    return 1 + share + stack.count * (attention + ffn - (0.05 if attention and ffn else 0))
 
 
 def fill(
@@ -49,10 +50,11 @@ def fill(
     sizes: Sequence[BlockDims] = SIZES,
 ) -> None:  # fmt: skip
     """Keep five sessions of all that a table with these sizes is made of."""
-    random, grid = np.random.default_rng(0), Grid.of([b.dims for b in vit.read(network)], FUSED)
+    random, grid = np.random.default_rng(0), Grid.of([b.dims for b in vit.read(network)], FUSED, ARGS["embed_dim"])
+    rungs = [stack for embed in grid.narrower for stack in grid.rung(embed)]
     runs = []
     for session in range(5):
-        for stack in dict.fromkeys([*grid.coarse(), *grid.at(sizes)]):
+        for stack in dict.fromkeys([*grid.coarse(), *rungs, *grid.at(sizes)]):
             ms = made_up(stack) * np.exp(noise * random.standard_normal())
             power = watts(*(ms,) * 61) if energy else None  # 12 s for ten inferences
             latencies = (round(ms * 1e6),) * 10

@@ -2,7 +2,7 @@
 
 A file that `edgevit cost` writes, or a person, as YAML or JSON:
 
-    schema: 2
+    schema: 3
     measured_on: Orin NX 16GB, mode 25W, TensorRT 10.3 fp16, batch 1   # in words; kept with every result
     where: {board: orin-nx-16gb-l4t36.4.3-trt10.3.0-8sm, power_mode: 25W, clocks_locked: true, runner: tensorrt,
       precision: fp16, batch: 1}             # the same for programs; may be left out
@@ -19,13 +19,21 @@ A file that `edgevit cost` writes, or a person, as YAML or JSON:
         ffn:
           - {width: 32, ms: 0.05}
           - {width: 768, ms: 0.31}
+    narrower:                                # the same sizes at narrower embeddings, the widest first; may be left out
+      - embed: 96
+        fixed_ms: 0.12
+        blocks:                              # as many as above
+          - attention: [{heads: 3, width: 16, ms: 0.09}, {heads: 3, width: 64, ms: 0.12}]
+            ffn: [{width: 32, ms: 0.04}, {width: 768, ms: 0.17}]
 
 Every `ms`, of one inference, may have a `mj` beside it, of one image: all or none. With `linear`, attention is listed
 as a full grid of heads and widths, and what lies between is interpolated in both; QK and VO of two widths cost what
-their mean does. What is smaller than the smallest that is listed costs what that costs.
+their mean does. What is smaller than the smallest that is listed costs what that costs. Embeddings between two widths
+are priced in the same way; what is narrower than all that are listed is not known, and no plan has it.
 
 Schema history: 1  first version; sizes between two cost what the next ones above cost: hardware works in steps
                 2  where, noise, between, block_ms, and millijoules
+                3  narrower; embed and tokens of a block, which could only repeat the base's, are gone
 """
 
 from __future__ import annotations
@@ -33,6 +41,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,7 +49,7 @@ import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
 from edgevit.derive.allocate.policy import Policy, smallest
-from edgevit.derive.allocate.prices import UNITS, Between, BlockPrices, Measured, Prices
+from edgevit.derive.allocate.prices import Between, BlockPrices, Measured, Prices
 from edgevit.errors import CostTableError
 from edgevit.folder.derivation import TableRecord
 from edgevit.folder.documents import Reader
@@ -49,8 +58,8 @@ from edgevit.models.anatomy import BlockDims
 from edgevit.models.cost import Geometry
 
 READER = Reader(CostTableError, mend="mend it, or measure again with `edgevit cost`")
-SCHEMA = 2
-NEW_IN_2 = {"where", "noise", "between", "fixed_mj", "embed", "tokens", "block_ms", "block_mj"}
+SCHEMA = 3
+NEW = {2: {"where", "noise", "between", "fixed_mj", "block_ms", "block_mj"}, 3: {"narrower"}}  # in each schema
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -107,27 +116,61 @@ class BlockSizes(BaseModel, extra="forbid", frozen=True):
         return BlockDims(**dict(self))
 
 
-class BlockCosts(BaseModel, extra="forbid", frozen=True):
-    """The costs of one block, or of all alike."""
+class SiteCosts(BaseModel, extra="forbid", frozen=True):
+    """What one block takes, or all alike, at one width of the embedding."""
 
-    base: BlockSizes
-    embed: Size | None = None  # of the tokens that pass through it, where it is not the base's: no plan has that yet
-    tokens: Size | None = None
     block_ms: Finite = 0.0
     block_mj: Finite | None = None  # left out: 0, if the others have it
     attention: tuple[AttentionCost, ...] = Field(min_length=1)
     ffn: tuple[FfnCost, ...] = Field(min_length=1)
 
     def in_quantity(self, quantity: Measured, between: Between) -> BlockPrices:
-        ffn = sorted(self.ffn, key=lambda f: f.width)
+        attention, ffn = sorted(self.attention, key=lambda a: a.sizes), sorted(self.ffn, key=lambda f: f.width)
         return BlockPrices(
-            np.array([a.sizes for a in self.attention]),
-            np.array([getattr(a, quantity) for a in self.attention]),
+            np.array([a.sizes for a in attention]),
+            np.array([getattr(a, quantity) for a in attention]),
             np.array([f.width for f in ffn]),
             np.array([getattr(f, quantity) for f in ffn]),
             getattr(self, f"block_{quantity}") or 0.0,
             between,
         )
+
+    @property
+    def sizes(self) -> tuple[list[tuple[int, int, int]], list[int]]:
+        """Those that are listed, of attentions and of FFNs."""
+        return sorted(cost.sizes for cost in self.attention), sorted(cost.width for cost in self.ffn)
+
+    def fault(self, fixed_mj: float | None, between: Between) -> str | None:
+        """What contradicts itself; None: nothing."""
+        listed_mj = [*(cost.mj for cost in self.attention), *(cost.mj for cost in self.ffn), fixed_mj]
+        silent = {mj is None for mj in listed_mj}
+        if len(silent) > 1 or (fixed_mj is None and self.block_mj is not None):
+            return "lists mj of some figures; give it of all, fixed_mj among them, or of none"
+        quantities: tuple[Measured, ...] = ("ms",) if fixed_mj is None else ("ms", "mj")
+        for quantity in quantities:
+            together = getattr(self, f"block_{quantity}") or 0.0
+            if any(together + getattr(cost, quantity) < 0 for cost in self.attention):
+                return f"has {together:g} as block_{quantity}, and an attention that takes less than that"
+        listed = {cost.sizes for cost in self.attention}
+        heads, widths = {h for h, _, _ in listed}, {w for _, w, _ in listed}
+        if between == "linear" and listed != {(h, w, w) for h in heads for w in widths}:
+            return "lists no full grid of heads and widths, which between: linear needs"
+        return None
+
+
+class BlockCosts(SiteCosts, frozen=True):
+    """The costs of one block of the base, or of all alike."""
+
+    base: BlockSizes
+
+
+class NarrowerCosts(BaseModel, extra="forbid", frozen=True):
+    """What everything takes where the embedding is narrower."""
+
+    embed: Size
+    fixed_ms: float = Field(ge=0, allow_inf_nan=False)
+    fixed_mj: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    blocks: tuple[SiteCosts, ...] = Field(min_length=1)
 
 
 class Where(BaseModel, extra="forbid", frozen=True):
@@ -163,7 +206,7 @@ class Where(BaseModel, extra="forbid", frozen=True):
 class CostTable(BaseModel, extra="forbid", frozen=True):
     """The file, as it is read."""
 
-    schema_: Literal[1, 2] = Field(alias="schema")
+    schema_: Literal[1, 2, 3] = Field(alias="schema")
     measured_on: str = Field(min_length=1)  # board, power mode, precision, batch: in words
     where: Where | None = None
     noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
@@ -172,36 +215,37 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
     fixed_ms: float = Field(ge=0, allow_inf_nan=False)
     fixed_mj: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     blocks: tuple[BlockCosts, ...] = Field(min_length=1)
+    narrower: tuple[NarrowerCosts, ...] = ()
 
     @model_validator(mode="after")
     def _is_consistent(self) -> CostTable:
         given = self.model_fields_set.union(*(block.model_fields_set for block in self.blocks))
-        if self.schema_ == 1 and (new := sorted(NEW_IN_2 & given)):
-            raise ValueError(f"{new[0]} is of schema 2, and this file says that it is of schema 1")
+        for schema, names in NEW.items():
+            if self.schema_ < schema and (new := sorted(names & given)):
+                raise ValueError(f"{new[0]} is of schema {schema}, and this file says that it is of {self.schema_}")
         if len(self.blocks) not in (1, self.base.depth):
             raise ValueError(f"blocks has {len(self.blocks)} entries; give one for all, or {self.base.depth}")
         for i, block in enumerate(self.blocks):
-            if fault := self._fault(block):
+            if fault := block.fault(self.fixed_mj, self.between):
                 raise ValueError(f"block {i} {fault}")
+        for costs in self.narrower:
+            if fault := self._narrower_fault(costs):
+                raise ValueError(f"the embedding of {costs.embed} {fault}")
+        embeds = [self.base.embed, *(costs.embed for costs in self.narrower)]
+        if embeds != sorted(set(embeds), reverse=True):
+            raise ValueError(f"embeddings are listed as {embeds}; give each once, below the base's, the widest first")
         return self
 
-    def _fault(self, block: BlockCosts) -> str | None:
-        for name in ("embed", "tokens"):
-            own, base = getattr(block, name), getattr(self.base, name)
-            if own not in (None, base):
-                return f"has {name} {own}, and no plan changes the base's {base} yet"
-        listed_mj = [*(cost.mj for cost in block.attention), *(cost.mj for cost in block.ffn), self.fixed_mj]
-        silent = {mj is None for mj in listed_mj}
-        if len(silent) > 1 or (self.fixed_mj is None and block.block_mj is not None):
-            return "lists mj of some figures; give it of all, fixed_mj among them, or of none"
-        for quantity in self.quantities:
-            together = getattr(block, f"block_{quantity}") or 0.0
-            if any(together + getattr(cost, quantity) < 0 for cost in block.attention):
-                return f"has {together:g} as block_{quantity}, and an attention that takes less than that"
-        listed = {cost.sizes for cost in block.attention}
-        heads, widths = {h for h, _, _ in listed}, {w for _, w, _ in listed}
-        if self.between == "linear" and listed != {(h, w, w) for h in heads for w in widths}:
-            return "lists no full grid of heads and widths, which between: linear needs"
+    def _narrower_fault(self, costs: NarrowerCosts) -> str | None:
+        if (costs.fixed_mj is None) != (self.fixed_mj is None):
+            return "lists energy where the base's does not, or the other way round"
+        if len(costs.blocks) != len(self.blocks):
+            return f"has {len(costs.blocks)} entries of blocks; give {len(self.blocks)}, as at the base's width"
+        for i, (block, own) in enumerate(zip(costs.blocks, self.blocks, strict=True)):
+            if block.sizes != own.sizes:
+                return f"lists other sizes in block {i} than at the base's width; give the same"
+            if fault := block.fault(costs.fixed_mj, self.between):
+                return f"in block {i} {fault}"
         return None
 
     def in_quantity(self, quantity: Measured) -> Prices:
@@ -210,15 +254,18 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
         Raises:
             CostTableError: it has no millijoules.
         """
-        fixed = self.fixed_ms if quantity == "ms" else self.fixed_mj
-        if fixed is None:
+        if quantity not in self.quantities:
             raise CostTableError(
                 f"cost table: it was measured on {self.measured_on} and lists no energy; measure on a board whose "
                 "power can be read"
             )
-        blocks = tuple(block.in_quantity(quantity, self.between) for block in self.blocks)
-        own = [self.block(i).base.dims for i in range(self.base.depth)]
-        return Prices(quantity, fixed, blocks, tuple(own))
+        own = tuple(self.block(i).base.dims for i in range(self.base.depth))
+
+        def prices(embed: int, costs: CostTable | NarrowerCosts, narrower: tuple[Prices, ...] = ()) -> Prices:
+            blocks = tuple(block.in_quantity(quantity, self.between) for block in costs.blocks)
+            return Prices(quantity, getattr(costs, f"fixed_{quantity}"), blocks, own, embed, narrower)
+
+        return prices(self.base.embed, self, tuple(prices(costs.embed, costs) for costs in self.narrower))
 
     @property
     def quantities(self) -> tuple[Measured, ...]:
@@ -234,6 +281,8 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
 
     def check(self, family: str, base: Sequence[BlockDims], geometry: Geometry, policy: Policy) -> None:
         """Make sure that the table is of this base, rises with every width, and has all that the policy can ask for.
+
+        The embedding's own width is all that must be listed of it.
 
         Raises:
             CostTableError: it is not, does not, or has not; the message names block, widths and values.
@@ -254,7 +303,7 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
             if i > 0 and len(self.blocks) == 1 and dims == base[0]:
                 continue
             for prices in priced:
-                if (fault := prices.of(i).fault(UNITS[prices.quantity])) is not None:
+                if (fault := prices.fault(i)) is not None:
                     raise CostTableError(f"cost table: block {i}: {fault}; measure again, with more repetitions")
             if (hole := priced[0].of(i).hole(least, dims)) is not None:
                 raise CostTableError(f"cost table: block {i}: {hole} by shape {policy.name!r}; measure those as well")
@@ -268,9 +317,10 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
             CostTableError: the factors make something cost less than nothing.
         """
         content = self.content()
-        for quantity in self.quantities:
-            content[f"fixed_{quantity}"] *= fixed
-            for listed in content["blocks"]:
+        widths = [content, *content.get("narrower", ())]
+        for quantity, costs_at in product(self.quantities, widths):
+            costs_at[f"fixed_{quantity}"] *= fixed
+            for listed in costs_at["blocks"]:
                 listed[f"block_{quantity}"] = (listed.get(f"block_{quantity}") or 0.0) * block
                 for factor, costs in ((attention, listed["attention"]), (ffn, listed["ffn"])):
                     for cost in costs:

@@ -4,15 +4,17 @@ The cost of a model is
 
     fixed + sum over blocks of (attention + FFN + together, each where there is such)
 
-where `together` is what a block with both sites takes beyond their sum: it goes when either site does.
+where `together` is what a block with both sites takes beyond their sum: it goes when either site does. All of it is of
+one width of the embedding; `Prices.at` gives those of another.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from math import fsum
 from typing import Literal
 
@@ -108,6 +110,27 @@ class BlockPrices:
             return f"lists FFN widths {first} to {last}, and {least.ffn} to {most.ffn} can be asked for"
         return None
 
+    def between_widths(self, wider: BlockPrices, share: float) -> BlockPrices:
+        """The prices of an embedding that is so much of the way from this width to a wider one; the same is listed."""
+        attentions, ffns = _line(self.attentions, wider.attentions, share), _line(self.ffns, wider.ffns, share)
+        together = float(_line(np.array(self.together), np.array(wider.together), share))
+        return replace(self, attentions=attentions, ffns=ffns, together=together)
+
+    def less_than(self, narrower: BlockPrices, unit: str) -> str | None:
+        """What takes less here than at a narrower embedding, where the same is listed; None: nothing."""
+        for sizes, own, other in zip(self.sizes, self.attentions, narrower.attentions, strict=True):
+            if own < other:
+                return f"{told(sizes)} takes {own:g} {unit}, less than the {other:g} {unit}"
+        for width, own, other in zip(self.widths, self.ffns, narrower.ffns, strict=True):
+            if own < other:
+                return f"FFN width {width} takes {own:g} {unit}, less than the {other:g} {unit}"
+        return None
+
+
+def _line(low: NDArray[np.float64], high: NDArray[np.float64], share: float) -> NDArray[np.float64]:
+    """What lies so much of the way from one to the other."""
+    return np.round(low + share * (high - low), DECIMALS)
+
 
 def told(sizes: Sequence[int] | NDArray[np.int64]) -> str:
     heads, qk, vo = sizes
@@ -122,6 +145,54 @@ class Prices:
     fixed: float  # whatever the blocks are
     blocks: tuple[BlockPrices, ...]  # one for all of the base's blocks alike, or one for each
     base_blocks: tuple[BlockDims, ...]  # the base's own sizes
+    embed: int  # width of the embedding that they are of
+    narrower: tuple[Prices, ...] = ()  # those of narrower ones, the widest first
+
+    @property
+    def embeds(self) -> tuple[int, int]:
+        """The narrowest and the widest embedding of which anything is known."""
+        return self.narrower[-1].embed if self.narrower else self.embed, self.embed
+
+    def at(self, embed: int) -> Prices:
+        """The prices of an embedding of this width; between two that are listed as sizes between two.
+
+        Raises:
+            CostTableError: it is not within those that are listed.
+        """
+        if embed == self.embed:
+            return self
+        least, most = self.embeds
+        if not least <= embed <= most:
+            raise CostTableError(
+                f"cost table: it lists embeddings of {least} to {most}, and this one has {embed}; measure that as well"
+            )
+        rungs = (self, *self.narrower)
+        below = next(i for i, prices in enumerate(rungs) if prices.embed <= embed)
+        low, high = rungs[below], rungs[below - 1]
+        if embed == low.embed:
+            return low
+        if self.blocks[0].between == "above":
+            return replace(high, narrower=())
+        share = (embed - low.embed) / (high.embed - low.embed)
+        fixed = float(_line(np.array(low.fixed), np.array(high.fixed), share))
+        blocks = (a.between_widths(b, share) for a, b in zip(low.blocks, high.blocks, strict=True))
+        return Prices(self.quantity, fixed, tuple(blocks), self.base_blocks, embed)
+
+    def fault(self, block: int) -> str | None:
+        """Where more of something takes less, or something is listed twice; None: nowhere."""
+        unit, rungs = UNITS[self.quantity], (self, *self.narrower)
+        for prices in rungs:
+            if (fault := prices.of(block).fault(unit)) is not None:
+                return fault if prices is self else f"at an embedding of {prices.embed}: {fault}"
+        for wider, prices in pairwise(rungs):
+            if wider.fixed < prices.fixed:
+                return (
+                    f"what lies outside the blocks takes {wider.fixed:g} {unit} at an embedding of {wider.embed}, less "
+                    f"than the {prices.fixed:g} {unit} at {prices.embed}"
+                )
+            if (less := wider.of(block).less_than(prices.of(block), unit)) is not None:
+                return f"at an embedding of {wider.embed}, {less} at {prices.embed}"
+        return None
 
     def of(self, block: int) -> BlockPrices:
         """What is listed of one block of the base."""

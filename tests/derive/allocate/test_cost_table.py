@@ -148,7 +148,7 @@ def test_a_table_of_another_base_or_with_faults_is_refused(table, base, more, sa
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"schema": 3}, "has 3 as schema, expected 1 or 2"),
+        ({"schema": 4}, "has 4 as schema, expected 1, 2 or 3"),
         ({"fixd_ms": 1}, "has the unknown key 'fixd_ms'; did you mean 'fixed_ms'?"),
         ({"measured_on": ""}, "has '' as measured_on"),
         ({"fixed_ms": -1}, "has -1 as fixed_ms"),
@@ -172,6 +172,18 @@ BOTH = {
     "attention": [{"heads": h, "width": w, "ms": h * w / 100, "mj": h * w / 10} for h in (1, 2) for w in (16, 32)],
     "ffn": [{"width": w, "ms": w / 100, "mj": w / 10} for w in (8, 256)],
 }
+
+
+def half(**more):
+    """Half of what BOTH takes, in another order."""
+    told = {
+        site: [{**c, "ms": c["ms"] / 2, "mj": c["mj"] / 2} for c in reversed(costs)] for site, costs in BOTH.items()
+    }
+    return {**told, "block_ms": 0.0, "block_mj": 0.5, **more}
+
+
+def narrower(embed, **more):
+    return {"embed": embed, "fixed_ms": 0.025, "fixed_mj": 2.0, "blocks": [half()], **more}
 
 
 def measured(**more):
@@ -205,6 +217,47 @@ def test_a_corrected_table_has_each_term_multiplied_and_is_otherwise_the_same():
         t.corrected(block=10_000)
 
 
+def test_a_table_with_other_embeddings_has_prices_of_all_between_them(base):
+    t = CostTable.model_validate(measured(schema=3, narrower=[narrower(32)]))
+    t.check("vit", *base, POLICIES["fused"])
+    assert CostTable.model_validate(t.content()) == t
+    whole = t.in_quantity("ms")
+    assert whole.at(64) is whole and whole.embeds == (32, 64)
+    below, between = whole.at(32), whole.at(48)
+    assert (below.fixed, between.fixed, between.embed) == (0.025, 0.075, 48)
+    assert below.ffn(0, 100) == pytest.approx(0.5) and between.ffn(1, 100) == pytest.approx(0.75)
+    assert between.attention(0, 1, 24, 24) == pytest.approx(0.18) and between.together(0) == pytest.approx(-0.01)
+    assert t.in_quantity("mj").at(40).fixed == pytest.approx(2.25)
+    assert t.corrected(ffn=3).in_quantity("ms").at(48).ffn(0, 100) == pytest.approx(2.25)
+    with pytest.raises(CostTableError, match="it lists embeddings of 32 to 64, and this one has 31; measure that"):
+        whole.at(31)
+    with pytest.raises(CostTableError, match="embeddings of 64 to 64, and this one has 48"):
+        CostTable.model_validate(measured()).in_quantity("ms").at(48)
+    above = CostTable.model_validate(measured(schema=3, narrower=[narrower(32)], between="above")).in_quantity("ms")
+    assert (above.at(48).fixed, above.at(32).fixed) == (0.125, 0.025), "hardware works in steps"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"fixed_ms": 0.5}, "what lies outside the blocks takes 0.125 ms at an embedding of 64, less than the 0.5 ms"),
+        (
+            {"blocks": [half(ffn=[{"width": 8, "ms": 0.04, "mj": 1}, {"width": 256, "ms": 3, "mj": 1}])]},
+            "at an embedding of 64, FFN width 256 takes 2.56 ms, less than the 3 ms at 32",
+        ),
+        (
+            {"blocks": [half(ffn=[{"width": 8, "ms": 2, "mj": 1}, {"width": 256, "ms": 1, "mj": 1}])]},
+            "at an embedding of 32: FFN width 256 takes 1 ms, less than the 2 ms of width 8; measure again",
+        ),
+    ],
+)
+def test_costs_that_fall_with_the_embedding_are_refused(base, more, said):
+    t = CostTable.model_validate(measured(schema=3, narrower=[narrower(32, **more)]))
+    with pytest.raises(CostTableError) as error:
+        t.check("vit", *base, POLICIES["fused"])
+    assert said in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("here", "said"),
     [
@@ -228,10 +281,27 @@ def test_a_table_of_another_place_is_refused_with_what_differs(here, said):
     ("more", "said"),
     [
         ({"schema": 1}, "is wrong: between is of schema 2"),
+        ({"narrower": [narrower(32)]}, "narrower is of schema 3, and this file says that it is of 2"),
+        ({"schema": 3, "narrower": [narrower(64)]}, "embeddings are listed as [64, 64]; give each once"),
+        (
+            {"schema": 3, "narrower": [narrower(16), narrower(32)]},
+            "[64, 16, 32]; give each once, below the base's, the",
+        ),
+        ({"schema": 3, "narrower": [narrower(32, fixed_mj=None)]}, "of 32 lists energy where the base's does not, or"),
+        (
+            {"schema": 3, "narrower": [narrower(32, blocks=[half()] * 2)]},
+            "of 32 has 2 entries of blocks; give 1, as at",
+        ),
+        (
+            {"schema": 3, "narrower": [narrower(32, blocks=[half(ffn=BOTH["ffn"][:1])])]},
+            "the embedding of 32 lists other sizes in block 0 than at the base's width; give the same",
+        ),
+        (
+            {"schema": 3, "narrower": [narrower(32, blocks=[half(block_ms=-1.0)])]},
+            "the embedding of 32 in block 0 has -1 as block_ms, and an attention that takes less",
+        ),
         ({"fixed_mj": None}, "block 0 lists mj of some figures"),
         ({"blocks": [block(**BOTH, block_ms=-0.2)]}, "block 0 has -0.2 as block_ms, and an attention that takes less"),
-        ({"blocks": [block(**BOTH, tokens=9)]}, "block 0 has tokens 9, and no plan changes the base's 17 yet"),
-        ({"blocks": [block(**BOTH, embed=32)]}, "block 0 has embed 32, and no plan changes the base's 64 yet"),
         ({"blocks": [block(**{**BOTH, "attention": BOTH["attention"][1:]})]}, "no full grid of heads and widths"),
         ({"where": {**WHERE, "mode": 1}}, "has the unknown key 'where.mode'"),
         ({"between": "below"}, "has 'below' as between, expected 'above' or 'linear'"),

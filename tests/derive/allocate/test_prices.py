@@ -22,7 +22,7 @@ def prices(between="linear", together=-0.05):
         np.array(sizes), np.array([attention(h, w) for h, w, _ in sizes]),
         np.array(NEURONS), np.array([1.0, 2.0, 10.0]), together, between,
     )  # fmt: skip
-    return Prices("ms", 0.5, (block,), (BlockDims(4, 64, 64, 256),) * 3)
+    return Prices("ms", 0.5, (block,), (BlockDims(4, 64, 64, 256),) * 3, 256)
 
 
 @given(heads=st.integers(1, 4), qk=st.integers(16, 64), vo=st.integers(16, 64))
