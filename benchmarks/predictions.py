@@ -6,8 +6,8 @@
 Plans keep the base's stem and head around blocks of any sizes that shape `fused` allows, some of them without their
 attention, their FFN, or both. The table is measured first, as `edgevit cost` does, as far as it is not known; no plan
 is among what it is made of. Both prediction and measurement are shares of the base: errors are of their quotient.
-`--beside` has another table of the same base predict them, too. With `--narrower` each plan has an embedding of its own,
-of the widths that forge may choose, of which the table has three measured. Random weights: time depends on shapes.
+`--beside` has another table of the same base predict them, too. With `--narrower` each plan has its own embedding, of
+the widths that forge may choose, of which the table has three measured. Random weights: time depends on shapes.
 """
 
 from __future__ import annotations

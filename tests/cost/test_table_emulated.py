@@ -17,9 +17,9 @@ from edgevit.cost import table as module
 from edgevit.cost.fit import Sample
 from edgevit.cost.grid import Grid
 from edgevit.cost.request import POINTS
-from edgevit.derive.embedding import ladder
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.derive.allocate.prices import BlockPrices, Prices
+from edgevit.derive.embedding import ladder
 from edgevit.models.anatomy import BlockDims
 
 EMBED, TOKENS = 768, 197
