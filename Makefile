@@ -8,7 +8,7 @@ BIN := .venv/bin
 # Whether .venv is of that Python's version; a PYTHON that is given and of another makes it anew.
 SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c '$(VERSION)' 2>/dev/null)"
 
-.PHONY: test lint sshd browser demo picture benchmark constraints clean other
+.PHONY: test lint sshd browser demo picture benchmark docs constraints clean other
 .DEFAULT_GOAL := test
 
 # The pinned versions need Python 3.11; 3.10 takes the newest that still know it.
@@ -69,6 +69,11 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/accuracy.py
 	$(BIN)/python benchmarks/results.py
+
+docs: .venv/ready  # the site, in docs/site/index.html; its pages of options, formats and methods are made of the code
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e '.[docs]'
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs docs/site
+	@echo "docs/site/index.html"
 
 constraints: .venv/ready  # after raising versions: pin what the tests have just run with
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt

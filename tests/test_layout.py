@@ -13,6 +13,7 @@ OF_MANY_MODULES = {
     "test_layout.py": "this",
     "test_project.py": "README, changelog and results, which are files of the project",
     "test_makefile.py": "the Makefile",
+    "test_docs.py": "docs/, and the worked examples in it",
     "test_deploy.py": "deploy/, which is copied to a board and is not in the package",
     "test_imports.py": "what is imported by which modules",
     "test_files.py": "every file that edgevit reads, spoilt, with every command that reads it",

@@ -1,0 +1,66 @@
+"""A family of your own: a ViT that takes pixels from 0 to 255, and normalises them itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from edgevit.models.anatomy import Block
+from edgevit.models.families import vit
+
+
+class FromPixels(nn.Module):
+    """The network: it would lie in your own package."""
+
+    def __init__(self, inner: nn.Module, mean: float = 127.5, std: float = 127.5) -> None:
+        super().__init__()
+        self.inner, self.mean, self.std = inner, mean, std
+
+    def normalised(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
+
+    def forward(self, images: Tensor) -> Any:
+        return self.inner(self.normalised(images))
+
+
+def _of_inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What the family of the ViT inside says of it."""
+    return lambda model, *given: function(model.inner, *given)
+
+
+def matches(model: nn.Module) -> bool:
+    return isinstance(model, FromPixels) and vit.matches(model.inner)
+
+
+# What changes the structure wraps again what comes of it ...
+def build(model: FromPixels, blocks: Sequence[Block]) -> nn.Module:
+    return FromPixels(vit.build(model.inner, blocks), model.mean, model.std)
+
+
+def with_embedding(model: FromPixels, encode: Tensor) -> nn.Module:
+    return FromPixels(vit.with_embedding(model.inner, encode), model.mean, model.std)
+
+
+# ... the forward pass in steps begins with what is new ...
+def first_tokens(model: FromPixels, images: Tensor) -> Tensor:
+    return vit.first_tokens(model.inner, model.normalised(images))
+
+
+def plain_loader(model: nn.Module) -> None:
+    """None: timm alone does not make it."""
+
+
+# ... and all else is as it is inside.
+unpack, pack = vit.unpack, vit.pack
+check, sites, read, geometry, input_size, classifiers = map(
+    _of_inner, (vit.check, vit.sites, vit.read, vit.geometry, vit.input_size, vit.classifiers)
+)
+resize, keep_blocks, keep_classes = map(_of_inner, (vit.resize, vit.keep_blocks, vit.keep_classes))
+layers, attention_inputs, projections, attention_outputs, ffn_outputs = map(
+    _of_inner, (vit.layers, vit.attention_inputs, vit.projections, vit.attention_outputs, vit.ffn_outputs)
+)
+token_norms, final_tokens, answers, token_scores, branches, residual_scales = map(
+    _of_inner, (vit.token_norms, vit.final_tokens, vit.answers, vit.token_scores, vit.branches, vit.residual_scales)
+)

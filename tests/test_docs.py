@@ -1,0 +1,146 @@
+"""The documentation: its worked examples run, its commands are known, and its made pages hold what the code has."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from captured import read_power
+from family_examples import images, slimmed
+from places import ROOT
+from torch import nn
+
+from edgevit.agent import meters, power, runners
+from edgevit.agent.measure import Request, measure
+from edgevit.board.profiles import load_profile, profile_names
+from edgevit.derive.algebra.embedding import encoder
+from edgevit.derive.methods import method_names
+from edgevit.derive.options import describe
+from edgevit.models import families
+from edgevit.models.anatomy import BlockDims
+from edgevit.models.families import family_of, load_family
+
+DOCS = ROOT / "docs"
+EXAMPLES = DOCS / "examples"
+PAGES = [*DOCS.glob("*.md"), *(DOCS / "extending").glob("*.md")]
+COMMANDS = [
+    line for page in PAGES for block in page.read_text().split("```\n")[1::2] for line in block.splitlines()
+    if line.startswith("edgevit ")
+]  # fmt: skip
+
+
+@pytest.fixture
+def with_examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the files of docs/examples be runners, meters and families, as they are where a person copies them to."""
+    for package in (runners, meters, families):
+        folder = EXAMPLES / package.__name__.rpartition(".")[2]
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
+    yield
+    for package in (runners, meters, families):
+        for file in EXAMPLES.glob("*/*.py"):
+            sys.modules.pop(f"{package.__name__}.{file.stem}", None)
+            vars(package).pop(file.stem, None)
+
+
+def test_the_runner_of_the_documentation_is_measured_as_any_other(with_examples: None, tmp_path: Path) -> None:
+    file = tmp_path / "weights.npy"
+    np.save(file, np.ones((12, 3), np.float32))
+    told = {"model": str(file), "model_sha256": "0" * 64, "label": "matrix", "precision": "fp32", "runner": "matrix"}
+    how: dict[str, Any] = {"samples": 5, "duration_s": 0.0, "warmup": 1, "warmup_seconds": 0.0, "batch": 2}
+    run = measure(Request(**told, **how), lambda stage, done, **figures: None)
+    assert (run.runner, run.provider, run.batch) == ("matrix", "cpu", 2) and len(run.latencies_ns) >= 5
+    assert run.environment["numpy"] == np.__version__
+    np.save(file, np.ones(3))
+    with pytest.raises(runners.RunnerError, match="an array of 1 axes, expected 2"):
+        measure(Request(**told, **how), lambda stage, done, **figures: None)
+
+
+def test_the_meter_of_the_documentation_reads_power(
+    with_examples: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(power, "METERS", ("battery",))
+    assert power.power_meter(str(tmp_path), None, ()) is None
+    folder = tmp_path / "sys/class/power_supply/BAT0"
+    folder.mkdir(parents=True)
+    (folder / "power_now").write_text("7250000\n")
+    meter = power.power_meter(str(tmp_path), None, [("0", "BAT0")])
+    assert meter is not None
+    told = read_power(meter)
+    assert told["meter"] == "battery" and told["total"] == ["BAT0"]
+    assert set(told["rails"]["BAT0"]) == {7250.0}
+
+
+@torch.no_grad()
+def test_the_family_of_the_documentation_cuts_its_network(
+    with_examples: None, small_vit: Callable[..., nn.Module]
+) -> None:
+    inner = small_vit()
+    network = load_family("from_pixels").FromPixels(inner)  # type: ignore[attr-defined]
+    family = family_of(network)
+    assert family is load_family("from_pixels")
+    assert not [name for name in vars(families.Family) if name[0] != "_" and not hasattr(family, name)]
+    pixels = 127.5 * (images() + 1)
+    dims = BlockDims(2, 24, 8, 40)
+    expected = slimmed(inner, dims)(images())
+    torch.testing.assert_close(slimmed(network, dims)(pixels), expected, rtol=1e-4, atol=1e-5)
+    tokens = family.first_tokens(network, pixels)
+    for layer in family.layers(network):
+        tokens = layer(tokens)
+    torch.testing.assert_close(family.answers(network, tokens), inner(images()), rtol=1e-4, atol=1e-5)
+    encode = encoder(torch.eye(64, dtype=torch.float64), 32)
+    expected = family_of(inner).with_embedding(inner, encode)(images())
+    torch.testing.assert_close(family.with_embedding(network, encode)(pixels), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_profile_begins_with_the_json_of_another(edgevit_main: Any, tmp_path: Path) -> None:
+    told = json.loads(edgevit_main("profiles", "orin-nx-16gb", "--json").out)
+    (tmp_path / "my-carrier.json").write_text(json.dumps({**told, "name": "my-carrier", "budgets": ["p99<8ms"]}))
+    profile = load_profile(str(tmp_path / "my-carrier.json"))
+    assert profile.name == "my-carrier" and profile.rails == load_profile("orin-nx-16gb").rails
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_in_the_documentation_is_one_the_program_knows(line: str) -> None:
+    from typer.main import get_command
+
+    from edgevit.cli.app import app
+
+    name, *arguments = shlex.split(line.partition(" > ")[0])[1:]
+    commands: Any = get_command(app)
+    with commands.commands[name].make_context(name, arguments) as context:
+        assert context.info_name == name and not context.args
+
+
+def test_links_in_the_documentation_lead_somewhere() -> None:
+    from made_pages import pages
+
+    made = pages()
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            there = page.parent / target
+            assert there.exists() or (there.parent == DOCS / "made" and there.name in made), f"{page.name}: {target}"
+    listed = re.findall(r"^made/(\w+)$", (DOCS / "index.md").read_text(), re.MULTILINE)
+    assert {f"{name}.md" for name in listed} == set(made), "every made page has its place in the index"
+
+
+def test_the_made_pages_have_every_option_field_and_board() -> None:
+    from made_pages import pages
+
+    made = pages()
+    for name in method_names():
+        assert f"## {name}\n" in made["methods.md"]
+        assert all(f"`{name}.{option.name}`" in made["methods.md"] for option in describe(name).options)
+    for option in ("`--checkpoint`", "`--ms`", "`--gate`", "`--config`"):
+        assert option in made["commands.md"]
+    schemas = [json.loads(file.read_text()) for file in (DOCS / "schemas").glob("*.json")]
+    assert all(f"`{field}`" in made["formats.md"] for schema in schemas for field in schema["properties"])
+    assert all(f"`{name}`" in made["profiles.md"] for name in profile_names())
+    assert "**plan**" in made["words.md"] and "Nothing is installed on the board" in made["boards.md"]
