@@ -92,7 +92,7 @@ SKD: dict[str, tuple[int, Options]] = {
 class Case:
     """One derivation."""
 
-    table: str  # one of TABLES, or "dimensions"
+    table: str  # one of TABLES, "dimensions", or "rivals"
     task: int  # number of classes
     rate: float
     seed: int
@@ -116,6 +116,8 @@ class Case:
         """Once per task and seed."""
         if self.table == "dimensions":
             return self.variant == "forge, closed form" and self.rate == BASELINE_RATE
+        if self.table == "rivals":
+            return self.variant == "forge" and self.steps > 0 and self.rate == BASELINE_RATE
         return self.table in ("main", "digits") and self.variant == "vulcan" and self.rate == BASELINE_RATE
 
 

@@ -17,6 +17,7 @@ import first_base
 import heart_tables
 import meet
 import predictions
+import rivals
 import turns
 from tables import grouped, load, percent, points, table
 
@@ -330,6 +331,7 @@ def main() -> None:
     sections = [
         accuracy_tables.section(data, load("attention"), given.out.parent),
         dimensions.section(load("dimensions")),
+        rivals.section(load("rivals")),
         distillation(),
         cost(),
         closed_form(),

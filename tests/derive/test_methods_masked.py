@@ -33,6 +33,7 @@ from edgevit.models.families import family_of
 from edgevit.models.tokens import pass_on
 
 FEW: dict[str, dict[str, Any]] = {
+    "corp": {"calibration_images": 32},
     # Aligned readers and another head are no masking, and sites that go alone are held in tests/derive/methods/forge.
     "forge": {
         "calibration_images": 32,
@@ -48,8 +49,12 @@ FEW: dict[str, dict[str, Any]] = {
 }
 HIGH = 0.9  # where whole heads and blocks go, if the embedding stays
 NARROW = 0.85  # where it is narrowed
-NARROWER: dict[str, dict[str, Any]] = {"forge": {}, "nuwa": {"cut_embedding": True}, "vulcan": {"embed_width": 32}}
-NARROWER["taylor"] = {"cut_embedding": True}
+NARROWER: dict[str, dict[str, Any]] = {
+    "forge": {},
+    "nuwa": {"cut_embedding": True},
+    "taylor": {"cut_embedding": True},
+    "vulcan": {"embed_width": 32},
+}
 WIDE = {"taylor": {"cut_embedding": False}}  # of those that narrow it at any rate
 CASES = [
     *((name, 0.45) for name in (*method_names(), EXAMPLE)),

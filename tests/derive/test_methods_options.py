@@ -16,6 +16,7 @@ from edgevit.derive.options import SUPERNET, Option, describe
 
 # Fewer images and steps than anybody would take; what is not here is as by default.
 QUICK: dict[str, dict[str, Any]] = {
+    "corp": {"calibration_images": 32},
     "forge": {"calibration_images": 32, "sensitivity_images": 16},
     "heart": {"calibration_images": 8, "probes": 1},
     "nuwa": {"calibration_images": 32, "purification_steps": 2, "purification": "always"},

@@ -1,0 +1,164 @@
+"""Every rival beside forge: the same base, images, seeds and MACs, with nothing trained and with one distillation.
+
+    python benchmarks/rivals.py                   # everything that is not in results/rivals.json yet
+    python benchmarks/rivals.py --only cut        # nothing trained; distilled, labels
+    python benchmarks/rivals.py --tasks 6 --seeds 1 --method taylor
+
+The sub-tasks, steps and images of accuracy.py, on the base that base.py trains on this machine; the smallest sub-task
+comes first. Each method is as its docstring has it from its source, in the first of the shapes `fused`, `paper`
+and `free` in which it reaches the rate: one that keeps every head and the embedding cannot be as small as the others.
+Everything is chosen on the validation part; accuracy is reported on `val/`, which no derivation ever sees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from accuracy import SEEDS, STEPS, TASK_SIZES, Case, Options, load, open_places, run_all
+from accuracy_tables import baselines_table, of_newest_base
+from tables import Row, derived, percent, picked, points, table
+
+RESULTS = Path(__file__).parent / "results" / "rivals.json"
+RATES = (0.8, 0.9, 0.95)
+TAUGHT: Options = {"teacher": "restricted", "token_weight": 1.0}  # forge's own distillation
+WIDE: Options = {"grouping": "isomorphic", "attention": "both", "cut_embedding": True}
+
+# Name in the tables: method, its options, whether it cuts heads or the embedding and so reaches every rate in `fused`.
+METHODS: dict[str, tuple[str, Options, bool]] = {
+    "forge": ("forge", {}, True),
+    "nuwa": ("nuwa", {}, False),
+    "corp": ("corp", {}, False),
+    "corp, nothing made up for": ("corp", {"compensate": False}, False),
+    "taylor": ("taylor", {}, True),
+    "taylor, embedding kept": ("taylor", {"cut_embedding": False}, True),
+    "magnitude": ("magnitude", {}, False),
+    "magnitude, all dimensions": ("magnitude", WIDE, True),
+    "random": ("random", {}, False),
+    "random, all dimensions": ("random", {**WIDE, "grouping": "uniform"}, True),
+}
+NARROW = {0.8: "fused", 0.9: "paper", 0.95: "free"}  # of those that keep every head and the embedding
+PARTS = ("cut", "distilled", "labels")
+
+
+def _case(part: str, name: str, task: int, rate: float, seed: int) -> Case:
+    method, given, reaches = METHODS[name]
+    shape = "fused" if reaches else NARROW[rate]
+    teacher: Options = {"cut": {}, "distilled": TAUGHT, "labels": {"teacher": "none"}}[part]
+    return Case("rivals", task, rate, seed, name, method, {**given, **teacher}, shape, 0 if part == "cut" else STEPS)
+
+
+def cases(tasks: tuple[int, ...] = TASK_SIZES) -> Iterator[tuple[str, Case]]:
+    """Every derivation with its part, in the order in which a reader would miss it."""
+    trained = [(part, seed) for seed in SEEDS for part in ("distilled", "labels")]
+    for task in tasks:
+        for seed in SEEDS:
+            for rate in RATES:
+                for name in METHODS:
+                    yield "cut", _case("cut", name, task, rate, seed)
+    for part, seed in trained:
+        for task in tasks:
+            for rate in (0.9, 0.95, 0.8):
+                for name in METHODS:
+                    yield part, _case(part, name, task, rate, seed)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def part_of(row: Row) -> str:
+    if not row["steps"]:
+        return "cut"
+    return "labels" if row["options"].get("teacher") == "none" else "distilled"
+
+
+def methods_table(rows: list[Row]) -> str:
+    """Accuracy by method and rate, the sub-tasks one below the other."""
+    lines = []
+    for task in TASK_SIZES:
+        for name in METHODS:
+            cells = []
+            for rate in RATES:
+                found = picked(rows, task=task, variant=name, rate=rate)
+                shape = f" `{found[0]['shape']}`" if found and found[0]["shape"] != "fused" else ""
+                cells.append(percent(derived(found)) + shape)
+            if any(cells):
+                lines.append([f"{task} classes, {name}", *cells])
+    return table(["", *(f"{rate:g}" for rate in RATES)], lines)
+
+
+def differences_table(rows: list[Row]) -> str:
+    """Forge less each rival, pair by pair of sub-task and seed."""
+    lines = []
+    for name in METHODS:
+        cells = []
+        for rate in RATES:
+            of = {
+                (row["task"], row["seed"], row["variant"]): row["accuracy"]["derived"]
+                for row in picked(rows, rate=rate)
+            }
+            pairs = [(of[task, seed, "forge"], value) for (task, seed, variant), value in of.items()
+                     if variant == name and (task, seed, "forge") in of]  # fmt: skip
+            cells.append(f"{points([a - b for a, b in pairs])}, {len(pairs)} pairs" if pairs else "")
+        if name != "forge" and any(cells):
+            lines.append([name, *cells])
+    return table(["forge less", *(f"{rate:g}" for rate in RATES)], lines)
+
+
+TEXT = """## Rivals: what else cuts the same base
+
+Each method as `edgevit methods NAME` says, on the base of the section before (top-1 {top1:.1f} % on all 24 classes), at
+equal MACs: mean and range over the seeds that were run. Shape `fused`, but where a method keeps every head and the
+embedding and ends before the rate: then the shape is named. These are images rendered by the project, and no ImageNet
+result; where a cell is empty, the rate cannot be reached, or was not run.
+"""
+TITLES = {
+    "cut": "### Nothing trained",
+    "distilled": f"### Distilled alike: {STEPS} steps, the restricted base's answers and final tokens",
+    "labels": f"### Trained on the labels alone: {STEPS} steps",
+}
+
+
+def section(data: dict[str, Any] | None) -> str:
+    """The part of RESULTS.md."""
+    if data is None:
+        return ""
+    rows = of_newest_base(data["rows"].values())
+    parts = [TEXT.format(top1=100 * rows[0]["base_top1"]), baselines_table(rows)]
+    for part, title in TITLES.items():
+        if found := [row for row in rows if part_of(row) == part]:
+            parts += [f"{title}\n", methods_table(found), differences_table(found)]
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--method", choices=sorted({method for method, _, _ in METHODS.values()}))
+    parser.add_argument("--tasks", type=int, nargs="+", choices=TASK_SIZES, default=list(TASK_SIZES))
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
+    parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    from edgevit.cli.console import Console
+
+    progress = Console().progress
+    places = open_places(["rendered"], progress)
+    wanted = [
+        case
+        for part, case in cases(tuple(given.tasks))
+        if given.only in (None, part) and given.method in (None, case.method) and case.seed in SEEDS[: given.seeds]
+    ]
+    rows = load(given.results)
+    keyed = {case.key(places[case.data].base_sha256): case for case in wanted}
+    due = {key: case for key, case in keyed.items() if key not in rows}
+    print(f"{len(keyed)} cases, {len(due)} to do", file=sys.stderr)
+    for line in run_all(due, places, given.results, given.jobs, progress):
+        print(line, file=sys.stderr)  # a rate that cannot be reached is a result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""CORP (arXiv 2602.05243): leave units out, and make up for them by ridge regression on what stays; nothing trained.
+
+1. Units are ranked by the energy of what they add, over calibration tokens: a neuron by E[h_j^2] |W_2,j|^2, a QK
+   dimension by E[q_i^2] var(k_i), a VO dimension by var(v_i) |W_O,i|^2. The same share goes in every block.
+2. Neurons that go are an affine function of those that stay, h_P = B h_S + c; W_2' = W_2,S + W_2,P B and c goes into
+   the output bias. B is the ridge regression over the tokens.
+3. QK dimensions that go add logits that are an affine function of what stays, folded into W_Q; VO dimensions as
+   neurons, folded into W_O (`algebra.compensation` has the equations).
+
+From its public description, which has no code. Where that is silent: how units are ranked, as above; that values are
+cut beside queries and keys, as a budget of all MACs asks for; tokens of a pair are taken as independent for the logits.
+Heads and the embedding stay. No label and no gradient is looked at. Training after it is for comparisons (`--steps`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+import torch
+from torch import nn
+
+from edgevit.derive import ranked
+from edgevit.derive.algebra.compensation import compensated, covariances, query_second_moment
+from edgevit.derive.algebra.least_squares import refit
+from edgevit.derive.algebra.selection import keep_dimensions
+from edgevit.derive.allocate.ranking import Grouping, Units, rank, top
+from edgevit.derive.measure.importance import Scores, UnitScores
+from edgevit.derive.measure.statistics import BlockStatistics, calibrate, check_enough
+from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
+from edgevit.derive.problem import Derived, Problem
+from edgevit.errors import OptionError
+from edgevit.models.anatomy import Attention, Ffn, attentions, ffns
+from edgevit.models.families import family_of
+from edgevit.train.distil import TeacherOptions
+
+GENTLE = True
+
+
+@dataclass(frozen=True)
+class Config(TeacherOptions):
+    # How far scores are compared: nowhere, so that all is cut alike (uniform, the source), within a kind of unit over
+    # all blocks (isomorphic), or all with all, by score per MAC (global).
+    grouping: Grouping = "uniform"
+    compensate: bool = True  # Whether what stays makes up for what goes; without it units are only left out.
+    # How strongly the regressions are damped, in units of the mean square of what stays.
+    ridge: float = 1e-3
+    calibration_images: int = 256  # The number of training images from which all is computed.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.calibration_images < 1:
+            raise OptionError(f"corp.calibration_images={self.calibration_images} is less than 1")
+        if not 0 < self.ridge < inf:
+            raise OptionError(f"corp.ridge={self.ridge:g} is not a number above 0; try 1e-3")
+
+
+def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
+    """None: nothing is trained unless steps are asked for."""
+    return 0
+
+
+def energies(attention: Attention, ffn: Ffn, known: BlockStatistics) -> UnitScores:
+    """What the units of one block add, over the tokens of its statistics."""
+    assert known.moment is not None and known.hidden is not None
+    moment = known.moment
+    queries = query_second_moment(attention, moment).diagonal(dim1=1, dim2=2)[:, :-1]
+    keys, values = (covariances(w, moment).diagonal(dim1=1, dim2=2) for w in (attention.wk, attention.wv))
+    qk = (queries * keys).cpu()
+    vo = (values * attention.wo.detach().double().square().sum(1)).cpu()
+    neurons = known.hidden.diagonal().cpu() * ffn.w2.detach().double().square().sum(0).cpu()
+    return UnitScores(qk, vo, vo.sum(1), neurons)
+
+
+@torch.no_grad()
+def _plan(problem: Problem, config: Config, network: nn.Module, statistics: list[BlockStatistics]) -> Plan:
+    family = family_of(network)
+    blocks, geometry = family.read(network), family.geometry(network)
+    parts = list(zip(attentions(blocks), ffns(blocks), statistics, strict=True))
+    scores = Scores([energies(*part) for part in parts], torch.ones(geometry.embed, dtype=torch.float64))
+    dims, units = [block.dims for block in blocks], Units(config.grouping, "widths", False)
+    chosen = rank(scores, dims, lambda _: geometry, geometry.embed, problem.budget, problem.policy, units)
+    plans = []
+    rows = zip(blocks, parts, scores.blocks, chosen.heads, chosen.dims, strict=True)
+    for i, (block, (attention, ffn, known), of, heads, new) in enumerate(rows):
+        qk, vo, neurons = top(of.qk, new.qk), top(of.vo, new.vo), top(of.ffn, new.ffn)
+        assert known.moment is not None and known.hidden is not None
+        if config.compensate:
+            slim = compensated(attention, qk, vo, known.moment, config.ridge)
+            refitted = refit(ffn, neurons, known.hidden, known.mean, "compensate", config.ridge)
+        else:
+            slim, refitted = keep_dimensions(attention, heads, qk, vo), ffn.keep(neurons.to(ffn.w1.device))
+        attended = AttentionPlan(heads, new.qk, new.vo, weights=slim)
+        plans.append(BlockPlan(i, attended, FfnPlan(neurons, weights=refitted), block.tokens, block.merged))
+    return Plan(tuple(plans))
+
+
+def derive(problem: Problem, config: Config) -> Derived:
+    network, images = problem.network, problem.task.train.subset(config.calibration_images)
+    check_enough(images, network, "corp.calibration_images")
+    with problem.stopwatch.stage("statistics"):
+        network.to(problem.compute.device).eval()
+        statistics = calibrate(network, images, problem.passes, factorisation="activations", hidden=True)
+    with problem.stopwatch.stage("closed_form"):
+        plan = _plan(problem, config, network, statistics)
+    return ranked.finish(problem, config, plan)
