@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import accuracy
@@ -27,14 +27,19 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.data.accuracy import count_correct
-from edgevit.data.task import Task, open_task
+from edgevit.data.task import Split, open_task
+from edgevit.derive.allocate.budget import make_budget
+from edgevit.derive.allocate.policy import make_policy
+from edgevit.derive.cache import Cache
 from edgevit.derive.methods.forge import method as forge
-from edgevit.derive.session import derive, versions
+from edgevit.derive.plan import Plan
+from edgevit.derive.problem import Problem, Stopwatch, distillation_for
+from edgevit.derive.session import versions
 from edgevit.models.checkpoint import open_base
 from edgevit.models.classifier import with_classes
 from edgevit.models.slim import bare_copy
 from edgevit.progress import Silent
-from edgevit.train.distil import Distillation, teacher_loss
+from edgevit.train.distil import teacher_loss
 from edgevit.train.history import History
 from edgevit.train.loop import train
 from edgevit.train.passes import open_passes
@@ -45,13 +50,23 @@ TASKS, RATES, SEEDS = (12, 6), (0.9, 0.8, 0.95), accuracy.SEEDS
 FRESH_PER_CLASS, FRESH_SEED = 200, 2
 
 BEFORE: dict[str, Any] = {"warmup_steps": 0, "lr_by_loss": False}
+# What is changed of forge's own recipe: how it trains, and, under "config", what it compares with the teacher.
 RECIPES: dict[str, dict[str, Any]] = {
     "before": BEFORE,
     "gentle": {},  # the method's own rule
     "rate by loss alone": {**BEFORE, "lr_by_loss": True},
     "warm-up alone": {**BEFORE, "warmup_steps": 20},
     "clipping alone": {**BEFORE, "clip_norm": 1.0},
+    "gentle, clipping": {"clip_norm": 1.0},
+    "gentle, tokens felt": {"config": {"token_weighting": "felt"}},
+    "gentle, two depths": {"config": {"token_depths": 2}},
+    "gentle, tokens felt, two depths": {"config": {"token_weighting": "felt", "token_depths": 2}},
+    "gentle, average": {"average": 0.97},
+    "gentle, layer decay": {"layer_decay": 0.8},
+    "gentle, unlabelled": {"unlabelled": 1},
+    "gentle, unlabelled x4": {"unlabelled": 4},
 }
+UNLABELLED_SEED = 3
 LOOKS = 5
 
 
@@ -111,65 +126,68 @@ class Start:
     """A closed form, and what its training needs."""
 
     slim: nn.Module
-    teacher: nn.Module
-    task: Task
+    plan: Plan
+    problem: Problem  # its network is the teacher
     fresh: Fresh
-
-
-def remember(teacher: Any) -> None:
-    """Let the teacher answer at once where it has seen the images: every recipe shows it the same ones."""
-    known: dict[bytes, Tensor] = {}
-
-    def forward(images: Tensor) -> Tensor:
-        key = images[:, 0, images.shape[2] // 2].numpy().tobytes()
-        if key not in known:
-            x = teacher.norm_pre(teacher.patch_drop(teacher._pos_embed(teacher.patch_embed(images))))
-            known[key] = teacher.blocks(x)
-        logits: Tensor = teacher.forward_head(teacher.norm(known[key]))  # the final tokens are seen at the norm
-        return logits
-
-    teacher.forward = forward
+    more: Callable[[int], Split]  # so many times as many images as there are to train on, of no known class
 
 
 def starts(place: accuracy.Place, size: int, seed: int, rates: list[float]) -> Iterator[tuple[float, Start]]:
-    """The closed form at each rate."""
+    """The closed form at each rate, as `edgevit.derive` works it out."""
     facts = json.loads((place.base / "base.json").read_text())
     names, given = facts["classes"], accuracy._base_arguments(place)
     classes = accuracy.task_classes(names, size)
     opened = open_base(pretrained=False, **given)
     known = {"preprocessing": opened.preprocessing, "base_outputs": len(names), "base_names": names}
     task = open_task(place.data, classes, seed=seed, **known)
-    teacher = with_classes(opened.network, task.base_columns).eval().requires_grad_(False)
     made = json.loads((place.data / "dataset.json").read_text())
     how = {"classes": made["classes"], "size": made["size"], "scene": dataset.Scene(**made["scene"])}
     more = dataset.ensure(place.base.parent, train_per_class=2, val_per_class=FRESH_PER_CLASS, seed=FRESH_SEED, **how)
     batches = open_task(more, classes, validation_fraction=0.5, **known).test.batches(200)
     images, labels = (torch.cat(part) for part in zip(*batches, strict=True))
-    with torch.inference_mode():
-        fresh = Fresh(images, labels, classified(teacher, images))
-    remember(teacher)
+
+    def unlabelled(times: int) -> Split:
+        per_class = times * len(task.train) // len(classes)
+        folder = dataset.ensure(
+            place.base.parent, train_per_class=per_class, val_per_class=2, seed=UNLABELLED_SEED, **how
+        )
+        return open_task(folder, classes, validation_fraction=0.01, **known).train
+
     for rate in rates:
+        training = Training(steps=0, batch_size=accuracy.BATCH, seed=seed, device="cpu")
+        teacher = with_classes(opened.network, task.base_columns).eval()
+        columns, budget = range(len(classes)), make_budget(opened.spec.macs, opened.spec.params, rate=rate)
+        identity = {"base": place.base_sha256, "classes": classes, "seed": seed}
+        cache = Cache(place.base.parent / "shared" / "distillation")
         with tempfile.TemporaryDirectory() as folder:
-            closed = derive(
-                **given, data=place.data, classes=classes, rate=rate, out=Path(folder) / "model",
-                training=Training(steps=0, batch_size=accuracy.BATCH, seed=seed, device="cpu"),
+            problem = Problem(
+                teacher, task, columns, budget, make_policy("fused"), training, open_passes(training), Path(folder),
+                History(None), Stopwatch(), cache, identity,
             )  # fmt: skip
-        yield rate, Start(closed.model.network, teacher, task, fresh)
+            closed = forge.derive(problem, forge.Config())
+        with torch.inference_mode():
+            fresh = Fresh(images, labels, classified(teacher, images))
+        yield rate, Start(closed.network, closed.plan, problem, fresh, unlabelled)
 
 
 def distil(start: Start, seed: int, changes: dict[str, Any]) -> dict[str, Any]:
     """Train a copy of the closed form; return how, and what was seen of it at every look."""
+    changes = dict(changes)
+    config, times = forge.Config(**changes.pop("config", {})), changes.pop("unlabelled", 0)
     training = Training(
         steps=accuracy.STEPS, batch_size=accuracy.BATCH, lr=accuracy.LR, seed=seed, device="cpu", evaluations=LOOKS
     )
     training = fill(replace(training, **changes), gentle=True)
-    config = forge.Config()
-    distillation = Distillation(start.teacher, config.teacher_weight, config.temperature, config.token_weight)
+    problem = replace(start.problem, training=training)
+    distillation = distillation_for(problem, config, start.plan.encode, start.plan.kept_blocks)
+    assert distillation is not None
+    task = replace(problem.task, unlabelled=start.more(times) if times else None)
     network, history = bare_copy(start.slim), History(None)
     onlooker = Onlooker(network, start.fresh)
     torch.manual_seed(seed)
+    began = process_time()
     train(
-        network, start.task, range(len(start.task.class_names)), training, open_passes(training), history,
+        network, task, problem.columns, training, open_passes(training), history,
         constraint=onlooker, distillation=distillation, keep="best",
     )  # fmt: skip
     looked = [line for line in history.lines if "loss_validation" in line]
@@ -184,6 +202,9 @@ def distil(start: Start, seed: int, changes: dict[str, Any]) -> dict[str, Any]:
     first = [line["loss_teacher"] for line in history.lines if 1 <= line["step"] <= 20]
     return {
         "training": asdict(training),
+        "unlabelled": times,
+        "cpu_s": round(process_time() - began, 1),
+        "kept": start.fresh.judge(network),
         "lr_highest": max(line["lr"] for line in history.lines if "lr" in line),
         "looks": looks,
         "loss_teacher_first_steps": first,
@@ -214,7 +235,6 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     place = accuracy.open_places(["rendered"], Silent())["rendered"]
-    os.environ["XDG_CACHE_HOME"] = str(place.base.parent / "shared" / "forge")
     rows = load(given.results)
     for size in given.tasks:
         for seed in SEEDS[: given.seeds]:

@@ -16,6 +16,7 @@ from edgevit.data.task import Task
 from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.cache import Cache
+from edgevit.derive.measure.sensitivity import felt_behind
 from edgevit.derive.plan import Plan
 from edgevit.models.slim import bare_copy
 from edgevit.progress import Progress
@@ -28,6 +29,8 @@ from edgevit.train.passes import Passes
 from edgevit.train.settings import Training
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 from edgevit.train.validation import Keep
+
+FELT_IMAGES = 128  # on which it is measured how much the answers feel each token
 
 
 @dataclass
@@ -106,14 +109,31 @@ def finetuned_base(problem: Problem) -> nn.Module:
     return network
 
 
-def distillation_for(problem: Problem, options: TeacherOptions, encode: Tensor | None = None) -> Distillation | None:
+def distillation_for(
+    problem: Problem,
+    options: TeacherOptions,
+    encode: Tensor | None = None,
+    kept: Sequence[int] | None = None,
+    by_token: Sequence[Tensor] | None = None,
+) -> Distillation | None:
     """The teacher that was asked for; call it before training the problem's network.
 
     Args:
         encode: [d', d], where the network that is to learn has another embedding: what became of the base's tokens.
+        kept: where it has not all of the base's blocks: those that it has.
+        by_token: [N] per block of the base, how much the answers feel the tokens behind it, where that is known; else
+            it is measured if the options ask for it.
     """
+    if options.teacher == "none":
+        return None
     teacher = finetuned_base(problem) if options.teacher == "finetuned" else problem.network
-    return make_distillation(teacher, options, encode)
+    if options.token_weighting == "alike" or options.token_weight == 0:
+        by_token = None
+    elif by_token is None:
+        images, seed = problem.task.train.subset(FELT_IMAGES), problem.training.seed
+        with problem.stopwatch.stage("sensitivity"):
+            by_token = felt_behind(problem.network, images, problem.columns, problem.passes, seed=seed)
+    return make_distillation(teacher, options, encode, kept, by_token)
 
 
 def train_for(

@@ -2,6 +2,8 @@
 
 Loss = (1 - weight) CE(labels, network) + weight T^2 KL(teacher || network at temperature T) + tokens * token error.
 
+The token error is of the final tokens, and, where that is asked for, the mean of it and of those behind some blocks.
+
 CE is the mean over the labelled images of a step, the others over all of its images, so that images without a known
 class can be mixed in. T^2 keeps the teacher's gradient of one size at any temperature.
 """
@@ -9,8 +11,8 @@ class can be mixed in. T^2 keeps the teacher's gradient of one size at any tempe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
 
@@ -22,7 +24,7 @@ from edgevit.errors import OptionError
 from edgevit.models.anatomy import decoder
 from edgevit.models.families import family_of
 from edgevit.models.slim import bare_copy
-from edgevit.train.passes import observed
+from edgevit.train.passes import Observe, observed
 
 
 def _check(weight: float, temperature: float, tokens: float, owner: str = "") -> None:
@@ -35,6 +37,15 @@ def _check(weight: float, temperature: float, tokens: float, owner: str = "") ->
 
 
 @dataclass(frozen=True)
+class Depth:
+    """A place between two blocks where the tokens of network and teacher are compared."""
+
+    layer: int  # of the network's blocks, the one that puts them out
+    taught: int  # of the teacher's
+    by_token: Tensor | None = None  # [N] how much each of them counts; None: alike
+
+
+@dataclass(frozen=True)
 class Distillation:
     """A teacher whose answers the network learns."""
 
@@ -44,6 +55,9 @@ class Distillation:
     tokens: float = 0.0  # weight of the final tokens: their squared error relative to the teacher's square
     # Where the network's embedding is not the teacher's: weight [d, d'] and bias [d] that make its final tokens those.
     back: tuple[Tensor, Tensor] | None = None
+    encode: Tensor | None = None  # [d', d] what becomes of its tokens between blocks there; None: they are alike
+    by_token: Tensor | None = None  # [N] how much each final token counts; None: alike
+    depths: tuple[Depth, ...] = ()  # where tokens are compared as well
 
     def __post_init__(self) -> None:
         _check(self.weight, self.temperature, self.tokens)
@@ -55,13 +69,19 @@ def teacher_loss(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:
     return temperature**2 * F.kl_div(log_network, log_teacher, reduction="batchmean", log_target=True)
 
 
-def token_loss(tokens: Tensor, taught: Tensor) -> Tensor:
+def token_loss(tokens: Tensor, taught: Tensor, by_token: Tensor | None = None) -> Tensor:
     """Squared error in units of the teacher's square, image by image, then the mean over them. Shapes: both [B, N, d].
 
     Image by image, so that it is the same however a batch is shared among processes and micro-batches.
+
+    Args:
+        by_token: [N] how much each token counts, in either square; None: alike.
     """
     taught = taught.float()
-    error, square = (x.square().flatten(1).mean(1) for x in (tokens.float() - taught, taught))
+    squares = ((tokens.float() - taught).square(), taught.square())
+    if by_token is not None:
+        squares = (squares[0] * by_token[:, None], squares[1] * by_token[:, None])
+    error, square = (x.flatten(1).mean(1) for x in squares)
     return (error / square.clamp_min(torch.finfo(square.dtype).tiny)).mean()
 
 
@@ -72,6 +92,7 @@ class Lesson:
         self.distillation, self.network, self.columns = distillation, network, list(columns)
         self.teacher = distillation.teacher
         self.final: list[Tensor] = [torch.empty(0)] * 2  # final tokens [B, N, d] of network and teacher
+        self.middle: list[list[Tensor]] = [[torch.empty(0)] * len(distillation.depths) for _ in range(2)]
         # Where tokens leave, those of one image are compared that always stay: class, distillation, register tokens.
         self.compared = _always_there(network, self.teacher) if distillation.tokens > 0 else None
 
@@ -84,8 +105,22 @@ class Lesson:
 
         models = (self.network, self.teacher)
         wanted = self.distillation.tokens > 0
-        with observed([family_of(m).final_tokens(m) for m in models], see) if wanted else nullcontext():
+        with ExitStack() as stack:
+            if wanted:
+                stack.enter_context(observed([family_of(m).final_tokens(m) for m in models], see))
+                for of, model in enumerate(models):
+                    stack.enter_context(observed(self._layers(model, of), self._see_middle(of)))
             yield
+
+    def _layers(self, model: nn.Module, of: int) -> list[nn.Module]:
+        layers = family_of(model).layers(model)
+        return [layers[depth.taught if of else depth.layer] for depth in self.distillation.depths]
+
+    def _see_middle(self, of: int) -> Observe:
+        def see(index: int, inputs: Any, output: Tensor) -> None:
+            self.middle[of][index] = output[:, : self.compared]
+
+        return see
 
     def losses(self, images: Tensor, logits: Tensor) -> dict[str, Tensor]:
         """`loss_teacher`, and `loss_tokens` where it counts, of the batch that the network has just seen."""
@@ -93,8 +128,20 @@ class Lesson:
             taught = self.teacher(images)
         losses = {"loss_teacher": self.teacher_loss(logits, taught)}
         if self.distillation.tokens > 0:
-            losses["loss_tokens"] = token_loss(self.own_tokens(), self.final[1])
+            losses["loss_tokens"] = self.token_loss()
         return losses
+
+    def token_loss(self) -> Tensor:
+        """The mean over the places where tokens are compared."""
+        d = self.distillation
+        parts = [token_loss(self.own_tokens(), self.final[1], self._counted(d.by_token))]
+        for depth, own, taught in zip(d.depths, *self.middle, strict=True):
+            wanted = taught if d.encode is None else taught @ d.encode.to(taught).mT
+            parts.append(token_loss(own, wanted, self._counted(depth.by_token)))
+        return parts[0] if len(parts) == 1 else torch.stack(parts).mean()
+
+    def _counted(self, by_token: Tensor | None) -> Tensor | None:
+        return None if by_token is None else by_token[: self.compared].to(self.final[0].device, torch.float32)
 
     def own_tokens(self) -> Tensor:
         """The network's final tokens in the teacher's embedding: [B, N, d]."""
@@ -160,23 +207,55 @@ class TeacherOptions:
     temperature: float = 2.0  # The temperature of both softmaxes in the teacher's part of the loss.
     # The weight of the final tokens' squared error, relative to the teacher's square; 0 leaves the tokens alone.
     token_weight: float = 0.0
+    # How tokens count in that error: all alike, or by how much the answers feel them (felt).
+    token_weighting: Literal["alike", "felt"] = "alike"
+    token_depths: int = 0  # The number of blocks, beside the last, behind which tokens are compared.
 
     def __post_init__(self) -> None:
         owner = type(self).__module__.removesuffix(".method").rpartition(".")[2]
         _check(self.teacher_weight, self.temperature, self.token_weight, f"{owner}.")
+        if self.token_depths < 0:
+            raise OptionError(f"{owner}.token_depths={self.token_depths} is negative; 0 compares final tokens alone")
 
 
-def make_distillation(base: nn.Module, options: TeacherOptions, encode: Tensor | None = None) -> Distillation | None:
+def make_distillation(
+    base: nn.Module,
+    options: TeacherOptions,
+    encode: Tensor | None = None,
+    kept: Sequence[int] | None = None,
+    by_token: Sequence[Tensor] | None = None,
+) -> Distillation | None:
     """The teacher that was asked for: a network as it is now, frozen. Call it before training that network.
 
     Args:
         encode: [d', d], what became of its tokens in the network that is to learn; None: they are alike.
+        kept: which of its blocks that network has; None: all.
+        by_token: [N] per block, how much the tokens behind it count; None: alike.
     """
     if options.teacher == "none":
         return None
     teacher = bare_copy(base).eval().requires_grad_(False)
     back = None if encode is None else way_back(teacher, encode)
-    return Distillation(teacher, options.teacher_weight, options.temperature, options.token_weight, back)
+    count = len(family_of(teacher).layers(teacher))
+    depths = middle_depths(list(range(count)) if kept is None else kept, count, options.token_depths)
+    if by_token is not None:
+        depths = tuple(replace(depth, by_token=by_token[depth.taught]) for depth in depths)
+    last = None if by_token is None else by_token[-1]
+    return Distillation(
+        teacher, options.teacher_weight, options.temperature, options.token_weight, back, encode, last, depths
+    )
+
+
+def middle_depths(kept: Sequence[int], count: int, wanted: int) -> tuple[Depth, ...]:
+    """So many places between blocks, about as far apart from one another; fewer where there are not so many blocks.
+
+    The tokens behind a block that stays are the teacher's where the next one begins: what was between is gone.
+
+    Args:
+        kept: of the teacher's `count` blocks, those that the network has.
+    """
+    layers = sorted({round(len(kept) * (i + 1) / (wanted + 1)) - 1 for i in range(wanted)} & set(range(len(kept) - 1)))
+    return tuple(Depth(layer, kept[layer + 1] - 1) for layer in layers)
 
 
 def way_back(teacher: nn.Module, encode: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from edgevit.data.task import Split, Task
 from edgevit.errors import Interrupted, TrainingError
 from edgevit.signals import StopAsked, stop_when_asked
+from edgevit.train.average import Average
 from edgevit.train.compute import Compute
 from edgevit.train.constraint import Constraint
 from edgevit.train.distil import Distillation, Lesson
@@ -61,6 +62,7 @@ class _Run:
         self.labelled = micro_batch * labelled  # images of a micro-batch, on average
         optimizer = make_optimizer(validation.network, training)
         self.model, self.optimizer = self.compute.accelerator.prepare(validation.network, optimizer)
+        self.average = Average(validation.network, training.average) if training.average else None
         self.meeting = Meeting()
         self.highest_lr = training.lr  # lowered where it goes by the loss
 
@@ -74,6 +76,8 @@ class _Run:
             parts["constraint"] = self.constraint.state()
         if self.validation.best_state:
             parts["best"] = self.validation.best_state
+        if self.average is not None:
+            parts["average"] = self.average.state()
         save(self.folder, self.compute, Point(step, self.meeting, self.validation.best, self.highest_lr), parts)
 
     def restore(self) -> int:
@@ -83,6 +87,8 @@ class _Run:
             takers["constraint"] = self.constraint.load_state
         if self.validation.keep == "best":
             takers["best"] = self.validation.best_state.update
+        if self.average is not None:
+            takers["average"] = self.average.load_state
         point = None if self.folder is None else restore(self.folder, self.compute, takers)
         if point is None:
             return 0
@@ -103,7 +109,7 @@ class _Run:
         accelerator = self.compute.accelerator
         lr = learning_rate(self.training, step, self.highest_lr)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)
         means: dict[str, float] = {}
         figures: dict[str, float] = {}
         for _ in range(self.training.grad_accum):
@@ -123,6 +129,8 @@ class _Run:
                 self.optimizer.zero_grad()
         if self.constraint is not None:
             self.constraint.after_step()
+        if self.average is not None:
+            self.average.update()
         if not all(map(math.isfinite, (*means.values(), *figures.values()))):
             raise TrainingError(
                 f"the loss is {means['loss_task']:g} at step {step + 1} of {self.stage}, no longer a number; "
@@ -145,7 +153,8 @@ class _Run:
 
     def look(self, step: int) -> dict[str, float]:
         """Judge the state after so many steps; before the first, see how high the rate may be."""
-        figures = self.validation.look(step)
+        with nullcontext() if self.average is None else self.average.in_place():
+            figures = self.validation.look(step)
         if step == 0 and self.training.lr_by_loss and "loss_validation" in figures:
             self.highest_lr = min(self.training.lr, highest_rate(figures["loss_validation"]))
         return figures
@@ -235,6 +244,8 @@ def train(
             if ended:
                 progress.note(f"{stage}: {ended} after {done} of {steps} steps")
                 break
+    if run.average is not None:
+        run.average.take()
     compute.accelerator.free_memory()
     if validation.best_state:
         validation.take_best()

@@ -24,6 +24,8 @@ INTERVALS = (
     ("weight_decay", "[0, inf)", "the papers use 0.05"),
     ("warmup_steps", "[0, 2**31)", ""),
     ("clip_norm", "[0, inf)", "0 leaves gradients as they are"),
+    ("average", "[0, 1)", "0.99 is about the last hundred steps; 0 takes none"),
+    ("layer_decay", "(0, 1]", "1 trains all blocks alike; 0.9 trains early ones less"),
     ("grad_accum", COUNT, ""),
     ("workers", "[0, 2**10]", ""),
     ("seed", SEED, ""),
@@ -68,6 +70,13 @@ class Training:
     clip_norm: Annotated[
         float, Option("Norm that a step's gradient is shortened to; 0 leaves gradients as they are.", TRAINING)
     ] = 0.0
+    average: Annotated[
+        float,
+        Option("Share of a moving average of the weights that each step keeps; 0 takes the last weights.", TRAINING),
+    ] = 0.0
+    layer_decay: Annotated[
+        float, Option("Factor of the learning rate from each block to the one before; 1 trains all alike.", TRAINING)
+    ] = 1.0
     grad_accum: Annotated[
         int, Option("Parts that a step is computed in, one after the other, to save memory.", TRAINING)
     ] = 1

@@ -19,6 +19,7 @@ from edgevit.train.distil import (
     Lesson,
     TeacherOptions,
     make_distillation,
+    middle_depths,
     teacher_loss,
     token_loss,
 )
@@ -35,6 +36,56 @@ def test_the_teachers_part_is_what_the_formula_says() -> None:
 def test_the_tokens_part_is_relative_to_the_teachers_square_image_by_image() -> None:
     tokens, taught = torch.tensor([[[1.0, 2.0]], [[3.0, 0.0]]]), torch.tensor([[[1.0, 1.0]], [[6.0, 0.0]]])
     assert float(token_loss(tokens, taught)) == pytest.approx((0.5 / 1 + 4.5 / 18) / 2)
+
+
+def test_tokens_that_count_more_have_more_of_the_error() -> None:
+    tokens, taught = torch.tensor([[[1.0], [3.0]]]), torch.tensor([[[2.0], [1.0]]])
+    assert float(token_loss(tokens, taught)) == pytest.approx((1 + 4) / (4 + 1))
+    counted = torch.tensor([1.5, 0.5])
+    assert float(token_loss(tokens, taught, counted)) == pytest.approx((1.5 * 1 + 0.5 * 4) / (1.5 * 4 + 0.5 * 1))
+
+
+@pytest.mark.parametrize(
+    ("kept", "wanted", "expected"),
+    [
+        (range(12), 2, [(3, 3), (7, 7)]),
+        (range(12), 0, []),
+        ([0, 1, 4, 9], 1, [(1, 3)]),  # what the block after it is given is what the base's block 3 puts out
+        ([0, 5], 3, [(0, 4)]),
+        ([0], 2, []),
+    ],
+)
+def test_middle_depths_are_apart_and_end_where_the_next_block_begins(
+    kept: Any, wanted: int, expected: list[tuple[int, int]]
+) -> None:
+    assert [(depth.layer, depth.taught) for depth in middle_depths(list(kept), 12, wanted)] == expected
+
+
+@pytest.mark.parametrize("width", [None, 64, 24])
+def test_tokens_between_blocks_are_compared_in_the_networks_embedding(small_vit: Any, width: int | None) -> None:
+    teacher, images = small_vit(depth=3).eval(), torch.randn(2, 3, 32, 32)
+    encode = None if width is None else encoder(flat_basis(64), width)
+    options = TeacherOptions("restricted", token_weight=1.0, token_depths=1)
+    by_token = [torch.rand(17, dtype=torch.float64) + 0.5 for _ in range(3)]
+    distillation = make_distillation(teacher, options, encode, by_token=by_token)
+    assert distillation is not None and [d.layer for d in distillation.depths] == [1]
+    network = teacher if encode is None else family_of(teacher).with_embedding(teacher, encode)
+    lesson = Lesson(distillation, network, CLASSES)
+    with lesson.watch(), torch.no_grad():
+        found = lesson.losses(images, network(images))["loss_tokens"]
+    if width != 24:
+        assert float(found) < 1e-8, "it is its own teacher"
+        return
+    tokens = []
+    for model in (network, teacher):
+        x = family_of(model).first_tokens(model, images)
+        for layer in family_of(model).layers(model)[:2]:
+            x = layer(x)
+        tokens.append(x)
+    middle = token_loss(tokens[0], tokens[1] @ encode.float().mT, by_token[1].float())
+    final = token_loss(lesson.own_tokens(), lesson.final[1], by_token[2].float())
+    torch.testing.assert_close(found, (middle + final) / 2)
+    assert float(found) > 1e-4
 
 
 def test_a_step_mixes_labels_teacher_and_tokens_by_their_weights(bench: Bench) -> None:

@@ -135,6 +135,38 @@ def measure_sensitivity(
     return found
 
 
+def felt_behind(
+    network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, *, seed: int = 0
+) -> list[Tensor]:
+    """How much the answers feel the tokens behind each block: [N] each, mean one, fp64, on the CPU.
+
+    The mean square of the gradient in a token, with the floor that `Sensitivity.by_token` has.
+
+    Args:
+        columns: for each target class, its column in the logits: answers are among these.
+    """
+    layers = family_of(network).layers(network)
+    index = torch.as_tensor(columns, device=passes.compute.device)
+    signs = iter(passes.compute.share_rows(random_signs(len(images), len(columns), seed)))
+    outputs = [torch.empty(0)] * len(layers)
+    squares: list[Tensor | None] = [None] * len(layers)
+
+    def keep(i: int, _: object, output: Tensor) -> None:
+        outputs[i] = output
+
+    def see_answers(logits: Tensor, _: Tensor) -> None:
+        logits = logits[:, index]
+        drawn = torch.stack(list(islice(signs, len(logits))))
+        gradients = torch.autograd.grad((logits * curvature_sample(logits, drawn)).sum(), outputs)
+        for i, g in enumerate(gradients):
+            now, before = g.double().square().sum((0, 2)), squares[i]
+            squares[i] = now if before is None else before + now
+            outputs[i] = torch.empty(0)
+
+    passes.run(network, images, see_answers, [(layers, keep)], gradients=True, stage="worth of tokens", most=MOST)
+    return [_shares(passes.compute.sum(total).cpu()) for total in squares if total is not None]
+
+
 @exact_products()
 def _of_batch(family: Family, dims: BlockDims, seen: _Seen, gradient: _Seen, mean_values: Tensor | None) -> Sensitivity:
     """Sums over the images of one batch. Shape: mean_values [H * v]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,13 @@ import torch
 import torch.nn.functional as F
 
 from edgevit.data.task import open_task
-from edgevit.derive.measure.sensitivity import Sensitivity, curvature_sample, measure_sensitivity, random_signs
+from edgevit.derive.measure.sensitivity import (
+    Sensitivity,
+    curvature_sample,
+    felt_behind,
+    measure_sensitivity,
+    random_signs,
+)
 from edgevit.errors import DataError
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit
@@ -84,3 +91,15 @@ def test_gradients_that_are_no_numbers_name_their_block(network: Any, task: Any)
         broken.blocks[1].mlp.fc2.bias[3] = float("nan")
     with pytest.raises(DataError, match="the gradients of block 0 are not finite; check the base's weights"):
         _felt(broken, task)
+
+
+def test_tokens_behind_a_block_are_felt_as_what_it_adds_to_them_is(network: Any, task: Any) -> None:
+    """Also where a block has no attention, or no FFN."""
+    images, passes = task.train.subset(64), open_passes(Training(device="cpu"))
+    behind = felt_behind(network, images, range(10), passes)
+    whole = measure_sensitivity(network, images, range(10), passes, stage="")
+    for found, block in zip(behind, whole, strict=True):
+        torch.testing.assert_close(found, block.by_token[1])
+    assert behind[-1][0] == behind[-1].max() > 10 * behind[-1][1:].max(), "the head reads the class token alone"
+    halves = vit.build(network, [replace(vit.read(network)[0], attention=None), vit.read(network)[1]])
+    assert [len(f) for f in felt_behind(halves, images, range(10), passes)] == [17, 17]

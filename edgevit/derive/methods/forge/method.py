@@ -431,7 +431,8 @@ def derive(problem: Problem, config: Config) -> Derived:
     slim = solved.network
     task = problem.task
     validation = evaluate(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
-    distillation = distillation_for(problem, config, encode=plan.encode)
+    felt = [known.felt.by_token[1] for known in curves] if config.by_loss else None
+    distillation = distillation_for(problem, config, plan.encode, plan.kept_blocks, felt)
     done = train_for(problem, slim, stage="distil", distillation=distillation, keep="best")
     outcome = problem.history.outcome("distil")
     facts: dict[str, object] = {

@@ -1,0 +1,58 @@
+"""A moving average of a network's weights, which is judged and kept in place of the weights of the last step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class Average:
+    """The mean of a network's weights over its last steps, about 1 / (1 - decay) of them.
+
+    In the first steps the average forgets faster, so that the weights it began with do not stay in it.
+    """
+
+    def __init__(self, network: nn.Module, decay: float) -> None:
+        self.network, self.decay, self.steps = network, decay, 0
+        self.weights = {name: p.detach().clone() for name, p in network.named_parameters()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights after a step."""
+        self.steps += 1
+        decay = min(self.decay, self.steps / (self.steps + 9))
+        for name, p in self.network.named_parameters():
+            self.weights[name].lerp_(p, 1 - decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the network have the average for weights."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, p in self.network.named_parameters():
+            own = p.clone()
+            p.copy_(self.weights[name])
+            self.weights[name].copy_(own)
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Give the network the average for good."""
+        for name, p in self.network.named_parameters():
+            p.copy_(self.weights[name])
+
+    def state(self) -> dict[str, Tensor]:
+        return {"steps": torch.tensor(self.steps), **{f"weights.{n}": t for n, t in self.weights.items()}}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self.steps = int(state["steps"])
+        for name, tensor in self.weights.items():
+            tensor.copy_(state[f"weights.{name}"])
