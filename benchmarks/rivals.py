@@ -91,7 +91,7 @@ def methods_table(rows: list[Row]) -> str:
 
 
 def differences_table(rows: list[Row]) -> str:
-    """Forge less each rival, pair by pair of sub-task and seed."""
+    """Forge less each rival, over n pairs of sub-task and seed."""
     lines = []
     for name in METHODS:
         cells = []
@@ -102,10 +102,10 @@ def differences_table(rows: list[Row]) -> str:
             }
             pairs = [(of[task, seed, "forge"], value) for (task, seed, variant), value in of.items()
                      if variant == name and (task, seed, "forge") in of]  # fmt: skip
-            cells.append(f"{points([a - b for a, b in pairs])}, {len(pairs)} pairs" if pairs else "")
+            cells.append(f"{points([a - b for a, b in pairs])}; n = {len(pairs)}" if pairs else "")
         if name != "forge" and any(cells):
             lines.append([name, *cells])
-    return table(["forge less", *(f"{rate:g}" for rate in RATES)], lines)
+    return table(["forge less, over n pairs", *(f"{rate:g}" for rate in RATES)], lines)
 
 
 TEXT = """## Rivals: what else cuts the same base
