@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from edgevit.data.accuracy import Accuracy, from_counts
 from edgevit.data.assumptions import Sureness
-from edgevit.data.task import Task, without
+from edgevit.data.task import Split, Task, without
 from edgevit.derive.abilities import TOKENS, refuse_after_tokens, refuse_untaught
 from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.budget import Budget, make_budget
@@ -46,6 +46,7 @@ from edgevit.folder.derivation import (
     Facts,
     ShapeRecord,
     TrainingRecord,
+    ValidationRecord,
 )
 from edgevit.folder.model import ClassLabel
 from edgevit.folder.model_folder import ModelFolder
@@ -82,6 +83,7 @@ class Baselines:
 
     base_full_head: AccuracyRecord
     base_restricted: AccuracyRecord
+    right_on_validation: int  # images of the validation part, by the restricted base
     base_finetuned: AccuracyRecord | None = None
 
 
@@ -166,8 +168,9 @@ def _baselines(wanted: _Wanted, problem: Problem) -> Baselines:
     told = estimate(problem, wanted.config, finetune_base=wanted.finetune_base).told()
     problem.progress.note(f"the whole takes {told}")
     with problem.stopwatch.stage("baselines"):
-        seen = _base_accuracy(wanted.opened.base.network, problem)
-    taken = Baselines(AccuracyRecord(seen.top1_full, seen.images), seen.record())
+        seen = _base_accuracy(wanted.opened.base.network, problem, task.test)
+        chosen_on = _base_accuracy(wanted.opened.base.network, problem, task.validation)
+    taken = Baselines(AccuracyRecord(seen.top1_full, seen.images), seen.record(), sum(chosen_on.restricted))
     _write_json(file, plain(taken), problem.compute)
     return taken
 
@@ -199,13 +202,13 @@ def _check_base(baselines: Baselines, wanted: _Wanted, problem: Problem) -> Base
     return answers.record(near_chance=seen.near_chance)
 
 
-def _base_accuracy(base: nn.Module, problem: Problem) -> Accuracy:
-    """Accuracy of the base on the test part; the same for every derivation from it."""
+def _base_accuracy(base: nn.Module, problem: Problem, part: Split) -> Accuracy:
+    """Accuracy of the base on a part of the images; the same for every derivation from it."""
     task, names = problem.task, problem.task.class_names
-    key = {**problem.identity, "test": task.test.content_sha256(), "precision": problem.training.precision}
+    key = {**problem.identity, "test": part.content_sha256(), "precision": problem.training.precision}
 
     def take() -> dict[str, Tensor]:
-        seen = evaluate(base, task.test, task.base_columns, names, problem.passes, "baselines")
+        seen = evaluate(base, part, task.base_columns, names, problem.passes, "baselines")
         return {
             "counts": torch.tensor([seen.total, seen.restricted, seen.full]),
             "answers": torch.tensor(seen.answers),
@@ -413,6 +416,7 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool)
         with problem.stopwatch.stage("evaluation"):
             test, names = problem.task.test, problem.task.class_names
             accuracy = evaluate(derived.network, test, problem.columns, names, problem.passes, "test the model")
+            chosen_on = evaluate(derived.network, problem.task.validation, problem.columns, names, problem.passes)
         rule, rejected = None, None
         if wanted.rejection is not None:
             with problem.stopwatch.stage("rejection"):
@@ -428,6 +432,7 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool)
     record = wanted.record(
         Accuracies(baselines.base_full_head, baselines.base_restricted, baselines.base_finetuned, measured),
         checked,
+        validation=ValidationRecord(chosen_on.images, baselines.right_on_validation, sum(chosen_on.restricted)),
         budget=problem.budget.record(cost),
         processes=problem.compute.accelerator.num_processes,
         seconds=problem.stopwatch.seconds,

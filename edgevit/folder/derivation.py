@@ -2,6 +2,7 @@
 
 Schema history: 1  first version
                 2  images_per_class and confused, of an accuracy; those of schema 1 do not say
+                3  validation; earlier ones do not say
 """
 
 from __future__ import annotations
@@ -177,6 +178,19 @@ class Accuracies:
 
 
 @dataclass(frozen=True)
+class ValidationRecord:
+    """What models are chosen by, so that nothing is chosen on the test part: images of the validation part."""
+
+    images: Size
+    base_restricted: Index  # of these, how many the base restricted to the classes classifies rightly
+    derived: Index  # the same of the model
+
+    def __post_init__(self) -> None:
+        if max(self.base_restricted, self.derived) > self.images:
+            raise ValueError(f"more than {self.images} of {self.images} images are no share")
+
+
+@dataclass(frozen=True)
 class NeighbourRecord:
     """What another preprocessing would have given: images that the base would get right, and wrong, with it alone."""
 
@@ -291,6 +305,7 @@ class DerivationRecord:
     first: tuple[FirstRecord, ...] = ()  # what cut the base before the method did
     fitted_head: FittedHead | None = None  # None: the base had a classifier of its own
     met: MetRecord | None = None  # None: the budget was not measured
+    validation: ValidationRecord | None = None  # None: a slice without images, or of an older edgevit
     job: Sha256 | None = None  # of the plan's job that this was; None: of no plan, or one of an older edgevit
 
     def fault(self, spec: ModelSpec) -> str | None:
@@ -310,4 +325,4 @@ def _classes(accuracy: AccuracyRecord) -> list[str]:
     return sorted(name for name, top1 in (accuracy.per_class or {}).items() if top1 is not None)
 
 
-DERIVATION_KIND = RecordKind("derivation", DerivationRecord, READER, schemas=(1, 2))
+DERIVATION_KIND = RecordKind("derivation", DerivationRecord, READER, schemas=(1, 2, 3))

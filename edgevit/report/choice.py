@@ -1,8 +1,10 @@
 """Which model should I take: every model at every place as a row, three baselines above them, and the one to take.
 
 The one to take is the cheapest whose accuracy is not below the base's by more than chance: the upper end of its 95 %
-interval reaches the accuracy of the base restricted to the classes. Void runs, failed gates and models that nobody
-judged are out. The cost is the p50 where it was measured, else the MACs.
+interval reaches the accuracy of the base restricted to the classes. That is asked of the validation images where every
+model was judged on them, so that test images are looked at and not chosen by; a file that was judged by itself must
+hold on the test images, too. Void runs, failed gates and models that nobody judged are out. The cost is the p50 where
+it was measured, else the MACs.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ class Entry:
     top1: float | None = None
     images: int | None = None
     judged: str | None = None  # what was: "torch", or the file
+    validation: tuple[int, int] | None = None  # right, of so many images of the validation part
     macs: int | None = None
     params: int | None = None
     file_bytes: int | None = None
@@ -138,10 +141,24 @@ class Panel:
             known.sort(key=lambda axis: axis.name != "ratio")
         return known
 
+    @property
+    def chosen_on(self) -> int | None:
+        """Images of the validation part that models are chosen by; None: not all were judged on them."""
+        seen = [e.validation for e in self.entries if e.kind in ("restricted", "model") and e.top1 is not None]
+        return seen[0][1] if self.goal is not None and seen and seen[0] and None not in seen else None
+
     def reaching(self) -> list[Entry]:
         """The models as accurate as the base, as far as its images can tell, that may be taken."""
-        goal = self.goal
-        return [e for e in self.models if may_be_taken(e) and (goal is None or (e.interval or (0, 0))[1] >= goal)]
+        free = [e for e in self.models if may_be_taken(e)]
+        if self.goal is None:
+            return free
+        on_test = [e for e in free if (e.interval or (0, 0))[1] >= self.goal]
+        if self.chosen_on is None:
+            return on_test
+        bases = [e.validation for e in self.entries if e.kind == "restricted" and e.validation is not None]
+        goal = max(right / images for right, images in bases)
+        held = [e for e in free if e.judged == "torch" or e in on_test]
+        return [e for e in held if e.validation is not None and wilson(*e.validation)[1] >= goal]
 
     def recommended(self) -> Entry | None:
         """The cheapest of them."""
@@ -222,8 +239,11 @@ def _entries(models: Sequence[FoundModel], place: Place | None) -> Iterator[Entr
         several = f" ({document.timm_name})" if len(documents) > 1 else ""
         for kind, title in BASELINES.items():
             accuracy = _baseline_accuracy([made.accuracy for made in kin], kind)
+            chosen = next((made.validation for made in kin if made.validation is not None), None)
             folder = next((b for b in bases if _is_this(b, kind, digest)), None)
             entries = list(_of_baseline(folder, kind, title + several, place, document, accuracy))
+            if kind == "restricted" and chosen is not None:
+                entries = [replace(entry, validation=(chosen.base_restricted, chosen.images)) for entry in entries]
             if kind == "restricted" or not reference:
                 reference = next((e.runs for e in entries if e.runs), reference)
             yield from (_with_ratio(entry, reference) for entry in entries)
@@ -273,6 +293,7 @@ def _of_model(
         rate=document.rate if document is not None and kind == "model" else None,
         seed=made.training.seed if made and made.training else None,
         steps=made.facts.steps if made else None,
+        validation=(made.validation.derived, made.validation.images) if made and made.validation else None,
         macs=document.macs if document is not None else None,
         params=document.params if document is not None else None,
         file_bytes=_bytes(model),

@@ -129,8 +129,14 @@ def answer(panel: Panel) -> str:
         return f"top-1 {_told(taken)}. There is no base to set it against."
     return (
         f"Of {len(panel.models)} models the {panel.axes[0].best} whose accuracy is not below that of the base by more "
-        f"than chance: the base restricted to the classes has {100 * goal:.2f} %."
+        f"than chance{_chosen_on(panel)} the base restricted to the classes has {100 * goal:.2f} %."
     )
+
+
+def _chosen_on(panel: Panel) -> str:
+    """Which images models are chosen by, where they are not those that the figures are of."""
+    images = panel.chosen_on
+    return ":" if images is None else f" on {images} validation images; on the test images"
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,9 @@ def test_the_finetuned_base_is_baseline_and_teacher_and_trained_once(digits_chec
         lines = [json.loads(line) for line in (made.folder / "history.jsonl").read_text().splitlines()]
         assert [line["step"] for line in lines if line["stage"] == "finetune base"] == [1, 2, 3, 4]
     assert judged.record.accuracy.base_finetuned == restricted.record.accuracy.base_finetuned
+    chosen_on, other = judged.record.validation, restricted.record.validation
+    assert chosen_on is not None and other is not None and chosen_on.images == judged.record.data.images.validation
+    assert 0 < chosen_on.base_restricted == other.base_restricted
     pairs = zip(judged.model.network.parameters(), restricted.model.network.parameters(), strict=True)
     assert any(not torch.equal(a, b) for a, b in pairs)
 

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 from model_folders import some_spec
-from some_report import BASE, CLASSES, DATA, GOOD, NANO, derived, turns, write_everything, write_folder
+from some_report import BASE, CLASSES, DATA, GOOD, NANO, POOR, derived, turns, write_everything, write_folder
 from some_runs import MS
 
+from edgevit.folder.derivation import ValidationRecord
 from edgevit.folder.engine import EngineRecord
 from edgevit.folder.imported import ImportedDocument
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.report.choice import AXES, Entry, Panel, cost, panels
 from edgevit.report.gates import parse_gate
 from edgevit.report.gather import Found, gather
+from edgevit.report.tables import answer
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +134,25 @@ def test_a_model_that_came_as_an_onnx_file_is_judged_by_its_export(tmp_path: Pat
     (entry,) = panel.entries
     assert (entry.top1, entry.judged, entry.macs, entry.file_bytes) == (GOOD.top1, "the imported file", None, 70)
     assert panel.task is not None and panel.task.classes == ("cat", "dog")
+
+
+def test_models_are_chosen_on_validation_images_where_all_were_judged_on_them(tmp_path: Path) -> None:
+    write_folder(tmp_path / "base")
+    for name, right, seen in (("small", 80, GOOD), ("large", 95, POOR)):
+        write_folder(tmp_path / name, derivation=derived(seen, validation=ValidationRecord(100, 96, right)))
+    (panel,) = panels(gather([tmp_path]))
+    assert panel.chosen_on == 100 and [entry.title for entry in panel.reaching()] == ["large"]
+    assert "by more than chance on 100 validation images; on the test images the base" in answer(panel)
+    write_folder(tmp_path / "older", derivation=derived(GOOD))
+    (panel,) = panels(gather([tmp_path]))
+    assert panel.chosen_on is None and [entry.title for entry in panel.reaching()] == ["older", "small"]
+
+
+def test_a_file_that_was_judged_by_itself_must_hold_on_the_test_images_too(found: Found) -> None:
+    chosen = ValidationRecord(100, 96, 96)
+    models = [m if m.derivation is None else replace(m, derivation=replace(m.derivation, validation=chosen))
+              for m in found.models]  # fmt: skip
+    nano = panels(replace(found, models=models))[0]
+    judged = {entry.title: entry.judged for entry in nano.models}
+    assert nano.chosen_on == 100 and judged["t2"] == "model.fp16.onnx", "which is right on 70 % of the test images"
+    assert [entry.title for entry in nano.reaching()] == ["t1"]
