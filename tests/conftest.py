@@ -36,9 +36,12 @@ gc.disable()  # until everything is imported
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Keep what was imported out of every garbage collection: with torch it is so much that one takes 0.3 s."""
+    from exports import keep_operators
+
     gc.collect()
     gc.freeze()
     gc.enable()
+    keep_operators()
 
 
 def pytest_unconfigure() -> None:

@@ -1,4 +1,6 @@
-"""The fixture `exports_once`: a file that torch's exporter wrote for one test is copied for the next that needs it.
+"""What makes exports quick in tests: a file is written once, and torch's list of operators is made once.
+
+The fixture `exports_once`: a file that torch's exporter wrote for one test is copied for the next that needs it.
 
 The exporter takes a second or two for the smallest network, and most tests need a file rather than its making. What
 decides on a file is in its key: every weight and setting of the network, and every option. The tests of the exporter
@@ -7,6 +9,7 @@ itself, those of tests/export, go without.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import pickle
@@ -21,6 +24,29 @@ from types import FunctionType
 from typing import Any
 
 import pytest
+
+
+def keep_operators() -> None:
+    """Have torch's exporter copy one list of operators for each file: making it is a quarter of a small export's time.
+
+    The list is private to torch: where it has another form, exports of tests are only slower.
+    """
+    registration = sys.modules.get("torch.onnx._internal.exporter._registration")
+    registry = getattr(registration, "ONNXRegistry", None)
+    make = getattr(registry, "from_torchlib", None)
+    if make is None or not hasattr(registry(), "functions"):
+        return
+    made: dict[tuple[Any, ...], Any] = {}
+
+    def from_torchlib(*options: Any, **more: Any) -> Any:
+        key = (*options, *sorted(more.items()))
+        if key not in made:
+            made[key] = make(*options, **more)
+        own = copy.copy(made[key])
+        own.functions = {name: list(known) for name, known in made[key].functions.items()}
+        return own
+
+    registry.from_torchlib = staticmethod(from_torchlib)
 
 
 def _key(network: Any, options: dict[str, Any]) -> str:

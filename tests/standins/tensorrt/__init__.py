@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import functools
 import json
 import os
 import sys
@@ -36,9 +37,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
-from onnx import TensorProto
+# `onnx` and `numpy` are imported by what needs them: most programs only ask which release this is.
 
 _API = json.loads((Path(__file__).parent.parent / "tensorrt_api.json").read_text())
 __version__ = os.environ.get("STANDIN_TENSORRT", "10.3.0")
@@ -111,16 +110,25 @@ EngineStat = _enumeration("EngineStat") if _names("EngineStat") else None
 float32, float16, int32, int8 = DataType.FLOAT, DataType.HALF, DataType.INT32, DataType.INT8
 
 _LONG = DataType.INT64 if "INT64" in _names("DataType") else DataType.INT32
-_TYPES = {
-    TensorProto.FLOAT: DataType.FLOAT,
-    TensorProto.DOUBLE: DataType.FLOAT,  # without a word, as the real parser
-    TensorProto.FLOAT16: DataType.HALF,
-    TensorProto.INT64: _LONG,
-    TensorProto.INT32: DataType.INT32,
-    TensorProto.INT8: DataType.INT8,
-    TensorProto.UINT8: DataType.UINT8,
-    TensorProto.BOOL: DataType.BOOL,
-}
+
+
+@functools.cache
+def _types() -> dict[int, Any]:
+    """What the parser makes of each type of an ONNX file."""
+    from onnx import TensorProto
+
+    return {
+        TensorProto.FLOAT: DataType.FLOAT,
+        TensorProto.DOUBLE: DataType.FLOAT,  # without a word, as the real parser
+        TensorProto.FLOAT16: DataType.HALF,
+        TensorProto.INT64: _LONG,
+        TensorProto.INT32: DataType.INT32,
+        TensorProto.INT8: DataType.INT8,
+        TensorProto.UINT8: DataType.UINT8,
+        TensorProto.BOOL: DataType.BOOL,
+    }
+
+
 _ARRAYS = {"FLOAT": "float32", "HALF": "float16", "INT32": "int32", "INT8": "int8", "UINT8": "uint8", "BOOL": "bool"}
 _ARRAYS["INT64"] = "int64"
 
@@ -273,6 +281,8 @@ class OnnxParser:
         return ParserError(self._errors[index])
 
     def parse_from_file(self, path: str) -> bool:
+        import onnx
+
         if not self._network._explicit:
             self._errors.append("this parser needs a network with explicit batch")
         else:
@@ -287,6 +297,8 @@ class OnnxParser:
         return not self._errors
 
     def _read(self, model: Any) -> None:
+        import onnx
+
         graph = onnx.shape_inference.infer_shapes(model).graph
         values = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
         weights = {weight.name for weight in graph.initializer}
@@ -294,7 +306,7 @@ class OnnxParser:
         def tensor(name: str) -> Any:
             if name not in values:
                 return ITensor(name, DataType.FLOAT, ())
-            return ITensor(name, _TYPES[values[name].type.tensor_type.elem_type], _shape(values[name]))
+            return ITensor(name, _types()[values[name].type.tensor_type.elem_type], _shape(values[name]))
 
         for node in graph.node:
             if (node.op_type == "LayerNormalization" and __version__ == "8.5.2") or (
@@ -479,6 +491,9 @@ def _spoils(fault: str, node: Any) -> bool:
 
 def _rounding(content: bytes, halves: list[str]) -> bytes:
     """The same network in fp32 that rounds to fp16 and back after each of these nodes; its ends stay as they are."""
+    import onnx
+    from onnx import TensorProto
+
     model = onnx.shape_inference.infer_shapes(onnx.load_from_string(content))
     graph, chosen = model.graph, set(halves)
     floats = (TensorProto.FLOAT, TensorProto.FLOAT16)
@@ -678,6 +693,8 @@ class IExecutionContext:
             driver.captured.append(lambda: self._take_time(time.perf_counter()))
 
     def _array(self, name: str, shape: tuple[int, ...]) -> Any:
+        import numpy as np
+
         dtype = np.dtype(_ARRAYS[self._engine._tensors[name][0]])
         size = dtype.itemsize * int(np.prod(shape))
         return np.frombuffer((ctypes.c_ubyte * size).from_address(self._addresses[name]), dtype).reshape(shape)
