@@ -114,6 +114,19 @@ class EmulatedBench:
         """What the smallest plan really takes: one block of the smallest sizes."""
         return self.board.ms([BlockDims(min(2, self.base[0].heads), 16, 16, self.ffn_step)])
 
+    def holds_some(self, least_ms: float, most_ms: float) -> bool:
+        """Whether a plan may take between these, the ends included; False: it is certain that none does.
+
+        What a plan takes rises with its sizes. So plans of as many blocks lie between that of the smallest and that of
+        the base's own.
+        """
+        least = BlockDims(min(2, self.base[0].heads), 16, 16, self.ffn_step)
+        counts = range(1, len(self.base) + 1)
+        return any(
+            self.board.ms([least] * count) <= most_ms and self.board.ms(self.base[:count]) >= least_ms
+            for count in counts
+        )
+
     def prices(self) -> Prices:
         return self.table.in_quantity("ms")
 
@@ -127,14 +140,18 @@ class EmulatedBench:
             self.neurons.add(dims.ffn)
         self.table = self._measured_table()
 
-    def allocate(self, factors: Terms, limit: float) -> Candidate:
+    def allocate(self, factors: Terms, limit: float, at_least: Shape | None = None) -> Candidate:
         prices = self.table.corrected(**vars(factors)).in_quantity("ms")
-        menus = [self._menu(prices, i) for i in range(len(self.base))]
-        least = prices.fixed + min(c.cost for c in menus[0].attention) + min(c.cost for c in menus[0].ffn)
+        kept = range(len(self.base)) if at_least is None else at_least.kept
+        menus = [self._menu(prices, i) for i in kept]
+        if at_least is not None:
+            menus = [_no_smaller(menu, dims) for menu, dims in zip(menus, at_least.blocks, strict=True)]
+        certain = [menu for menu in menus if menu.dropped is None]
+        least = prices.fixed + sum(min(c.cost for c in site) for m in certain for site in (m.attention, m.ffn))
         if limit < least:
             raise BudgetError("less than any plan costs", least=least)
         found = allocate(menus, limit - prices.fixed, bins=self.bins)
-        stay = [(i, pair) for i, pair in enumerate(found) if pair is not None]
+        stay = [(i, pair) for i, pair in zip(kept, found, strict=True) if pair is not None]
         taken = [(i, a.value, f.value) for i, (a, f) in stay if a is not None and f is not None]
         blocks = tuple(BlockDims(heads, width, width, neurons) for _, (heads, width), neurons in taken)
         return Candidate(Shape(blocks, tuple(i for i, _, _ in taken)), "")
@@ -198,6 +215,12 @@ class EmulatedBench:
 
     def _stack(self, blocks: Sequence[BlockDims]) -> float:
         return self.board.measure(blocks, self.random).value
+
+
+def _no_smaller(menu: BlockMenu, dims: BlockDims) -> BlockMenu:
+    """What of a menu a block grows to: it stays, and no size of it shrinks."""
+    attention = [c for c in menu.attention if c.value[0] >= dims.heads and c.value[1] >= dims.qk]
+    return BlockMenu(attention, [c for c in menu.ffn if c.value >= dims.ffn], None)
 
 
 def rising(costs: dict[Sizes, float]) -> dict[Sizes, float]:

@@ -27,7 +27,7 @@ import edgevit
 from edgevit.cost.place import Place, processor
 from edgevit.errors import BudgetError
 from edgevit.meet.loop import meet
-from edgevit.meet.rounds import Search
+from edgevit.meet.rounds import WINDOW, Search
 from edgevit.train.settings import Training
 
 RESULTS = Path(__file__).parent / "results" / "meet.json"
@@ -68,8 +68,10 @@ def emulated(draws: int) -> dict[str, Any]:
             assert 0.96 <= really <= 1.01
         elif outcome == "over" and bench.least_ms() > budget:
             ended["over, and out of reach"] += 1
+        elif not bench.holds_some(WINDOW * budget, budget):
+            ended["under, and no plan exists that would meet it"] += 1
         elif found.why is not None:
-            ended["under, as no plan lies between"] += 1
+            ended["under, as none was found between"] += 1
         else:
             ended["rounds used up"] += 1
             missed.append([round(one.measured.value / budget, 3) for one in search.rounds])

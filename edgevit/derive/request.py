@@ -18,6 +18,7 @@ from edgevit.derive.methods import method_names
 from edgevit.derive.options import SUPERNET, parse_assignments, read_options
 from edgevit.derive.steps import Step, check_steps, read_steps
 from edgevit.errors import OptionError, UnknownNameError
+from edgevit.folder.model import BlockDims
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import partial_folder, refuse_unfinished
 from edgevit.folder.writing import refuse_existing
@@ -103,7 +104,7 @@ RESOLVED = {
     "base", "data", "out", "classes", "base_classes", "validation_fraction", "skip_bad_images", "accept_weak_base",
     "checkpoint", "pretrained", "model_args", "preprocessing", "shape", "ffn_multiple", "training", "options", "method",
     "supernet", "head", "rate", "macs", "params", "ms", "mj", "fps", "cost_table", "finetune_base", "unlabelled",
-    "reject", "cache", "first", "resume", "overwrite", "job",
+    "reject", "cache", "first", "resume", "overwrite", "job", "at_least",
 }  # fmt: skip
 
 
@@ -283,6 +284,8 @@ class DeriveRequest(Deriving):
     mj: Annotated[float | None, Option(MJ, BUDGET)] = None
     fps: Annotated[float | None, Option(FPS, BUDGET)] = None
     cost_table: CostTableFile = None
+    # Of each block of the base that is to stay, by its number, sizes that it may not fall below; all others go.
+    at_least: Mapping[int, BlockDims] | None = None
     job: str | None = None  # the hash of the job of a plan that this is, which derivation.json keeps
 
     def check(self) -> None:

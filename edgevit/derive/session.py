@@ -231,6 +231,7 @@ def _budget(opened: Opened, policy: Policy, request: DeriveRequest, method: Meth
     if table is not None:
         table.check(base.spec.family, base.spec.blocks, geometry, policy)
     budget = make_budget(base.spec.macs, base.spec.params, **request.budget(), table=table)
+    budget = replace(budget, at_least=request.at_least)
     if not method.drops:  # else the method itself knows how small it can get
         if method.narrowest is not None and table is None:
             geometry = geometry_at(opened.network, method.narrowest(opened.network, config, policy))

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from edgevit.folder.model import READER, ClassLabel, Head, Index, ModelSpec, Sha256, Size
+from edgevit.folder.model import READER, BlockDims, ClassLabel, Head, Index, ModelSpec, Sha256, Size
 from edgevit.folder.records import MORE, More, RecordKind, Versions
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -86,6 +86,8 @@ class BudgetRecord:
     asked: str
     reached: Number | None = None  # None: a slice, which is as large as asked
     table: TableRecord | None = None
+    # By its number in the base, each block that was to stay, and be no smaller; all others went. None: any might go.
+    at_least: dict[str, BlockDims] | None = None
 
 
 @dataclass(frozen=True)

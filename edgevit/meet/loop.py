@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from edgevit.errors import BudgetError
+from edgevit.meet.growth import growth
 from edgevit.meet.rounds import AIM, Measured, Round, Search, Shape, Terms
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ class Bench(Protocol):
     def prices(self) -> Prices:
         """The table as it was measured so far."""
 
-    def allocate(self, factors: Terms, limit: float) -> Candidate:
-        """The best plan of at most this cost by the table, corrected by the factors.
+    def allocate(self, factors: Terms, limit: float, at_least: Shape | None = None) -> Candidate:
+        """The best plan of at most this cost by the table, corrected by the factors; `at_least`: that contains this.
 
         Raises:
             BudgetError: there is none; `least` is what the cheapest costs by it.
@@ -61,26 +62,37 @@ def meet(search: Search, bench: Bench, tell: Callable[[Search], None] = lambda _
     Raises:
         BudgetError: the cheapest plan costs far more than the budget; `least` is its cost by the table.
     """
-    why: str | None = None
     while not search.is_done:
         if search.rounds and abs(search.rounds[-1].surprise) > SURPRISING and not search.is_bracketed:
             bench.refine(search.rounds[-1].shape)
         prices = bench.prices()
-        factors, limit = search.next(prices)
-        limit, candidate, why = _next(search, bench, prices, factors, limit)
-        if candidate is None:
-            break
-        predicted = candidate.shape.terms(prices).times(factors).total
-        done = Round(candidate.name, limit, candidate.shape, predicted, bench.measure(candidate))
+        made = (search.is_bracketed and _grown(search, bench, prices)) or _allocated(search, bench, prices)
+        if isinstance(made, str):
+            return Found(search, made)
+        candidate, limit, predicted, at_least = made.candidate, made.limit, made.predicted, made.at_least
+        done = Round(candidate.name, limit, candidate.shape, predicted, bench.measure(candidate), at_least)
         search = replace(search, rounds=(*search.rounds, done))
         tell(search)
-    return Found(search, why)
+    return Found(search, None)
 
 
-def _next(
-    search: Search, bench: Bench, prices: Prices, factors: Terms, limit: float
-) -> tuple[float, Candidate | None, str | None]:
-    """The limit and the plan of the next round; or no plan, and why there is none."""
+@dataclass(frozen=True)
+class _Next:
+    """The plan of the next round."""
+
+    candidate: Candidate
+    limit: float  # by the corrected table
+    predicted: float
+    at_least: Shape | None = None  # that it grew from
+
+
+def _allocated(search: Search, bench: Bench, prices: Prices) -> _Next | str:
+    """The best plan at the limit by the corrected table; or why there is none that was not measured."""
+    factors, limit = search.next(prices)
+
+    def found(candidate: Candidate) -> _Next:
+        return _Next(candidate, limit, candidate.shape.terms(prices).times(factors).total)
+
     for _ in range(2):
         try:
             candidate = bench.allocate(factors, limit)
@@ -90,10 +102,24 @@ def _next(
             limit = error.least * (1 + ROUNDING)
             candidate = bench.allocate(factors, limit)
             if search.measured_before(candidate.shape):
-                return limit, None, "no plan costs less than one that is measured"
-            return limit, candidate, None
+                return "no plan costs less than one that is measured"
+            return found(candidate)
         if (known := search.measured_before(candidate.shape)) is None:
-            return limit, candidate, None
+            return found(candidate)
         # By its own measurement alone, as the factors are of all.
         limit = known.shape.terms(prices).times(factors).total * AIM * search.budget / known.measured.value
-    return limit, None, "no other plan lies as near to the budget: its widths go in larger steps"
+    return _grown(search, bench, prices) or "no other plan lies as near to the budget: its widths go in larger steps"
+
+
+def _grown(search: Search, bench: Bench, prices: Prices) -> _Next | None:
+    """What the largest plan within the budget grows to; None: there is none, or no step of it fits in."""
+    growing = growth(search, prices)
+    if growing is None:
+        return None
+    start = growing.start.shape
+    for limit in growing.limits(search.budget, prices):
+        candidate = bench.allocate(growing.factors, limit * (1 + ROUNDING), start)
+        if search.measured_before(candidate.shape) is None:
+            cost = candidate.shape.terms(prices).times(growing.factors).total
+            return _Next(candidate, limit * (1 + ROUNDING), growing.predicted(cost, prices), start)
+    return None

@@ -68,6 +68,18 @@ class Shape:
     blocks: tuple[BlockDims, ...]
     kept: tuple[int, ...]
 
+    @property
+    def by_number(self) -> dict[int, BlockDims]:
+        return dict(zip(self.kept, self.blocks, strict=True))
+
+    def contains(self, other: Shape) -> bool:
+        """Whether these are blocks of the same numbers, each at least as large in every size."""
+        return self.kept == other.kept and all(
+            size >= least
+            for own, less in zip(self.blocks, other.blocks, strict=True)
+            for size, least in zip(own.sizes.values(), less.sizes.values(), strict=True)
+        )
+
     def terms(self, prices: Prices) -> Terms:
         """What it costs by a table."""
         return Terms(*prices.parts(self.blocks, self.kept))
@@ -98,6 +110,7 @@ class Round:
     shape: Shape
     predicted: float  # by the table as it was corrected then
     measured: Measured
+    at_least: Shape | None = None  # the plan that it grew from, if it did
 
     @property
     def surprise(self) -> float:
@@ -175,18 +188,8 @@ class Search:
         return next((one for one in self.rounds if one.shape == shape), None)
 
     def next(self, prices: Prices) -> tuple[Terms, float]:
-        """What corrects these prices for the next allocation, and what a plan may then cost to be measured at the aim.
-
-        The factors are by all that was measured, until there are plans on both sides of the aim: with factors of its
-        own each, the next could be on either side. From then on the nearest plan's factors stay, and with them most of
-        the plan, and only the limit moves.
-        """
-        aim = AIM * self.budget
-        nearest = min(self.rounds, key=lambda one: abs(one.measured.value - aim), default=None)
-        if nearest is None or not self.is_bracketed:
-            return self.factors(prices, self.rounds), self._limit()
-        factors = self.factors(prices, self.rounds[: self.rounds.index(nearest)])
-        return factors, nearest.shape.terms(prices).times(factors).total * aim / nearest.measured.value
+        """What corrects these prices for the next allocation, and the limit by them that it is given."""
+        return self.factors(prices, self.rounds), self._limit()
 
     @property
     def is_bracketed(self) -> bool:

@@ -245,7 +245,7 @@ class _One:
         self.progress.note(f"round {search.rounds.index(best) + 1} is kept: derived as asked, and measured again")
         with watch.stage("derivation"):
             if not out.is_dir():
-                derive(shop.derivation(out, best.name, best.limit), self.progress)
+                derive(shop.derivation(out, best.name, best.limit, best.at_least), self.progress)
         if shape_of(out) != best.shape:
             self.progress.warn("the model has other widths than the one that was measured in its round")
         with watch.stage("verification"):

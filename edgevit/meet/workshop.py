@@ -45,17 +45,18 @@ class Workshop:
     def prices(self) -> Prices:
         return self.table.in_quantity(self.quantity)
 
-    def allocate(self, factors: Terms, limit: float) -> Candidate:
+    def allocate(self, factors: Terms, limit: float, at_least: Shape | None = None) -> Candidate:
         """Derive in closed form."""
         table = self.table.corrected(**vars(factors))
-        name = hashlib.sha256(f"{table.record().sha256} {limit!r}".encode()).hexdigest()[:12]
+        asked_for = f"{table.record().sha256} {limit!r}" + (f" {at_least}" if at_least else "")
+        name = hashlib.sha256(asked_for.encode()).hexdigest()[:12]
         file = self._table(name)
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, json.dumps(table.content()))
         folder = self.model(name)
         if not folder.is_dir():
-            asked = self.derivation(folder, name, limit)
+            asked = self.derivation(folder, name, limit, at_least)
             closed = replace(asked.training, steps=0)
             derive(replace(asked, training=closed, unlabelled=None, finetune_base=False, reject=None), self.progress)
         return Candidate(shape_of(folder), name)
@@ -67,11 +68,12 @@ class Workshop:
         """The table as it was corrected for a plan."""
         return self.folder / "tables" / f"{name}.json"
 
-    def derivation(self, out: Path, name: str, limit: float) -> DeriveRequest:
-        """The derivation that is asked for, with a limit by the table of a plan."""
+    def derivation(self, out: Path, name: str, limit: float, at_least: Shape | None) -> DeriveRequest:
+        """The derivation that is asked for, with a limit by the table of a plan, and what the plan is to contain."""
         budget = {**dict.fromkeys(QUANTITIES), self.quantity: limit}
         going_on = {"out": out, "resume": partial_folder(out).is_dir(), "overwrite": False}
-        return self.request.derivation(**budget, **going_on, cost_table=self._table(name))
+        grown = None if at_least is None else at_least.by_number
+        return self.request.derivation(**budget, **going_on, cost_table=self._table(name), at_least=grown)
 
     def measure(self, candidate: Candidate) -> Measured:
         """Measure a model beside the base."""

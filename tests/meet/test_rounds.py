@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from some_rounds import BASE, PRICES, SHAPES, a_round, exactly
 
-from edgevit.derive.allocate.cost_table import CostTable
 from edgevit.derive.allocate.prices import Prices
 from edgevit.folder.model import BlockDims
 from edgevit.meet.rounds import AIM, PRIOR, Measured, Round, Search, Shape, Terms, correct
 
-BASE = BlockDims(2, 32, 32, 64)
-SHAPES = [
-    Shape((BlockDims(heads, 32, 32, ffn),) * count, tuple(range(count)))
-    for heads, ffn, count in ((1, 64, 4), (2, 16, 4), (1, 16, 4), (2, 64, 2), (2, 64, 1))
-]
-
 
 @pytest.fixture(scope="module")
 def prices() -> Prices:
-    table = {
-        "schema": 2,
-        "measured_on": "paper",
-        "between": "linear",
-        "base": {"family": "vit", "embed": 64, "tokens": 17, "patch_values": 192, "depth": 4},
-        "fixed_ms": 1.0,
-        "blocks": [
-            {
-                "base": BASE.sizes,
-                "block_ms": -0.1,
-                "attention": [{"heads": h, "width": w, "ms": h * w / 64} for h in (1, 2) for w in (16, 32)],
-                "ffn": [{"width": 16, "ms": 0.5}, {"width": 64, "ms": 2.0}],
-            }
-        ],
-    }
-    return CostTable.model_validate(table).in_quantity("ms")
-
-
-def exactly(value: float) -> Measured:
-    return Measured(value, value, value, 8)
+    return PRICES
 
 
 def test_the_terms_of_a_plan_add_up_to_what_the_table_says_it_costs(prices: Prices) -> None:
@@ -87,12 +62,6 @@ def test_no_factor_makes_a_term_cost_nothing() -> None:
     assert PRIOR["attention"] < 1
 
 
-def a_round(value: float, *, limit: float = AIM, predicted: float = AIM, width: float = 0.0, shape: int = 0) -> Round:
-    return Round(
-        f"{shape}", limit, SHAPES[shape], predicted, Measured(value, value * (1 - width), value * (1 + width), 8)
-    )
-
-
 @pytest.mark.parametrize(
     ("values", "outcome", "is_done"),
     [
@@ -138,11 +107,11 @@ def test_a_limit_stays_above_zero_where_the_budget_is_far_below_what_is_measured
     assert 0 < hopeless.next(prices)[1] < 0.1
 
 
-def test_between_two_plans_the_nearest_ones_factors_stay(prices: Prices) -> None:
-    one, other = a_round(1.1), a_round(0.97, shape=1)
-    factors, limit = Search(1.0, (one, other)).next(prices)
-    assert factors == Search(1.0).factors(prices, [one]), "as they were when the nearer plan was allocated"
-    assert limit == pytest.approx(SHAPES[1].terms(prices).times(factors).total * AIM / 0.97)
+def test_a_plan_contains_another_of_the_same_blocks_that_is_nowhere_larger() -> None:
+    large, thin, short = SHAPES[0], SHAPES[2], SHAPES[3]
+    assert large.contains(thin) and large.contains(large) and not thin.contains(large)
+    assert not large.contains(short) and not SHAPES[1].contains(large), "other blocks; fewer neurons"
+    assert thin.by_number == dict(enumerate(thin.blocks))
 
 
 def test_what_other_budgets_taught_is_known_from_the_start(prices: Prices) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -34,6 +34,9 @@ class Budget:
     base: float  # the base's own, in the same quantity
     asked: str  # in the user's words, for messages and records
     table: CostTable | None = None  # what milliseconds and millijoules are counted by
+    # Of each of the base's blocks that is to stay, by its number, sizes that it may not fall below; all others go.
+    # None: any may go, and be as small as the method and the shape allow.
+    at_least: Mapping[int, BlockDims] | None = None
 
     @property
     def rate(self) -> float:
@@ -75,7 +78,8 @@ class Budget:
     def record(self, reached: float | None = None) -> BudgetRecord:
         """What derivation.json says of it, and of what the model has of it."""
         table = None if self.table is None else self.table.record()
-        return BudgetRecord(self.quantity, self.limit, self.base, self.asked, reached, table)
+        grown = None if self.at_least is None else {str(i): dims for i, dims in self.at_least.items()}
+        return BudgetRecord(self.quantity, self.limit, self.base, self.asked, reached, table, grown)
 
 
 def readable(count: float) -> str:

@@ -38,7 +38,8 @@ class Choice:
 class BlockMenu:
     """All ways to make one block."""
 
-    attention: Sequence[Choice]  # exactly one is taken, unless the block is dropped
+    # Exactly one of each is taken, unless the block is dropped or one of its modules goes; none: a module has to go.
+    attention: Sequence[Choice]
     ffn: Sequence[Choice]
     dropped: float | None  # predicted loss of leaving the whole block out (cost 0); None where that is not allowed
     # The ways to make either module where the other goes, what is lost by that included; none where it may not go.
@@ -85,17 +86,18 @@ class _Block:
     @property
     def spent(self) -> int:
         """The sum of the offsets."""
-        return sum(self.offsets(self.ways[True, True]))
+        return sum(self.offsets(next(iter(self.ways.values()))))
 
 
 def _block(menu: BlockMenu, grains: int) -> _Block:
-    both = _front(menu.attention, grains), _front(menu.ffn, grains)
-    ways: dict[Sites, tuple[_Front, ...]] = {(True, True): both}
+    ways: dict[Sites, tuple[_Front, ...]] = {}
+    if menu.attention and menu.ffn:
+        ways[True, True] = _front(menu.attention, grains), _front(menu.ffn, grains)
     if menu.attention_alone:
         ways[True, False] = (_front(menu.attention_alone, grains),)
     if menu.ffn_alone:
         ways[False, True] = (_front(menu.ffn_alone, grains),)
-    assert menu.dropped is None or menu.dropped >= 0
+    assert ways and (menu.dropped is None or menu.dropped >= 0)
     return _Block(ways, menu.dropped)
 
 

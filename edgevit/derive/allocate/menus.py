@@ -54,6 +54,7 @@ def attention_menu(
     *,
     drop_heads: bool,
     frozen: Collection[Axis] = (),
+    at_least: BlockDims | None = None,
 ) -> list[Choice]:
     """The ways to narrow the attention of one block that no other beats in both cost and loss, the cheapest first.
 
@@ -61,6 +62,7 @@ def attention_menu(
         cost: of a number of heads with all pairs of widths qk [P] and vo [P]: [P].
         drop_heads: whole heads may go.
         frozen: axes that stay as they are, and with them what the policy ties to them.
+        at_least: sizes below which none may be.
     """
     qk_tails, vo_tails = tails(sensitivity.qk), tails(sensitivity.vo)
     # Dropped are the heads that lose least by it: [H, q + 1, v + 1] what keeping each one saves, at any widths.
@@ -69,6 +71,9 @@ def attention_menu(
     least = least_heads(dims, policy, drop_heads=drop_heads and "heads" not in frozen)
     loss_without = sensitivity.heads.sum() - saved.cumsum(0)
     pairs = _head_widths(dims, policy, frozen)
+    if at_least is not None:
+        least = max(least, at_least.heads)
+        pairs = [(q, v) for q, v in pairs if q >= at_least.qk and v >= at_least.vo]
     qk, vo = torch.tensor(pairs).unbind(1)
     counts = range(least, dims.heads + 1)
     costs = torch.cat([cost(count, qk, vo) for count in counts])
@@ -104,10 +109,10 @@ def _front(costs: Tensor, losses: Tensor) -> Tensor:
 
 
 def ffn_menu(
-    losses: Tensor, policy: Policy, cost: Callable[[int], float], frozen: Collection[Axis] = ()
+    losses: Tensor, policy: Policy, cost: Callable[[int], float], frozen: Collection[Axis] = (), at_least: int = 0
 ) -> list[Choice]:
     """All widths of one FFN. Shape: losses [e], what each neuron adds as it goes, the first to go first."""
     at_width = tails(losses.flip(0).unsqueeze(0))[0]
     count = len(losses)
     allowed = [count] if "neurons" in frozen else widths(count, policy.ffn_minimum, policy.ffn_step)
-    return [Choice(cost(w), max(float(at_width[w]), 0.0), w) for w in allowed]
+    return [Choice(cost(w), max(float(at_width[w]), 0.0), w) for w in allowed if w >= at_least]

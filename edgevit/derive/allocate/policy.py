@@ -8,7 +8,7 @@ block always share one width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 from typing import Any
@@ -94,8 +94,13 @@ def _limits(base: int, minimum: int, step: int) -> tuple[int, int]:
     return minimum, floor(base / step) * step
 
 
-def limits(dims: BlockDims, policy: Policy, frozen: Collection[Axis] = ()) -> dict[str, tuple[int, int]]:
-    """Smallest and largest QK, VO and FFN width of a block. What is frozen stays, and so does what is tied to it."""
+def limits(
+    dims: BlockDims, policy: Policy, frozen: Collection[Axis] = (), at_least: BlockDims | None = None
+) -> dict[str, tuple[int, int]]:
+    """Smallest and largest QK, VO and FFN width of a block. What is frozen stays, and so does what is tied to it.
+
+    `at_least`: widths below which none may be.
+    """
     qk, vo = (_limits(width, policy.head_minimum, policy.head_step) for width in (dims.qk, dims.vo))
     if policy.equal:
         qk = vo = _limits(min(dims.qk, dims.vo), policy.head_minimum, policy.head_step)
@@ -104,7 +109,10 @@ def limits(dims: BlockDims, policy: Policy, frozen: Collection[Axis] = ()) -> di
     if "vo" in frozen or (policy.equal and "qk" in frozen):
         vo = dims.vo, dims.vo
     ffn = _limits(dims.ffn, policy.ffn_minimum, policy.ffn_step)
-    return {"qk": qk, "vo": vo, "ffn": (dims.ffn, dims.ffn) if "neurons" in frozen else ffn}
+    found = {"qk": qk, "vo": vo, "ffn": (dims.ffn, dims.ffn) if "neurons" in frozen else ffn}
+    if at_least is None:
+        return found
+    return {name: (max(low, getattr(at_least, name)), high) for name, (low, high) in found.items()}
 
 
 def _knobs(
@@ -115,7 +123,7 @@ def _knobs(
     for i, (dims, wish) in enumerate(zip(base, wishes, strict=True)):
         # By a table a unit has no cost of its own, and `_fit_by_table` asks for none.
         unit = UnitCosts(0, 0, 0) if budget.prices else geometry.at(reaching[i]).unit_costs(dims.heads, budget.linear)
-        ends = limits(dims, policy, geometry.frozen(i))
+        ends = limits(dims, policy, geometry.frozen(i), (budget.at_least or {}).get(i))
         if policy.equal and ends["qk"] == ends["vo"]:
             both = (wish.qk + wish.vo) / 2
             knobs.append(_Knob(i, ("qk", "vo"), *ends["qk"], policy.head_step, unit.qk + unit.vo, both))
@@ -126,9 +134,11 @@ def _knobs(
     return knobs
 
 
-def smallest(base: Sequence[BlockDims], policy: Policy, geometry: Geometry) -> tuple[BlockDims, ...]:
-    """The smallest dimensions that a policy and a model's frozen axes allow."""
-    ends = [limits(dims, policy, geometry.frozen(i)) for i, dims in enumerate(base)]
+def smallest(
+    base: Sequence[BlockDims], policy: Policy, geometry: Geometry, at_least: Mapping[int, BlockDims] | None = None
+) -> tuple[BlockDims, ...]:
+    """The smallest dimensions that a policy and a model's frozen axes allow; `at_least`: as of a budget."""
+    ends = [limits(dims, policy, geometry.frozen(i), (at_least or {}).get(i)) for i, dims in enumerate(base)]
     return tuple(
         replace(dims, qk=low["qk"][0], vo=low["vo"][0], ffn=low["ffn"][0]) for dims, low in zip(base, ends, strict=True)
     )
@@ -136,7 +146,7 @@ def smallest(base: Sequence[BlockDims], policy: Policy, geometry: Geometry) -> t
 
 def check_reachable(base: Sequence[BlockDims], geometry: Geometry, budget: Budget, policy: Policy) -> None:
     """Raise BudgetError, with the reachable minimum, if the policy allows nothing as small as the budget."""
-    blocks = smallest(base, policy, geometry)
+    blocks = smallest(base, policy, geometry, budget.at_least)
     least = budget.cost(blocks, geometry)
     if not budget.holds(least):
         made_of = budget.made_of(blocks)

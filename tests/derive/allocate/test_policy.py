@@ -164,3 +164,15 @@ def test_widths_by_rate_spend_a_table_until_no_step_fits(geometries, policy, ms)
         wider = replace(dims, ffn=dims.ffn + POLICIES[policy].ffn_step)
         larger = [wider if j == i else other for j, other in enumerate(chosen)]
         assert wider.ffn > 768 or not budget.holds(budget.cost(larger, geometry))
+
+
+def test_no_width_falls_below_what_a_plan_is_to_contain(geometries):
+    geometry, base = geometries[DEITS[0]]
+    policy, limit = POLICIES["fused"], make_budget(geometry.macs(base), geometry.params(base), rate=0.5)
+    plain = fit(uniform(base), base, geometry, limit, policy)
+    floor = {3: replace(base[3], ffn=704)}
+    grown = fit(uniform(base), base, geometry, replace(limit, at_least=floor), policy)
+    assert plain[3].ffn < 704 <= grown[3].ffn and geometry.macs(grown) <= limit.limit
+    assert sum(d.ffn for d in grown) <= sum(d.ffn for d in plain) + 8 * len(base), "the others give way"
+    with pytest.raises(BudgetError, match="reaches no less"):
+        fit(uniform(base), base, geometry, replace(limit, at_least=dict(enumerate(base))), policy)

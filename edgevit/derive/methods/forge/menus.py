@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,20 +66,37 @@ def block_costs(budget: Budget, geometry: Geometry, block: int) -> BlockCosts:
 
 
 def block_menu(
-    dims: BlockDims, known: BlockCurves, policy: Policy, costs: BlockCosts, goes: Goes, frozen: Collection[Axis]
+    dims: BlockDims,
+    known: BlockCurves,
+    policy: Policy,
+    costs: BlockCosts,
+    goes: Goes,
+    frozen: Collection[Axis],
+    at_least: BlockDims | None = None,
 ) -> BlockMenu:
-    attention = attention_menu(dims, known.felt, policy, costs.attention, drop_heads=goes.heads, frozen=frozen)
-    ffn = ffn_menu(known.ffn_losses, policy, costs.ffn, frozen)
+    """`at_least`: what the block must have, so that it stays, and so does which of its sites it has."""
+    how: dict[str, Any] = {"drop_heads": goes.heads, "frozen": frozen, "at_least": at_least}
+    attention = attention_menu(dims, known.felt, policy, costs.attention, **how)
+    ffn = ffn_menu(known.ffn_losses, policy, costs.ffn, frozen, 0 if at_least is None else at_least.ffn)
     dropped = float(known.block_loss)
     menu = BlockMenu(attention, ffn, dropped if goes.block and dropped < inf and "block" not in frozen else None)
     without_attention, without_ffn = known.site_losses.tolist()
-    if not goes.sites or "site" in frozen:
-        return menu
-    return replace(
-        menu,
-        attention_alone=[_moved(choice, costs.attention_alone, without_ffn) for choice in attention],
-        ffn_alone=[_moved(choice, costs.ffn_alone, without_attention) for choice in ffn],
-    )
+    if goes.sites and "site" not in frozen:
+        menu = replace(
+            menu,
+            attention_alone=[_moved(choice, costs.attention_alone, without_ffn) for choice in attention],
+            ffn_alone=[_moved(choice, costs.ffn_alone, without_attention) for choice in ffn],
+        )
+    return menu if at_least is None else _with_sites(menu, at_least)
+
+
+def _with_sites(menu: BlockMenu, dims: BlockDims) -> BlockMenu:
+    """What of a menu leaves a block with the sites that these sizes have."""
+    if not dims.has_ffn:
+        return BlockMenu((), (), None, attention_alone=menu.attention_alone)
+    if not dims.has_attention:
+        return BlockMenu((), (), None, ffn_alone=menu.ffn_alone)
+    return BlockMenu(menu.attention, menu.ffn, None)
 
 
 def _moved(choice: Choice, cost: float, loss: float) -> Choice:

@@ -271,14 +271,18 @@ def _allocate(
         wishes = uniform(dims) if config.allocation == "uniform" else adaptive(blocks, activations, policy)
         chosen = fit(wishes, dims, geometry, budget, policy)
         return _Shape([(Heads(tuple(range(d.heads)), d.qk, d.vo), d.ffn) for d in chosen], None)
+    stay = budget.at_least or dict.fromkeys(range(len(dims)))
     menus = []
     for i, (d, known, tokens) in enumerate(zip(dims, curves, geometry.reaching(dims), strict=True)):
+        if i not in stay:
+            continue
         # The first block always stays: a network has one.
         goes = Goes(config.drop_heads, config.drop_blocks and i > 0, config.drop_sites and config.by_loss)
         costs = block_costs(budget, geometry.at(tokens), i)
-        menus.append(block_menu(d, known, policy, costs, goes, geometry.frozen(i)))
+        menus.append(block_menu(d, known, policy, costs, goes, geometry.frozen(i), stay[i]))
     fixed = geometry.fixed(0, budget.linear) if budget.prices is None else budget.prices.fixed
-    found = allocate(menus, budget.limit - fixed)
+    made = dict(zip(stay, allocate(menus, budget.limit - fixed), strict=True))
+    found = [made.get(i) for i in range(len(dims))]
     lost = [
         float(known.block_loss) if pair is None else sum(choice.loss for choice in pair if choice is not None)
         for known, pair in zip(curves, found, strict=True)
