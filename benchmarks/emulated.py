@@ -1,22 +1,28 @@
 """A board that is computed: what a ViT takes there, by the laws that make real boards differ from a sum of tables.
 
-Widths are padded to tiles; a kernel takes what it computes or what it moves, whichever is longer, and is launched; what
-fits into the cache is moved faster, which depends on the whole model; launches hide behind what the kernel before them
-computes; and no two measurements agree. Nothing of it is any real board's.
+Widths are padded to tiles, that of the embedding, too; a kernel takes what it computes or what it moves, whichever is
+longer, and is launched; what fits into the cache is moved faster, which depends on the whole model; launches hide
+behind what the kernel before them computes; and no two measurements agree. Nothing of it is any real board's.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import le
 from random import Random
 from typing import Any, TypeVar
 
+from edgevit.cost.fit import Costs, Figure
+from edgevit.cost.grid import Grid
+from edgevit.cost.narrower import fit_narrower
+from edgevit.cost.stacks import Stack
 from edgevit.derive.allocate.cost_table import CostTable
 from edgevit.derive.allocate.knapsack import BlockMenu, Choice, allocate
+from edgevit.derive.allocate.policy import POLICIES
 from edgevit.derive.allocate.prices import Prices
+from edgevit.derive.embedding import ladder
 from edgevit.errors import BudgetError
 from edgevit.meet.loop import Candidate
 from edgevit.meet.rounds import CONFIDENT, Measured, Shape, Terms
@@ -24,6 +30,7 @@ from edgevit.models.anatomy import BlockDims
 
 Sizes = TypeVar("Sizes", bound=tuple[int, ...])
 ROUNDS = 8  # of a measurement in turns, as a real one has
+SHRINKS = 0.5  # of what lies outside the blocks, how much is of the embedding: the rest is transfers
 
 
 @dataclass(frozen=True)
@@ -64,11 +71,19 @@ class EmulatedBoard:
         both = self._kernel(n, self.embed, dims.ffn, cached) + self._kernel(n, dims.ffn, self.embed, cached)
         return both + self._between()
 
+    def narrowed(self, embed: int | None) -> EmulatedBoard:
+        """The same for networks of a narrower embedding; None: of the base's own."""
+        if embed is None:
+            return self
+        fixed = self.fixed_ms * (1 - SHRINKS * (1 - embed / self.embed))
+        return replace(self, embed=embed, fixed_ms=fixed)
+
     def ms(self, blocks: Sequence[BlockDims]) -> float:
         """What a model takes."""
         weights = 2 * self.embed * sum(2 * b.heads * (b.qk + b.vo) + 2 * b.ffn for b in blocks)
         cached = min(self.cache_bytes / weights, 1.0)
-        return self.fixed_ms + sum(self.attention_ms(b, cached) + self.ffn_ms(b, cached) for b in blocks)
+        attention = sum(self.attention_ms(b, cached) for b in blocks if b.has_attention)
+        return self.fixed_ms + attention + sum(self.ffn_ms(b, cached) for b in blocks if b.has_ffn)
 
     def measure(self, blocks: Sequence[BlockDims], random: Random) -> Measured:
         """A measurement in turns: the median of several rounds, and an interval from their spread."""
@@ -99,6 +114,7 @@ class EmulatedBench:
     base: Sequence[BlockDims]
     losses: Sequence[Losses]
     random: Random
+    embedding: Losses | None = None  # what its width is worth, as `ffn` of these; None: it stays
     ffn_step: int = 64
     bins: int = 2000
 
@@ -108,22 +124,25 @@ class EmulatedBench:
         self.widths = {16, 40, dims.qk}
         self.neurons = {8, *(share * dims.ffn // 8 for share in (1, 2, 4, 6, 8))}
         self.known: dict[BlockDims, float] = {}
+        self.rungs: dict[int, dict[Stack, Figure]] = {}
         self.table = self._measured_table()
 
     def least_ms(self) -> float:
         """What the smallest plan really takes: one block of the smallest sizes."""
-        return self.board.ms([BlockDims(min(2, self.base[0].heads), 16, 16, self.ffn_step)])
+        least = self.board.narrowed(self._embeds()[-1])
+        return least.ms([BlockDims(min(2, self.base[0].heads), 16, 16, self.ffn_step)])
 
     def holds_some(self, least_ms: float, most_ms: float) -> bool:
         """Whether a plan may take between these, the ends included; False: it is certain that none does.
 
-        What a plan takes rises with its sizes. So plans of as many blocks lie between that of the smallest and that of
-        the base's own.
+        What a plan takes rises with its sizes. So plans of as many blocks, of one width of the embedding, lie between
+        that of the smallest and that of the base's own.
         """
         least = BlockDims(min(2, self.base[0].heads), 16, 16, self.ffn_step)
-        counts = range(1, len(self.base) + 1)
+        counts, boards = range(1, len(self.base) + 1), [self.board.narrowed(embed) for embed in self._embeds()]
         return any(
-            self.board.ms([least] * count) <= most_ms and self.board.ms(self.base[:count]) >= least_ms
+            board.ms([least] * count) <= most_ms and board.ms(self.base[:count]) >= least_ms
+            for board in boards
             for count in counts
         )
 
@@ -131,17 +150,44 @@ class EmulatedBench:
         return self.table.in_quantity("ms")
 
     def measure(self, candidate: Candidate) -> Measured:
-        return self.board.measure(candidate.shape.blocks, self.random)
+        return self.board.narrowed(candidate.shape.embed).measure(candidate.shape.blocks, self.random)
 
     def refine(self, shape: Shape) -> None:
         for dims in shape.blocks:
             self.heads.add(dims.heads)
             self.widths.add(dims.qk)
             self.neurons.add(dims.ffn)
+        if shape.embed is not None and shape.embed not in self.rungs:
+            self._measure_rung(shape.embed)
         self.table = self._measured_table()
 
     def allocate(self, factors: Terms, limit: float, at_least: Shape | None = None) -> Candidate:
         prices = self.table.corrected(**vars(factors)).in_quantity("ms")
+        found, refused = [], None
+        for embed in self._embeds(at_least):
+            try:
+                shape, lost = self._allocated(prices.at(embed or self.board.embed), embed, limit, at_least)
+            except BudgetError as error:
+                refused = error
+                continue
+            found.append((lost, shape))
+        if not found:
+            assert refused is not None
+            raise refused
+        return Candidate(min(found, key=lambda one: one[0])[1], "")
+
+    def _embeds(self, at_least: Shape | None = None) -> list[int | None]:
+        """Widths of the embedding that may be chosen, the widest first; None: the base's own."""
+        if self.embedding is None or (at_least is not None and at_least.embed is None):
+            return [None]
+        least = 0 if at_least is None else at_least.embed or 0
+        narrower = ladder(self.board.embed, POLICIES["fused"].embed_step)[1:]
+        return [None, *(width for width in narrower if width >= least)]
+
+    def _allocated(
+        self, prices: Prices, embed: int | None, limit: float, at_least: Shape | None
+    ) -> tuple[Shape, float]:
+        """The best plan at one width of the embedding, and what it loses."""
         kept = range(len(self.base)) if at_least is None else at_least.kept
         menus = [self._menu(prices, i) for i in kept]
         if at_least is not None:
@@ -152,9 +198,14 @@ class EmulatedBench:
             raise BudgetError("less than any plan costs", least=least)
         found = allocate(menus, limit - prices.fixed, bins=self.bins)
         stay = [(i, pair) for i, pair in zip(kept, found, strict=True) if pair is not None]
-        taken = [(i, a.value, f.value) for i, (a, f) in stay if a is not None and f is not None]
-        blocks = tuple(BlockDims(heads, width, width, neurons) for _, (heads, width), neurons in taken)
-        return Candidate(Shape(blocks, tuple(i for i, _, _ in taken)), "")
+        taken = [(i, a, f) for i, (a, f) in stay if a is not None and f is not None]
+        blocks = tuple(BlockDims(a.value[0], a.value[1], a.value[1], f.value) for _, a, f in taken)
+        shape = Shape(blocks, tuple(i for i, _, _ in taken), embed)
+        lost = sum(a.loss + f.loss for _, a, f in taken)
+        lost += sum(self.losses[i].block for i in range(len(self.base)) if i not in shape.kept)
+        if self.embedding is not None and embed is not None:
+            lost += self.embedding.of(self.embedding.ffn, embed / self.board.embed)
+        return shape, lost
 
     def _menu(self, prices: Prices, block: int) -> BlockMenu:
         dims, lost = self.base[block], self.losses[block]
@@ -190,7 +241,7 @@ class EmulatedBench:
         ffn = {(n,): self._per_block(BlockDims(dims.heads, dims.qk, dims.vo, n)) - part * dense for n in self.neurons}
         sizes = {"embed": self.board.embed, "tokens": self.board.tokens, "patch_values": 768, "depth": deep}
         content: dict[str, Any] = {
-            "schema": 2,
+            "schema": 3,
             "measured_on": "an emulated board",
             "between": "linear",
             "base": {"family": "vit", **sizes},
@@ -203,7 +254,43 @@ class EmulatedBench:
                 }
             ],
         }
+        if self.embedding is not None:
+            content["narrower"] = self._narrower_costs(content["fixed_ms"], rising(attention), rising(ffn))
         return CostTable.model_validate(content)
+
+    def _narrower_costs(
+        self, fixed: float, attention: dict[tuple[int, int], float], ffn: dict[tuple[int], float]
+    ) -> list[dict[str, Any]]:
+        """As `edgevit cost` measures it: a few stacks at three widths."""
+        base = Costs(fixed, 0.0, attention, {n: ms for (n,), ms in ffn.items()}, 0.01, ())
+        if not self.rungs:
+            for embed in Grid.of(self.base, POLICIES["fused"], self.board.embed).narrower:
+                self._measure_rung(embed)
+        return [
+            {
+                "embed": embed,
+                "fixed_ms": costs.fixed,
+                "blocks": [
+                    {
+                        "block_ms": costs.together,
+                        "attention": [{"heads": h, "width": w, "ms": ms} for (h, w), ms in costs.attention.items()],
+                        "ffn": [{"width": w, "ms": ms} for w, ms in costs.ffn.items()],
+                    }
+                ],
+            }
+            for embed, costs in fit_narrower(base, self.rungs).items()
+        ]
+
+    def _measure_rung(self, embed: int) -> None:
+        heads, widths, neurons = (sorted(sizes) for sizes in (self.heads, self.widths, self.neurons))
+        deep, there = len(self.base), self.board.narrowed(embed)
+        stacks = [
+            Stack(1, 0, 0, neurons[0]), Stack(deep, 0, 0, neurons[0]), Stack(deep, 0, 0, neurons[-1]),
+            Stack(deep, heads[0], widths[0], 0), Stack(deep, heads[-1], widths[-1], 0),
+            Stack(deep, heads[len(heads) // 2], widths[len(widths) // 2], neurons[len(neurons) // 2]),
+        ]  # fmt: skip
+        seen = {s: there.measure([s.dims] * s.count, self.random).value for s in stacks}
+        self.rungs[embed] = {s: Figure(ms, max(self.board.noise, 0.002)) for s, ms in seen.items()}
 
     def _per_block(self, dims: BlockDims) -> float:
         """What one more block takes; measured once."""
@@ -232,8 +319,8 @@ def rising(costs: dict[Sizes, float]) -> dict[Sizes, float]:
     }
 
 
-def draw(seed: int) -> EmulatedBench:
-    """A board, a base and what its widths are worth, all drawn."""
+def draw(seed: int, *, narrower: bool = True) -> EmulatedBench:
+    """A board, a base and what its widths are worth, all drawn; `narrower`: so is what its embedding's is."""
     random = Random(seed)
     heads, depth = random.choice([3, 6, 12]), random.choice([6, 8, 12])
     base = [BlockDims(heads, 64, 64, 256 * heads)] * depth
@@ -258,4 +345,5 @@ def draw(seed: int) -> EmulatedBench:
         )
         for _ in base
     ]
-    return EmulatedBench(board, base, losses, random, ffn_step=16 * (heads // 3))
+    embedding = Losses(0.0, 10 ** random.uniform(-1, 1), random.uniform(6, 20), 0.0) if narrower else None
+    return EmulatedBench(board, base, losses, random, embedding, ffn_step=16 * (heads // 3))

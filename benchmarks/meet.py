@@ -63,13 +63,15 @@ def emulated(draws: int) -> dict[str, Any]:
         outcome = search.outcome(best.measured)
         if outcome == "met":
             rounds[len(search.rounds)] += 1
-            really = bench.board.ms(best.shape.blocks) / budget
+            really = bench.board.narrowed(best.shape.embed).ms(best.shape.blocks) / budget
             ended["met" if 0.97 <= really <= 1 else "met, and really up to 1 % outside"] += 1
             assert 0.96 <= really <= 1.01
         elif outcome == "over" and bench.least_ms() > budget:
             ended["over, and out of reach"] += 1
         elif not bench.holds_some(WINDOW * budget, budget):
             ended["under, and no plan exists that would meet it"] += 1
+        elif found.why is not None and all(dims == bench.base[0] for dims in best.shape.blocks):
+            ended["under, with whole blocks: the next width of the embedding takes too much"] += 1
         elif found.why is not None:
             ended["under, as none was found between"] += 1
         else:

@@ -40,6 +40,7 @@ def measured_table(
     points: int = POINTS,
     rounds: int = ROUNDS,
     sizes: Sequence[BlockDims] = (),
+    embed: int | None = None,
     narrower: bool = True,
     energy: bool = False,
     folder: Path | None = None,
@@ -48,12 +49,14 @@ def measured_table(
     """Measure what each site of a base takes at each size that a policy can ask for, and at narrower embeddings.
 
     What was measured before of such a base at such a place is used, and only the rest measured: called again with the
-    blocks of a plan as `sizes`, it measures those sizes alone, and the table has them among its own.
+    blocks of a plan as `sizes`, and the width of its embedding, it measures those alone, and the table has them among
+    its own.
 
     Args:
         network: the base; its weights are not looked at, and the classes of its head do not count.
         points: stacks that may be measured in all, beside those of `sizes` and of narrower embeddings; at least the
             coarse grid is.
+        embed: a width of the embedding to be measured beside `sizes`; None: none.
         narrower: whether the embedding may be narrowed, as far as that of this base can be.
         energy: what a place without a power meter cannot tell, and is refused for before anything is measured.
         folder: where runs are kept, in place of the user's cache folder.
@@ -86,7 +89,7 @@ def measured_table(
             bench.measure([*grid.coarse(), *(stack for embed in grid.narrower for stack in grid.rung(embed))], rounds)
             _judge(fit(_figures(bench, grid.coarse())), told)
             if sizes:
-                bench.measure(grid.at(sizes), rounds)
+                bench.measure([*grid.at(sizes), *(grid.rung(embed) if embed else ())], rounds)
             else:
                 _refine(bench, grid, points, rounds)
             bench.tidy()

@@ -54,8 +54,10 @@ def check_width(owner: str, width: int) -> None:
         raise OptionError(f"{owner}.embed_width={width} is not 0 or a number of at least 2")
 
 
-def widths(network: nn.Module, policy: Policy, asked: int = 0, owner: str = "") -> list[int]:
+def widths(network: nn.Module, policy: Policy, asked: int = 0, owner: str = "", least: int = 0) -> list[int]:
     """Those that the embedding may have, the widest first: the one that the method `owner` was asked for, or a ladder.
+
+    `least` is the narrowest that the budget can count.
 
     Raises:
         OptionError: the one that is asked for is wider than the network's.
@@ -63,7 +65,7 @@ def widths(network: nn.Module, policy: Policy, asked: int = 0, owner: str = "") 
     whole = family_of(network).geometry(network).embed
     if asked > whole:
         raise OptionError(f"{owner}.embed_width={asked} is wider than the base's embedding, which has {whole}")
-    return [asked] if asked else ladder(whole, policy.embed_step)
+    return [asked] if asked else [width for width in ladder(whole, policy.embed_step) if width >= least]
 
 
 def narrowest(network: nn.Module, policy: Policy, asked: int, owner: str) -> int:
@@ -84,11 +86,13 @@ def geometry_at(network: nn.Module, width: int) -> Geometry:
 
 def reason_against(problem: Problem, calibration_images: int) -> str | None:
     """Why the embedding stays as it is; None: it can be narrowed."""
-    fixed = family_of(problem.network).geometry(problem.network).fixed_embed
-    if fixed is not None:
-        return fixed
-    if problem.budget.prices is not None:
-        return "a cost table says nothing of other widths"
+    geometry = family_of(problem.network).geometry(problem.network)
+    if geometry.fixed_embed is not None:
+        return geometry.fixed_embed
+    if problem.budget.at_least_embed == geometry.embed:
+        return "a plan of this width grows"
+    if problem.budget.least_embed == geometry.embed:
+        return "the cost table lists no narrower one; `edgevit cost` measures them"
     images, enough = min(len(problem.task.train), calibration_images), enough_images(problem.network)
     if images < enough:
         return f"{images} calibration images do not determine the directions of its tokens, {enough} would"

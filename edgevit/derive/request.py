@@ -104,7 +104,7 @@ RESOLVED = {
     "base", "data", "out", "classes", "base_classes", "validation_fraction", "skip_bad_images", "accept_weak_base",
     "checkpoint", "pretrained", "model_args", "preprocessing", "shape", "ffn_multiple", "training", "options", "method",
     "supernet", "head", "rate", "macs", "params", "ms", "mj", "fps", "cost_table", "finetune_base", "unlabelled",
-    "reject", "cache", "first", "resume", "overwrite", "job", "at_least",
+    "reject", "cache", "first", "resume", "overwrite", "job", "at_least", "at_least_embed",
 }  # fmt: skip
 
 
@@ -286,6 +286,7 @@ class DeriveRequest(Deriving):
     cost_table: CostTableFile = None
     # Of each block of the base that is to stay, by its number, sizes that it may not fall below; all others go.
     at_least: Mapping[int, BlockDims] | None = None
+    at_least_embed: int = 0  # the same of the embedding; 0: any width
     job: str | None = None  # the hash of the job of a plan that this is, which derivation.json keeps
 
     def check(self) -> None:

@@ -231,10 +231,11 @@ def _budget(opened: Opened, policy: Policy, request: DeriveRequest, method: Meth
     if table is not None:
         table.check(base.spec.family, base.spec.blocks, geometry, policy)
     budget = make_budget(base.spec.macs, base.spec.params, **request.budget(), table=table)
-    budget = replace(budget, at_least=request.at_least)
+    budget = replace(budget, at_least=request.at_least, at_least_embed=request.at_least_embed)
     if not method.drops:  # else the method itself knows how small it can get
-        if method.narrowest is not None and table is None:
-            geometry = geometry_at(opened.network, method.narrowest(opened.network, config, policy))
+        if method.narrowest is not None:
+            narrowest = max(method.narrowest(opened.network, config, policy), budget.least_embed)
+            geometry = geometry_at(opened.network, narrowest)
         check_reachable(base.spec.blocks, geometry, budget, policy)
     return budget
 

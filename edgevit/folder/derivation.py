@@ -88,6 +88,7 @@ class BudgetRecord:
     table: TableRecord | None = None
     # By its number in the base, each block that was to stay, and be no smaller; all others went. None: any might go.
     at_least: dict[str, BlockDims] | None = None
+    at_least_embed: Size | None = None  # the width below which the embedding was not to fall; None: any
 
 
 @dataclass(frozen=True)

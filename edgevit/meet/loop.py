@@ -63,7 +63,7 @@ def meet(search: Search, bench: Bench, tell: Callable[[Search], None] = lambda _
         BudgetError: the cheapest plan costs far more than the budget; `least` is its cost by the table.
     """
     while not search.is_done:
-        if search.rounds and abs(search.rounds[-1].surprise) > SURPRISING and not search.is_bracketed:
+        if search.rounds and _is_to_be_refined(search, bench.prices()):
             bench.refine(search.rounds[-1].shape)
         prices = bench.prices()
         made = (search.is_bracketed and _grown(search, bench, prices)) or _allocated(search, bench, prices)
@@ -74,6 +74,13 @@ def meet(search: Search, bench: Bench, tell: Callable[[Search], None] = lambda _
         search = replace(search, rounds=(*search.rounds, done))
         tell(search)
     return Found(search, None)
+
+
+def _is_to_be_refined(search: Search, prices: Prices) -> bool:
+    """Whether the last prediction was so wrong that its sizes are to be measured, or its embedding's width."""
+    last = search.rounds[-1]
+    known = {None, prices.embed, *(narrower.embed for narrower in prices.narrower)}
+    return abs(last.surprise) > SURPRISING and (not search.is_bracketed or last.shape.embed not in known)
 
 
 @dataclass(frozen=True)

@@ -63,26 +63,32 @@ class Terms:
 
 @dataclass(frozen=True)
 class Shape:
-    """The blocks of a plan, and which of the base's they are."""
+    """The blocks of a plan, which of the base's they are, and the width of its embedding."""
 
     blocks: tuple[BlockDims, ...]
     kept: tuple[int, ...]
+    embed: int | None = None  # None: the base's own
 
     @property
     def by_number(self) -> dict[int, BlockDims]:
         return dict(zip(self.kept, self.blocks, strict=True))
 
     def contains(self, other: Shape) -> bool:
-        """Whether these are blocks of the same numbers, each at least as large in every size."""
-        return self.kept == other.kept and all(
-            size >= least
-            for own, less in zip(self.blocks, other.blocks, strict=True)
-            for size, least in zip(own.sizes.values(), less.sizes.values(), strict=True)
+        """Whether these are blocks of the same numbers, none smaller in any size, nor the embedding narrower."""
+        wide = self.embed is None or (other.embed is not None and self.embed >= other.embed)
+        return (
+            wide
+            and self.kept == other.kept
+            and all(
+                size >= least
+                for own, less in zip(self.blocks, other.blocks, strict=True)
+                for size, least in zip(own.sizes.values(), less.sizes.values(), strict=True)
+            )
         )
 
     def terms(self, prices: Prices) -> Terms:
         """What it costs by a table."""
-        return Terms(*prices.parts(self.blocks, self.kept))
+        return Terms(*prices.at(self.embed or prices.embed).parts(self.blocks, self.kept))
 
 
 @dataclass(frozen=True)

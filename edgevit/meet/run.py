@@ -18,6 +18,7 @@ from edgevit.derive.allocate.cost_table import CostTable, Where, load_cost_table
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.allocate.prices import Measured as Quantity
 from edgevit.derive.allocate.prices import Prices, parts_told
+from edgevit.derive.method import find_method
 from edgevit.derive.problem import Stopwatch
 from edgevit.derive.session import Derivation
 from edgevit.derive.session import run as derive
@@ -142,16 +143,22 @@ class _Costs:
         self.place, self.progress = request.place, progress
         self.policy = make_policy(request.shape, request.ffn_multiple)
         self.energy = request.quantity == "mj"
+        method = find_method(request.method)
+        self.narrower = method.narrowest is not None and (
+            method.narrowest(self.network, method.make_config(request.options), self.policy)
+            < family_of(self.network).geometry(self.network).embed
+        )
         self.given = None if request.cost_table is None else self._checked(load_cost_table(request.cost_table))
         self.table = self.measured(())
 
-    def measured(self, sizes: tuple[BlockDims, ...]) -> CostTable:
+    def measured(self, sizes: tuple[BlockDims, ...], embed: int | None = None) -> CostTable:
         self.table = self.given or measured_table(
             self.network,
             self.place,
             policy=self.policy,
             sizes=sizes,
-            narrower=False,
+            embed=embed,
+            narrower=self.narrower,
             energy=self.energy,
             progress=self.progress,
         )

@@ -38,7 +38,9 @@ class Workshop:
     base: Path  # the folder of the base, restricted to the classes, which is written when they are known
     quantity: Quantity
     table: CostTable
-    more: Callable[[tuple[BlockDims, ...]], CostTable]  # the table with these sizes measured, too
+    more: Callable[
+        [tuple[BlockDims, ...], int | None], CostTable
+    ]  # with these sizes, and this embedding, measured, too
     measuring: InTurns
     progress: Progress
 
@@ -73,7 +75,9 @@ class Workshop:
         budget = {**dict.fromkeys(QUANTITIES), self.quantity: limit}
         going_on = {"out": out, "resume": partial_folder(out).is_dir(), "overwrite": False}
         grown = None if at_least is None else at_least.by_number
-        return self.request.derivation(**budget, **going_on, cost_table=self._table(name), at_least=grown)
+        embed = 0 if at_least is None else at_least.embed or self.table.base.embed
+        containing = {"at_least": grown, "at_least_embed": embed}
+        return self.request.derivation(**budget, **going_on, **containing, cost_table=self._table(name))
 
     def measure(self, candidate: Candidate) -> Measured:
         """Measure a model beside the base."""
@@ -87,10 +91,11 @@ class Workshop:
         return self.measuring.measure(self.base, model)
 
     def refine(self, shape: Shape) -> None:
-        """Measure for the table what some of these blocks take, evenly over their sizes."""
+        """Measure for the table what some of these blocks take, evenly over their sizes, and the embedding's width."""
         blocks = sorted(set(shape.blocks), key=lambda d: (d.ffn, d.heads * d.qk))
         count = min(REFINED, len(blocks))
-        self.table = self.more(tuple(blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count)))
+        some = tuple(blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count))
+        self.table = self.more(some, shape.embed)
 
     def _write_base(self, model: Path) -> None:
         known = data_record(model)
@@ -104,8 +109,11 @@ class Workshop:
 
 
 def shape_of(folder: Path) -> Shape:
-    """The blocks of a model, and which of the base's they are."""
+    """The blocks of a model, which of the base's they are, and its embedding."""
     files = ModelFolder(folder)
-    record, blocks = files.derivation(), files.spec().blocks
+    record, spec = files.derivation(), files.spec()
     kept = record.facts.kept_blocks if record is not None else None
-    return Shape(tuple(blocks), tuple(kept or range(len(blocks))))
+    embed = spec.timm_args.get("embed_dim")
+    if embed == spec.base.embed:
+        embed = None
+    return Shape(tuple(spec.blocks), tuple(kept or range(len(spec.blocks))), embed)

@@ -214,7 +214,34 @@ def test_a_model_above_the_budget_is_told_with_what_makes_it_so_large(
     assert met is not None and met.outcome == "over" and met.ended is not None
     assert met.ended.startswith("no plan costs less than one that is measured; by the corrected table the smallest")
     assert "FFN 0." in met.ended and "outside the blocks 0." in met.ended
-    assert vit.geometry(made.model.network).embed == 128, "a cost table says nothing of other widths"
+    assert vit.geometry(made.model.network).embed == 128, "the table says nothing of other widths"
+
+
+def test_a_budget_is_spent_on_the_embedding_where_the_table_lists_it(
+    asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[bool, int | None]] = []
+
+    def listed(network: Any, place: Place, *, narrower: bool, embed: int | None, **how: Any) -> CostTable:
+        told.append((narrower, embed))
+        content = guessed(network, place, **how).content()
+        (block,) = content["blocks"]
+        half = {site: [{**cost, "ms": cost["ms"] * 0.4} for cost in block[site]] for site in ("attention", "ffn")}
+        rung = {"embed": 64, "fixed_ms": content["fixed_ms"] / 2, "blocks": [half]}
+        return CostTable.model_validate({**content, "schema": 3, "narrower": [rung]})
+
+    monkeypatch.setattr(run, "measured_table", listed)
+    (made,) = edgevit.meet(NAME, ms=2.0, out=tmp_path / "t", **asked)
+    met, width = made.record.met, vit.geometry(made.model.network).embed
+    assert met is not None and met.outcome == "met" and 64 <= width < 128
+    assert told[0] == (True, None) and {embed for _, embed in told[1:]} <= {64, 80, 96, 112, None}, "of rounds' plans"
+    with pytest.raises(BudgetError, match=r"--ms 0.01 is less than any plan takes"):
+        edgevit.meet(NAME, ms=0.01, out=tmp_path / "l", **asked)
+    told.clear()
+    kept = {**asked, "options": {**asked["options"], "cut_embedding": False}}
+    with pytest.raises(BudgetError, match=r"--ms 0.02 is less than any plan takes"):
+        edgevit.meet(NAME, ms=0.02, out=tmp_path / "l", **kept)
+    assert told == [(False, None)], "what the method cannot use is not measured"
 
 
 def test_a_table_of_another_place_or_base_is_refused_and_one_of_this_place_is_where_to_begin(

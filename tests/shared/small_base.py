@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +43,25 @@ def write_checkpoint(folder: Path, **more: Any) -> Path:
     return folder / "base.safetensors"
 
 
-def write_cost_table(folder: Path) -> Path:
-    """Made-up milliseconds of the small base, which takes 2.76; in a block that has both sites 0.25 for it alone."""
-    listed = {
-        "attention": [{"heads": h, "width": w, "ms": 0.02 * h * w / 16} for h in (1, 2) for w in (16, 24, 32)],
-        "ffn": [{"width": w, "ms": w / 256} for w in range(8, 257, 8)],
-        "block_ms": 0.25,
-    }
+def write_cost_table(folder: Path, narrower: Sequence[int] = ()) -> Path:
+    """Made-up milliseconds of the small base, which takes 2.76; in a block that has both sites 0.25 for it alone.
+
+    At a narrower embedding, of the widths that are asked for, everything takes its share of that.
+    """
+
+    def listed(share: float) -> dict[str, Any]:
+        widths, neurons = (16, 24, 32), range(8, 257, 8)
+        return {
+            "attention": [{"heads": h, "width": w, "ms": share * 0.02 * h * w / 16} for h in (1, 2) for w in widths],
+            "ffn": [{"width": w, "ms": share * w / 256} for w in neurons],
+            "block_ms": share * 0.25,
+        }
+
     table = {
-        "schema": 2, "measured_on": "made up for a test", "fixed_ms": 0.1,
+        "schema": 3, "measured_on": "made up for a test", "fixed_ms": 0.1,
         "base": {"family": "vit", "embed": 64, "tokens": 17, "depth": 2, "patch_values": 192},
-        "blocks": [{"base": {"heads": 2, "qk": 32, "vo": 32, "ffn": 256}, **listed}],
+        "blocks": [{"base": {"heads": 2, "qk": 32, "vo": 32, "ffn": 256}, **listed(1)}],
+        "narrower": [{"embed": e, "fixed_ms": 0.1 * e / 64, "blocks": [listed(e / 64)]} for e in narrower],
     }  # fmt: skip
     (folder / "table.json").write_text(json.dumps(table))
     return folder / "table.json"

@@ -37,6 +37,7 @@ class Budget:
     # Of each of the base's blocks that is to stay, by its number, sizes that it may not fall below; all others go.
     # None: any may go, and be as small as the method and the shape allow.
     at_least: Mapping[int, BlockDims] | None = None
+    at_least_embed: int = 0  # the same of the embedding; 0: any width
 
     @property
     def rate(self) -> float:
@@ -56,10 +57,23 @@ class Budget:
             return None
         return self.table.in_quantity(self.quantity)
 
+    @property
+    def least_embed(self) -> int:
+        """The narrowest embedding that is asked for and can be counted; 0: any."""
+        return max(self.at_least_embed, 0 if self.prices is None else self.prices.embeds[0])
+
+    def prices_at(self, geometry: Geometry) -> Prices | None:
+        """The table in this quantity, of the embedding that a network has.
+
+        Raises:
+            CostTableError: the table does not list as narrow an embedding.
+        """
+        return None if self.prices is None else self.prices.at(geometry.embed)
+
     def cost(self, blocks: Sequence[BlockDims], geometry: Geometry, kept: Sequence[int] | None = None) -> float:
         """What a model costs in this quantity; `kept` says which of the base's blocks these are, if not all."""
-        if self.prices is not None:
-            return self.prices.cost(blocks, kept)
+        if (prices := self.prices_at(geometry)) is not None:
+            return prices.cost(blocks, kept)
         return geometry.cost(blocks, self.linear)
 
     def holds(self, cost: float) -> bool:
@@ -71,15 +85,17 @@ class Budget:
         number = f"{cost:.4g}" if self.quantity in MEASURED else readable(cost)
         return f"{number} {_NAMES[self.quantity]}"
 
-    def made_of(self, blocks: Sequence[BlockDims], kept: Sequence[int] | None = None) -> str:
+    def made_of(self, blocks: Sequence[BlockDims], geometry: Geometry, kept: Sequence[int] | None = None) -> str:
         """Where a model's cost by the table lies, the largest part first; of MACs and parameters nothing."""
-        return "" if self.prices is None else self.prices.made_of(blocks, kept)
+        prices = self.prices_at(geometry)
+        return "" if prices is None else prices.made_of(blocks, kept)
 
     def record(self, reached: float | None = None) -> BudgetRecord:
         """What derivation.json says of it, and of what the model has of it."""
         table = None if self.table is None else self.table.record()
         grown = None if self.at_least is None else {str(i): dims for i, dims in self.at_least.items()}
-        return BudgetRecord(self.quantity, self.limit, self.base, self.asked, reached, table, grown)
+        embed = self.at_least_embed or None
+        return BudgetRecord(self.quantity, self.limit, self.base, self.asked, reached, table, grown, embed)
 
 
 def readable(count: float) -> str:

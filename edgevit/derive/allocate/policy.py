@@ -149,7 +149,7 @@ def check_reachable(base: Sequence[BlockDims], geometry: Geometry, budget: Budge
     blocks = smallest(base, policy, geometry, budget.at_least)
     least = budget.cost(blocks, geometry)
     if not budget.holds(least):
-        made_of = budget.made_of(blocks)
+        made_of = budget.made_of(blocks, geometry)
         raise BudgetError(
             f"{budget.asked} leaves {budget.told(budget.limit)}, but shape {policy.name!r} reaches no less than "
             f"{budget.told(least)} (rate {1 - least / budget.base:.3f}{made_of and f': {made_of}'}); raise the budget, "

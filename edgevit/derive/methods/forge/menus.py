@@ -42,7 +42,7 @@ class BlockCosts:
 
 
 def block_costs(budget: Budget, geometry: Geometry, block: int) -> BlockCosts:
-    prices = budget.prices
+    prices = budget.prices_at(geometry)
     if prices is not None:
 
         def listed(heads: int, qk: Tensor, vo: Tensor) -> Tensor:

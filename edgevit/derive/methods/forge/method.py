@@ -23,13 +23,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from edgevit.derive import embedding
 from edgevit.derive.algebra.attention import Spectra, attention_spectra, keep_heads, mean_values, narrow
 from edgevit.derive.algebra.factorise import Spectrum
 from edgevit.derive.algebra.least_squares import refit, refittable_mean, removal_in_order, removal_order
 from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.knapsack import Choice, allocate
 from edgevit.derive.allocate.menus import Heads, least_heads
-from edgevit.derive.allocate.policy import check_reachable, fit, smallest, uniform
+from edgevit.derive.allocate.policy import Policy, check_reachable, fit, smallest, uniform
 from edgevit.derive.allocate.widths import adaptive
 from edgevit.derive.embedding import Slices, check_width, climb, geometry_at, reason_against, widths
 from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
@@ -76,7 +77,7 @@ class Config(TeacherOptions):
     # Whether the attention or the FFN of a block may go without the other; with sensitivity=none none does.
     drop_sites: bool = True
     # Whether the embedding may be narrowed, by a change of basis of all blocks at once; only with allocation=joint and
-    # sensitivity=fisher, and not for a budget by a cost table.
+    # sensitivity=fisher. By a cost table it may be as narrow as that lists.
     cut_embedding: bool = True
     embed_width: int = 0  # The embedding's width, if it may be narrowed; 0: the one that is predicted to lose least.
     # Whether output weights are solved again, block by block, for the slim network's own inputs.
@@ -116,6 +117,12 @@ class Config(TeacherOptions):
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
     """Steps of distillation."""
     return max(round(PASSES * images / batch_size), 1)
+
+
+def narrowest(network: nn.Module, config: Config, policy: Policy) -> int:
+    """The narrowest embedding that it may give the network."""
+    whole = family_of(network).geometry(network).embed
+    return embedding.narrowest(network, policy, config.embed_width, "forge") if config.cuts_embedding else whole
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------
@@ -280,7 +287,8 @@ def _allocate(
         goes = Goes(config.drop_heads, config.drop_blocks and i > 0, config.drop_sites and config.by_loss)
         costs = block_costs(budget, geometry.at(tokens), i)
         menus.append(block_menu(d, known, policy, costs, goes, geometry.frozen(i), stay[i]))
-    fixed = geometry.fixed(0, budget.linear) if budget.prices is None else budget.prices.fixed
+    prices = budget.prices_at(geometry)
+    fixed = geometry.fixed(0, budget.linear) if prices is None else prices.fixed
     made = dict(zip(stay, allocate(menus, budget.limit - fixed), strict=True))
     found = [made.get(i) for i in range(len(dims))]
     lost = [
@@ -304,7 +312,7 @@ class _Chosen:
 
 
 def _widths(problem: Problem, config: Config) -> list[int]:
-    return widths(problem.network, problem.policy, config.embed_width, "forge")
+    return widths(problem.network, problem.policy, config.embed_width, "forge", problem.budget.least_embed)
 
 
 def _choose(problem: Problem, config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves]) -> _Chosen:
@@ -396,7 +404,7 @@ def _check_reachable(problem: Problem, config: Config) -> None:
         fewest = [_smaller(budget, geometry, i, d) for i, d in zip(kept, fewest, strict=True)]
     cost = budget.cost(fewest, geometry, kept)
     if not budget.holds(cost):
-        made_of = budget.made_of(fewest, kept)
+        made_of = budget.made_of(fewest, geometry, kept)
         raise BudgetError(
             f"{budget.asked} is less than forge reaches in shape {policy.name!r}: {budget.told(cost)} at the least"
             f"{made_of and f' ({made_of})'}; raise the budget, or try another --shape",

@@ -320,7 +320,7 @@ def _cut_narrower(problem: Problem, config: Config, start: _Start, known: _Known
     """
     slices = Slices(problem, config.calibration_images, config.calibration_images)
     best, least, refused, rungs = None, inf, None, []
-    for width in widths(problem.network, problem.policy, config.embed_width, "nuwa"):
+    for width in widths(problem.network, problem.policy, config.embed_width, "nuwa", problem.budget.least_embed):
         if (alone := slices.nats(width)) >= least:
             break
         try:

@@ -20,7 +20,7 @@ from edgevit.data.task import open_task
 from edgevit.derive.algebra.attention import keep_heads
 from edgevit.derive.methods import load_method
 from edgevit.derive.methods.forge.method import Config, _make_curves
-from edgevit.errors import BudgetError, OptionError
+from edgevit.errors import BudgetError, CostTableError, OptionError
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit
@@ -260,7 +260,7 @@ def test_a_budget_in_milliseconds_is_kept(checkpoint: Path, tmp_path: Path, caps
         checkpoint, tmp_path / "m", method="forge", rate=None, ms=1.2, cost_table=table, options=FEW,
         training=UNTRAINED, progress=Console().progress,
     )  # fmt: skip
-    reason = "the embedding stays as it is: a cost table says nothing of other widths"
+    reason = "the embedding stays as it is: the cost table lists no narrower one; `edgevit cost` measures them"
     assert reason in " ".join(capsys.readouterr().err.split())
     assert "embed" not in made.record.facts.more and vit.geometry(made.model.network).embed == 64
     assert 1.0 < made.record.budget.reached <= 1.2 and made.record.budget.quantity == "ms"
@@ -274,6 +274,23 @@ def test_a_budget_in_milliseconds_is_kept(checkpoint: Path, tmp_path: Path, caps
     least = r"0\.1313 ms at the least \(outside the blocks 0\.1 ms, FFN 0\.03125 ms\); raise the budget"
     with pytest.raises(BudgetError, match=least):
         derive(checkpoint, tmp_path / "l", method="forge", rate=None, ms=0.11, cost_table=table, options=FEW)
+
+
+def test_a_budget_in_milliseconds_is_spent_on_the_embedding_as_far_as_the_table_lists_it(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    table = write_cost_table(tmp_path, narrower=[32])
+    given: dict[str, Any] = {"method": "forge", "rate": None, "cost_table": table, "training": UNTRAINED}
+    made = derive(checkpoint, tmp_path / "m", ms=0.7, options={**FEW, "drop_blocks": False}, **given)
+    rungs, width = made.record.facts.more["embed_rungs"], vit.geometry(made.model.network).embed
+    assert width in (32, 48) and {rung["width"] for rung in rungs} <= {32, 48, 64}, "16 is not listed"
+    blocks = made.model.spec.blocks
+    spent = 0.1 + sum(0.02 * b.heads * b.qk / 16 + b.ffn / 256 + 0.25 * bool(b.heads and b.ffn) for b in blocks)
+    assert made.record.budget.reached == pytest.approx(spent * width / 64, rel=1e-6) and 0.6 < spent * width / 64 <= 0.7
+    with pytest.raises(BudgetError, match=r"0\.06563 ms at the least \(outside the blocks 0\.05 ms, FFN 0\.01562 ms\)"):
+        derive(checkpoint, tmp_path / "l", ms=0.06, options=FEW, **given)
+    with pytest.raises(CostTableError, match="it lists embeddings of 32 to 64, and this one has 24; measure that"):
+        derive(checkpoint, tmp_path / "a", ms=0.7, options={**FEW, "embed_width": 24}, **given)
 
 
 def test_too_few_images_are_told_with_the_number_that_would_do(

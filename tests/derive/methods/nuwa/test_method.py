@@ -243,12 +243,20 @@ def test_a_narrower_embedding_reaches_what_blocks_alone_do_not(checkpoint: Path,
     assert vit.geometry(asked.model.network).embed == 24 and asked.model.spec.rate >= 0.8
 
 
-def test_by_a_cost_table_the_embedding_stays(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("narrower", "ms"), [((), 2.0), ((32,), 0.6)])
+def test_by_a_cost_table_the_embedding_is_as_narrow_as_that_lists(
+    checkpoint: Path, tmp_path: Path, narrower: tuple[int, ...], ms: float
+) -> None:
+    """Blocks alone reach 0.74 ms."""
     made = derive(
-        checkpoint, tmp_path / "m", method="nuwa", rate=None, ms=2.0, cost_table=write_cost_table(tmp_path),
+        checkpoint, tmp_path / "m", method="nuwa", rate=None, ms=ms, cost_table=write_cost_table(tmp_path, narrower),
         options={"calibration_images": 32, "purification": "none", "cut_embedding": True}, training=UNTRAINED,
     )  # fmt: skip
-    assert vit.geometry(made.model.network).embed == 64 and "embed" not in made.record.facts.more
+    assert made.record.budget.reached <= ms * (1 + 1e-9)
+    if narrower:
+        assert vit.geometry(made.model.network).embed == made.record.facts.more["embed"] in (32, 48)
+    else:
+        assert vit.geometry(made.model.network).embed == 64 and "embed" not in made.record.facts.more
 
 
 def test_a_width_of_the_embedding_needs_leave_to_narrow_it() -> None:
