@@ -8,7 +8,7 @@ BIN := .venv/bin
 # Whether .venv is of that Python's version; a PYTHON that is given and of another makes it anew.
 SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c '$(VERSION)' 2>/dev/null)"
 
-.PHONY: test lint sshd browser demo picture benchmark docs constraints clean other
+.PHONY: test pytest lint sshd browser demo picture benchmark docs constraints clean other
 .DEFAULT_GOAL := test
 
 # The pinned versions need Python 3.11; 3.10 takes the newest that still know it.
@@ -24,7 +24,8 @@ SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c
 	@$(SAME) || "$(PYTHON)" -m venv --clear .venv
 	@echo "installing into .venv: about 6 GB, because PyPI's torch brings CUDA; a few minutes (README: without a GPU)"
 	@case $$($(BIN)/python -c '$(VERSION)') in 3.10) ;; *) pins="-c constraints.txt" ;; esac; set -x; \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check $$pins $(PIP_ARGS) -e '.[cpu,test]'
+		$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $$pins $(PIP_ARGS) -e '.[cpu,test]'
+	@$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true  # pip would take one core for it
 	@touch $@
 	@echo "installed; next: . .venv/bin/activate && edgevit --help"
 
@@ -40,8 +41,12 @@ sshd:
 		{ apt-get -qq install -y openssh-server || { apt-get -qq update && apt-get -qq install -y openssh-server; }; } \
 		>/dev/null 2>&1; } || echo "no sshd here: the tests over SSH are skipped; try: sudo apt install openssh-server"
 
-test: lint sshd
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+# The checks of lint take one core for half a minute: the tests begin beside them.
+test: .venv/ready sshd
+	@$(MAKE) --no-print-directory -j 2 lint pytest
+
+pytest: .venv/ready
+	$(BIN)/python -m pytest -n 3 --dist worksteal  # two cores: a worker alone waits for a third of its time
 
 # The page of `edgevit report` is tried in a browser where there is one; this installs one, which takes minutes.
 browser: .venv/ready

@@ -18,6 +18,7 @@ STANDIN = """#!/bin/sh
 case "$1 $2" in
 "-m venv") shift 2; echo "venv $*" >> {log}; mkdir -p .venv/bin; cp {itself} .venv/bin/python ;;
 "-m pip") shift 2; echo "pip $*" >> {log} ;;
+"-m compileall") ;;
 *) exec {real} -c 'import sys; sys.version_info = {version}; sys.modules.update({modules}); exec(sys.argv[1])' "$2" ;;
 esac
 """

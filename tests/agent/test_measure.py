@@ -30,8 +30,8 @@ def test_a_run_holds_every_sample_and_tells_the_regimes_apart():
 
 def test_sampling_goes_on_until_both_the_count_and_the_time_are_reached():
     latencies, wall_ns = repeat(lambda: time.sleep(0.001), samples=5, duration_s=0.05)
-    assert len(latencies) > 5
     assert wall_ns >= 50e6
+    assert len(latencies) == 5 or sum(latencies[:-1]) < 50e6, "a busy machine may take all the time for five"
     latencies, _ = repeat(lambda: None, samples=5, duration_s=0)
     assert len(latencies) == 5
 

@@ -1,7 +1,8 @@
-"""`edgevit compare`, on files as `edgevit bench --output` writes them with the runner that sleeps."""
+"""`edgevit compare`, on files as `edgevit bench --output` writes them; their times are as of a quiet machine."""
 
 import json
 from dataclasses import asdict, replace
+from random import Random
 
 import pytest
 from small_models import write_narrower
@@ -16,23 +17,25 @@ COMPARED = "environments differ in kernel: the ratios say little about the model
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Three runs at 2 ms and three at 4 ms, nominally."""
+    request = Request(
+        model="/models/m.onnx",
+        model_sha256="0" * 64,
+        label="t1",
+        precision="fp16",
+        runner="fake",
+        batch=1,
+        samples=2,
+        duration_s=0,
+        warmup_seconds=0,
+    )
+    measured = measure(request, lambda stage, done, **figures: None, root=str(tmp_path_factory.getbasetemp()))
+    drawn = Random(0)
 
-    def run(label, milliseconds, batch=1):
-        request = Request(
-            model="/models/m.onnx",
-            model_sha256="0" * 64,
-            label=label,
-            precision="fp16",
-            runner="fake",
-            batch=batch,
-            samples=100,
-            duration_s=0,
-            warmup_seconds=0,
-            options={"latency_ms": milliseconds},
-        )
-        return measure(request, lambda stage, done, **figures: None, root=str(tmp_path_factory.getbasetemp()))
+    def run(milliseconds):
+        latencies_ns = tuple(round(1e6 * milliseconds * drawn.uniform(1, 1.1)) for _ in range(100))
+        return replace(measured, latencies_ns=latencies_ns, wall_ns=sum(latencies_ns))
 
-    return [run("t1", 2) for _ in range(3)], [run("t1", 4) for _ in range(3)]
+    return [run(2) for _ in range(3)], [run(4) for _ in range(3)]
 
 
 @pytest.fixture
