@@ -13,6 +13,7 @@ from typing import Any
 
 import accuracy_tables
 import dimensions
+import equal_latency
 import first_base
 import heart_tables
 import meet
@@ -345,6 +346,7 @@ def main() -> None:
         predictions.section(load("predictions")),
         heart_tables.section(load("heart")),
         meet.section(load("meet")),
+        equal_latency.section(load("equal_latency")),
         first_base.section(),
     ]
     given.out.write_text("\n".join([HEAD, *(part for part in sections if part)]))
