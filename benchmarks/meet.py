@@ -113,8 +113,8 @@ def emulated_section(seen: dict[str, Any], which: str) -> str:
     rounds = ", ".join(f"{count} in {number}" for number, count in seen["rounds"].items())
     head = (
         f"{seen['draws']} emulated boards and bases{which} (benchmarks/emulated.py: tiles, launches, memory, a cache, "
-        f"noise of up to 1.5 % a round), budgets of {', '.join(f'{share:g}' for share in SHARES)} of what the base takes. No "
-        "real board behaves like these; they are there to find what the search does wrong. Rounds where the budget was "
+        f"noise of up to 1.5 % a round), budgets of {', '.join(f'{share:g}' for share in SHARES)} of what the base takes. "
+        "No real board behaves like these; they are there to find what the search does wrong. Rounds where the budget was "
         f"met: {rounds}. Error of the prediction: median {wrong['first round']['median']:.1%}, worst "
         f"{wrong['first round']['worst']:.0%} in the first round; {wrong['last round']['median']:.1%} and "
         f"{wrong['last round']['worst']:.0%} in the last."
