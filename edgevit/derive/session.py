@@ -247,7 +247,7 @@ def _check_tokens(opened: Opened, first: Sequence[Step], method: Method, config:
     for name, given in (*configs, (method.name, config)):
         if leave:
             refuse_after_tokens(name, given)
-        leave = leave or name == TOKENS
+        leave = leave or name == TOKENS or getattr(given, "cut_tokens", False)
 
 
 def _named(data: str | Path, classes: Sequence[str]) -> str:

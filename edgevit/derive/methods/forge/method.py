@@ -15,7 +15,7 @@ Each step can be taken away by its option; benchmarks/RESULTS.md has what each i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, Literal
@@ -27,23 +27,25 @@ from edgevit.derive import embedding
 from edgevit.derive.algebra.attention import Spectra, attention_spectra, keep_heads, mean_values, narrow
 from edgevit.derive.algebra.factorise import Spectrum
 from edgevit.derive.algebra.least_squares import refit, refittable_mean, removal_in_order, removal_order
-from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.knapsack import Choice, allocate
-from edgevit.derive.allocate.menus import Heads, least_heads
-from edgevit.derive.allocate.policy import Policy, check_reachable, fit, smallest, uniform
+from edgevit.derive.allocate.menus import Heads
+from edgevit.derive.allocate.policy import Policy, fit, uniform
 from edgevit.derive.allocate.widths import adaptive
-from edgevit.derive.embedding import Slices, check_width, climb, geometry_at, reason_against, widths
+from edgevit.derive.embedding import Rung, Slices, check_width, climb, geometry_at, reason_against, widths
 from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, minimum_images
 from edgevit.derive.methods.forge.curves import BlockCurves, blind, packed, root, unpacked
+from edgevit.derive.methods.forge.ladders import Ladder, passing, worthwhile
+from edgevit.derive.methods.forge.ladders import reason_against as no_tokens
 from edgevit.derive.methods.forge.measured import measure
 from edgevit.derive.methods.forge.menus import Goes, block_costs, block_menu
+from edgevit.derive.methods.forge.reach import check_reachable
 from edgevit.derive.methods.forge.solve import solve
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.realise import realise
 from edgevit.errors import BudgetError, OptionError
-from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn, attentions, ffns
+from edgevit.models.anatomy import Attention, Block, Ffn, attentions, ffns
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
@@ -80,6 +82,9 @@ class Config(TeacherOptions):
     # sensitivity=fisher. By a cost table it may be as narrow as that lists.
     cut_embedding: bool = True
     embed_width: int = 0  # The embedding's width, if it may be narrowed; 0: the one that is predicted to lose least.
+    # Whether some tokens may leave behind blocks of the deeper half; only where the embedding may be narrowed, and for
+    # a budget in MACs.
+    cut_tokens: bool = False
     # Whether output weights are solved again, block by block, for the slim network's own inputs.
     sequential: bool = True
     # How strongly the refit of output weights is drawn to zero, in units of the neurons' mean square.
@@ -105,6 +110,8 @@ class Config(TeacherOptions):
             if getattr(self, name) < 1:
                 raise OptionError(f"forge.{name}={getattr(self, name)} is less than 1")
         check_width("forge", self.embed_width)
+        if self.cut_tokens and not self.cuts_embedding:
+            raise OptionError("forge.cut_tokens=true needs cut_embedding=true, allocation=joint, sensitivity=fisher")
         if self.embed_width and not self.cuts_embedding:
             raise OptionError(
                 f"forge.embed_width={self.embed_width} needs cut_embedding=true, allocation=joint, sensitivity=fisher"
@@ -261,12 +268,18 @@ class _Shape:
 
     blocks: Sequence[tuple[Heads | None, int | None] | None]
     predicted_nats: float | None
+    tokens: Ladder | None = None  # that each block of the base passes on; None: all
 
 
 def _allocate(
-    problem: Problem, config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves], geometry: Geometry
+    problem: Problem,
+    config: Config,
+    blocks: Sequence[Block],
+    curves: Sequence[BlockCurves],
+    geometry: Geometry,
+    ladder: Ladder | None = None,
 ) -> _Shape:
-    """Spend the budget on a network of this geometry.
+    """Spend the budget on a network of this geometry, whose blocks pass on as many tokens as the ladder says.
 
     Raises:
         BudgetError: it is not reachable.
@@ -278,13 +291,19 @@ def _allocate(
         wishes = uniform(dims) if config.allocation == "uniform" else adaptive(blocks, activations, policy)
         chosen = fit(wishes, dims, geometry, budget, policy)
         return _Shape([(Heads(tuple(range(d.heads)), d.qk, d.vo), d.ffn) for d in chosen], None)
+    if ladder is not None:
+        dims = passing(dims, ladder)
     stay = budget.at_least or dict.fromkeys(range(len(dims)))
     menus = []
     for i, (d, known, tokens) in enumerate(zip(dims, curves, geometry.reaching(dims), strict=True)):
         if i not in stay:
             continue
-        # The first block always stays: a network has one.
-        goes = Goes(config.drop_heads, config.drop_blocks and i > 0, config.drop_sites and config.by_loss)
+        # The first block always stays: a network has one. One behind which tokens leave needs its attention.
+        goes = Goes(
+            config.drop_heads,
+            config.drop_blocks and i > 0 and not d.tokens,
+            config.drop_sites and config.by_loss and not d.tokens,
+        )
         costs = block_costs(budget, geometry.at(tokens), i)
         menus.append(block_menu(d, known, policy, costs, goes, geometry.frozen(i), stay[i]))
     prices = budget.prices_at(geometry)
@@ -299,7 +318,7 @@ def _allocate(
     def value(choice: Choice | None) -> Any:
         return None if choice is None else choice.value
 
-    return _Shape([None if pair is None else (value(pair[0]), value(pair[1])) for pair in found], sum(lost))
+    return _Shape([None if pair is None else (value(pair[0]), value(pair[1])) for pair in found], sum(lost), ladder)
 
 
 @dataclass(frozen=True)
@@ -329,28 +348,58 @@ def _choose(problem: Problem, config: Config, blocks: Sequence[Block], curves: S
         return _Chosen(_allocate(problem, config, blocks, curves, geometry_at(network, whole)), None, {})
     slices = Slices(problem, config.calibration_images, config.sensitivity_images)
 
-    def allocate_at(width: int) -> tuple[_Shape, float]:
-        shape = _allocate(problem, config, blocks, curves, geometry_at(network, width))
-        assert shape.predicted_nats is not None
-        return shape, shape.predicted_nats
-
-    rungs = climb(_widths(problem, config), allocate_at, slices.nats)
+    rungs = _rungs(problem, config, slices, lambda width, ladder: _allocate(
+        problem, config, blocks, curves, geometry_at(network, width), ladder
+    ))  # fmt: skip
     close = [rung for rung in rungs if rung.nats <= CLOSE * rungs[0].nats][:MOST_CLOSE]
     measured: dict[int, float] = {}
-    for rung in close if len(close) > 1 else []:
+    for i, rung in enumerate(close if len(close) > 1 else []):
         with problem.stopwatch.stage("embedding"):
             slim = realise(network, _plan(config, blocks, curves, rung.shape, slices.plan(rung.width)))
-            measured[rung.width] = slices.lost(slim.to(problem.compute.device))
-    best = min(close, key=lambda rung: measured.get(rung.width, rung.nats))
-    facts: dict[str, object] = {
-        "embed": best.width,
-        "embed_rungs": [
-            {**rung.facts(), "measured_nats": measured.get(rung.width)}
-            for rung in sorted(rungs, key=lambda rung: -rung.width)
-        ],
-    }
+            measured[i] = slices.lost(slim.to(problem.compute.device))
+    best = close[min(range(len(close)), key=lambda i: measured.get(i, close[i].nats))]
+    told = [
+        {**rung.facts(), "measured_nats": measured.get(i), **({"tokens": t} if (t := rung.shape.tokens) else {})}
+        for i, rung in sorted(enumerate(rungs), key=lambda pair: -pair[1].width)
+    ]
+    facts: dict[str, object] = {"embed": best.width, "embed_rungs": told}
+    if best.shape.tokens:
+        facts["tokens"] = best.shape.tokens
     shape = replace(best.shape, predicted_nats=best.nats)
     return _Chosen(shape, slices.plan(best.width), facts)
+
+
+def _rungs(
+    problem: Problem, config: Config, slices: Slices, allocate_at: Callable[[int, Ladder | None], _Shape]
+) -> list[Rung[_Shape]]:
+    """The widths of the embedding worth a thought, each with every ladder of tokens; the least predicted loss first.
+
+    Raises:
+        BudgetError: none reaches the budget.
+    """
+    found: list[tuple[Ladder | None, float]] = [(None, 0.0)]
+    if config.cut_tokens:
+        if (reason := no_tokens(problem)) is None:
+            found = [(ladder if any(ladder) else None, nats) for ladder, nats in worthwhile(problem, slices)]
+        else:
+            problem.progress.note(f"all tokens stay: {reason}")
+    rungs: list[Rung[_Shape]] = []
+    refused: BudgetError | None = None
+    for ladder, nats in found:
+
+        def allocate(width: int, ladder: Ladder | None = ladder, nats: float = nats) -> tuple[_Shape, float]:
+            shape = allocate_at(width, ladder)
+            assert shape.predicted_nats is not None
+            return shape, shape.predicted_nats + nats
+
+        try:
+            rungs += climb(_widths(problem, config), allocate, slices.nats)
+        except BudgetError as error:
+            refused = error
+    if not rungs:
+        assert refused is not None
+        raise refused
+    return sorted(rungs, key=lambda rung: rung.nats)
 
 
 # -- closed form -------------------------------------------------------------------------------------------------------
@@ -370,7 +419,9 @@ def _plan(
         neurons = None
         if width is not None:
             neurons = FfnPlan(known.removal.kept(width), weights=_refit(ffn, known, width, config))
-        plans.append(BlockPlan(i, None if chosen is None else _plan_attention(attention, known, chosen), neurons))
+        passed = 0 if shape.tokens is None else shape.tokens[i]
+        planned = None if chosen is None else _plan_attention(attention, known, chosen)
+        plans.append(BlockPlan(i, planned, neurons, passed))
     return Plan(tuple(plans), embed)
 
 
@@ -385,42 +436,6 @@ def _of_heads(spectrum: Spectrum, heads: Sequence[int]) -> Spectrum:
     return Spectrum(*(tensor[list(heads)] for tensor in vars(spectrum).values()))
 
 
-def _check_reachable(problem: Problem, config: Config) -> None:
-    """Raise BudgetError before anything is measured if even the cheapest of all allocations costs more."""
-    budget, policy = problem.budget, problem.policy
-    geometry = family_of(problem.network).geometry(problem.network)
-    if config.cuts_embedding and reason_against(problem, config.calibration_images) is None:
-        geometry = geometry_at(problem.network, _widths(problem, config)[-1])
-    dims = [b.dims for b in family_of(problem.network).read(problem.network)]
-    if config.allocation != "joint":
-        check_reachable(dims, geometry, budget, policy)
-        return
-    may_go = config.drop_blocks and config.sensitivity == "fisher"
-    kept = [i for i in range(len(dims)) if i == 0 or not may_go or "block" in geometry.frozen(i)]
-    least = smallest(dims, policy, geometry)
-    drops = [config.drop_heads and "heads" not in geometry.frozen(i) for i in range(len(dims))]
-    fewest = [replace(least[i], heads=least_heads(dims[i], policy, drop_heads=drops[i])) for i in kept]
-    if config.drop_sites and config.by_loss:
-        fewest = [_smaller(budget, geometry, i, d) for i, d in zip(kept, fewest, strict=True)]
-    cost = budget.cost(fewest, geometry, kept)
-    if not budget.holds(cost):
-        made_of = budget.made_of(fewest, geometry, kept)
-        raise BudgetError(
-            f"{budget.asked} is less than forge reaches in shape {policy.name!r}: {budget.told(cost)} at the least"
-            f"{made_of and f' ({made_of})'}; raise the budget, or try another --shape",
-            least=cost,
-            made_of=made_of,
-        )
-
-
-def _smaller(budget: Budget, geometry: Geometry, block: int, dims: BlockDims) -> BlockDims:
-    """The cheaper of a block's sites alone, if either may go."""
-    if "site" in geometry.frozen(block):
-        return dims
-    alone = [replace(dims, ffn=0), replace(dims, heads=0, qk=0, vo=0)]
-    return min(alone, key=lambda d: budget.cost([d], geometry, [block]))
-
-
 def _warn_of_few_images(problem: Problem, config: Config) -> None:
     images, enough = min(len(problem.task.train), config.calibration_images), minimum_images(problem.network)
     if images < enough:
@@ -430,7 +445,7 @@ def _warn_of_few_images(problem: Problem, config: Config) -> None:
 
 
 def derive(problem: Problem, config: Config) -> Derived:
-    _check_reachable(problem, config)
+    check_reachable(problem, config)
     _warn_of_few_images(problem, config)
     curves = _curves(problem, config)
     with problem.stopwatch.stage("allocation"):

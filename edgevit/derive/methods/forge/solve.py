@@ -7,7 +7,7 @@ the step and the one with it, the one stays whose answers are nearer to the base
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from edgevit.data.task import Split
 from edgevit.derive.measure.divergence import answers, divergence
 from edgevit.derive.methods.forge.head import Taught, refit_head
+from edgevit.derive.methods.forge.ladders import without_tokens
 from edgevit.derive.methods.forge.sequential import Slim, solve_in_sequence
 from edgevit.derive.plan import Plan
 from edgevit.derive.problem import Problem
 from edgevit.derive.realise import realise
+from edgevit.models.families import family_of
 from edgevit.models.slim import bare_copy
 
 
@@ -55,11 +57,13 @@ class Solved:
 def solve(problem: Problem, options: Options, by_token: Sequence[tuple[Tensor, Tensor]], plan: Plan) -> Solved:
     """Realise the plan, and solve its weights again as far as that is asked for.
 
+    Weights are solved token by token, for all tokens; those that are to leave do so afterwards.
+
     Args:
         by_token: per block of the base, as for `solve_in_sequence`.
     """
     with problem.stopwatch.stage("closed_form"):
-        network = realise(problem.network, plan)
+        network = realise(problem.network, without_tokens(plan))
     images = problem.task.train.subset(options.calibration_images)
     aligned = bare_copy(network) if options.sequential and options.align else None
     if options.sequential:
@@ -69,10 +73,20 @@ def solve(problem: Problem, options: Options, by_token: Sequence[tuple[Tensor, T
             slims += [] if aligned is None else [Slim(aligned, plan.kept_blocks, align=True, encode=encode)]
             ridge = options.sequential_ridge
             solve_in_sequence(problem.network, slims, images, by_token, problem.passes, ridge=ridge)
+    network, aligned = _leaving(network, plan), None if aligned is None else _leaving(aligned, plan)
     if aligned is None and not options.refit_head:
         return Solved(network, {})
     with problem.stopwatch.stage("head"):
         return _judged(problem, network, aligned, images if options.refit_head else None)
+
+
+def _leaving(network: nn.Module, plan: Plan) -> nn.Module:
+    """The network with as many tokens passed on as planned."""
+    if not any(block.tokens for block in plan.blocks):
+        return network
+    family = family_of(network)
+    pairs = zip(family.read(network), plan.blocks, strict=True)
+    return family.build(network, [replace(block, tokens=planned.tokens) for block, planned in pairs])
 
 
 def _judged(problem: Problem, network: nn.Module, aligned: nn.Module | None, images: Split | None) -> Solved:

@@ -1,0 +1,76 @@
+"""How many tokens go on after each block: a few ladders, each with what the answers lose by it alone.
+
+A ladder says of each block of the base how many tokens it passes on, 0 for as many as it is given; which ones is
+decided image by image, by what its attention looks at (`models.tokens`). Counts are multiples of a tile, which is what
+a matrix unit takes at once: 197 tokens are four tiles of 64, and 192 are three. What is lost with a ladder is measured
+by one pass over the sensitivity images, and is taken as what it adds to the losses of widths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+from edgevit.derive.embedding import Slices
+from edgevit.derive.plan import Plan
+from edgevit.derive.problem import Problem
+from edgevit.models.anatomy import BlockDims
+from edgevit.models.cost import Geometry
+from edgevit.models.families import family_of
+
+Ladder = tuple[int, ...]  # per block of the base
+
+PLACES = (1 / 2, 2 / 3, 5 / 6)  # shares of the depth behind which tokens leave
+TILES = ((128, 64), (32, 16), (0, 8))  # from so many tokens on, the multiple
+
+
+def reason_against(problem: Problem) -> str | None:
+    """Why all tokens stay; None: some may leave."""
+    if problem.budget.quantity != "macs":
+        return "what they save is known in MACs alone"
+    if any(block.tokens for block in family_of(problem.network).read(problem.network)):
+        return "tokens leave this base already"
+    return None
+
+
+def ladders(geometry: Geometry, depth: int) -> list[Ladder]:
+    """Ladders of one step or two, that in which all tokens stay first."""
+    tile = next(tile for least, tile in TILES if geometry.tokens >= least)
+    # Of the tokens that may leave, one stays at least.
+    counts = [n for n in range(tile, geometry.tokens, tile) if n > geometry.tokens - geometry.patches]
+    places = sorted({round(depth * share) - 1 for share in PLACES} & set(range(depth - 1)))
+    places = [i for i in places if "tokens" not in geometry.frozen(i)]
+    steps = [[(i, n)] for i in places for n in counts]
+    steps += [[(i, n), (j, m)] for i, j in combinations(places, 2) for m, n in combinations(counts, 2)]
+    return [(0,) * depth, *(tuple(dict(step).get(i, 0) for i in range(depth)) for step in steps)]
+
+
+def worthwhile(problem: Problem, slices: Slices) -> list[tuple[Ladder, float]]:
+    """The ladders that no other beats both in MACs and in loss, with what each loses in nats; all tokens first."""
+    network = problem.network
+    family = family_of(network)
+    blocks, geometry = family.read(network), family.geometry(network)
+
+    def macs(ladder: Ladder) -> int:
+        return geometry.macs(passing([b.dims for b in blocks], ladder))
+
+    found: list[tuple[Ladder, float]] = []
+    known = sorted(ladders(geometry, len(blocks)), key=macs, reverse=True)
+    for ladder in known:
+        with problem.stopwatch.stage("tokens"):
+            slim = family.build(network, [replace(b, tokens=n) for b, n in zip(blocks, ladder, strict=True)])
+            lost = slices.lost(slim.to(problem.compute.device)) if any(ladder) else 0.0
+        # The next has fewer MACs than all before it: those that lose more are beaten by it.
+        found = [(other, nats) for other, nats in found if nats < lost or not any(other)] + [(ladder, lost)]
+    return found
+
+
+def passing(dims: Sequence[BlockDims], ladder: Ladder) -> list[BlockDims]:
+    """The blocks with what they pass on."""
+    return [replace(d, tokens=n) for d, n in zip(dims, ladder, strict=True)]
+
+
+def without_tokens(plan: Plan) -> Plan:
+    """The same with all tokens staying: what a network is solved by, token by token."""
+    return replace(plan, blocks=tuple(replace(block, tokens=0) for block in plan.blocks))
