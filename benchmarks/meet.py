@@ -111,13 +111,13 @@ def emulated_section(seen: dict[str, Any], which: str) -> str:
     """Of emulated boards."""
     wrong = seen["error_of_the_prediction"]
     rounds = ", ".join(f"{count} in {number}" for number, count in seen["rounds"].items())
+    shares = ", ".join(f"{share:g}" for share in SHARES)
     head = (
         f"{seen['draws']} emulated boards and bases{which} (benchmarks/emulated.py: tiles, launches, memory, a cache, "
-        f"noise of up to 1.5 % a round), budgets of {', '.join(f'{share:g}' for share in SHARES)} of what the base takes. "
-        "No real board behaves like these; they are there to find what the search does wrong. Rounds where the budget was "
-        f"met: {rounds}. Error of the prediction: median {wrong['first round']['median']:.1%}, worst "
-        f"{wrong['first round']['worst']:.0%} in the first round; {wrong['last round']['median']:.1%} and "
-        f"{wrong['last round']['worst']:.0%} in the last."
+        f"noise of up to 1.5 % a round), budgets of {shares} of what the base takes. No real board behaves like these; "
+        f"they are there to find what the search does wrong. Rounds where the budget was met: {rounds}. Error of the "
+        f"prediction: median {wrong['first round']['median']:.1%}, worst {wrong['first round']['worst']:.0%} in the "
+        f"first round; {wrong['last round']['median']:.1%} and {wrong['last round']['worst']:.0%} in the last."
     )
     lined = "\n".join(textwrap.wrap(head, 118))
     rows = [[how, str(count)] for how, count in sorted(seen["ended"].items(), key=lambda item: -item[1])]
