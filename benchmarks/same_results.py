@@ -41,12 +41,13 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "residual after the norm": ("vit_base_patch16_rpn_224", {"init_values": 0.1}),
 }
 SHAPES = ("fused", "fused4", "paper", "free")
+BEFORE = {"cut_embedding": False, "drop_sites": False, "align": False, "refit_head": False}
 METHODS: dict[str, dict[str, Any]] = {
     "vulcan": {"steps": 3, "options": {"calibration_images": 96}},
     "vulcan, moments": {"steps": 3, "options": {"calibration_images": 96, "factorisation": "tokens"}},
     "nuwa": {"steps": 2, "options": {"calibration_images": 96, "purification_steps": 4}},
-    # as it was before it could narrow the embedding
-    "forge": {"steps": 3, "options": {"calibration_images": 96, "sensitivity_images": 48, "cut_embedding": False}},
+    # As it was before it could narrow the embedding, leave out attention or FFN alone, align and fit the head again.
+    "forge": {"steps": 3, "options": {"calibration_images": 96, "sensitivity_images": 48, **BEFORE}},
     "skd": {"steps": 2, "options": {}},
 }
 RATES = {"forge": 0.7}  # high enough for heads and blocks to go; 0.5 for the others

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -220,14 +220,15 @@ class ModelFolder:
         history: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         """Write all but the weights, which must be there, into a folder that nobody sees yet."""
-        document = ModelDocument.of(spec, file_sha256(self.weights_file), written_by())
+        edgevit = written_by()
+        document = ModelDocument.of(spec, file_sha256(self.weights_file), edgevit)
         texts = {self.spec_file: MODEL_KIND.text(document)}
         if card is not None:
             texts[self.card_file] = card
         if derivation is not None:
             texts[self.derivation_file] = DERIVATION_KIND.text(derivation)
         if plan is not None:
-            texts[self.plan_file] = PLAN_KIND.text(plan)
+            texts[self.plan_file] = PLAN_KIND.text(replace(plan, edgevit=edgevit))
         if supernet is not None:
             texts[self.supernet_file] = SUPERNET_KIND.text(supernet)
         if history is not None:

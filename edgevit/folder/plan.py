@@ -3,6 +3,7 @@
 Schema history: 1  first version
                 2  embed; a step of schema 1 leaves the embedding as it is; tokens and merged, of a block that passes on
                    only some of its tokens
+                3  edgevit, which version wrote it
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ class PlanRecord:
     """All steps from the first base on, in order."""
 
     steps: tuple[StepRecord, ...]
+    edgevit: str | None = None  # version and commit that wrote it; None: of schema 1 or 2
 
 
-PLAN_KIND = RecordKind("plan", PlanRecord, READER, schemas=(1, 2))
+PLAN_KIND = RecordKind("plan", PlanRecord, READER, schemas=(1, 2, 3))
 
 
 def in_ranges(numbers: Iterable[int]) -> str:

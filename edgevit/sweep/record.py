@@ -14,7 +14,7 @@ from pydantic import Field
 from edgevit.errors import SweepError
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import Count, Index
-from edgevit.folder.records import RecordKind
+from edgevit.folder.records import RecordKind, Versions
 from edgevit.folder.writing import write_whole, writing
 
 RECORD = "sweep.json"
@@ -69,7 +69,7 @@ class Sweep:
     asked: dict[str, Any]  # what must be the same for a sweep to be gone on with
     part: str  # of the data, that the models were judged on
     created: str
-    versions: dict[str, str]
+    versions: Versions
     points: tuple[Point, ...] = ()  # the base first, then by rate
     left_out: tuple[str, ...] = ()  # rates that no model could be derived at, and why
 

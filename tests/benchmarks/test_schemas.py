@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
+from typing import get_args, get_type_hints
 
 import pytest
 from model_folders import derivation_of, export_of, some_spec, spec_text
-from schemas import FOLDER, schemas
+from schemas import FOLDER, KINDS, schemas
 from some_runs import DENSE
 
+from edgevit.agent.records import Run
 from edgevit.folder.derivation import DERIVATION_KIND
 from edgevit.folder.export import EXPORT_KIND
+from edgevit.folder.records import Versions
 
 
 def test_docs_schemas_is_made_from_the_records() -> None:
     written = {file.name: file.read_text() for file in FOLDER.glob("*.json")}
     assert written == schemas(), "run `python benchmarks/schemas.py`"
+
+
+@pytest.mark.parametrize("record", [Run, *(kind.record for kind in KINDS)], ids=lambda record: record.__name__)
+def test_every_kind_of_file_says_which_edgevit_wrote_it(record: type) -> None:
+    fields = get_type_hints(record, include_extras=True)
+    versions = fields.get("versions")
+    assert "edgevit" in fields or Versions in (versions, *get_args(versions)), "of Versions edgevit is required"
 
 
 @pytest.mark.parametrize(
