@@ -12,15 +12,17 @@ import torch
 from torch import nn
 
 from edgevit.derive.algebra.selection import channel_encoder, keep_dimensions
+from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.ranking import AttentionUnits, Grouping, Ranked, Units, rank, top
 from edgevit.derive.embedding import geometry_at
 from edgevit.derive.measure.importance import Scores
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.realise import realise
-from edgevit.models.anatomy import attentions
+from edgevit.models.anatomy import attentions, ffns
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
+from edgevit.models.slim import bare_copy
 from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import evaluate
 
@@ -62,13 +64,43 @@ def plan_of(network: nn.Module, scores: Scores, ranked: Ranked) -> Plan:
     return Plan(tuple(plans), EmbedPlan(ranked.embed, channel_encoder(top(scores.embed, ranked.embed), whole)))
 
 
-def choose(problem: Problem, options: RankOptions, scores: Scores) -> Plan:
-    """Spend the budget by rank.
+@torch.no_grad()
+def masked(network: nn.Module, ranked: Ranked, scores: Scores) -> nn.Module:
+    """A copy of a network in which the weights of the units that go are zero; no shape changes."""
+    copied = bare_copy(network)
+    blocks = family_of(copied).read(copied)
+    channels = torch.zeros(len(scores.embed), dtype=torch.bool)
+    channels[top(scores.embed, ranked.embed)] = True
+    parts = zip(attentions(blocks), ffns(blocks), scores.blocks, ranked.heads, ranked.dims, strict=True)
+    for a, f, of, heads, dims in parts:
+        for weight, bias, scored, width in (
+            (a.wq, a.bq, of.qk, dims.qk),
+            (a.wk, a.bk, of.qk, dims.qk),
+            (a.wv, a.bv, of.vo, dims.vo),
+            (a.wo.mT, None, of.vo, dims.vo),
+        ):
+            gone = torch.ones_like(scored, dtype=torch.bool)
+            for head in heads:
+                gone[head, top(scored[head], width)] = False
+            weight[gone.to(weight.device)] = 0
+            if bias is not None:
+                bias[gone.to(bias.device)] = 0
+        idle = torch.ones(f.neurons, dtype=torch.bool)
+        idle[top(of.ffn, dims.ffn)] = False
+        f.w2[:, idle.to(f.w2.device)] = 0
+        for tensor in (a.wq, a.wk, a.wv, a.wo.mT, f.w1, f.wg, a.bo, f.w2.mT, f.b2):
+            if tensor is not None:
+                tensor[..., (~channels).to(tensor.device)] = 0
+    return copied
+
+
+def choose(problem: Problem, options: RankOptions, scores: Scores, budget: Budget | None = None) -> Ranked:
+    """Spend the problem's budget, or another, by rank.
 
     Raises:
         BudgetError: it is not within reach.
     """
-    network, budget = problem.network, problem.budget
+    network = problem.network
     family = family_of(network)
     geometry = family.geometry(network)
     if options.cut_embedding and geometry.fixed_embed is not None:
@@ -81,12 +113,12 @@ def choose(problem: Problem, options: RankOptions, scores: Scores) -> Plan:
 
     dims = [block.dims for block in family.read(network)]
     with problem.stopwatch.stage("allocation"):
-        return plan_of(network, scores, rank(scores, dims, at, geometry.embed, budget, problem.policy, units))
+        return rank(scores, dims, at, geometry.embed, budget or problem.budget, problem.policy, units)
 
 
 def derive_by_rank(problem: Problem, options: RankOptions, scores: Scores) -> Derived:
     """Leave out the units of the lowest scores, then train what stays."""
-    return finish(problem, options, choose(problem, options, scores))
+    return finish(problem, options, plan_of(problem.network, scores, choose(problem, options, scores)))
 
 
 def finish(problem: Problem, options: TeacherOptions, plan: Plan, **found: object) -> Derived:

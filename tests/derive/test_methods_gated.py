@@ -15,8 +15,11 @@ NAME, GATED = "vit_giant_patch14_dinov2", {**ARGS, "mlp_ratio": 4.0}
 OPTIONS = {
     "forge": {"calibration_images": 48, "sensitivity_images": 16},
     "heart": {"calibration_images": 8, "probes": 1},
+    "mdp": {"calibration_images": 32},
     "nuwa": {"purification_steps": 2, "purification": "always"},
+    "wanda": {"calibration_images": 32},
     "vulcan": {"calibration_images": 48, "collapse": "weight"},
+    "nvit": {"calibration_images": 32, "grouping": "isomorphic"},  # else only attention and the embedding go
     "taylor": {"calibration_images": 32},
 }
 COMMON = {"data": "digits", "accept_weak_base": True, "training": Training(**{**QUICK, "steps": 2})}

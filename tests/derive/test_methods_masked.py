@@ -43,19 +43,24 @@ FEW: dict[str, dict[str, Any]] = {
         "drop_sites": False,
     },
     "heart": {"calibration_images": 8, "probes": 1},
+    "mdp": {"calibration_images": 32},
     "nuwa": {"calibration_images": 32, "purification": "none"},
+    "nvit": {"calibration_images": 32},
     "taylor": {"calibration_images": 32},
+    "wanda": {"calibration_images": 32},
     "vulcan": {"calibration_images": 32},
 }
 HIGH = 0.9  # where whole heads and blocks go, if the embedding stays
 NARROW = 0.85  # where it is narrowed
 NARROWER: dict[str, dict[str, Any]] = {
     "forge": {},
+    "mdp": {"cut_embedding": True},
     "nuwa": {"cut_embedding": True},
+    "nvit": {"cut_embedding": True},
     "taylor": {"cut_embedding": True},
     "vulcan": {"embed_width": 32},
 }
-WIDE = {"taylor": {"cut_embedding": False}}  # of those that narrow it at any rate
+WIDE = {name: {"cut_embedding": False} for name in ("mdp", "nvit", "taylor")}  # of those that narrow it at any rate
 CASES = [
     *((name, 0.45) for name in (*method_names(), EXAMPLE)),
     ("forge", HIGH),

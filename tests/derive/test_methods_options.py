@@ -19,8 +19,11 @@ QUICK: dict[str, dict[str, Any]] = {
     "corp": {"calibration_images": 32},
     "forge": {"calibration_images": 32, "sensitivity_images": 16},
     "heart": {"calibration_images": 8, "probes": 1},
+    "mdp": {"calibration_images": 32},
     "nuwa": {"calibration_images": 32, "purification_steps": 2, "purification": "always"},
+    "nvit": {"calibration_images": 32},
     "taylor": {"calibration_images": 32},
+    "wanda": {"calibration_images": 32},
     "vulcan": {"calibration_images": 32},
     SUPERNET: {"epochs": 1},
 }

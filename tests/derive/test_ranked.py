@@ -13,9 +13,11 @@ from problems import untrained
 from edgevit.data.task import open_task
 from edgevit.derive.measure.importance import Scores, UnitScores
 from edgevit.derive.problem import Problem
-from edgevit.derive.ranked import RankOptions, choose, derive_by_rank
+from edgevit.derive.ranked import RankOptions, choose, derive_by_rank, masked, plan_of
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import family_of
+
+WIDE = RankOptions(attention="both", cut_embedding=True)
 
 
 @pytest.fixture
@@ -38,7 +40,8 @@ def rising(problem: Problem) -> Scores:
 
 
 def test_the_plan_keeps_the_highest_of_every_kind(problem: Problem) -> None:
-    plan = choose(problem, RankOptions(attention="both", cut_embedding=True), rising(problem))
+    scores = rising(problem)
+    plan = plan_of(problem.network, scores, choose(problem, WIDE, scores))
     before = family_of(problem.network).read(problem.network)
     for block, base in zip(plan.blocks, before, strict=True):
         a, f = block.attention, block.ffn
@@ -56,3 +59,23 @@ def test_a_derivation_says_what_stayed_and_how_good_it_is_before_training(proble
     assert made.facts["steps"] == 0 and made.facts["kept_blocks"] == [0, 1]
     assert made.facts["kept_heads"] == [[0, 1, 2, 3]] * 2 and "embed" not in made.facts
     assert 0 <= made.facts["accuracy_validation_cut"] <= 1  # type: ignore[operator]
+
+
+def test_units_that_go_are_masked_and_the_rest_is_the_base(problem: Problem) -> None:
+    scores = rising(problem)
+    ranked = choose(problem, WIDE, scores)
+    family = family_of(problem.network)
+    pairs = zip(family.read(problem.network), family.read(masked(problem.network, ranked, scores)), strict=True)
+    for (base, block), heads, dims in zip(pairs, ranked.heads, ranked.dims, strict=True):
+        a, f, whole = block.attention, block.ffn, base.attention
+        assert a and f and whole and base.ffn
+        first = [h for h in range(4) if h not in heads]
+        channels = slice(len(scores.embed) - ranked.embed, None)
+        assert not a.wq[first].any() and not a.wo[first].any() and not a.wq[..., : channels.start].any()
+        assert not f.w2[:, : base.dims.ffn - dims.ffn].any() and not f.w2[: channels.start].any()
+        assert not a.wv[:, : base.dims.vo - dims.vo].any()
+        last = slice(base.dims.qk - dims.qk, None)
+        assert torch.equal(a.wk[list(heads), last, channels], whole.wk[list(heads), last, channels])
+        assert torch.equal(
+            f.w2[channels, base.dims.ffn - dims.ffn :], base.ffn.w2[channels, base.dims.ffn - dims.ffn :]
+        )

@@ -30,6 +30,7 @@ from edgevit.models.cost import Geometry
 Grouping = Literal["uniform", "isomorphic", "global"]
 AttentionUnits = Literal["widths", "heads", "both"]
 SHARES = 40  # how finely the share of what goes in whole heads and channels is looked for
+UNUSED = 2  # how much worse it is to leave a share of the budget than to give up that share out of turn
 NARROWEST = 1 / 8  # of the embedding
 KINDS = ("qk", "vo", "ffn", "heads", "embed")
 
@@ -115,8 +116,8 @@ def rank(
 ) -> Ranked:
     """Find how much stays of every kind within the budget.
 
-    Heads and channels go in whole steps, and widths take the rest, in the steps that the policy allows: so much of
-    heads and channels goes that the widths give up as nearly as can be the same share.
+    Heads and channels go in whole steps, and widths take the rest, in the steps that the policy allows: of all shares
+    it is that at which widths give up most nearly what they would give up at that share, and the budget is used.
 
     Args:
         geometry_at: what costs depend on at a width of the embedding.
@@ -139,10 +140,11 @@ def rank(
         except BudgetError as error:
             refused = error
             continue
-        over = _given_up(fewer, chosen, units) - _gone(dims, fewer, embed, geometry.embed, units)
-        if found is None or abs(over) < apart:
+        over = _given_up(fewer, chosen, units) - _given_up(fewer, counts.wishes(share), units)
+        off = max(abs(over), UNUSED * (1 - budget.cost(chosen, geometry) / budget.limit))
+        if found is None or off < apart:
             heads = [tuple(top(b.heads, d.heads).tolist()) for b, d in zip(scores.blocks, chosen, strict=True)]
-            found, apart = Ranked(heads, chosen, geometry.embed), abs(over)
+            found, apart = Ranked(heads, chosen, geometry.embed), off
         if over <= 0:
             break
     if found is None:
@@ -156,7 +158,7 @@ def _embed_width(counts: _Counts, share: float, policy: Policy) -> int:
         return counts.embed
     step, kept = policy.embed_step, counts.at(share)["embed", 0]
     least = max(round(NARROWEST * counts.embed / step) * step, step, 2)
-    return counts.embed if share == 0 else min(max(int(kept // step) * step, least), counts.embed)
+    return counts.embed if share == 0 else min(max(round(kept / step) * step, least), counts.embed)
 
 
 def _fewer_heads(
@@ -167,17 +169,9 @@ def _fewer_heads(
     return replace(dims, heads=max(round(kept.get(("heads", block), dims.heads)), least))
 
 
-def _given_up(before: Sequence[BlockDims], after: Sequence[BlockDims], units: Units) -> float:
+def _given_up(before: Sequence[BlockDims], after: Sequence[BlockDims | Widths], units: Units) -> float:
     """The mean share of the widths that went, of those that may."""
     names = ("ffn",) if units.attention == "heads" else ("qk", "vo", "ffn")
     pairs = zip(before, after, strict=True)
     shares: list[float] = [1 - getattr(new, name) / getattr(old, name) for old, new in pairs for name in names]
-    return sum(shares) / len(shares)
-
-
-def _gone(before: Sequence[BlockDims], after: Sequence[BlockDims], embed: int, narrow: int, units: Units) -> float:
-    """The mean share of the heads and of the channels that went, of those that may."""
-    shares = [1 - narrow / embed] if units.embed else []
-    if units.attention != "widths":
-        shares.append(1 - sum(d.heads for d in after) / sum(d.heads for d in before))
     return sum(shares) / len(shares)

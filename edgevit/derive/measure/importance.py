@@ -9,7 +9,7 @@ the blocks and in the classifier. (Patches and positions, which write tokens as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -92,32 +92,82 @@ def valued(network: nn.Module, values: Callable[[str, nn.Parameter], Tensor]) ->
     return copied
 
 
-def weights_times_gradients(
-    network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, *, squared: bool
-) -> nn.Module:
+def weights_times_gradients(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> nn.Module:
     """A copy of a network that holds w dL/dw in place of each weight w, L the mean cross-entropy over the images.
 
     Args:
         columns: for each target class, its column in the logits.
-        squared: take the mean of (w dL/dw)^2 over the batches of the pass instead.
 
     Raises:
         DataError: a gradient is not finite.
     """
-    named = {name: p for name, p in network.named_parameters() if p.requires_grad}
-    sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in named.items()}
+    sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in network.named_parameters()}
+
+    def add(products: Mapping[str, Tensor], _: int) -> None:
+        for name, product in products.items():
+            sums[name] += product
+
+    _by_batch(network, images, columns, passes, add)
+    means = {name: _finite(name, passes.compute.sum(total) / len(images)) for name, total in sums.items()}
+    return valued(network, lambda name, p: means[name].to(p))
+
+
+def squared_changes(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> Scores:
+    """The first-order change of the loss without each unit, squared: the mean of (sum of w dL/dw)^2 over batches.
+
+    Args:
+        columns: for each target class, its column in the logits.
+
+    Raises:
+        DataError: a gradient is not finite.
+    """
+    found: list[Scores] = []
+
+    def add(products: Mapping[str, Tensor], count: int) -> None:
+        sums = group_sums(valued(network, lambda name, p: products[name].to(p)))
+        now = sums.map(lambda change: change.square() / count)  # the square of a batch's mean, times its images
+        found[:] = [now if not found else _added(found[0], now)]
+
+    _by_batch(network, images, columns, passes, add)
+    device = passes.compute.device
+    mean = found[0].map(lambda total: (passes.compute.sum(total.to(device)) / len(images)).cpu())
+    for i, block in enumerate(mean.blocks):
+        block.map(lambda scores, i=i: _finite(f"block {i}", scores))  # type: ignore[misc]
+    return mean
+
+
+def _by_batch(
+    network: nn.Module,
+    images: Split,
+    columns: Sequence[int],
+    passes: Passes,
+    see: Callable[[Mapping[str, Tensor], int], None],
+) -> None:
+    """Hand w dL/dw of every weight, by name and in fp64, to `see`, L the sum over a batch; and its number of images."""
+    named = dict(network.named_parameters())
     target = torch.as_tensor(columns, device=passes.compute.device)
 
-    def see(logits: Tensor, labels: Tensor) -> None:
+    def see_answers(logits: Tensor, labels: Tensor) -> None:
         loss = F.cross_entropy(logits.float(), target[labels], reduction="sum")
         gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-        for (name, p), g in zip(named.items(), gradients, strict=True):
-            if g is not None:
-                product = p.detach().double() * g.double()
-                sums[name] += product.square() / len(labels) if squared else product
+        pairs = zip(named.items(), gradients, strict=True)
+        products = {
+            name: p.detach().double() * (torch.zeros_like(p) if g is None else g).double() for (name, p), g in pairs
+        }
+        see(products, len(labels))
 
-    passes.run(network, images, see, gradients=True, stage="gradients of the weights")
-    means = {name: passes.compute.sum(total) / len(images) for name, total in sums.items()}
-    if bad := [name for name, mean in means.items() if not torch.isfinite(mean).all()]:
-        raise DataError(f"the gradient of {bad[0]} is not finite; check the base's weights, --mean and --std")
-    return valued(network, lambda name, p: means[name].to(p) if name in means else torch.zeros_like(p))
+    passes.run(network, images, see_answers, gradients=True, stage="gradients of the weights")
+
+
+def _added(one: Scores, other: Scores) -> Scores:
+    blocks = [
+        UnitScores(*(a + b for a, b in zip(vars(mine).values(), vars(theirs).values(), strict=True)))
+        for mine, theirs in zip(one.blocks, other.blocks, strict=True)
+    ]
+    return Scores(blocks, one.embed + other.embed)
+
+
+def _finite(name: str, values: Tensor) -> Tensor:
+    if not torch.isfinite(values).all():
+        raise DataError(f"the gradient of {name} is not finite; check the base's weights, --mean and --std")
+    return values

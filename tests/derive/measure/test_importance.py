@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edgevit.data.task import Task, open_task
-from edgevit.derive.measure.importance import group_sums, valued, weights_times_gradients
+from edgevit.derive.measure.importance import group_sums, squared_changes, valued, weights_times_gradients
 from edgevit.errors import DataError
 from edgevit.models.families import family_of
 from edgevit.train.passes import open_passes
@@ -54,7 +54,7 @@ def test_biases_go_with_their_units(network: Any) -> None:
 def test_the_sum_of_all_products_is_how_the_loss_grows_with_the_weights(network: Any, task: Task) -> None:
     """Euler: for weights scaled by 1 + t, dL/dt is the sum of w dL/dw over all of them."""
     passes, images = open_passes(Training(device="cpu")), task.train.subset(12)
-    products = weights_times_gradients(network, images, [3, 7], passes, squared=False)
+    products = weights_times_gradients(network, images, [3, 7], passes)
     total = sum(float(p.detach().double().sum()) for p in products.parameters())
 
     def loss_at(t: float) -> float:
@@ -71,17 +71,20 @@ def test_the_sum_of_all_products_is_how_the_loss_grows_with_the_weights(network:
     assert total == pytest.approx((loss_at(1e-4) - loss_at(-1e-4)) / 2e-4, rel=1e-3, abs=1e-6)
 
 
-def test_squares_are_of_each_product_and_never_negative(network: Any, task: Task) -> None:
+def test_a_change_is_squared_batch_by_batch(network: Any, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     passes, images = open_passes(Training(device="cpu")), task.train.subset(4)
-    signed = weights_times_gradients(network, images, [3, 7], passes, squared=False)
-    squares = weights_times_gradients(network, images, [3, 7], passes, squared=True)
-    for one, other in zip(signed.parameters(), squares.parameters(), strict=True):  # the images are one batch
-        torch.testing.assert_close(other, one.square(), rtol=1e-4, atol=1e-12)
+    whole = group_sums(weights_times_gradients(network, images, [3, 7], passes)).map(torch.square)
+    found = squared_changes(network, images, [3, 7], passes)  # the images are one batch
+    for one, other in zip(found.blocks, whole.blocks, strict=True):
+        torch.testing.assert_close(one.qk, other.qk, rtol=1e-4, atol=1e-12)
+        torch.testing.assert_close(one.ffn, other.ffn, rtol=1e-4, atol=1e-12)
+    torch.testing.assert_close(found.embed, whole.embed, rtol=1e-4, atol=1e-12)
+    monkeypatch.setattr(type(passes), "batch_size", lambda *_, **__: 1)
+    each = squared_changes(network, images, [3, 7], passes)
+    assert float(each.blocks[0].ffn.sum()) > float(found.blocks[0].ffn.sum())  # changes of images do not cancel
 
 
 def test_a_gradient_that_is_no_number_is_refused(network: Any, task: Task) -> None:
     broken = valued(network, lambda _, w: torch.full_like(w, torch.nan))
     with pytest.raises(DataError, match="is not finite"):
-        weights_times_gradients(
-            broken, task.train.subset(2), [3, 7], open_passes(Training(device="cpu")), squared=False
-        )
+        weights_times_gradients(broken, task.train.subset(2), [3, 7], open_passes(Training(device="cpu")))

@@ -1,0 +1,116 @@
+"""MDP (CVPR 2025): one exact choice of embedding, heads, QK, VO and FFN widths, the most importance within the budget.
+
+A unit is worth the squared change of the loss without it, as for `nvit`: (sum of w dL/dw)^2 over its weights, the mean
+over batches. Over the embedding width d and each block's heads H, widths q and v, and FFN width e,
+
+    max  sum of the importance of all units that stay    subject to    cost(d, H, q, v, e) <= budget,
+
+a mixed-integer program that is not linear, as costs multiply d by all others. Here it is solved width by width of the
+embedding: for each a knapsack over all blocks, exact (`allocate.knapsack`), and the best of them is taken.
+
+The source counts latency by a table measured beforehand; here the budget is of MACs or parameters (`--ms` is not for
+this method yet). It drops whole blocks, too, in its convolutional form; here every block stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from edgevit.derive import embedding, ranked
+from edgevit.derive.allocate.knapsack import BlockMenu, Choice, allocate
+from edgevit.derive.allocate.menus import Heads, attention_menu, ffn_menu
+from edgevit.derive.allocate.ranking import Ranked
+from edgevit.derive.measure.importance import Scores, UnitScores, squared_changes
+from edgevit.derive.measure.sensitivity import Sensitivity
+from edgevit.derive.methods.forge.menus import block_costs
+from edgevit.derive.problem import Derived, Problem
+from edgevit.errors import OptionError
+from edgevit.models.anatomy import BlockDims, check_all_pass
+from edgevit.models.cost import Geometry
+from edgevit.models.families import family_of
+from edgevit.train.distil import TeacherOptions
+
+DROPS = True
+
+
+@dataclass(frozen=True)
+class Config(TeacherOptions):
+    drop_heads: bool = True  # Whether whole heads may go; those of a block that stay have one width.
+    cut_embedding: bool = True  # Whether channels of the embedding go, too.
+    calibration_images: int = 256  # The number of training images whose loss is differentiated.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.calibration_images < 1:
+            raise OptionError(f"mdp.calibration_images={self.calibration_images} is less than 1")
+
+
+def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
+    """Steps of the training after the cut."""
+    return ranked.default_steps(images, batch_size)
+
+
+def _descending(scores: Tensor) -> Tensor:
+    return scores.sort(dim=-1, descending=True).values
+
+
+def _menu(
+    problem: Problem, config: Config, of: UnitScores, dims: BlockDims, geometry: Geometry, block: int
+) -> BlockMenu:
+    """Every way to make a block, with the importance that it gives up."""
+    none = torch.empty(0)
+    lost = Sensitivity(_descending(of.qk), _descending(of.vo), of.heads, none, none, none)
+    costs, frozen, policy = block_costs(problem.budget, geometry, block), geometry.frozen(block), problem.policy
+    attention = attention_menu(dims, lost, policy, costs.attention, drop_heads=config.drop_heads, frozen=frozen)
+    return BlockMenu(attention, ffn_menu(of.ffn.sort().values, policy, costs.ffn, frozen), None)
+
+
+def best(problem: Problem, config: Config, scores: Scores) -> tuple[Ranked, float]:
+    """The sizes that keep the most importance within the budget, and how much is given up.
+
+    Raises:
+        BudgetError: it is not within reach.
+    """
+    network, budget = problem.network, problem.budget
+    family = family_of(network)
+    dims, whole = [block.dims for block in family.read(network)], family.geometry(network)
+    narrow = config.cut_embedding and whole.fixed_embed is None
+    least_first = scores.embed.sort().values
+
+    def solve(width: int) -> tuple[Sequence[tuple[Heads, int]], float]:
+        geometry = embedding.geometry_at(network, width)
+        tokens = geometry.reaching(dims)
+        menus = [
+            _menu(problem, config, of, d, geometry.at(n), i)
+            for i, (of, d, n) in enumerate(zip(scores.blocks, dims, tokens, strict=True))
+        ]
+        found = allocate(menus, budget.limit - geometry.fixed(0, budget.linear))
+        pairs = [pair for pair in found if pair is not None]
+        chosen: list[tuple[Choice, Choice]] = [(a, f) for a, f in pairs if a is not None and f is not None]
+        return [(a.value, f.value) for a, f in chosen], sum(a.loss + f.loss for a, f in chosen)
+
+    widths = embedding.ladder(whole.embed, problem.policy.embed_step) if narrow else [whole.embed]
+
+    @cache
+    def given_up(width: int) -> float:
+        return float(least_first[: whole.embed - width].sum())
+
+    rung = embedding.climb(widths, solve, given_up)[0]
+    sizes = [BlockDims(len(heads.heads), heads.qk, heads.vo, ffn) for heads, ffn in rung.shape]
+    return Ranked([heads.heads for heads, _ in rung.shape], sizes, rung.width), rung.nats
+
+
+def derive(problem: Problem, config: Config) -> Derived:
+    network = problem.network.to(problem.compute.device).eval()
+    check_all_pass(family_of(network).read(network), "mdp")
+    images = problem.task.train.subset(config.calibration_images)
+    with problem.stopwatch.stage("gradients"):
+        scores = squared_changes(network, images, problem.columns, problem.passes)
+    with problem.stopwatch.stage("allocation"):
+        chosen, lost = best(problem, config, scores)
+    return ranked.finish(problem, config, ranked.plan_of(network, scores, chosen), importance_given_up=lost)
