@@ -2,6 +2,7 @@
 
     python benchmarks/meet.py emulated --draws 200         # results/meet.json, its part "emulated"
     python benchmarks/meet.py emulated_narrower            # the same of boards whose embedding may be narrowed
+    python benchmarks/meet.py energy --draws 200           # its part "energy": millijoules, through captured sensors
     python benchmarks/meet.py here --model deit_tiny       # its part "here": one row for each of three budgets
     python benchmarks/meet.py here --model demo --repeats 2
 
@@ -12,13 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import tempfile
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,8 @@ import numpy as np
 import timm
 import torch
 from base import TIMM_NAME
-from emulated import draw
+from emulated import EmulatedBench, draw
+from emulated_energy import draw_energy
 from PIL import Image
 from safetensors.torch import save_file
 from tables import table
@@ -47,14 +51,14 @@ LEAST = 0.95  # of the budget, of the figure that is measured afterwards
 MODELS = {"deit_tiny": "deit_tiny_patch16_224", "deit_small": "deit_small_patch16_224"}
 
 
-def emulated(draws: int, *, narrower: bool) -> dict[str, Any]:
+def emulated(draws: int, make: Callable[[int], EmulatedBench]) -> dict[str, Any]:
     """Search on so many boards, each at every share; how each ended, in how many rounds, and what is really taken."""
     ended: Counter[str] = Counter()
     rounds: Counter[int] = Counter()
     first, last, missed = [], [], []
     began = time.monotonic()
     for number in range(draws):
-        bench, share = draw(number, narrower=narrower), SHARES[number % len(SHARES)]
+        bench, share = make(number), SHARES[number % len(SHARES)]
         budget = share * bench.board.ms(bench.base)
         try:
             found = meet(Search(budget), bench)
@@ -70,8 +74,8 @@ def emulated(draws: int, *, narrower: bool) -> dict[str, Any]:
         if outcome == "met":
             rounds[len(search.rounds)] += 1
             really = bench.board.narrowed(best.shape.embed).ms(best.shape.blocks) / budget
-            ended["met" if 0.97 <= really <= 1 else "met, and really up to 1 % outside"] += 1
-            assert 0.96 <= really <= 1.01
+            outside = max(WINDOW - really, really - 1)
+            ended["met" if outside <= 0 else f"met, and really up to {math.ceil(100 * outside)} % outside"] += 1
         elif outcome == "over" and bench.least_ms() > budget:
             ended["over, and out of reach"] += 1
         elif not bench.holds_some(WINDOW * budget, budget):
@@ -104,6 +108,8 @@ def section(data: dict[str, Any] | None) -> str:
         return ""
     which = {"emulated": "", "emulated_narrower": " whose embedding may be narrowed"}
     parts = [emulated_section(data[part], told) for part, told in which.items() if part in data]
+    if "energy" in data:
+        parts.append(energy_section(data["energy"]))
     return "\n".join([*parts, *([here_section(data["here"])] if data.get("here") else [])])
 
 
@@ -122,6 +128,20 @@ def emulated_section(seen: dict[str, Any], which: str) -> str:
     lined = "\n".join(textwrap.wrap(head, 118))
     rows = [[how, str(count)] for how, count in sorted(seen["ended"].items(), key=lambda item: -item[1])]
     return f"## Budgets met by measuring, on emulated boards{which}\n\n{lined}\n\n" + table(["ended", "boards"], rows)
+
+
+def energy_section(seen: dict[str, Any]) -> str:
+    """Of energy on emulated boards."""
+    rounds = ", ".join(f"{count} in {number}" for number, count in seen["rounds"].items())
+    head = (
+        f"{seen['draws']} such boards whose power is drawn, too: for being on, for what is computed and what is moved. "
+        "Energy is read by the agent's meter from the captured power tree of an Orin NX, whose sensors lag; the base "
+        "and the model run in turns, and their power varies by as much as times do above. Rounds where the budget was "
+        f"met: {rounds}."
+    )
+    lined = "\n".join(textwrap.wrap(head, 118))
+    rows = [[how, str(count)] for how, count in sorted(seen["ended"].items(), key=lambda item: -item[1])]
+    return f"### Millijoules\n\n{lined}\n\n" + table(["ended", "boards"], rows)
 
 
 @dataclass(frozen=True)
@@ -249,7 +269,7 @@ def store(file: Path, results: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("emulated", "emulated_narrower", "here"))
+    parser.add_argument("part", choices=("emulated", "emulated_narrower", "energy", "here"))
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--model", choices=(*MODELS, "demo"), default="deit_tiny")
     parser.add_argument("--shares", type=float, nargs="*", default=list(SHARES))
@@ -259,7 +279,13 @@ def main() -> None:
     given = parser.parse_args()
     results = json.loads(given.out.read_text()) if given.out.is_file() else {}
     if given.part != "here":
-        results[given.part] = emulated(given.draws, narrower=given.part == "emulated_narrower")
+        with tempfile.TemporaryDirectory() as scratch:
+            make = {
+                "emulated": partial(draw, narrower=False),
+                "emulated_narrower": partial(draw, narrower=True),
+                "energy": partial(draw_energy, folder=Path(scratch, "board")),
+            }
+            results[given.part] = emulated(given.draws, make[given.part])
         store(given.out, results)
         return
     for row in here(given.model, given.shares, given.threads, given.repeats, results.get("here", [])):
