@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from edgevit.derive.algebra.selection import channel_encoder, keep_dimensions
+from edgevit.derive.allocate import ranking
 from edgevit.derive.allocate.budget import Budget
+from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.allocate.ranking import AttentionUnits, Grouping, Ranked, Units, rank, top
 from edgevit.derive.embedding import geometry_at
 from edgevit.derive.measure.importance import Scores
@@ -39,6 +41,13 @@ class RankOptions(TeacherOptions):
     # What of attention goes: dimensions of every head (widths), whole heads (heads), or both.
     attention: AttentionUnits = "widths"
     cut_embedding: bool = False  # Whether channels of the embedding go, too.
+
+
+def narrowest(network: nn.Module, options: RankOptions, policy: Policy) -> int:
+    """The narrowest embedding that a method which ranks units may give the network."""
+    geometry = family_of(network).geometry(network)
+    may_go = options.cut_embedding and geometry.fixed_embed is None
+    return ranking.narrowest(geometry.embed, policy) if may_go else geometry.embed
 
 
 def default_steps(images: int, batch_size: int) -> int:

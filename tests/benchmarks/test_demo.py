@@ -35,7 +35,7 @@ def rows(tmp_path: Path) -> list[dict[str, Any]]:
     write_model(sweep / "r0.9-distilled", 100, "rate 0.9", 0.85)
     found = [("base", None, 1000), ("r0.5", 0.5, 500), ("r0.9", 0.9, 100)]
     points = tuple(Point(folder, rate, 9, 10, macs, 1) for folder, rate, macs in found)
-    write_sweep(sweep, Sweep({}, "validation", "2026-01-01T00:00:00+00:00", {}, points))
+    write_sweep(sweep, Sweep({}, "validation", "2026-01-01T00:00:00+00:00", {"edgevit": "0.1.0"}, points))
     (sweep / "runs.jsonl").write_text("the sweep's own")
     timed = (("base", 10), ("r0.9-distilled", 4), ("r0.9", 4))
     runs = [

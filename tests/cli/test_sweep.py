@@ -61,7 +61,9 @@ def test_one_that_loses_more_than_chance_is_not_chosen(edgevit_main: Any, tmp_pa
     points = tuple(
         Point(f, rate, right, 300, macs, 9) for f, rate, right, macs in (("base", None, 270, 9), ("r0.5", 0.5, 9, 4))
     )
-    found = Sweep({}, "validation", "2026-01-01T00:00:00+00:00", {}, points, ("rate 0.99: too small",))
+    found = Sweep(
+        {}, "validation", "2026-01-01T00:00:00+00:00", {"edgevit": "0.1.0"}, points, ("rate 0.99: too small",)
+    )
     write_sweep(tmp_path, found)
     shown = edgevit_main("show", tmp_path)
     assert "There is no model whose interval reaches the base's top-1, 90.0%" in shown.out

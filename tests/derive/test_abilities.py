@@ -11,7 +11,7 @@ def test_milliseconds_are_for_methods_that_can_spend_them():
     refuse_linear("forge", "mj")
     with pytest.raises(
         OptionError,
-        match=r"method 'heart' cannot allocate by a cost table; try --method forge, --method nuwa, .*--macs",
+        match=r"method 'heart' cannot allocate by a cost table; try --method corp, --method forge, .*--macs",
     ):
         refuse_linear("heart", "fps")
 

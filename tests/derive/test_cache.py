@@ -167,6 +167,7 @@ def test_an_entry_says_whose_it_is_and_one_of_an_older_edgevit_is_still_shown(
 ) -> None:
     made = Cache(tmp_path / "cache", Noting(), base="vit, base.safetensors", task="photos\udcff: jay, [red]robin")
     monkeypatch.setattr(cache_module, "cache_folder", lambda: made.folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))  # without what cost tables were made of elsewhere
     made.tensors("spectra", {}, Maker())
     save_file({"counts": torch.ones(1)}, tmp_path / "cache" / "baselines-0a.safetensors", {"made_by": "edgevit 0.0"})
     (tmp_path / "cache" / "curves-1b.safetensors").write_text("damaged")
@@ -207,8 +208,11 @@ def test_a_second_derivation_reuses_what_does_not_depend_on_the_rate_and_is_the_
     assert len(clear(folder)) >= 4 and entries(folder) == []
 
 
-def test_the_command_shows_and_clears(opened: Any, edgevit_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_shows_and_clears(
+    opened: Any, edgevit_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(cache_module, "cache_folder", lambda: opened.folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     assert "holding 0 entries" in edgevit_main("cache").out
     opened.tensors("spectra", {}, Maker())
     shown = edgevit_main("cache")

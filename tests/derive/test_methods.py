@@ -9,12 +9,12 @@ import pytest
 import torch
 from example_method import EXAMPLE, example, with_the_example
 from places import ROOT
-from small_base import derive, write_checkpoint
+from small_base import derive, write_checkpoint, write_cost_table
 
 import edgevit
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.derive.methods import load_method, method_names
-from edgevit.derive.options import make_config, parse_assignments
+from edgevit.derive.options import describe, make_config, parse_assignments
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.folder.model_folder import ModelFolder
 
@@ -92,6 +92,24 @@ def test_a_method_derives_a_model_inside_its_budget_that_loads_again(name, shape
     loaded = edgevit.load(tmp_path / "m")
     torch.testing.assert_close(loaded(images), derivation.model(images))
     assert loaded(images).shape == (2, 3)
+
+
+BY_TABLE = [name for name in method_names() if "ms" in describe(name).quantities]
+
+
+@pytest.mark.parametrize("narrower", [(), (32,)], ids=["whole", "narrower"])
+@pytest.mark.parametrize("name", BY_TABLE)
+def test_a_method_that_counts_milliseconds_keeps_them_by_the_table(name, narrower, checkpoint, tmp_path):
+    given = {"rate": None, "ms": 1.6, "cost_table": write_cost_table(tmp_path, narrower), "training": {"steps": 0}}
+    if narrower and "cut_embedding" in {option.name for option in describe(name).options}:
+        given["options"] = {"cut_embedding": True}
+    record = derive(checkpoint, tmp_path / "m", method=name, **given).record
+    assert record.budget.quantity == "ms" and 1.2 < record.budget.reached <= 1.6 * (1 + 1e-9)
+
+
+def test_all_methods_count_milliseconds_but_those_that_say_why_not():
+    """Slices of a super-network are cut by its own sizes, and no table says what a block costs for fewer tokens."""
+    assert set(method_names()) - set(BY_TABLE) - {EXAMPLE} == {"heart", "skd"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -22,7 +22,7 @@ from edgevit.folder.unfinished import open_partial, partial_folder
 from edgevit.request import asked_of, plain
 from edgevit.train.settings import Training
 
-NOT_OPTIONS = {"job"}  # which derive-many itself gives
+NOT_OPTIONS = {"job", "at_least", "at_least_embed"}  # which derive-many itself gives, and a search for a budget
 COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
 ASKED = asked_of(DeriveRequest)
 NAMES = [pytest.param(one, id=one.field) for one in ASKED]

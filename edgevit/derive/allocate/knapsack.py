@@ -199,11 +199,16 @@ def _solve(blocks: Sequence[_Block], bin_size: int, room_bins: int) -> list[Take
 
 
 def _cheapest(blocks: Sequence[_Block]) -> list[Taken | None]:
-    """The cheapest way to make or leave every block."""
+    """The cheapest way to make or leave every block; of equally cheap ones that which loses least."""
     found: list[Taken | None] = []
     for block in blocks:
-        sites = min(block.ways, key=lambda sites: sum(f.costs[0] for f in block.ways[sites]))
-        found.append(None if block.dropped is not None else (sites, [0] * len(block.ways[sites])))
+        ways = [
+            (sum(f.costs[0] for f in way), sum(f.choices[0].loss for f in way), (sites, [0] * len(way)))
+            for sites, way in block.ways.items()
+        ]
+        cost, loss, taken = min(ways, key=lambda way: way[:2])
+        leave = block.dropped is not None and (0, block.dropped) <= (cost, loss)
+        found.append(None if leave else taken)
     return found
 
 

@@ -131,10 +131,11 @@ def rank(
     if units.attention == "widths" and not units.embed:
         heads = [tuple(range(d.heads)) for d in dims]
         return Ranked(heads, fit(counts.wishes, dims, whole, budget, policy), embed)
+    stay = budget.at_least or {}
     refused, found, apart = None, None, 1.0
     for share in (k / SHARES for k in range(SHARES)):
-        kept, geometry = counts.at(share), geometry_at(_embed_width(counts, share, policy))
-        fewer = [_fewer_heads(i, d, kept, policy, whole) for i, d in enumerate(dims)]
+        kept, geometry = counts.at(share), geometry_at(_embed_width(counts, share, policy, budget.least_embed))
+        fewer = [_fewer_heads(i, d, kept, policy, whole, stay.get(i)) for i, d in enumerate(dims)]
         try:
             chosen = fit(counts.wishes, fewer, geometry, budget, policy)
         except BudgetError as error:
@@ -153,19 +154,29 @@ def rank(
     return found
 
 
-def _embed_width(counts: _Counts, share: float, policy: Policy) -> int:
-    if not counts.units.embed:
+def narrowest(embed: int, policy: Policy) -> int:
+    """The least width that an embedding of this width is given."""
+    return max(round(NARROWEST * embed / policy.embed_step) * policy.embed_step, policy.embed_step, 2)
+
+
+def _embed_width(counts: _Counts, share: float, policy: Policy, least: int) -> int:
+    """`least`: what the budget asks for, or can count."""
+    if not counts.units.embed or share == 0:
         return counts.embed
     step, kept = policy.embed_step, counts.at(share)["embed", 0]
-    least = max(round(NARROWEST * counts.embed / step) * step, step, 2)
-    return counts.embed if share == 0 else min(max(round(kept / step) * step, least), counts.embed)
+    return min(max(round(kept / step) * step, narrowest(counts.embed, policy), least), counts.embed)
 
 
 def _fewer_heads(
-    block: int, dims: BlockDims, kept: dict[tuple[str, int], float], policy: Policy, geometry: Geometry
+    block: int,
+    dims: BlockDims,
+    kept: dict[tuple[str, int], float],
+    policy: Policy,
+    geometry: Geometry,
+    at_least: BlockDims | None,
 ) -> BlockDims:
     may_go = ("heads", block) in kept and "heads" not in geometry.frozen(block)
-    least = least_heads(dims, policy, drop_heads=may_go)
+    least = max(least_heads(dims, policy, drop_heads=may_go), at_least.heads if at_least is not None else 0)
     return replace(dims, heads=max(round(kept.get(("heads", block), dims.heads)), least))
 
 

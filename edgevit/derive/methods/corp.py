@@ -34,6 +34,7 @@ from edgevit.models.anatomy import Attention, Ffn, attentions, ffns
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
 
+QUANTITIES = ("macs", "params", "ms", "mj")
 GENTLE = True
 
 

@@ -8,8 +8,8 @@ over batches. Over the embedding width d and each block's heads H, widths q and 
 a mixed-integer program that is not linear, as costs multiply d by all others. Here it is solved width by width of the
 embedding: for each a knapsack over all blocks, exact (`allocate.knapsack`), and the best of them is taken.
 
-The source counts latency by a table measured beforehand; here the budget is of MACs or parameters (`--ms` is not for
-this method yet). It drops whole blocks, too, in its convolutional form; here every block stays.
+The source counts latency by a table measured beforehand, as `--ms` does here; MACs and parameters are counted, too. It
+drops whole blocks, too, in its convolutional form; here every block stays.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edgevit.derive import embedding, ranked
 from edgevit.derive.allocate.knapsack import BlockMenu, Choice, allocate
 from edgevit.derive.allocate.menus import Heads, attention_menu, ffn_menu
+from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.allocate.ranking import Ranked
 from edgevit.derive.measure.importance import Scores, UnitScores, squared_changes
 from edgevit.derive.measure.sensitivity import Sensitivity
@@ -35,6 +36,7 @@ from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
 
+QUANTITIES = ("macs", "params", "ms", "mj")
 DROPS = True
 
 
@@ -55,6 +57,12 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return ranked.default_steps(images, batch_size)
 
 
+def narrowest(network: nn.Module, config: Config, policy: Policy) -> int:
+    """The narrowest embedding that it may give the network."""
+    whole: int = family_of(network).geometry(network).embed
+    return embedding.narrowest(network, policy, 0, "mdp") if config.cut_embedding else whole
+
+
 def _descending(scores: Tensor) -> Tensor:
     return scores.sort(dim=-1, descending=True).values
 
@@ -66,8 +74,12 @@ def _menu(
     none = torch.empty(0)
     lost = Sensitivity(_descending(of.qk), _descending(of.vo), of.heads, none, none, none)
     costs, frozen, policy = block_costs(problem.budget, geometry, block), geometry.frozen(block), problem.policy
-    attention = attention_menu(dims, lost, policy, costs.attention, drop_heads=config.drop_heads, frozen=frozen)
-    return BlockMenu(attention, ffn_menu(of.ffn.sort().values, policy, costs.ffn, frozen), None)
+    stays = (problem.budget.at_least or {}).get(block)
+    attention = attention_menu(
+        dims, lost, policy, costs.attention, drop_heads=config.drop_heads, frozen=frozen, at_least=stays
+    )
+    neurons = ffn_menu(of.ffn.sort().values, policy, costs.ffn, frozen, 0 if stays is None else stays.ffn)
+    return BlockMenu(attention, neurons, None)
 
 
 def best(problem: Problem, config: Config, scores: Scores) -> tuple[Ranked, float]:
@@ -89,12 +101,14 @@ def best(problem: Problem, config: Config, scores: Scores) -> tuple[Ranked, floa
             _menu(problem, config, of, d, geometry.at(n), i)
             for i, (of, d, n) in enumerate(zip(scores.blocks, dims, tokens, strict=True))
         ]
-        found = allocate(menus, budget.limit - geometry.fixed(0, budget.linear))
+        prices = budget.prices_at(geometry)
+        found = allocate(menus, budget.limit - (geometry.fixed(0, budget.linear) if prices is None else prices.fixed))
         pairs = [pair for pair in found if pair is not None]
         chosen: list[tuple[Choice, Choice]] = [(a, f) for a, f in pairs if a is not None and f is not None]
         return [(a.value, f.value) for a, f in chosen], sum(a.loss + f.loss for a, f in chosen)
 
-    widths = embedding.ladder(whole.embed, problem.policy.embed_step) if narrow else [whole.embed]
+    least = budget.least_embed if narrow else whole.embed
+    widths = embedding.widths(network, problem.policy, least=least)
 
     @cache
     def given_up(width: int) -> float:

@@ -15,12 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edgevit.derive import ranked
+from edgevit.derive.allocate.budget import MEASURED
 from edgevit.derive.allocate.ranking import AttentionUnits, Grouping
 from edgevit.derive.measure.importance import squared_changes
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
 from edgevit.errors import OptionError
 
+QUANTITIES = ("macs", "params", "ms", "mj")
 DROPS = True
 
 
@@ -47,14 +49,18 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return ranked.default_steps(images, batch_size)
 
 
+narrowest = ranked.narrowest
+
+
 def derive(problem: Problem, config: Config) -> Derived:
     images, budget = problem.task.train.subset(config.calibration_images), problem.budget
     network = problem.network.to(problem.compute.device).eval()
     for number in range(1, config.rounds + 1):
         with problem.stopwatch.stage("gradients"):
             scores = squared_changes(network, images, problem.columns, problem.passes)
-        spent = (budget.base - budget.limit) * number / config.rounds
-        chosen = ranked.choose(problem, config, scores, replace(budget, limit=int(budget.base - spent)))
+        left = budget.base - (budget.base - budget.limit) * number / config.rounds
+        limit = left if budget.quantity in MEASURED else int(left)
+        chosen = ranked.choose(problem, config, scores, replace(budget, limit=limit))
         if number < config.rounds:
             network = ranked.masked(network, chosen, scores)
     return ranked.finish(problem, config, ranked.plan_of(problem.network, scores, chosen))

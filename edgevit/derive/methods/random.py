@@ -18,6 +18,7 @@ from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
 from edgevit.models.families import family_of
 
+QUANTITIES = ("macs", "params", "ms", "mj")
 DROPS = True
 
 
@@ -31,6 +32,9 @@ class Config(RankOptions):
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
     """Steps of the training after the cut."""
     return ranked.default_steps(images, batch_size)
+
+
+narrowest = ranked.narrowest
 
 
 def derive(problem: Problem, config: Config) -> Derived:

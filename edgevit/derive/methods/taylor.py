@@ -23,6 +23,7 @@ from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
 from edgevit.errors import OptionError
 
+QUANTITIES = ("macs", "params", "ms", "mj")
 DROPS = True
 
 
@@ -45,6 +46,9 @@ class Config(RankOptions):
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
     """Steps of the training after the cut."""
     return ranked.default_steps(images, batch_size)
+
+
+narrowest = ranked.narrowest
 
 
 def derive(problem: Problem, config: Config) -> Derived:

@@ -25,6 +25,7 @@ from edgevit.errors import OptionError
 from edgevit.models.anatomy import Attention, Ffn, attentions, ffns
 from edgevit.models.families import family_of
 
+QUANTITIES = ("macs", "params", "ms", "mj")
 DROPS = True
 
 
@@ -44,6 +45,9 @@ class Config(RankOptions):
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
     """None: nothing is trained unless steps are asked for."""
     return 0
+
+
+narrowest = ranked.narrowest
 
 
 def unit_scores(a: Attention, f: Ffn, given: Tensor, attended: Tensor, hidden: Tensor) -> UnitScores:
