@@ -1,4 +1,4 @@
-"""Every value of every option of every method, and of a super-network, derives a model once."""
+"""Every value of every option of every method, and of a super-network, derives a model once, many of them together."""
 
 from __future__ import annotations
 
@@ -29,20 +29,35 @@ QUICK: dict[str, dict[str, Any]] = {
 }
 
 
-def values(option: Option) -> tuple[str, ...]:
-    """All that it may be; of a number, its default."""
-    if option.kind is bool:
-        return ("True", "False")
-    return option.kind if isinstance(option.kind, tuple) else (option.default,)
+# Options that make others count for nothing, or would meet no budget beside them: each of their values goes alone.
+ALONE: dict[str, tuple[str, ...]] = {
+    "forge": (
+        "teacher", "sensitivity", "allocation",
+        "drop_heads", "drop_blocks", "cut_embedding", "cut_tokens", "sequential",
+    ),
+    "heart": ("selection", "ratios", "gates"),
+    "nuwa": ("purification", "cut_embedding"),
+    "vulcan": ("collapse", "rank"),
+}  # fmt: skip
 
 
-CASES = [
-    (owner, option.name, value)
-    for owner in (*method_names(), SUPERNET)
-    for option in describe(owner).options
-    for value in values(option)
-    if value != option.default
-]
+def others(option: Option) -> tuple[str, ...]:
+    """All that it may be beside its default; of a number nothing."""
+    values = ("True", "False") if option.kind is bool else option.kind if isinstance(option.kind, tuple) else ()
+    return tuple(value for value in values if value != option.default)
+
+
+def cases(owner: str) -> Iterator[dict[str, str]]:
+    """Settings in which every option takes each of its values once: the first of all of them together, and so on."""
+    together = {option.name: others(option) for option in describe(owner).options}
+    for name in ALONE.get(owner, ()):
+        yield from ({name: value} for value in together.pop(name))
+    for number in range(max(map(len, together.values()))):
+        yield {name: values[number] for name, values in together.items() if number < len(values)}
+
+
+CASES = [pytest.param(owner, case, id=f"{owner} {' '.join(f'{n}={v}' for n, v in case.items())}")
+         for owner in (*method_names(), SUPERNET) for case in cases(owner)]  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,13 +72,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("base"))
 
 
-@pytest.mark.parametrize(("owner", "name", "value"), CASES)
+@pytest.mark.parametrize(("owner", "case"), CASES)
 def test_every_value_of_every_option_derives_a_model(
-    owner: str, name: str, value: str, checkpoint: Path, tmp_path: Path
+    owner: str, case: dict[str, str], checkpoint: Path, tmp_path: Path
 ) -> None:
-    options = {**QUICK.get(owner, {}), name: value}
+    options = {**QUICK.get(owner, {}), **case}
     two_steps = {"steps": 2, "evaluations": 1}
-    (option,) = (o for o in describe(owner).options if o.name == name)
+    known = {option.name: option for option in describe(owner).options}
     if owner == SUPERNET:
         made = make_supernet(checkpoint, tmp_path / "m", training=two_steps, options=options)
         config = made.record.settings.more["options"]
@@ -73,4 +88,4 @@ def test_every_value_of_every_option_derives_a_model(
         config = made.record.config
         assert rate <= made.model.spec.rate < rate + 0.1
         assert edgevit.load(tmp_path / "m")(torch.randn(2, 3, 32, 32)).isfinite().all()
-    assert config[name] == option.convert(owner, value)
+    assert {name: config[name] for name in case} == {n: known[n].convert(owner, v) for n, v in case.items()}

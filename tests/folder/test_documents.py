@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from edgevit.errors import PlanError
+from edgevit.folder import documents
 from edgevit.folder.documents import Reader
 
 READER = Reader(PlanError, mend="write it again")
@@ -95,15 +97,21 @@ def test_a_fault_of_a_json_file_is_one_line(tmp_path: Path, content: str | bytes
         ("workers: two", "has 'two' as workers, expected a valid integer"),
         ("tasks: " + "[" * 5000, "is nested too deeply"),
         ("a: &a [*a]", "is nested too deeply"),
-        ("a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
-            f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(8)
-        ), "values"),
         ("!!python/object/apply:os.system [true]", "is not YAML"),
         ("workers: !!binary aGk=", "a bytes: put it in quotes"),
     ],
 )  # fmt: skip
 def test_a_fault_of_a_yaml_file_is_one_line(tmp_path: Path, content: str, told: str) -> None:
     assert told in refusal(tmp_path, content, Strict, "yaml")
+
+
+def test_few_lines_of_yaml_that_hold_more_values_than_memory_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "VALUES", 10**5)
+    lines = [f"{new}: &{new} [{','.join([f'*{old}'] * 10)}]" for old, new in pairwise("abcdefghi")]
+    content = "\n".join(["a: &a [1,1,1,1,1,1,1,1,1,1]", *lines])
+    assert "holds more than 100000 values" in refusal(tmp_path, content, Strict, "yaml")
 
 
 def test_a_missing_file_and_a_folder_are_one_line(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_an_old_folder_loads_exports_and_is_measured(name: str, tmp_path: Path) 
     torch.testing.assert_close(
         OnnxModel(folder / "export/model.fp32.onnx").predict(images), logits, rtol=1e-4, atol=1e-4
     )
-    quick = {"samples": 5, "warmup": 1, "threads": 1}
+    quick = {"samples": 5, "warmup": 1, "threads": 1, "duration_s": 0.0, "warmup_seconds": 0.0}
     (before,) = edgevit.bench(folder, **quick).runs
     assert before.label == name
     edgevit.export(folder, fp16=False, accuracy=False)

@@ -11,7 +11,7 @@ from edgevit.meet.loop import meet
 from edgevit.meet.rounds import MOST, WINDOW, Search
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 199), share=st.sampled_from([0.3, 0.5, 0.7]))
 def test_a_budget_is_met_in_five_rounds_or_said_to_be_out_of_reach(seed: int, share: float) -> None:
     bench = draw(seed)
