@@ -115,7 +115,12 @@ def test_a_test_part_alone_is_refused(tmp_path: Path) -> None:
             ask(tmp_path)
 
 
-@pytest.mark.parametrize("spoil", [b"", b"no gzip", gzip.compress(bytes(99))[:20], gzip.compress(b"ab")[:-3] + b"123"])
+# With names, as gzip writes the time of day: workers that begin a second apart would not have the same tests.
+@pytest.mark.parametrize(
+    "spoil",
+    [b"", b"no gzip", gzip.compress(bytes(99))[:20], gzip.compress(b"ab")[:-3] + b"123"],
+    ids=["empty", "no gzip", "cut off", "of another sum"],
+)
 def test_a_spoilt_gzip_is_one_line(tmp_path: Path, spoil: bytes) -> None:
     make_idx(tmp_path, zipped=True)
     (tmp_path / f"{LABELS}.gz").write_bytes(spoil)
