@@ -46,7 +46,7 @@ test: .venv/ready sshd
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
 pytest: .venv/ready
-	$(BIN)/python -m pytest -n 3 --dist worksteal  # two cores: a worker alone waits for a third of its time
+	$(BIN)/python -m pytest -n 3 --dist worksteal  # more than cores: workers wait for programs that they start
 
 # The page of `edgevit report` is tried in a browser where there is one; this installs one, which takes minutes.
 browser: .venv/ready

@@ -114,9 +114,7 @@ class Case:
     @property
     def takes_finetuned_base(self) -> bool:
         """Once per task and seed."""
-        if self.table == "dimensions":
-            return self.variant == "forge, closed form" and self.rate == BASELINE_RATE
-        if self.table == "rivals":
+        if self.table in ("dimensions", "rivals"):
             return self.variant == "forge" and self.steps > 0 and self.rate == BASELINE_RATE
         return self.table in ("main", "digits") and self.variant == "vulcan" and self.rate == BASELINE_RATE
 
