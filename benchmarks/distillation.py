@@ -37,7 +37,7 @@ from edgevit.derive.problem import Problem, Stopwatch, distillation_for
 from edgevit.derive.session import versions
 from edgevit.models.checkpoint import open_base
 from edgevit.models.classifier import with_classes
-from edgevit.models.slim import bare_copy
+from edgevit.models.copies import bare_copy
 from edgevit.progress import Silent
 from edgevit.train.distil import teacher_loss
 from edgevit.train.history import History

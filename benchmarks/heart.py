@@ -82,7 +82,7 @@ def scored(variant: str) -> Iterator[None]:
             stack.enter_context(patch(method, attention_scores))
         elif variant == "random":
             stack.enter_context(patch(method, random_scores))
-            stack.enter_context(patch("edgevit.models.tokens.token_scores", random_order))
+            stack.enter_context(patch("edgevit.models.families.vit.tokens.token_scores", random_order))
         yield
 
 

@@ -15,8 +15,8 @@ from edgevit.errors import UnsupportedModelError
 from edgevit.export.graph import write_onnx
 from edgevit.export.precision import halved
 from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn, check_all_pass
+from edgevit.models.copies import bare_copy
 from edgevit.models.families import family_of
-from edgevit.models.slim import bare_copy
 
 P = TypeVar("P", Attention, Ffn)
 SPREAD = 0.02  # standard deviation of the weights

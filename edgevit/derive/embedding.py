@@ -28,9 +28,9 @@ from edgevit.derive.measure.embedding import enough_images, token_directions, to
 from edgevit.derive.plan import EmbedPlan
 from edgevit.derive.problem import Problem
 from edgevit.errors import BudgetError, OptionError
+from edgevit.models.copies import bare_copy
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
-from edgevit.models.slim import bare_copy
 
 STEPS = 12  # rungs of the ladder, about as far apart from one another
 LEAST = 2  # of them that stay in any case

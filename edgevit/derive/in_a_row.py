@@ -20,8 +20,8 @@ from edgevit.folder.plan import StepRecord
 from edgevit.folder.unfinished import STATE
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import Model, tensors_sha256
+from edgevit.models.copies import bare_copy
 from edgevit.models.families import family_of
-from edgevit.models.slim import bare_copy
 from edgevit.train.history import History
 from edgevit.train.settings import Training, fill
 from edgevit.train.state import load_tensors, reading_state, save_tensors

@@ -18,7 +18,7 @@ from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.cache import Cache
 from edgevit.derive.measure.sensitivity import felt_behind
 from edgevit.derive.plan import Plan
-from edgevit.models.slim import bare_copy
+from edgevit.models.copies import bare_copy
 from edgevit.progress import Progress
 from edgevit.train.compute import Compute
 from edgevit.train.constraint import Constraint

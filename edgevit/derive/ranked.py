@@ -22,9 +22,9 @@ from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Pl
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.realise import realise
 from edgevit.models.anatomy import attentions, ffns
+from edgevit.models.copies import bare_copy
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
-from edgevit.models.slim import bare_copy
 from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import evaluate
 

@@ -11,9 +11,9 @@ from edgevit.derive.algebra.attention import keep_heads, narrow
 from edgevit.derive.plan import AttentionPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.errors import PlanError
 from edgevit.models.anatomy import Attention, Block, Ffn
+from edgevit.models.copies import bare_copy
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
-from edgevit.models.slim import bare_copy
 
 
 @torch.no_grad()

@@ -24,10 +24,10 @@ from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameE
 from edgevit.folder.model import BaseFacts, ClassLabel, ModelSpec
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.writing import file_sha256, new_folder
-from edgevit.models.families import family_of, load_family, name_of
+from edgevit.models.families import family_like, family_of, load_family, name_of
 from edgevit.models.prediction import Picture, Prediction, judge, rgb_images
 from edgevit.models.request import check_base, check_model_folder
-from edgevit.models.weights import FOREIGN, fill, first_line, fitted, named, read_weights, reading
+from edgevit.models.weights import FOREIGN, fill, first_line, read_weights, reading
 from edgevit.numbers import COUNT, check_number
 from edgevit.progress import Progress, Silent
 
@@ -253,10 +253,12 @@ def network_without_weights(base: str | Path, model_args: Mapping[str, Any] | No
 
 def _filled(name: str, args: dict[str, Any], checkpoint: Path, progress: Progress) -> Any:
     """Make a timm model with the weights of a file, and as many classes as they have, which `args` then says, too."""
-    weights = named(read_weights(checkpoint))
+    with torch.device("meta"):
+        family = family_like(_create(name, args))
+    weights = family.named(read_weights(checkpoint))
     args.setdefault("num_classes", weights.classes)  # perhaps not ImageNet's, or none
     network = _create(name, args)
-    weights = fitted(weights, network, name, resample="img_size" in args)
+    weights = family.fitted(weights, network, name, resample="img_size" in args)
     try:
         fill(network, weights.state, checkpoint, name)
     except CheckpointError as error:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from edgevit.models.copies import bare_copy
 from edgevit.models.families import family_of
-from edgevit.models.slim import bare_copy
 
 
 def with_classes(network: nn.Module, classes: Sequence[int]) -> nn.Module:

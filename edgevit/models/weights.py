@@ -1,21 +1,16 @@
-"""Read the weights of a base, whoever wrote them, under the names that timm gives them.
+"""Files of weights, whoever wrote them: read without running what is in them, and put into a network that they fit.
 
-timm's own names are taken as they are. Recognised beside them: Hugging Face's ViT, DeiT and DINOv2, with registers too,
-as their files have them and as transformers 5 names its modules, and the official release of DINOv2. What is renamed,
-joined or added up is the same function; only position embeddings may be resampled, by timm and where another size of
-images was asked for.
+Whose names they have is a family's business (`Family.named`).
 """
 
 from __future__ import annotations
 
 import pickle
-import re
 import struct
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +18,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.models import clean_state_dict
-from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
 from edgevit.errors import CheckpointError
@@ -93,46 +87,6 @@ def _is_weight(name: object, value: object) -> bool:
     return isinstance(name, str) and isinstance(value, Tensor)
 
 
-# -- names -------------------------------------------------------------------------------------------------------------
-
-# Each is replaced in every name, in this order. A block of Hugging Face's has one of two sets of names: that of files,
-# and that of the modules of transformers 5, which are written only where `save_original_format=False` asks for it.
-_HUGGING_FACE = [
-    (r"^(vit|deit|dinov2|dinov2_with_registers)\.", ""),
-    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
-    (r"^embeddings\.position_embeddings$", "pos_embed"),
-    (r"^embeddings\.distillation_token$", "dist_token"),
-    (r"^embeddings\.", ""),  # cls_token, mask_token, register_tokens
-    (r"^(encoder\.layer|layers)\.(\d+)\.", r"blocks.\2."),
-    (r"\.layernorm_before\.", ".norm1."),
-    (r"\.layernorm_after\.", ".norm2."),
-    (r"\.attention\.attention\.(query|key|value)\.", r".attn.\1."),
-    (r"\.attention\.q_proj\.", ".attn.query."),
-    (r"\.attention\.k_proj\.", ".attn.key."),
-    (r"\.attention\.v_proj\.", ".attn.value."),
-    (r"\.attention\.(output\.dense|o_proj)\.", ".attn.proj."),
-    (r"\.intermediate\.dense\.", ".mlp.fc1."),
-    (r"\.output\.dense\.", ".mlp.fc2."),
-    (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),
-    (r"\.mlp\.weights_in\.", ".mlp.w12."),
-    (r"\.mlp\.(weights_out|down_proj)\.", ".mlp.w3."),
-    (r"^layernorm\.", "norm."),
-    (r"^(cls_)?classifier\.", "head."),
-    (r"^distillation_classifier\.", "head_dist."),
-]
-_DINOV2 = [
-    (r"^backbone\.", ""),  # beside the heads of its training
-    (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # chunks, in which blocks keep their own numbers
-]
-REGISTERS = "register_tokens"  # as both have them; timm's name of them and of DINOv2's FFN is timm's business
-CLASSIFIERS = ("head", "head_dist")
-ELSEWHERE = ("dist_token", REGISTERS)  # what a network of another class has, or has under another name
-_JOINED = {  # what timm has as rows of one matrix
-    "attn.qkv": ("attn.query", "attn.key", "attn.value"),
-    "mlp.w12": ("mlp.gate_proj", "mlp.up_proj"),
-}
-
-
 @dataclass(frozen=True)
 class Weights:
     """What a file holds, in fp32 and under timm's names, or under those of DINOv2 that timm itself converts."""
@@ -147,106 +101,7 @@ class Weights:
         return 0 if weight is None else len(weight)
 
 
-def named(state: Mapping[str, Tensor]) -> Weights:
-    """Give weights timm's names, by whose they have."""
-    rules, notes = _DINOV2, []
-    if any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in state):
-        rules = _HUGGING_FACE
-        notes = ["the weights have Hugging Face's names, and are read as timm's"]
-    found = {_renamed(name, rules): value.to(torch.float32) for name, value in state.items()}
-    for whole, parts in _JOINED.items():
-        _join(found, whole, parts)
-    head, token = found.get("head.weight"), found.get("cls_token")
-    if head is not None and token is not None and head.ndim == 2 and head.shape[1] == 2 * token.shape[-1]:
-        notes.append(
-            "the classifier of the weights reads the class token and the mean of the patches, and timm's reads one of "
-            "them: it is left out"
-        )
-        found = {name: value for name, value in found.items() if not name.startswith("head.")}
-    return Weights(found, tuple(notes))
-
-
-def _renamed(name: str, rules: Iterable[tuple[str, str]]) -> str:
-    for pattern, replacement in rules:
-        name = re.sub(pattern, replacement, name)
-    return name
-
-
-def _join(state: State, whole: str, parts: tuple[str, ...]) -> None:
-    """Join the rows of layers that timm has as one, where all of them are there."""
-    first = re.compile(rf"(.*\.){re.escape(parts[0])}\.(weight|bias)")
-    for match in [m for name in state if (m := first.fullmatch(name))]:
-        names = [f"{match[1]}{part}.{match[2]}" for part in parts]
-        if all(name in state for name in names):
-            state[f"{match[1]}{whole}.{match[2]}"] = torch.cat([state.pop(name) for name in names])
-
-
-# -- a network ---------------------------------------------------------------------------------------------------------
-
-
-def fitted(weights: Weights, network: Any, name: str, *, resample: bool) -> Weights:
-    """Make weights those of this network as far as timm can: other names of DINOv2, and other numbers of patches.
-
-    What only training needed, such as a mask token, is left out and named; a layer that the network could have and has
-    not stays, for `fill` to refuse.
-
-    Args:
-        name: of the base, for messages.
-        resample: whether position embeddings may be resampled, because the size of images was asked for.
-
-    Raises:
-        CheckpointError: they are of another number of patches, and are not to be resampled.
-    """
-    notes, unused = list(weights.notes), sorted(key for key in weights.state if not _concerns(network, key))
-    state = {key: value for key, value in weights.state.items() if key not in unused}
-    if unused:
-        notes.append(f"left out of the weights, as {name} has no use for them: {first_names(unused)}")
-    if isinstance(network, VisionTransformer) and _same_patches(state, network):
-        resized = _resized(state, network, name, resample=resample)
-        registers = REGISTERS in state and network.reg_token is not None
-        if resized or registers or any(".mlp.w12." in key for key in state):
-            # timm knows DINOv2 by its mask token, which a file may lack.
-            state = checkpoint_filter_fn({"mask_token": torch.zeros(1), **state}, network)
-        notes += [resized] * bool(resized)
-    return Weights(state, tuple(notes))
-
-
-def _concerns(network: Any, key: str) -> bool:
-    """Whether the network has, or with other arguments would have, what this weight is of."""
-    leading = key.partition(".")[0]
-    if leading in CLASSIFIERS:
-        return bool(network.num_classes)
-    return hasattr(network, leading) or leading in ELSEWHERE
-
-
-def _same_patches(state: State, network: Any) -> bool:
-    """Whether patches have one size: timm resamples the embedding of others, too, which is another function."""
-    held, own = state.get("patch_embed.proj.weight"), network.patch_embed.proj.weight
-    return held is not None and held.shape[2:] == own.shape[2:] and min(network.patch_embed.grid_size) > 0
-
-
-def _resized(state: State, network: Any, name: str, *, resample: bool) -> str:
-    """Say how position embeddings are resampled; nothing where they fit, or where their patches are in no square.
-
-    Raises:
-        CheckpointError: they would have to be, and are not to.
-    """
-    positions, own = state.get("pos_embed"), network.pos_embed
-    if positions is None or own is None or positions.ndim != 3:
-        return ""
-    prefix = 0 if network.no_embed_class else network.num_prefix_tokens
-    patches = positions.shape[1] - prefix - (REGISTERS in state)  # of which DINOv2 has none in its positions
-    side, (height, width) = isqrt(max(patches, 0)), network.patch_embed.grid_size
-    if side * side != patches or patches == own.shape[1] - prefix:
-        return ""
-    if not resample:
-        size = side * network.patch_embed.patch_size[0]
-        raise CheckpointError(
-            f"the weights do not fit {name}: their position embeddings are of {side} x {side} patches, expected "
-            f"{height} x {width}; give --model-arg img_size={size} for images as large as they were trained on, or "
-            f"another img_size to have them resampled"
-        )
-    return f"position embeddings are resampled from {side} x {side} patches to {height} x {width}, for img_size"
+# -- a network --------------------------------------------------------------------------------------------------------
 
 
 def first_names(names: Sequence[str], limit: int = 3) -> str:

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from edgevit.errors import OptionError
 from edgevit.models.anatomy import decoder
+from edgevit.models.copies import bare_copy
 from edgevit.models.families import family_of
-from edgevit.models.slim import bare_copy
 from edgevit.train.passes import Observe, observed
 
 

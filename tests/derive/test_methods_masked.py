@@ -30,7 +30,7 @@ from edgevit.folder.supernet import SUPERNET_KIND, Point, SettingsRecord, Supern
 from edgevit.models.anatomy import Attention, Block, Ffn
 from edgevit.models.checkpoint import Model, describe, save
 from edgevit.models.families import family_of
-from edgevit.models.tokens import pass_on
+from edgevit.models.families.vit.tokens import pass_on
 
 FEW: dict[str, dict[str, Any]] = {
     "corp": {"calibration_images": 32},

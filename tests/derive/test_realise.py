@@ -13,7 +13,7 @@ from edgevit.derive.realise import realise
 from edgevit.errors import PlanError
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import vit
-from edgevit.models.slim import HalfBlock, SlimAttention
+from edgevit.models.families.vit.slim import HalfBlock, SlimAttention
 
 KINDS = {
     "vit": ("vit_tiny_patch16_224", {}),

@@ -14,7 +14,7 @@ from torch import nn
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
-from edgevit.models.slim import SlimAttention
+from edgevit.models.families.vit.slim import SlimAttention
 
 
 def numel(module: nn.Module) -> int:

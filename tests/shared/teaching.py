@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Task, open_task
 from edgevit.models.checkpoint import open_base
-from edgevit.models.slim import bare_copy
+from edgevit.models.copies import bare_copy
 from edgevit.train.distil import Distillation, teacher_loss
 from edgevit.train.history import History
 from edgevit.train.loop import train

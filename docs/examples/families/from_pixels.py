@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from edgevit.models.anatomy import Block
 from edgevit.models.families import vit
+from edgevit.models.weights import Weights
 
 
 class FromPixels(nn.Module):
@@ -52,8 +53,13 @@ def plain_loader(model: nn.Module) -> None:
     """None: timm alone does not make it."""
 
 
+# ... files of weights are of what is inside ...
+def fitted(weights: Weights, model: FromPixels, name: str, *, resample: bool) -> Weights:
+    return vit.fitted(weights, model.inner, name, resample=resample)
+
+
 # ... and all else is as it is inside.
-unpack, pack = vit.unpack, vit.pack
+named, unpack, pack = vit.named, vit.unpack, vit.pack
 check, sites, read, geometry, input_size, classifiers = map(
     _of_inner, (vit.check, vit.sites, vit.read, vit.geometry, vit.input_size, vit.classifiers)
 )

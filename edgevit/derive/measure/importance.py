@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from edgevit.data.task import Split
 from edgevit.errors import DataError
 from edgevit.models.anatomy import Attention, Ffn, attentions, ffns
+from edgevit.models.copies import bare_copy
 from edgevit.models.families import family_of
-from edgevit.models.slim import bare_copy
 from edgevit.train.passes import Passes
 
 

@@ -6,7 +6,7 @@ tests/models/families sweeps the folder: every function of the protocol is held 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
@@ -16,9 +16,17 @@ from torch import Tensor, nn
 from edgevit.errors import UnknownNameError, UnsupportedModelError
 from edgevit.models.anatomy import Block, BlockDims, Site
 from edgevit.models.cost import Geometry
-from edgevit.models.tokens import HalfThere
+from edgevit.models.weights import Weights
 
 Scale = Tensor | float
+
+
+@dataclass(frozen=True)
+class HalfThere:
+    """Tokens and heads that are about to go: how much of each there still is."""
+
+    log_gates: Tensor  # [B, N], added to the logits of the tokens
+    heads: Tensor  # [H], the share of each head in what the others say
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,21 @@ class Family(Protocol):
 
     def check(self, model: nn.Module, /) -> None:
         """Raise UnsupportedModelError, with the reason, if the algebra would break."""
+
+    # -- weights of others
+
+    def named(self, state: Mapping[str, Tensor], /) -> Weights:
+        """The weights of a file under the names of this family's networks, whoever wrote them."""
+
+    def fitted(self, weights: Weights, model: nn.Module, name: str, /, *, resample: bool) -> Weights:
+        """Make named weights those of this model, `name` in messages, as far as that is the same function.
+
+        Args:
+            resample: whether position embeddings may be resampled, because the size of images was asked for.
+
+        Raises:
+            CheckpointError: they are of images of another size, and may not be resampled.
+        """
 
     # -- what it is made of
 
@@ -173,21 +196,31 @@ def name_of(family: Family) -> str:
     return str(vars(family)["__name__"]).rpartition(".")[2]
 
 
+def family_like(model: nn.Module) -> Family:
+    """Return the family file of this kind of model, be it one that can be pruned or not.
+
+    Raises:
+        UnsupportedModelError: no family matches.
+    """
+    for name in family_names():
+        family = load_family(name)
+        if family.matches(model):
+            return family
+    raise UnsupportedModelError(
+        f"cannot prune a {type(model).__name__}: supported families are {', '.join(family_names())} "
+        f"(timm's VisionTransformer and DeiT); try vit_base_patch16_224 or deit_base_patch16_224"
+    )
+
+
 def family_of(model: nn.Module) -> Family:
     """Return the family file that reads this model.
 
     Raises:
         UnsupportedModelError: no family matches, or the one that does refuses the model.
     """
-    for name in family_names():
-        family = load_family(name)
-        if family.matches(model):
-            family.check(model)
-            return family
-    raise UnsupportedModelError(
-        f"cannot prune a {type(model).__name__}: supported families are {', '.join(family_names())} "
-        f"(timm's VisionTransformer and DeiT); try vit_base_patch16_224 or deit_base_patch16_224"
-    )
+    family = family_like(model)
+    family.check(model)
+    return family
 
 
 if TYPE_CHECKING:  # mypy holds every family against the protocol

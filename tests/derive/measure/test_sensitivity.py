@@ -19,8 +19,8 @@ from edgevit.derive.measure.sensitivity import (
 )
 from edgevit.errors import DataError
 from edgevit.models.checkpoint import describe
+from edgevit.models.copies import bare_copy
 from edgevit.models.families import vit
-from edgevit.models.slim import bare_copy
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 

@@ -1,9 +1,9 @@
 """How many tokens go on after each block: a few ladders, each with what the answers lose by it alone.
 
 A ladder says of each block of the base how many tokens it passes on, 0 for as many as it is given; which ones is
-decided image by image, by what its attention looks at (`models.tokens`). Counts are multiples of a tile, which is what
-a matrix unit takes at once: 197 tokens are four tiles of 64, and 192 are three. What is lost with a ladder is measured
-by one pass over the sensitivity images, and is taken as what it adds to the losses of widths.
+decided image by image, by what its attention looks at (`models.families.vit.tokens`). Counts are multiples of a tile,
+which is what a matrix unit takes at once: 197 tokens are four tiles of 64, and 192 are three. What is lost with a
+ladder is measured by one pass over the sensitivity images, and is taken as what it adds to the losses of widths.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from edgevit.derive.methods.forge.sequential import Slim, solve_in_sequence
 from edgevit.derive.plan import Plan
 from edgevit.derive.problem import Problem
 from edgevit.derive.realise import realise
+from edgevit.models.copies import bare_copy
 from edgevit.models.families import family_of
-from edgevit.models.slim import bare_copy
 
 
 class Options(Protocol):

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from edgevit.derive.plan import Plan
 from edgevit.derive.realise import realise
 from edgevit.models.anatomy import BlockDims
-from edgevit.models.families import family_of
-from edgevit.models.tokens import HalfThere
+from edgevit.models.families import HalfThere, family_of
 
 SHUT = 1e-6  # the smallest gate: its logarithm is added to logits
 

@@ -36,9 +36,9 @@ from edgevit.derive.realise import realise
 from edgevit.errors import BudgetError, OptionError
 from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn, attentions, ffns
 from edgevit.models.checkpoint import tensors_sha256
+from edgevit.models.copies import bare_copy
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
-from edgevit.models.slim import bare_copy
 from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import evaluate
 from edgevit.train.state import load_tensors, reading_state, save_tensors

@@ -19,13 +19,15 @@ from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 
 from edgevit.errors import UnsupportedModelError
-from edgevit.models import tokens
 from edgevit.models.anatomy import Attention, Axis, Block, BlockDims, Ffn, Site
+from edgevit.models.copies import bare_copy
 from edgevit.models.cost import Geometry, SiteCosts
-from edgevit.models.families import Branch
-from edgevit.models.families.vit import embedding
-from edgevit.models.slim import HalfBlock, SlimAttention, bare_copy
-from edgevit.models.tokens import TokenBlock
+from edgevit.models.families import Branch, HalfThere
+from edgevit.models.families.vit import embedding, tokens
+from edgevit.models.families.vit.names import fitted as fitted
+from edgevit.models.families.vit.names import named as named
+from edgevit.models.families.vit.slim import HalfBlock, SlimAttention
+from edgevit.models.families.vit.tokens import TokenBlock
 
 ROTARY = "rotary embeddings stand between the projections and the dot product, so QK cannot be factorised"
 POST_NORM = "a norm after the residual sum's terms sees the whole embedding width"
@@ -441,7 +443,7 @@ def answers(model: Any, tokens: Tensor) -> Tensor:
     return logits
 
 
-def token_scores(model: Any, block: int, seen: Tensor, there: tokens.HalfThere | None = None) -> Tensor:
+def token_scores(model: Any, block: int, seen: Tensor, there: HalfThere | None = None) -> Tensor:
     return tokens.token_scores(model.blocks[block].attn, seen, has_class=model.cls_token is not None, there=there)
 
 

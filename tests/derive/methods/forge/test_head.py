@@ -13,8 +13,8 @@ from edgevit.data.task import open_task
 from edgevit.derive.measure.divergence import answers, divergence
 from edgevit.derive.methods.forge.head import Taught, refit_head
 from edgevit.models.checkpoint import describe
+from edgevit.models.copies import bare_copy
 from edgevit.models.families import family_of
-from edgevit.models.slim import bare_copy
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 

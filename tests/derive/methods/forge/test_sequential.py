@@ -18,8 +18,8 @@ from edgevit.derive.methods.forge.sequential import Slim, solve_in_sequence
 from edgevit.errors import OutputError
 from edgevit.models.anatomy import Block
 from edgevit.models.checkpoint import describe
+from edgevit.models.copies import bare_copy
 from edgevit.models.families import vit
-from edgevit.models.slim import bare_copy
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 

@@ -6,7 +6,6 @@ token, distillation and register tokens always stay. What leaves can be merged i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,18 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.models.anatomy import Axis
+from edgevit.models.families import HalfThere
 
 RANKED = "tokens leave after this block, ranked by its attention"
 UNRANKED = "a block without attention ranks no tokens"
 LAST = "nothing is saved where tokens leave after the last block"
-
-
-@dataclass(frozen=True)
-class HalfThere:
-    """Tokens and heads that are about to go: how much of each there still is."""
-
-    log_gates: Tensor  # [B, N], added to the logits of the tokens
-    heads: Tensor  # [H], the share of each head in what the others say
 
 
 def class_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, there: HalfThere | None = None) -> Tensor:

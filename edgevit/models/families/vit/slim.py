@@ -1,29 +1,11 @@
-"""What slim models are made of: an attention that timm cannot express, and copies free of what training left behind."""
+"""What slim models are made of and timm has not: an attention with widths of its own, and a block with one site."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-
-def bare_copy(model: nn.Module, shared: Sequence[nn.Module] = ()) -> nn.Module:
-    """Copy a model without its hooks and without a `forward` put on the instance, sharing some of its modules.
-
-    Both would go on calling the original: hooks observe it, and accelerate's mixed precision replaces `forward`.
-    """
-    copied = copy.deepcopy(model, {id(module): module for module in shared})
-    kept = {id(module) for module in shared}
-    for module in copied.modules():
-        if id(module) not in kept:
-            module._forward_hooks.clear()
-            module._forward_pre_hooks.clear()
-            for name in ("forward", "_original_forward"):
-                vars(module).pop(name, None)
-    return copied
 
 
 class SlimAttention(nn.Module):

@@ -22,7 +22,7 @@ from edgevit.models.anatomy import Attention, Block, BlockDims
 from edgevit.models.checkpoint import derived_spec, describe, save
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
-from edgevit.models.tokens import TokenBlock, class_attention, pass_on
+from edgevit.models.families.vit.tokens import TokenBlock, class_attention, pass_on
 
 ARGS = {"depth": 3}
 
