@@ -272,6 +272,28 @@ class Deriving(Request):
     resume: Annotated[bool, Option(RESUME.format("derivation"), OUTPUT)] = False
     overwrite: Annotated[bool, OVERWRITE] = False
 
+    def supernet_folder(self) -> Path | None:
+        """The super-network that is sliced; None where the method works on a base.
+
+        Raises:
+            OptionError: one is given to another method, or none to this one, or a base beside it.
+            CheckpointError: there is none in the folder.
+        """
+        given = self.supernet or self.options.get("supernet")
+        if self.method != SLICES:
+            if given is not None:
+                raise OptionError(f"--supernet {given} is for --method {SLICES}, and the method is {self.method!r}")
+            return None
+        if given is None and (self.base is None or not ModelFolder(Path(self.base)).is_supernet):
+            raise OptionError(
+                f"--method {SLICES} slices a super-network: give it with --supernet NET; edgevit supernet makes one"
+            )
+        if given is not None and self.base is not None and Path(self.base) != Path(given):
+            raise OptionError(f"--supernet {given} is the base itself; leave {self.base} out")
+        folder = Path(given or str(self.base))
+        ModelFolder(folder).refuse_no_supernet()
+        return folder
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeriveRequest(Deriving):
@@ -337,25 +359,3 @@ class DeriveRequest(Deriving):
     def measured(self) -> str | None:
         """The budget that a cost table counts, if it is such a one."""
         return next((name for name in ("ms", "mj", "fps") if getattr(self, name) is not None), None)
-
-    def supernet_folder(self) -> Path | None:
-        """The super-network that is sliced; None where the method works on a base.
-
-        Raises:
-            OptionError: one is given to another method, or none to this one, or a base beside it.
-            CheckpointError: there is none in the folder.
-        """
-        given = self.supernet or self.options.get("supernet")
-        if self.method != SLICES:
-            if given is not None:
-                raise OptionError(f"--supernet {given} is for --method {SLICES}, and the method is {self.method!r}")
-            return None
-        if given is None and (self.base is None or not ModelFolder(Path(self.base)).is_supernet):
-            raise OptionError(
-                f"--method {SLICES} slices a super-network: give it with --supernet NET; edgevit supernet makes one"
-            )
-        if given is not None and self.base is not None and Path(self.base) != Path(given):
-            raise OptionError(f"--supernet {given} is the base itself; leave {self.base} out")
-        folder = Path(given or str(self.base))
-        ModelFolder(folder).refuse_no_supernet()
-        return folder

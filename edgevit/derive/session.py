@@ -224,9 +224,11 @@ def _write_json(file: Path, data: dict[str, Any], compute: Compute) -> None:
             write_whole(file, json.dumps(data))
 
 
-def _budget(opened: Opened, policy: Policy, request: DeriveRequest, method: Method, config: Any) -> Budget:
-    base = opened.base
-    geometry = load_family(base.spec.family).geometry(opened.network)
+def _budget(
+    base: Model, network: nn.Module, policy: Policy, request: DeriveRequest, method: Method, config: Any
+) -> Budget:
+    """What is asked of `network`, which has the classes that are kept of the base."""
+    geometry = load_family(base.spec.family).geometry(network)
     table = None if request.cost_table is None else load_cost_table(request.cost_table)
     if table is not None:
         table.check(base.spec.family, base.spec.blocks, geometry, policy)
@@ -234,8 +236,8 @@ def _budget(opened: Opened, policy: Policy, request: DeriveRequest, method: Meth
     budget = replace(budget, at_least=request.at_least, at_least_embed=request.at_least_embed)
     if not method.drops:  # else the method itself knows how small it can get
         if method.narrowest is not None:
-            narrowest = max(method.narrowest(opened.network, config, policy), budget.least_embed)
-            geometry = geometry_at(opened.network, narrowest)
+            narrowest = max(method.narrowest(network, config, policy), budget.least_embed)
+            geometry = geometry_at(network, narrowest)
         check_reachable(base.spec.blocks, geometry, budget, policy)
     return budget
 
@@ -309,7 +311,8 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         slices.check(found.spec, found.network, request.classes, **size)
     if request.data is None:
         assert slices is not None and isinstance(found, Model), "only slices need no images"
-        return _without_images(slices, str(base), found, config, policy, request)
+        budget = _budget(found, found.network, policy, request, method, config)
+        return _without_images(slices, str(base), found, config, budget, policy, request)
     task, rejection = _open_images(found, request, progress)
     passes = open_passes(training, progress)
     compute = passes.compute
@@ -322,7 +325,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     )  # fmt: skip
     opened = open_for(found, base, request, request.head, task, passes, shared)
     _check_tokens(opened, request.first, method, config)
-    budget = _budget(opened, policy, request, method, config)
+    budget = _budget(opened.base, opened.network, policy, request, method, config)
     if training.steps is None:
         steps = method.default_steps(config, budget.rate, len(task.train), training.batch_size)
         training = replace(training, steps=steps)
@@ -361,11 +364,10 @@ def _open_images(
 
 
 def _without_images(
-    slices: Slices, base_name: str, base: Model, config: Any, policy: Policy, request: DeriveRequest
+    slices: Slices, base_name: str, base: Model, config: Any, budget: Budget, policy: Policy, request: DeriveRequest
 ) -> Derivation:
     """Cut without any image, and write the model folder; nothing is measured."""
     stopwatch, head, out = Stopwatch(), request.head, request.out
-    budget = make_budget(base.spec.macs, base.spec.params, rate=request.rate, macs=request.macs, params=request.params)
     with stopwatch.stage("slice"), one_thread():
         chosen = slices.classes(base.spec, request.classes)
         rows = [c.base_index for c in chosen] if head == "subset" else None
@@ -379,7 +381,7 @@ def _without_images(
         method=request.method,
         config=asdict(config),
         training=None,
-        budget=budget.record(),
+        budget=budget.record(budget.cost(spec.blocks, load_family(spec.family).geometry(network))),
         shape=shape_record(policy),
         head=head,
         data=None,

@@ -138,8 +138,9 @@ class _Costs:
     """The table of a base at a place, which grows; or the one that is given, which does not."""
 
     def __init__(self, request: MeetRequest, progress: Progress) -> None:
-        assert request.base is not None
-        self.network = network_without_weights(request.base, request.model_args)
+        base = request.supernet_folder() or request.base
+        assert base is not None
+        self.network = network_without_weights(base, request.model_args)
         self.place, self.progress = request.place, progress
         self.policy = make_policy(request.shape, request.ffn_multiple)
         self.energy = request.quantity == "mj"

@@ -15,7 +15,6 @@ from edgevit.derive.allocate.prices import Prices
 from edgevit.derive.base import run as write_base
 from edgevit.derive.request import BaseRequest, DeriveRequest
 from edgevit.derive.session import run as derive
-from edgevit.export.images import data_record
 from edgevit.folder.model import BlockDims
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import partial_folder
@@ -98,14 +97,13 @@ class Workshop:
         self.table = self.more(some, shape.embed)
 
     def _write_base(self, model: Path) -> None:
-        known = data_record(model)
-        assert known is not None, "it was derived from images"
         asked = self.request
+        base = asked.supernet_folder() or asked.base
+        assert base is not None
         shared = ("data", "training", "validation_fraction", "skip_bad_images", "cache")
         given: dict[str, Any] = {**asked.opening(), **{name: getattr(asked, name) for name in shared}}
-        given |= {"base_classes": asked.base_classes, "classes": [c.name for c in known.classes]}
-        assert asked.base is not None
-        write_base(BaseRequest(name=asked.base, out=self.base, **given), self.progress)
+        given |= {"base_classes": asked.base_classes, "classes": ModelFolder(model).spec().class_names}
+        write_base(BaseRequest(name=base, out=self.base, **given), self.progress)
 
 
 def shape_of(folder: Path) -> Shape:

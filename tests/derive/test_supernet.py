@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_base import press_ctrl_c_in_step
+from small_base import press_ctrl_c_in_step, write_cost_table
 
 import edgevit
 from edgevit.data.task import reopen
@@ -208,6 +208,20 @@ def test_a_size_out_of_range_is_refused_with_the_range(net, tmp_path):
     with pytest.raises(OptionError, match="a budget is one of --rate"):
         derive(method="skd", supernet=net.folder, out=tmp_path / "m")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_slice_keeps_milliseconds_by_a_table_or_is_refused_with_the_least(net, tmp_path):
+    given = {"method": "skd", "supernet": net.folder, "cost_table": write_cost_table(tmp_path)}
+    blind = derive(ms=1.6, out=tmp_path / "blind", **given)
+    seen = derive(ms=1.6, out=tmp_path / "seen", data="digits", training=Training(device="cpu"), **given)
+    for made in (blind, seen):
+        assert made.record.budget.quantity == "ms" and 1.5 < made.record.budget.reached <= 1.6
+    assert_same(weights(blind.folder), weights(seen.folder))
+    for data in (None, "digits"):
+        with pytest.raises(BudgetError, match=r"ms 0.9 leaves 0.9 ms, and the smallest slice .* takes .* ms \(.*FFN"):
+            derive(ms=0.9, out=tmp_path / "m", data=data, **given)
+    with pytest.raises(OptionError, match="--mj 3 needs --cost-table FILE"):
+        derive(method="skd", supernet=net.folder, mj=3, out=tmp_path / "m")
 
 
 def test_a_folder_that_is_no_super_network_is_refused(net, copied, tmp_path):

@@ -144,6 +144,20 @@ def test_a_method_that_chooses_a_rate_meets_a_budget_by_the_table(
     assert made.record.method == "nuwa" and len(met.rounds) > 1
 
 
+def test_a_slice_of_a_super_network_meets_a_budget_without_any_image(
+    asked: dict[str, Any], tmp_path: Path, computed: Computed
+) -> None:
+    same = ("checkpoint", "model_args", "data", "classes", "accept_weak_base")
+    how = Training(steps=1, device="cpu", batch_size=32)
+    few = {"proxy_images": 16, "updates": 1, "points": 2}
+    edgevit.supernet(NAME, out=tmp_path / "net", training=how, options=few, **{n: asked[n] for n in same})
+    given = {name: asked[name] for name in ("training", "cache", "place")}
+    (made,) = edgevit.meet(method="skd", supernet=tmp_path / "net", ms=6.0, out=tmp_path / "t", **given)
+    met = made.record.met
+    assert met is not None and met.outcome == "met" and made.record.data is None
+    assert made.record.accuracy.derived is None and made.record.base == str(tmp_path / "net")
+
+
 def test_a_search_that_was_stopped_goes_on_where_it_was(
     asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

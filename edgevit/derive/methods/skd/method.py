@@ -12,6 +12,8 @@ from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.realise import realise
 from edgevit.train.distil import TeacherOptions
 
+QUANTITIES = ("macs", "params", "ms", "mj")
+
 
 @dataclass(frozen=True)
 class Config(TeacherOptions):  # the teacher of --steps is the whole super-network

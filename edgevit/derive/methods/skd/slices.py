@@ -111,12 +111,26 @@ class SuperNet:
 def plan_of_slice(
     network: nn.Module, order: Sequence[Unit], budget: Budget, policy: Policy, outputs: int | None = None
 ) -> Plan:
-    """The slice of this budget, with as many outputs as the network unless another number is given."""
+    """The slice of this budget, with as many outputs as the network unless another number is given.
+
+    Raises:
+        BudgetError: the smallest slice costs more.
+    """
     family = family_of(network)
     blocks, geometry = family.read(network), family.geometry(network)
     if outputs is not None:
         geometry = geometry.with_classes(outputs)
     whole = [b.dims for b in blocks]
+    smallest = without(whole, order)
+    if not budget.holds(least := budget.cost(smallest, geometry)):
+        made_of = budget.made_of(smallest, geometry)
+        raise BudgetError(
+            f"{budget.asked} leaves {budget.told(budget.limit)}, and the smallest slice of this super-network takes "
+            f"{budget.told(least)}{made_of and f' ({made_of})'}; raise the budget, or make one for smaller slices: "
+            "edgevit supernet --smallest-rate",
+            least=least,
+            made_of=made_of,
+        )
     chosen = fit(lambda share: _wishes(order, whole, share), whole, geometry, budget, policy)
     with torch.no_grad():
         return slice_plan(blocks, chosen)
