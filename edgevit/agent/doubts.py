@@ -145,6 +145,8 @@ def _cores(run: Run) -> int:
 
 def _load(run: Run) -> str | None:
     cores = _cores(run)
+    if run.cpu_busy_ns is not None:
+        return None  # ticks tell of this window and of the cores that may be used; the average, of minutes and of all
     if run.load_average_before is None or not cores or run.load_average_before <= cores:
         return None
     return f"the load average was {run.load_average_before:.1f} on {cores} cores; close other programs and run again"

@@ -23,6 +23,8 @@ from edgevit.progress import Progress
 from edgevit.report.runs import Comparison, compare_within, decisive
 
 ROUNDS = 8  # of base and model: an interval needs 6
+MOST_ROUNDS = 32  # where the interval stays wide
+SURE = 0.0075  # of what a model takes, to each side: half as wide as the window that a budget is met in
 SECONDS, POWER_SECONDS = 0.5, 3.0  # of each: the rails' sensors average over 0.43 s
 LABELS = ("base", "model")
 DRIFT = 0.05  # of the base against what it took when the table was measured
@@ -58,24 +60,31 @@ class InTurns:
             build_engine(folder, board, asked, self.progress)
 
     def measure(self, base: Path, model: Path) -> Measured:
-        """Measure a model beside the base; both must be ready.
+        """Measure a model beside the base, until its interval is narrow or there are many rounds; both must be ready.
 
         Raises:
             UnfitBoardError: the board throttled or moved its clocks each time, or tells no power.
             BoardError: as its name says.
         """
-        for _ in range(TRIES):
-            found = self.judged(self._runs(base, model))
-            if not found.void:
-                break
-            self.progress.warn(f"measured again: {found.void[0]}")
-        else:
-            raise UnfitBoardError(
-                f"no figure counts: {found.void[0]}; cool the board, give --lock-clocks, or a lower --power-mode"
-            )
+        runs = self._counting(base, model)
+        while not _is_sure(self.judged(runs)) and len(runs) < len(LABELS) * MOST_ROUNDS:
+            runs += self._counting(base, model)
+        found = self.judged(runs)
         self.figure = found.figure
+        self._tell_drift(runs)
         low, high = (None if end is None else end * self.base_takes for end in (found.low, found.high))
         return Measured(found.ratio * self.base_takes, low, high, found.rounds or 1)
+
+    def _counting(self, base: Path, model: Path) -> tuple[Run, ...]:
+        """The runs of some rounds, none of which is void; UnfitBoardError as above."""
+        for _ in range(TRIES):
+            runs = self._runs(base, model)
+            if not (void := self.judged(runs).void):
+                return runs
+            self.progress.warn(f"measured again: {void[0]}")
+        raise UnfitBoardError(
+            f"no figure counts: {void[0]}; cool the board, give --lock-clocks, or a lower --power-mode"
+        )
 
     def _runs(self, base: Path, model: Path) -> tuple[Run, ...]:
         seconds = POWER_SECONDS if self.quantity == "mj" else SECONDS
@@ -100,9 +109,20 @@ class InTurns:
         found = figures.get("energy" if self.quantity == "mj" else "p50")
         if found is None:
             raise UnfitBoardError("--mj: no power can be read there; give --ms, or a --board whose rails can be read")
-        now = found.before_value
+        return found if self.quantity == "mj" else decisive(list(figures.values()))[0]
+
+    def _tell_drift(self, runs: Sequence[Run]) -> None:
+        """Say where the base takes another time, or energy, than when the table was measured."""
+        wanted = "energy" if self.quantity == "mj" else "p50"
+        now = next(found.before_value for found in compare_within(runs) if found.figure == wanted)
         if abs(now / self.base_takes - 1) > DRIFT:
             self.progress.note(
                 f"the base takes {now:.4g} now and {self.base_takes:.4g} by the table: the model is judged by its ratio"
             )
-        return found if self.quantity == "mj" else decisive(list(figures.values()))[0]
+
+
+def _is_sure(found: Comparison) -> bool:
+    """Whether more rounds would tell no more: the interval is narrow, or there is none."""
+    if found.low is None or found.high is None:
+        return True
+    return found.high - found.low <= 2 * SURE * found.ratio

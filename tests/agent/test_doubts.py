@@ -33,13 +33,20 @@ def test_a_run_on_a_machine_that_tells_nothing_has_no_warnings():
             "second half .* was 9% faster .*; try a longer --warmup",
         ),
         ({"clocks_after_khz": {"cpu0": 1_000_000}}, "moved between 1000 and 1500 MHz; try the performance governor"),
-        ({"load_average_before": 2.4}, "the load average was 2.4 on 2 cores; close other programs"),
+        (
+            {"load_average_before": 2.4, "cpu_busy_ns": None},
+            "the load average was 2.4 on 2 cores; close other programs",
+        ),
         ({"cpu_busy_ns": 3_150 * MS}, "other programs took 25% of the processor .* close them"),
     ],
 )
 def test_a_doubtful_run_says_why_and_what_to_try(changes, warning):
     (text,) = replace(QUIET, **changes).warnings()
     assert re.search(warning, text)
+
+
+def test_where_ticks_say_that_nothing_else_ran_on_these_cores_the_load_average_says_nothing():
+    assert replace(QUIET, load_average_before=9.0).warnings() == []
 
 
 def test_missed_periods_are_told():

@@ -14,6 +14,7 @@ from edgevit.agent.records import Run
 from edgevit.cost.place import Place
 from edgevit.errors import UnfitBoardError
 from edgevit.meet.in_turns import LABELS, InTurns
+from edgevit.meet.rounds import Measured
 from edgevit.progress import Silent
 
 
@@ -47,18 +48,45 @@ def turns(ratio: float, *, base_ms: float = 10.0, rounds: int = 8) -> list[Run]:
     return runs
 
 
-def test_a_model_takes_its_ratio_to_the_base_times_what_the_base_takes_by_the_table() -> None:
+def answer(monkeypatch: pytest.MonkeyPatch, *answers: list[Run]) -> None:
+    """Let rounds come to these runs, one after the other."""
+    given = iter(answers)
+    monkeypatch.setattr(InTurns, "_runs", lambda *_: tuple(next(given)))
+
+
+def measured(progress: Notes, base_takes: float) -> Measured:
+    return InTurns(Place(), "ms", base_takes, progress).measure(Path("base"), Path("model"))
+
+
+def test_a_model_takes_its_ratio_to_the_base_times_what_the_base_takes_by_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     notes = Notes()
-    found = InTurns(Place(), "ms", 11.0, notes).judged(turns(0.4))
-    assert found.ratio == pytest.approx(0.4, rel=0.01) and found.figure == "p50"
-    assert found.low is not None and found.low <= found.ratio <= (found.high or 0)
+    answer(monkeypatch, turns(0.4))
+    found = measured(notes, 11.0)
+    assert found.value == pytest.approx(0.4 * 11.0, rel=0.01) and found.repeats == 8
+    assert found.low is not None and found.low <= found.value <= (found.high or 0)
     assert notes.notes == []
 
 
-def test_a_base_that_takes_another_time_than_by_the_table_is_told_of() -> None:
+def test_a_base_that_takes_another_time_than_by_the_table_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     notes = Notes()
-    InTurns(Place(), "ms", 5.0, notes).judged(turns(0.4))
+    answer(monkeypatch, turns(0.4))
+    measured(notes, 5.0)
     assert len(notes.notes) == 1 and "5 by the table: the model is judged by its ratio" in notes.notes[0]
+
+
+def test_rounds_are_added_until_the_interval_is_narrow_or_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    def session(number: int, *ratios: float) -> list[Run]:
+        runs = [run for i, ratio in enumerate(ratios) for run in turns(ratio, rounds=8)[2 * i : 2 * i + 2]]
+        return [replace(run, session=f"s{number}") for run in runs]
+
+    wide, narrow = [0.36, 0.44] * 4, [0.4] * 8
+    answer(monkeypatch, session(1, *wide), session(2, *narrow), session(3, *narrow))
+    found = measured(Notes(), 10.0)
+    assert found.repeats == 24 and found.value == pytest.approx(4, rel=0.01)
+    answer(monkeypatch, *(session(number, *wide) for number in range(4)))
+    assert measured(Notes(), 10.0).repeats == 32
 
 
 @pytest.mark.parametrize(("threads", "figure"), [("1", "processor"), ("2", "mean")])
@@ -81,13 +109,11 @@ def test_what_is_void_is_measured_again_and_told_and_refused_where_it_stays_void
 ) -> None:
     told, good = Notes(), turns(0.4)
     hot = [replace(run, throttled=("soctherm",)) for run in good]
-    answers = iter([hot, good, hot, hot])
-    monkeypatch.setattr(InTurns, "_runs", lambda *_: next(answers))
-    measuring = InTurns(Place(), "ms", 10.0, told)
-    assert measuring.measure(Path("base"), Path("model")).value == pytest.approx(4, rel=0.01)
+    answer(monkeypatch, hot, good, hot, hot)
+    assert measured(told, 10.0).value == pytest.approx(4, rel=0.01)
     assert len(told.warnings) == 1 and told.warnings[0].startswith("measured again: ")
     with pytest.raises(UnfitBoardError, match=r"no figure counts: .*; cool the board, give --lock-clocks"):
-        measuring.measure(Path("base"), Path("model"))
+        measured(told, 10.0)
 
 
 def test_without_power_no_energy_is_judged() -> None:
