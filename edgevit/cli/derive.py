@@ -31,7 +31,7 @@ def main(
         int | None,
         option(
             panel=TRAINING,
-            help="Passes over the training images after the cut, in place of --steps; for --method nuwa only.",
+            help="Passes over the training images after the cut, in place of --steps, for a method that counts in them.",
         ),
     ] = None,
     json: JsonFlag = False,
@@ -105,11 +105,15 @@ def _next(console: Console, context: typer.Context, request: MeetRequest, deriva
 
 
 def with_epochs(request: MeetRequest, epochs: int | None) -> MeetRequest:
-    """The request with the length of training in passes, which one method counts in."""
+    """The request with the length of training in passes, for a method that counts in them."""
     if epochs is None:
         return request
-    if request.method != "nuwa":
-        raise OptionError(f"--finetune-epochs is for --method nuwa, and the method is {request.method!r}; give --steps")
+    from edgevit.derive.options import methods_with
+
+    if request.method not in (able := methods_with("finetune_epochs")):
+        raise OptionError(
+            f"--finetune-epochs is for --method {' or '.join(able)}, and the method is {request.method!r}; give --steps"
+        )
     if request.training.steps is not None:
         raise OptionError("--steps and --finetune-epochs exclude each other; give one of them")
     return replace(request, options={**request.options, "finetune_epochs": epochs})

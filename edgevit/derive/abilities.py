@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgevit.derive.methods import method_names
-from edgevit.derive.options import describe
+from edgevit.derive.options import describe, methods_with
 from edgevit.errors import OptionError
 
-TOKENS = "heart"  # the method by which tokens leave
+if TYPE_CHECKING:
+    from edgevit.derive.method import Method
 
 
 def refuse_linear(method: str, budget: str) -> None:
@@ -32,26 +33,33 @@ def refuse_untaught(method: str, config: Any, steps: int | None) -> None:
         OptionError: the method has no teacher as it was asked for, or does not train.
     """
     if getattr(config, "teacher", "none") == "none":
-        can = [n for n in method_names() if "teacher" in {option.name for option in describe(n).options}]
+        can = methods_with("teacher")
         told = f"--set {method}.teacher=restricted" if method in can else f"--method {' or '.join(can)} with a teacher"
         raise OptionError(f"unlabelled images need a teacher, and {method} has none as asked for; try {told}")
     if steps == 0:
         raise OptionError("unlabelled images are for training, and 0 steps train not at all; leave them out")
 
 
-def refuse_after_tokens(method: str, config: Any) -> None:
+def refuse_after_tokens(method: Method, config: Any) -> None:
     """Refuse a method, as it was asked for, to cut a network that tokens leave.
 
     Raises:
         OptionError: it cannot; the message says in which order it can.
     """
-    order = f"let tokens leave last (--first {method}:RATE --method {TOKENS})"
-    if method == TOKENS:
-        raise OptionError(f"{TOKENS}: tokens leave this model already; give its base, and the rate of both together")
+    from edgevit.derive.method import find_method
+
+    if method.thins_tokens(config):
+        raise OptionError(
+            f"{method.name}: tokens leave this model already; give its base, and the rate of both together"
+        )
+    others = [other.name for other in map(find_method, method_names()) if other.thins_tokens(other.make_config({}))]
+    order = f"let tokens leave last (--first {method.name}:RATE --method {' or '.join(others)})"
     if getattr(config, "sequential", False):
         raise OptionError(
-            f"{method}.sequential=true compares the model with its base token by token, and tokens leave this one; "
-            f"{order}, or --set {method}.sequential=false"
+            f"{method.name}.sequential=true compares the model with its base token by token, and tokens leave "
+            f"this one; {order}, or --set {method.name}.sequential=false"
         )
     if getattr(config, "sensitivity", "fisher") == "none":
-        raise OptionError(f"{method}.sensitivity=none weighs all tokens of the base alike, and tokens leave; {order}")
+        raise OptionError(
+            f"{method.name}.sensitivity=none weighs all tokens of the base alike, and tokens leave; {order}"
+        )

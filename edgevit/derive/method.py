@@ -47,6 +47,7 @@ class Method:
     drops: bool  # it can leave out heads and blocks
     # Of a network, config and policy: the narrowest embedding that it may give it; None: it leaves the embedding alone.
     narrowest: Callable[[nn.Module, Any, Policy], int] | None
+    thins_tokens: Callable[[Any], bool]  # of config: whether tokens leave what it makes
 
 
 def find_method(name: str) -> Method:
@@ -65,4 +66,5 @@ def find_method(name: str) -> Method:
         getattr(module, "GENTLE", False),
         getattr(module, "DROPS", False),
         getattr(module, "narrowest", None),
+        getattr(module, "thins_tokens", lambda _: False),
     )

@@ -66,6 +66,7 @@ class Method:
     summary: str  # the first line of its docstring
     options: tuple[Option, ...]
     quantities: tuple[str, ...]  # what its budget may be counted in
+    slices: bool  # whether it cuts a super-network, without any image, in place of a base
 
 
 @lru_cache
@@ -85,8 +86,17 @@ def describe(name: str) -> Method:
     summary = (ast.get_docstring(source.tree) or "").partition("\n")[0]
     quantities = source.value("QUANTITIES")
     return Method(
-        name, summary, tuple(_options(source, "Config").values()), ast.literal_eval(quantities) if quantities else ()
+        name,
+        summary,
+        tuple(_options(source, "Config").values()),
+        ast.literal_eval(quantities) if quantities else (),
+        source.has_function("slices"),
     )
+
+
+def methods_with(option: str) -> list[str]:
+    """The methods that have an option of this name."""
+    return [name for name in method_names() if option in {known.name for known in describe(name).options}]
 
 
 def read_options(owner: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,6 +163,9 @@ class _Source:
             if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
                 return node.value
         return None
+
+    def has_function(self, name: str) -> bool:
+        return any(isinstance(node, ast.FunctionDef) and node.name == name for node in self.tree.body)
 
     def origin(self, name: str) -> _Source | None:
         """The module that a name is imported from; None if it is not imported from edgevit."""

@@ -15,7 +15,7 @@ from edgevit.data.request import BaseClasses, Classes, Data, OptionalData, SkipB
 from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.methods import method_names
-from edgevit.derive.options import SUPERNET, parse_assignments, read_options
+from edgevit.derive.options import SUPERNET, describe, parse_assignments, read_options
 from edgevit.derive.steps import Step, check_steps, read_steps
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.folder.model import BlockDims
@@ -27,7 +27,6 @@ from edgevit.numbers import check_number
 from edgevit.request import BUDGET, COMPUTING, DATA, OUTPUT, SHAPE, TRAINING, Nested, Option, plain
 from edgevit.train.settings import Training
 
-SLICES = "skd"  # the method that cuts a super-network instead of a base
 HEADS = ("subset", "full")
 NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
 
@@ -280,13 +279,15 @@ class Deriving(Request):
             CheckpointError: there is none in the folder.
         """
         given = self.supernet or self.options.get("supernet")
-        if self.method != SLICES:
+        if not describe(self.method).slices:
             if given is not None:
-                raise OptionError(f"--supernet {given} is for --method {SLICES}, and the method is {self.method!r}")
+                able = " or ".join(name for name in method_names() if describe(name).slices)
+                raise OptionError(f"--supernet {given} is for --method {able}, and the method is {self.method!r}")
             return None
         if given is None and (self.base is None or not ModelFolder(Path(self.base)).is_supernet):
             raise OptionError(
-                f"--method {SLICES} slices a super-network: give it with --supernet NET; edgevit supernet makes one"
+                f"--method {self.method} slices a super-network: give it with --supernet NET; "
+                "edgevit supernet makes one"
             )
         if given is not None and self.base is not None and Path(self.base) != Path(given):
             raise OptionError(f"--supernet {given} is the base itself; leave {self.base} out")
@@ -332,7 +333,7 @@ class DeriveRequest(Deriving):
     def needs_images(self) -> bool:
         """Whether something is to be trained or measured: anything but a slice as it is."""
         asks = (self.training.steps, self.finetune_base, self.unlabelled, self.reject is not None)
-        return self.method != SLICES or any(asks)
+        return not describe(self.method).slices or any(asks)
 
     def check_budget(self) -> None:
         """Refuse a budget that no base could have.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from edgevit.data.accuracy import Accuracy, from_counts
 from edgevit.data.assumptions import Sureness
 from edgevit.data.task import Split, Task, without
-from edgevit.derive.abilities import TOKENS, refuse_after_tokens, refuse_untaught
+from edgevit.derive.abilities import refuse_after_tokens, refuse_untaught
 from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.budget import Budget, make_budget
 from edgevit.derive.allocate.cost_table import load_cost_table
@@ -245,11 +245,11 @@ def _budget(
 def _check_tokens(opened: Opened, first: Sequence[Step], method: Method, config: Any) -> None:
     """Refuse, before anything is measured, a method that cannot cut a network that tokens leave."""
     leave = any(block.tokens for block in opened.base.spec.blocks)
-    configs = [(step.method, find_method(step.method).make_config(step.options)) for step in first]
-    for name, given in (*configs, (method.name, config)):
+    earlier = [(found := find_method(step.method), found.make_config(step.options)) for step in first]
+    for one, given in (*earlier, (method, config)):
         if leave:
-            refuse_after_tokens(name, given)
-        leave = leave or name == TOKENS or getattr(given, "cut_tokens", False)
+            refuse_after_tokens(one, given)
+        leave = leave or one.thins_tokens(given)
 
 
 def _named(data: str | Path, classes: Sequence[str]) -> str:

@@ -11,11 +11,9 @@ from itertools import pairwise
 from typing import Any
 
 from edgevit.derive.methods import method_names
-from edgevit.derive.options import read_options
+from edgevit.derive.options import describe, read_options
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.numbers import check_number
-
-SLICES = "skd"  # the method that cuts a super-network, which no other method makes
 
 
 @dataclass(frozen=True)
@@ -60,11 +58,12 @@ def check_steps(steps: Sequence[Step], method: str, rate: float | None, *, measu
             raise UnknownNameError("method", step.method, method_names())
         check_number(f"--first {step.method}", step.rate, "(0, 1)", "try 0.5")
         read_options(step.method, step.options)
-    if SLICES in (*(step.method for step in steps), method):
-        raise OptionError(
-            f"--first: {SLICES} cuts a super-network, which no other method makes, and cannot stand in a row; write "
-            f"the slice with edgevit derive --method {SLICES}, then derive from its folder"
-        )
+    for name in (*(step.method for step in steps), method):
+        if describe(name).slices:
+            raise OptionError(
+                f"--first: {name} cuts a super-network, which no other method makes, and cannot stand in a row; write "
+                f"the slice with edgevit derive --method {name}, then derive from its folder"
+            )
     if measured:
         raise OptionError(
             f"--first counts rates in MACs, and --{measured} what was measured; give --rate, or leave --first out"

@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 from edgevit.data.classes import listed
 from edgevit.data.request import Data
-from edgevit.derive.request import METHOD, SLICES, Cache, DeriveRequest, Request, method_options
+from edgevit.derive.methods import method_names
+from edgevit.derive.options import describe
+from edgevit.derive.request import METHOD, Cache, DeriveRequest, Request, method_options
 from edgevit.errors import OptionError, OutputError, UnknownNameError
 from edgevit.folder.unfinished import partial_folder
 from edgevit.folder.writing import file_sha256, refuse_existing
@@ -74,7 +76,7 @@ class SweepRequest(Request):
             check_number("--rates", rate, "(0, 1)", "0.9 leaves 10 % of the MACs; the base is always beside the models")
         if self.part not in PARTS:
             raise UnknownNameError("part of the data", self.part, PARTS)
-        if self.method == SLICES:
+        if self.method in method_names() and describe(self.method).slices:
             raise OptionError("slices of a super-network need no sweep: `edgevit show NET` draws their accuracy")
         self._refuse_other_folder()
         due = [asked for rate in self.rates if not (asked := self.at(rate)).out.is_dir()]

@@ -9,10 +9,11 @@
     QUANTITIES = ("macs", "params", "ms", "mj")  if it can spend by a cost table, too; left out by those that cannot
     GENTLE = True                if its training starts from weights that are nearly right: the learning rate warms
                                  up and is no higher than what is wrong with them needs (`train.settings.fill`)
-    def slices(config) -> Slices if it can cut without any image: what it cuts from (edgevit/derive/method.py)
+    def slices(config) -> Slices if it cuts super-networks, without any image, and no base (edgevit/derive/method.py)
     DROPS = True                 if it can leave out heads and blocks, and so get below the policy's smallest widths
     def narrowest(network, config, policy) -> int   if it can narrow the embedding (edgevit/derive/embedding.py): the
                                  least width that it may give the network's
+    def thins_tokens(config) -> bool   if tokens may leave the networks that it makes: whether they do
 
 A method decides what to keep: a `Plan` (edgevit/derive/plan.py), with new weights where it works them out. It may train
 `problem.network` in place before that, or what comes of the plan after it; only `realise` changes a structure. What a

@@ -135,6 +135,10 @@ def narrowest(network: nn.Module, config: Config, policy: Policy) -> int:
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 
+def thins_tokens(config: Config) -> bool:
+    return config.cut_tokens
+
+
 def _sensitivities(
     problem: Problem, config: Config, network: nn.Module, stage: str, restored: Sequence[Tensor | None] | None = None
 ) -> list[Sensitivity]:

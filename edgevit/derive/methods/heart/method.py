@@ -103,6 +103,10 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return config.finetune_epochs * ceil(images / batch_size)
 
 
+def thins_tokens(config: Config) -> bool:
+    return True
+
+
 def _scores(problem: Problem, config: Config) -> Scores:
     """Take the scores, or find them in the cache: they depend on the task and not on the budget."""
     images = problem.task.train.subset(config.calibration_images)
