@@ -31,7 +31,7 @@ def main(
         int | None,
         option(
             panel=TRAINING,
-            help="Passes over the training images after the cut, in place of --steps, for a method that counts in them.",
+            help="Passes over the training images after the cut, for a method that counts in them; or give --steps.",
         ),
     ] = None,
     json: JsonFlag = False,
