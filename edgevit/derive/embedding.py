@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.derive.algebra.embedding import encoder
+from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.measure.divergence import answers, divergence
 from edgevit.derive.measure.embedding import enough_images, token_directions, token_weights
@@ -86,15 +87,19 @@ def geometry_at(network: nn.Module, width: int) -> Geometry:
 
 def reason_against(problem: Problem, calibration_images: int) -> str | None:
     """Why the embedding stays as it is; None: it can be narrowed."""
-    geometry = family_of(problem.network).geometry(problem.network)
+    return why_it_stays(problem.network, problem.budget, min(len(problem.task.train), calibration_images))
+
+
+def why_it_stays(network: nn.Module, budget: Budget, images: int) -> str | None:
+    """The same of a network and a budget, where its directions are found by so many images."""
+    geometry = family_of(network).geometry(network)
     if geometry.fixed_embed is not None:
         return geometry.fixed_embed
-    if problem.budget.at_least_embed == geometry.embed:
+    if budget.at_least_embed == geometry.embed:
         return "a plan of this width grows"
-    if problem.budget.least_embed == geometry.embed:
+    if budget.least_embed == geometry.embed:
         return "the cost table lists no narrower one; `edgevit cost` measures them"
-    images, enough = min(len(problem.task.train), calibration_images), enough_images(problem.network)
-    if images < enough:
+    if images < (enough := enough_images(network)):
         return f"{images} calibration images do not determine the directions of its tokens, {enough} would"
     return None
 

@@ -14,6 +14,7 @@ from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.method import find_method
 from edgevit.derive.plan import Plan, planned
 from edgevit.derive.problem import Derived, Problem
+from edgevit.derive.reach import asked_of
 from edgevit.derive.steps import Step
 from edgevit.folder.derivation import FirstRecord
 from edgevit.folder.plan import StepRecord
@@ -122,4 +123,5 @@ def _derive(problem: Problem, step: Step, folder: Path, history: History, base: 
     training = fill(replace(asked, steps=steps), gentle=method.gentle)
     torch.manual_seed(training.seed)
     alone = replace(problem, budget=budget, training=training, folder=folder, history=history)
+    method.check_reachable(config, asked_of(alone))
     return method.derive(replace(alone, network=bare_copy(problem.network)), config)  # it may train what it is given

@@ -16,6 +16,7 @@ from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
 from edgevit.derive.plan import Plan
 from edgevit.derive.problem import Derived, Problem
+from edgevit.derive.reach import Asked, Cuts, check_reachable
 from edgevit.folder.model import ModelSpec
 
 Classes = str | Path | Sequence[str | int] | None
@@ -44,10 +45,12 @@ class Method:
     derive: Callable[[Problem, Any], Derived]
     slices: Callable[[Any], Slices] | None  # of config: what it cuts from, if that needs no image
     gentle: bool  # its training starts from weights that are nearly right
-    drops: bool  # it can leave out heads and blocks
-    # Of a network, config and policy: the narrowest embedding that it may give it; None: it leaves the embedding alone.
-    narrowest: Callable[[nn.Module, Any, Policy], int] | None
     thins_tokens: Callable[[Any], bool]  # of config: whether tokens leave what it makes
+    cuts: Callable[[nn.Module, Any, Policy], Cuts]  # of a network, config and policy: what it may take away
+
+    def check_reachable(self, config: Any, asked: Asked) -> None:
+        """Raise BudgetError, with the minimum, if nothing that it may take away meets the budget."""
+        check_reachable(asked, self.name, lambda config: self.cuts(asked.network, config, asked.policy), config)
 
 
 def find_method(name: str) -> Method:
@@ -64,7 +67,6 @@ def find_method(name: str) -> Method:
         module.derive,
         getattr(module, "slices", None),
         getattr(module, "GENTLE", False),
-        getattr(module, "DROPS", False),
-        getattr(module, "narrowest", None),
         getattr(module, "thins_tokens", lambda _: False),
+        getattr(module, "cuts", lambda *_: Cuts()),
     )

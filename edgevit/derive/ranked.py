@@ -20,6 +20,7 @@ from edgevit.derive.embedding import geometry_at
 from edgevit.derive.measure.importance import Scores
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derive.reach import Cuts
 from edgevit.derive.realise import realise
 from edgevit.models.anatomy import attentions, ffns
 from edgevit.models.copies import bare_copy
@@ -43,11 +44,13 @@ class RankOptions(TeacherOptions):
     cut_embedding: bool = False  # Whether channels of the embedding go, too.
 
 
-def narrowest(network: nn.Module, options: RankOptions, policy: Policy) -> int:
-    """The narrowest embedding that a method which ranks units may give the network."""
+def cuts(network: nn.Module, options: RankOptions, policy: Policy) -> Cuts:
+    """What a method which ranks units may take away."""
     geometry = family_of(network).geometry(network)
     may_go = options.cut_embedding and geometry.fixed_embed is None
-    return ranking.narrowest(geometry.embed, policy) if may_go else geometry.embed
+    embed = ranking.narrowest(geometry.embed, policy) if may_go else 0
+    more = {"cut_embedding": True, "attention": "both"}
+    return Cuts(heads=options.attention != "widths", embed=embed, more=more)
 
 
 def default_steps(images: int, batch_size: int) -> int:

@@ -23,17 +23,17 @@ from edgevit.derive.abilities import refuse_after_tokens, refuse_untaught
 from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.budget import Budget, make_budget
 from edgevit.derive.allocate.cost_table import load_cost_table
-from edgevit.derive.allocate.policy import Policy, check_reachable, make_policy
+from edgevit.derive.allocate.policy import Policy, make_policy
 from edgevit.derive.base_check import ask, judge
 from edgevit.derive.cache import Cache, cache_folder
 from edgevit.derive.card import model_card
-from edgevit.derive.embedding import geometry_at
 from edgevit.derive.estimate import estimate
 from edgevit.derive.head import open_task_for
 from edgevit.derive.in_a_row import cut_first
 from edgevit.derive.method import Method, Slices, find_method
 from edgevit.derive.opening import Opened, open_for, resumable
 from edgevit.derive.problem import Problem, Stopwatch, finetuned_base
+from edgevit.derive.reach import Asked, asked_of
 from edgevit.derive.realise import realise
 from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_rejection_images
 from edgevit.derive.request import DeriveRequest
@@ -225,20 +225,21 @@ def _write_json(file: Path, data: dict[str, Any], compute: Compute) -> None:
 
 
 def _budget(
-    base: Model, network: nn.Module, policy: Policy, request: DeriveRequest, method: Method, config: Any
+    base: Model, network: nn.Module, images: int, policy: Policy, request: DeriveRequest, method: Method, config: Any
 ) -> Budget:
-    """What is asked of `network`, which has the classes that are kept of the base."""
+    """What is asked of `network`, which has the classes that are kept of the base, and training images.
+
+    Raises:
+        BudgetError: the method cannot meet it; where other methods cut first, that is asked when they have.
+    """
     geometry = load_family(base.spec.family).geometry(network)
     table = None if request.cost_table is None else load_cost_table(request.cost_table)
     if table is not None:
         table.check(base.spec.family, base.spec.blocks, geometry, policy)
     budget = make_budget(base.spec.macs, base.spec.params, **request.budget(), table=table)
     budget = replace(budget, at_least=request.at_least, at_least_embed=request.at_least_embed)
-    if not method.drops:  # else the method itself knows how small it can get
-        if method.narrowest is not None:
-            narrowest = max(method.narrowest(network, config, policy), budget.least_embed)
-            geometry = geometry_at(network, narrowest)
-        check_reachable(base.spec.blocks, geometry, budget, policy)
+    if not request.first:
+        method.check_reachable(config, Asked(network, budget, policy, images))
     return budget
 
 
@@ -311,7 +312,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         slices.check(found.spec, found.network, request.classes, **size)
     if request.data is None:
         assert slices is not None and isinstance(found, Model), "only slices need no images"
-        budget = _budget(found, found.network, policy, request, method, config)
+        budget = _budget(found, found.network, 0, policy, request, method, config)
         return _without_images(slices, str(base), found, config, budget, policy, request)
     task, rejection = _open_images(found, request, progress)
     passes = open_passes(training, progress)
@@ -325,7 +326,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     )  # fmt: skip
     opened = open_for(found, base, request, request.head, task, passes, shared)
     _check_tokens(opened, request.first, method, config)
-    budget = _budget(opened.base, opened.network, policy, request, method, config)
+    budget = _budget(opened.base, opened.network, len(task.train), policy, request, method, config)
     if training.steps is None:
         steps = method.default_steps(config, budget.rate, len(task.train), training.batch_size)
         training = replace(training, steps=steps)
@@ -416,6 +417,8 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool)
         baselines = _add_finetuned(baselines, wanted, problem)
         torch.manual_seed(wanted.training.seed)  # the method draws the same whether or not baselines were worked out
         before = cut_first(wanted.first, problem, wanted.opened.base, wanted.asked)
+        if wanted.first:  # only now is it known what is left to cut
+            wanted.method.check_reachable(wanted.config, asked_of(before.problem))
         derived = wanted.method.derive(before.problem, wanted.config)
         with problem.stopwatch.stage("evaluation"):
             test, names = problem.task.test, problem.task.class_names

@@ -23,7 +23,7 @@ from torch import nn
 
 from edgevit.data.task import Split, Task
 from edgevit.derive.allocate.budget import make_budget, readable
-from edgevit.derive.allocate.policy import Policy, check_reachable, make_policy
+from edgevit.derive.allocate.policy import Policy, make_policy
 from edgevit.derive.base_check import ask, judge
 from edgevit.derive.cache import Cache
 from edgevit.derive.head import open_task_for
@@ -33,6 +33,7 @@ from edgevit.derive.methods.skd.wpac import concentrate
 from edgevit.derive.opening import Opened, open_for, resumable
 from edgevit.derive.options import SUPERNET, make_config
 from edgevit.derive.problem import Stopwatch
+from edgevit.derive.reach import Asked, Cuts, check_reachable
 from edgevit.derive.request import SupernetRequest
 from edgevit.derive.session import shape_record, versions
 from edgevit.errors import OptionError
@@ -177,7 +178,7 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
     spec = opened.base.spec
     budget = make_budget(spec.macs, spec.params, rate=request.rate)
     check_all_pass(family_of(opened.network).read(opened.network), "a super-network")
-    check_reachable(spec.blocks, family_of(opened.network).geometry(opened.network), budget, policy)
+    check_reachable(Asked(opened.network, budget, policy, len(task.train)), SUPERNET, lambda _: Cuts(), config)
     steps = training.steps
     if steps is None:
         steps = ceil(config.epochs * len(task.train) / training.batch_size)

@@ -131,7 +131,7 @@ def test_a_budget_below_what_the_shape_reaches_gives_the_minimum(
     refused: Any, edgevit_main: Any, digits_checkpoint: Path
 ) -> None:
     error = refused("--rate", "0.99", without=("budget",))
-    assert "shape 'fused' reaches no less than" in error and "another --shape" in error
+    assert "in shape 'fused' reaches no less than" in error and "another --shape" in error
     least = float(error.partition("(rate ")[2].partition(")")[0])
     assert 0.5 < least < 0.9
     assert "reaches no less" in refused("--rate", f"{least + 0.001:.3f}", without=("budget",))

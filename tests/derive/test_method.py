@@ -10,7 +10,7 @@ from edgevit.errors import UnknownNameError
 def test_every_method_is_found_with_its_options():
     found = {name: find_method(name) for name in method_names()}
     assert {name for name, method in found.items() if method.slices is not None} == {"skd"}
-    assert found["forge"].gentle and found["forge"].drops and not found["vulcan"].drops
+    assert found["forge"].gentle and not found["vulcan"].gentle
     assert found["nuwa"].make_config({"ridge": "0.01"}).ridge == 0.01
     assert found["vulcan"].default_steps(found["vulcan"].make_config({}), 0.6, 1000, 64) == 3000
 

@@ -10,9 +10,8 @@
     GENTLE = True                if its training starts from weights that are nearly right: the learning rate warms
                                  up and is no higher than what is wrong with them needs (`train.settings.fill`)
     def slices(config) -> Slices if it cuts super-networks, without any image, and no base (edgevit/derive/method.py)
-    DROPS = True                 if it can leave out heads and blocks, and so get below the policy's smallest widths
-    def narrowest(network, config, policy) -> int   if it can narrow the embedding (edgevit/derive/embedding.py): the
-                                 least width that it may give the network's
+    def cuts(network, config, policy) -> Cuts   if it may take away more than widths: heads, blocks, the embedding
+                                 (edgevit/derive/reach.py); a budget that nothing of it meets is refused at once
     def thins_tokens(config) -> bool   if tokens may leave the networks that it makes: whether they do
 
 A method decides what to keep: a `Plan` (edgevit/derive/plan.py), with new weights where it works them out. It may train

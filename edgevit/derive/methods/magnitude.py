@@ -16,7 +16,6 @@ from edgevit.derive.ranked import RankOptions
 from edgevit.errors import OptionError
 
 QUANTITIES = ("macs", "params", "ms", "mj")
-DROPS = True
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return ranked.default_steps(images, batch_size)
 
 
-narrowest = ranked.narrowest
+cuts = ranked.cuts
 
 
 def derive(problem: Problem, config: Config) -> Derived:

@@ -30,6 +30,7 @@ from edgevit.derive.measure.importance import Scores, UnitScores, squared_change
 from edgevit.derive.measure.sensitivity import Sensitivity
 from edgevit.derive.methods.forge.menus import block_costs
 from edgevit.derive.problem import Derived, Problem
+from edgevit.derive.reach import Cuts
 from edgevit.errors import OptionError
 from edgevit.models.anatomy import BlockDims, check_all_pass
 from edgevit.models.cost import Geometry
@@ -37,7 +38,6 @@ from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
 
 QUANTITIES = ("macs", "params", "ms", "mj")
-DROPS = True
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return ranked.default_steps(images, batch_size)
 
 
-def narrowest(network: nn.Module, config: Config, policy: Policy) -> int:
-    """The narrowest embedding that it may give the network."""
-    whole: int = family_of(network).geometry(network).embed
-    return embedding.narrowest(network, policy, 0, "mdp") if config.cut_embedding else whole
+def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
+    """What it may take away."""
+    embed = embedding.narrowest(network, policy, 0, "mdp") if config.cut_embedding else 0
+    return Cuts(heads=config.drop_heads, embed=embed, more={"cut_embedding": True, "drop_heads": True})
 
 
 def _descending(scores: Tensor) -> Tensor:

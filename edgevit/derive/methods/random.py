@@ -19,7 +19,6 @@ from edgevit.derive.ranked import RankOptions
 from edgevit.models.families import family_of
 
 QUANTITIES = ("macs", "params", "ms", "mj")
-DROPS = True
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return ranked.default_steps(images, batch_size)
 
 
-narrowest = ranked.narrowest
+cuts = ranked.cuts
 
 
 def derive(problem: Problem, config: Config) -> Derived:

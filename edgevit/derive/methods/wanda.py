@@ -26,7 +26,6 @@ from edgevit.models.anatomy import Attention, Ffn, attentions, ffns
 from edgevit.models.families import family_of
 
 QUANTITIES = ("macs", "params", "ms", "mj")
-DROPS = True
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return 0
 
 
-narrowest = ranked.narrowest
+cuts = ranked.cuts
 
 
 def unit_scores(a: Attention, f: Ffn, given: Tensor, attended: Tensor, hidden: Tensor) -> UnitScores:

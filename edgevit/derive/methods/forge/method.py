@@ -35,14 +35,14 @@ from edgevit.derive.embedding import Rung, Slices, check_width, climb, geometry_
 from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, minimum_images
 from edgevit.derive.methods.forge.curves import BlockCurves, blind, packed, root, unpacked
-from edgevit.derive.methods.forge.ladders import Ladder, passing, worthwhile
+from edgevit.derive.methods.forge.ladders import Ladder, ladders, passing, worthwhile
 from edgevit.derive.methods.forge.ladders import reason_against as no_tokens
 from edgevit.derive.methods.forge.measured import measure
 from edgevit.derive.methods.forge.menus import Goes, block_costs, block_menu
-from edgevit.derive.methods.forge.reach import check_reachable
 from edgevit.derive.methods.forge.solve import solve
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derive.reach import Cuts
 from edgevit.derive.realise import realise
 from edgevit.errors import BudgetError, OptionError
 from edgevit.models.anatomy import Attention, Block, Ffn, attentions, ffns
@@ -53,7 +53,6 @@ from edgevit.train.passes import evaluate
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 GENTLE = True
-DROPS = True
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
 CLOSE, MOST_CLOSE = 1.5, 3  # widths of the embedding that lose so many times the least are measured, so many of them
 PASSES = 10  # over the training images, in distillation
@@ -126,10 +125,21 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return max(round(PASSES * images / batch_size), 1)
 
 
-def narrowest(network: nn.Module, config: Config, policy: Policy) -> int:
-    """The narrowest embedding that it may give the network."""
-    whole = family_of(network).geometry(network).embed
-    return embedding.narrowest(network, policy, config.embed_width, "forge") if config.cuts_embedding else whole
+def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
+    """What it may take away."""
+    family, joint = family_of(network), config.allocation == "joint"
+    blocks = family.read(network)
+    by_tokens = config.cut_tokens and not any(block.tokens for block in blocks)
+    switches = ("cut_embedding", "drop_blocks", "drop_heads", "drop_sites", "cut_tokens")
+    return Cuts(
+        heads=joint and config.drop_heads,
+        blocks=joint and config.by_loss and config.drop_blocks,
+        sites=joint and config.by_loss and config.drop_sites,
+        embed=embedding.narrowest(network, policy, config.embed_width, "forge") if config.cuts_embedding else 0,
+        images=config.calibration_images,
+        ladders=ladders(family.geometry(network), len(blocks)) if by_tokens else (),
+        more={**dict.fromkeys(switches, True), "embed_width": 0, "allocation": "joint", "sensitivity": "fisher"},
+    )
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------
@@ -449,7 +459,6 @@ def _warn_of_few_images(problem: Problem, config: Config) -> None:
 
 
 def derive(problem: Problem, config: Config) -> Derived:
-    check_reachable(problem, config)
     _warn_of_few_images(problem, config)
     curves = _curves(problem, config)
     with problem.stopwatch.stage("allocation"):

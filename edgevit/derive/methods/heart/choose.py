@@ -40,6 +40,18 @@ class Choice:
         return replace(self, heads_gone=tuple(gone))
 
 
+def lengths(geometry: Geometry, token_multiple: int, *, merge: bool) -> list[int]:
+    """Numbers of tokens that may reach a block, all of them first; a rung of full tiles is a multiple of the tile."""
+    least = geometry.tokens - geometry.patches + 1 + int(merge)
+    fewer = range(geometry.tokens - 1 - int(merge), least - 1, -1)
+    return [geometry.tokens, *(n for n in fewer if n % token_multiple == 0)]
+
+
+def may_leave(geometry: Geometry, depth: int) -> list[bool]:
+    """Whether tokens may leave behind each block; behind the last one it would save nothing."""
+    return [i < depth - 1 and "tokens" not in geometry.frozen(i) for i in range(depth)]
+
+
 class Candidates:
     """Everything that may go from one model, what each choice of it costs, and what it loses."""
 
@@ -48,12 +60,7 @@ class Candidates:
         tokens: Tensor, token_multiple: int, least_heads: int, merge: bool,
     ) -> None:  # fmt: skip
         self.dims, self.geometry, self.budget = dims, geometry, budget
-        self.prefix = geometry.tokens - geometry.patches
-        least = self.prefix + 1 + int(merge)
-        fewer = range(geometry.tokens - 1 - int(merge), least - 1, -1)
-        # Tokens that may reach a block, all of them first; a rung of full tiles is a multiple of the tile.
-        self.lengths = [geometry.tokens, *(n for n in fewer if n % token_multiple == 0)]
-        self.may_leave = [i < len(dims) - 1 and "tokens" not in geometry.frozen(i) for i in range(len(dims))]
+        self.lengths, self.may_leave = lengths(geometry, token_multiple, merge=merge), may_leave(geometry, len(dims))
         self.token_scores: list[list[float]] = tokens.tolist()  # [L - 1, M], in the order in which they leave
         self.head_scores = [h.sort(stable=True).values.tolist() for h in scores.heads]
         self.head_order = [h.argsort(stable=True).tolist() for h in scores.heads]
@@ -110,10 +117,6 @@ class Candidates:
                 choice = choice.lower(i, self.rung(min(count, self.geometry.patches - 1)))
         return choice
 
-    @property
-    def smallest(self) -> Choice:
-        return self.ladder([self.geometry.patches] * (len(self.dims) - 1), self.most_heads)
-
 
 def _running(scores: Sequence[float]) -> list[float]:
     """Sums of the first 0, 1, 2, ... scores; one below zero counts as zero, as nothing is won by what a model loses."""
@@ -121,18 +124,6 @@ def _running(scores: Sequence[float]) -> list[float]:
     for score in scores:
         total.append(total[-1] + max(score, 0.0))
     return total
-
-
-def check_reachable(candidates: Candidates) -> None:
-    """Raise BudgetError if even with all tokens and heads gone that may go the model costs more than its budget."""
-    budget, least = candidates.budget, candidates.cost(candidates.smallest)
-    if not budget.holds(least):
-        raise BudgetError(
-            f"{budget.asked} leaves {budget.told(budget.limit)}, and with tokens and heads alone heart reaches "
-            f"no less than {budget.told(least)} (rate {1 - least / budget.base:.3f}): raise the budget, or let "
-            f"another method cut first, --first forge:RATE",
-            least=least,
-        )
 
 
 # -- by MACs -----------------------------------------------------------------------------------------------------------

@@ -24,12 +24,14 @@ from typing import Literal
 import torch
 from torch import nn
 
+from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.methods.heart import choose
 from edgevit.derive.methods.heart.choose import Candidates, Choice, Ratios
 from edgevit.derive.methods.heart.gates import Closing, ClosingGates, head_gates
 from edgevit.derive.methods.heart.scores import Gated, Labels, Scores, Taylor, measure_scores
 from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derive.reach import Cuts
 from edgevit.derive.realise import realise
 from edgevit.errors import OptionError
 from edgevit.folder.model import BlockDims
@@ -39,7 +41,6 @@ from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import evaluate
 
 GENTLE = True
-DROPS = True
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,16 @@ def thins_tokens(config: Config) -> bool:
     return True
 
 
+def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
+    """What it may take away: heads, and as many tokens as may leave, all of them behind the first block that can."""
+    family = family_of(network)
+    geometry, depth = family.geometry(network), len(family.read(network))
+    most = choose.lengths(geometry, config.token_multiple, merge=config.merge)[-1]
+    first = next((i for i, may in enumerate(choose.may_leave(geometry, depth)) if may), None)
+    ladder = tuple(most if i == first and most < geometry.tokens else 0 for i in range(depth))
+    return Cuts(widths=False, heads=True, ladders=[ladder], more={"token_multiple": 1, "merge": False})
+
+
 def _scores(problem: Problem, config: Config) -> Scores:
     """Take the scores, or find them in the cache: they depend on the task and not on the budget."""
     images = problem.task.train.subset(config.calibration_images)
@@ -141,10 +152,7 @@ def _candidates(problem: Problem, config: Config, scores: Scores) -> Candidates:
 
 
 def _check_ratios(candidates: Candidates, config: Config, shape: str) -> None:
-    """Refuse shares that leave some block without as many tokens or heads as it needs."""
-    patches = candidates.geometry.patches
-    if (left := candidates.lengths[candidates.rung(int(config.token_ratio * patches))]) <= candidates.prefix:
-        raise OptionError(f"heart.token_ratio={config.token_ratio:g} leaves {left} tokens, none of them of a patch")
+    """Refuse shares that leave some block without as many heads as it needs; of the patches one always stays."""
     for i, (d, most) in enumerate(zip(candidates.dims, candidates.most_heads, strict=True)):
         gone = int(config.head_ratio * d.heads)
         if config.ratios == "uniform" and gone > most:
@@ -155,7 +163,6 @@ def _check_ratios(candidates: Candidates, config: Config, shape: str) -> None:
 
 
 def _choose(problem: Problem, config: Config, candidates: Candidates) -> Choice:
-    choose.check_reachable(candidates)
     if config.selection == "macs":
         return choose.by_macs(candidates, config.ratios)
     if config.selection == "loss":

@@ -32,6 +32,7 @@ from edgevit.derive.measure.statistics import BlockStatistics, Factorisation, ca
 from edgevit.derive.methods.nuwa.purify import Purification, purify
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derive.reach import Cuts
 from edgevit.derive.realise import realise
 from edgevit.errors import BudgetError, OptionError
 from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn, attentions, ffns
@@ -96,10 +97,10 @@ class Config(TeacherOptions):
                 raise OptionError(f"nuwa.{name}={getattr(self, name):g} is not a number of at least 0")
 
 
-def narrowest(network: nn.Module, config: Config, policy: Policy) -> int:
-    """The narrowest embedding that it may give the network."""
-    whole: int = family_of(network).geometry(network).embed
-    return embedding.narrowest(network, policy, config.embed_width, "nuwa") if config.cut_embedding else whole
+def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
+    """What it may take away."""
+    embed = embedding.narrowest(network, policy, config.embed_width, "nuwa") if config.cut_embedding else 0
+    return Cuts(embed=embed, images=config.calibration_images, more={"cut_embedding": True, "embed_width": 0})
 
 
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:

@@ -37,6 +37,7 @@ from edgevit.derive.methods.vulcan.collapse import (
 from edgevit.derive.methods.vulcan.rank import tail_sums
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan, load_plan, save_plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derive.reach import Cuts
 from edgevit.derive.realise import narrow_embedding, realise
 from edgevit.errors import OptionError
 from edgevit.models.anatomy import Block, BlockDims, attentions, ffns
@@ -95,10 +96,11 @@ class Config(TeacherOptions):
 PUBLISHED_BATCH, PUBLISHED_IMAGES = 256, 32_500  # the rule was made at this batch size, for 25 ImageNet classes
 
 
-def narrowest(network: nn.Module, config: Config, policy: Policy) -> int:
-    """The narrowest embedding that it may give the network: the one that was asked for."""
-    whole: int = family_of(network).geometry(network).embed
-    return embedding.narrowest(network, policy, config.embed_width, "vulcan") if config.embed_width else whole
+def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
+    """What it may take away: the embedding is as wide as it was asked for."""
+    embed = embedding.narrowest(network, policy, config.embed_width, "vulcan") if config.embed_width else 0
+    narrower = embedding.narrowest(network, policy, 0, "vulcan")
+    return Cuts(embed=embed, images=config.calibration_images, more={"embed_width": narrower})
 
 
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:

@@ -16,7 +16,6 @@ from edgevit.derive.methods.heart.choose import (
     by_loss,
     by_macs,
     by_ratio,
-    check_reachable,
     least_amount,
 )
 from edgevit.derive.methods.heart.scores import Scores
@@ -119,12 +118,3 @@ def test_the_least_amount_that_meets_the_budget_is_taken(candidates: Callable[..
     assert not found.budget.holds(found.cost(by_ratio(found, "uniform", 0.2, 0.2)))
     with pytest.raises(BudgetError, match=r"eps=1 leaves .* MACs, rate 0\.\d+, and rate 0\.3 asks for"):
         least_amount(found, lambda share: by_loss(found, "uniform", share), "eps=1")
-
-
-def test_a_rate_beyond_tokens_and_heads_is_refused_with_the_least(candidates: Callable[..., Candidates]) -> None:
-    check_reachable(candidates(0.7))
-    with pytest.raises(
-        BudgetError, match=r"heart reaches no less than .* \(rate 0\.7\d+\).*--first forge:RATE"
-    ) as refusal:
-        check_reachable(candidates(0.95))
-    assert refusal.value.least == candidates().cost(candidates().smallest) and "\n" not in str(refusal.value)
