@@ -128,7 +128,9 @@ def newer(content: Mapping[str, Any], seen: int, known: int) -> str:
     writer = str(versions.get("edgevit") if isinstance(versions, dict) else content.get("edgevit"))
     by, install = "", "a newer edgevit"
     if version := re.match(r"\d[\w.]{0,40}", writer):
-        by, install = f" (written by edgevit {version[0]})", f"edgevit>={version[0]}"
+        by = f" (written by edgevit {version[0]})"
+        if version[0] != __version__:  # else by a checkout that is ahead of this one
+            install = f"edgevit>={version[0]}"
     return f"has schema {seen}; this edgevit {__version__} reads up to {known}{by}: install {install}"
 
 

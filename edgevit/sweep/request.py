@@ -61,10 +61,7 @@ class SweepRequest(Request):
     ] = "validation"
     training: Annotated[
         Training,
-        Nested(
-            only=("batch_size", "device", "workers", "seed"),
-            help={"batch_size": "Images per pass; give derive the same number, so that it shares the work."},
-        ),
+        Nested(only=("device", "workers", "seed")),
     ] = field(default_factory=lambda: Training(steps=0))
     cache: Cache = True
 

@@ -70,7 +70,10 @@ def test_a_change_by_hand_is_noticed_and_how_the_file_is_laid_out_is_none(tmp_pa
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"schema": 9}, "has schema 9; this edgevit 0.1.0 reads up to 3 (written by edgevit 0.1.0): install edgevit>="),
+        (
+            {"schema": 9},
+            "has schema 9; this edgevit 0.1.0 reads up to 3 (written by edgevit 0.1.0): install a newer edgevit",
+        ),
         ({"schema": 0}, "has schema 0, this edgevit reads 1 and 2 and 3; write it again"),
         ({"part": {"tall": True}}, "lacks part.width"),
         ({"parts": [{"width": "3"}]}, "has '3' as parts.0.width"),

@@ -209,7 +209,7 @@ BROKEN: list[tuple[str, Callable[[Path], Any], str]] = [
     (
         "next schema",
         lambda f: change(f, schema=6),
-        "has schema 6; this edgevit 0.1.0 reads up to 5 (written by edgevit 0.1.0): install edgevit>=0.1.0",
+        "has schema 6; this edgevit 0.1.0 reads up to 5 (written by edgevit 0.1.0): install a newer edgevit",
     ),
     ("no schema", lambda f: drop(f, "schema"), "has schema nothing"),
     ("half a spec", lambda f: os.truncate(f / "model.json", 100), "is not JSON"),
