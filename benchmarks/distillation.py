@@ -148,9 +148,8 @@ def starts(place: accuracy.Place, size: int, seed: int, rates: list[float]) -> I
 
     def unlabelled(times: int) -> Split:
         per_class = times * len(task.train) // len(classes)
-        folder = dataset.ensure(
-            place.base.parent, train_per_class=per_class, val_per_class=2, seed=UNLABELLED_SEED, **how
-        )
+        of = {**how, "classes": classes, "seed": UNLABELLED_SEED}
+        folder = dataset.ensure(place.base.parent, train_per_class=per_class, val_per_class=2, **of)
         return open_task(folder, classes, validation_fraction=0.01, **known).train
 
     for rate in rates:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any, Literal
@@ -26,10 +27,11 @@ from edgevit.derive.allocate.budget import make_budget, readable
 from edgevit.derive.allocate.policy import Policy, make_policy
 from edgevit.derive.base_check import ask, judge
 from edgevit.derive.cache import Cache
+from edgevit.derive.embedding import ladder, narrowest, why_it_stays
 from edgevit.derive.head import open_task_for
 from edgevit.derive.methods.skd.piad import Growth, ProgressiveDropout, make_units
 from edgevit.derive.methods.skd.slices import SuperNet, cut_slice, read_supernet
-from edgevit.derive.methods.skd.wpac import concentrate
+from edgevit.derive.methods.skd.wpac import concentrate, concentrate_embedding
 from edgevit.derive.opening import Opened, open_for, resumable
 from edgevit.derive.options import SUPERNET, make_config
 from edgevit.derive.problem import Stopwatch
@@ -64,6 +66,8 @@ class Config(TeacherOptions):
     # The number of units that each attention is divided into; fewer where the shape policy allows no more.
     attention_groups: int = 8
     ffn_groups: int = 32  # The number of units that each FFN is divided into.
+    # Whether channels of the embedding are among the units: its largest directions are put into the first ones.
+    cut_embedding: bool = False
     updates: int = 8  # How often the list of units to drop grows.
     growth: float = 1 / 3  # The share of the steps during which it grows.
     proxy_images: int = 128  # The number of training images from which the importance of units is taken.
@@ -79,6 +83,12 @@ class Config(TeacherOptions):
             raise OptionError(f"supernet.growth={self.growth:g} is not in [0, 1]; the paper's is about 1/3")
         if self.points < 2:
             raise OptionError(f"supernet.points={self.points} is less than 2: the whole network and the smallest slice")
+
+
+def _cuts(network: nn.Module, policy: Policy, config: Config) -> Cuts:
+    """What the smallest slice may lack."""
+    embed = narrowest(network, policy, 0, SUPERNET) if config.cut_embedding else 0
+    return Cuts(embed=embed, images=config.proxy_images, more={"cut_embedding": True})
 
 
 @dataclass(frozen=True)
@@ -178,7 +188,11 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
     spec = opened.base.spec
     budget = make_budget(spec.macs, spec.params, rate=request.rate)
     check_all_pass(family_of(opened.network).read(opened.network), "a super-network")
-    check_reachable(Asked(opened.network, budget, policy, len(task.train)), SUPERNET, lambda _: Cuts(), config)
+    asked_for = Asked(opened.network, budget, policy, len(task.train))
+    check_reachable(asked_for, SUPERNET, partial(_cuts, opened.network, policy), config)
+    images = min(config.proxy_images, len(task.train))
+    if config.cut_embedding and (why := why_it_stays(opened.network, budget, images)) is not None:
+        raise OptionError(f"supernet.cut_embedding=true: the embedding cannot be narrowed: {why}")
     steps = training.steps
     if steps is None:
         steps = ceil(config.epochs * len(task.train) / training.batch_size)
@@ -230,11 +244,15 @@ def _train(made: _Making, folder: Path, history: History) -> tuple[nn.Module, li
     """Concentrate and train; return the network and its units in the order in which they are dropped."""
     config, training, passes = made.config, made.training, made.passes
     assert training.steps is not None
+    encode = None
     with made.stopwatch.stage("wpac"):
         network = concentrate(made.opened.network, made.proxy, made.opened.columns, passes)
+        if config.cut_embedding:
+            network, encode = concentrate_embedding(network, made.proxy, made.opened.columns, passes, training.seed)
     family = family_of(network)
     dims, geometry = [b.dims for b in family.read(network)], family.geometry(network)
-    units = make_units(dims, geometry, made.policy, config.attention_groups, config.ffn_groups)
+    embeds = ladder(geometry.embed, made.policy.embed_step) if config.cut_embedding else []
+    units = make_units(dims, geometry, made.policy, config.attention_groups, config.ffn_groups, embeds)
     growth = Growth(ceil(made.rate * geometry.macs(dims)), config.updates, round(config.growth * training.steps))
     dropout = ProgressiveDropout(network, units, growth, made.proxy, made.opened.columns, passes, training.seed)
     with made.stopwatch.stage("training"):
@@ -248,7 +266,7 @@ def _train(made: _Making, folder: Path, history: History) -> tuple[nn.Module, li
             stage="supernet",
             constraint=dropout,
             folder=folder / "train",
-            distillation=make_distillation(made.opened.network, made.config),
+            distillation=make_distillation(made.opened.network, made.config, encode),
         )
         dropout.finish()
     return network, dropout.dropped

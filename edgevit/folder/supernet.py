@@ -2,6 +2,7 @@
 
 Schema history: 1  first version
                 2  supernet_sha256, of all the rest of the file; super-networks of schema 1 are still read
+                3  channels of the embedding among the units; 1 and 2 are still read
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from edgevit.folder.records import More, RecordKind, Seal, Versions
 
 READER = Reader(CheckpointError, mend="copy the folder again, or make it again with edgevit supernet")
 
-ModuleKind = Literal["attention", "ffn"]
-Module = tuple[int, ModuleKind]  # of which block
+ModuleKind = Literal["attention", "ffn", "embed"]
+Module = tuple[int, ModuleKind]  # of which block; the embedding counts as the first one's
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Dimensions `first` to `last - 1` of one module; of an attention, in every head, of queries, keys and values."""
+    """Dimensions `first` to `last - 1` of one module; of an attention, in every head, of queries, keys and values.
+
+    Of the embedding it is channels, and `macs` is what they cost in the whole network.
+    """
 
     block: int
     kind: ModuleKind
@@ -78,6 +82,7 @@ class SupernetRecord:
     def out_of_order(self, blocks: Sequence[BlockDims]) -> Unit | None:
         """The first unit that does not go from its module's last dimension on, after those before it; None: all do."""
         ends: dict[Module, int] = {(i, "ffn"): b.ffn for i, b in enumerate(blocks)}
+        ends |= {u.module: u.last for u in reversed(self.order) if u.kind == "embed"}  # the first one says how wide
         ends |= {(i, "attention"): max(b.qk, b.vo) for i, b in enumerate(blocks)}
         for unit in self.order:
             if not (unit.macs > 0 and 0 < unit.first < unit.last == ends.get(unit.module)):
@@ -86,4 +91,4 @@ class SupernetRecord:
         return None
 
 
-SUPERNET_KIND = RecordKind("supernet", SupernetRecord, READER, schemas=(1, 2), seal=Seal("supernet_sha256", since=2))
+SUPERNET_KIND = RecordKind("supernet", SupernetRecord, READER, schemas=(1, 2, 3), seal=Seal("supernet_sha256", since=2))

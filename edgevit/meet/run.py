@@ -145,7 +145,9 @@ class _Costs:
         self.policy = make_policy(request.shape, request.ffn_multiple)
         self.energy = request.quantity == "mj"
         method = find_method(request.method)
-        cuts = method.cuts(self.network, method.make_config(request.options), self.policy)
+        folder = request.supernet_folder()
+        options = {**request.options, **({} if folder is None else {"supernet": str(folder)})}
+        cuts = method.cuts(self.network, method.make_config(options), self.policy)
         self.narrower = 0 < cuts.embed < family_of(self.network).geometry(self.network).embed
         self.given = None if request.cost_table is None else self._checked(load_cost_table(request.cost_table))
         self.table = self.measured(())

@@ -18,6 +18,7 @@ from edgevit.derive.session import derive
 from edgevit.derive.supernet import supernet
 from edgevit.errors import BudgetError, CheckpointError, Interrupted, OptionError
 from edgevit.folder.derivation import Accuracies
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.records import content_sha256
 from edgevit.models.checkpoint import load, open_base
 from edgevit.models.families import vit
@@ -224,6 +225,32 @@ def test_a_slice_keeps_milliseconds_by_a_table_or_is_refused_with_the_least(net,
         derive(method="skd", supernet=net.folder, mj=3, out=tmp_path / "m")
 
 
+def test_the_embedding_narrows_with_the_slices_if_that_is_asked_for(digits_checkpoint, tmp_path):
+    how = {"options": {"cut_embedding": True}, "training": {"steps": 4}, "rate": 0.9}
+    with pytest.raises(BudgetError, match=r"let more go \(supernet\.cut_embedding=true\)"):
+        make(digits_checkpoint, tmp_path / "no", rate=0.9)
+    with pytest.raises(OptionError, match=r"cut_embedding=true: .* 2 calibration images do not .* directions"):
+        make(digits_checkpoint, tmp_path / "no", rate=0.5, options={"cut_embedding": True, "proxy_images": 2})
+    made = make(digits_checkpoint, tmp_path / "net", **how)
+    whole = load(made.folder)
+    assert [round(p.rate, 1) for p in made.curve] == [0.0, 0.3, 0.6, 0.9] and whole.spec.rate == 0
+    before, images = 64, torch.randn(2, 3, 32, 32)
+    for rate in (0.3, 0.6, 0.85):
+        slim = derive(method="skd", supernet=made.folder, rate=rate, out=tmp_path / f"m{rate}")
+        embed = vit.geometry(slim.model.network).embed
+        plan = ModelFolder(slim.folder).plan()
+        assert plan is not None and [s.embed for s in plan.steps] == [embed if embed < 64 else None]
+        assert embed <= before and rate <= slim.model.spec.rate < rate + 0.03
+        torch.testing.assert_close(edgevit.load(slim.folder)(images), slim.model(images))
+        before = embed
+    assert before < 64
+    with pytest.raises(BudgetError, match=r"has slices of .* \(rate 0\.9\d\d\) to just under"):
+        derive(method="skd", supernet=made.folder, rate=0.97, out=tmp_path / "no")
+    table = write_cost_table(tmp_path, narrower=[32])
+    timed = derive(method="skd", supernet=made.folder, ms=0.6, cost_table=table, out=tmp_path / "timed")
+    assert timed.record.budget.reached <= 0.6 and vit.geometry(timed.model.network).embed in (32, 48)
+
+
 def test_a_folder_that_is_no_super_network_is_refused(net, copied, tmp_path):
     (copied / "supernet.json").unlink()
     for folder, why in ((copied, "no supernet.json in it"), (tmp_path / "nowhere", "no such folder")):
@@ -236,7 +263,7 @@ def test_a_folder_that_is_no_super_network_is_refused(net, copied, tmp_path):
     [
         (
             lambda d: d.update(schema=7),
-            r"has schema 7; this edgevit .* reads up to 2 \(written by edgevit .*\): install edgevit",
+            r"has schema 7; this edgevit .* reads up to 3 \(written by edgevit .*\): install edgevit",
         ),
         (lambda d: d["order"][0].pop("macs"), r"lacks order\.0\.macs"),
         (

@@ -13,6 +13,7 @@ nothing is lost; below, what Q leaves out. (SliceGPT, Ashkboos et al. 2024, for 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import pi, sqrt
 
 import torch
@@ -31,6 +32,23 @@ def flat_basis(width: int) -> Tensor:
     return sqrt(2 / width) * torch.cos(pi * (rows + 0.5) * waves / width)
 
 
+def nested_basis(width: int) -> Tensor:
+    """The same of Helmert's contrasts: the first d' - 1 lie in the first d' channels, and are orthogonal to ones there.
+
+    So tokens of a network that is given this basis (`encoder`) hold their largest directions in their first channels,
+    and its first d' channels are what it would be at that width (`prefix`), but for what all of them share.
+    """
+    counts = torch.arange(1, width, dtype=torch.float64)
+    contrasts = torch.ones(width, width - 1, dtype=torch.float64).triu()
+    contrasts[torch.arange(1, width), torch.arange(width - 1)] = -counts
+    return contrasts / (counts * (counts + 1)).sqrt()
+
+
+def prefix(width: int, of: int) -> Tensor:
+    """E [d', d] that keeps the first d' = `width` channels: what they share is no direction, and norms take it away."""
+    return sqrt(width / of) * torch.eye(width, of, dtype=torch.float64)
+
+
 def principal(moment: Tensor) -> Tensor:
     """The directions Q [d, d - 1] of a second moment [d, d] of normalised tokens, the largest first; on the CPU."""
     with one_thread():
@@ -40,8 +58,8 @@ def principal(moment: Tensor) -> Tensor:
         return directions
 
 
-def encoder(directions: Tensor, width: int) -> Tensor:
-    """E [d', d] for d' = `width`, from all directions [d, d - 1]."""
+def encoder(directions: Tensor, width: int, basis: Callable[[int], Tensor] = flat_basis) -> Tensor:
+    """E [d', d] for d' = `width`, from all directions [d, d - 1]; `basis` is U [d', d' - 1] of a width."""
     with one_thread():
-        encode: Tensor = sqrt(width / len(directions)) * flat_basis(width) @ directions[:, : width - 1].mT
+        encode: Tensor = sqrt(width / len(directions)) * basis(width) @ directions[:, : width - 1].mT
         return encode

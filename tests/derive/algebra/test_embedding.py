@@ -10,7 +10,7 @@ import torch
 from family_examples import images, slimmed, sweep
 from torch import nn
 
-from edgevit.derive.algebra.embedding import encoder, flat_basis, principal
+from edgevit.derive.algebra.embedding import encoder, flat_basis, nested_basis, principal
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import family_of
 
@@ -36,6 +36,18 @@ def test_the_basis_is_orthonormal_and_has_no_mean(width: int) -> None:
     torch.testing.assert_close(basis.mT @ basis, torch.eye(width - 1, dtype=torch.float64))
     torch.testing.assert_close(basis.sum(0), torch.zeros(width - 1, dtype=torch.float64))
     assert float(basis.abs().max()) <= (2 / width) ** 0.5 + 1e-12, "a channel holds more of a direction than others"
+
+
+@pytest.mark.parametrize("width", [2, 7, 64])
+def test_the_nested_basis_has_its_first_contrasts_in_its_first_channels(width: int) -> None:
+    basis = nested_basis(width)
+    torch.testing.assert_close(basis.mT @ basis, torch.eye(width - 1, dtype=torch.float64))
+    for first in range(2, width + 1):
+        of_first = basis[:, : first - 1]
+        assert not of_first[first:].any()
+        torch.testing.assert_close(of_first.sum(0), torch.zeros(first - 1, dtype=torch.float64))
+        later = basis[:first, first - 1 :]
+        assert torch.equal(later[:1].expand_as(later), later), "what later ones add is shared by all first channels"
 
 
 def test_directions_are_those_of_the_most_variance() -> None:

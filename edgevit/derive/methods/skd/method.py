@@ -7,9 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import nn
+
+from edgevit.derive.allocate.policy import Policy
+from edgevit.derive.methods.skd.piad import embed_left
 from edgevit.derive.methods.skd.slices import SuperNet, read_supernet
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derive.reach import Cuts
 from edgevit.derive.realise import realise
+from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
 
 QUANTITIES = ("macs", "params", "ms", "mj")
@@ -25,6 +31,15 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return 0
 
 
+def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
+    """What it may take away: the embedding, where the super-network was made for that."""
+    if not config.supernet:
+        return Cuts()
+    whole: int = family_of(network).geometry(network).embed
+    narrowest = embed_left(whole, slices(config).order)
+    return Cuts(embed=narrowest if narrowest < whole else 0)
+
+
 def slices(config: Config) -> SuperNet:
     """What slices are cut from; they need no image."""
     return read_supernet(config.supernet)
@@ -34,5 +49,6 @@ def derive(problem: Problem, config: Config) -> Derived:
     with problem.stopwatch.stage("slice"):
         plan = slices(config).plan(problem.network, problem.budget, problem.policy)
         slim = realise(problem.network, plan)
-    done = train_for(problem, slim, stage="finetune", distillation=distillation_for(problem, config))
+    distillation = distillation_for(problem, config, plan.encode)
+    done = train_for(problem, slim, stage="finetune", distillation=distillation)
     return Derived(slim, plan, {"steps": done, "steps_planned": problem.training.steps})

@@ -6,7 +6,9 @@ network trains, the list of units that may be dropped grows to the target, and e
 the least important first.
 
 A dropped unit is masked, and no shape changes: queries and values beyond the kept widths, and neurons, are multiplied
-by zero. With queries zero the keys no longer matter, so this is the slice exactly (`cut`).
+by zero. With queries zero the keys no longer matter, so this is the slice exactly (`cut`). Channels of the embedding
+may be units, too, where the network has its largest directions in the first ones (`algebra.embedding.nested_basis`):
+before each norm the last ones are zeros, and what the first ones share is taken away, as the slice's norm does.
 
 Differences from the paper: a module counts as skipped when all its units are masked, its output bias staying, as it
 does in every slice; and the random cut may also drop the whole list, because that slice is offered, too.
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil
 from typing import Any
@@ -27,9 +29,10 @@ from sklearn.isotonic import isotonic_regression
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
+from edgevit.derive.algebra.embedding import prefix
 from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.policy import Policy, smallest
-from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
+from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.realise import realise
 from edgevit.folder.supernet import Module, ModuleKind, Unit
 from edgevit.models.anatomy import Block, BlockDims, attentions, ffns
@@ -47,6 +50,11 @@ def narrowed(dims: BlockDims, kind: ModuleKind, width: int) -> BlockDims:
     return replace(dims, qk=min(dims.qk, width), vo=min(dims.vo, width))
 
 
+def embed_left(embed: int, dropped: Sequence[Unit]) -> int:
+    """How wide the embedding is that is left of one so wide."""
+    return min([embed, *(unit.first for unit in dropped if unit.kind == "embed")])
+
+
 def _cuts(width: int, minimum: int, step: int, groups: int) -> list[int]:
     """Widths from the whole down to the minimum, about `groups` of them, all but the whole multiples of `step`."""
     size = step * ceil(width / groups / step)
@@ -54,10 +62,22 @@ def _cuts(width: int, minimum: int, step: int, groups: int) -> list[int]:
 
 
 def make_units(
-    dims: Sequence[BlockDims], geometry: Geometry, policy: Policy, attention_groups: int, ffn_groups: int
+    dims: Sequence[BlockDims],
+    geometry: Geometry,
+    policy: Policy,
+    attention_groups: int,
+    ffn_groups: int,
+    embeds: Sequence[int] = (),
 ) -> list[Unit]:
-    """Divide every module into units that the policy allows to be dropped; those of a module from the last on."""
+    """Divide every module into units that the policy allows to be dropped; those of a module from the last on.
+
+    Args:
+        embeds: the widths that the embedding may have, its own first; none if it stays.
+    """
     units = []
+    for last, first in pairwise(embeds):
+        macs = geometry.with_embed(last).macs(dims) - geometry.with_embed(first).macs(dims)
+        units.append(Unit(0, "embed", first, last, macs))
     for i, (block, least) in enumerate(zip(dims, smallest(dims, policy, geometry), strict=True)):
         attention = _cuts(max(block.qk, block.vo), max(least.qk, least.vo), policy.head_step, attention_groups)
         kinds: tuple[tuple[ModuleKind, list[int]], ...] = (
@@ -73,15 +93,17 @@ def make_units(
 
 
 def without(dims: Sequence[BlockDims], dropped: Sequence[Unit]) -> tuple[BlockDims, ...]:
-    """The dimensions that are left."""
+    """The dimensions of blocks that are left."""
     left = list(dims)
     for unit in dropped:
+        if unit.kind == "embed":
+            continue
         left[unit.block] = narrowed(left[unit.block], unit.kind, unit.first)
     return tuple(left)
 
 
-def slice_plan(blocks: Sequence[Block], kept: Sequence[BlockDims]) -> Plan:
-    """The plan of the slice that has the first dimensions of every module.
+def slice_plan(blocks: Sequence[Block], kept: Sequence[BlockDims], embed: int | None = None) -> Plan:
+    """The plan of the slice that has the first dimensions of every module, and these first channels of the embedding.
 
     The slice divides its logits by sqrt(q'), so W_Q carries sqrt(q' / q).
     """
@@ -93,22 +115,44 @@ def slice_plan(blocks: Sequence[Block], kept: Sequence[BlockDims]) -> Plan:
         planned = AttentionPlan(tuple(range(dims.heads)), dims.qk, dims.vo, weights=scaled)
         ffn_plan = FfnPlan(torch.arange(dims.ffn), weights=ffn.keep(slice(dims.ffn)))
         plans.append(BlockPlan(i, planned, ffn_plan))
-    return Plan(tuple(plans))
+    whole = attentions(blocks)[0].embed
+    if embed is None or embed == whole:
+        return Plan(tuple(plans))
+    return Plan(tuple(plans), EmbedPlan(embed, prefix(embed, whole)))
 
 
 @torch.no_grad()
-def cut(network: nn.Module, kept: Sequence[BlockDims]) -> nn.Module:
-    """Return a slim copy that has the first dimensions of every module."""
+def cut(network: nn.Module, kept: Sequence[BlockDims], embed: int | None = None) -> nn.Module:
+    """Return a slim copy that has the first dimensions of every module, and these first channels of the embedding."""
     with one_thread():  # copies are too short to share on a busy machine
-        return realise(network, slice_plan(family_of(network).read(network), kept))
+        return realise(network, slice_plan(family_of(network).read(network), kept, embed))
 
 
 # -- masks -------------------------------------------------------------------------------------------------------------
 
-Masks = list[tuple[Tensor, Tensor]]  # per block, of the projection's output [H * (2q + v)] and of the neurons [e]
+
+@dataclass(frozen=True)
+class Masks:
+    """What is multiplied by zero, and all else by one."""
+
+    blocks: list[tuple[Tensor, Tensor]]  # per block, the projection's output [H * (2q + v)] and the neurons [e]
+    embed: int | None = None  # of the tokens before each norm all but the first channels; None: all of them stay
+
+    def narrowed(self, tokens: Tensor) -> Tensor:
+        """Tokens [..., d] as a norm is given them."""
+        if self.embed is None or self.embed == tokens.shape[-1]:
+            return tokens
+        first = tokens[..., : self.embed]
+        return F.pad(first - first.mean(-1, keepdim=True), (0, tokens.shape[-1] - self.embed))
 
 
-def make_masks(family: Family, whole: Sequence[BlockDims], kept: Sequence[BlockDims], device: torch.device) -> Masks:
+def make_masks(
+    family: Family,
+    whole: Sequence[BlockDims],
+    kept: Sequence[BlockDims],
+    device: torch.device,
+    embed: int | None = None,
+) -> Masks:
     def ones(width: int, of: int) -> Tensor:
         return (torch.arange(of, device=device) < width).float()
 
@@ -117,7 +161,7 @@ def make_masks(family: Family, whole: Sequence[BlockDims], kept: Sequence[BlockD
         of_one_head = (ones(then.qk, now.qk), ones(now.qk, now.qk), ones(then.vo, now.vo))
         heads = family.pack(*(part.repeat(now.heads, 1) for part in of_one_head))
         masks.append((heads, ones(then.ffn, now.ffn)))
-    return masks
+    return Masks(masks, embed)
 
 
 @contextmanager
@@ -127,9 +171,16 @@ def masking(network: nn.Module, masks: Callable[[], Masks | None]) -> Iterator[N
 
     def masked(tensor: Tensor, block: int, part: int) -> Tensor:
         now = masks()
-        return tensor if now is None else tensor * now[block][part].to(tensor.dtype)
+        return tensor if now is None else tensor * now.blocks[block][part].to(tensor.dtype)
+
+    def narrowed_tokens(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        now = masks()
+        return None if now is None else (now.narrowed(given[0]), *given[1:])
 
     with ExitStack() as stack:
+        if family.geometry(network).fixed_embed is None:
+            for norm in family.token_norms(network):
+                stack.callback(norm.register_forward_pre_hook(narrowed_tokens).remove)
         for block, (heads, neurons) in enumerate(
             zip(family.projections(network), family.ffn_outputs(network), strict=True)
         ):
@@ -143,10 +194,12 @@ def masking(network: nn.Module, masks: Callable[[], Masks | None]) -> Iterator[N
 
 
 @contextmanager
-def masked(network: nn.Module, kept: Sequence[BlockDims], device: torch.device) -> Iterator[None]:
-    """Let the network compute what its slice of these dimensions does."""
+def masked(
+    network: nn.Module, kept: Sequence[BlockDims], device: torch.device, embed: int | None = None
+) -> Iterator[None]:
+    """Let the network compute what its slice of these dimensions, and of so many channels, does."""
     family = family_of(network)
-    masks = make_masks(family, [b.dims for b in family.read(network)], kept, device)
+    masks = make_masks(family, [b.dims for b in family.read(network)], kept, device, embed)
     with masking(network, lambda: masks):
         yield
 
@@ -161,6 +214,7 @@ class Importance:
     loss: float  # mean over the images
     taylor: dict[Module, Tensor]  # [w] per module: |gradient * activation|, summed over heads, tokens and images
     skipped: dict[Module, float]  # the loss without the module
+    narrowed: dict[int, float] = field(default_factory=dict)  # the loss at other widths of the embedding
 
 
 def _by_width(family: Family, scores: Tensor, dims: BlockDims) -> Tensor:
@@ -179,21 +233,25 @@ def measure_importance(
     passes: Passes,
     *,
     kept: Sequence[BlockDims] | None = None,
+    embed: int | None = None,
     skip: Sequence[Module] = (),
+    embeds: Sequence[int] = (),
 ) -> Importance:
-    """Run the images through the network, or through its slice of the dimensions `kept`, and back once.
+    """Run the images through the network, or through its slice of `kept` and of `embed` channels, and back once.
 
     Args:
         columns: for each target class, its column in the logits.
         skip: modules without which the loss is wanted: one more forward pass each.
+        embeds: widths of the embedding at which it is wanted, likewise.
     """
     family, compute = family_of(network), passes.compute
     whole = [b.dims for b in family.read(network)]
     kept = whole if kept is None else kept
-    variants = [make_masks(family, whole, kept, compute.device)]
+    variants = [make_masks(family, whole, kept, compute.device, embed)]
     for block, kind in skip:
         dims = [narrowed(d, kind, 0) if i == block else d for i, d in enumerate(kept)]
-        variants.append(make_masks(family, whole, dims, compute.device))
+        variants.append(make_masks(family, whole, dims, compute.device, embed))
+    variants += [replace(variants[0], embed=width) for width in embeds]
     target = torch.as_tensor(columns, device=compute.device)
     losses = torch.zeros(len(variants), dtype=torch.float64, device=compute.device)
     sums: list[Tensor] = [torch.zeros((), dtype=torch.float64, device=compute.device)] * (2 * len(whole))
@@ -228,28 +286,39 @@ def measure_importance(
     sums = [compute.sum(s).cpu() for s in sums]
     taylor: dict[Module, Tensor] = {(i, "attention"): _by_width(family, sums[2 * i], d) for i, d in enumerate(whole)}
     taylor |= {(i, "ffn"): sums[2 * i + 1] for i in range(len(whole))}
-    return Importance(loss, taylor, dict(zip(skip, others, strict=True)))
+    without_them, narrower = others[: len(skip)], others[len(skip) :]
+    skipped = dict(zip(skip, without_them, strict=True))
+    return Importance(loss, taylor, skipped, dict(zip(embeds, narrower, strict=True)))
 
 
 def score_units(units: Sequence[Unit], importance: Importance) -> list[float]:
     """Importance per MAC (Eq. 13 to 15), made to fall from each module's first unit to its last.
 
     A unit cannot stay when those before it go: where a later one scores higher than an earlier one, both count with
-    their mean.
+    their mean. What channels of the embedding are worth is measured, width by width.
     """
-    tiny = torch.finfo(torch.float64).tiny
     scores = [0.0] * len(units)
     for module in {u.module for u in units}:
         mine = sorted((i for i, u in enumerate(units) if u.module == module), key=lambda i: -units[i].first)
-        taylor = importance.taylor[module]
-        sensitivity = (importance.skipped[module] - importance.loss) / max(importance.loss, tiny)
-        whole = float(taylor.sum().clamp_min(tiny))
-        shares = [float(taylor[units[i].first : units[i].last].sum()) / whole for i in mine]
-        raw = [sensitivity * share / units[i].macs for i, share in zip(mine, shares, strict=True)]
+        worth = _worth([units[i] for i in mine], importance)
+        raw = [of_one / units[i].macs for i, of_one in zip(mine, worth, strict=True)]
         pooled = isotonic_regression(raw, sample_weight=[units[i].macs for i in mine])
         for i, score in zip(mine, pooled, strict=True):
             scores[i] = float(score)
     return scores
+
+
+def _worth(units: Sequence[Unit], importance: Importance) -> list[float]:
+    """By how much of itself the loss rises with each unit of one module, those from the last on."""
+    tiny = torch.finfo(torch.float64).tiny
+    module, scale = units[0].module, max(importance.loss, tiny)
+    if module[1] == "embed":
+        losses = [importance.loss, *(importance.narrowed[u.first] for u in units)]
+        return [(after - before) / scale for before, after in pairwise(losses)]
+    taylor = importance.taylor[module]
+    sensitivity = (importance.skipped[module] - importance.loss) / scale
+    whole = float(taylor.sum().clamp_min(tiny))
+    return [sensitivity * (float(taylor[u.first : u.last].sum()) / whole) for u in units]
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -280,7 +349,7 @@ class ProgressiveDropout:
         self.network, self.units, self.growth, self.passes = network, units, growth, passes
         self.proxy, self.columns, self.seed = proxy, columns, seed
         self.family = family_of(network)
-        self.whole = [b.dims for b in self.family.read(network)]
+        self.whole, self.geometry = [b.dims for b in self.family.read(network)], self.family.geometry(network)
         self.order: list[int] = []  # units, the first to go first
         self.updates, self.steps = 0, 0
         self.masks: Masks | None = None
@@ -293,12 +362,20 @@ class ProgressiveDropout:
 
     # -- the list --------------------------------------------------------------------------------------------------
 
+    def _embed(self, dropped: Sequence[Unit]) -> int:
+        return embed_left(self.geometry.embed, dropped)
+
+    def saved_macs(self) -> int:
+        """What the whole list saves: channels cost less where widths are gone."""
+        left = self.geometry.with_embed(self._embed(self.dropped)).macs(without(self.whole, self.dropped))
+        return self.geometry.macs(self.whole) - left
+
     def grow(self) -> None:
         """Add the units that the smallest sub-network so far can best do without, up to this update's share."""
         self.updates += 1
         left = sorted(set(range(len(self.units))) - set(self.order))
-        due = self.growth.macs * self.updates / self.growth.updates - sum(u.macs for u in self.dropped)
-        if not left or due <= 0:
+        due = self.growth.macs * self.updates / self.growth.updates
+        if not left or self.saved_macs() >= due:
             return
         units = [self.units[i] for i in left]
         importance = measure_importance(
@@ -307,15 +384,16 @@ class ProgressiveDropout:
             self.columns,
             self.passes,
             kept=without(self.whole, self.dropped),
-            skip=sorted({u.module for u in units}),
+            embed=self._embed(self.dropped),
+            skip=sorted({u.module for u in units if u.kind != "embed"}),
+            embeds=[u.first for u in units if u.kind == "embed"],
         )
         scores = score_units(units, importance)
         # Of equals in one module the last goes first: whatever is left is a prefix.
         for i in sorted(range(len(units)), key=lambda i: (scores[i], units[i].module, -units[i].first)):
-            if due <= 0:
+            if self.saved_macs() >= due:
                 break
             self.order.append(left[i])
-            due -= units[i].macs
 
     def finish(self) -> None:
         """Let the list grow to its target, if training ended before it had."""
@@ -330,7 +408,8 @@ class ProgressiveDropout:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.steps)
         count = int(torch.randint(len(self.order) + 1, (), generator=generator))
         dropped = self.dropped[:count]
-        self.masks = make_masks(self.family, self.whole, without(self.whole, dropped), self.passes.compute.device)
+        kept, device = without(self.whole, dropped), self.passes.compute.device
+        self.masks = make_masks(self.family, self.whole, kept, device, self._embed(dropped))
         self.kept_share = 1 - sum(u.macs for u in dropped) / sum(u.macs for u in self.units)
 
     # -- train.Constraint ------------------------------------------------------------------------------------------
@@ -350,7 +429,7 @@ class ProgressiveDropout:
 
     def pruned(self) -> nn.Module:
         """The smallest slice."""
-        return cut(self.network, without(self.whole, self.dropped))
+        return cut(self.network, without(self.whole, self.dropped), self._embed(self.dropped))
 
     def state(self) -> dict[str, Tensor]:
         counts = torch.tensor([self.updates, self.steps])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ from edgevit.data.classes import TargetClass, imagenet_names, listed, resolve
 from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.budget import Budget, parse_count, quantity_name, readable
 from edgevit.derive.allocate.policy import Policy, Widths, fit
-from edgevit.derive.methods.skd.piad import slice_plan, without
+from edgevit.derive.embedding import geometry_at
+from edgevit.derive.methods.skd.piad import embed_left, slice_plan, without
 from edgevit.derive.plan import Plan
 from edgevit.derive.realise import realise
 from edgevit.errors import BudgetError, OptionError
 from edgevit.folder.model import BlockDims, ModelSpec
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.supernet import Point, SupernetRecord, Unit
-from edgevit.models.cost import Quantity
+from edgevit.models.cost import Geometry, Quantity
 from edgevit.models.families import family_of
 from edgevit.numbers import check_number
 
@@ -79,7 +81,10 @@ class SuperNet:
         if given == ["rate"]:
             check_number("--rate", asked, "(0, 1)", "0.6 leaves 40 % of the network's MACs")
         limit = int(largest * (1 - asked)) if given == ["rate"] else parse_count(asked, quantity)
-        least = family_of(network).geometry(network).cost(without(spec.blocks, self.order), quantity)
+        whole = family_of(network).geometry(network)
+        least = geometry_at(network, embed_left(whole.embed, self.order)).cost(
+            without(spec.blocks, self.order), quantity
+        )
         if not least <= limit < largest:
             raise BudgetError(
                 f"{given[0]} {asked} asks for {readable(limit)} {quantity_name(quantity)}, and {self.folder} has "
@@ -113,17 +118,29 @@ def plan_of_slice(
 ) -> Plan:
     """The slice of this budget, with as many outputs as the network unless another number is given.
 
+    Its embedding is that of the first sub-network in the order that is within the budget, or the next one that the
+    policy allows; its widths are those that fill the budget with it.
+
     Raises:
         BudgetError: the smallest slice costs more.
     """
     family = family_of(network)
-    blocks, geometry = family.read(network), family.geometry(network)
-    if outputs is not None:
-        geometry = geometry.with_classes(outputs)
+    blocks = family.read(network)
     whole = [b.dims for b in blocks]
-    smallest = without(whole, order)
-    if not budget.holds(least := budget.cost(smallest, geometry)):
-        made_of = budget.made_of(smallest, geometry)
+
+    @cache
+    def geometry_of(embed: int) -> Geometry:
+        geometry = geometry_at(network, embed)
+        return geometry if outputs is None else geometry.with_classes(outputs)
+
+    def holds(count: int, embed: int) -> bool:
+        return budget.holds(budget.cost(without(whole, order[:count]), geometry_of(embed)))
+
+    rungs = _embeds(order, family.geometry(network).embed, budget.least_embed)
+    within = [embed for last, embed in rungs if holds(last, embed)]
+    if not within:
+        smallest, geometry = without(whole, order), geometry_of(rungs[-1][1])
+        least, made_of = budget.cost(smallest, geometry), budget.made_of(smallest, geometry)
         raise BudgetError(
             f"{budget.asked} leaves {budget.told(budget.limit)}, and the smallest slice of this super-network takes "
             f"{budget.told(least)}{made_of and f' ({made_of})'}; raise the budget, or make one for smaller slices: "
@@ -131,9 +148,26 @@ def plan_of_slice(
             least=least,
             made_of=made_of,
         )
-    chosen = fit(lambda share: _wishes(order, whole, share), whole, geometry, budget, policy)
+    for embed in within:
+        try:
+            chosen = fit(lambda share: _wishes(order, whole, share), whole, geometry_of(embed), budget, policy)
+        except BudgetError:
+            if embed == within[-1]:
+                raise
+            continue
+        break
     with torch.no_grad():
-        return slice_plan(blocks, chosen)
+        return slice_plan(blocks, chosen, embed)
+
+
+def _embeds(order: Sequence[Unit], embed: int, least: int) -> list[tuple[int, int]]:
+    """The widths of the embedding on the way, the widest first, each with how many units go before the next one.
+
+    `least`: the narrowest that the budget can count.
+    """
+    places = [(i, unit.first) for i, unit in enumerate(order) if unit.kind == "embed" and unit.first >= least]
+    ends = [*(i for i, _ in places), len(order)]
+    return list(zip(ends, [embed, *(width for _, width in places)], strict=True))
 
 
 def cut_slice(network: nn.Module, order: Sequence[Unit], budget: Budget, policy: Policy) -> nn.Module:
@@ -151,7 +185,7 @@ def _wishes(order: Sequence[Unit], dims: Sequence[BlockDims], share: float) -> l
         width, now = unit.last - part * (unit.last - unit.first), wishes[unit.block]
         if unit.kind == "ffn":
             wishes[unit.block] = replace(now, ffn=min(now.ffn, width))
-        else:
+        elif unit.kind == "attention":
             wishes[unit.block] = replace(now, qk=min(now.qk, width), vo=min(now.vo, width))
         due -= part * unit.macs
         if part < 1:

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.derive.algebra.attention import attention_spectra, narrow
+from edgevit.derive.algebra.embedding import encoder, nested_basis
+from edgevit.derive.measure.embedding import token_directions, token_weights
 from edgevit.derive.measure.statistics import calibrate
 from edgevit.derive.methods.skd.piad import measure_importance
 from edgevit.models.anatomy import Attention, Block, Ffn, attentions, ffns
@@ -42,6 +44,20 @@ def concentrate(network: nn.Module, images: Split, columns: Sequence[int], passe
     with torch.no_grad():
         parts = zip(rotate(attentions(blocks), moments), sort_neurons(ffns(blocks), neurons), strict=True)
         return family.build(network, [Block(*pair) for pair in parts])
+
+
+def concentrate_embedding(
+    network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, seed: int
+) -> tuple[nn.Module, Tensor]:
+    """Return a copy that computes the same with its tokens' largest directions in their first channels.
+
+    And E [d, d], what tokens were multiplied by. What stands between tokens and weights is folded into the weights.
+    """
+    weights = token_weights(network, images, columns, passes, seed=seed)
+    directions = token_directions(network, images, weights, passes)
+    encode = encoder(directions, len(directions), nested_basis)
+    with torch.no_grad():
+        return family_of(network).with_embedding(network, encode.to(passes.compute.device)), encode
 
 
 @torch.no_grad()

@@ -10,19 +10,23 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from edgevit.data.task import open_task
+from edgevit.derive.algebra.embedding import encoder
 from edgevit.derive.allocate.policy import POLICIES, make_policy, smallest
+from edgevit.derive.measure.embedding import token_directions, token_weights
 from edgevit.derive.methods.skd.piad import (
     Growth,
     Importance,
     ProgressiveDropout,
     Unit,
     cut,
+    embed_left,
     make_units,
     masked,
     measure_importance,
     score_units,
     without,
 )
+from edgevit.derive.methods.skd.wpac import concentrate_embedding
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit
@@ -73,6 +77,64 @@ def test_a_masked_network_passess_what_its_slice_does(small_vit, args, kept):
             seen = network(x)
         torch.testing.assert_close(slim(x), seen, rtol=1e-5, atol=1e-5)
         assert not torch.allclose(network(x), seen, atol=1e-3), "the masks are gone again"
+
+
+PRE_NORM = [{}, {"qkv_bias": False}, {"init_values": 0.3}, {"class_token": False, "global_pool": "avg"}]
+
+
+@pytest.mark.parametrize("args", PRE_NORM, ids=str)
+def test_a_network_masked_to_its_first_channels_passes_what_its_slice_does(small_vit, images, passes, args):
+    base, x = small_vit(**args), torch.randn(4, 3, 32, 32)
+    network, encode = concentrate_embedding(base, images, COLUMNS, passes, 0)
+    kept = [BlockDims(2, 16, 16, 40), BlockDims(2, 32, 24, 256)]
+    with torch.no_grad():
+        torch.testing.assert_close(network(x), base(x), rtol=1e-5, atol=2e-5)
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)  # trained since: norms are no ones any more
+        for embed, dims in ((48, dims_of(network)), (32, kept), (2, kept)):
+            slim = cut(network, dims, embed)
+            assert (vit.geometry(slim).embed, dims_of(slim)) == (embed, dims)
+            with masked(network, dims, CPU, embed):
+                seen = network(x)
+            torch.testing.assert_close(slim(x), seen, rtol=1e-5, atol=1e-5)
+            assert not torch.allclose(network(x), seen, atol=1e-3)
+    assert vit.geometry(cut(network, kept, 64)).embed == 64 and encode.shape == (64, 64)
+
+
+def test_the_first_channels_are_the_directions_that_the_answers_feel_most(small_vit, images, passes):
+    """Any orthonormal basis of the same directions gives the same function."""
+    base, x = small_vit(), torch.randn(4, 3, 32, 32)
+    network, _ = concentrate_embedding(base, images, COLUMNS, passes, 0)
+    weights = token_weights(base, images, COLUMNS, passes, seed=0)
+    narrower = vit.with_embedding(base, encoder(token_directions(base, images, weights, passes), 24))
+    with torch.no_grad():
+        torch.testing.assert_close(cut(network, dims_of(network), 24)(x), narrower(x), rtol=1e-4, atol=1e-4)
+
+
+def test_channels_are_units_whose_worth_is_measured_and_whose_macs_are_counted_once(small_vit, images, passes):
+    network, _ = concentrate_embedding(small_vit(), images, COLUMNS, passes, 0)
+    dims, geometry = dims_of(network), vit.geometry(network)
+    units = make_units(dims, geometry, POLICIES["fused"], 2, 4, [64, 48, 32, 16])
+    embeds = [u for u in units if u.kind == "embed"]
+    assert [(u.first, u.last) for u in embeds] == [(48, 64), (32, 48), (16, 32)]
+    importance = measure_importance(network, images, COLUMNS, passes, embed=48, embeds=[32, 16])
+    x, labels = next(iter(images.batches(len(images))))
+    with torch.no_grad():
+        for width, loss in {48: importance.loss, **importance.narrowed}.items():
+            assert loss == pytest.approx(float(F.cross_entropy(cut(network, dims, width)(x), labels)), rel=1e-4)
+    scored = score_units(embeds[1:], importance)
+    rise = importance.narrowed[16] - importance.loss
+    assert sum(s * u.macs for s, u in zip(scored, embeds[1:], strict=True)) == pytest.approx(rise / importance.loss)
+    growth = Growth(int(0.85 * geometry.macs(dims)), 2, 4)  # more than widths of blocks can save
+    dropout = ProgressiveDropout(network.train(), units, growth, images, COLUMNS, passes, seed=1)
+    dropout.finish()
+    slim = dropout.pruned()
+    left = vit.geometry(slim).macs(dims_of(slim))
+    assert growth.macs <= dropout.saved_macs() == geometry.macs(dims) - left
+    assert vit.geometry(slim).embed == embed_left(64, dropout.dropped) < 64
+    with dropout.watch():
+        dropout.after_step()
+        network(x).sum().backward()
 
 
 def test_deit_base_has_eight_groups_per_attention_and_32_per_ffn_as_far_as_fused_shapes_allow():
@@ -167,7 +229,7 @@ def test_each_step_trains_a_sub_network_that_seed_and_step_decide(small_vit, ima
             network.zero_grad()
             network(x).sum().backward()
             shares.append(dropout.penalty()[1]["units_kept"])
-            masks = [m for pair in dropout.masks for m in pair]
+            masks = [m for pair in dropout.masks.blocks for m in pair]
             dropped = (masks[1] == 0).nonzero().flatten()
             assert (network.blocks[0].mlp.fc1.weight.grad[dropped] == 0).all()
             assert (network.blocks[0].mlp.fc1.weight.grad != 0).any()
@@ -184,6 +246,6 @@ def test_each_step_trains_a_sub_network_that_seed_and_step_decide(small_vit, ima
     again.load_state(state)
     with again.watch():
         assert (again.order, again.steps, again.kept_share) == (dropout.order, 8, dropout.kept_share)
-        for a, b in zip(again.masks, dropout.masks, strict=True):
+        for a, b in zip(again.masks.blocks, dropout.masks.blocks, strict=True):
             assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
     assert dims_of(dropout.pruned()) == list(without(dims_of(network), dropout.dropped))

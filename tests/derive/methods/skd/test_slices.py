@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgevit.derive.methods.skd.slices import _wishes
+from edgevit.derive.methods.skd.slices import _embeds, _wishes
 from edgevit.folder.model import BlockDims
 from edgevit.folder.supernet import Unit
 
@@ -21,3 +21,10 @@ def test_units_go_in_order_and_the_last_one_in_part(share, ffn, qk):
     first, second = _wishes(ORDER, DIMS, share)
     assert (second.ffn, first.qk, first.vo) == (ffn, qk, qk)
     assert (first.ffn, second.qk) == (256, 32)
+
+
+def test_channels_go_at_their_place_in_the_order_and_no_further_than_can_be_counted():
+    order = [ORDER[0], Unit(0, "embed", 48, 64, 90), ORDER[1], Unit(0, "embed", 32, 48, 80), ORDER[2]]
+    assert _embeds(order, 64, 0) == [(1, 64), (3, 48), (5, 32)]
+    assert _embeds(order, 64, 40) == [(1, 64), (5, 48)]
+    assert _wishes(order, DIMS, 1.0) == _wishes(ORDER, DIMS, 1.0)
