@@ -38,6 +38,8 @@ METHODS: dict[str, tuple[str, Options, bool]] = {
     "mdp, embedding kept": ("mdp", {"cut_embedding": False}, True),
     "taylor": ("taylor", {}, True),
     "taylor, embedding kept": ("taylor", {"cut_embedding": False}, True),
+    "xpruner": ("xpruner", {}, True),
+    "dcvit": ("dcvit", {}, True),
     "wanda": ("wanda", {}, False),
     "magnitude": ("magnitude", {}, False),
     "magnitude, all dimensions": ("magnitude", WIDE, True),

@@ -17,6 +17,8 @@ OPTIONS = {
     "heart": {"calibration_images": 8, "probes": 1},
     "mdp": {"calibration_images": 32},
     "nuwa": {"purification_steps": 2, "purification": "always"},
+    "dcvit": {"calibration_images": 16},
+    "xpruner": {"calibration_images": 16, "mask_passes": 1},
     "wanda": {"calibration_images": 32},
     "vulcan": {"calibration_images": 48, "collapse": "weight"},
     "nvit": {"calibration_images": 32, "grouping": "isomorphic"},  # else only attention and the embedding go

@@ -47,6 +47,8 @@ FEW: dict[str, dict[str, Any]] = {
     "nuwa": {"calibration_images": 32, "purification": "none"},
     "nvit": {"calibration_images": 32},
     "taylor": {"calibration_images": 32},
+    "dcvit": {"calibration_images": 16},
+    "xpruner": {"calibration_images": 16, "mask_passes": 1},
     "wanda": {"calibration_images": 32},
     "vulcan": {"calibration_images": 32},
 }
@@ -138,8 +140,11 @@ def masked(network: nn.Module, plan: Plan, slim: nn.Module) -> Iterator[nn.Modul
     blocks = family.read(network)
     for planned, solved in zip(plan.blocks, family_of(slim).read(slim), strict=True):
         whole = blocks[planned.block]
-        assert planned.attention and planned.ffn and solved.attention and solved.ffn and whole.attention and whole.ffn
-        attention = embedded(solved.attention, whole.attention, planned.attention.heads)
+        assert planned.ffn and solved.ffn and whole.attention and whole.ffn
+        if planned.attention is None or solved.attention is None:
+            attention = silent(whole.attention)
+        else:
+            attention = embedded(solved.attention, whole.attention, planned.attention.heads)
         own = planned.ffn.weights is None
         blocks[planned.block] = Block(attention, whole.ffn if own else widened(solved.ffn, whole.ffn, planned.ffn))
     copy = family.build(network, blocks).eval()
@@ -176,6 +181,12 @@ def left_out(network: nn.Module, planned: BlockPlan) -> Iterator[None]:
     yield
     for hook in hooks:
         hook.remove()
+
+
+def silent(whole: Attention) -> Attention:
+    """An attention that adds nothing."""
+    bo = None if whole.bo is None else torch.zeros_like(whole.bo)
+    return replace(whole, wo=torch.zeros_like(whole.wo), bo=bo)
 
 
 def embedded(solved: Attention, whole: Attention, heads: Sequence[int]) -> Attention:

@@ -1,7 +1,9 @@
 """Units with small weights go: the sum of |w|^p over all weights that go with a unit, ranked within each kind.
 
 No image is looked at before the training. With p = 2 it is the group-wise L2 norm of DepGraph (Fang et al., CVPR 2023),
-which compares in groups of the same shape when it prunes isomorphically; sums, not means, over a group.
+which compares in groups of the same shape when it prunes isomorphically; sums, not means, over a group. NuWa compares
+itself with a rival that trains nothing and is called Numerical, of which we know no more: by its name it is this one,
+with --steps 0.
 """
 
 from __future__ import annotations
