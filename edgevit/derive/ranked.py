@@ -50,7 +50,8 @@ def cuts(network: nn.Module, options: RankOptions, policy: Policy) -> Cuts:
     may_go = options.cut_embedding and geometry.fixed_embed is None
     embed = ranking.narrowest(geometry.embed, policy) if may_go else 0
     more = {"cut_embedding": True, "attention": "both"}
-    return Cuts(heads=options.attention != "widths", embed=embed, more=more)
+    by_heads = options.attention != "widths"
+    return Cuts(head_widths=options.attention != "heads", heads=by_heads, embed=embed, more=more)
 
 
 def default_steps(images: int, batch_size: int) -> int:

@@ -29,6 +29,7 @@ class Cuts:
     """What a method may take away from a network, with the options that it was given."""
 
     widths: bool = True  # QK, VO and FFN widths, as far as the shape policy allows
+    head_widths: bool = True  # if widths: those of QK and VO, too, and not of FFNs alone
     heads: bool = False  # whole heads
     blocks: bool = False  # whole blocks, all but the first
     sites: bool = False  # the attention or the FFN of a block
@@ -180,6 +181,8 @@ def _least(asked: Asked, cuts: Cuts, geometry: Geometry, dims: Sequence[BlockDim
     for i in kept:
         may_go = cuts.heads and "heads" not in geometry.frozen(i)
         least = replace(narrow[i], heads=least_heads(dims[i], policy, drop_heads=may_go))
+        if not cuts.head_widths:
+            least = replace(least, qk=dims[i].qk, vo=dims[i].vo)
         if (floor := stay.get(i)) is not None:
             least = _with_sites(replace(least, heads=max(least.heads, floor.heads)), floor)
         elif cuts.sites and not least.tokens:

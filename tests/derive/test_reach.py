@@ -68,6 +68,8 @@ CASES: list[tuple[str, dict[str, Any], str, int, Sequence[str]]] = [
     ("vulcan", {}, ATTENTION, 4, ["embed_width=16"]),
     ("corp", {}, ATTENTION, 4, ()),
     ("mdp", {"drop_heads": False}, ATTENTION, 4, ["drop_heads=true"]),
+    ("xpruner", {}, ATTENTION, 2, ()),
+    ("dcvit", {}, OUTSIDE, 64, ()),
     *((name, {"attention": "both", "cut_embedding": True}, ATTENTION, 2, ()) for name in RANKED),
     *((name, {"attention": "widths", "cut_embedding": False}, ATTENTION, 4, ["cut_embedding=true", "attention=both"])
       for name in RANKED),
@@ -102,7 +104,7 @@ def test_a_budget_a_little_above_the_least_is_not_refused(small_vit: Any, method
             refused(method, {}, of)
 
 
-@pytest.mark.parametrize("method", ["corp", "random", EXAMPLE])
+@pytest.mark.parametrize("method", ["corp", "dcvit", "random", "xpruner", EXAMPLE])
 def test_the_least_is_what_a_method_makes_of_it(small_vit: Any, tmp_path: Path, method: str) -> None:
     """Of those that need few images or none; forge's is held to its word in its own tests."""
     base = describe(small_vit(depth=3, num_heads=4), "vit_tiny_patch16_224", {"depth": 3, "num_heads": 4})

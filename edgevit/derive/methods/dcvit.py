@@ -53,7 +53,7 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
 
 def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
     """What it may take away."""
-    return Cuts(sites=True)
+    return Cuts(head_widths=False, sites=True)
 
 
 def losses(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> list[float]:
