@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import le
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from edgevit.cost.fit import Costs, Figure
 from edgevit.cost.grid import Grid
@@ -24,8 +24,7 @@ from edgevit.derive.allocate.policy import POLICIES
 from edgevit.derive.allocate.prices import Prices
 from edgevit.derive.embedding import ladder
 from edgevit.errors import BudgetError
-from edgevit.meet.loop import Candidate
-from edgevit.meet.rounds import CONFIDENT, Measured, Shape, Terms
+from edgevit.meet.rounds import CONFIDENT, Candidate, Measured, Shape
 from edgevit.models.anatomy import BlockDims
 
 Sizes = TypeVar("Sizes", bound=tuple[int, ...])
@@ -47,6 +46,8 @@ class EmulatedBoard:
     noise: float  # relative standard deviation of one round of a measurement
     embed: int
     tokens: int
+    attention_rate: float = 1.0  # that attentions take so many times as long: not every board has the same kernels
+    ffn_rate: float = 1.0
 
     def _kernel(self, rows: int, inner: int, columns: int, cached: float, copies: int = 1) -> float:
         """`copies` products of [rows, inner] and [inner, columns]."""
@@ -64,12 +65,13 @@ class EmulatedBoard:
         n, heads = self.tokens, dims.heads
         projections = self._kernel(n, self.embed, heads * (2 * dims.qk + dims.vo), cached)
         mixing = self._kernel(n, dims.qk, n, cached, heads) + self._kernel(n, n, dims.vo, cached, heads)
-        return projections + mixing + self._kernel(n, heads * dims.vo, self.embed, cached) + self._between()
+        out = self._kernel(n, heads * dims.vo, self.embed, cached)
+        return self.attention_rate * (projections + mixing + out) + self._between()
 
     def ffn_ms(self, dims: BlockDims, cached: float) -> float:
         n = self.tokens
         both = self._kernel(n, self.embed, dims.ffn, cached) + self._kernel(n, dims.ffn, self.embed, cached)
-        return both + self._between()
+        return self.ffn_rate * both + self._between()
 
     def narrowed(self, embed: int | None) -> EmulatedBoard:
         """The same for networks of a narrower embedding; None: of the base's own."""
@@ -117,6 +119,7 @@ class EmulatedBench:
     embedding: Losses | None = None  # what its width is worth, as `ffn` of these; None: it stays
     ffn_step: int = 64
     bins: int = 2000
+    quantity: Literal["ms"] = "ms"
 
     def __post_init__(self) -> None:
         dims = self.base[0]
@@ -146,13 +149,13 @@ class EmulatedBench:
             for count in counts
         )
 
-    def prices(self) -> Prices:
-        return self.table.in_quantity("ms")
+    def tables(self) -> tuple[CostTable, ...]:
+        return (self.table,)
 
-    def measure(self, candidate: Candidate) -> Measured:
-        return self.board.narrowed(candidate.shape.embed).measure(candidate.shape.blocks, self.random)
+    def measure(self, candidate: Candidate) -> tuple[Measured, ...]:
+        return (self.board.narrowed(candidate.shape.embed).measure(candidate.shape.blocks, self.random),)
 
-    def refine(self, shape: Shape) -> None:
+    def refine(self, shape: Shape, board: int = 0) -> None:
         for dims in shape.blocks:
             self.heads.add(dims.heads)
             self.widths.add(dims.qk)
@@ -161,8 +164,13 @@ class EmulatedBench:
             self._measure_rung(shape.embed)
         self.table = self._measured_table()
 
-    def allocate(self, factors: Terms, limit: float, at_least: Shape | None = None) -> Candidate:
-        prices = self.table.corrected(**vars(factors)).in_quantity("ms")
+    def allocate(self, table: CostTable, limit: float, at_least: Shape | None = None) -> Candidate:
+        shape, _ = self.best(table, limit, at_least)
+        return Candidate(shape, "")
+
+    def best(self, table: CostTable, limit: float, at_least: Shape | None = None) -> tuple[Shape, float]:
+        """The best plan within a limit by a table, and what it loses."""
+        prices = table.in_quantity("ms")
         found, refused = [], None
         for embed in self._embeds(at_least):
             try:
@@ -170,11 +178,11 @@ class EmulatedBench:
             except BudgetError as error:
                 refused = error
                 continue
-            found.append((lost, shape))
+            found.append((shape, lost))
         if not found:
             assert refused is not None
             raise refused
-        return Candidate(min(found, key=lambda one: one[0])[1], "")
+        return min(found, key=lambda one: one[1])
 
     def _embeds(self, at_least: Shape | None = None) -> list[int | None]:
         """Widths of the embedding that may be chosen, the widest first; None: the base's own."""

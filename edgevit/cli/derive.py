@@ -54,7 +54,7 @@ def main(
     if len(derivations) > 1:
         console.show(met_table({one.folder: one.record for one in derivations}))
     _next(console, context, request, derivations)
-    return OVER if any(one.record.met and one.record.met.outcome == "over" for one in derivations) else 0
+    return OVER if any(one.record.met and not one.record.met.keeps for one in derivations) else 0
 
 
 def _carried_out(request: MeetRequest, console: Console) -> list[Derivation]:

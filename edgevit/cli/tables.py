@@ -10,7 +10,14 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from edgevit.folder.derivation import Accuracies, AccuracyRecord, DerivationRecord, FigureRecord, RejectedRecord
+    from edgevit.folder.derivation import (
+        Accuracies,
+        AccuracyRecord,
+        DerivationRecord,
+        FigureRecord,
+        MetRecord,
+        RejectedRecord,
+    )
     from edgevit.folder.model import ModelSpec, Rejection
     from edgevit.models.checkpoint import Model
 
@@ -111,9 +118,14 @@ def classes_line(accuracy: Accuracies) -> str:
 
 
 def met_lines(record: DerivationRecord) -> list[str]:
-    """How a budget that was measured was met: a line per round, and what the model takes."""
-    if (met := record.met) is None:
+    """How a budget that was measured was met: a line per round, and what the model takes; of each board."""
+    if record.met is None:
         return []
+    return [line for met in record.met.each for line in _met_lines(met, named=bool(record.met.beside))]
+
+
+def _met_lines(met: MetRecord, *, named: bool) -> list[str]:
+    """On one board; `named`: which one stands before them."""
     unit = {"ms": "ms", "mj": "mJ"}[met.quantity]
     rounds = [
         f"round {i}: {one.predicted:.4g} {unit} predicted, {figure_text(one.measured, unit)} measured"
@@ -125,7 +137,8 @@ def met_lines(record: DerivationRecord) -> list[str]:
         f"{figure_text(met.verified, unit)} ({met.figure}), {off:.1%} {verdict} the budget of {met.budget:.4g} {unit}"
     )
     ended = "" if met.ended is None or met.outcome == "met" else f"; {met.ended}"
-    return [*rounds, f"the model takes {told}, on {met.table.measured_on}{ended}"]
+    first = [f"on {met.table.measured_on}"] if named else []
+    return [*first, *rounds, f"the model takes {told}, on {met.table.measured_on}{ended}"]
 
 
 def figure_text(figure: FigureRecord, unit: str) -> str:
@@ -135,25 +148,31 @@ def figure_text(figure: FigureRecord, unit: str) -> str:
 
 
 def met_table(records: Mapping[Path, DerivationRecord]) -> Table:
-    """Accuracy against what was measured, of several budgets."""
+    """Accuracy against what was measured, of several budgets; of two boards, in the order in which they were given."""
     from rich.table import Table
 
     from edgevit.data.shares import share_text
 
     met = [record.met for record in records.values() if record.met is not None]
     unit = {"ms": "ms", "mj": "mJ"}[met[0].quantity]
-    table = Table("model", title=f"on {met[0].table.measured_on}", title_justify="left")
-    for heading in ("budget", f"{unit} (95 % interval)", "of the base's", "rounds", "top-1 (95 % interval)"):
+    where = "; beside it on ".join(one.table.measured_on for one in met[0].each)
+    table = Table("model", title=f"on {where}", title_justify="left")
+    table.add_column("budget", justify="right")
+    for board, _ in enumerate(met[0].each):
+        beside = ", beside" if board else ""
+        for heading in (f"{unit} (95 % interval)", "of the base's"):
+            table.add_column(f"{heading}{beside}", justify="right")
+    for heading in ("rounds", "top-1 (95 % interval)"):
         table.add_column(heading, justify="right")
     for folder, record in records.items():
         if (one := record.met) is None:
             continue
         seen = record.accuracy.derived
+        figures = [(figure_text(at.verified, unit), f"{at.verified.value / at.base:.2f}") for at in one.each]
         table.add_row(
             folder.name,
             f"{one.budget:.4g} {unit}",
-            figure_text(one.verified, unit),
-            f"{one.verified.value / one.base:.2f}",
+            *(text for pair in figures for text in pair),
             str(len(one.rounds)),
             share_text(seen.top1, seen.images) if seen else "",
         )

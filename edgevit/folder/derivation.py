@@ -127,6 +127,17 @@ class MetRecord:
     where: dict[str, Any]  # board or processor, power mode, precision, batch
     ended: str | None  # why the rounds ended before the budget was met; None: it was, or they were used up
     seconds: dict[str, float]
+    beside: tuple[MetRecord, ...] = ()  # the same of a second board that the model was made for
+
+    @property
+    def each(self) -> tuple[MetRecord, ...]:
+        """Of each board."""
+        return (self, *self.beside)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the model is within its budget on every board."""
+        return all(one.outcome != "over" for one in self.each)
 
 
 @dataclass(frozen=True)

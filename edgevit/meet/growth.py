@@ -8,11 +8,12 @@ what it has more is by the table. So of all plans that contain it the best is as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgevit.meet.rounds import AIM, Round, Search, Terms
+from edgevit.meet.boards import Searches
+from edgevit.meet.rounds import AIM, Search, Shape, Terms
 
 if TYPE_CHECKING:
     from edgevit.derive.allocate.prices import Prices
@@ -22,44 +23,70 @@ AIMS = (AIM, 0.998)
 
 
 @dataclass(frozen=True)
+class Line:
+    """What plans that contain the start are expected to take on one board."""
+
+    budget: float
+    start: float  # what the start was measured to take
+    cost: float  # of the start, by the corrected table
+    slope: float  # of a change by that table, what comes true
+
+    def predicted(self, cost: float) -> float:
+        """What a plan takes that costs so much by the corrected table."""
+        return self.start + self.slope * (cost - self.cost)
+
+    def limit(self, aim: float) -> float:
+        """What a plan may cost by the corrected table to take this share of the budget."""
+        return self.cost + (aim * self.budget - self.start) / self.slope
+
+
+@dataclass(frozen=True)
 class Growth:
-    """From which plan one grows, and what the table says where it is wrong about that plan alone."""
+    """From which plan one grows, and what the tables say where they are wrong about that plan alone."""
 
-    start: Round
-    factors: Terms  # of the table
-    slope: float  # of a change by the table so corrected, what comes true
+    start: Shape
+    factors: tuple[Terms, ...]  # of each board's table
+    lines: tuple[Line, ...]
 
-    def predicted(self, cost: float, prices: Prices) -> float:
-        """What a plan is expected to take that contains the start, and costs so much by the corrected table."""
-        return self.start.measured.value + self.slope * (cost - self._cost(prices))
-
-    def limits(self, budget: float, prices: Prices) -> Iterator[float]:
-        """What plans may cost by the corrected table to be measured at each of the AIMS."""
+    def limits(self) -> Iterator[tuple[float, ...]]:
+        """What plans may cost on each board to be measured at each of the AIMS, where there is room on all."""
         for aim in AIMS:
-            more = (aim * budget - self.start.measured.value) / self.slope
-            if more > 0:
-                yield self._cost(prices) + more
+            limits = tuple(line.limit(aim) for line in self.lines)
+            if all(limit > line.cost for limit, line in zip(limits, self.lines, strict=True)):
+                yield limits
 
-    def _cost(self, prices: Prices) -> float:
-        return self.start.shape.terms(prices).times(self.factors).total
+    def predicted(self, costs: Sequence[float]) -> tuple[float, ...]:
+        """What a plan takes on each board that costs so much there."""
+        return tuple(line.predicted(cost) for line, cost in zip(self.lines, costs, strict=True))
 
 
-def growth(search: Search, prices: Prices) -> Growth | None:
+def growth(searches: Searches, prices: Sequence[Prices]) -> Growth | None:
     """Where to grow from; None: nothing that was measured is within the budget.
 
     Where a plan that contains the start was measured above the budget, a change is worth what it was worth there;
     else, in proportion to what the start takes.
     """
-    start = search.best
-    if start is None or not search.holds(start.measured):
+    best, judged = searches.best, searches.tightest
+    if best is None or not judged.holds(judged.rounds[best].measured):
         return None
-    factors = search.factors(prices, search.rounds)
+    start = judged.rounds[best].shape
+    beyond = [i for i, r in enumerate(judged.rounds) if not judged.holds(r.measured) and r.shape.contains(start)]
+    over = min(beyond, key=lambda i: judged.rounds[i].measured.value, default=None)
+    factors = tuple(search.factors(of) for search, of in zip(searches.each, prices, strict=True))
+    lines = (_line(*one, best, over) for one in zip(searches.each, prices, factors, strict=True))
+    return Growth(start, factors, tuple(lines))
 
-    def cost(one: Round) -> float:
-        return one.shape.terms(prices).times(factors).total
 
-    beyond = [one for one in search.rounds if not search.holds(one.measured) and one.shape.contains(start.shape)]
-    over = min(beyond, key=lambda one: one.measured.value, default=None)
-    if over is None or cost(over) <= cost(start):
-        return Growth(start, factors, start.measured.value / cost(start))
-    return Growth(start, factors, (over.measured.value - start.measured.value) / (cost(over) - cost(start)))
+def _line(search: Search, prices: Prices, factors: Terms, best: int, over: int | None) -> Line:
+    """Of one board, from the round that is grown from and the one above the budget."""
+
+    def at(number: int) -> tuple[float, float]:
+        one = search.rounds[number]
+        return one.shape.terms(prices).times(factors).total, one.measured.value
+
+    cost, start = at(best)
+    if over is not None:
+        more, taken = at(over)
+        if more > cost and taken > start:
+            return Line(search.budget, start, cost, (taken - start) / (more - cost))
+    return Line(search.budget, start, cost, start / cost)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edgevit.agent.records import Run
 from edgevit.board.bench import bench_in_turns
-from edgevit.board.connection import open_board
+from edgevit.board.connection import THIS_MACHINE, open_board
 from edgevit.cost.place import Place
 from edgevit.derive.allocate.prices import Measured as Quantity
 from edgevit.engines.build import build_engine
@@ -41,6 +41,11 @@ class InTurns:
     base_takes: float  # by the table
     progress: Progress
     figure: str = ""  # by which the last model was judged
+
+    @property
+    def there(self) -> str:
+        """The place in words."""
+        return self.place.board or THIS_MACHINE
 
     def ready(self, folder: Path, *, judged: bool = False) -> None:
         """Export a model, and build its engine where it runs as one, which the gate there must pass.
@@ -83,7 +88,7 @@ class InTurns:
                 return runs
             self.progress.warn(f"measured again: {void[0]}")
         raise UnfitBoardError(
-            f"no figure counts: {void[0]}; cool the board, give --lock-clocks, or a lower --power-mode"
+            f"no figure counts on {self.there}: {void[0]}; cool it, give --lock-clocks, or a lower --power-mode"
         )
 
     def _runs(self, base: Path, model: Path) -> tuple[Run, ...]:
@@ -108,7 +113,9 @@ class InTurns:
         figures = {comparison.figure: comparison for comparison in compare_within(runs)}
         found = figures.get("energy" if self.quantity == "mj" else "p50")
         if found is None:
-            raise UnfitBoardError("--mj: no power can be read there; give --ms, or a --board whose rails can be read")
+            raise UnfitBoardError(
+                f"--mj: no power can be read on {self.there}; give --ms, or a --board whose rails can be read"
+            )
         return found if self.quantity == "mj" else decisive(list(figures.values()))[0]
 
     def _tell_drift(self, runs: Sequence[Run]) -> None:
@@ -117,7 +124,8 @@ class InTurns:
         now = next(found.before_value for found in compare_within(runs) if found.figure == wanted)
         if abs(now / self.base_takes - 1) > DRIFT:
             self.progress.note(
-                f"the base takes {now:.4g} now and {self.base_takes:.4g} by the table: the model is judged by its ratio"
+                f"on {self.there} the base takes {now:.4g} now and {self.base_takes:.4g} by the table: the model is "
+                "judged by its ratio"
             )
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from edgevit.errors import BudgetError
+from edgevit.derive.allocate.prices import Measured as Quantity
+from edgevit.meet.boards import Searches
 from edgevit.meet.growth import growth
-from edgevit.meet.rounds import AIM, Measured, Round, Search, Shape, Terms
+from edgevit.meet.mixing import LimitError, fitting
+from edgevit.meet.rounds import AIM, Candidate, Measured, Search, Shape, Terms
 
 if TYPE_CHECKING:
+    from edgevit.derive.allocate.cost_table import CostTable
     from edgevit.derive.allocate.prices import Prices
 
 # A table may be as wrong as this: where it says that every plan costs more, relative to the budget, none is measured.
@@ -18,69 +22,75 @@ OUT_OF_REACH = 1.25
 SURPRISING = 0.02  # a prediction that is as wrong as this calls for a finer table
 ROUNDING = 1e-9  # of sums of milliseconds
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """What an allocation came to."""
-
-    shape: Shape
-    name: str  # by which the bench knows it
+Limits = tuple[float, ...]  # one for each board
 
 
 class Bench(Protocol):
-    """Where plans are made and measured."""
+    """Where plans are made and measured, on one board or on two."""
 
-    def prices(self) -> Prices:
-        """The table as it was measured so far."""
+    @property
+    def quantity(self) -> Quantity: ...
 
-    def allocate(self, factors: Terms, limit: float, at_least: Shape | None = None) -> Candidate:
-        """The best plan of at most this cost by the table, corrected by the factors; `at_least`: that contains this.
+    def tables(self) -> tuple[CostTable, ...]:
+        """Each board's, as it was measured so far."""
+
+    def allocate(self, table: CostTable, limit: float, at_least: Shape | None = None) -> Candidate:
+        """The best plan of at most this cost by a table; `at_least`: that contains this.
 
         Raises:
             BudgetError: there is none; `least` is what the cheapest costs by it.
         """
 
-    def measure(self, candidate: Candidate) -> Measured: ...
+    def measure(self, candidate: Candidate) -> tuple[Measured, ...]:
+        """On each board."""
 
-    def refine(self, shape: Shape) -> None:
-        """Measure for the table what these blocks take."""
+    def refine(self, shape: Shape, board: int) -> None:
+        """Measure for this board's table what these blocks take."""
 
 
 @dataclass(frozen=True)
 class Found:
     """How a search ended."""
 
-    search: Search
+    searches: Searches
     why: str | None  # it ended; None: the budget is met, or the rounds are used up
 
+    @property
+    def search(self) -> Search:
+        """What it is judged by."""
+        return self.searches.tightest
 
-def meet(search: Search, bench: Bench, tell: Callable[[Search], None] = lambda _: None) -> Found:
+
+def meet(searches: Searches, bench: Bench, tell: Callable[[Searches], None] = lambda _: None) -> Found:
     """Go on with a search until the budget is met, nothing more is gained, or the rounds are used up.
 
-    `tell` gets the search after each round that was measured.
+    `tell` gets the searches after each round that was measured.
 
     Raises:
-        BudgetError: the cheapest plan costs far more than the budget; `least` is its cost by the table.
+        LimitError: the cheapest plan costs far more than the budget; `least` is its cost by the table.
     """
-    while not search.is_done:
-        if search.rounds and _is_to_be_refined(search, bench.prices()):
-            bench.refine(search.rounds[-1].shape)
-        prices = bench.prices()
-        made = (search.is_bracketed and _grown(search, bench, prices)) or _allocated(search, bench, prices)
+    while not searches.tightest.is_done:
+        _refine(searches, bench)
+        step = _Step(searches, bench)
+        made = (searches.tightest.is_bracketed and step.grown()) or step.allocated()
         if isinstance(made, str):
-            return Found(search, made)
-        candidate, limit, predicted, at_least = made.candidate, made.limit, made.predicted, made.at_least
-        done = Round(candidate.name, limit, candidate.shape, predicted, bench.measure(candidate), at_least)
-        search = replace(search, rounds=(*search.rounds, done))
-        tell(search)
-    return Found(search, None)
+            return Found(searches, made)
+        measured = bench.measure(made.candidate)
+        searches = searches.with_round(made.candidate, made.limits, made.predicted, measured, made.at_least)
+        tell(searches)
+    return Found(searches, None)
 
 
-def _is_to_be_refined(search: Search, prices: Prices) -> bool:
-    """Whether the last prediction was so wrong that its sizes are to be measured, or its embedding's width."""
-    last = search.rounds[-1]
-    known = {None, prices.embed, *(narrower.embed for narrower in prices.narrower)}
-    return abs(last.surprise) > SURPRISING and (not search.is_bracketed or last.shape.embed not in known)
+def _refine(searches: Searches, bench: Bench) -> None:
+    """Where the last prediction was wrong for the board that decides, measure its sizes, or its embedding's width."""
+    board = searches.decides
+    rounds = searches.each[board].rounds
+    if not rounds or abs(rounds[-1].surprise) <= SURPRISING:
+        return
+    table, shape = bench.tables()[board], rounds[-1].shape
+    known = {None, table.base.embed, *(narrower.embed for narrower in table.narrower)}
+    if not searches.tightest.is_bracketed or shape.embed not in known:
+        bench.refine(shape, board)
 
 
 @dataclass(frozen=True)
@@ -88,45 +98,77 @@ class _Next:
     """The plan of the next round."""
 
     candidate: Candidate
-    limit: float  # by the corrected table
-    predicted: float
+    limits: Limits  # by the corrected tables
+    predicted: tuple[float, ...]
     at_least: Shape | None = None  # that it grew from
 
 
-def _allocated(search: Search, bench: Bench, prices: Prices) -> _Next | str:
-    """The best plan at the limit by the corrected table; or why there is none that was not measured."""
-    factors, limit = search.next(prices)
+class _Step:
+    """One round before it is measured: the tables as they are now."""
 
-    def found(candidate: Candidate) -> _Next:
-        return _Next(candidate, limit, candidate.shape.terms(prices).times(factors).total)
+    def __init__(self, searches: Searches, bench: Bench) -> None:
+        self.searches, self.bench, self.tables = searches, bench, bench.tables()
+        self.prices: list[Prices] = [table.in_quantity(bench.quantity) for table in self.tables]
 
-    for _ in range(2):
-        try:
-            candidate = bench.allocate(factors, limit)
-        except BudgetError as error:
-            if error.least is None or (not search.rounds and error.least > OUT_OF_REACH * search.budget):
-                raise
-            limit = error.least * (1 + ROUNDING)
-            candidate = bench.allocate(factors, limit)
-            if search.measured_before(candidate.shape):
+    def allocated(self) -> _Next | str:
+        """The best plan at the limits by the corrected tables; or why there is none that was not measured."""
+        searches, judged = self.searches, self.searches.tightest
+        factors = [search.factors(of) for search, of in zip(searches.each, self.prices, strict=True)]
+        limits, relaxed, again = searches.limits, 0, 0
+        while again < 2:
+            try:
+                candidate = self._fitting(factors, limits)
+            except LimitError as error:
+                if relaxed > len(limits):
+                    raise
+                limits, relaxed = self._relaxed(error, limits), relaxed + 1
+                continue
+            if (known := judged.measured_before(candidate.shape)) is None:
+                return _Next(candidate, limits, self._costs(candidate.shape, factors))
+            if relaxed:
                 return "no plan costs less than one that is measured"
-            return found(candidate)
-        if (known := search.measured_before(candidate.shape)) is None:
-            return found(candidate)
-        # By its own measurement alone, as the factors are of all.
-        limit = known.shape.terms(prices).times(factors).total * AIM * search.budget / known.measured.value
-    return _grown(search, bench, prices) or "no other plan lies as near to the budget: its widths go in larger steps"
+            # By its own measurement alone, as the factors are of all.
+            number, costs = judged.rounds.index(known), self._costs(known.shape, factors)
+            own = [(search.budget, search.rounds[number].measured.value) for search in searches.each]
+            limits = tuple(cost * AIM * budget / seen for cost, (budget, seen) in zip(costs, own, strict=True))
+            again += 1
+        return self.grown() or "no other plan lies as near to the budget: its widths go in larger steps"
 
+    def _relaxed(self, error: LimitError, limits: Limits) -> Limits:
+        """The limits within which there is a plan, where there is none within these.
 
-def _grown(search: Search, bench: Bench, prices: Prices) -> _Next | None:
-    """What the largest plan within the budget grows to; None: there is none, or no step of it fits in."""
-    growing = growth(search, prices)
-    if growing is None:
+        Raises:
+            LimitError: the same, as it is out of reach.
+        """
+        if error.least is None:
+            raise error
+        each = self.searches.each
+        if error.board is None:
+            if not each[0].rounds and error.least * AIM > OUT_OF_REACH:
+                raise error
+            return tuple(limit * error.least * (1 + ROUNDING) for limit in limits)
+        if not each[0].rounds and error.least > OUT_OF_REACH * each[error.board].budget:
+            raise error
+        least = error.least * (1 + ROUNDING)
+        return tuple(least if i == error.board else limit for i, limit in enumerate(limits))
+
+    def grown(self) -> _Next | None:
+        """What the largest plan within the budget grows to; None: there is none, or no step of it fits in."""
+        growing = growth(self.searches, self.prices)
+        if growing is None:
+            return None
+        for limits in growing.limits():
+            limits = tuple(limit * (1 + ROUNDING) for limit in limits)
+            candidate = self._fitting(growing.factors, limits, growing.start)
+            if self.searches.tightest.measured_before(candidate.shape) is None:
+                costs = self._costs(candidate.shape, growing.factors)
+                return _Next(candidate, limits, growing.predicted(costs), growing.start)
         return None
-    start = growing.start.shape
-    for limit in growing.limits(search.budget, prices):
-        candidate = bench.allocate(growing.factors, limit * (1 + ROUNDING), start)
-        if search.measured_before(candidate.shape) is None:
-            cost = candidate.shape.terms(prices).times(growing.factors).total
-            return _Next(candidate, limit * (1 + ROUNDING), growing.predicted(cost, prices), start)
-    return None
+
+    def _fitting(self, factors: Sequence[Terms], limits: Limits, at_least: Shape | None = None) -> Candidate:
+        tables = [table.corrected(**vars(one)) for table, one in zip(self.tables, factors, strict=True)]
+        return fitting(partial(self.bench.allocate, at_least=at_least), tables, limits, self.bench.quantity)
+
+    def _costs(self, shape: Shape, factors: Sequence[Terms]) -> tuple[float, ...]:
+        """What a plan costs on each board by its corrected table."""
+        return tuple(shape.terms(of).times(one).total for of, one in zip(self.prices, factors, strict=True))

@@ -12,9 +12,10 @@ from edgevit.derive.request import FPS, MJ, MS, CostTableFile, DeriveRequest, De
 from edgevit.errors import OptionError
 from edgevit.folder.names import DERIVATION
 from edgevit.numbers import check_number
-from edgevit.request import BUDGET, Nested, Option
+from edgevit.request import BOARD, BUDGET, Nested, Option
 
 QUANTITIES = ("ms", "mj", "fps")
+MOST_BOARDS = 2
 TRY = {"ms": "try 5.0", "mj": "try 40", "fps": "try 30"}
 
 
@@ -45,8 +46,18 @@ class MeetRequest(Deriving):
     mj: Annotated[float | Sequence[float] | None, _budgets("mj", MJ)] = None
     fps: Annotated[float | Sequence[float] | None, _budgets("fps", FPS)] = None
     cost_table: CostTableFile = None
-    # Its precision goes without a name: training has one of that name, and engines are fp16 by default.
-    place: Annotated[Place, Nested(without=("precision",))] = field(default_factory=Place)
+    boards: Annotated[
+        Sequence[str],
+        Option(
+            "A Jetson, as ssh knows it; twice for one model that keeps the budget on both.  [default: this machine]",
+            BOARD,
+            name="--board",
+            metavar="USER@HOST",
+            repeated=True,
+        ),
+    ] = ()
+    # Its board is one of `boards`, and its precision goes without a name, as training has one of that name.
+    place: Annotated[Place, Nested(without=("board", "precision"))] = field(default_factory=Place)
 
     among_others: bool = False  # of several budgets, this is one
 
@@ -60,6 +71,12 @@ class MeetRequest(Deriving):
         """The numbers given of the quantity that is measured."""
         given = None if self.quantity is None else getattr(self, self.quantity)
         return () if given is None else tuple(given) if isinstance(given, Sequence) else (given,)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where models are to be measured: one place for each board."""
+        boards = (self.boards,) if isinstance(self.boards, str) else self.boards
+        return tuple(replace(self.place, board=board) for board in boards) or (self.place,)
 
     @property
     def is_measured(self) -> bool:
@@ -86,12 +103,28 @@ class MeetRequest(Deriving):
         refuse_linear(self.method, self.quantity)
         if self.first:
             raise OptionError(f"--first counts rates in MACs; with --{self.quantity} leave it out")
-        self.place.check()
+        self._check_places()
         # Without a table, the numbers themselves are judged by what is measured.
         instead: dict[str, Any] = {} if self.cost_table is not None else {"rate": 0.5, **dict.fromkeys(QUANTITIES)}
         for one in self.each():
             if not one.is_there:
                 one.derivation(**instead).check()
+
+    def _check_places(self) -> None:
+        """Raise OptionError for what cannot be said of one place, or of two."""
+        places = self.places
+        if self.boards and self.place.board is not None:
+            raise OptionError(f"the board is given as {self.place.board} and in boards; give it in one of them")
+        if len(places) > MOST_BOARDS:
+            raise OptionError(f"--board is given {len(places)} times; a model is made for {MOST_BOARDS} at the most")
+        if len({place.board for place in places}) < len(places):
+            raise OptionError(f"--board {places[0].board} is given twice; give each board once")
+        if len(places) > 1 and self.cost_table is not None:
+            raise OptionError(
+                "--cost-table is of one board, and --board is given twice; leave it out: both are measured"
+            )
+        for place in places:
+            place.check()
 
     def _refuse_place(self) -> None:
         """Raise OptionError for options of a place where nothing is measured, and for several budgets."""
@@ -106,7 +139,10 @@ class MeetRequest(Deriving):
 
     def _place_given(self) -> list[str]:
         """The options of a place that are given."""
-        return [one.name for one in fields(Place) if getattr(self.place, one.name) != getattr(Place(), one.name)]
+        board = ["board"] if self.boards else []
+        return board + [
+            one.name for one in fields(Place) if getattr(self.place, one.name) != getattr(Place(), one.name)
+        ]
 
     def _asked(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("rate", "macs", "params", *QUANTITIES)}
@@ -141,5 +177,8 @@ def identity(request: MeetRequest) -> dict[str, Any]:
         del told[name]
     for name in ("device", "workers"):
         del told["training"][name]
+    told["place"] = {**told["place"], "board": request.places[0].board}
     del told["place"]["ssh_config"]
+    if len(told["boards"]) < MOST_BOARDS:
+        del told["boards"]
     return told

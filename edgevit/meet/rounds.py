@@ -92,6 +92,14 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """What an allocation came to."""
+
+    shape: Shape
+    name: str  # by which the bench knows it
+
+
+@dataclass(frozen=True)
 class Measured:
     """A model's figure, with its 95 % interval where there is one."""
 
@@ -193,21 +201,18 @@ class Search:
     def measured_before(self, shape: Shape) -> Round | None:
         return next((one for one in self.rounds if one.shape == shape), None)
 
-    def next(self, prices: Prices) -> tuple[Terms, float]:
-        """What corrects these prices for the next allocation, and the limit by them that it is given."""
-        return self.factors(prices, self.rounds), self._limit()
-
     @property
     def is_bracketed(self) -> bool:
         """Whether plans on both sides of the aim were measured."""
         return len({one.measured.value > AIM * self.budget for one in self.rounds}) == 2
 
-    def factors(self, prices: Prices, rounds: Sequence[Round]) -> Terms:
-        """What corrects these prices by what was measured in these rounds, and for earlier budgets."""
-        return correct([(one.shape.terms(prices), one.measured) for one in (*self.earlier, *rounds)])
+    def factors(self, prices: Prices) -> Terms:
+        """What corrects these prices by what was measured in all rounds, and for earlier budgets."""
+        return correct([(one.shape.terms(prices), one.measured) for one in (*self.earlier, *self.rounds)])
 
-    def _limit(self) -> float:
-        """The aim; beyond it, where the last plan came short of what was predicted of it.
+    @property
+    def limit(self) -> float:
+        """What the next plan may take by the corrected table: the aim, or more where the last plan came short.
 
         An allocation looks for what the table calls cheap, and so for where it errs: of the change that was predicted
         of the last plan against the one before it, often only a share comes true. The same share is expected of the

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgevit.derive.allocate.cost_table import CostTable
 from edgevit.derive.allocate.prices import Measured as Quantity
-from edgevit.derive.allocate.prices import Prices
 from edgevit.derive.base import run as write_base
 from edgevit.derive.request import BaseRequest, DeriveRequest
 from edgevit.derive.session import run as derive
-from edgevit.folder.model import BlockDims
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import partial_folder
 from edgevit.folder.writing import write_whole, writing
+from edgevit.meet.costs import Costs
 from edgevit.meet.in_turns import InTurns
-from edgevit.meet.loop import Candidate
 from edgevit.meet.request import QUANTITIES, MeetRequest
-from edgevit.meet.rounds import Measured, Shape, Terms
+from edgevit.meet.rounds import Candidate, Measured, Shape
 from edgevit.progress import Progress
 
 REFINED = 4  # blocks of a plan whose sizes are measured for the table: each is two more stacks
@@ -36,19 +34,15 @@ class Workshop:
     folder: Path
     base: Path  # the folder of the base, restricted to the classes, which is written when they are known
     quantity: Quantity
-    table: CostTable
-    more: Callable[
-        [tuple[BlockDims, ...], int | None], CostTable
-    ]  # with these sizes, and this embedding, measured, too
-    measuring: InTurns
+    costs: Sequence[Costs]  # one for each board, and so the next
+    measuring: Sequence[InTurns]
     progress: Progress
 
-    def prices(self) -> Prices:
-        return self.table.in_quantity(self.quantity)
+    def tables(self) -> tuple[CostTable, ...]:
+        return tuple(costs.table for costs in self.costs)
 
-    def allocate(self, factors: Terms, limit: float, at_least: Shape | None = None) -> Candidate:
+    def allocate(self, table: CostTable, limit: float, at_least: Shape | None = None) -> Candidate:
         """Derive in closed form."""
-        table = self.table.corrected(**vars(factors))
         asked_for = f"{table.record().sha256} {limit!r}" + (f" {at_least}" if at_least else "")
         name = hashlib.sha256(asked_for.encode()).hexdigest()[:12]
         file = self._table(name)
@@ -74,27 +68,28 @@ class Workshop:
         budget = {**dict.fromkeys(QUANTITIES), self.quantity: limit}
         going_on = {"out": out, "resume": partial_folder(out).is_dir(), "overwrite": False}
         grown = None if at_least is None else at_least.by_number
-        embed = 0 if at_least is None else at_least.embed or self.table.base.embed
+        embed = 0 if at_least is None else at_least.embed or self.tables()[0].base.embed
         containing = {"at_least": grown, "at_least_embed": embed}
         return self.request.derivation(**budget, **going_on, **containing, cost_table=self._table(name))
 
-    def measure(self, candidate: Candidate) -> Measured:
-        """Measure a model beside the base."""
+    def measure(self, candidate: Candidate) -> tuple[Measured, ...]:
+        """Measure a model beside the base, on one board after the other."""
         return self.measured(self.model(candidate.name))
 
-    def measured(self, model: Path) -> Measured:
+    def measured(self, model: Path) -> tuple[Measured, ...]:
         if not self.base.is_dir():
             self._write_base(model)
         for folder in (self.base, model):
-            self.measuring.ready(folder)
-        return self.measuring.measure(self.base, model)
+            for there in self.measuring:
+                there.ready(folder)
+        return tuple(there.measure(self.base, model) for there in self.measuring)
 
-    def refine(self, shape: Shape) -> None:
+    def refine(self, shape: Shape, board: int) -> None:
         """Measure for the table what some of these blocks take, evenly over their sizes, and the embedding's width."""
         blocks = sorted(set(shape.blocks), key=lambda d: (d.ffn, d.heads * d.qk))
         count = min(REFINED, len(blocks))
         some = tuple(blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count))
-        self.table = self.more(some, shape.embed)
+        self.costs[board].measured(some, shape.embed)
 
     def _write_base(self, model: Path) -> None:
         asked = self.request

@@ -7,6 +7,7 @@ from typing import Any
 
 from edgevit.data.shares import share_text
 from edgevit.derive.allocate.budget import readable
+from edgevit.folder.derivation import MetRecord
 from edgevit.folder.records import plain as as_plain
 from edgevit.report.axes import Place
 from edgevit.report.choice import Panel, may_be_taken
@@ -229,10 +230,17 @@ def _provenance(model: FoundModel) -> list[tuple[str, str]]:
     return [(name, value) for name, value in rows if value]
 
 
-def _met(met: Any) -> str:
+def _met(met: MetRecord) -> str:
+    budget = f" for a budget of {met.budget:.4g}, in {len(met.rounds)} rounds"
+    if not met.beside:
+        return _taken(met) + budget
+    return "; ".join(f"{_taken(one)} on {one.table.measured_on}" for one in met.each) + budget
+
+
+def _taken(met: MetRecord) -> str:
     seen = met.verified
     interval = "" if seen.low is None else f" ({seen.low:.4g} to {seen.high:.4g})"
-    return f"{seen.value:.4g} {met.quantity}{interval} for a budget of {met.budget:.4g}, in {len(met.rounds)} rounds"
+    return f"{seen.value:.4g} {met.quantity}{interval}"
 
 
 def _more(model: FoundModel, at: Sequence[Place]) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -21,4 +21,4 @@ def test_energy_is_measured_as_the_board_has_it_and_is_no_multiple_of_time(tmp_p
     seen = board.measure(half, bench.random)
     assert seen.value == pytest.approx(board.ms(half), rel=0.03) and seen.low is not None and seen.low < seen.value
     powers = {board.ms(blocks) / board.time_ms(blocks) for blocks in (half, bench.base, [bench.base[0]])}
-    assert len(powers) == 3 and bench.prices().base == pytest.approx(board.ms(bench.base), rel=0.1)
+    assert len(powers) == 3 and bench.table.in_quantity("ms").base == pytest.approx(board.ms(bench.base), rel=0.1)

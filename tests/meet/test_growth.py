@@ -5,30 +5,49 @@ from __future__ import annotations
 import pytest
 from some_rounds import PRICES, SHAPES, a_round, exactly
 
+from edgevit.meet.boards import Searches
 from edgevit.meet.growth import AIMS, growth
 from edgevit.meet.rounds import Round, Search
 
 
+def alone(*rounds: Round, budget: float = 1.0) -> Searches:
+    return Searches((Search(budget, rounds),))
+
+
 def test_a_plan_grows_from_the_largest_within_the_budget_as_that_was_measured() -> None:
     thin = a_round(0.9, shape=2)
-    found = growth(Search(1.0, (a_round(1.2, shape=3), thin)), PRICES)
-    assert found is not None and found.start is thin
-    cost = thin.shape.terms(PRICES).times(found.factors).total
-    assert list(found.limits(1.0, PRICES)) == [pytest.approx(cost * aim / 0.9) for aim in AIMS]
-    assert found.predicted(cost, PRICES) == 0.9 and found.predicted(1.1 * cost, PRICES) == pytest.approx(0.99)
+    found = growth(alone(a_round(1.2, shape=3), thin), [PRICES])
+    assert found is not None and found.start is thin.shape
+    cost = thin.shape.terms(PRICES).times(found.factors[0]).total
+    assert list(found.limits()) == [(pytest.approx(cost * aim / 0.9),) for aim in AIMS]
+    assert found.predicted([cost]) == (0.9,) and found.predicted([1.1 * cost]) == (pytest.approx(0.99),)
 
 
 def test_a_plan_that_contains_it_and_is_too_slow_tells_what_a_change_is_worth() -> None:
     thin, wide = a_round(0.9, shape=2), a_round(1.1, shape=0)
     assert wide.shape.contains(thin.shape)
-    found = growth(Search(1.0, (thin, wide)), PRICES)
+    found = growth(alone(thin, wide, budget=0.99999), [PRICES])
     assert found is not None
-    of_thin, of_wide = (one.shape.terms(PRICES).times(found.factors).total for one in (thin, wide))
-    assert found.predicted(of_wide, PRICES) == pytest.approx(1.1)
-    assert next(found.limits(0.99999, PRICES)) == pytest.approx(of_thin + 0.425 * (of_wide - of_thin), rel=1e-3)
+    of_thin, of_wide = (one.shape.terms(PRICES).times(found.factors[0]).total for one in (thin, wide))
+    assert found.predicted([of_wide]) == (pytest.approx(1.1),)
+    assert next(found.limits()) == (pytest.approx(of_thin + 0.425 * (of_wide - of_thin), rel=1e-3),)
+
+
+def test_on_two_boards_a_plan_grows_only_where_there_is_room_on_both() -> None:
+    """The second board takes half as long, and has another budget."""
+    thin, wide = a_round(0.9, shape=2), a_round(1.1, shape=0)
+    halved = tuple(Round(o.name, 1, o.shape, 1, exactly(o.measured.value / 2)) for o in (thin, wide))
+    found = growth(Searches((Search(1.0, (thin, wide)), Search(0.6, halved))), [PRICES, PRICES])
+    assert found is not None and found.start is thin.shape
+    line, half = found.lines
+    assert (half.start, half.budget) == (0.45, 0.6) and half.slope < line.slope
+    assert [len(limits) for limits in found.limits()] == [2, 2]
+    assert found.predicted([line.cost, half.cost]) == (0.9, 0.45)
+    full = growth(Searches((Search(1.0, (thin, wide)), Search(0.4502, halved))), [PRICES, PRICES])
+    assert full is not None and list(full.limits()) == [], "the second has none"
 
 
 def test_nothing_grows_where_nothing_is_within_the_budget_or_no_room_is_left() -> None:
-    assert growth(Search(1.0), PRICES) is None and growth(Search(1.0, (a_round(1.1),)), PRICES) is None
-    full = growth(Search(1.0, (Round("x", 1.0, SHAPES[0], 1.0, exactly(0.999)),)), PRICES)
-    assert full is not None and list(full.limits(1.0, PRICES)) == []
+    assert growth(alone(), [PRICES]) is None and growth(alone(a_round(1.1)), [PRICES]) is None
+    full = growth(alone(Round("x", 1.0, SHAPES[0], 1.0, exactly(0.999))), [PRICES])
+    assert full is not None and list(full.limits()) == []

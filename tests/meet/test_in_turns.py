@@ -112,10 +112,10 @@ def test_what_is_void_is_measured_again_and_told_and_refused_where_it_stays_void
     answer(monkeypatch, hot, good, hot, hot)
     assert measured(told, 10.0).value == pytest.approx(4, rel=0.01)
     assert len(told.warnings) == 1 and told.warnings[0].startswith("measured again: ")
-    with pytest.raises(UnfitBoardError, match=r"no figure counts: .*; cool the board, give --lock-clocks"):
+    with pytest.raises(UnfitBoardError, match=r"no figure counts on this machine: .*; cool it, give --lock-clocks"):
         measured(told, 10.0)
 
 
 def test_without_power_no_energy_is_judged() -> None:
-    with pytest.raises(UnfitBoardError, match="--mj: no power can be read there; give --ms"):
+    with pytest.raises(UnfitBoardError, match="--mj: no power can be read on this machine; give --ms"):
         InTurns(Place(), "mj", 40.0, Silent()).judged(turns(0.4))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from emulated import draw
+from emulated_pairs import draw_opposed, draw_pair
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgevit.errors import BudgetError
+from edgevit.meet.boards import Searches
 from edgevit.meet.loop import meet
+from edgevit.meet.mixing import LimitError
 from edgevit.meet.rounds import MOST, WINDOW, Search
 
 
@@ -17,7 +21,7 @@ def test_a_budget_is_met_in_five_rounds_or_said_to_be_out_of_reach(seed: int, sh
     bench = draw(seed)
     budget = share * bench.board.ms(bench.base)
     try:
-        found = meet(Search(budget), bench)
+        found = meet(Searches((Search(budget),)), bench)
     except BudgetError as error:
         assert error.least is not None and error.least > budget and bench.least_ms() > budget
         return
@@ -38,7 +42,7 @@ def test_a_budget_is_met_in_five_rounds_or_said_to_be_out_of_reach(seed: int, sh
 def test_where_the_next_allocation_jumps_over_the_window_the_plan_within_the_budget_grows() -> None:
     bench = draw(51, narrower=False)  # five thin blocks there take 1.02 of this budget, and four wide ones 0.88
     budget = 0.3 * bench.board.ms(bench.base)
-    search = meet(Search(budget), bench).search
+    search = meet(Searches((Search(budget),)), bench).search
     assert search.best is not None and search.outcome(search.best.measured) == "met"
     start = search.best.at_least
     assert start is not None and search.best.shape.contains(start) and search.measured_before(start) is not None
@@ -50,5 +54,47 @@ def test_where_no_step_is_as_small_as_what_is_left_the_search_ends() -> None:
         54, narrower=False
     )  # launches are nearly all that takes time there: two whole blocks take 0.88 of it, three 1.2
     budget = 0.3 * bench.board.ms(bench.base)
-    found = meet(Search(budget), bench)
+    found = meet(Searches((Search(budget),)), bench)
     assert found.why is not None and len(found.search.rounds) == 1 and not bench.holds_some(WINDOW * budget, budget)
+
+
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 99), shares=st.sampled_from([(0.3, 0.3), (0.5, 0.4), (0.7, 0.9)]))
+def test_two_boards_end_with_a_plan_that_keeps_both_budgets(seed: int, shares: tuple[float, float]) -> None:
+    pair = draw_pair(seed)
+    budgets = [share * ms for share, ms in zip(shares, pair.base_ms(), strict=True)]
+    found = meet(Searches(tuple(map(Search, budgets))), pair)
+    best = found.searches.best
+    assert best is not None
+    rounds = [search.rounds[best] for search in found.searches.each]
+    assert rounds[0].shape == rounds[1].shape and len(found.search.rounds) <= MOST
+    measured = [one.measured.value / budget for one, budget in zip(rounds, budgets, strict=True)]
+    assert found.search.rounds[best].measured.value == pytest.approx(max(measured))
+    taken = [ms / budget for ms, budget in zip(pair.ms(rounds[0].shape), budgets, strict=True)]
+    assert max(taken) <= 1.01 and (found.search.outcome(found.search.rounds[best].measured) == "met" or found.why)
+
+
+def test_where_one_board_is_dear_in_heads_and_the_other_in_neurons_neither_decides_alone() -> None:
+    pair = draw_opposed(12)
+    budgets = [share * ms for share, ms in zip((0.5, 0.44), pair.base_ms(), strict=True)]
+    found = meet(Searches(tuple(map(Search, budgets))), pair)
+    best = found.searches.best
+    assert best is not None and found.search.outcome(found.search.rounds[best].measured) == "met"
+    shape = found.searches.each[0].rounds[best].shape
+    taken = [ms / budget for ms, budget in zip(pair.ms(shape), budgets, strict=True)]
+    assert all(0.93 < share <= 1.01 for share in taken), "both are spent"
+    alone = []
+    for number, budget in enumerate(budgets):
+        search = meet(Searches((Search(budget),)), pair.benches[number]).search
+        assert search.best is not None
+        alone.append([ms / of for ms, of in zip(pair.ms(search.best.shape), budgets, strict=True)])
+    assert alone[0][1] > 1.02 and alone[1][0] > 1.02, "the best on one board takes too long on the other"
+
+
+def test_which_board_is_out_of_reach_is_said() -> None:
+    pair = draw_pair(1)
+    mine, its = pair.base_ms()
+    with pytest.raises(LimitError) as refused:
+        meet(Searches((Search(0.5 * mine), Search(1e-4 * its))), pair)
+    assert refused.value.board == 1 and refused.value.least is not None
+    assert 1e-4 * its < refused.value.least < 0.5 * its

@@ -91,20 +91,19 @@ def test_the_largest_within_the_budget_is_kept_or_the_smallest_above_it() -> Non
 
 
 def test_the_first_limit_is_the_aim(prices: Prices) -> None:
-    factors, limit = Search(2.0).next(prices)
-    assert (factors, limit) == (Terms(1, 1, 1, 1), 2 * AIM)
+    assert Search(2.0).factors(prices) == Terms(1, 1, 1, 1) and Search(2.0).limit == 2 * AIM
 
 
-def test_where_less_came_true_than_was_promised_more_is_asked_for(prices: Prices) -> None:
+def test_where_less_came_true_than_was_promised_more_is_asked_for() -> None:
     on_course = Search(1.0, (a_round(1.2), a_round(1.0, predicted=0.985, shape=1)))
     halfway = Search(1.0, (a_round(1.2), a_round(1.05, predicted=0.985, shape=1)))
-    assert on_course.next(prices)[1] == pytest.approx(1.0 + (AIM - 1.0) / ((1.2 - 1.0) / (1.2 - 0.985)))
-    assert halfway.next(prices)[1] < AIM - 0.02
+    assert on_course.limit == pytest.approx(1.0 + (AIM - 1.0) / ((1.2 - 1.0) / (1.2 - 0.985)))
+    assert halfway.limit < AIM - 0.02
 
 
-def test_a_limit_stays_above_zero_where_the_budget_is_far_below_what_is_measured(prices: Prices) -> None:
+def test_a_limit_stays_above_zero_where_the_budget_is_far_below_what_is_measured() -> None:
     hopeless = Search(1.0, (a_round(9.0), a_round(6.0, predicted=1.0, shape=1)))
-    assert 0 < hopeless.next(prices)[1] < 0.1
+    assert 0 < hopeless.limit < 0.1
 
 
 def test_a_plan_contains_another_of_the_same_blocks_that_is_nowhere_larger() -> None:
@@ -116,5 +115,5 @@ def test_a_plan_contains_another_of_the_same_blocks_that_is_nowhere_larger() -> 
 
 def test_what_other_budgets_taught_is_known_from_the_start(prices: Prices) -> None:
     slow = Round("x", 1.0, SHAPES[0], 7.0, exactly(1.2 * SHAPES[0].terms(prices).total))
-    factors, _ = Search(2.0, earlier=(slow,)).next(prices)
+    factors = Search(2.0, earlier=(slow,)).factors(prices)
     assert SHAPES[0].terms(prices).times(factors).total == pytest.approx(slow.measured.value, rel=0.02)

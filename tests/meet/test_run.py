@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import timm
@@ -24,7 +24,7 @@ from edgevit.errors import (
     OutputError,
 )
 from edgevit.folder.model_folder import ModelFolder
-from edgevit.meet import in_turns, rounds, run
+from edgevit.meet import costs, in_turns, rounds
 from edgevit.meet.rounds import Measured
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import network_without_weights
@@ -35,12 +35,13 @@ from edgevit.train.settings import Training
 NAME = "vit_tiny_patch16_224"
 ARGS = {"img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 2, "num_heads": 4}
 BASE_MS = 10.0  # by the table, which is wrong about everything
+NANO = "nano"  # a board where the base takes 2.5 times as long, by its table and as it is measured
 
 
 def guessed(network: Any, place: Place, *, sizes: Sequence[BlockDims] = (), **_: Any) -> CostTable:
     """Half of the base is its attentions, in proportion to their widths, and half its FFNs."""
     depth, geometry = len(family_of(network).read(network)), family_of(network).geometry(network)
-    each = BASE_MS / 2 / depth
+    each = BASE_MS / 2 / depth * (2.5 if place.board == NANO else 1)
     listed = {
         "base": {"heads": 4, "qk": 32, "vo": 32, "ffn": 512},
         "attention": [{"heads": h, "width": w, "ms": each * h * w / 128} for h in (2, 4) for w in (16, 32)],
@@ -48,7 +49,7 @@ def guessed(network: Any, place: Place, *, sizes: Sequence[BlockDims] = (), **_:
     }
     content = {
         "schema": 2,
-        "measured_on": "a guess",
+        "measured_on": "a guess" if place.board is None else f"a guess of {place.board}",
         "between": "linear",
         "base": {"family": "vit", "depth": depth, "embed": 128, "tokens": geometry.tokens, "patch_values": 48},
         "fixed_ms": 0.01,
@@ -68,7 +69,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "measured_table", guessed)
+        patch.setattr(costs, "measured_table", guessed)
         patch.setattr(in_turns, "ROUNDS", 2)
         patch.setattr(in_turns, "SECONDS", 0.02)
         yield
@@ -96,7 +97,18 @@ class Computed:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.measured: list[str] = []
         patch.setattr(in_turns.InTurns, "ready", lambda *_, **__: None)
-        patch.setattr(in_turns.InTurns, "measure", lambda _, base, model: self.measure(base, model))
+        patch.setattr(in_turns.InTurns, "measure", lambda there, base, model: self.at(there.place.board, base, model))
+
+    def at(self, board: str | None, base: Path, model: Path) -> Measured:
+        """On a board; the one called nano takes twice as long for an FFN, and half as long for an attention."""
+        if board != NANO:
+            return self.measure(base, model)
+        spec, of_base = ModelFolder(model).spec(), ModelFolder(base).spec()
+        mine, whole = (
+            sum(0.5 * d.heads * (d.qk + d.vo) / 256 + 2 * d.ffn / 512 for d in of.blocks) for of in (spec, of_base)
+        )
+        value = 2.5 * BASE_MS * mine / whole
+        return Measured(value, value * 0.999, value * 1.001, 8)
 
     def measure(self, base: Path, model: Path) -> Measured:
         self.measured.append(model.name)
@@ -244,7 +256,7 @@ def test_a_budget_is_spent_on_the_embedding_where_the_table_lists_it(
         rung = {"embed": 64, "fixed_ms": content["fixed_ms"] / 2, "blocks": [half]}
         return CostTable.model_validate({**content, "schema": 3, "narrower": [rung]})
 
-    monkeypatch.setattr(run, "measured_table", listed)
+    monkeypatch.setattr(costs, "measured_table", listed)
     (made,) = edgevit.meet(NAME, ms=2.0, out=tmp_path / "t", **asked)
     met, width = made.record.met, vit.geometry(made.model.network).embed
     assert met is not None and met.outcome == "met" and 64 <= width < 128
@@ -261,7 +273,7 @@ def test_a_budget_is_spent_on_the_embedding_where_the_table_lists_it(
 def test_a_table_of_another_place_or_base_is_refused_and_one_of_this_place_is_where_to_begin(
     asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "measured_table", None)
+    monkeypatch.setattr(costs, "measured_table", None)
     table, where = guessed(network_without_weights(NAME, ARGS), Place()), look_there(asked["place"], Silent())
     own = where.model_dump(mode="json")
 
@@ -285,3 +297,63 @@ def test_a_table_of_another_place_or_base_is_refused_and_one_of_this_place_is_wh
 def test_without_a_budget_that_is_measured_it_derives(asked: dict[str, Any], tmp_path: Path) -> None:
     (made,) = edgevit.meet(NAME, rate=0.5, out=tmp_path / "t", **{**asked, "place": Place()})
     assert made.record.met is None and made.record.budget.quantity == "macs"
+
+
+class TestOnTwoBoards:
+    @pytest.fixture
+    def both(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return {**asked, "place": Place(), "boards": ("nx", NANO)}
+
+    def test_one_model_keeps_the_budget_on_both(
+        self, both: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        at, stop = computed.at, True
+
+        def lost(board: str | None, base: Path, model: Path) -> Measured:
+            if stop and board == NANO and len(computed.measured) == 2:
+                raise ConnectionLostError("the connection to nano broke")
+            return at(board, base, model)
+
+        monkeypatch.setattr(computed, "at", lost)
+        with pytest.raises(ConnectionLostError, match=r"to nano broke; the same command with --resume goes on"):
+            edgevit.meet(NAME, ms=8.0, out=tmp_path / "t", **both)
+        stop = False
+        (made,) = edgevit.meet(NAME, ms=8.0, out=tmp_path / "t", resume=True, **both)
+        met = made.record.met
+        assert met is not None and len(met.each) == 2 and met.keeps
+        assert [one.table.measured_on for one in met.each] == ["a guess of nx", "a guess of nano"]
+        assert [one.base for one in met.each] == pytest.approx([10.01, 25.01])
+        assert {one.budget for one in met.each} == {8.0} and "met" in [one.outcome for one in met.each]
+        assert len({len(one.rounds) for one in met.each}) == 1 and met.factors != met.beside[0].factors
+        assert ModelFolder(tmp_path / "t").derivation() == made.record, "as it is read back"
+        assert made.record.budget.table is not None and "a guess of n" in made.record.budget.table.measured_on
+        assert computed.measured[0] != computed.measured[1] and len(computed.measured) == len(met.rounds) + 2
+
+    def test_the_board_that_cannot_fit_the_plan_is_named_with_its_minimum(
+        self, both: dict[str, Any], tmp_path: Path
+    ) -> None:
+        with pytest.raises(
+            BudgetError,
+            match=r"--ms 0\.06 is less than any plan takes on nano in shape 'fused': 0\.1077 ms by the table measured "
+            r"on a guess of nano \(FFN .*; raise the budget, or try another --shape, or the other --board alone",
+        ):
+            edgevit.meet(NAME, ms=0.06, out=tmp_path / "t", **both)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_budget_that_the_base_itself_keeps_on_one_board_is_the_other_boards(
+        self, both: dict[str, Any], tmp_path: Path, computed: Computed
+    ) -> None:
+        class Notes(Silent):
+            notes: ClassVar[list[str]] = []
+
+            def note(self, text: str) -> None:
+                self.notes.append(text)
+
+        (made,) = edgevit.meet(NAME, ms=11.0, out=tmp_path / "t", progress=Notes(), **both)
+        assert "--ms 11: on nx the base itself takes 10.01 ms; the other board decides" in Notes.notes
+        met = made.record.met
+        assert met is not None and (met.outcome, met.beside[0].outcome) == ("under", "met")
+        told = next(note for note in Notes.notes if note.startswith("round 1: on nx "))
+        assert "; on nano " in told and "the budget of 11 ms" in told
+        with pytest.raises(OptionError, match=r"--ms 26 is not below the base's 25\.01 ms"):
+            edgevit.meet(NAME, ms=26.0, out=tmp_path / "u", **both)

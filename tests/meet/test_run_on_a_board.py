@@ -6,6 +6,7 @@ there before, says something else. It shows that the loop goes round over SSH, a
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,10 @@ from edgevit.cost import place
 from edgevit.cost.place import Place, look_there
 from edgevit.cost.table import measured_table
 from edgevit.folder.model_folder import ModelFolder
-from edgevit.meet import in_turns, loop, rounds, run
+from edgevit.meet import costs, in_turns, loop, rounds
 from edgevit.progress import Silent
 
-NX = "orin-nx-16gb-jetpack6.2"
+NX, NANO = "orin-nx-16gb-jetpack6.2", "orin-nano-8gb-jetpack6.2.1"
 
 pytestmark = pytest.mark.usefixtures("exports_once")
 
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("exports_once")
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "SAMPLES", 5)
     monkeypatch.setattr(place, "WARMUP_S", 0.0)
-    monkeypatch.setattr(run, "measured_table", partial(measured_table, points=0))  # what is there is enough
+    monkeypatch.setattr(costs, "measured_table", partial(measured_table, points=0))  # what is there is enough
     monkeypatch.setattr(loop, "SURPRISING", 9.0)
     monkeypatch.setattr(rounds, "MOST", 1)
     monkeypatch.setattr(connection, "RETRY_S", 0.0)
@@ -93,3 +94,43 @@ def test_a_budget_is_measured_on_a_board_that_is_lost_in_the_middle(
     assert "round 1: " in done.out and "on orin-nx-16gb" in done.out.replace("\n", " ")
     (engine,) = ModelFolder(tmp_path / "t").export.engines()
     assert engine.fingerprint == met.where["board"]
+
+
+def test_a_model_is_built_judged_and_measured_on_two_boards_of_which_one_is_lost(
+    sshd: Callable[..., Any], board_tree: Callable[[str], Path], orin: Any, command: list[object], edgevit_main: Any,
+    small_vit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The second board takes three times as long for each byte."""
+    how = {"PYTHONPATH": STANDINS, "STANDIN_TENSORRT": "10.3.0", "STANDIN_TENSORRT_NS_PER_BYTE": 3}
+    tree = board_tree(NANO)
+    nano = sshd(EDGEVIT_BOARD_ROOT=tree, **how)
+    nano.host = "nano"
+    nano.configure()
+    orin.config.write_text(orin.config.read_text() + nano.config.read_text())
+    boards = ["--board", orin.host, "--board", nano.host, "--ssh-config", orin.config]
+    for host in (orin.host, nano.host):
+        fill(small_vit(), look_there(Place(board=host, ssh_config=orin.config), Silent()), None)
+    shutil.rmtree(tree / "sys/bus/i2c/drivers/ina3221")
+    next(tree.rglob("tegrastats")).unlink()
+    silent = edgevit_main(*command, "--mj", 40, *boards)
+    assert silent.code == 1 and "--mj: no power can be read on nano" in silent.err
+    measure = in_turns.InTurns.measure
+
+    def lost(there: Any, *given: Any) -> Any:
+        if there.place.board == nano.host:
+            nano.stop()
+        return measure(there, *given)
+
+    monkeypatch.setattr(in_turns.InTurns, "measure", lost)
+    cut = edgevit_main(*command, "--ms", 5, *boards)
+    assert cut.code == 1 and "nano" in cut.err and "the same command with --resume goes on" in cut.err
+    monkeypatch.setattr(in_turns.InTurns, "measure", measure)
+    nano.start()
+    done = edgevit_main(*command, "--ms", 5, *boards, "--resume")
+    assert done.code in (0, 3), done.err
+    met = ModelFolder(tmp_path / "t").derivation().met
+    assert [one.where["board"].split("-l4t")[0] for one in met.each] == ["orin-nx-16gb", "orin-nano-8gb"]
+    engines = {engine.fingerprint for engine in ModelFolder(tmp_path / "t").export.engines()}
+    assert engines == {one.where["board"] for one in met.each}
+    assert done.out.count("round 1: ") == 2 and "on orin-nano-8gb" in done.out.replace("\n", " ")
+    assert done.code == (0 if met.keeps else 3)

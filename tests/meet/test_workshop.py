@@ -9,6 +9,7 @@ from small_base import derive, write_checkpoint
 from edgevit.derive.allocate.cost_table import CostTable
 from edgevit.folder.model import BlockDims
 from edgevit.folder.model_folder import ModelFolder
+from edgevit.meet.costs import Costs
 from edgevit.meet.rounds import Shape
 from edgevit.meet.workshop import REFINED, Workshop, shape_of
 
@@ -27,15 +28,19 @@ def test_a_few_blocks_of_a_plan_are_measured_from_the_smallest_to_the_largest() 
     embeds: list[int | None] = []
     shop = Workshop.__new__(Workshop)
 
-    def more(sizes: tuple[BlockDims, ...], embed: int | None) -> CostTable:
-        asked.append(sizes)
-        embeds.append(embed)
-        return CostTable.model_construct()
+    class Noted(Costs):
+        def __init__(self) -> None:
+            """Of no place."""
 
-    shop.more = more
+        def measured(self, sizes: tuple[BlockDims, ...], embed: int | None = None) -> CostTable:
+            asked.append(sizes)
+            embeds.append(embed)
+            return CostTable.model_construct()
+
+    shop.costs = (Noted(), Noted())
     blocks = tuple(BlockDims(2, 16, 16, 8 * n) for n in (5, 9, 1, 3, 3, 7, 2))
-    shop.refine(Shape(blocks, tuple(range(7))))
-    shop.refine(Shape(blocks[:1], (0,), 48))
+    shop.refine(Shape(blocks, tuple(range(7))), 0)
+    shop.refine(Shape(blocks[:1], (0,), 48), 1)
     assert len(asked[0]) == REFINED and [d.ffn for d in asked[0]] == sorted(d.ffn for d in asked[0])
     assert (asked[0][0].ffn, asked[0][-1].ffn) == (8, 72) and asked[1] == blocks[:1]
     assert embeds == [None, 48]

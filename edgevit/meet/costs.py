@@ -1,0 +1,66 @@
+"""The table of a base at one place, which grows with what rounds ask for; or the one that is given, which does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edgevit.cost.place import Place, look_there
+from edgevit.cost.table import measured_table
+from edgevit.derive.allocate.cost_table import CostTable, load_cost_table
+from edgevit.derive.allocate.policy import make_policy
+from edgevit.derive.method import find_method
+from edgevit.errors import CostTableError
+from edgevit.folder.model import BlockDims
+from edgevit.meet.request import MeetRequest
+from edgevit.models.families import family_of, name_of
+from edgevit.progress import Progress
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Costs:
+    """Of one place; `table` is what is known of it so far."""
+
+    def __init__(self, network: nn.Module, request: MeetRequest, place: Place, progress: Progress) -> None:
+        self.network, self.place, self.progress = network, place, progress
+        self.policy = make_policy(request.shape, request.ffn_multiple)
+        self.energy = request.quantity == "mj"
+        method, folder = find_method(request.method), request.supernet_folder()
+        options = {**request.options, **({} if folder is None else {"supernet": str(folder)})}
+        cuts = method.cuts(self.network, method.make_config(options), self.policy)
+        self.narrower = 0 < cuts.embed < family_of(self.network).geometry(self.network).embed
+        self.given = None if request.cost_table is None else self._checked(load_cost_table(request.cost_table))
+        self.table = self.measured(())
+
+    def measured(self, sizes: tuple[BlockDims, ...], embed: int | None = None) -> CostTable:
+        """Measure what is not known yet, these sizes and this embedding, too."""
+        self.table = self.given or measured_table(
+            self.network,
+            self.place,
+            policy=self.policy,
+            sizes=sizes,
+            embed=embed,
+            narrower=self.narrower,
+            energy=self.energy,
+            progress=self.progress,
+        )
+        return self.table
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Where the table was measured, for records; empty: it does not say."""
+        where = self.table.where
+        return {} if where is None else where.model_dump(mode="json", exclude_none=True)
+
+    def _checked(self, table: CostTable) -> CostTable:
+        """Make sure that a table is of this base and this place."""
+        family = family_of(self.network)
+        geometry, dims = family.geometry(self.network), [block.dims for block in family.read(self.network)]
+        table.check(name_of(family), dims, geometry, self.policy)
+        if table.where is None:
+            raise CostTableError(
+                "cost table: it does not say where it was measured, so no figure can be set against it; leave it out"
+            )
+        table.where.check(look_there(self.place, self.progress))
+        return table

@@ -1,0 +1,37 @@
+"""The table of one place, as it grows; tables that are given are in test_run.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from some_rounds import TABLE
+
+from edgevit.cost.place import Place
+from edgevit.derive.allocate.cost_table import CostTable
+from edgevit.folder.model import BlockDims
+from edgevit.meet import costs
+from edgevit.meet.request import MeetRequest
+from edgevit.progress import Silent
+
+
+def test_what_is_measured_once_more_is_the_table_from_then_on(
+    small_vit: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def measured(_: Any, place: Place, *, sizes: Any, embed: Any, narrower: bool, energy: bool, **__: Any) -> CostTable:
+        asked.append((place.board, sizes, embed, narrower, energy))
+        return CostTable.model_validate({**TABLE, "measured_on": f"try {len(asked)}"})
+
+    monkeypatch.setattr(costs, "measured_table", measured)
+    request = MeetRequest(base="b", data="digits", out=tmp_path / "t", mj=40, boards=("nx", "nano"))
+    known = costs.Costs(small_vit(), request, request.places[1], Silent())
+    assert known.table.measured_on == "try 1" and known.where == {}
+    sizes = (BlockDims(1, 16, 16, 8),)
+    assert known.measured(sizes, 32) is known.table and known.table.measured_on == "try 2"
+    assert asked == [("nano", (), None, True, True), ("nano", sizes, 32, True, True)]
+    nothing_narrower = MeetRequest(base="b", data="digits", out=tmp_path / "t", ms=4, method="vulcan")
+    costs.Costs(small_vit(), nothing_narrower, Place(), Silent())
+    assert asked[-1] == (None, (), None, False, False)
