@@ -27,34 +27,38 @@ RATES = (0.8, 0.9, 0.95)
 TAUGHT: Options = {"teacher": "restricted", "token_weight": 1.0}  # forge's own distillation
 WIDE: Options = {"grouping": "isomorphic", "attention": "both", "cut_embedding": True}
 
-# Name in the tables: method, its options, whether it cuts heads or the embedding and so reaches every rate in `fused`.
-METHODS: dict[str, tuple[str, Options, bool]] = {
-    "forge": ("forge", {}, True),
-    "nuwa": ("nuwa", {}, False),
-    "corp": ("corp", {}, False),
-    "corp, nothing made up for": ("corp", {"compensate": False}, False),
-    "nvit": ("nvit", {}, True),
-    "mdp": ("mdp", {}, True),
-    "mdp, embedding kept": ("mdp", {"cut_embedding": False}, True),
-    "taylor": ("taylor", {}, True),
-    "taylor, embedding kept": ("taylor", {"cut_embedding": False}, True),
-    "xpruner": ("xpruner", {}, True),
-    "dcvit": ("dcvit", {}, True),
-    "wanda": ("wanda", {}, False),
-    "magnitude": ("magnitude", {}, False),
-    "magnitude, all dimensions": ("magnitude", WIDE, True),
-    "random": ("random", {}, False),
-    "random, all dimensions": ("random", {**WIDE, "grouping": "uniform"}, True),
-}
+FUSED = dict.fromkeys(RATES, "fused")  # of those that cut heads or the embedding
 NARROW = {0.8: "fused", 0.9: "paper", 0.95: "free"}  # of those that keep every head and the embedding
+PAPER = dict.fromkeys(RATES, "paper")  # of those that keep the widths of heads, and so need blocks of one head
+
+# Name in the tables: method, its options, and the shape at each rate.
+METHODS: dict[str, tuple[str, Options, dict[float, str]]] = {
+    "forge": ("forge", {}, FUSED),
+    "nuwa": ("nuwa", {}, NARROW),
+    "corp": ("corp", {}, NARROW),
+    "corp, nothing made up for": ("corp", {"compensate": False}, NARROW),
+    "nvit": ("nvit", {}, FUSED),
+    "mdp": ("mdp", {}, FUSED),
+    "mdp, embedding kept": ("mdp", {"cut_embedding": False}, FUSED),
+    "taylor": ("taylor", {}, FUSED),
+    "taylor, embedding kept": ("taylor", {"cut_embedding": False}, FUSED),
+    "xpruner": ("xpruner", {}, PAPER),
+    "dcvit": ("dcvit", {}, FUSED),
+    "wanda": ("wanda", {}, NARROW),
+    "magnitude": ("magnitude", {}, NARROW),
+    "magnitude, all dimensions": ("magnitude", WIDE, FUSED),
+    "random": ("random", {}, NARROW),
+    "random, all dimensions": ("random", {**WIDE, "grouping": "uniform"}, FUSED),
+}
 PARTS = ("cut", "distilled", "labels")
 
 
 def _case(part: str, name: str, task: int, rate: float, seed: int) -> Case:
-    method, given, reaches = METHODS[name]
-    shape = "fused" if reaches else NARROW[rate]
+    method, given, shapes = METHODS[name]
     teacher: Options = {"cut": {}, "distilled": TAUGHT, "labels": {"teacher": "none"}}[part]
-    return Case("rivals", task, rate, seed, name, method, {**given, **teacher}, shape, 0 if part == "cut" else STEPS)
+    return Case(
+        "rivals", task, rate, seed, name, method, {**given, **teacher}, shapes[rate], 0 if part == "cut" else STEPS
+    )
 
 
 def cases(tasks: tuple[int, ...] = TASK_SIZES) -> Iterator[tuple[str, Case]]:
