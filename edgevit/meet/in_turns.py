@@ -60,7 +60,8 @@ class InTurns:
             current_export(folder, fp16=self.place.computes_in == "fp16", accuracy=judged, progress=self.progress)
             return
         batches = (1, self.place.batch, max(self.place.batch, MOST_BATCH))
-        asked = Options(batches=batches, profile=self.place.profile, export={"accuracy": judged})
+        export = {"accuracy": judged, "fp16": self.place.computes_in == "fp16"}
+        asked = Options(batches=batches, profile=self.place.profile, export=export)
         with open_board(self.place.board, ssh_config=self.place.ssh_config) as board:
             build_engine(folder, board, asked, self.progress)
 
@@ -93,9 +94,14 @@ class InTurns:
 
     def _runs(self, base: Path, model: Path) -> tuple[Run, ...]:
         seconds = POWER_SECONDS if self.quantity == "mj" else SECONDS
+        how = replace(self.place.conditions(), duration_s=seconds)
+        if self.place.builds:
+            how = replace(
+                how, precision=None
+            )  # that of the engine, of which the gate may have asked for more than fp16
         return bench_in_turns(
             [base, model],
-            replace(self.place.conditions(), duration_s=seconds),
+            how,
             rounds=ROUNDS,
             labels=LABELS,
             board=self.place.board,

@@ -12,7 +12,7 @@ from edgevit.derive.request import FPS, MJ, MS, CostTableFile, DeriveRequest, De
 from edgevit.errors import OptionError
 from edgevit.folder.names import DERIVATION
 from edgevit.numbers import check_number
-from edgevit.request import BOARD, BUDGET, Nested, Option
+from edgevit.request import BOARD, BUDGET, RUNNER, Nested, Option
 
 QUANTITIES = ("ms", "mj", "fps")
 MOST_BOARDS = 2
@@ -56,7 +56,14 @@ class MeetRequest(Deriving):
             repeated=True,
         ),
     ] = ()
-    # Its board is one of `boards`, and its precision goes without a name, as training has one of that name.
+    run_precision: Annotated[
+        str | None,
+        Option(
+            "Precision of the models that are measured: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]",
+            RUNNER,
+        ),
+    ] = None
+    # Its board is one of `boards`; its precision is `run_precision`, as training has one of that name.
     place: Annotated[Place, Nested(without=("board", "precision"))] = field(default_factory=Place)
 
     among_others: bool = False  # of several budgets, this is one
@@ -76,7 +83,8 @@ class MeetRequest(Deriving):
     def places(self) -> tuple[Place, ...]:
         """Where models are to be measured: one place for each board."""
         boards = (self.boards,) if isinstance(self.boards, str) else self.boards
-        return tuple(replace(self.place, board=board) for board in boards) or (self.place,)
+        place = replace(self.place, precision=self.run_precision or self.place.precision)
+        return tuple(replace(place, board=board) for board in boards) or (place,)
 
     @property
     def is_measured(self) -> bool:
@@ -115,6 +123,11 @@ class MeetRequest(Deriving):
         places = self.places
         if self.boards and self.place.board is not None:
             raise OptionError(f"the board is given as {self.place.board} and in boards; give it in one of them")
+        if self.run_precision is not None and self.place.precision not in (None, self.run_precision):
+            raise OptionError(
+                f"the precision is {self.place.precision} of the place and {self.run_precision} of run_precision; give "
+                "one of them"
+            )
         if len(places) > MOST_BOARDS:
             raise OptionError(f"--board is given {len(places)} times; a model is made for {MOST_BOARDS} at the most")
         if len({place.board for place in places}) < len(places):
@@ -139,10 +152,8 @@ class MeetRequest(Deriving):
 
     def _place_given(self) -> list[str]:
         """The options of a place that are given."""
-        board = ["board"] if self.boards else []
-        return board + [
-            one.name for one in fields(Place) if getattr(self.place, one.name) != getattr(Place(), one.name)
-        ]
+        own = [name for name, value in (("board", self.boards), ("run_precision", self.run_precision)) if value]
+        return own + [one.name for one in fields(Place) if getattr(self.place, one.name) != getattr(Place(), one.name)]
 
     def _asked(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("rate", "macs", "params", *QUANTITIES)}
@@ -177,7 +188,9 @@ def identity(request: MeetRequest) -> dict[str, Any]:
         del told[name]
     for name in ("device", "workers"):
         del told["training"][name]
-    told["place"] = {**told["place"], "board": request.places[0].board}
+    first = request.places[0]
+    told["place"] = {**told["place"], "board": first.board, "precision": first.precision}
+    del told["run_precision"]
     del told["place"]["ssh_config"]
     if len(told["boards"]) < MOST_BOARDS:
         del told["boards"]

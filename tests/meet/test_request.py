@@ -31,6 +31,11 @@ def test_two_boards_are_two_places_that_differ_in_nothing_else(tmp_path: Path) -
     assert both.places == tuple(Place(board=board, batch=4, power_mode="15W") for board in ("orin", "nano"))
     assert both.is_measured and asked(tmp_path, boards="orin").places == (Place(board="orin"),)
     assert asked(tmp_path).places == (Place(),)
+    in_fp32 = asked(tmp_path, ms=5, run_precision="fp32", cost_table="t.yaml")
+    assert in_fp32.places == (Place(precision="fp32"),) and in_fp32.is_measured
+    assert identity(asked(tmp_path, ms=5, place=Place(precision="fp16"))) == identity(
+        asked(tmp_path, ms=5, run_precision="fp16")
+    )
     by_place = asked(tmp_path, ms=5, place=Place(board="orin"))
     assert identity(by_place) == identity(asked(tmp_path, ms=5, boards=["orin"])), "two ways to say the same"
     assert identity(both)["boards"] == ["orin", "nano"] and "boards" not in identity(by_place)
@@ -74,6 +79,8 @@ def test_what_a_table_or_a_rate_answers_is_derived(tmp_path: Path) -> None:
         ({"ms": 5, "boards": ("a", "b", "c")}, "--board is given 3 times; a model is made for 2 at the most"),
         ({"ms": 5, "boards": ("a", "b"), "cost_table": "t.yaml"}, "--cost-table is of one board"),
         ({"ms": 5, "boards": ("a",), "place": Place(board="b")}, "the board is given as b and in boards"),
+        ({"ms": 5, "run_precision": "fp32", "place": Place(precision="fp16")}, "fp16 of the place and fp32 of run_pre"),
+        ({"rate": 0.5, "run_precision": "fp32"}, "--run-precision is for a budget that is measured"),
         ({"rate": 0.5, "boards": ("a", "b")}, "--board is for a budget that is measured"),
     ],
 )

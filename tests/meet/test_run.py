@@ -23,6 +23,8 @@ from edgevit.errors import (
     OptionError,
     OutputError,
 )
+from edgevit.export import current
+from edgevit.export.request import ExportRequest
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.meet import costs, in_turns, rounds
 from edgevit.meet.rounds import Measured
@@ -126,7 +128,15 @@ def test_a_model_is_derived_measured_and_verified_through_onnx_runtime(
     asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "MOST", 1)
+    export, exported = current.run, []
+
+    def noted(asked: ExportRequest, *more: Any) -> Any:
+        exported.append(asked.model.name)
+        return export(asked, *more)
+
+    monkeypatch.setattr(current, "run", noted)
     (made,) = edgevit.meet(NAME, ms=6.0, out=tmp_path / "t", **asked)
+    assert len(exported) == 3 and len({*exported, "base", "t"}) == 3, "the base, the plan and the model, each once"
     met = made.record.met
     assert met is not None and len(met.rounds) == 1
     assert (met.budget, met.asked, met.quantity, met.table.measured_on) == (6.0, "ms 6", "ms", "a guess")

@@ -63,7 +63,9 @@ def command(tmp_path: Path) -> Iterator[list[object]]:
 def test_a_budget_is_measured_on_a_board_that_is_lost_in_the_middle(
     orin: Any, command: list[object], edgevit_main: Any, small_vit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(small_vit(), look_there(Place(board=orin.host, ssh_config=orin.config), Silent()), None)
+    in_fp32 = Place(board=orin.host, ssh_config=orin.config, precision="fp32")
+    fill(small_vit(), look_there(in_fp32, Silent()), None)
+    command = [*command, "--run-precision", "fp32"]
     measure = in_turns.InTurns.measure
 
     calls: list[Any] = []
@@ -93,15 +95,16 @@ def test_a_budget_is_measured_on_a_board_that_is_lost_in_the_middle(
     assert (len(met.rounds), met.base, met.figure) == (1, pytest.approx(9.7, rel=0.01), "p50")
     assert "round 1: " in done.out and "on orin-nx-16gb" in done.out.replace("\n", " ")
     (engine,) = ModelFolder(tmp_path / "t").export.engines()
-    assert engine.fingerprint == met.where["board"]
+    assert engine.fingerprint == met.where["board"] and engine.precision == met.where["precision"] == "fp32"
 
 
 def test_a_model_is_built_judged_and_measured_on_two_boards_of_which_one_is_lost(
     sshd: Callable[..., Any], board_tree: Callable[[str], Path], orin: Any, command: list[object], edgevit_main: Any,
     small_vit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """The second board takes three times as long for each byte."""
+    """The second board takes three times as long for each byte, and no LayerNorm in fp16: its engines are mixed."""
     how = {"PYTHONPATH": STANDINS, "STANDIN_TENSORRT": "10.3.0", "STANDIN_TENSORRT_NS_PER_BYTE": 3}
+    how["STANDIN_TENSORRT_FAULT"] = "fp16-layernorm"
     tree = board_tree(NANO)
     nano = sshd(EDGEVIT_BOARD_ROOT=tree, **how)
     nano.host = "nano"
@@ -130,7 +133,7 @@ def test_a_model_is_built_judged_and_measured_on_two_boards_of_which_one_is_lost
     assert done.code in (0, 3), done.err
     met = ModelFolder(tmp_path / "t").derivation().met
     assert [one.where["board"].split("-l4t")[0] for one in met.each] == ["orin-nx-16gb", "orin-nano-8gb"]
-    engines = {engine.fingerprint for engine in ModelFolder(tmp_path / "t").export.engines()}
-    assert engines == {one.where["board"] for one in met.each}
+    built = {engine.fingerprint: engine.precision for engine in ModelFolder(tmp_path / "t").export.engines()}
+    assert built == dict(zip((one.where["board"] for one in met.each), ("fp16", "mixed"), strict=True))
     assert done.out.count("round 1: ") == 2 and "on orin-nano-8gb" in done.out.replace("\n", " ")
     assert done.code == (0 if met.keeps else 3)
