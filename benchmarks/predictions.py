@@ -7,7 +7,8 @@ Plans keep the base's stem and head around blocks of any sizes that shape `fused
 attention, their FFN, or both. The table is measured first, as `edgevit cost` does, as far as it is not known; no plan
 is among what it is made of. Both prediction and measurement are shares of the base: errors are of their quotient.
 `--beside` has another table of the same base predict them, too. With `--narrower` each plan has its own embedding, of
-the widths that forge may choose, of which the table has three measured. Random weights: time depends on shapes.
+the widths that forge may choose, of which the table has three measured; with `--tokens` tokens leave behind two blocks
+of each plan, down to numbers that fill tiles. Random weights: time depends on shapes.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from edgevit.derive.allocate.cost_table import load_cost_table
 from edgevit.derive.allocate.menus import widths
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.derive.allocate.prices import Prices
+from edgevit.derive.allocate.tokens import tile_counts
 from edgevit.derive.embedding import ladder
 from edgevit.engines.unjudged import OPSET
 from edgevit.export.graph import write_onnx
@@ -68,6 +70,14 @@ def plan(random: Random, base: Sequence[BlockDims]) -> tuple[list[BlockDims], li
         blocks.append(made)
         kept.append(i)
     return blocks, kept
+
+
+def passing(random: Random, blocks: Sequence[BlockDims], counts: Sequence[int]) -> list[BlockDims]:
+    """The blocks with tokens leaving behind two that have an attention, as far as there are such."""
+    able = [i for i, dims in enumerate(blocks[:-1]) if dims.has_attention]
+    places = sorted(random.sample(able, min(2, len(able), len(counts))))
+    passed = dict(zip(places, sorted(random.sample(counts, len(places)), reverse=True), strict=True))
+    return [replace(dims, tokens=passed.get(i, 0)) for i, dims in enumerate(blocks)]
 
 
 def write(network: nn.Module, blocks: Sequence[BlockDims], path: Path, embed: int | None = None) -> Path:
@@ -123,17 +133,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--beside", type=Path)
     parser.add_argument("--narrower", action="store_true")
+    parser.add_argument("--tokens", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     torch.manual_seed(0)
     place, network = Place(threads=1), network_without_weights(given.model)
     base = [block.dims for block in family_of(network).read(network)]
     began = time.monotonic()
-    found = measured_table(network, place)
+    found = measured_table(network, place, tokens=given.tokens)
     table_s = time.monotonic() - began
     random = Random(given.seed)
     plans = [plan(random, base) for _ in range(given.plans)]
-    whole = family_of(network).geometry(network).embed
+    geometry = family_of(network).geometry(network)
+    if given.tokens:
+        plans = [(passing(random, blocks, tile_counts(geometry)), kept) for blocks, kept in plans]
+    whole = geometry.embed
     _, *rungs = ladder(whole, FUSED.embed_step)
     embeds = [random.choice(rungs) if given.narrower else whole for _ in plans]
     with tempfile.TemporaryDirectory() as folder:
@@ -166,8 +180,13 @@ def main() -> None:
         "load_average": os.getloadavg()[0],
         "noise": found.noise,
         "table_s": table_s,
-        # Beside sites of each size the base, one thin block and two whole; six stacks at each narrower embedding.
-        "stacks": len(found.blocks[0].attention) + len(found.blocks[0].ffn) + 4 + 6 * len(found.narrower),
+        # Beside sites of each size the base, one thin block and two whole; six stacks at each narrower embedding, and
+        # five for each number of tokens.
+        "stacks": len(found.blocks[0].attention)
+        + len(found.blocks[0].ffn)
+        + 4
+        + 6 * len(found.narrower)
+        + 5 * len(found.fewer_tokens),
         "depth": len(base),
         "scatter": statistics.median(statistics.stdev(map(log, shares(runs, f"plan{i}"))) for i in range(len(plans))),
         "errors": {name: told([row["predicted"][name] / row["share"] - 1 for row in rows]) for name in tables},

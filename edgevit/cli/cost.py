@@ -64,4 +64,9 @@ def prices_table(prices: Prices) -> Table:
         which = "block of the base, both" if at is prices else f"the same, embedding of {at.embed}"
         together = f"{at.together(0):.2g}"
         table.add_row(which, f"{at.block(0, base):.3g}", "of it beyond their sum", together)
+    for fewer in prices.fewer:
+        block, cut = prices.at(prices.embed, fewer.tokens).block(0, base), prices.cut(fewer.tokens)
+        table.add_row(
+            f"the same, {fewer.tokens} of {prices.tokens} tokens", f"{block:.3g}", "passing on so many", f"{cut:.2g}"
+        )
     return table

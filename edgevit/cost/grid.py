@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
-from edgevit.cost.stacks import Stack
+from edgevit.cost.stacks import Cut, Stack
 from edgevit.derive.allocate.menus import least_heads
 from edgevit.derive.allocate.policy import Policy, limits
 from edgevit.derive.embedding import ladder
@@ -32,10 +32,18 @@ class Grid:
     heads: frozenset[int]  # numbers of heads that blocks of the base have
     policy: Policy
     narrower: tuple[int, ...] = ()  # widths of the embedding, beside the base's own, the widest first
+    fewer: tuple[int, ...] = ()  # numbers of tokens, beside all, the most first
 
     @classmethod
-    def of(cls, blocks: Sequence[BlockDims], policy: Policy, embed: int | None = None) -> Grid:
-        """The grid of a base with these whole blocks; `embed` is the width of an embedding that may be narrowed."""
+    def of(
+        cls, blocks: Sequence[BlockDims], policy: Policy, embed: int | None = None, counts: Sequence[int] = ()
+    ) -> Grid:
+        """The grid of a base with these whole blocks.
+
+        Args:
+            embed: the width of an embedding that may be narrowed.
+            counts: numbers of tokens that some of them may be given.
+        """
         most = BlockDims(*(max(getattr(b, name) for b in blocks) for name in ("heads", "qk", "vo", "ffn")))
         least = [limits(b, policy) for b in blocks]
         return cls(
@@ -47,6 +55,7 @@ class Grid:
             frozenset(b.heads for b in blocks),
             policy,
             () if embed is None else _rungs(embed, policy),
+            _some(counts),
         )
 
     @property
@@ -82,7 +91,8 @@ class Grid:
 
     def _middle(self) -> Stack:
         """Blocks with both sites, neither small nor large."""
-        return Stack(self.depth, *(sizes[len(sizes) // 2] for sizes in self._sizes()))
+        heads, width, neurons = (sizes[len(sizes) // 2] for sizes in self._sizes())
+        return Stack(self.depth, heads, width, neurons)
 
     def coarse(self) -> list[Stack]:
         """What every table is made of at the base's own embedding; the anchor is the first."""
@@ -110,6 +120,19 @@ class Grid:
         ]
         return [replace(stack, embed=embed) for stack in dict.fromkeys(found)]
 
+    def behind_cuts(self, tokens: int) -> list[Stack]:
+        """What tells how costs with so many tokens follow from those with all: `cost.fewer_tokens`."""
+        heads, widths, neurons = self._sizes()
+        cut, depth = Cut(tokens, heads[0], widths[0]), max(min(self.count - 1, DEPTH), 1)
+        found = [
+            Stack(0, 0, 0, 0),
+            self.ffn(neurons[0]),
+            self.ffn(neurons[-1]),
+            self.attention(heads[0], widths[0]),
+            self.attention(heads[-1], widths[-1]),
+        ]
+        return [replace(stack, count=min(stack.count, depth), cut=cut) for stack in dict.fromkeys(found)]
+
     def at(self, sizes: Sequence[BlockDims]) -> list[Stack]:
         """What says most of blocks of these sizes: each site at its own."""
         found = [self.attention(d.heads, round((d.qk + d.vo) / 2)) for d in sizes if d.has_attention]
@@ -118,7 +141,7 @@ class Grid:
     def within(self, stacks: Iterable[Stack]) -> list[Stack]:
         """Those of the base's own embedding that are no larger than it: what is kept may be of others, too."""
         most = (self.most.heads, self.width, self.most.ffn)
-        own = (s for s in stacks if s.embed is None)
+        own = (s for s in stacks if s.embed is None and s.cut is None)
         return [s for s in own if all(a <= b for a, b in zip((s.heads, s.width, s.neurons), most, strict=True))]
 
     def between(
@@ -146,6 +169,12 @@ def _rungs(embed: int, policy: Policy) -> tuple[int, ...]:
     _, *widths = ladder(embed, policy.embed_step)
     nearest = (min(widths, key=lambda width: abs(width - share * embed)) for share in NARROWER if widths)
     return tuple(sorted({*nearest, *widths[-1:]}, reverse=True))
+
+
+def _some(counts: Sequence[int]) -> tuple[int, ...]:
+    """The most, the fewest and the middle of them: what lies between is interpolated."""
+    rising = sorted(counts)
+    return tuple(sorted({rising[0], rising[len(rising) // 2], rising[-1]}, reverse=True)) if rising else ()
 
 
 def _multiple(size: int, step: int) -> int:

@@ -38,6 +38,10 @@ class CostRequest(Place):
         int,
         Option("Number of stacks at the most, beside six for each narrower embedding; about 20 always are.", MEASURING),
     ] = POINTS
+    tokens: Annotated[
+        bool,
+        Option("Also measure what blocks take that are given fewer tokens: five stacks for each number.", MEASURING),
+    ] = False
 
     def check(self) -> None:
         """Refuse what cannot be done; see `edgevit.cost` for what is raised."""

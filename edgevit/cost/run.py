@@ -47,6 +47,7 @@ def run(request: CostRequest, progress: Progress | None = None) -> CostTable:
         policy=make_policy(request.shape),
         points=request.points,
         rounds=request.rounds,
+        tokens=request.tokens,
         progress=progress,
     )
     if request.output is not None:

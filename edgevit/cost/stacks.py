@@ -23,33 +23,62 @@ SPREAD = 0.02  # standard deviation of the weights
 
 
 @dataclass(frozen=True)
+class Cut:
+    """A block without FFN, of so many heads of a width, that passes on only so many tokens."""
+
+    tokens: int
+    heads: int
+    width: int
+
+    @property
+    def dims(self) -> BlockDims:
+        return BlockDims(self.heads, self.width, self.width, 0, self.tokens)
+
+
+@dataclass(frozen=True)
 class Stack:
-    """So many equal blocks; QK and VO share one width, and a site of size 0 is not there."""
+    """So many equal blocks; QK and VO share one width, and a site of size 0 is not there.
+
+    Behind a cut there may be none.
+    """
 
     count: int
     heads: int
     width: int
     neurons: int
     embed: int | None = None  # width of the embedding; None: the base's own
+    cut: Cut | None = None  # the block before these; None: there is none, and they are given all tokens
 
     @property
     def label(self) -> str:
-        """As its runs are called: `6 of 3x40+768`, heads, width and neurons; ` at 96`, of a narrower embedding."""
+        """As its runs are called: `6 of 3x40+768`, heads, width and neurons.
+
+        ` at 96`: of a narrower embedding; ` behind 2x16 to 128`: given as many tokens as such a block passes on.
+        """
         at = "" if self.embed is None else f" at {self.embed}"
-        return f"{self.count} of {self.heads}x{self.width}+{self.neurons}{at}"
+        cut = "" if self.cut is None else f" behind {self.cut.heads}x{self.cut.width} to {self.cut.tokens}"
+        return f"{self.count} of {self.heads}x{self.width}+{self.neurons}{at}{cut}"
 
     @classmethod
     def of(cls, label: str) -> Stack | None:
         """The stack with this label; None: it is no label of one."""
-        match = re.fullmatch(r"(\d+) of (\d+)x(\d+)\+(\d+)(?: at (\d+))?", label)
+        own, at, behind = r"(\d+) of (\d+)x(\d+)\+(\d+)", r"(?: at (\d+))?", r"(?: behind (\d+)x(\d+) to (\d+))?"
+        match = re.fullmatch(own + at + behind, label)
         if match is None:
             return None
-        count, heads, width, neurons, embed = match.groups()
-        return cls(int(count), int(heads), int(width), int(neurons), None if embed is None else int(embed))
+        count, heads, width, neurons = map(int, match.groups()[:4])
+        embed, cut_heads, cut_width, tokens = match.groups()[4:]
+        cut = None if tokens is None else Cut(int(tokens), int(cut_heads), int(cut_width))
+        return cls(count, heads, width, neurons, None if embed is None else int(embed), cut)
 
     @property
     def dims(self) -> BlockDims:
         return BlockDims(self.heads, self.width, self.width, self.neurons)
+
+    @property
+    def blocks(self) -> list[BlockDims]:
+        """All of them, the first first."""
+        return [*(() if self.cut is None else (self.cut.dims,)), *[self.dims] * self.count]
 
 
 def whole_blocks(network: nn.Module) -> list[int]:
@@ -109,7 +138,7 @@ def network_of(network: nn.Module, blocks: Sequence[BlockDims], embed: int | Non
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # the same file every time: a job that goes on on a board is found again by it
         made = [
-            Block(_attention(attention, d) if d.has_attention else None, _ffn(ffn, d) if d.has_ffn else None)
+            Block(_attention(attention, d) if d.has_attention else None, _ffn(ffn, d) if d.has_ffn else None, d.tokens)
             for d in blocks
         ]
     return family.build(stem, made).eval().requires_grad_(False)
@@ -121,7 +150,7 @@ def write_stack(network: nn.Module, stack: Stack, path: Path, *, precision: str,
     Raises:
         ExportError: the exporter failed.
     """
-    made = network_of(network, [stack.dims] * stack.count, stack.embed)
+    made = network_of(network, stack.blocks, stack.embed)
     size = family_of(network).input_size(network)
     form = halved(made) if precision == "fp16" else made
     write_onnx(form, path, input_size=size, batch="dynamic", opset=opset, metadata={"stack": stack.label})

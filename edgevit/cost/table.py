@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from edgevit.board.bench import look
 from edgevit.board.connection import open_board
 from edgevit.board.profiles import load_profile
+from edgevit.cost.fewer_tokens import fit_fewer
 from edgevit.cost.fit import Costs, Figure, figures, fit
 from edgevit.cost.grid import Grid
 from edgevit.cost.measure import Bench, scratch
@@ -22,6 +24,7 @@ from edgevit.cost.store import Store
 from edgevit.derive.allocate.cost_table import READER, SCHEMA, CostTable, Where
 from edgevit.derive.allocate.policy import POLICIES, Policy
 from edgevit.derive.allocate.prices import Measured
+from edgevit.derive.allocate.tokens import TokenPrices, tile_counts
 from edgevit.engines.build import check_board
 from edgevit.errors import UnfitBoardError
 from edgevit.models.anatomy import BlockDims
@@ -42,6 +45,7 @@ def measured_table(
     sizes: Sequence[BlockDims] = (),
     embed: int | None = None,
     narrower: bool = True,
+    tokens: bool = False,
     energy: bool = False,
     folder: Path | None = None,
     progress: Progress | None = None,
@@ -58,6 +62,7 @@ def measured_table(
             coarse grid is.
         embed: a width of the embedding to be measured beside `sizes`; None: none.
         narrower: whether the embedding may be narrowed, as far as that of this base can be.
+        tokens: whether tokens may leave, as far as those of this base can.
         energy: what a place without a power meter cannot tell, and is refused for before anything is measured.
         folder: where runs are kept, in place of the user's cache folder.
 
@@ -71,7 +76,9 @@ def measured_table(
     told, family = progress or Silent(), family_of(network)
     blocks = [family.read(network)[i].dims for i in whole_blocks(network)]
     geometry = family.geometry(network)
-    grid = Grid.of(blocks, policy, geometry.embed if narrower and geometry.fixed_embed is None else None)
+    embeds = geometry.embed if narrower and geometry.fixed_embed is None else None
+    counts = tile_counts(geometry) if tokens and "tokens" not in geometry.frozen(whole_blocks(network)[0]) else ()
+    grid = Grid.of(blocks, policy, embeds, counts)
     profile = None if place.profile is None else load_profile(place.profile)
     with open_board(place.board, ssh_config=place.ssh_config) as board, scratch() as files:
         setting = look(board, profile, place.conditions(), told)
@@ -86,7 +93,9 @@ def measured_table(
         store = Store.of(_key(network, where), folder)
         with store.alone():
             bench = Bench(network, place, board, setting, store, grid.anchor, told, files)
-            bench.measure([*grid.coarse(), *(stack for embed in grid.narrower for stack in grid.rung(embed))], rounds)
+            rungs = [stack for embed in grid.narrower for stack in grid.rung(embed)]
+            cuts = [stack for count in grid.fewer for stack in grid.behind_cuts(count)]
+            bench.measure([*grid.coarse(), *rungs, *cuts], rounds)
             _judge(fit(_figures(bench, grid.coarse())), told)
             if sizes:
                 bench.measure([*grid.at(sizes), *(grid.rung(embed) if embed else ())], rounds)
@@ -116,28 +125,39 @@ def _figures(bench: Bench, stacks: Collection[Stack], quantity: Measured = "ms")
     return figures(samples, bench.anchor, bench.anchor_ms() if quantity == "ms" else None) if samples else {}
 
 
-Widths = dict[int | None, Costs]  # by the embedding's width, None the base's own: the widest first
+@dataclass(frozen=True)
+class _Found:
+    """What was found, in ms or mJ."""
+
+    own: Costs  # at the base's own embedding, with all tokens
+    narrower: dict[int, Costs]  # by the embedding's width, the widest first
+    fewer: list[TokenPrices]  # the most tokens first
 
 
-def _found(bench: Bench, grid: Grid) -> dict[Measured, Widths]:
+def _found(bench: Bench, grid: Grid) -> dict[Measured, _Found]:
     """By quantity; energy only where all runs have it."""
     known = set(bench.known)
-    narrower = {stack.embed for stack in known if stack.embed is not None}
-    embeds = [embed for embed in narrower if known.issuperset(grid.rung(embed))]
-    stacks = [*grid.within(bench.known), *(stack for stack in bench.known if stack.embed in embeds)]
-    found: dict[Measured, Widths] = {"ms": _fit(_figures(bench, stacks))}
+    embeds = {stack.embed for stack in known if stack.embed is not None}
+    counts = {stack.cut.tokens for stack in known if stack.cut is not None}
+    rungs = {embed for embed in embeds if known.issuperset(grid.rung(embed))}
+    cuts = [stack for n in counts if known.issuperset(grid.behind_cuts(n)) for stack in grid.behind_cuts(n)]
+    stacks = [*grid.within(bench.known), *(stack for stack in bench.known if stack.embed in rungs), *cuts]
+    found: dict[Measured, _Found] = {"ms": _fit(_figures(bench, stacks))}
     energy = _figures(bench, stacks, "mj")
     return {**found, "mj": _fit(energy)} if set(energy) == set(stacks) else found
 
 
-def _fit(seen: Mapping[Stack, Figure]) -> Widths:
-    """At the base's own embedding, and from there at narrower ones."""
+def _fit(seen: Mapping[Stack, Figure]) -> _Found:
+    """At the base's own embedding with all tokens, and from there on."""
     by_width: dict[int, dict[Stack, Figure]] = {}
+    by_count: dict[int, dict[Stack, Figure]] = {}
     for stack, figure in seen.items():
-        if stack.embed is not None:
+        if stack.cut is not None:
+            by_count.setdefault(stack.cut.tokens, {})[stack] = figure
+        elif stack.embed is not None:
             by_width.setdefault(stack.embed, {})[stack] = figure
-    own = fit({stack: figure for stack, figure in seen.items() if stack.embed is None})
-    return {None: own} | dict[int | None, Costs](fit_narrower(own, by_width).items())
+    own = fit({stack: figure for stack, figure in seen.items() if stack.embed is None and stack.cut is None})
+    return _Found(own, fit_narrower(own, by_width), fit_fewer(own, by_count))
 
 
 def _judge(costs: Costs, progress: Progress) -> None:
@@ -174,32 +194,49 @@ def _key(network: nn.Module, where: Where) -> dict[str, Any]:
     }
 
 
-def _table(network: nn.Module, where: Where, found: Mapping[Measured, Widths]) -> CostTable:
+def _table(network: nn.Module, where: Where, found: Mapping[Measured, _Found]) -> CostTable:
     family = family_of(network)
     geometry, dims = family.geometry(network), [block.dims for block in family.read(network)]
     alike = dims if len(set(dims)) > 1 else dims[:1]
-    by_width = {embed: {quantity: costs[embed] for quantity, costs in found.items()} for embed in found["ms"]}
-    own = by_width.pop(None)
+    own, narrower, fewer = found["ms"].own, found["ms"].narrower, found["ms"].fewer
+    of_own = {quantity: one.own for quantity, one in found.items()}
     content = {
         "schema": SCHEMA,
         "measured_on": _told(where),
         "where": where.model_dump(mode="json", exclude_none=True),
-        "noise": own["ms"].noise,
+        "noise": own.noise,
         "between": "linear",
         "base": {
             "family": name_of(family),
             **{name: getattr(geometry, name) for name in ("embed", "tokens", "patch_values")},
             "depth": len(dims),
         },
-        **_fixed(own),
-        "blocks": [{"base": block.sizes, **_sites(own)} for block in alike],
+        **_fixed(of_own),
+        "blocks": [{"base": block.sizes, **_sites(of_own)} for block in alike],
     }
-    if by_width:
+    if narrower:
+        by_width = {embed: {quantity: one.narrower[embed] for quantity, one in found.items()} for embed in narrower}
         content["narrower"] = [
             {"embed": embed, **_fixed(costs), "blocks": [_sites(costs) for _ in alike]}
             for embed, costs in by_width.items()
         ]
+    if fewer:
+        listed = [{quantity: one.fewer[i] for quantity, one in found.items()} for i in range(len(fewer))]
+        content["fewer_tokens"] = [{"tokens": one["ms"].tokens, **_of_fewer(one)} for one in listed]
     return READER.checked(content, CostTable, "the measured cost table")
+
+
+def _of_fewer(found: Mapping[Measured, TokenPrices]) -> dict[str, Any]:
+    """What a table lists of one number of tokens."""
+
+    def law(site: str) -> dict[str, float]:
+        laws = {quantity: getattr(prices, site) for quantity, prices in found.items()}
+        return {quantity: one.start for quantity, one in laws.items()} | {
+            f"share_{quantity}": one.slope for quantity, one in laws.items()
+        }
+
+    cuts = {f"cut_{quantity}": prices.cut for quantity, prices in found.items()}
+    return {**cuts, "attention": law("attention"), "ffn": law("ffn")}
 
 
 def _fixed(found: Mapping[Measured, Costs]) -> dict[str, float]:

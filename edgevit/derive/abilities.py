@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from edgevit.derive.methods import method_names
 from edgevit.derive.options import describe, methods_with
-from edgevit.errors import OptionError
+from edgevit.errors import CostTableError, OptionError
 
 if TYPE_CHECKING:
+    from edgevit.derive.allocate.prices import Prices
     from edgevit.derive.method import Method
 
 
@@ -38,6 +39,19 @@ def refuse_untaught(method: str, config: Any, steps: int | None) -> None:
         raise OptionError(f"unlabelled images need a teacher, and {method} has none as asked for; try {told}")
     if steps == 0:
         raise OptionError("unlabelled images are for training, and 0 steps train not at all; leave them out")
+
+
+def refuse_silent(method: Method, config: Any, prices: Prices | None) -> None:
+    """Refuse a cost table that says nothing of fewer tokens to a method that lets them leave.
+
+    Raises:
+        CostTableError: it says nothing.
+    """
+    if method.thins_tokens(config) and prices is not None and not prices.fewer:
+        raise CostTableError(
+            f"cost table: it says nothing of blocks that are given fewer tokens, and {method.name} is to let tokens "
+            "leave; measure one that does with `edgevit cost --tokens`"
+        )
 
 
 def refuse_after_tokens(method: Method, config: Any) -> None:

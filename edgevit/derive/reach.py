@@ -36,8 +36,7 @@ class Cuts:
     embed: int = 0  # the narrowest embedding that it gives; 0: the embedding stays
     # By how many training images it finds the directions that stay of the embedding; 0: it looks for none.
     images: int = 0
-    # How many tokens each block may pass on (0: all that it is given): each a way to cut, only by a count of MACs or
-    # parameters, and only where the embedding may be narrowed if directions are looked for.
+    # How many tokens each block may pass on (0: all that it is given): each a way to cut.
     ladders: Sequence[tuple[int, ...]] = ()
     more: Mapping[str, Any] = field(default_factory=dict)  # options with which more may go, and with which value
 
@@ -161,7 +160,7 @@ def least_of(asked: Asked, cuts: Cuts) -> Least:
     if cuts.embed and stays is None:
         geometry = geometry_at(network, min(max(cuts.embed, budget.least_embed), geometry.embed))
     every = [dims]
-    if budget.prices is None and stays is None:
+    if budget.prices is None or budget.prices.fewer:
         every += [[replace(d, tokens=n) for d, n in zip(dims, ladder, strict=True)] for ladder in cuts.ladders]
     return min((_least(asked, cuts, geometry, passing) for passing in every), key=lambda least: least.cost)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from edgevit.data.accuracy import Accuracy, from_counts
 from edgevit.data.assumptions import Sureness
 from edgevit.data.task import Split, Task, without
-from edgevit.derive.abilities import refuse_after_tokens, refuse_untaught
+from edgevit.derive.abilities import refuse_after_tokens, refuse_silent, refuse_untaught
 from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.budget import Budget, make_budget
 from edgevit.derive.allocate.cost_table import load_cost_table
@@ -237,6 +237,7 @@ def _budget(
     if table is not None:
         table.check(base.spec.family, base.spec.blocks, geometry, policy)
     budget = make_budget(base.spec.macs, base.spec.params, **request.budget(), table=table)
+    refuse_silent(method, config, budget.prices)
     budget = replace(budget, at_least=request.at_least, at_least_embed=request.at_least_embed)
     if not request.first:
         method.check_reachable(config, Asked(network, budget, policy, images))

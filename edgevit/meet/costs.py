@@ -28,7 +28,8 @@ class Costs:
         self.energy = request.quantity == "mj"
         method, folder = find_method(request.method), request.supernet_folder()
         options = {**request.options, **({} if folder is None else {"supernet": str(folder)})}
-        cuts = method.cuts(self.network, method.make_config(options), self.policy)
+        config = method.make_config(options)
+        cuts, self.tokens = method.cuts(self.network, config, self.policy), method.thins_tokens(config)
         self.narrower = 0 < cuts.embed < family_of(self.network).geometry(self.network).embed
         self.given = None if request.cost_table is None else self._checked(load_cost_table(request.cost_table))
         self.table = self.measured(())
@@ -42,6 +43,7 @@ class Costs:
             sizes=sizes,
             embed=embed,
             narrower=self.narrower,
+            tokens=self.tokens,
             energy=self.energy,
             progress=self.progress,
         )

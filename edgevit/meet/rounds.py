@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
+from math import inf
+from operator import ge
 from typing import TYPE_CHECKING
 
 from edgevit.folder.derivation import Outcome
@@ -73,12 +76,18 @@ class Shape:
     def by_number(self) -> dict[int, BlockDims]:
         return dict(zip(self.kept, self.blocks, strict=True))
 
+    @property
+    def _given(self) -> tuple[float, ...]:
+        """How many tokens each block is given; infinity stands for all."""
+        return tuple(accumulate((d.tokens for d in self.blocks), lambda before, now: now or before, initial=inf))
+
     def contains(self, other: Shape) -> bool:
-        """Whether these are blocks of the same numbers, none smaller in any size, nor the embedding narrower."""
+        """Whether these are blocks of the same numbers, none smaller or with fewer tokens, in no narrower embedding."""
         wide = self.embed is None or (other.embed is not None and self.embed >= other.embed)
         return (
             wide
             and self.kept == other.kept
+            and all(map(ge, self._given, other._given))
             and all(
                 size >= least
                 for own, less in zip(self.blocks, other.blocks, strict=True)

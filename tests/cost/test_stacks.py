@@ -5,12 +5,15 @@ import onnx
 import pytest
 import torch
 
-from edgevit.cost.stacks import Stack, network_of, whole_blocks, write_stack
+from edgevit.cost.stacks import Cut, Stack, network_of, whole_blocks, write_stack
 from edgevit.errors import UnsupportedModelError
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import vit
 
-SIZES = [(2, 2, 32, 256), (1, 2, 16, 0), (2, 0, 0, 40), (2, 1, 24, 8), (2, 2, 16, 40, 32), (1, 0, 0, 8, 16)]
+SIZES = [
+    (2, 2, 32, 256), (1, 2, 16, 0), (2, 0, 0, 40), (2, 1, 24, 8), (2, 2, 16, 40, 32), (1, 0, 0, 8, 16),
+    (1, 2, 24, 0, None, Cut(8, 2, 16)), (0, 0, 0, 0, None, Cut(16, 1, 32)), (1, 0, 0, 8, 32, Cut(8, 2, 16)),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +24,9 @@ def base(small_vit):
 @pytest.mark.parametrize("sizes", SIZES)
 def test_a_stack_is_so_many_blocks_of_its_size_in_the_base_s_own_context(base, sizes):
     stack = Stack(*sizes)
-    network = network_of(base, [stack.dims] * stack.count, stack.embed)
-    assert [b.dims for b in vit.read(network)] == [stack.dims] * stack.count
+    network = network_of(base, stack.blocks, stack.embed)
+    assert [b.dims for b in vit.read(network)] == stack.blocks
+    assert stack.blocks[-stack.count :] == [stack.dims] * stack.count or not stack.count
     mine, its = vit.geometry(network), vit.geometry(base)
     assert (mine.embed, mine.tokens, mine.patch_values, mine.outputs) == (
         stack.embed or its.embed, its.tokens, its.patch_values, its.outputs,
@@ -71,6 +75,9 @@ def test_the_file_has_every_block_and_a_free_batch(base, tmp_path):
     assert model.graph.input[0].type.tensor_type.elem_type == onnx.helper.np_dtype_to_tensor_dtype(np.dtype("float16"))
 
 
-@pytest.mark.parametrize("label", ["dense", "6 of 3x40", "of 3x40+1", "6 of 3x40+1 more", "6 of 3x40+1 at", "at 6"])
+@pytest.mark.parametrize(
+    "label",
+    ["dense", "6 of 3x40", "of 3x40+1", "6 of 3x40+1 more", "6 of 3x40+1 at", "at 6", "6 of 3x40+1 behind 2x16"],
+)
 def test_other_labels_are_of_no_stack(label):
     assert Stack.of(label) is None

@@ -44,7 +44,7 @@ def test_every_term_is_found_and_nothing_is_measured_again(fill, tmp_path, where
 
 def test_narrower_embeddings_are_priced_from_a_few_stacks_each(fill, tmp_path):
     table = measured_table(fill(), PLACE, points=0, folder=tmp_path)
-    assert [costs.embed for costs in table.narrower] == [32, 16] and table.schema_ == 3
+    assert [costs.embed for costs in table.narrower] == [32, 16] and not table.fewer_tokens
     for quantity, unit in (("ms", 1), ("mj", 1200)):
         prices = table.in_quantity(quantity)
         for embed in (16, 24, 32, 48):
@@ -52,6 +52,21 @@ def test_narrower_embeddings_are_priced_from_a_few_stacks_each(fill, tmp_path):
             assert there.attention(0, 2, 20, 20) == pytest.approx(unit * (0.5 + 0.4 * embed / 64), rel=0.04)
             assert there.ffn(3, 200) == pytest.approx(unit * (0.2 + 2 * embed / 64), rel=0.04)
             assert there.fixed == pytest.approx(unit * (1 + embed / 64), rel=0.1)
+
+
+def test_fewer_tokens_are_priced_from_five_stacks_each_where_they_are_asked_for(fill, tmp_path):
+    assert measured_table(fill(tokens=True), PLACE, points=0, folder=tmp_path).schema_ == 4, "what is kept is used"
+    table = measured_table(fill(), PLACE, points=0, tokens=True, folder=tmp_path)
+    assert [costs.tokens for costs in table.fewer_tokens] == [16, 8]
+    for quantity, unit in (("ms", 1), ("mj", 1200)):
+        prices = table.in_quantity(quantity)
+        for tokens in (16, 8):
+            there = prices.at(64, tokens)
+            assert there.attention(0, 2, 20, 20) == pytest.approx(unit * (0.5 + 0.4 * tokens / 17), rel=0.04)
+            assert there.ffn(3, 200) == pytest.approx(unit * (0.2 + 2 * tokens / 17), rel=0.04)
+            assert prices.cut(tokens) == pytest.approx(unit * 0.1, abs=unit * 0.02)
+        narrow = prices.at(32, 8)
+        assert narrow.ffn(0, 200) == pytest.approx(unit * (0.2 + 2 * 32 / 64 * 8 / 17), rel=0.05)
 
 
 def test_an_embedding_that_cannot_be_narrowed_or_is_not_to_be_costs_no_stacks(fill, tmp_path, monkeypatch):

@@ -1,19 +1,18 @@
 """What a method cannot be asked for is refused with the methods that can."""
 
 import pytest
+from example_method import with_the_example
 
 from edgevit.derive.abilities import refuse_linear, refuse_untaught
 from edgevit.derive.methods import load_method
 from edgevit.errors import OptionError
 
 
-def test_milliseconds_are_for_methods_that_can_spend_them():
+def test_milliseconds_are_for_methods_that_can_spend_them(tmp_path):
     refuse_linear("forge", "mj")
-    with pytest.raises(
-        OptionError,
-        match=r"method 'heart' cannot allocate by a cost table; try --method corp, --method forge, .*--macs",
-    ):
-        refuse_linear("heart", "fps")
+    told = r"method 'example' cannot allocate by a cost table; try --method corp, .*--method forge, .*--macs"
+    with with_the_example(tmp_path), pytest.raises(OptionError, match=told):
+        refuse_linear("example", "fps")
 
 
 def test_unlabelled_images_need_a_teacher_and_training():

@@ -100,16 +100,16 @@ BY_TABLE = [name for name in method_names() if "ms" in describe(name).quantities
 @pytest.mark.parametrize("narrower", [(), (32,)], ids=["whole", "narrower"])
 @pytest.mark.parametrize("name", BY_TABLE)
 def test_a_method_that_counts_milliseconds_keeps_them_by_the_table(name, narrower, checkpoint, tmp_path):
-    given = {"rate": None, "ms": 1.6, "cost_table": write_cost_table(tmp_path, narrower), "training": {"steps": 0}}
+    budget = 2.2 if name == "heart" else 1.6  # it cuts no widths
+    given = {"rate": None, "ms": budget, "cost_table": write_cost_table(tmp_path, narrower), "training": {"steps": 0}}
     if narrower and "cut_embedding" in {option.name for option in describe(name).options}:
         given["options"] = {"cut_embedding": True}
     record = derive(checkpoint, tmp_path / "m", method=name, **given).record
-    assert record.budget.quantity == "ms" and 1.2 < record.budget.reached <= 1.6 * (1 + 1e-9)
+    assert record.budget.quantity == "ms" and 0.75 * budget < record.budget.reached <= budget * (1 + 1e-9)
 
 
-def test_all_methods_count_milliseconds_but_those_that_say_why_not():
-    """No table says what a block costs for fewer tokens."""
-    assert set(method_names()) - set(BY_TABLE) - {EXAMPLE} == {"heart"}
+def test_all_methods_count_milliseconds():
+    assert set(method_names()) - set(BY_TABLE) == {EXAMPLE}
 
 
 @pytest.mark.parametrize("name", NAMES)

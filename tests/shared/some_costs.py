@@ -40,18 +40,23 @@ def here() -> Where:
 def made_up(stack: Stack) -> float:
     """Milliseconds of a stack; mJ are 1200 times that."""
     share = (stack.embed or ARGS["embed_dim"]) / ARGS["embed_dim"]
-    attention = 0.5 + 0.01 * stack.heads * stack.width * share if stack.heads else 0
-    ffn = 0.2 + 0.01 * stack.neurons * share if stack.neurons else 0
-    return 1 + share + stack.count * (attention + ffn - (0.05 if attention and ffn else 0))
+    given, before = 1.0, 0.0
+    if stack.cut is not None:  # 0.1 for ranking 17 tokens
+        given, before = stack.cut.tokens / 17, 0.6 + 0.01 * stack.cut.heads * stack.cut.width
+    attention = 0.5 + 0.01 * stack.heads * stack.width * share * given if stack.heads else 0
+    ffn = 0.2 + 0.01 * stack.neurons * share * given if stack.neurons else 0
+    return 1 + share + before + stack.count * (attention + ffn - (0.05 if attention and ffn else 0))
 
 
 def fill(
     network: Any, where: Where, folder: Path | None, noise: float = 0.001, energy: bool = True,
-    sizes: Sequence[BlockDims] = SIZES,
+    sizes: Sequence[BlockDims] = SIZES, tokens: bool = False,
 ) -> None:  # fmt: skip
     """Keep five sessions of all that a table with these sizes is made of."""
-    random, grid = np.random.default_rng(0), Grid.of([b.dims for b in vit.read(network)], FUSED, ARGS["embed_dim"])
+    dims, counts = [b.dims for b in vit.read(network)], (8, 16)
+    random, grid = np.random.default_rng(0), Grid.of(dims, FUSED, ARGS["embed_dim"], counts if tokens else ())
     rungs = [stack for embed in grid.narrower for stack in grid.rung(embed)]
+    rungs += [stack for count in grid.fewer for stack in grid.behind_cuts(count)]
     runs = []
     for session in range(5):
         for stack in dict.fromkeys([*grid.coarse(), *rungs, *grid.at(sizes)]):

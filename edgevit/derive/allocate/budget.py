@@ -63,12 +63,12 @@ class Budget:
         return max(self.at_least_embed, 0 if self.prices is None else self.prices.embeds[0])
 
     def prices_at(self, geometry: Geometry) -> Prices | None:
-        """The table in this quantity, of the embedding that a network has.
+        """The table in this quantity, of the embedding that a network has, and of the tokens that its blocks are given.
 
         Raises:
-            CostTableError: the table does not list as narrow an embedding.
+            CostTableError: the table does not list as narrow an embedding, or no fewer tokens.
         """
-        return None if self.prices is None else self.prices.at(geometry.embed)
+        return None if self.prices is None else self.prices.at(geometry.embed, geometry.tokens)
 
     def cost(self, blocks: Sequence[BlockDims], geometry: Geometry, kept: Sequence[int] | None = None) -> float:
         """What a model costs in this quantity; `kept` says which of the base's blocks these are, if not all."""

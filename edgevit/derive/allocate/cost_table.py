@@ -2,7 +2,7 @@
 
 A file that `edgevit cost` writes, or a person, as YAML or JSON:
 
-    schema: 3
+    schema: 4
     measured_on: Orin NX 16GB, mode 25W, TensorRT 10.3 fp16, batch 1   # in words; kept with every result
     where: {board: orin-nx-16gb-l4t36.4.3-trt10.3.0-8sm, power_mode: 25W, clocks_locked: true, runner: tensorrt,
       precision: fp16, batch: 1}             # the same for programs; may be left out
@@ -25,15 +25,23 @@ A file that `edgevit cost` writes, or a person, as YAML or JSON:
         blocks:                              # as many as above
           - attention: [{heads: 3, width: 16, ms: 0.09}, {heads: 3, width: 64, ms: 0.12}]
             ffn: [{width: 32, ms: 0.04}, {width: 768, ms: 0.17}]
+    fewer_tokens:                            # blocks that are given fewer, the most first; may be left out
+      - tokens: 16
+        cut_ms: 0.02                         # of a block that passes on so many, beyond what it takes
+        attention: {ms: 0.03, share_ms: 0.41}  # that is ms + share_ms * what it takes with all tokens
+        ffn: {ms: 0.02, share_ms: 0.5}
 
 Every `ms`, of one inference, may have a `mj` beside it, of one image: all or none. With `linear`, attention is listed
 as a full grid of heads and widths, and what lies between is interpolated in both; QK and VO of two widths cost what
 their mean does. What is smaller than the smallest that is listed costs what that costs. Embeddings between two widths
-are priced in the same way; what is narrower than all that are listed is not known, and no plan has it.
+are priced in the same way; what is narrower than all that are listed is not known, and no plan has it. What is said of
+fewer tokens is of every embedding; between two numbers of tokens costs are interpolated, too, and nothing takes more
+than it does with more tokens.
 
 Schema history: 1  first version; sizes between two cost what the next ones above cost: hardware works in steps
                 2  where, noise, between, block_ms, and millijoules
                 3  narrower; embed and tokens of a block, which could only repeat the base's, are gone
+                4  fewer_tokens
 """
 
 from __future__ import annotations
@@ -43,13 +51,14 @@ import json
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
+from edgevit.derive.allocate.listed_costs import BaseSizes, BlockCosts, NarrowerCosts, NoLess, TokenCosts
 from edgevit.derive.allocate.policy import Policy, smallest
-from edgevit.derive.allocate.prices import Between, BlockPrices, Measured, Prices
+from edgevit.derive.allocate.prices import Measured, Prices
+from edgevit.derive.allocate.tokens import Between
 from edgevit.errors import CostTableError
 from edgevit.folder.derivation import TableRecord
 from edgevit.folder.documents import Reader
@@ -58,119 +67,12 @@ from edgevit.models.anatomy import BlockDims
 from edgevit.models.cost import Geometry
 
 READER = Reader(CostTableError, mend="mend it, or measure again with `edgevit cost`")
-SCHEMA = 3
-NEW = {2: {"where", "noise", "between", "fixed_mj", "block_ms", "block_mj"}, 3: {"narrower"}}  # in each schema
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class AttentionCost(BaseModel, extra="forbid", frozen=True):
-    """What the attention of a block takes, with its norm and the sum that it is added to."""
-
-    heads: Size
-    width: Size | None = None  # of QK and VO
-    qk: Size | None = None
-    vo: Size | None = None
-    ms: Positive
-    mj: Positive | None = None
-
-    @model_validator(mode="after")
-    def _has_one_width_or_two(self) -> AttentionCost:
-        if [self.width is None, self.qk is None, self.vo is None] not in ([False, True, True], [True, False, False]):
-            raise ValueError(f"attention of {self.heads} heads needs width, or qk and vo")
-        return self
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Heads, QK width, VO width."""
-        return self.heads, self.qk or self.width or 0, self.vo or self.width or 0
-
-
-class FfnCost(BaseModel, extra="forbid", frozen=True):
-    """What the FFN of a block takes, with its norm and the sum that it is added to."""
-
-    width: Size
-    ms: Positive
-    mj: Positive | None = None
-
-
-class BaseSizes(BaseModel, extra="forbid", frozen=True):
-    """What must be a base's own for the table to be of it."""
-
-    family: str
-    embed: Size
-    tokens: Size
-    patch_values: Size  # input values per patch: channels * height * width
-    depth: Size
-
-
-class BlockSizes(BaseModel, extra="forbid", frozen=True):
-    heads: Size
-    qk: Size
-    vo: Size
-    ffn: Size
-
-    @property
-    def dims(self) -> BlockDims:
-        return BlockDims(**dict(self))
-
-
-class SiteCosts(BaseModel, extra="forbid", frozen=True):
-    """What one block takes, or all alike, at one width of the embedding."""
-
-    block_ms: Finite = 0.0
-    block_mj: Finite | None = None  # left out: 0, if the others have it
-    attention: tuple[AttentionCost, ...] = Field(min_length=1)
-    ffn: tuple[FfnCost, ...] = Field(min_length=1)
-
-    def in_quantity(self, quantity: Measured, between: Between) -> BlockPrices:
-        attention, ffn = sorted(self.attention, key=lambda a: a.sizes), sorted(self.ffn, key=lambda f: f.width)
-        return BlockPrices(
-            np.array([a.sizes for a in attention]),
-            np.array([getattr(a, quantity) for a in attention]),
-            np.array([f.width for f in ffn]),
-            np.array([getattr(f, quantity) for f in ffn]),
-            getattr(self, f"block_{quantity}") or 0.0,
-            between,
-        )
-
-    @property
-    def sizes(self) -> tuple[list[tuple[int, int, int]], list[int]]:
-        """Those that are listed, of attentions and of FFNs."""
-        return sorted(cost.sizes for cost in self.attention), sorted(cost.width for cost in self.ffn)
-
-    def fault(self, fixed_mj: float | None, between: Between) -> str | None:
-        """What contradicts itself; None: nothing."""
-        listed_mj = [*(cost.mj for cost in self.attention), *(cost.mj for cost in self.ffn), fixed_mj]
-        silent = {mj is None for mj in listed_mj}
-        if len(silent) > 1 or (fixed_mj is None and self.block_mj is not None):
-            return "lists mj of some figures; give it of all, fixed_mj among them, or of none"
-        quantities: tuple[Measured, ...] = ("ms",) if fixed_mj is None else ("ms", "mj")
-        for quantity in quantities:
-            together = getattr(self, f"block_{quantity}") or 0.0
-            if any(together + getattr(cost, quantity) < 0 for cost in self.attention):
-                return f"has {together:g} as block_{quantity}, and an attention that takes less than that"
-        listed = {cost.sizes for cost in self.attention}
-        heads, widths = {h for h, _, _ in listed}, {w for _, w, _ in listed}
-        if between == "linear" and listed != {(h, w, w) for h in heads for w in widths}:
-            return "lists no full grid of heads and widths, which between: linear needs"
-        return None
-
-
-class BlockCosts(SiteCosts, frozen=True):
-    """The costs of one block of the base, or of all alike."""
-
-    base: BlockSizes
-
-
-class NarrowerCosts(BaseModel, extra="forbid", frozen=True):
-    """What everything takes where the embedding is narrower."""
-
-    embed: Size
-    fixed_ms: float = Field(ge=0, allow_inf_nan=False)
-    fixed_mj: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    blocks: tuple[SiteCosts, ...] = Field(min_length=1)
+SCHEMA = 4
+NEW = {  # in each schema
+    2: {"where", "noise", "between", "fixed_mj", "block_ms", "block_mj"},
+    3: {"narrower"},
+    4: {"fewer_tokens"},
+}
 
 
 class Where(BaseModel, extra="forbid", frozen=True):
@@ -206,16 +108,17 @@ class Where(BaseModel, extra="forbid", frozen=True):
 class CostTable(BaseModel, extra="forbid", frozen=True):
     """The file, as it is read."""
 
-    schema_: Literal[1, 2, 3] = Field(alias="schema")
+    schema_: Literal[1, 2, 3, 4] = Field(alias="schema")
     measured_on: str = Field(min_length=1)  # board, power mode, precision, batch: in words
     where: Where | None = None
-    noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    noise: NoLess | None = None
     between: Between = "above"
     base: BaseSizes
-    fixed_ms: float = Field(ge=0, allow_inf_nan=False)
-    fixed_mj: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    fixed_ms: NoLess
+    fixed_mj: NoLess | None = None
     blocks: tuple[BlockCosts, ...] = Field(min_length=1)
     narrower: tuple[NarrowerCosts, ...] = ()
+    fewer_tokens: tuple[TokenCosts, ...] = ()
 
     @model_validator(mode="after")
     def _is_consistent(self) -> CostTable:
@@ -234,6 +137,12 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
         embeds = [self.base.embed, *(costs.embed for costs in self.narrower)]
         if embeds != sorted(set(embeds), reverse=True):
             raise ValueError(f"embeddings are listed as {embeds}; give each once, below the base's, the widest first")
+        counts = [self.base.tokens, *(costs.tokens for costs in self.fewer_tokens)]
+        if counts != sorted(set(counts), reverse=True):
+            raise ValueError(f"tokens are listed as {counts}; give each once, below the base's, the most first")
+        for listed in self.fewer_tokens:
+            if listed.has_energy != (self.fixed_mj is not None):
+                raise ValueError(f"{listed.tokens} tokens list energy where the base does not, or not all of it")
         return self
 
     def _narrower_fault(self, costs: NarrowerCosts) -> str | None:
@@ -260,10 +169,12 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
                 "power can be read"
             )
         own = tuple(self.block(i).base.dims for i in range(self.base.depth))
+        fewer = tuple(listed.in_quantity(quantity) for listed in self.fewer_tokens)
 
         def prices(embed: int, costs: CostTable | NarrowerCosts, narrower: tuple[Prices, ...] = ()) -> Prices:
             blocks = tuple(block.in_quantity(quantity, self.between) for block in costs.blocks)
-            return Prices(quantity, getattr(costs, f"fixed_{quantity}"), blocks, own, embed, narrower)
+            fixed = getattr(costs, f"fixed_{quantity}")
+            return Prices(quantity, fixed, blocks, own, embed, narrower, self.base.tokens, fewer)
 
         return prices(self.base.embed, self, tuple(prices(costs.embed, costs) for costs in self.narrower))
 
@@ -296,7 +207,7 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
         }
         _refuse_other("the base", self.base, own)
         if any(dims.tokens for dims in base):
-            raise CostTableError("cost table: tokens leave this base, and no table says what blocks cost for fewer")
+            raise CostTableError("cost table: tokens leave this base already, and tables are of bases that keep them")
         priced = [self.in_quantity(quantity) for quantity in self.quantities]
         for i, (dims, least) in enumerate(zip(base, smallest(base, policy, geometry), strict=True)):
             _refuse_other(f"block {i}", self.block(i).base, dims.sizes)
@@ -317,6 +228,7 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
             CostTableError: the factors make something cost less than nothing.
         """
         content = self.content()
+        content["schema"] = max(content["schema"], 2)  # which block_ms is of
         widths = [content, *content.get("narrower", ())]
         for quantity, costs_at in product(self.quantities, widths):
             costs_at[f"fixed_{quantity}"] *= fixed
@@ -325,6 +237,10 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
                 for factor, costs in ((attention, listed["attention"]), (ffn, listed["ffn"])):
                     for cost in costs:
                         cost[quantity] *= factor
+        for quantity, listed in product(self.quantities, content.get("fewer_tokens", ())):
+            listed[f"cut_{quantity}"] = (listed.get(f"cut_{quantity}") or 0.0) * attention
+            for factor, law in ((attention, listed["attention"]), (ffn, listed["ffn"])):
+                law[quantity] = (law.get(quantity) or 0.0) * factor
         return READER.checked(content, CostTable, "the corrected cost table")
 
     def content(self) -> dict[str, Any]:

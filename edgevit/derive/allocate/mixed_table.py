@@ -41,6 +41,8 @@ def mixed(parts: Sequence[tuple[CostTable, float]]) -> CostTable:
     }
     for index, block in enumerate(content["blocks"]):
         block["base"] = first.block(index).base.model_dump(mode="json")
+    if all(prices.fewer for parts in priced.values() for prices, _ in parts):
+        content["fewer_tokens"] = [_of_fewer(priced, tokens) for tokens in _counts([p for p, _ in priced["ms"]])]
     if narrower:
         content["narrower"] = [{"embed": embed, **_costs(priced, embed, count)} for embed in narrower]
     return READER.checked(content, CostTable, "the cost table of two boards")
@@ -51,6 +53,37 @@ def _embeds(priced: Sequence[Prices]) -> list[int]:
     least = max(prices.embeds[0] for prices in priced)
     listed = {rung.embed for prices in priced for rung in (prices, *prices.narrower)}
     return sorted((embed for embed in listed if embed >= least), reverse=True)
+
+
+def _counts(priced: Sequence[Prices]) -> list[int]:
+    """Numbers of tokens that any lists, the most first."""
+    return sorted({one.tokens for prices in priced for one in prices.fewer}, reverse=True)
+
+
+def _of_fewer(priced: dict[Measured, list[tuple[Prices, float]]], tokens: int) -> dict[str, Any]:
+    """What a table says of one number of tokens: for each site the line through its smallest and its largest size.
+
+    The sum of two such lines is no line in the sum of the costs, unless both boards save the same share; what a plan
+    takes on either board is by its own table.
+    """
+    cuts = {f"cut_{q}": _sum((prices.cut(tokens), weight) for prices, weight in parts) for q, parts in priced.items()}
+    laws: dict[str, dict[str, float]] = {"attention": {}, "ffn": {}}
+    for q, parts in priced.items():
+        given = [(prices.at(prices.embed, tokens), weight) for prices, weight in parts]
+        for site, law in laws.items():
+            (low, low_given), (high, high_given) = (
+                (_at_end(parts, site, end), _at_end(given, site, end)) for end in (0, -1)
+            )
+            slope = (high_given - low_given) / (high - low) if high > low else high_given / high
+            start = low_given - slope * low
+            law[q], law[f"share_{q}"] = (start, slope) if start >= 0 and slope > 0 else (0.0, high_given / high)
+    return {"tokens": tokens, **cuts, **laws}
+
+
+def _at_end(parts: Parts, site: str, end: int) -> float:
+    """What the smallest (0) or largest (-1) attention or FFN of the first block takes."""
+    costs = ((p.of(0).attentions if site == "attention" else p.of(0).ffns, weight) for p, weight in parts)
+    return _sum((float(sorted(listed)[end]), weight) for listed, weight in costs)
 
 
 def _costs(priced: dict[Measured, list[tuple[Prices, float]]], embed: int, count: int) -> dict[str, Any]:

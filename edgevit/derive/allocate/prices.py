@@ -4,8 +4,9 @@ The cost of a model is
 
     fixed + sum over blocks of (attention + FFN + together, each where there is such)
 
-where `together` is what a block with both sites takes beyond their sum: it goes when either site does. All of it is of
-one width of the embedding; `Prices.at` gives those of another.
+where `together` is what a block with both sites takes beyond their sum: it goes when either site does. A block that
+passes on fewer tokens than it is given takes more, to rank them. All of it is of one width of the embedding and of
+blocks that are given all tokens; `Prices.at` gives those of another width, and of fewer tokens.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import fsum
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevit.derive.allocate.tokens import Between, TokenPrices, of_fewer
 from edgevit.errors import CostTableError
 from edgevit.models.anatomy import BlockDims
 
 Measured = Literal["ms", "mj"]  # of one inference; of one image
 UNITS: dict[Measured, str] = {"ms": "ms", "mj": "mJ"}
-Between = Literal["above", "linear"]
 PARTS = ("outside the blocks", "attention", "FFN", "blocks beyond their attention and FFN")
 DECIMALS = 9  # of what is interpolated: costs are added as decimal numbers
 
@@ -116,6 +117,15 @@ class BlockPrices:
         together = float(_line(np.array(self.together), np.array(wider.together), share))
         return replace(self, attentions=attentions, ffns=ffns, together=together)
 
+    def of_fewer(self, listed: Sequence[TokenPrices], whole: int, tokens: int) -> BlockPrices:
+        """The prices of a block that is given so many of all tokens."""
+        laws = {site: [(one.tokens, getattr(one, site)) for one in listed] for site in ("attention", "ffn")}
+        attentions = of_fewer(self.attentions, laws["attention"], whole, tokens, self.between).round(DECIMALS)
+        ffns = of_fewer(self.ffns, laws["ffn"], whole, tokens, self.between).round(DECIMALS)
+        # What is saved beyond the sum is no more than the smallest attention takes.
+        together = max(self.together, -float(attentions.min()))
+        return replace(self, attentions=attentions, ffns=ffns, together=together)
+
     def less_than(self, narrower: BlockPrices, unit: str) -> str | None:
         """What takes less here than at a narrower embedding, where the same is listed; None: nothing."""
         for sizes, own, other in zip(self.sizes, self.attentions, narrower.attentions, strict=True):
@@ -147,18 +157,42 @@ class Prices:
     base_blocks: tuple[BlockDims, ...]  # the base's own sizes
     embed: int  # width of the embedding that they are of
     narrower: tuple[Prices, ...] = ()  # those of narrower ones, the widest first
+    tokens: int = 0  # that blocks are given
+    fewer: tuple[TokenPrices, ...] = ()  # what is listed of fewer tokens, the most first
+    of_all_tokens: Prices | None = None  # where blocks are given fewer than all: the prices with all of them
 
     @property
     def embeds(self) -> tuple[int, int]:
         """The narrowest and the widest embedding of which anything is known."""
         return self.narrower[-1].embed if self.narrower else self.embed, self.embed
 
-    def at(self, embed: int) -> Prices:
-        """The prices of an embedding of this width; between two that are listed as sizes between two.
+    def at(self, embed: int, tokens: int | None = None) -> Prices:
+        """The prices of an embedding of this width, and of blocks that are given so many tokens; None: all.
+
+        Between two that are listed as sizes between two; fewer tokens than are listed cost what the fewest cost.
 
         Raises:
-            CostTableError: it is not within those that are listed.
+            CostTableError: the width is not within those that are listed, or nothing is listed of fewer tokens.
         """
+        prices = (self.of_all_tokens or self)._at_width(embed)
+        if tokens is None or tokens >= prices.tokens:
+            return prices
+        if not prices.fewer:
+            raise CostTableError(
+                f"cost table: it says what blocks take that are given {prices.tokens} tokens, and these get {tokens}; "
+                "`edgevit cost --tokens` measures that as well"
+            )
+        blocks = tuple(block.of_fewer(prices.fewer, prices.tokens, tokens) for block in prices.blocks)
+        return replace(prices, blocks=blocks, tokens=tokens, of_all_tokens=prices)
+
+    def cut(self, tokens: int) -> float:
+        """What a block takes more that passes on only so many; nothing for 0: it passes on all that it is given."""
+        if not tokens or not self.fewer:
+            return 0.0
+        rising = self.fewer[::-1]
+        return round(float(np.interp(tokens, [one.tokens for one in rising], [one.cut for one in rising])), DECIMALS)
+
+    def _at_width(self, embed: int) -> Prices:
         if embed == self.embed:
             return self
         least, most = self.embeds
@@ -176,7 +210,7 @@ class Prices:
         share = (embed - low.embed) / (high.embed - low.embed)
         fixed = float(_line(np.array(low.fixed), np.array(high.fixed), share))
         blocks = (a.between_widths(b, share) for a, b in zip(low.blocks, high.blocks, strict=True))
-        return Prices(self.quantity, fixed, tuple(blocks), self.base_blocks, embed)
+        return replace(low, fixed=fixed, blocks=tuple(blocks), embed=embed)
 
     def fault(self, block: int) -> str | None:
         """Where more of something takes less, or something is listed twice; None: nowhere."""
@@ -231,33 +265,41 @@ class Prices:
     def cost(self, blocks: Sequence[BlockDims], kept: Sequence[int] | None = None) -> float:
         """What a model takes; `kept` says which of the base's blocks these are, if not all."""
         placed = self._placed(blocks, kept)
-        return fsum([self.fixed, *(self.block(i, dims) for i, dims in placed)])
+        return fsum([self.fixed, *(at.block(i, dims) for at, i, dims in placed), *map(self.cut, _passed(blocks))])
 
     def parts(self, blocks: Sequence[BlockDims], kept: Sequence[int] | None = None) -> tuple[float, ...]:
-        """What of `cost` is which of the PARTS."""
+        """What of `cost` is which of the PARTS; what ranks tokens is attention."""
         placed = self._placed(blocks, kept)
         return (
             self.fixed,
-            sum(self.attention(i, d.heads, d.qk, d.vo) for i, d in placed if d.has_attention),
-            sum(self.ffn(i, d.ffn) for i, d in placed if d.has_ffn),
-            sum(self.together(i) for i, d in placed if d.has_attention and d.has_ffn),
+            sum(at.attention(i, d.heads, d.qk, d.vo) for at, i, d in placed if d.has_attention)
+            + sum(map(self.cut, _passed(blocks))),
+            sum(at.ffn(i, d.ffn) for at, i, d in placed if d.has_ffn),
+            sum(at.together(i) for at, i, d in placed if d.has_attention and d.has_ffn),
         )
 
     def made_of(self, blocks: Sequence[BlockDims], kept: Sequence[int] | None = None) -> str:
         """`parts` in words."""
         return parts_told(self.parts(blocks, kept), self.quantity)
 
-    def _placed(self, blocks: Sequence[BlockDims], kept: Sequence[int] | None) -> list[tuple[int, BlockDims]]:
-        """Each block with its number in the base."""
+    def _placed(self, blocks: Sequence[BlockDims], kept: Sequence[int] | None) -> list[tuple[Prices, int, BlockDims]]:
+        """Each block with the prices of as many tokens as it is given, and its number in the base."""
         if kept is None:
             assert len(blocks) == len(self.base_blocks) or len(self.blocks) == 1
             kept = range(len(blocks))
-        return list(zip(kept, blocks, strict=True))
+        given = list(accumulate(_passed(blocks), lambda before, now: now or before, initial=self.tokens))[:-1]
+        at = {tokens: self.at(self.embed, tokens) for tokens in set(given)}
+        return [(at[n], i, dims) for n, i, dims in zip(given, kept, blocks, strict=True)]
 
     @property
     def base(self) -> float:
         """What the base itself takes."""
         return self.cost(self.base_blocks)
+
+
+def _passed(blocks: Sequence[BlockDims]) -> list[int]:
+    """How many tokens each passes on; 0: all that it is given."""
+    return [dims.tokens for dims in blocks]
 
 
 def parts_told(parts: Sequence[float], quantity: Measured) -> str:

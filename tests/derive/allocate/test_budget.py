@@ -13,7 +13,7 @@ import edgevit
 from edgevit.derive import methods
 from edgevit.derive.allocate.cost_table import load_cost_table
 from edgevit.derive.allocate.policy import POLICIES
-from edgevit.errors import BudgetError, CostTableError, OptionError
+from edgevit.errors import BudgetError, CostTableError
 from edgevit.models.families import vit
 from edgevit.train.settings import Training
 
@@ -122,7 +122,7 @@ def test_too_few_milliseconds_are_refused_with_the_least(derive, tabled, tmp_pat
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
 
 
-def test_methods_that_count_on_linear_costs_name_those_that_do_not(derive, tabled, tmp_path):
-    with pytest.raises(OptionError, match=r"method 'heart' cannot allocate by a cost table; try .*--method tabled"):
+def test_heart_is_refused_by_a_table_that_says_nothing_of_fewer_tokens(derive, tmp_path):
+    with pytest.raises(CostTableError, match=r"given fewer tokens, and heart is to let .*cost --tokens"):
         derive(ms=2.0, method="heart")
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["base.safetensors", "methods"]
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["base.safetensors"]

@@ -148,7 +148,7 @@ def test_a_table_of_another_base_or_with_faults_is_refused(table, base, more, sa
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"schema": 4}, "has 4 as schema, expected 1, 2 or 3"),
+        ({"schema": 5}, "has 5 as schema, expected 1, 2, 3 or 4"),
         ({"fixd_ms": 1}, "has the unknown key 'fixd_ms'; did you mean 'fixed_ms'?"),
         ({"measured_on": ""}, "has '' as measured_on"),
         ({"fixed_ms": -1}, "has -1 as fixed_ms"),
@@ -215,6 +215,64 @@ def test_a_corrected_table_has_each_term_multiplied_and_is_otherwise_the_same():
     assert t.corrected() == t and other.where == t.where and other.record() != t.record()
     with pytest.raises(CostTableError, match="the corrected cost table is wrong: block 0 has -200 as block_ms"):
         t.corrected(block=10_000)
+
+
+def test_a_table_of_the_first_schema_is_corrected_too(table):
+    t = table()
+    other = t.corrected(attention=2)
+    assert other.between == t.between == "above" and other.schema_ == 2
+    assert other.in_quantity("ms").attention(0, 2, 32, 32) == pytest.approx(
+        2 * t.in_quantity("ms").attention(0, 2, 32, 32)
+    )
+
+
+def fewer(tokens, share, **more):
+    law = {"ms": 0.01, "share_ms": share, "mj": 0.1, "share_mj": share}
+    return {"tokens": tokens, "cut_ms": 0.02, "cut_mj": 0.2, "attention": law, "ffn": law, **more}
+
+
+def test_blocks_that_are_given_fewer_tokens_are_priced_and_so_is_the_cut(base):
+    listed = [fewer(16, 0.9), fewer(8, 0.4)]
+    t = CostTable.model_validate(measured(schema=4, narrower=[narrower(32)], fewer_tokens=listed))
+    t.check("vit", *base, POLICIES["fused"])
+    assert CostTable.model_validate(t.content()) == t
+    for quantity, unit in (("ms", 1), ("mj", 10)):
+        prices = t.in_quantity(quantity)
+        assert prices.at(64, 17) is prices and prices.at(64, 16).ffn(0, 256) == pytest.approx(
+            unit * (0.01 + 2.56 * 0.9)
+        )
+        assert prices.at(64, 12).ffn(0, 256) == pytest.approx(unit * (0.01 + 2.56 * 0.65)), "halfway"
+        assert prices.at(32, 8).ffn(1, 256) == pytest.approx(unit * (0.01 + 1.28 * 0.4)), "of any embedding"
+        whole, cut = BlockDims(2, 32, 32, 256), BlockDims(2, 32, 32, 256, tokens=8)
+        block = prices.block(0, whole)
+        behind = prices.at(64, 8).block(1, whole)
+        assert behind < 0.45 * block
+        assert prices.cost([cut, whole]) == pytest.approx(prices.fixed + block + unit * 0.02 + behind)
+        assert sum(prices.parts([cut, whole])) == pytest.approx(prices.cost([cut, whole]))
+    other = t.corrected(attention=2, ffn=3).in_quantity("ms")
+    assert other.cut(8) == pytest.approx(0.04)
+    assert other.at(64, 8).ffn(0, 256) == pytest.approx(3 * (0.01 + 2.56 * 0.4))
+    assert other.at(64, 8).attention(0, 2, 32, 32) == pytest.approx(2 * (0.01 + 0.64 * 0.4))
+    silent = CostTable.model_validate(measured()).in_quantity("ms")
+    with pytest.raises(CostTableError, match=r"given 17 tokens, and these get 8; `edgevit cost --tokens`"):
+        silent.cost([cut, whole])
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        ([fewer(17, 0.9)], r"tokens are listed as \[17, 17\]; give each once, below the base's"),
+        ([fewer(8, 0.4), fewer(16, 0.9)], "the most first"),
+        (
+            [fewer(8, 0.4, attention={"share_ms": 0.5})],
+            "8 tokens list energy where the base does not, or no",
+        ),
+        ([fewer(8, 0.0)], "share_ms"),
+    ],
+)
+def test_tokens_that_contradict_themselves_are_refused(table, listed, said):
+    with pytest.raises(CostTableError, match=said):
+        table(**measured(schema=4, fewer_tokens=listed))
 
 
 def test_a_table_with_other_embeddings_has_prices_of_all_between_them(base):

@@ -96,3 +96,20 @@ def test_tables_of_two_bases_and_tables_without_lines_are_not_mixed() -> None:
     steps = CostTable.model_validate({**content, "between": "above"})
     with pytest.raises(CostTableError, match="one has `between: above`, and only lines can be mixed"):
         mixed([(ONE, 0.5), (steps, 0.5)])
+
+
+def test_fewer_tokens_are_known_where_both_boards_say_so_and_exact_where_both_save_the_same() -> None:
+    def saving(table: CostTable, start: float, share: float) -> CostTable:
+        law = {"ms": start, "share_ms": share, "mj": start, "share_mj": share}
+        one = {"tokens": 8, "cut_ms": 0.02, "cut_mj": 0.1, "attention": law, "ffn": law}
+        return CostTable.model_validate({**table.content(), "schema": 4, "fewer_tokens": [one]})
+
+    first, second = saving(ONE, 0.01, 0.5), saving(ONE, 0.03, 0.5)
+    blocks = [BlockDims(4, 64, 64, 256, tokens=8), BlockDims(2, 40, 40, 100), BlockDims(4, 16, 16, 8)]
+    table = mixed([(first, 0.5), (second, 2.0)])
+    for quantity in ("ms", "mj"):
+        a, b, both = (one.in_quantity(quantity).cost(blocks) for one in (first, second, table))
+        assert both == pytest.approx(0.5 * a + 2 * b)
+    assert not mixed([(first, 0.5), (ONE, 2.0)]).fewer_tokens
+    unlike = mixed([(first, 0.5), (saving(OTHER, 0.0, 0.3), 0.5)])
+    assert 0.3 < unlike.in_quantity("ms").at(256, 8).ffn(0, 256) / unlike.in_quantity("ms").ffn(0, 256) < 0.5

@@ -8,10 +8,13 @@ ladder is measured by one pass over the sensitivity images, and is taken as what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import accumulate, combinations
+from math import inf
+from operator import ge
 
+from edgevit.derive.allocate.tokens import tile_counts
 from edgevit.derive.embedding import Slices
 from edgevit.derive.plan import Plan
 from edgevit.derive.problem import Problem
@@ -22,13 +25,12 @@ from edgevit.models.families import family_of
 Ladder = tuple[int, ...]  # per block of the base
 
 PLACES = (1 / 2, 2 / 3, 5 / 6)  # shares of the depth behind which tokens leave
-TILES = ((128, 64), (32, 16), (0, 8))  # from so many tokens on, the multiple
 
 
 def reason_against(problem: Problem) -> str | None:
     """Why all tokens stay; None: some may leave."""
-    if problem.budget.quantity != "macs":
-        return "what they save is known in MACs alone"
+    if problem.budget.quantity == "params":
+        return "they have no parameters"
     if any(block.tokens for block in family_of(problem.network).read(problem.network)):
         return "tokens leave this base already"
     return None
@@ -36,9 +38,7 @@ def reason_against(problem: Problem) -> str | None:
 
 def ladders(geometry: Geometry, depth: int) -> list[Ladder]:
     """Ladders of one step or two, that in which all tokens stay first."""
-    tile = next(tile for least, tile in TILES if geometry.tokens >= least)
-    # Of the tokens that may leave, one stays at least.
-    counts = [n for n in range(tile, geometry.tokens, tile) if n > geometry.tokens - geometry.patches]
+    counts = tile_counts(geometry)
     places = sorted({round(depth * share) - 1 for share in PLACES} & set(range(depth - 1)))
     places = [i for i in places if "tokens" not in geometry.frozen(i)]
     steps = [[(i, n)] for i in places for n in counts]
@@ -69,6 +69,14 @@ def worthwhile(problem: Problem, slices: Slices) -> list[tuple[Ladder, float]]:
 def passing(dims: Sequence[BlockDims], ladder: Ladder) -> list[BlockDims]:
     """The blocks with what they pass on."""
     return [replace(d, tokens=n) for d, n in zip(dims, ladder, strict=True)]
+
+
+def containing(ladder: Ladder, at_least: Mapping[int, BlockDims]) -> bool:
+    """Whether these blocks are given as many tokens by the ladder as by their own sizes, and none but these cuts."""
+    kept = sorted(at_least)
+    given = accumulate((ladder[i] for i in kept), lambda before, now: now or before, initial=inf)
+    least = accumulate((at_least[i].tokens for i in kept), lambda before, now: now or before, initial=inf)
+    return not any(n for i, n in enumerate(ladder) if i not in at_least) and all(map(ge, given, least))
 
 
 def without_tokens(plan: Plan) -> Plan:

@@ -41,13 +41,15 @@ class BlockCosts:
     ffn_alone: float
 
 
-def block_costs(budget: Budget, geometry: Geometry, block: int) -> BlockCosts:
+def block_costs(budget: Budget, geometry: Geometry, block: int, passed: int = 0) -> BlockCosts:
+    """Of a block that passes on so many tokens; 0: all that it is given."""
     prices = budget.prices_at(geometry)
     if prices is not None:
+        cut = prices.cut(passed)  # needs the block's attention
 
         def listed(heads: int, qk: Tensor, vo: Tensor) -> Tensor:
             pairs = zip(qk.tolist(), vo.tolist(), strict=True)
-            costs = [prices.together(block) + prices.attention(block, heads, *pair) for pair in pairs]
+            costs = [prices.together(block) + prices.attention(block, heads, *pair) + cut for pair in pairs]
             return torch.tensor(costs, dtype=torch.float64)
 
         return BlockCosts(listed, partial(prices.ffn, block), -prices.together(block), 0.0)

@@ -35,7 +35,7 @@ from edgevit.derive.embedding import Rung, Slices, check_width, climb, geometry_
 from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, minimum_images
 from edgevit.derive.methods.forge.curves import BlockCurves, blind, packed, root, unpacked
-from edgevit.derive.methods.forge.ladders import Ladder, ladders, passing, worthwhile
+from edgevit.derive.methods.forge.ladders import Ladder, containing, ladders, passing, worthwhile
 from edgevit.derive.methods.forge.ladders import reason_against as no_tokens
 from edgevit.derive.methods.forge.measured import measure
 from edgevit.derive.methods.forge.menus import Goes, block_costs, block_menu
@@ -81,8 +81,8 @@ class Config(TeacherOptions):
     # sensitivity=fisher. By a cost table it may be as narrow as that lists.
     cut_embedding: bool = True
     embed_width: int = 0  # The embedding's width, if it may be narrowed; 0: the one that is predicted to lose least.
-    # Whether some tokens may leave behind blocks of the deeper half; only where the embedding may be narrowed, and for
-    # a budget in MACs.
+    # Whether some tokens may leave behind blocks of the deeper half; only where the embedding may be narrowed, for a
+    # budget in MACs or by a cost table that lists fewer tokens.
     cut_tokens: bool = False
     # Whether output weights are solved again, block by block, for the slim network's own inputs.
     sequential: bool = True
@@ -318,7 +318,7 @@ def _allocate(
             config.drop_blocks and i > 0 and not d.tokens,
             config.drop_sites and config.by_loss and not d.tokens,
         )
-        costs = block_costs(budget, geometry.at(tokens), i)
+        costs = block_costs(budget, geometry.at(tokens), i, d.tokens)
         menus.append(block_menu(d, known, policy, costs, goes, geometry.frozen(i), stay[i]))
     prices = budget.prices_at(geometry)
     fixed = geometry.fixed(0, budget.linear) if prices is None else prices.fixed
@@ -359,10 +359,12 @@ def _choose(problem: Problem, config: Config, blocks: Sequence[Block], curves: S
         return _Chosen(_allocate(problem, config, blocks, curves, geometry_at(network, whole)), None, {})
     if (reason := reason_against(problem, config.calibration_images)) is not None:
         problem.progress.note(f"the embedding stays as it is: {reason}")
-        return _Chosen(_allocate(problem, config, blocks, curves, geometry_at(network, whole)), None, {})
+        if not config.cut_tokens or no_tokens(problem) is not None:
+            return _Chosen(_allocate(problem, config, blocks, curves, geometry_at(network, whole)), None, {})
+    allowed = _widths(problem, config) if reason is None else [whole]
     slices = Slices(problem, config.calibration_images, config.sensitivity_images)
 
-    rungs = _rungs(problem, config, slices, lambda width, ladder: _allocate(
+    rungs = _rungs(problem, config, slices, allowed, lambda width, ladder: _allocate(
         problem, config, blocks, curves, geometry_at(network, width), ladder
     ))  # fmt: skip
     close = [rung for rung in rungs if rung.nats <= CLOSE * rungs[0].nats][:MOST_CLOSE]
@@ -384,7 +386,11 @@ def _choose(problem: Problem, config: Config, blocks: Sequence[Block], curves: S
 
 
 def _rungs(
-    problem: Problem, config: Config, slices: Slices, allocate_at: Callable[[int, Ladder | None], _Shape]
+    problem: Problem,
+    config: Config,
+    slices: Slices,
+    widths: list[int],
+    allocate_at: Callable[[int, Ladder | None], _Shape],
 ) -> list[Rung[_Shape]]:
     """The widths of the embedding worth a thought, each with every ladder of tokens; the least predicted loss first.
 
@@ -394,7 +400,12 @@ def _rungs(
     found: list[tuple[Ladder | None, float]] = [(None, 0.0)]
     if config.cut_tokens:
         if (reason := no_tokens(problem)) is None:
-            found = [(ladder if any(ladder) else None, nats) for ladder, nats in worthwhile(problem, slices)]
+            grown = problem.budget.at_least
+            found = [
+                (ladder if any(ladder) else None, nats)
+                for ladder, nats in worthwhile(problem, slices)
+                if grown is None or containing(ladder, grown)
+            ]
         else:
             problem.progress.note(f"all tokens stay: {reason}")
     rungs: list[Rung[_Shape]] = []
@@ -407,7 +418,7 @@ def _rungs(
             return shape, shape.predicted_nats + nats
 
         try:
-            rungs += climb(_widths(problem, config), allocate, slices.nats)
+            rungs += climb(widths, allocate, slices.nats)
         except BudgetError as error:
             refused = error
     if not rungs:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 from torch import Tensor
@@ -61,13 +62,25 @@ class Candidates:
     ) -> None:  # fmt: skip
         self.dims, self.geometry, self.budget = dims, geometry, budget
         self.lengths, self.may_leave = lengths(geometry, token_multiple, merge=merge), may_leave(geometry, len(dims))
+        if budget.prices is not None:
+            # One token less saves nothing that a table could tell, and ranking costs.
+            listed = {geometry.tokens, *(one.tokens for one in budget.prices.fewer)}
+            self.lengths = [n for n in self.lengths if n in listed]
+        grown = budget.at_least or {}
+        # The lowest rung that each block may pass tokens on to.
+        self.lowest = [len(self.lengths) - 1] * len(dims)
+        if grown:
+            passed = list(accumulate((grown[i].tokens for i in sorted(grown)), _passed, initial=geometry.tokens))
+            self.lowest = [self.lengths.index(n) for n in passed[1:]]
         self.token_scores: list[list[float]] = tokens.tolist()  # [L - 1, M], in the order in which they leave
         self.head_scores = [h.sort(stable=True).values.tolist() for h in scores.heads]
         self.head_order = [h.argsort(stable=True).tolist() for h in scores.heads]
         self.tokens_lost = [_running(row) for row in self.token_scores]
         self.heads_lost = [_running(row) for row in self.head_scores]
         self.most_heads = [
-            max(d.heads - max(least_heads, 1), 0) if "heads" not in geometry.frozen(i) else 0
+            max(d.heads - max(least_heads, 1, grown[i].heads if grown else 0), 0)
+            if "heads" not in geometry.frozen(i)
+            else 0
             for i, d in enumerate(dims)
         ]
         self._costs: dict[tuple[int, int, int], float] = {}
@@ -86,15 +99,24 @@ class Candidates:
 
     def cost(self, choice: Choice) -> float:
         """What a model of this choice costs, in the budget's quantity."""
-        total, rung = float(self.geometry.fixed(0, self.budget.linear)), 0
+        prices, rung = self.budget.prices, 0
+        total = float(self.geometry.fixed(0, self.budget.linear)) if prices is None else prices.fixed
         for i, (next_rung, gone) in enumerate(zip(choice.rungs, choice.heads_gone, strict=True)):
             key = (i, rung, gone)
             if key not in self._costs:
-                block = replace(self.dims[i], heads=self.dims[i].heads - gone)
-                at = self.geometry.at(self.lengths[rung])
-                self._costs[key] = at.cost([block], self.budget.linear) - at.fixed(0, self.budget.linear)
-            total, rung = total + self._costs[key], next_rung
+                self._costs[key] = self._block_cost(*key)
+            total += self._costs[key]
+            if prices is not None and next_rung > rung:
+                total += prices.cut(self.lengths[next_rung])
+            rung = next_rung
         return total
+
+    def _block_cost(self, i: int, rung: int, heads_gone: int) -> float:
+        """What a block costs that is given the tokens of a rung."""
+        block, at = replace(self.dims[i], heads=self.dims[i].heads - heads_gone), self.geometry.at(self.lengths[rung])
+        if (prices := self.budget.prices_at(at)) is not None:
+            return prices.block(i, block)
+        return at.cost([block], self.budget.linear) - at.fixed(0, self.budget.linear)
 
     def lost(self, choice: Choice) -> float:
         """Nats that are predicted to be lost with it."""
@@ -114,8 +136,13 @@ class Candidates:
         choice = Choice(self.whole.rungs, tuple(map(min, heads_gone, self.most_heads)))
         for i, count in enumerate(gone):
             if self.may_leave[i]:
-                choice = choice.lower(i, self.rung(min(count, self.geometry.patches - 1)))
+                choice = choice.lower(i, min(self.rung(min(count, self.geometry.patches - 1)), self.lowest[i]))
         return choice
+
+
+def _passed(given: int, tokens: int) -> int:
+    """How many tokens a block passes on that is given so many, and whose sizes say so; 0: all."""
+    return tokens or given
 
 
 def _running(scores: Sequence[float]) -> list[float]:
@@ -140,15 +167,40 @@ def by_macs(candidates: Candidates, ratios: Ratios) -> Choice:
         def price(other: Choice, cost: float = cost, lost: float = lost) -> float:
             return max(candidates.lost(other) - lost, 0.0) / (cost - candidates.cost(other))
 
-        choice = min((c for c in _steps(candidates, choice) if candidates.cost(c) < cost), key=price)
+        smaller = [c for c in _steps(candidates, choice) if candidates.cost(c) < cost]
+        if not smaller:
+            return _smallest(candidates)
+        choice = min(smaller, key=price)
+    return choice
+
+
+def _smallest(candidates: Candidates) -> Choice:
+    """All gone that may go, where ranking tokens takes more than any step saves, and only many together save.
+
+    Raises:
+        BudgetError: that is not within the budget either.
+    """
+    budget = candidates.budget
+    depth, patches = len(candidates.dims), candidates.geometry.patches
+    choice = candidates.ladder([patches] * (depth - 1), candidates.most_heads)
+    if not budget.holds(least := candidates.cost(choice)):
+        raise BudgetError(
+            f"{budget.asked} leaves {budget.told(budget.limit)}, and with all tokens and heads gone that may go this "
+            f"takes {budget.told(least)}; raise the budget",
+            least=least,
+        )
     return choice
 
 
 def _steps(candidates: Candidates, choice: Choice) -> Iterator[Choice]:
-    """All choices a step smaller: tokens leave down to the next rung after some block, or a head goes."""
+    """All choices a step smaller: tokens leave down to the next rung after some block, or a head goes.
+
+    By a table, to any lower rung: it may be the next that saves next to nothing.
+    """
     for i, rung in enumerate(choice.rungs):
-        if candidates.may_leave[i] and rung + 1 < len(candidates.lengths):
-            yield choice.lower(i, rung + 1)
+        last = candidates.lowest[i] if candidates.budget.prices is not None else min(rung + 1, candidates.lowest[i])
+        for lower in range(rung + 1, last + 1) if candidates.may_leave[i] else ():
+            yield choice.lower(i, lower)
     for i, gone in enumerate(choice.heads_gone):
         if gone < candidates.most_heads[i]:
             yield choice.without_head(i)

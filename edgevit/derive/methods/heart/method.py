@@ -1,7 +1,7 @@
 """HEART-ViT: let tokens and whole heads go by how much the loss bends under them, then train with gates that close.
 
 1. Scores: half of each token's and head's curvature z' H z, from the Hessian of gates (`scores`).
-2. Choice: how many tokens go on after each block, and which heads go: by MACs, by ratios, or by the loss (`choose`).
+2. Choice: how many tokens go on after each block, and which heads go: by cost, by ratios, or by the loss (`choose`).
 3. Training with gates that close from step to step (`gates`), or of the model that is cut already.
 
 Differences from the paper. At inference there are no labels and no second derivatives: the number of tokens is
@@ -40,13 +40,14 @@ from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import evaluate
 
+QUANTITIES = ("macs", "params", "ms", "mj")
 GENTLE = True
 
 
 @dataclass(frozen=True)
 class Config(TeacherOptions):
-    # How much goes: what --rate asks for, at the least predicted loss per MAC (macs); shares of the tokens and of the
-    # heads (percentile); or what may be lost in nats (loss). What they leave must be within the budget of --rate.
+    # How much goes: what the budget asks for, at the least predicted loss per MAC or millisecond (macs); shares of the
+    # tokens and of the heads (percentile); or what may be lost in nats (loss). What they leave must keep the budget.
     selection: Literal["macs", "percentile", "loss"] = "macs"
     # How the blocks share in it: by how much is lost in each (sensitivity), or alike (uniform).
     ratios: Ratios = "sensitivity"

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from problems import untrained
-from small_base import derive, write_checkpoint
+from small_base import derive, write_checkpoint, write_cost_table
 
 import edgevit
 from edgevit.data.task import open_task
+from edgevit.derive.allocate.cost_table import load_cost_table
 from edgevit.derive.embedding import Slices
-from edgevit.derive.methods.forge.ladders import ladders, passing, worthwhile
+from edgevit.derive.methods.forge.ladders import containing, ladders, passing, worthwhile
 from edgevit.derive.methods.forge.method import Config
-from edgevit.errors import BudgetError, OptionError
+from edgevit.errors import BudgetError, CostTableError, OptionError
+from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit
 
@@ -71,6 +75,31 @@ def test_tokens_leave_within_the_budget_and_the_model_loads_again(tmp_path: Path
     assert {"align", "refit_head"} == set(more["tried"]), "weights are solved for all tokens"
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(edgevit.load(tmp_path / "m")(images), made.model(images))
+
+
+def test_milliseconds_are_spent_on_tokens_where_the_table_lists_fewer(tmp_path: Path) -> None:
+    """At a budget that nothing else reaches; a table that says nothing of tokens is refused."""
+    checkpoint, table = write_checkpoint(tmp_path), write_cost_table(tmp_path)
+    given: dict[str, Any] = {"method": "forge", "rate": None, "ms": 0.73, "cost_table": table, "training": {"steps": 0}}
+    options = {**FEW, "drop_blocks": False, "drop_sites": False}
+    made = derive(checkpoint, tmp_path / "m", options=options, **given)
+    prices = load_cost_table(table).in_quantity("ms")
+    first, _ = made.model.spec.blocks
+    assert first.tokens in (8, 16) and made.record.budget.reached == pytest.approx(prices.cost(made.model.spec.blocks))
+    assert 0.7 < made.record.budget.reached <= 0.73
+    assert prices.cost([replace(dims, tokens=0) for dims in made.model.spec.blocks]) > 0.73
+    silent = json.loads(table.read_text())
+    del silent["fewer_tokens"]
+    table.write_text(json.dumps(silent))
+    with pytest.raises(CostTableError, match="given fewer tokens, and forge is to let tokens leave; measure one that"):
+        derive(checkpoint, tmp_path / "n", options=options, **given)
+
+
+def test_a_ladder_contains_a_plan_that_is_given_no_more_tokens() -> None:
+    plan = {0: BlockDims(2, 16, 16, 8, tokens=16), 2: BlockDims(2, 16, 16, 8)}
+    assert containing((16, 0, 0), plan) and containing((0, 0, 0), plan)
+    assert not containing((8, 0, 0), plan), "fewer tokens"
+    assert not containing((0, 16, 0), plan), "the block behind which they leave is gone"
 
 
 def test_all_tokens_stay_where_they_save_nothing_that_is_known(tmp_path: Path) -> None:

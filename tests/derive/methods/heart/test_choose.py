@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
-from edgevit.derive.allocate.budget import make_budget
+from edgevit.derive.allocate.budget import Budget, make_budget
+from edgevit.derive.allocate.cost_table import CostTable
 from edgevit.derive.methods.heart.choose import (
     Candidates,
     Choice,
@@ -22,7 +24,7 @@ from edgevit.derive.methods.heart.scores import Scores
 from edgevit.errors import BudgetError
 from edgevit.models.families import family_of
 
-RATIOS = ("sensitivity", "uniform")
+RATIOS, SITES = ("sensitivity", "uniform"), ("attention", "ffn")
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def candidates(small_vit: Callable[..., Any]) -> Callable[..., Candidates]:
         dims, geometry = [b.dims for b in family.read(network)], family.geometry(network)
         rows = torch.arange(1.0, 17, dtype=torch.float64) * torch.tensor([[3.0], [1.0], [2.0]]).double()
         heads = tuple(torch.tensor([4.0, 2.0, 8.0, 6.0], dtype=torch.float64) * (i + 1) for i in range(4))
-        budget = make_budget(geometry.macs(dims), geometry.params(dims), rate=rate)
+        budget = changed.pop("budget", make_budget(geometry.macs(dims), geometry.params(dims), rate=rate))
         how = {"tokens": rows, "token_multiple": 1, "least_heads": 1, "merge": False, **changed}
         return Candidates(dims, geometry, budget, Scores(rows, rows, heads, rows[:, 0]), **how)
 
@@ -118,3 +120,43 @@ def test_the_least_amount_that_meets_the_budget_is_taken(candidates: Callable[..
     assert not found.budget.holds(found.cost(by_ratio(found, "uniform", 0.2, 0.2)))
     with pytest.raises(BudgetError, match=r"eps=1 leaves .* MACs, rate 0\.\d+, and rate 0\.3 asks for"):
         least_amount(found, lambda share: by_loss(found, "uniform", share), "eps=1")
+
+
+def by_table(ms: float, cut_ms: float = 0.01, **more: Any) -> Budget:
+    """Of a base of four blocks that takes 4.2 ms; a block takes its share of 17 tokens."""
+    listed = {
+        "base": {"heads": 4, "qk": 16, "vo": 16, "ffn": 256},
+        "attention": [{"heads": h, "width": w, "ms": 0.01 * h * w - 0.04} for h in (1, 4) for w in (8, 16)],
+        "ffn": [{"width": w, "ms": 0.4 * w / 256} for w in (8, 256)],
+    }
+    content = {
+        "schema": 4, "measured_on": "made up", "between": "linear", "fixed_ms": 0.2, "blocks": [listed],
+        "base": {"family": "vit", "embed": 64, "tokens": 17, "patch_values": 192, "depth": 4},
+        "fewer_tokens": [
+            {"tokens": n, "cut_ms": cut_ms, **{site: {"share_ms": n / 17} for site in SITES}} for n in (16, 8)
+        ],
+    }  # fmt: skip
+    return replace(make_budget(1, 1, ms=ms, table=CostTable.model_validate(content)), **more)
+
+
+@pytest.mark.parametrize("ratios", RATIOS)
+@pytest.mark.parametrize(("ms", "cut_ms"), [(3.9, 0.01), (2.5, 0.01), (2.5, 0.3), (1.5, 0.0)])
+def test_milliseconds_are_kept_by_the_table_with_counts_that_fill_tiles(
+    candidates: Callable[..., Candidates], ratios: Any, ms: float, cut_ms: float
+) -> None:
+    found = candidates(budget=by_table(ms, cut_ms))
+    assert found.lengths == [17, 16, 8]
+    choice = by_macs(found, ratios)
+    prices = found.budget.prices
+    assert prices is not None and found.cost(choice) == pytest.approx(prices.cost(found.shaped(choice)))
+    assert 0.5 * ms < found.cost(choice) <= ms * (1 + 1e-9)
+
+
+def test_a_plan_grows_by_heads_and_tokens_that_it_has_less_of(candidates: Callable[..., Candidates]) -> None:
+    small = candidates(budget=by_table(1.5))
+    start = small.shaped(by_macs(small, "sensitivity"))
+    grown = candidates(budget=by_table(2.0, at_least=dict(enumerate(start))))
+    larger = grown.shaped(by_macs(grown, "sensitivity"))
+    given, least = (grown.geometry.reaching(dims) for dims in (larger, start))
+    assert all(a >= b for a, b in zip(given, least, strict=True)) and larger != start
+    assert all(a.heads >= b.heads for a, b in zip(larger, start, strict=True))
