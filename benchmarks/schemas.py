@@ -15,6 +15,8 @@ from pydantic import TypeAdapter
 
 from edgevit.agent.records import SCHEMA, Run
 from edgevit.board.layers import LAYERS_KIND
+from edgevit.derive.allocate.cost_table import SCHEMA as COST_TABLE_SCHEMA
+from edgevit.derive.allocate.cost_table import CostTable
 from edgevit.derive.jobs_table import TABLE_KIND
 from edgevit.folder.derivation import DERIVATION_KIND
 from edgevit.folder.engine import ENGINE_KIND
@@ -45,9 +47,20 @@ def run_schema() -> dict[str, Any]:
     }
 
 
+def cost_table_schema() -> dict[str, Any]:
+    """Of the tables that `edgevit cost` writes, as JSON or as YAML; what a person writes may be of an older schema."""
+    described = CostTable.model_json_schema()
+    own = {"schema": {"const": COST_TABLE_SCHEMA, "type": "integer"}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **described,
+        "properties": {**described["properties"], **own},
+    }
+
+
 def schemas() -> dict[str, str]:
     """The text of every file of docs/schemas, by its name."""
-    made = {kind.name: kind.json_schema() for kind in KINDS} | {"run": run_schema()}
+    made = {kind.name: kind.json_schema() for kind in KINDS} | {"run": run_schema(), "cost_table": cost_table_schema()}
     return {f"{name}.json": json.dumps(schema, indent=1) + "\n" for name, schema in made.items()}
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 from model_folders import derivation_of, export_of, some_spec, spec_text
-from schemas import FOLDER, KINDS, schemas
+from schemas import COST_TABLE_SCHEMA, FOLDER, KINDS, schemas
+from small_base import write_cost_table
 from some_runs import DENSE
 
 from edgevit.agent.records import Run
@@ -26,6 +28,16 @@ def test_every_kind_of_file_says_which_edgevit_wrote_it(record: type) -> None:
     fields = get_type_hints(record, include_extras=True)
     versions = fields.get("versions")
     assert "edgevit" in fields or Versions in (versions, *get_args(versions)), "of Versions edgevit is required"
+
+
+def test_a_cost_table_has_the_keys_that_its_schema_asks_for_and_no_others(tmp_path: Path) -> None:
+    schema = json.loads((FOLDER / "cost_table.json").read_text())
+    content = json.loads(write_cost_table(tmp_path, narrower=(32,)).read_text())
+    assert set(schema["required"]) <= set(content) <= set(schema["properties"])
+    assert content["schema"] == schema["properties"]["schema"]["const"] == COST_TABLE_SCHEMA
+    for name, listed in (("NarrowerCosts", content["narrower"]), ("TokenCosts", content["fewer_tokens"])):
+        known = schema["$defs"][name]
+        assert all(set(known["required"]) <= set(one) <= set(known["properties"]) for one in listed)
 
 
 @pytest.mark.parametrize(
