@@ -2,6 +2,7 @@
 
     python benchmarks/distillation.py                      # everything that is not in results/distillation.json yet
     python benchmarks/distillation.py --tasks 12 --seeds 1
+    python benchmarks/distillation.py --images 480 --results few.json   # as if there were no more to train on
 
 Forge's closed form is worked out once per sub-task, rate and seed, as accuracy.py does it; each recipe then trains a
 copy of it, for the same steps on the same images. Every look at a model is judged on images that were rendered for this
@@ -132,14 +133,18 @@ class Start:
     more: Callable[[int], Split]  # so many times as many images as there are to train on, of no known class
 
 
-def starts(place: accuracy.Place, size: int, seed: int, rates: list[float]) -> Iterator[tuple[float, Start]]:
-    """The closed form at each rate, as `edgevit.derive` works it out."""
+def starts(
+    place: accuracy.Place, size: int, seed: int, rates: list[float], most: int | None = None
+) -> Iterator[tuple[float, Start]]:
+    """The closed form at each rate, as `edgevit.derive` works it out; `most`: training images, None for all."""
     facts = json.loads((place.base / "base.json").read_text())
     names, given = facts["classes"], accuracy._base_arguments(place)
     classes = accuracy.task_classes(names, size)
     opened = open_base(pretrained=False, **given)
     known = {"preprocessing": opened.preprocessing, "base_outputs": len(names), "base_names": names}
     task = open_task(place.data, classes, seed=seed, **known)
+    if most is not None:
+        task = replace(task, train=task.train.subset(most))
     made = json.loads((place.data / "dataset.json").read_text())
     how = {"classes": made["classes"], "size": made["size"], "scene": dataset.Scene(**made["scene"])}
     more = dataset.ensure(place.base.parent, train_per_class=2, val_per_class=FRESH_PER_CLASS, seed=FRESH_SEED, **how)
@@ -229,6 +234,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
     parser.add_argument("--recipes", choices=RECIPES, nargs="+", default=list(RECIPES))
+    parser.add_argument("--images", type=int, help="training images, of all classes together; all, unless given")
     parser.add_argument("--results", type=Path, default=RESULTS, help="file of the rows; another one for a trial")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
@@ -242,15 +248,17 @@ def main() -> None:
 
 def measure(place: accuracy.Place, size: int, seed: int, given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """Do what is due of one sub-task and seed, storing each row as it comes."""
-    done = {(r["task"], r["rate"], r["seed"], r["recipe"], r["base_sha256"]) for r in rows}
+    mine = [r for r in rows if r.get("images") == given.images]
+    done = {(r["task"], r["rate"], r["seed"], r["recipe"], r["base_sha256"]) for r in mine}
 
     def due(rate: float) -> list[str]:
         return [name for name in given.recipes if (size, rate, seed, name, place.base_sha256) not in done]
 
     rates = [rate for rate in given.rates if due(rate)]
-    for rate, start in starts(place, size, seed, rates) if rates else ():
+    for rate, start in starts(place, size, seed, rates, given.images) if rates else ():
         for name in due(rate):
             row = {"task": size, "rate": rate, "seed": seed, "recipe": name, "base_sha256": place.base_sha256}
+            row |= {} if given.images is None else {"images": given.images}
             rows.append({**row, **distil(start, seed, RECIPES[name])})
             store(given.results, rows)
             told = " ".join(

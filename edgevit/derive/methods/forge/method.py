@@ -55,6 +55,7 @@ QUANTITIES = ("macs", "params", "ms", "mj")
 GENTLE = True
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
 CLOSE, MOST_CLOSE = 1.5, 3  # widths of the embedding that lose so many times the least are measured, so many of them
+LITTLE = 0.01  # nats: where less is predicted to be lost, aligning and refitting the head won 0.0002 at most (lab log)
 PASSES = 10  # over the training images, in distillation
 
 
@@ -88,9 +89,11 @@ class Config(TeacherOptions):
     sequential: bool = True
     # How strongly the refit of output weights is drawn to zero, in units of the neurons' mean square.
     ridge: float = 1e-4
-    # Whether what reads normalised tokens is aligned to the base's; kept where it helps on the validation images.
+    # Whether what reads normalised tokens is aligned to the base's: where more than 0.01 nats are predicted to be lost,
+    # and kept where it helps on the validation images.
     align: bool = True
-    # Whether the head is fitted again to the base's answers; kept where it helps on the validation images.
+    # Whether the head is fitted again to the base's answers: where more than 0.01 nats are predicted to be lost, and
+    # kept where it helps on the validation images.
     refit_head: bool = True
     sequential_ridge: float = 1e-3  # How strongly the sequential solution is drawn to the refit, in the same units.
 
@@ -478,7 +481,10 @@ def derive(problem: Problem, config: Config) -> Derived:
     shape = chosen.shape
     with problem.stopwatch.stage("closed_form"):
         plan = _plan(config, blocks, curves, shape, chosen.embed)
-    solved = solve(problem, config, [known.felt.by_token for known in curves], plan)
+    mended = config
+    if shape.predicted_nats is not None and shape.predicted_nats < LITTLE:
+        mended = replace(config, align=False, refit_head=False)
+    solved = solve(problem, mended, [known.felt.by_token for known in curves], plan)
     slim = solved.network
     task = problem.task
     validation = evaluate(slim, task.validation, problem.columns, task.class_names, problem.passes).top1

@@ -16,6 +16,7 @@ import edgevit
 from edgevit.data.task import open_task
 from edgevit.derive.allocate.cost_table import load_cost_table
 from edgevit.derive.embedding import Slices
+from edgevit.derive.methods.forge import method as forge
 from edgevit.derive.methods.forge.ladders import containing, ladders, passing, worthwhile
 from edgevit.derive.methods.forge.method import Config
 from edgevit.errors import BudgetError, CostTableError, OptionError
@@ -61,8 +62,11 @@ def test_a_ladder_that_another_beats_in_both_is_passed_over(small_vit: Any, tmp_
     assert macs == sorted(macs, reverse=True) and losses == sorted(losses) and min(losses[1:]) > 0
 
 
-def test_tokens_leave_within_the_budget_and_the_model_loads_again(tmp_path: Path) -> None:
+def test_tokens_leave_within_the_budget_and_the_model_loads_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At a rate that nothing else reaches."""
+    monkeypatch.setattr(forge, "LITTLE", 0.0)
     checkpoint = write_checkpoint(tmp_path)
     given: dict[str, Any] = {"method": "forge", "rate": None, "macs": MACS, "shape": "fused"}
     options = {**FEW, "drop_blocks": False, "drop_sites": False, "token_weighting": "felt"}

@@ -19,6 +19,7 @@ from edgevit.cli.console import Console
 from edgevit.data.task import open_task
 from edgevit.derive.algebra.attention import keep_heads
 from edgevit.derive.methods import load_method
+from edgevit.derive.methods.forge import method as forge
 from edgevit.derive.methods.forge.method import Config, _make_curves
 from edgevit.errors import BudgetError, CostTableError, OptionError
 from edgevit.folder.model_folder import ModelFolder
@@ -195,7 +196,10 @@ def test_another_batch_of_the_optimiser_finds_the_curves_again(checkpoint: Path,
     ],
     ids=str,
 )
-def test_each_step_can_be_taken_away(options: dict[str, str], checkpoint: Path, tmp_path: Path) -> None:
+def test_each_step_can_be_taken_away(
+    options: dict[str, str], checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forge, "LITTLE", 0.0)
     made = derive(checkpoint, tmp_path / "m", method="forge", rate=0.45, options={**FEW, **options}, training=UNTRAINED)
     assert 0.45 <= made.model.spec.rate < 0.48
     if "drop_sites" in options:
@@ -206,6 +210,19 @@ def test_each_step_can_be_taken_away(options: dict[str, str], checkpoint: Path, 
     assert set(made.record.facts.more["tried"]) == tried - options.keys()
     if "drop_heads" in options or "allocation" in options:
         assert all(b.heads == 2 for b in made.model.spec.blocks)
+
+
+def test_where_little_is_predicted_to_be_lost_nothing_is_mended(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(name: str) -> dict[str, Any]:
+        facts = derive(checkpoint, tmp_path / name, method="forge", rate=0.8, options=FEW, training=UNTRAINED)
+        return facts.record.facts.more
+
+    before = made("m")
+    assert before["predicted_nats"] < forge.LITTLE and before["tried"] == {}
+    monkeypatch.setattr(forge, "LITTLE", before["predicted_nats"])
+    assert set(made("n")["tried"]) == {"align", "refit_head"}
 
 
 def test_vulcans_allocation_is_vulcans(checkpoint: Path, tmp_path: Path) -> None:
