@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import onnx
 import pytest
 import torch
 from foreign_onnx import write_vit
-from small_models import random_base, slimmed, with_embedding, with_fewer_tokens
+from small_models import random_base, with_embedding, with_fewer_tokens
 
 from edgevit.errors import ExportError
 from edgevit.export.fusion import Fusion, count_fused, remark
@@ -24,11 +25,17 @@ def fused_blocks(network: torch.nn.Module, path: Path) -> Fusion:
     return count_fused(path, blocks=len(blocks), expected=sum(b.fusable for b in blocks))
 
 
-@pytest.mark.parametrize("width", [16, 20, 32, 64])
-def test_equal_widths_fuse_in_every_block(width: int, tmp_path: Path) -> None:
-    network = slimmed(random_base(embed_dim=128), width, width)
+def with_widths(network: torch.nn.Module, *widths: tuple[int, int]) -> torch.nn.Module:
+    """A copy whose blocks have the first so many of their heads' QK and VO widths."""
+    blocks = zip(vit.read(network), widths, strict=True)
+    return vit.build(network, [replace(block, attention=block.attention.first(*w)) for block, w in blocks]).eval()
+
+
+def test_equal_widths_fuse_in_every_block(tmp_path: Path) -> None:
+    widths = (16, 20, 32, 64)  # a block of each
+    network = with_widths(random_base(embed_dim=128, depth=len(widths)), *((w, w) for w in widths))
     fusion = fused_blocks(network, tmp_path / "model.onnx")
-    assert (fusion.fused, fusion.expected, fusion.blocks) == (2, 2, 2)
+    assert (fusion.fused, fusion.expected, fusion.blocks) == (4, 4, 4)
     assert remark(fusion) is None
 
 
@@ -47,14 +54,13 @@ def test_ranking_tokens_costs_no_fused_attention(args: Any, tmp_path: Path) -> N
     assert (fusion.fused, fusion.expected, fusion.blocks) == (3, 3, 3)
 
 
-@pytest.mark.parametrize(("qk", "vo"), [(24, 16), (16, 32), (8, 8)])
-def test_unequal_and_tiny_widths_fuse_only_when_padded(qk: int, vo: int, tmp_path: Path) -> None:
-    network = slimmed(random_base(), qk, vo)
+def test_unequal_and_tiny_widths_fuse_only_when_padded(tmp_path: Path) -> None:
+    network = with_widths(random_base(depth=3), (24, 16), (16, 32), (8, 8))
     padded = pad_heads(network, "vit")
     fusion = fused_blocks(network, tmp_path / "model.onnx")
-    assert (fusion.fused, fusion.expected) == (0, 0)
+    assert (fusion.fused, fusion.expected, fusion.blocks) == (0, 0, 3)
     assert "--pad-heads" in str(remark(fusion))
-    assert fused_blocks(padded, tmp_path / "padded.onnx").fused == 2
+    assert fused_blocks(padded, tmp_path / "padded.onnx").fused == 3
 
 
 def test_a_file_that_the_parser_refuses_is_one_line(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from edgevit.folder.export import ExportRecord
      (18, "avg", "dynamic")],
 )  # fmt: skip
 def test_older_operator_sets_compute_the_same(tmp_path: Path, opset: int, pool: str, batch: Any) -> None:
-    network = slimmed(random_base(global_pool=pool, reg_tokens=1, init_values=0.1), 24, 16)
+    network = slimmed(random_base(depth=1, global_pool=pool, reg_tokens=1, init_values=0.1), 24, 16)
     path, images = tmp_path / "model.onnx", torch.randn(3, 3, 32, 32)
     write_onnx(network, path, input_size=(3, 32, 32), batch=batch, opset=opset, metadata={})
     counts = check_graph(path, opset)
@@ -60,7 +60,7 @@ def test_of_tokens_that_are_looked_at_alike_the_first_go_on_in_a_file_too(tmp_pa
 
 def test_a_fp16_file_of_an_older_operator_set_is_fp16(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    write_onnx(random_base().half(), path, input_size=(3, 32, 32), batch="dynamic", opset=16, metadata={})
+    write_onnx(random_base(depth=1).half(), path, input_size=(3, 32, 32), batch="dynamic", opset=16, metadata={})
     check_graph(path, 16)
     assert onnx.TensorProto.FLOAT not in {i.data_type for i in onnx.load(path).graph.initializer}
 

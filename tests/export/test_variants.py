@@ -111,7 +111,7 @@ def test_nvidia_s_compiler_fuses_attention_beside_fp32_norms_and_not_in_fp32_blo
 ) -> None:
     """Built for SM 8.6 by TensorRT-RTX: a proxy for Orin."""
     folder = make_derived(16, 16)
-    export(folder, accuracy=False)
+    export(folder, accuracy=False, fp16=False)
     exported = reopened(folder)
     for modules, fused in ((exported.written_of.norms, 2), (("blocks.0",), 1), (exported.written_of.blocks, 0)):
         written = exported.write(Variant("fp16.tried", "fp16", 20, modules), tmp_path)

@@ -1,4 +1,4 @@
-"""What makes exports quick in tests: a file is written once, and torch's list of operators is made once.
+"""What makes exports quick in tests: a file is written once, and torch's lists of operators are made once.
 
 The fixture `exports_once`: a file that torch's exporter wrote for one test is copied for the next that needs it.
 
@@ -19,6 +19,7 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -29,8 +30,12 @@ import pytest
 def keep_operators() -> None:
     """Have torch's exporter copy one list of operators for each file: making it is a quarter of a small export's time.
 
-    The list is private to torch: where it has another form, exports of tests are only slower.
+    Looking up all operators that are made of others, twice for each file, is a tenth: tests define none meanwhile. Both
+    are private to torch: where they have another form, exports of tests are only slower.
     """
+    utilities = sys.modules.get("torch._export.utils")
+    if hasattr(utilities, "_materialize_cpp_cia_ops"):
+        utilities._materialize_cpp_cia_ops = cache(utilities._materialize_cpp_cia_ops)
     registration = sys.modules.get("torch.onnx._internal.exporter._registration")
     registry = getattr(registration, "ONNXRegistry", None)
     make = getattr(registry, "from_torchlib", None)
