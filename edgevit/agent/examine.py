@@ -1,7 +1,6 @@
 """Everything that can be known about a machine without changing it: what the doctor, a bench and a build start from.
 
-What cannot be read is None, or says why not. Each library is asked in a process of its own: it may crash there, and the
-memory that it takes is free again afterwards.
+What cannot be read is None, or says why not.
 """
 
 from __future__ import annotations
@@ -15,13 +14,12 @@ from pathlib import Path
 from typing import Any, Callable
 
 from . import control, jetson
-from .__main__ import claim_stdout, user
+from .__main__ import user
 from .files import cache_folder
 from .kernel import find_program, read_bytes, read_text
+from .libraries import LIBRARIES
 from .meters import ina3221
-from .onnx_runtime import import_onnxruntime, installed
 from .power import power_meters
-from .runners import RunnerError
 
 LIBRARY_S = 60.0  # importing TensorRT from an SD card takes several
 PROGRAMS = ("nvpmodel", "jetson_clocks", "tegrastats")
@@ -136,42 +134,3 @@ def _answer(process: subprocess.Popen[bytes]) -> dict[str, Any]:
         code = process.returncode
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         return {"error": f"{how}: {lines[-1] if lines else 'it said nothing'}"}
-
-
-def _tell(describe: Callable[[], dict[str, Any]]) -> None:
-    """Print what `describe` returns, and nothing that a library prints."""
-    with claim_stdout() as answer:
-        json.dump(describe(), answer)
-
-
-def tell_tensorrt() -> None:
-    from .engine import describe_tensorrt
-
-    _tell(describe_tensorrt)
-
-
-def tell_cuda() -> None:
-    from .cuda import describe_cuda
-
-    _tell(describe_cuda)
-
-
-def tell_onnxruntime() -> None:
-    _tell(_describe_onnxruntime)
-
-
-def _describe_onnxruntime() -> dict[str, Any]:
-    packages = installed()
-    try:
-        onnxruntime = import_onnxruntime()
-    except RunnerError as error:
-        return {"found": None, "error": str(error), "packages": packages}
-    found = {"version": onnxruntime.__version__, "providers": onnxruntime.get_available_providers()}
-    return {"found": found, "packages": packages}
-
-
-LIBRARIES: dict[str, Callable[[], None]] = {
-    "tensorrt": tell_tensorrt,
-    "cuda": tell_cuda,
-    "onnxruntime": tell_onnxruntime,
-}
