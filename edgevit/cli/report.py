@@ -35,6 +35,13 @@ def main(
             help="Limit that must hold for a model to be taken, such as 'p99<8ms'; repeatable.",
         ),
     ] = None,
+    thumbnails: Annotated[
+        int,
+        option(
+            panel=OUTPUT, metavar="N",
+            help="Show small copies of N validation images that each model gets wrong; images may be private.",
+        ),
+    ] = 0,
     json: JsonFlag = False,
 ) -> None:  # fmt: skip
     """Make one page of models and runs that says which model to take: accuracy against latency, energy, size.
@@ -47,7 +54,9 @@ def main(
     from edgevit.report.tables import content, heading, kept_apart
 
     console = Console(json=json)
-    made = report(paths, output=output, format=format, gates=gate or ())
+    made = report(
+        paths, output=output, format=format, gates=gate or (), thumbnails=thumbnails, progress=console.progress
+    )
     tell_skipped(console, made.found)
     if made.file is None and not json:
         write(made.text.rstrip("\n"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from edgevit.report.choice import Panel
 from edgevit.report.details import drawable
@@ -13,12 +15,17 @@ from edgevit.report.tables import kept_apart
 from edgevit.report.views import model_view, panel_data, panel_view, tabs
 from edgevit.version import written_by
 
+if TYPE_CHECKING:
+    from edgevit.report.wrong import Wrong
+
 SHIPPED = Path(__file__).with_name("page")
 LIMIT_BYTES = 3_000_000  # above, mail and chat begin to refuse a file
 
 
-def as_html(panels: Sequence[Panel], found: Found) -> str:
-    """The page of these panels, and of every model that was found."""
+def as_html(
+    panels: Sequence[Panel], found: Found, pictures: Mapping[str, Sequence[Wrong]] = MappingProxyType({})
+) -> str:
+    """The page of these panels, and of every model that was found, with images that it gets wrong by its name."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -40,6 +47,7 @@ def as_html(panels: Sequence[Panel], found: Found) -> str:
         runs=len(found.runs),
         panels=[panel_view(panel, ids) for panel in panels],
         models=models,
+        pictures={ids[name]: wrong for name, wrong in pictures.items()},
         tabs=tabs(panels),
         apart=kept_apart(panels),
         skipped=found.skipped,

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from edgevit.errors import GateError, OptionError, OutputError, UnknownNameError
 from edgevit.folder.writing import write_whole, writing
+from edgevit.numbers import check_number
+from edgevit.progress import Progress, Silent
 from edgevit.report.choice import Panel, panels
 from edgevit.report.gates import parse_gate
 from edgevit.report.gather import Found, gather
 from edgevit.report.page import as_html
 from edgevit.report.tables import as_csv, as_json, as_markdown
+
+if TYPE_CHECKING:
+    from edgevit.report.wrong import Wrong
 
 Format = Literal["html", "md", "csv", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -40,7 +45,13 @@ class Report:
 
 
 def report(
-    paths: Sequence[Path], *, output: Path | None = None, format: str | None = None, gates: Sequence[str] = ()
+    paths: Sequence[Path],
+    *,
+    output: Path | None = None,
+    format: str | None = None,
+    gates: Sequence[str] = (),
+    thumbnails: int = 0,
+    progress: Progress | None = None,
 ) -> Report:
     """Set everything that lies below some paths side by side, and write it.
 
@@ -49,6 +60,7 @@ def report(
         output: where to; None: report.html for a page, and nowhere for the others, whose text is in the result.
         format: of FORMATS; None: what the output's suffix says, or html.
         gates: such as "p99<8ms", that the runs are held against.
+        thumbnails: of how many validation images that each model gets wrong a page has a small copy.
 
     Raises:
         OptionError: nothing to report, or something that cannot be read at all.
@@ -58,6 +70,11 @@ def report(
     """
     chosen = _format(format, output)
     asked = [parse_gate(text) for text in gates]
+    check_number("--thumbnails", thumbnails, "[0, 1000]", "0 leaves images out")
+    if thumbnails and chosen != "html":
+        raise OptionError(
+            f"--thumbnails is for a page, and the format is {chosen}; leave it out, or give --format html"
+        )
     file = PAGE if output is None and chosen == "html" else output
     if file is not None:
         _refuse_foreign(file, chosen)
@@ -66,7 +83,12 @@ def report(
     for gate in asked:
         if not any(verdict.gate == gate for panel in made for entry in panel.entries for verdict in entry.verdicts):
             raise GateError(f"gate {gate} is about none of the runs; measure what it is about, or leave it out")
-    text = _text(chosen, made, found).encode("utf-8", "backslashreplace").decode()  # names may be no Unicode
+    seen: Mapping[str, Sequence[Wrong]] = {}
+    if thumbnails:
+        from edgevit.report.wrong import pictures
+
+        seen = pictures(found.models, thumbnails, progress or Silent())
+    text = _text(chosen, made, found, seen).encode("utf-8", "backslashreplace").decode()  # names may be no Unicode
     if file is not None:
         with writing(file):
             write_whole(file, text)
@@ -99,9 +121,9 @@ def _refuse_foreign(file: Path, format: Format) -> None:
             raise OutputError(f"{file} exists and is no report of this format, so it is not overwritten; remove it")
 
 
-def _text(format: Format, made: Sequence[Panel], found: Found) -> str:
+def _text(format: Format, made: Sequence[Panel], found: Found, seen: Mapping[str, Sequence[Wrong]]) -> str:
     if format == "html":
-        return as_html(made, found)
+        return as_html(made, found, seen)
     if format == "md":
         return f"{MARKS['md']} -->\n{as_markdown(made, found.skipped)}"
     return as_csv(made) if format == "csv" else as_json(made, found.skipped)
