@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from edgevit.derive.allocate.budget import make_budget
-from edgevit.derive.method import find_method
+from edgevit.derive.allocate.budget import Budget, make_budget
+from edgevit.derive.method import Method, find_method
 from edgevit.derive.plan import Plan, planned
 from edgevit.derive.problem import Derived, Problem
-from edgevit.derive.reach import asked_of
+from edgevit.derive.reach import Asked, Cuts, asked_of, check_reachable, together
 from edgevit.derive.steps import Step
 from edgevit.folder.derivation import FirstRecord
 from edgevit.folder.plan import StepRecord
@@ -58,6 +58,31 @@ class CutFirst:
         if self.plans:
             facts.pop("kept_heads", None)  # they are numbered within the network; plan.json has them step by step
         return facts
+
+
+def check_row(steps: Sequence[Step], method: Method, config: Any, asked: Asked, base: Model) -> None:
+    """Refuse what no method of the row can reach, whatever those before it leave; nothing is measured for that.
+
+    Args:
+        method: the last one, which is asked for the budget; the steps before it have rates of their own.
+
+    Raises:
+        BudgetError: with the minimum.
+    """
+    row: list[tuple[Method, Any, Budget]] = []
+    for step in steps:
+        found, budget = find_method(step.method), make_budget(base.spec.macs, base.spec.params, rate=step.rate)
+        row.append((found, found.make_config(step.options), budget))
+    row.append((method, config, asked.budget))
+    cuts = [one.cuts(asked.network, given, asked.policy) for one, given, _ in row]
+    row[0][0].check_reachable(row[0][1], replace(asked, budget=row[0][2]))
+    for i, (_, given, budget) in enumerate(row[1:], 2):
+
+        def so_far(_: Any, count: int = i) -> Cuts:
+            return together(cuts[:count])
+
+        names = ", then ".join(one.name for one, *_ in row[:i])
+        check_reachable(replace(asked, budget=budget), names, so_far, given)
 
 
 def cut_first(steps: Sequence[Step], problem: Problem, base: Model, asked: Training) -> CutFirst:

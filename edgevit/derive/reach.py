@@ -41,6 +41,20 @@ class Cuts:
     more: Mapping[str, Any] = field(default_factory=dict)  # options with which more may go, and with which value
 
 
+def together(cuts: Sequence[Cuts]) -> Cuts:
+    """What several methods in a row may take away, each of what the one before it leaves; at most."""
+    narrowing = [one for one in cuts if one.embed]
+    return Cuts(
+        widths=any(one.widths for one in cuts),
+        heads=any(one.heads for one in cuts),
+        blocks=any(one.blocks for one in cuts),
+        sites=any(one.sites for one in cuts),
+        embed=min((one.embed for one in narrowing), default=0),
+        images=0 if any(one.images == 0 for one in narrowing) else max((one.images for one in narrowing), default=0),
+        ladders=[ladder for one in cuts for ladder in one.ladders],
+    )
+
+
 @dataclass(frozen=True)
 class Asked:
     """A budget, and what is to be cut until it is met."""

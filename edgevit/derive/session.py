@@ -29,7 +29,7 @@ from edgevit.derive.cache import Cache, cache_folder
 from edgevit.derive.card import model_card
 from edgevit.derive.estimate import estimate
 from edgevit.derive.head import open_task_for
-from edgevit.derive.in_a_row import cut_first
+from edgevit.derive.in_a_row import check_row, cut_first
 from edgevit.derive.method import Method, Slices, find_method
 from edgevit.derive.opening import Opened, open_for, resumable
 from edgevit.derive.problem import Problem, Stopwatch, finetuned_base
@@ -230,7 +230,7 @@ def _budget(
     """What is asked of `network`, which has the classes that are kept of the base, and training images.
 
     Raises:
-        BudgetError: the method cannot meet it; where other methods cut first, that is asked when they have.
+        BudgetError: the method cannot meet it, or one that cuts first cannot meet its own.
     """
     geometry = load_family(base.spec.family).geometry(network)
     table = None if request.cost_table is None else load_cost_table(request.cost_table)
@@ -239,8 +239,7 @@ def _budget(
     budget = make_budget(base.spec.macs, base.spec.params, **request.budget(), table=table)
     refuse_silent(method, config, budget.prices)
     budget = replace(budget, at_least=request.at_least, at_least_embed=request.at_least_embed)
-    if not request.first:
-        method.check_reachable(config, Asked(network, budget, policy, images))
+    check_row(request.first, method, config, Asked(network, budget, policy, images), base)
     return budget
 
 

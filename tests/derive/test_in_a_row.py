@@ -4,12 +4,18 @@ import json
 
 import pytest
 import torch
-from small_base import derive, press_ctrl_c_in_step, write_checkpoint
+from small_base import ARGS, NAME, derive, press_ctrl_c_in_step, write_checkpoint
 
 import edgevit
+from edgevit.derive.allocate.budget import make_budget
+from edgevit.derive.allocate.policy import make_policy
+from edgevit.derive.in_a_row import check_row
+from edgevit.derive.method import find_method
+from edgevit.derive.reach import Asked
 from edgevit.derive.steps import Step
-from edgevit.errors import Interrupted
+from edgevit.errors import BudgetError, Interrupted
 from edgevit.folder.model_folder import ModelFolder
+from edgevit.models.checkpoint import open_base
 
 ROW = {"first": (Step("nuwa", 0.3, {"purification": "none"}),), "method": "vulcan", "rate": 0.5, "cache": False}
 
@@ -48,6 +54,33 @@ def test_a_row_that_was_interrupted_goes_on_where_it_was(checkpoint, tmp_path):
     whole = derive(checkpoint, tmp_path / "whole", **given)
     for name, value in whole.model.network.state_dict().items():
         assert torch.equal(value, again.model.network.state_dict()[name])
+
+
+@pytest.mark.parametrize(
+    ("first", "rate", "said"),
+    [
+        ((0.97, {}), 0.98, r"rate 0.97 leaves .*, but nuwa in shape .* let more go \(nuwa.cut_embedding=true\)"),
+        ((0.3, {}), 0.97, r"rate 0.97 leaves .*, but nuwa, then vulcan in shape 'fused' reaches no less than"),
+    ],
+)
+def test_a_rate_that_a_row_cannot_reach_is_refused_before_anything_is_done(first, rate, said, checkpoint, tmp_path):
+    step = Step("nuwa", first[0], {"purification": "none", **first[1]})
+    with pytest.raises(BudgetError, match=said):
+        derive(checkpoint, tmp_path / "m", **{**ROW, "first": (step,), "rate": rate})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_row_reaches_what_its_methods_do_together(checkpoint):
+    """nuwa alone takes away no head and no block."""
+    base = open_base(NAME, checkpoint=checkpoint, model_args=ARGS)
+    nuwa, spec = find_method("nuwa"), base.spec
+    asked = Asked(base.network, make_budget(spec.macs, spec.params, rate=0.9), make_policy("fused"), 1000)
+    config = nuwa.make_config({})
+    with pytest.raises(BudgetError, match="but nuwa in shape"):
+        nuwa.check_reachable(config, asked)
+    check_row((Step("forge", 0.5),), nuwa, config, asked, base)
+    with pytest.raises(BudgetError, match="but nuwa, then nuwa in shape"):
+        check_row((Step("nuwa", 0.5),), nuwa, config, asked, base)
 
 
 def test_a_derived_folder_is_the_base_of_another_derivation(row, tmp_path):
