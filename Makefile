@@ -25,7 +25,7 @@ SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c
 	@echo "installing into .venv: about 6 GB, because PyPI's torch brings CUDA; a few minutes (README: without a GPU)"
 	@case $$($(BIN)/python -c '$(VERSION)') in 3.10) ;; *) pins="-c constraints.txt" ;; esac; set -x; \
 		$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $$pins $(PIP_ARGS) -e '.[cpu,test]'
-	@$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true  # pip would take one core for it
+	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' .venv/lib >/dev/null 2>&1 || true  # pip would take one core for it
 	@touch $@
 	@echo "installed; next: . .venv/bin/activate && edgevit --help"
 
