@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from edgevit.board.request import SshConfig
-from edgevit.errors import OptionError, OutputError, UnknownNameError
+from edgevit.errors import CheckpointError, OptionError, OutputError, UnknownNameError
 from edgevit.numbers import check_number
-from edgevit.request import MEASURING, OUTPUT, RUNNER, Option
+from edgevit.request import MEASURING, MODEL, OUTPUT, RUNNER, Option
 
 SIZES = {size: f"deit_{size}_patch16_224" for size in ("tiny", "small", "base")}
 BATCHES = (1, 8)
@@ -35,6 +35,14 @@ class ProveRequest:
         tuple[str, ...],
         Option("Sizes of DeiT: tiny, small, base; shapes are cut from the largest.", MEASURING, read=read_names),
     ] = tuple(SIZES)
+    checkpoint: Annotated[
+        Path | None,
+        Option(
+            "Weights of the largest size, for it and for what is cut from it: safetensors or a state dict of PyTorch.  "
+            "[default: random]",
+            MODEL,
+        ),
+    ] = None
     quick: Annotated[bool, Option("The few networks that tell most: less than 5 minutes.", MEASURING)] = False
     minutes: Annotated[
         float | None,
@@ -59,7 +67,7 @@ class ProveRequest:
         """Refuse what cannot be done before anything is started.
 
         Raises:
-            UnknownNameError, OptionError, OutputError: why.
+            UnknownNameError, OptionError, CheckpointError, OutputError: why.
         """
         if not self.sizes:
             raise OptionError("no sizes; try --sizes tiny,small,base")
@@ -70,5 +78,7 @@ class ProveRequest:
         check_number("--rounds", self.rounds, "[1, 1000]", "try 6, which an interval needs")
         if self.threads is not None:
             check_number("--threads", self.threads, "[1, 1000]", "try 1")
+        if self.checkpoint is not None and not self.checkpoint.is_file():
+            raise CheckpointError(f"--checkpoint {self.checkpoint} does not exist, or is no file; check the path")
         if self.output.is_dir() or not self.output.parent.is_dir():
             raise OutputError(f"cannot write {self.output}: it is a folder, or lies in none; choose another --output")

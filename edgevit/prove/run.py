@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from torch import nn
+
 from edgevit.agent.measure import Request
 from edgevit.agent.records import Run
 from edgevit.board.bench import Setting, in_turns, look, requests_of, take_turns
@@ -21,19 +23,20 @@ from edgevit.board.request import Conditions
 from edgevit.board.roofline import ceiling_found, least_bytes, roofline
 from edgevit.engines.build import check_board
 from edgevit.engines.unjudged import OPSET, build_unjudged
-from edgevit.errors import AgentError, Interrupted, OutputError, RunsError
+from edgevit.errors import AgentError, CheckpointError, Interrupted, OutputError, RunsError
 from edgevit.export.graph import write_onnx
 from edgevit.export.precision import halved
 from edgevit.folder.lock import alone_in
 from edgevit.folder.records import plain
 from edgevit.folder.writing import file_sha256
+from edgevit.models.checkpoint import Headless, open_network
 from edgevit.models.families import vit
 from edgevit.progress import Progress, Silent
 from edgevit.prove.answers import against, answers
 from edgevit.prove.published import published_for
 from edgevit.prove.record import Figure, Measured, Proof, read_proof, write_proof
-from edgevit.prove.request import BATCHES, ProveRequest
-from edgevit.prove.suite import Subject, largest_of, suite
+from edgevit.prove.request import BATCHES, SIZES, ProveRequest
+from edgevit.prove.suite import Subject, largest_of, shape_of, suite
 from edgevit.request import as_request
 from edgevit.version import written_by
 
@@ -50,8 +53,9 @@ KEPT = ("module", "jetpack", "l4t", "tensorrt", "cuda", "power_mode", "clocks_lo
 def prove(board: str | ProveRequest | None = None, *, progress: Progress | None = None, **options: Any) -> Proof:
     """Measure how networks of many shapes run on a board, and write one file that tells it.
 
-    No data, no weights and no root are needed, and nothing is changed on the board. The same call goes on where it was
-    interrupted.
+    No data, no weights and no root are needed, and nothing is changed on the board. With a `checkpoint` of the largest
+    size, it and what is cut from it have these weights; networks of other tokens, embeddings or sizes have random ones.
+    The same call goes on where it was interrupted.
 
     Args:
         board: as ssh knows it, or a whole request; None is this machine, with ONNX Runtime.
@@ -69,6 +73,7 @@ def run(request: ProveRequest, progress: Progress | None = None) -> Proof:
     """Do what is asked; `prove` says what is raised."""
     request.check()
     told, file = progress or Silent(), request.output
+    weights = _weights(request)
     busy = OutputError(f"another edgevit is working in {file.parent.absolute()}; wait until it has ended")
     how = Conditions(
         runner="onnxruntime" if request.board is None else "tensorrt", batches=BATCHES, threads=request.threads
@@ -83,11 +88,30 @@ def run(request: ProveRequest, progress: Progress | None = None) -> Proof:
             check_board(board.host, setting.facts, None)
         window_s = POWER_WINDOW_S if setting.facts.has_power else WINDOW_S
         how = replace(how, duration_s=window_s, samples=SAMPLES, warmup=WARMUP, warmup_seconds=WARMUP_S)
-        work = _Work(request, how, board, setting, Path(scratch), told, _opened(request, setting))
+        work = _Work(request, how, board, setting, Path(scratch), told, _opened(request, setting), weights)
         try:
             return work.finished()
         except (KeyboardInterrupt, Interrupted) as stop:
             raise Interrupted("stopped; the same command goes on with the questions that are not answered") from stop
+
+
+def _weights(request: ProveRequest) -> nn.Module | None:
+    """The largest network with the weights of the checkpoint, if there is one.
+
+    Raises:
+        CheckpointError: it is none of that network, or of other classes than ImageNet's 1000.
+    """
+    if request.checkpoint is None:
+        return None
+    size = largest_of(request.sizes)
+    found = open_network(SIZES[size], checkpoint=request.checkpoint)
+    outputs = 0 if isinstance(found, Headless) else found.spec.outputs
+    if outputs != (wanted := shape_of(size)[1].outputs):
+        raise CheckpointError(
+            f"{request.checkpoint} has {outputs} outputs, and the networks of a proof have {wanted}; give another, or "
+            "leave --checkpoint out"
+        )
+    return found.network
 
 
 def _opened(request: ProveRequest, setting: Setting) -> Proof:
@@ -97,7 +121,14 @@ def _opened(request: ProveRequest, setting: Setting) -> Proof:
         RunsError: what is there is of something else.
     """
     facts, profile = setting.facts, None if setting.profile is None else setting.profile.name
-    told = {"sizes": list(request.sizes), "quick": request.quick, "rounds": request.rounds, "threads": request.threads}
+    told: dict[str, Any] = {
+        "sizes": list(request.sizes),
+        "quick": request.quick,
+        "rounds": request.rounds,
+        "threads": request.threads,
+    }
+    if request.checkpoint is not None:
+        told["weights_sha256"] = file_sha256(request.checkpoint)
     environment = {name: plain(getattr(facts, name)) for name in KEPT}
     fresh = Proof(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -140,6 +171,7 @@ class _Work:
     scratch: Path
     progress: Progress
     proof: Proof
+    weights: nn.Module | None = None  # the largest network, as it was trained; None: random weights
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -237,7 +269,8 @@ class _Work:
         path = self.scratch / f"{subject.name.replace(' ', '-').replace(',', '')}.onnx"
         if not path.is_file():
             with self.progress.stage(f"write {subject.name}"):
-                network = subject.network()
+                of_dense = subject.is_cut_from(self.dense.size)
+                network = subject.network(self.weights if of_dense else None)
                 form = halved(network) if precision == "fp16" else network
                 how: dict[str, Any] = {"batch": "dynamic", "opset": opset, "metadata": {"network": subject.name}}
                 write_onnx(form, path, input_size=vit.input_size(network), **how)

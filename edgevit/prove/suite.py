@@ -1,6 +1,7 @@
 """What `edgevit prove` measures: networks with random weights, each there to answer a question about a board.
 
-Time depends on shapes and not on weights. Each network is a DeiT of 224 x 224 px with 1000 classes, as it is or cut:
+Time depends on shapes and not on weights; with `--checkpoint`, what is cut from the largest size has its weights. Each
+network is a DeiT of 224 x 224 px with 1000 classes, as it is or cut:
 
     shapes                0.8 or 0.6 of the MACs gone, in four forms: `paper` has QK and VO widths of their own, as
                           Vulcan's allocation gives them; `padded` is the same with heads zero-padded until attention
@@ -27,7 +28,8 @@ from torch import nn
 from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import POLICIES, Widths, fit
 from edgevit.export.padding import padded_width
-from edgevit.models.anatomy import BlockDims
+from edgevit.models.anatomy import Block, BlockDims
+from edgevit.models.copies import bare_copy
 from edgevit.models.cost import Geometry
 from edgevit.models.families import vit
 from edgevit.prove.request import SIZES
@@ -57,9 +59,15 @@ class Subject:
         dims, geometry = shape_of(self.size, **self.args)
         return self.dims or dims, geometry
 
-    def network(self) -> nn.Module:
-        """It, with random weights."""
-        return random_network(self.timm_name, self.dims, self.args)
+    def is_cut_from(self, size: str) -> bool:
+        """Whether its weights can be those of a dense network of this size: no other tokens, no other embedding."""
+        return self.size == size and set(self.args) <= {"depth"}
+
+    def network(self, dense: nn.Module | None = None) -> nn.Module:
+        """It, cut from a dense network of its size, or with random weights."""
+        if dense is None:
+            return random_network(self.timm_name, self.dims, self.args)
+        return first_of(dense, self.cost()[0])
 
 
 def wishes(base: Sequence[BlockDims], seed: int) -> Callable[[float], list[Widths]]:
@@ -103,6 +111,23 @@ def random_network(
     for parameter in network.parameters():
         parameter.normal_(0, SPREAD, generator=generator)
     return network
+
+
+def first_of(dense: nn.Module, dims: Sequence[BlockDims]) -> nn.Module:
+    """The first blocks of a network with the first heads, the first dimensions of these, and the first neurons."""
+    network = bare_copy(dense)
+    vit.keep_blocks(network, range(len(dims)))
+    cut = [
+        Block(
+            block.attention.keep_heads(range(d.heads)).first(d.qk, d.vo)
+            if block.attention and d.has_attention
+            else None,
+            block.ffn.keep(slice(d.ffn)) if block.ffn and d.has_ffn else None,
+        )
+        for block, d in zip(vit.read(network), dims, strict=True)
+    ]
+    made: nn.Module = vit.build(network, cut)
+    return made.eval().requires_grad_(False)
 
 
 @cache

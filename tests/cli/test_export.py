@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def test_an_engine_has_its_own_table_and_is_in_the_json(folder: Path, standin: N
     assert engine["accuracy"]["images"] == 100 and len(engine["accuracy"]["per_class"]) == 10
 
 
-def test_an_onnx_file_of_another_program_goes_the_same_way(tmp_path: Path, standin: None) -> None:
+def test_an_onnx_file_of_another_program_goes_the_same_way(tmp_path: Path, folder: Path, standin: None) -> None:
     file, out = write_vit(tmp_path / "other.onnx", depth=1), tmp_path / "m"
     told = run(
         "export", file, "--out", out, "--data", "digits", "--classes", "3,5,8", "--max-images", 60, "--trt", *HOW
@@ -93,6 +94,17 @@ def test_an_onnx_file_of_another_program_goes_the_same_way(tmp_path: Path, stand
     assert (judged["form"], judged["images"]) == ("engine", 30)
     measured = run("bench", out, "--runner", "tensorrt", "--duration", 0.2, "--warmup", 0, "--json", "-q")
     assert measured.exit_code in (0, 4), measured.output
+    shutil.copytree(out, tmp_path / "other")
+    few = ("--duration", 0.05, "--samples", 10, "--warmup", 0, "--warmup-seconds", 0, "--repeat", 2)
+    run("export", folder, "--no-accuracy", "-q")
+    for runner, runs in (("tensorrt", tmp_path / "e.jsonl"), ("onnxruntime", tmp_path / "o.jsonl")):
+        beside = (tmp_path / "other",) if runner == "tensorrt" else (folder,)
+        turns = run("bench", *beside, out, "--runner", runner, *few, "--output", runs, "-q")
+        assert turns.exit_code in (0, 4), turns.output
+        compared = run("compare", runs, "--json")
+        (first, *_) = json.loads(compared.stdout)["comparisons"]
+        names = [first[which].split()[0] for which in ("before", "after")]
+        assert compared.exit_code in (0, 4) and names == [beside[0].name, "m"]
     assert "holds an ONNX file" in str(run("derive", out, "--data", "digits", "--rate", 0.5, "--out", "d").exception)
 
 

@@ -4,9 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import timm
+import torch
 from places import STANDINS
 
-from edgevit.errors import RunsError
+from edgevit.errors import CheckpointError, RunsError
 from edgevit.progress import Silent
 from edgevit.prove import run as module
 from edgevit.prove.record import read_proof
@@ -61,3 +63,30 @@ class Notes(Silent):
 
     def note(self, text):
         self.notes.append(text)
+
+
+def test_with_a_checkpoint_what_can_have_its_weights_has_them(tmp_path, monkeypatch):
+    weights = timm.create_model("deit_tiny_patch16_224").state_dict()
+    weights["blocks.0.mlp.fc2.weight"].fill_(0.125)
+    file = tmp_path / "w.pth"
+    asked = ProveRequest(sizes=("tiny",), rounds=1, threads=1, output=tmp_path / "p.json", checkpoint=file)
+    torch.save(weights, file)
+    monkeypatch.setattr(module, "BATCHES", (1,))
+    written, write = {}, module.write_onnx
+
+    def noted(network, path, **how):
+        written[how["metadata"]["network"]] = network.blocks[0].mlp.fc2.weight.flatten()[:2].tolist()
+        write(network, path, **how)
+
+    monkeypatch.setattr(module, "write_onnx", noted)
+    proof = run(asked)
+    assert written["tiny"] == written["tiny 0.8 paper"] == [0.125, 0.125] != written["tiny 192 tokens"]
+    assert len(proof.asked["weights_sha256"]) == 64
+    with pytest.raises(RunsError, match="is of another asked: weights_sha256 was"):
+        run(replace(asked, checkpoint=None))
+    few = timm.create_model("deit_tiny_patch16_224", num_classes=7).state_dict()
+    torch.save(few, file)
+    with pytest.raises(CheckpointError, match=r"w\.pth has 7 outputs, and the networks of a proof have 1000; give"):
+        run(asked)
+    with pytest.raises(CheckpointError, match="does not exist, or is no file"):
+        run(replace(asked, checkpoint=tmp_path / "none.pth"))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from edgevit.models.families import vit
+from edgevit.prove import suite as suite_module
 from edgevit.prove.request import SIZES
 from edgevit.prove.suite import FORMS, HEAD_WIDTHS, Subject, largest_of, shape_of, suite
 
@@ -69,3 +70,28 @@ def test_a_network_is_what_its_subject_says():
     assert network(torch.zeros(1, 3, 224, 224)).shape == (1, 1000)
     again = Subject("x", "tiny", dims=subject.dims, args=subject.args).network()
     assert torch.equal(network.head.weight, again.head.weight), "its weights are always the same"
+
+
+@torch.no_grad()
+def test_what_is_cut_from_a_network_has_its_first_heads_and_neurons_and_all_of_it_is_the_network_itself():
+    dense = suite_module.random_network(SIZES["tiny"], args={"depth": 2})
+    images = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    whole = Subject("tiny", "tiny", args={"depth": 2})
+    torch.testing.assert_close(whole.network(dense)(images), dense(images))
+    (dims, *_), _ = whole.cost()
+    less = Subject("tiny less", "tiny", dims=(type(dims)(2, 16, 24, 128), type(dims)(0, 0, 0, 64)), args={"depth": 2})
+    first, second = vit.read(less.network(dense))
+    of = vit.read(dense)[0]
+    assert (first.dims, second.dims) == less.dims
+    assert torch.equal(first.attention.wq, of.attention.wq[:2, :16]) and torch.equal(first.ffn.w2, of.ffn.w2[:, :128])
+    assert vit.read(dense)[0].dims == dims, "which is as it was"
+    assert vit.read(Subject("tiny short", "tiny", args={"depth": 1}).network(dense))[0].dims == dims
+
+
+def test_other_tokens_embeddings_and_sizes_have_weights_of_their_own(whole):
+    cut = {question: [s.is_cut_from("base") for s in subjects] for question, subjects in whole.items()}
+    assert cut["mixes at 0.8"] == [True, False, False, False] and not any(cut["tokens"])
+    assert all(cut["shapes at 0.8"] + cut["head widths"])
+    assert [s.is_cut_from("base") for s in whole["sizes and precisions"]] == [
+        s.size == "base" for s in whole["sizes and precisions"]
+    ]
