@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import le
 from random import Random
+from statistics import median
 from typing import Any, Literal, TypeVar
 
 from edgevit.cost.fit import Costs, Figure
@@ -24,11 +25,11 @@ from edgevit.derive.allocate.policy import POLICIES
 from edgevit.derive.allocate.prices import Prices
 from edgevit.derive.embedding import ladder
 from edgevit.errors import BudgetError
+from edgevit.meet.in_turns import ROUNDS, SURE
 from edgevit.meet.rounds import CONFIDENT, Candidate, Measured, Shape
 from edgevit.models.anatomy import BlockDims
 
 Sizes = TypeVar("Sizes", bound=tuple[int, ...])
-ROUNDS = 8  # of a measurement in turns, as a real one has
 SHRINKS = 0.5  # of what lies outside the blocks, how much is of the embedding: the rest is transfers
 
 
@@ -87,12 +88,19 @@ class EmulatedBoard:
         attention = sum(self.attention_ms(b, cached) for b in blocks if b.has_attention)
         return self.fixed_ms + attention + sum(self.ffn_ms(b, cached) for b in blocks if b.has_ffn)
 
-    def measure(self, blocks: Sequence[BlockDims], random: Random) -> Measured:
-        """A measurement in turns: the median of several rounds, and an interval from their spread."""
-        seen = sorted(self.ms(blocks) * max(random.gauss(1, self.noise), 0.5) for _ in range(ROUNDS))
-        value = (seen[ROUNDS // 2 - 1] + seen[ROUNDS // 2]) / 2
-        spread = CONFIDENT * 1.25 * self.noise / math.sqrt(ROUNDS) * value  # of a median
-        return Measured(value, value - spread, value + spread, ROUNDS)
+    def measure(self, blocks: Sequence[BlockDims], random: Random, most: int = ROUNDS) -> Measured:
+        """A measurement in turns: the median of several rounds, and an interval from their spread.
+
+        Where that is wide, of more rounds, up to `most`.
+        """
+        seen: list[float] = []
+        while True:
+            seen += [self.ms(blocks) * max(random.gauss(1, self.noise), 0.5) for _ in range(ROUNDS)]
+            spread = CONFIDENT * 1.25 * self.noise / math.sqrt(len(seen))  # of a median
+            if spread <= SURE or len(seen) >= most:
+                break
+        value = median(seen)
+        return Measured(value, value * (1 - spread), value * (1 + spread), len(seen))
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,7 @@ class EmulatedBench:
     embedding: Losses | None = None  # what its width is worth, as `ffn` of these; None: it stays
     ffn_step: int = 64
     bins: int = 2000
+    most_rounds: int = ROUNDS  # of a plan's measurement, whose interval is to be narrow
     quantity: Literal["ms"] = "ms"
 
     def __post_init__(self) -> None:
@@ -153,7 +162,9 @@ class EmulatedBench:
         return (self.table,)
 
     def measure(self, candidate: Candidate) -> tuple[Measured, ...]:
-        return (self.board.narrowed(candidate.shape.embed).measure(candidate.shape.blocks, self.random),)
+        return (
+            self.board.narrowed(candidate.shape.embed).measure(candidate.shape.blocks, self.random, self.most_rounds),
+        )
 
     def refine(self, shape: Shape, board: int = 0) -> None:
         for dims in shape.blocks:

@@ -21,12 +21,13 @@ from emulated import EmulatedBench, EmulatedBoard, draw
 
 from edgevit.agent.meters import ina3221
 from edgevit.agent.records import Power
+from edgevit.meet.in_turns import ROUNDS, SURE
 from edgevit.meet.rounds import CONFIDENT, Measured
 from edgevit.models.anatomy import BlockDims
 
 CAPTURED = Path(__file__).parents[1] / "tests" / "boards" / "orin-nx-16gb-jetpack6.2"
 TOTAL = (("40", "VDD_IN"),)  # the rail that makes up this module
-ROUNDS, WINDOW_S, READ_S = 8, 3.0, 0.2
+WINDOW_S, READ_S = 3.0, 0.2
 MILLIVOLTS = 5000
 
 
@@ -89,16 +90,19 @@ class EnergyBoard(EmulatedBoard):
     def time_ms(self, blocks: Sequence[BlockDims]) -> float:
         return super().ms(blocks)
 
-    def measure(self, blocks: Sequence[BlockDims], random: Random) -> Measured:
+    def measure(self, blocks: Sequence[BlockDims], random: Random, most: int = ROUNDS) -> Measured:
         """In turns with the base, through the meter; as the base takes by the table, which is taken to be right."""
-        ratios = []
-        for _ in range(ROUNDS):
-            of_base, of_model = (self._seen(model, random) for model in (self.base, blocks))
-            ratios.append(of_model / of_base)
-        value, deviation = statistics.median(ratios), statistics.stdev(ratios)
-        spread = CONFIDENT * 1.25 * deviation / math.sqrt(ROUNDS)
+        ratios: list[float] = []
+        while True:
+            for _ in range(ROUNDS):
+                of_base, of_model = (self._seen(model, random) for model in (self.base, blocks))
+                ratios.append(of_model / of_base)
+            value, deviation = statistics.median(ratios), statistics.stdev(ratios)
+            spread = CONFIDENT * 1.25 * deviation / math.sqrt(len(ratios))
+            if spread <= SURE * value or len(ratios) >= most:
+                break
         whole = self.ms(self.base)
-        return Measured(value * whole, (value - spread) * whole, (value + spread) * whole, ROUNDS)
+        return Measured(value * whole, (value - spread) * whole, (value + spread) * whole, len(ratios))
 
     def _seen(self, blocks: Sequence[BlockDims], random: Random) -> float:
         """Energy of one image in one window, whose power is somewhat other each time."""

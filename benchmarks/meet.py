@@ -43,6 +43,7 @@ from edgevit.cost.place import Place
 from edgevit.errors import BudgetError
 from edgevit.folder.writing import write_whole
 from edgevit.meet.boards import Searches
+from edgevit.meet.in_turns import MOST_ROUNDS, ROUNDS
 from edgevit.meet.loop import meet
 from edgevit.meet.rounds import WINDOW, Search
 from edgevit.report.runs import compare_within, decisive
@@ -55,14 +56,18 @@ LEAST = 0.95  # of the budget, of the figure that is measured afterwards
 MODELS = {"deit_tiny": "deit_tiny_patch16_224", "deit_small": "deit_small_patch16_224"}
 
 
-def emulated(draws: int, make: Callable[[int], EmulatedBench]) -> dict[str, Any]:
-    """Search on so many boards, each at every share; how each ended, in how many rounds, and what is really taken."""
+def emulated(draws: int, make: Callable[[int], EmulatedBench], most_rounds: int) -> dict[str, Any]:
+    """Search on so many boards, each at every share; how each ended, in how many rounds, and what is really taken.
+
+    A plan is measured until its interval is narrow, in no more than `most_rounds` rounds.
+    """
     ended: Counter[str] = Counter()
     rounds: Counter[int] = Counter()
     first, last, missed = [], [], []
     began = time.monotonic()
     for number in range(draws):
         bench, share = make(number), SHARES[number % len(SHARES)]
+        bench.most_rounds = most_rounds
         budget = share * bench.board.ms(bench.base)
         try:
             found = meet(Searches((Search(budget),)), bench)
@@ -347,6 +352,7 @@ def main() -> None:
     parser.add_argument("--model", choices=(*MODELS, "demo"), default="deit_tiny")
     parser.add_argument("--shares", type=float, nargs="*", default=list(SHARES))
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--until-sure", action="store_true", help="emulated plans are measured as long as real ones")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
@@ -362,7 +368,8 @@ def main() -> None:
                 "emulated_narrower": partial(draw, narrower=True),
                 "energy": partial(draw_energy, folder=Path(scratch, "board")),
             }
-            results[given.part] = emulated(given.draws, make[given.part])
+            most_rounds = MOST_ROUNDS if given.until_sure else ROUNDS
+            results[given.part] = emulated(given.draws, make[given.part], most_rounds)
         store(given.out, results)
         return
     for row in here(given.model, given.shares, given.threads, given.repeats, results.get("here", [])):

@@ -167,7 +167,7 @@ def _judge(costs: Costs, progress: Progress) -> None:
         UnfitBoardError: it hides nearly everything.
     """
     hidden = [told for told, is_hidden in costs.steps if is_hidden]
-    mend = "lock the clocks with --lock-clocks, close other programs, or measure more --rounds"
+    mend = "lock the clocks with --lock-clocks, close other programs, or measure more with `edgevit cost --rounds`"
     if len(hidden) > len(costs.steps) / 2:
         raise UnfitBoardError(
             f"noise of {costs.noise:.1%} hides {len(hidden)} of {len(costs.steps)} steps from one size to the next, "

@@ -105,7 +105,10 @@ def test_noise_is_told_with_what_to_do_and_refused_where_it_hides_nearly_everyth
     told = Warnings()
     measured_table(fill(noise=0.2), PLACE, points=0, folder=tmp_path, progress=told)
     assert any("steps from one size to the next, such as" in text and "--lock-clocks" in text for text in told.seen)
-    with pytest.raises(UnfitBoardError, match=r"noise of [\d.]+% hides \d+ of \d+ steps .* or measure more --rounds"):
+    with pytest.raises(
+        UnfitBoardError,
+        match=r"noise of [\d.]+% hides \d+ of \d+ .* more with `edgevit cost --rounds`",
+    ):
         measured_table(fill(noise=3.0), PLACE, points=0, folder=tmp_path)
 
 

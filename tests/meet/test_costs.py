@@ -6,14 +6,41 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from some_costs import ARGS, PLACE, fill, here
 from some_rounds import TABLE
 
+from edgevit.cost import table
 from edgevit.cost.place import Place
 from edgevit.derive.allocate.cost_table import CostTable
+from edgevit.errors import UnfitBoardError
 from edgevit.folder.model import BlockDims
 from edgevit.meet import costs
 from edgevit.meet.request import MeetRequest
 from edgevit.progress import Silent
+
+
+class Warnings(Silent):
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.seen.append(text)
+
+
+def test_noise_that_hides_what_sizes_cost_is_told_or_refused_before_any_round(
+    small_vit: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(table, "_refine", lambda *_: None)
+    request = MeetRequest(base="b", data="digits", out=tmp_path / "t", ms=4, method="vulcan")
+    network, told = small_vit(**ARGS), Warnings()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "some"))
+    fill(network, here(), None, noise=0.2)
+    costs.Costs(network, request, PLACE, told)
+    assert any("noise of" in text and "`edgevit cost --rounds`" in text for text in told.seen)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "much"))
+    fill(network, here(), None, noise=3.0)
+    with pytest.raises(UnfitBoardError, match=r"noise of [\d.]+% hides \d+ of \d+ steps"):
+        costs.Costs(network, request, PLACE, Silent())
 
 
 def test_what_is_measured_once_more_is_the_table_from_then_on(
