@@ -166,6 +166,27 @@ def test_a_method_that_chooses_a_rate_meets_a_budget_by_the_table(
     assert made.record.method == "nuwa" and len(met.rounds) > 1
 
 
+@pytest.mark.parametrize(("method", "ms"), [("heart", 9.0), ("forge", 2.3)])
+def test_a_budget_is_spent_on_tokens_where_the_method_lets_them_leave(
+    method: str, ms: float, asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+
+    def listed(network: Any, place: Place, *, tokens: bool, **how: Any) -> CostTable:
+        told.append(tokens)
+        laws = [{"tokens": n, **{site: {"share_ms": n / 65} for site in ("attention", "ffn")}} for n in (48, 32, 16)]
+        return CostTable.model_validate({**guessed(network, place, **how).content(), "schema": 4, "fewer_tokens": laws})
+
+    monkeypatch.setattr(costs, "measured_table", listed)
+    few = {"calibration_images": 8, "probes": 1} if method == "heart" else {
+        **asked["options"], "cut_tokens": True, "drop_blocks": False, "drop_sites": False, "drop_heads": False,
+    }  # fmt: skip
+    (made,) = edgevit.meet(NAME, ms=ms, out=tmp_path / "t", **{**asked, "method": method, "options": few})
+    met = made.record.met
+    assert met is not None and met.verified.value <= ms and set(told) == {True}
+    assert any(dims.tokens for dims in made.model.spec.blocks)
+
+
 def test_a_slice_of_a_super_network_meets_a_budget_without_any_image(
     asked: dict[str, Any], tmp_path: Path, computed: Computed
 ) -> None:
