@@ -118,7 +118,7 @@ def check_reachable(asked: Asked, owner: str, cuts_of: Callable[[Any], Cuts], co
         return
     options = ", ".join(f"{owner}.{name}={_written(value)}" for name, value in _more(asked, cuts_of, config, least))
     mend = [f"let more go ({options})"] if options else []
-    if not cuts.widths:
+    if not cuts.widths and budget.prices is None:  # steps before have rates of MACs
         mend.append("let another method cut first (--first forge:RATE)")
     if policy.name != "free":
         mend.append("try another --shape")

@@ -12,9 +12,11 @@ import pytest
 import torch
 from example_method import EXAMPLE, with_the_example
 from problems import untrained
+from small_base import ARGS, write_cost_table
 
 from edgevit.data.task import open_task
 from edgevit.derive.allocate.budget import make_budget
+from edgevit.derive.allocate.cost_table import load_cost_table
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.method import find_method
 from edgevit.derive.methods import method_names
@@ -160,3 +162,12 @@ def test_what_heart_reaches_is_its_smallest_choice(small_vit: Any, shape: str, m
     smallest = found.ladder([geometry.patches] * 2, found.most_heads)
     assert least("heart", {"merge": merge}, one) == found.cost(smallest)
     assert least("heart", {"token_multiple": 8}, one) > found.cost(smallest)
+
+
+def test_no_method_that_cuts_first_is_offered_for_a_budget_by_a_table(small_vit: Any, tmp_path: Path) -> None:
+    """Steps before have rates of MACs."""
+    network = small_vit(**ARGS)
+    budget = make_budget(1, 1, ms=0.2, table=load_cost_table(write_cost_table(tmp_path)))
+    said = str(refused("heart", {}, Asked(network, budget, make_policy("fused"), 1000)))
+    assert "--first" not in said
+    assert re.search(r"reaches no less than [\d.]+ ms \(rate 0\.\d+\): FFN [\d.]+ ms, .*; raise the budget", said)
