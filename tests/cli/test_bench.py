@@ -4,7 +4,9 @@ import pytest
 
 from edgevit.report.runs import load_runs
 
-FAST = ["--runner", "fake", "--samples", "20", "--duration", "0"]
+pytestmark = pytest.mark.usefixtures("own_lock")
+
+FAST = ["--runner", "fake", "--samples", "20", "--duration", "0", "--warmup-seconds", "0"]
 
 
 @pytest.fixture

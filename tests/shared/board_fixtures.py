@@ -4,7 +4,8 @@ server = sshd(EDGEVIT_BOARD_ROOT=tree)  # unless given, a cache of its own, and 
 edgevit_main("board", server.host, "--ssh-config", server.config)  # or open_board(server.host, ssh_config=...)
 server.cut()  # and so on; it ends with the test
 
-The fixture `play` makes this machine one that has TensorRT, the stand-in of tests/standins.
+The fixture `play` makes this machine one that has TensorRT, the stand-in of tests/standins, and `own_lock` one that no
+other test worker's benches are waited for.
 """
 
 from __future__ import annotations
@@ -156,6 +157,15 @@ def sshd(tmp_path: Path) -> Iterator[Callable[..., Server]]:
             return server
 
         yield start
+
+
+@pytest.fixture
+def own_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure this machine under a lock in the worker's own cache: its files are all there under this name, too.
+
+    Under "/" benches of all workers, and of whoever else uses this machine, take turns.
+    """
+    monkeypatch.setenv("EDGEVIT_BOARD_ROOT", "/.")
 
 
 def playing(monkeypatch: pytest.MonkeyPatch, home: Path) -> Callable[..., None]:
