@@ -53,7 +53,7 @@ RESULTS = Path(__file__).parent / "results" / "meet.json"
 SHARES = (0.3, 0.5, 0.7)  # of what the base takes
 SAME = 0.01  # of a loss: two plans that differ by no more are as good
 LEAST = 0.95  # of the budget, of the figure that is measured afterwards
-MODELS = {"deit_tiny": "deit_tiny_patch16_224", "deit_small": "deit_small_patch16_224"}
+MODELS = {size: f"{size}_patch16_224" for size in ("deit_tiny", "deit_small", "deit_base")}
 
 
 def emulated(draws: int, make: Callable[[int], EmulatedBench], most_rounds: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import accuracy_tables
 import dimensions
+import efficiency
 import equal_latency
 import first_base
 import heart_tables
@@ -347,6 +348,7 @@ def main() -> None:
         heart_tables.section(load("heart")),
         meet.section(load("meet")),
         equal_latency.section(load("equal_latency")),
+        efficiency.section(load("efficiency")),
         first_base.section(),
     ]
     given.out.write_text("\n".join([HEAD, *(part for part in sections if part)]))
