@@ -3,6 +3,8 @@
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
+from threading import Event, Thread
 
 import pytest
 from places import STANDINS
@@ -41,6 +43,34 @@ def opened(network, folder, place, progress=None):
     with open_board(place.board, ssh_config=place.ssh_config) as board, scratch() as files:
         setting = look(board, None, place.conditions(), told)
         yield Bench(network, place, board, setting, Store.of({}, folder), BASE, told, files)
+
+
+@contextmanager
+def moving_gpu_clock(tree):
+    """Let the clock of a captured board's GPU go up and down, until what is given is called."""
+    clock = next((tree / "sys/class/devfreq").glob("17000000.*")) / "cur_freq"
+    still, stopped = clock.read_text(), Event()
+
+    def move():
+        for number in count():
+            if stopped.wait(0.07):
+                break
+            swap = clock.with_name("next")
+            swap.write_text("918000000\n" if number % 2 else still)
+            swap.replace(clock)  # never empty
+        clock.write_text(still)
+
+    mover = Thread(target=move)
+    mover.start()
+
+    def stop():
+        stopped.set()
+        mover.join()
+
+    try:
+        yield stop
+    finally:
+        stop()
 
 
 def labels(bench):
@@ -87,8 +117,9 @@ def test_void_runs_do_not_count(small_vit, tmp_path):
 
 
 def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
-    small_vit, tmp_path, short, sshd, board_tree
+    small_vit, tmp_path, short, sshd, board_tree, monkeypatch
 ):
+    """And with clocks that move: what is void is told, and measured again."""
     tree = board_tree("orin-nx-16gb-jetpack6.2")
     server = sshd(EDGEVIT_BOARD_ROOT=tree, PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
     place, stages = Place(board=server.host, ssh_config=server.config), Stages()
@@ -100,6 +131,21 @@ def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
         assert set(bench.store.engines()) == {BASE.label, FFN.label}
         assert [name for name in stages.names if name.endswith(": build")] == [f"{s.label}: build" for s in (BASE, FFN)]
         assert [p.name for p in bench.scratch.iterdir()] == [], "what was sent is not kept here, too"
+    stages.names.clear()
+    with opened(small_vit(), tmp_path / "costs", place, stages) as bench, moving_gpu_clock(tree) as stop:
+        monkeypatch.setattr(measure, "POWER_WINDOW_S", 1.2)  # in which the clock is read several times
+        monkeypatch.setattr(measure, "TRIES", 0)
+        with pytest.raises(
+            UnfitBoardError, match=r"no figure for .* in 1 tries: the GPU clock moved between 306 and 9"
+        ):
+            bench.measure([FFN], 2)
+        assert Counter(s.stack for s in bench.samples("ms")) == {BASE: 1, FFN: 1}, "what is void is kept, and not used"
+        monkeypatch.setattr(measure, "TRIES", 3)
+        stages.warnings.clear()
+        monkeypatch.setattr(stages, "warn", lambda text: (stages.warnings.append(text), stop()))
+        bench.measure([FFN], 2)
+        assert len(stages.warnings) == 1 and "are void and made again: the GPU clock moved" in stages.warnings[0]
+        assert min(Counter(s.stack for s in bench.samples("ms")).values()) == 2
     stages.names.clear()
     with opened(small_vit(), tmp_path / "costs", place, stages) as bench:
         bench._ready(FFN)
