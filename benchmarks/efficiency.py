@@ -175,7 +175,7 @@ def section(data: dict[str, Any] | None) -> str:
 
 def _line(part: str, row: dict[str, Any], base: dict[str, Any]) -> list[str]:
     of = tuple(row["of"])
-    published = PUBLISHED_RATIOS.get(of) if part == "ratios" else PUBLISHED.get((row["method"], *of))  # type: ignore[arg-type]
+    published = PUBLISHED_RATIOS.get(of) if part == "ratios" else PUBLISHED.get((row["method"], *of))
     ends = row["interval"] or [None, None]
     return [
         " ".join([row["method"], "/".join(f"{value:g}" for value in of)]).strip(),
@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    results = json.loads(given.out.read_text()) if given.out.is_file() else {"schema": 1, "rows": []}
+    results: dict[str, Any] = json.loads(given.out.read_text()) if given.out.is_file() else {"schema": 1, "rows": []}
     rows = list(wanted(given.part, given.rates, given.methods))
     with tempfile.TemporaryDirectory() as scratch:
         new = list(measured(start_from(given.model, Path(scratch)), rows, given, Path(scratch)))
