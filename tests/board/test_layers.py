@@ -16,6 +16,8 @@ from edgevit.board.bench import bench
 from edgevit.board.layers import LAYERS_KIND, line_of, load_profiles
 from edgevit.errors import RunsError
 
+pytestmark = pytest.mark.usefixtures("own_lock")
+
 
 def test_a_file_of_profiles_gives_them_back(tmp_path: Path) -> None:
     file = tmp_path / "r.layers.jsonl"

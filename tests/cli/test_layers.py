@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from some_engines import add
 from some_layers import PROFILE
 from standin_board import write_model
@@ -14,6 +15,8 @@ from standin_board import write_model
 from edgevit.board.layers import line_of, load_profiles
 from edgevit.folder.engine import ENGINE_KIND
 from edgevit.report.runs import load_runs
+
+pytestmark = pytest.mark.usefixtures("own_lock")
 
 FAST = ("--samples", 12, "--duration", 0, "--warmup", 1, "--warmup-seconds", 0, "--threads", 1)
 
