@@ -144,6 +144,7 @@ REQUIRED = {
     "base": ["vit", "--out", "OUT"],
     "derive-many": ["nowhere"],
     "show": ["nowhere"],
+    "report": ["nowhere"],
     "sweep": ["vit", "--out", "OUT", "--data", "digits", "--rates", "0.5"],
 }
 

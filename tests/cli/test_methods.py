@@ -18,7 +18,7 @@ def test_methods_are_listed_with_a_line_each(edgevit_main: Any) -> None:
     told = json.loads(edgevit_main("methods", "--json").out)
     assert [entry["name"] for entry in told] == method_names()
     quantities = {entry["name"]: entry["quantities"] for entry in told}
-    assert quantities["heart"] == ["macs", "params"] and quantities["nuwa"] == ["macs", "params", "ms", "mj"]
+    assert quantities["heart"] == quantities["nuwa"] == ["macs", "params", "ms", "mj"]
 
 
 def test_a_method_shows_its_options_with_defaults_and_meanings(edgevit_main: Any) -> None:

@@ -45,7 +45,6 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*GIVEN, "--ms", "5,5"], "--ms has a number twice"),
     ([*DERIVE, "--threads", "1"], "--threads is for a budget that is measured"),
     ([*GIVEN, "--ms", "5", "--cost-table", "nowhere.yaml"], "nowhere.yaml"),
-    ([*GIVEN, "--ms", "5", "--method", "heart"], "method 'heart' cannot allocate by a cost table"),
     ([*DERIVE, "--out", "images"], "images exists and is not overwritten"),
     ([*DERIVE, "--out", "images", "--overwrite"], "images is not a model folder, so it is not overwritten"),
     ([*DERIVE, "--out", "begun"], "begun.partial holds an unfinished derivation; add --resume"),

@@ -263,7 +263,7 @@ def test_a_folder_that_is_no_super_network_is_refused(net, copied, tmp_path):
     [
         (
             lambda d: d.update(schema=7),
-            r"has schema 7; this edgevit .* reads up to 3 \(written by edgevit .*\): install edgevit",
+            r"has schema 7; this edgevit .* reads up to 3 \(written by edgevit .*\): install a newer edgevit",
         ),
         (lambda d: d["order"][0].pop("macs"), r"lacks order\.0\.macs"),
         (
