@@ -140,7 +140,7 @@ def main() -> None:
     seen = "--crop-pct 1 --mean 0.5 --std 0.5 --interpolation bicubic"
     edgevit(f"base {TIMM_NAME} --checkpoint {trained}/base.safetensors {opened} {seen} --data {data} --out {base}")
     task = f"{base} --data {data} --classes {','.join(TARGETS)}"
-    edgevit(f"sweep {task} --rates {RATES} --batch-size 64 --out {sweep}")
+    edgevit(f"sweep {task} --rates {RATES} --out {sweep}")
     swept = read_sweep(sweep)
     chosen = swept.chosen() or swept.derived[0]
     distilled = sweep / f"{chosen.folder}-distilled"
