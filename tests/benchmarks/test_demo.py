@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,3 +80,31 @@ def test_the_base_has_learnt_from_other_images_than_the_user_has(tmp_path: Path)
     pixels = [{file.read_bytes() for file in folder.rglob("*.png")} for folder in (learnt, given)]
     assert len(pixels[0]) == len(pixels[1]) == 5 and not pixels[0] & pixels[1]
     assert set(demo.TARGETS) < set(demo.CLASSES) < set(dataset.CLASSES)
+
+
+def test_the_program_knows_every_command_of_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.main import get_command
+
+    from edgevit.cli.app import app
+
+    commands: Any = get_command(app)
+    typed = []
+
+    def parse(line: str) -> None:
+        name, *arguments = shlex.split(line)
+        with commands.commands[name].make_context(name, arguments) as context:
+            assert context.info_name == name and not context.args
+        typed.append(name)
+        if name == "sweep":
+            points = tuple(Point(f, rate, 9, 10, macs, 1) for f, rate, macs in [("base", None, 10), ("r0.5", 0.5, 5)])
+            made, versions = tmp_path / "demo" / "sweep", {"edgevit": "0.1.0"}
+            made.mkdir()
+            write_sweep(made, Sweep({}, "validation", "2026-01-01T00:00:00+00:00", versions, points))
+
+    monkeypatch.setattr(sys, "argv", ["demo.py", "--out", str(tmp_path / "demo")])
+    monkeypatch.setattr(demo, "ensure_data", lambda _: (tmp_path / "data", tmp_path / "base"))
+    monkeypatch.setattr(demo, "edgevit", parse)
+    monkeypatch.setattr(demo, "table_rows", lambda *_: [])
+    monkeypatch.setattr(demo, "print_table", lambda _: None)
+    demo.main()
+    assert typed == ["base", "sweep", "derive", "export", "bench", "show", "report"]
