@@ -5,6 +5,9 @@ VERSION := import sys; print("%d.%d" % sys.version_info[:2])
 PYTHON ?= $(eval PYTHON := $(shell for p in python3.12 python3.11 python3.13 python3.10 python3.14 python3; do \
 	$$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done))$(PYTHON)
 BIN := .venv/bin
+unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of programs, each of which would compile edgevit anew
+# What is never imported here, as far as names tell.
+UNUSED := tests?|testing|_inductor|networkx|mypyc?|setuptools|transformers|backend
 # Whether .venv is of that Python's version; a PYTHON that is given and of another makes it anew.
 SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c '$(VERSION)' 2>/dev/null)"
 
@@ -25,7 +28,7 @@ SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c
 	@echo "installing into .venv: about 6 GB, because PyPI's torch brings CUDA; a few minutes (README: without a GPU)"
 	@case $$($(BIN)/python -c '$(VERSION)') in 3.10) ;; *) pins="-c constraints.txt" ;; esac; set -x; \
 		$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $$pins $(PIP_ARGS) -e '.[cpu,test]'
-	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' .venv/lib >/dev/null 2>&1 || true  # pip would take one core for it
+	@$(BIN)/python -m compileall -q -j 0 -x '/($(UNUSED))/' .venv/lib edgevit >/dev/null 2>&1 || true  # pip would take one core
 	@touch $@
 	@echo "installed; next: . .venv/bin/activate && edgevit --help"
 
@@ -46,7 +49,7 @@ test: .venv/ready sshd
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
 pytest: .venv/ready
-	$(BIN)/python -m pytest -n 3 --dist worksteal  # more than cores: workers wait for programs that they start
+	$(BIN)/python -m pytest -n 4 --dist worksteal  # more than cores: workers wait for programs that they start
 
 # The page of `edgevit report` is tried in a browser where there is one; this installs one, which takes minutes.
 browser: .venv/ready
@@ -62,16 +65,40 @@ demo: .venv/ready
 picture: browser  # of the demo's page, for README
 	$(BIN)/python benchmarks/picture.py
 
+# Every section of RESULTS.md but that of the first base, quick ones first: minutes, then hours, then days on one core.
 benchmark: .venv/ready
-	$(BIN)/python benchmarks/cost.py
-	$(BIN)/python benchmarks/shapes.py
 	$(BIN)/python benchmarks/allocation.py
 	$(BIN)/python benchmarks/least_squares.py
 	$(BIN)/python benchmarks/supernet.py
+	$(BIN)/python benchmarks/heart.py --cost
+	$(BIN)/python benchmarks/turns.py
+	$(BIN)/python benchmarks/meet.py emulated
+	$(BIN)/python benchmarks/meet.py emulated_narrower
+	$(BIN)/python benchmarks/meet.py emulated_pairs --draws 100
+	$(BIN)/python benchmarks/meet.py energy
+	$(BIN)/python benchmarks/cost.py
 	$(BIN)/python benchmarks/forge.py
-	$(BIN)/python benchmarks/many.py
 	$(BIN)/python benchmarks/hostile.py
+	$(BIN)/python benchmarks/predictions.py --plans 30
+	$(BIN)/python benchmarks/many.py
+	$(BIN)/python benchmarks/many.py --purification validated --separate 2
+	$(BIN)/python benchmarks/meet.py here
+	$(BIN)/python benchmarks/meet.py here --model demo --repeats 2
+	$(BIN)/python benchmarks/shapes.py
+	$(BIN)/python benchmarks/efficiency.py methods
+	$(BIN)/python benchmarks/efficiency.py ratios
 	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/attention.py criteria
+	$(BIN)/python benchmarks/neurons.py
+	$(BIN)/python benchmarks/agnostic.py
+	$(BIN)/python benchmarks/axes.py
+	$(BIN)/python benchmarks/heart.py
+	$(BIN)/python benchmarks/heart.py --part composed
+	$(BIN)/python benchmarks/embedding.py
+	$(BIN)/python benchmarks/equal_latency.py
+	$(BIN)/python benchmarks/distillation.py
+	$(BIN)/python benchmarks/rivals.py
+	$(BIN)/python benchmarks/dimensions.py
 	$(BIN)/python benchmarks/accuracy.py
 	$(BIN)/python benchmarks/results.py
 

@@ -92,7 +92,7 @@ SKD: dict[str, tuple[int, Options]] = {
 class Case:
     """One derivation."""
 
-    table: str  # one of TABLES, "dimensions", or "rivals"
+    table: str  # one of TABLES, or the name of another script that has such rows
     task: int  # number of classes
     rate: float
     seed: int
@@ -271,6 +271,7 @@ def _ensure_digits(progress: Any) -> tuple[Path, Path]:
 
 
 def open_places(kinds: Iterable[str], progress: Any) -> dict[str, Place]:
+    import demo
     from base import ensure_rendered_base
     from fashion import ensure_fashion_base
 
@@ -284,6 +285,8 @@ def open_places(kinds: Iterable[str], progress: Any) -> dict[str, Place]:
                 data, base = ensure_rendered_base(progress=progress)
             case "digits":
                 data, base = _ensure_digits(progress)
+            case "demo":
+                data, base = demo.ensure_data(progress)
             case _:
                 data, base = ensure_fashion_base(progress=progress)
         places[kind] = Place(data, base, tensors_sha256(read_weights(base / "base.safetensors")))

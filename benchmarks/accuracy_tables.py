@@ -13,6 +13,7 @@ from typing import Any
 
 from accuracy import CURVE, FORGE, FORGE_SHAPES, HIGHEST, METHODS, NARROW, RATES, SEEDS, SKD_STEPS, TASK_SIZES
 from line_plot import Panel, Point, line_plot
+from older import rows_told
 from tables import Row, derived, grouped, percent, picked, points, table
 
 BASELINES = {
@@ -437,14 +438,16 @@ def section(data: dict[str, Any] | None, attention: dict[str, Any] | None, folde
     digits, skd = picked(rows, table="digits"), picked(rows, table="skd")
     parts = []
     if main:
-        places = len(TASK_SIZES) * len(SEEDS)
+        places, older = len(TASK_SIZES) * len(SEEDS), [told] if (told := rows_told(main)) else []
         parts += [
             RENDERED.format(**_told(main)),
+            *older,
             baselines_table(main),
             MAIN.format(beyond=max(row["rate_reached"] - row["rate"] for row in main)),
             methods_table(main, (*RATES, HIGHEST)),
             differences_table(main, RATES, places),
             "### Targets\n",
+            *older,
             targets_table(main, places),
         ]
         parts += [CLAIMS_TEXT, claims_table(main, skd)]
@@ -459,6 +462,7 @@ def section(data: dict[str, Any] | None, attention: dict[str, Any] | None, folde
     if digits:
         parts += [
             DIGITS.format(**_told(digits)),
+            *([told] if (told := rows_told(digits, "digits")) else []),
             baselines_table(digits),
             methods_table(digits, sorted({row["rate"] for row in digits})),
         ]

@@ -1,38 +1,59 @@
 """Attention pruned without training, its factors made for the weights, for the task's tokens, or for these weighted.
 
     python benchmarks/attention.py                # writes results/attention.json
+    python benchmarks/attention.py criteria       # writes results/criteria.json; other bases: source.py
 
 The form of Table 3 of the SKD super-network paper: QK and VO of every block at 1/4, 2/4 and 3/4 of their width, the FFN
 whole, top-1 with nothing trained. Narrower widths, too: this base's attention is of so low a rank that 1/4 costs it
 nothing. `class token` is what the paper calls ill-conditioned: moments from one token per image, of fewer images than
 features. Rendered data set, base and sub-tasks of accuracy.py; moments of `IMAGES` training images; top-1 on `val/`.
+
+`criteria` sets WPAC, and the singular values of the weights, against five criteria that score each dimension by itself,
+which is that Table 3 and Figure 4 of Vulcan; and whole heads against dimensions, which is Vulcan's Table 6. With g the
+gradient of an image's loss by a factor on a dimension, of its queries or of its values, and h its second derivative,
+a dimension is worth |E g| (Taylor, first order), |E g - h / 2| (second order) or h / 2 (Hessian diagonal). h is taken
+as E g^2, the empirical Fisher information. Magnitude is the sum of squares of the weights that go with it. A head is
+worth (E g)^2 of a factor on all that it puts out. All blocks and heads keep as many dimensions, and all blocks as many
+heads. Nothing is trained. WPAC alone makes up for the mean of the values that go, which is part of it here.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from accuracy import TASK_SIZES, task_classes
 from base import ensure_rendered_base
+from source import Source, add_source, load_rows, refusals, results_file, source_from, store_rows
+from tables import Row, grouped, percent, picked, table
 from torch import Tensor, nn
 
 from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.task import Split, Task, open_task
 from edgevit.derive.algebra.attention import attention_spectra, narrow
+from edgevit.derive.measure.importance import group_sums, valued
 from edgevit.derive.measure.statistics import calibrate
-from edgevit.models.anatomy import Block, attentions
+from edgevit.models.anatomy import Attention, Block, attentions
 from edgevit.models.checkpoint import Model, open_base
 from edgevit.models.classifier import with_classes
-from edgevit.models.families import vit
-from edgevit.train.passes import observed, open_passes
+from edgevit.models.families import family_of, vit
+from edgevit.train.passes import Passes, observed, open_passes
 from edgevit.train.settings import Training
 
 RESULTS = Path(__file__).parent / "results" / "attention.json"
 IMAGES, WIDTHS = 128, (4, 8, 16, 32, 48)
+SHARES = (1 / 16, 1 / 8, 0.25, 0.5, 0.75)  # of the dimensions that stay: those of Table 3, and two narrower ones
+HEAD_RATES = (0.4, 0.6)  # of the heads that go, as in Vulcan's Table 6; the nearest number of heads
+DRAWS = 3  # of random dimensions
+WPAC, SVD, HEADS = "WPAC", "SVD of the weights", "whole heads"
 
 
 def open_all() -> tuple[Model, Path, dict[str, Any]]:
@@ -75,7 +96,7 @@ def moments(network: nn.Module, task: Task, columns: list[int]) -> dict[str, lis
     }
 
 
-def main() -> None:
+def measure_moments() -> None:
     base, data, facts = open_all()
     names: list[str] = facts["classes"]
     rows: list[dict[str, Any]] = []
@@ -107,6 +128,225 @@ def main() -> None:
         "rows": rows,
     }  # fmt: skip
     RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+
+
+# -- each dimension by itself ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gates:
+    """The gradient of each image's loss by a factor on each dimension of one attention, in fp64.
+
+    Shapes: n images, H heads, q and v widths.
+    """
+
+    qk: Tensor  # [n, H, q], of a factor on a query's dimension
+    vo: Tensor  # [n, H, v], of one on a value's
+
+    def scores(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """What dimensions are worth by each criterion: [H, q] and [H, v]."""
+        first, second = [[moment(g) for g in (self.qk, self.vo)] for moment in (_mean, _mean_square)]
+        pairs = list(zip(first, second, strict=True))
+        return {
+            "Taylor, first order": _pair([g.abs() for g in first]),
+            "Taylor, second order": _pair([(g - h / 2).abs() for g, h in pairs]),
+            "Hessian diagonal": _pair([h / 2 for h in second]),
+        }
+
+    def heads(self) -> Tensor:
+        """What heads are worth: [H]."""
+        return self.vo.sum(-1).mean(0).square()
+
+
+def _mean(gradients: Tensor) -> Tensor:
+    return gradients.mean(0)
+
+
+def _mean_square(gradients: Tensor) -> Tensor:
+    return gradients.square().mean(0)
+
+
+def _pair(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    qk, vo = tensors
+    return qk, vo
+
+
+def gates(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> list[Gates]:
+    """The gates of every attention, by one forward and backward pass."""
+    family = family_of(network)
+    dims = [block.dims for block in family.read(network)]
+    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in dims]
+    target = torch.as_tensor(columns)
+
+    def see(i: int, _: Any, output: Tensor) -> None:
+        def back(gradient: Tensor) -> None:
+            (q, _, v), (dq, _, dv) = (family.unpack(t.detach().double(), dims[i]) for t in (output, gradient))
+            found[i].append(((q * dq).sum(1), (v * dv).sum(1)))  # over tokens: [B, N, H, w] -> [B, H, w]
+
+        output.register_hook(back)  # type: ignore[no-untyped-call]
+
+    def see_answers(logits: Tensor, labels: Tensor) -> None:
+        loss = F.cross_entropy(logits.float(), target[labels], reduction="sum")
+        torch.autograd.grad(loss, list(network.parameters()), allow_unused=True)
+
+    passes.run(network, images, see_answers, [(family.projections(network), see)], gradients=True)
+    return [Gates(torch.cat([qk for qk, _ in of]), torch.cat([vo for _, vo in of])) for of in found]
+
+
+@torch.no_grad()
+def keep_best(part: Attention, qk: Tensor, vo: Tensor, widths: tuple[int, int]) -> Attention:
+    """Keep the dimensions of each head that are worth most; logits stay what these make of them.
+
+    Shapes: qk [H, q], vo [H, v].
+    """
+    first, second = (scores.topk(width, dim=1).indices for scores, width in zip((qk, vo), widths, strict=True))
+    gain = (widths[0] / part.qk) ** 0.5  # logits will be divided by the root of the new width
+
+    def rows(weight: Tensor, kept: Tensor) -> Tensor:  # [H, w, d]
+        return weight.gather(1, kept[..., None].expand(-1, -1, weight.shape[-1]))
+
+    def entries(bias: Tensor | None, kept: Tensor) -> Tensor | None:
+        return None if bias is None else bias.gather(1, kept)
+
+    bq = entries(part.bq, first)
+    return replace(
+        part,
+        wq=rows(part.wq, first) * gain, bq=None if bq is None else bq * gain,
+        wk=rows(part.wk, first), bk=entries(part.bk, first),
+        wv=rows(part.wv, second), bv=entries(part.bv, second), wo=rows(part.wo.mT, second).mT,
+    )  # fmt: skip
+
+
+def random_scores(parts: Sequence[Attention], seed: int) -> list[tuple[Tensor, Tensor]]:
+    draw = torch.Generator().manual_seed(seed)
+    return [(torch.rand(p.heads, p.qk, generator=draw), torch.rand(p.heads, p.vo, generator=draw)) for p in parts]
+
+
+class Cuts:
+    """Every way to make the attentions of one network smaller, for one sub-task."""
+
+    def __init__(self, network: nn.Module, task: Task) -> None:
+        self.network, columns = network, list(range(len(task.classes)))
+        self.blocks = family_of(network).read(network)
+        self.parts = attentions(self.blocks)
+        images, passes = task.train.subset(IMAGES), open_passes(Training(device="cpu"))
+        self.gates = gates(network, images, columns, passes)
+        squares = group_sums(valued(network, lambda _, weight: weight.square())).blocks
+        self.scores: dict[str, list[tuple[Tensor, Tensor]]] = {"magnitude": [(b.qk, b.vo) for b in squares]}
+        for name in self.gates[0].scores():
+            self.scores[name] = [of.scores()[name] for of in self.gates]
+        taken = calibrate(network, images, passes, factorisation="tokens", columns=columns)
+        self.moments = [s.moment for s in taken if s.moment is not None]
+        self.spectra = {SVD: attention_spectra(self.parts), WPAC: attention_spectra(self.parts, self.moments)}
+
+    def dimensions(self, kind: str, share: float, seed: int = 0) -> nn.Module:
+        """The network with this share of the dimensions of each head, at least one."""
+        widths = [(max(round(share * p.qk), 1), max(round(share * p.vo), 1)) for p in self.parts]
+        if kind in self.spectra:
+            slim = narrow(self.parts, widths, self.moments if kind == WPAC else None, self.spectra[kind])
+        else:
+            scores = random_scores(self.parts, seed) if kind == "random" else self.scores[kind]
+            slim = [keep_best(p, *s, w) for p, s, w in zip(self.parts, scores, widths, strict=True)]
+        return self._with(slim)
+
+    def heads(self, count: int) -> nn.Module:
+        """The network with the heads of each block that are worth most."""
+        kept = [sorted(of.heads().topk(count).indices.tolist()) for of in self.gates]
+        return self._with([part.keep_heads(of) for part, of in zip(self.parts, kept, strict=True)])
+
+    def made(self, base: nn.Module, one: Row) -> nn.Module:
+        """What a row is of."""
+        if one["kind"] == "base":
+            return base
+        if one["kind"] == HEADS:
+            return self.heads(round(one["share"] * self.parts[0].heads))
+        return self.dimensions(one["kind"], one["share"], one["seed"])
+
+    def _with(self, slim: Sequence[Attention]) -> nn.Module:
+        blocks = [Block(a, block.ffn) for a, block in zip(slim, self.blocks, strict=True)]
+        with torch.no_grad():
+            return family_of(self.network).build(self.network, blocks)
+
+
+CRITERIA = ("random", "magnitude", "Taylor, first order", "Taylor, second order", "Hessian diagonal", SVD, WPAC)
+
+
+def wanted(heads: int) -> Iterator[Row]:
+    """Every row of a sub-task, for a base of so many heads a block; share 1 is the base."""
+    yield {"part": "base", "kind": "base", "share": 1.0, "seed": 0}
+    for share in SHARES:
+        for kind in CRITERIA:
+            for seed in range(DRAWS if kind == "random" else 1):
+                yield {"part": "criteria", "kind": kind, "share": share, "seed": seed}
+    for count in sorted({min(max(round((1 - rate) * heads), 1), heads - 1) for rate in HEAD_RATES}):
+        for kind in (HEADS, SVD, WPAC):
+            yield {"part": "heads", "kind": kind, "share": count / heads, "seed": 0}
+
+
+def criteria_rows(source: Source, classes: Sequence[str], done: Sequence[Row]) -> Iterator[Row]:
+    """Every row of one sub-task that is not done; its base has the argmax over the sub-task's classes, too."""
+    heads = attentions(family_of(source.base.network).read(source.base.network))[0].heads
+    due = [one for one in wanted(heads) if not picked(done, **one)]
+    if not due:
+        return
+    task = source.task(classes)
+    network = with_classes(source.base.network, task.base_columns)
+    test, columns = list(task.test.batches(200)), list(range(len(classes)))
+    cuts = Cuts(network, task)
+    for one in due:
+        top1 = measure_accuracy(cuts.made(network, one), test, columns, task.class_names).top1
+        yield {**one, "images": len(task.test), "top1": top1}
+
+
+def section(data: dict[str, Any] | None) -> str:
+    """The part of RESULTS.md about criteria."""
+    if data is None or not data["rows"]:
+        return ""
+    parts = ["## Attention: which dimensions stay, and heads against dimensions\n"]
+    for (title, _), rows in grouped(data["rows"], "source", "base_sha256").items():
+        head = (
+            f"Base {title}, {rows[0]['all_classes']} classes; n = 1 sub-task of each size, {DRAWS} draws of random "
+            f"dimensions, {IMAGES} calibration images. Top-1 with nothing trained, the FFNs whole; mean and range. "
+            "Columns are the share of each head's dimensions that stays, or of the heads."
+        )
+        parts.append("\n".join(textwrap.wrap(head, 118)) + "\n")
+        for part in ("criteria", "heads"):
+            shares = sorted({row["share"] for row in picked(rows, part=part)})
+            lines = []
+            for (task, kind), group in grouped(picked(rows, part=part), "task", "kind").items():
+                whole = [row["top1"] for row in picked(rows, part="base", task=task)]
+                cut = [percent([row["top1"] for row in picked(group, share=share)]) for share in shares]
+                lines.append([f"{task} classes, {kind}", *cut, percent(whole)])
+            parts.append(table(["", *(f"{share:.3g}" for share in shares), "whole"], lines))
+    return "\n".join(parts)
+
+
+def measure_criteria(given: argparse.Namespace) -> None:
+    """Rows of every sub-task that is not there yet."""
+    from edgevit.cli.console import Console
+
+    progress, file = Console().progress, results_file(given, "criteria")
+    rows = load_rows(file)
+    with refusals():
+        source = source_from(given, progress)
+        for classes in source.sub_tasks(given.tasks, given.classes):
+            of = {"source": source.title, "all_classes": len(source.classes), "base_sha256": source.sha256}
+            of |= {"task": len(classes), "classes": classes}
+            for row in criteria_rows(source, classes, picked(rows, **of)):
+                rows.append({**of, **row})
+                store_rows(file, rows)
+                progress.note(f"{len(classes)} classes, {row['kind']}, {row['share']:.3g}: {row['top1']:.3f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=("moments", "criteria"), default="moments")
+    add_source(parser)
+    given = parser.parse_args()
+    if given.part == "criteria":
+        measure_criteria(given)
+    else:
+        measure_moments()
 
 
 if __name__ == "__main__":

@@ -232,13 +232,15 @@ def ensure_base(
     return folder
 
 
-def ensure_rendered_base(*, cache_dir: Path | str = CACHE, progress: Progress | None = None) -> tuple[Path, Path]:
+def ensure_rendered_base(
+    *, model_args: Mapping[str, Any] = RENDERED_ARGS, cache_dir: Path | str = CACHE, progress: Progress | None = None
+) -> tuple[Path, Path]:
     """Return the rendered data set's folder and its base's, which was trained on other images of the same classes."""
     root = dataset.ensure(cache_dir, progress=progress)
     more = dataset.ensure(cache_dir, train_per_class=BASE_PER_CLASS, val_per_class=1, seed=1, progress=progress)
     images, test = read_folder(more), read_folder(root)
     images = replace(images, val=test.val, val_labels=test.val_labels)
-    return root, ensure_base(images, RENDERED_ARGS, RENDERED_RECIPE, cache_dir=cache_dir, progress=progress)
+    return root, ensure_base(images, model_args, RENDERED_RECIPE, cache_dir=cache_dir, progress=progress)
 
 
 if __name__ == "__main__":

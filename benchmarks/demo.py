@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,11 @@ def edgevit(command: str) -> None:
     subprocess.run([sys.executable, "-m", "edgevit.cli", *shlex.split(command)], check=True)
 
 
-def ensure_data(progress: Progress | None = None) -> tuple[Path, Path]:
+def ensure_data(progress: Progress | None = None, model_args: Mapping[str, Any] = BASE_ARGS) -> tuple[Path, Path]:
     """Return the user's images, of which the base has seen none, and the folder of the base; make what is missing."""
     looks: dict[str, Any] = {"classes": CLASSES, "size": SIZE, "scene": SCENE, "progress": progress}
     learnt = dataset.ensure(CACHE, train_per_class=800, val_per_class=150, **looks)
-    base = ensure_base(read_folder(learnt), BASE_ARGS, RECIPE, progress=progress)
+    base = ensure_base(read_folder(learnt), model_args, RECIPE, progress=progress)
     return dataset.ensure(CACHE, train_per_class=500, val_per_class=150, seed=1, **looks), base
 
 

@@ -205,6 +205,7 @@ def distil(start: Start, seed: int, changes: dict[str, Any]) -> dict[str, Any]:
     ]
     first = [line["loss_teacher"] for line in history.lines if 1 <= line["step"] <= 20]
     return {
+        "embed": start.plan.embed and start.plan.embed.width,  # None: whole
         "training": asdict(training),
         "unlabelled": times,
         "cpu_s": round(process_time() - began, 1),

@@ -1,16 +1,23 @@
 """The papers' tables of latency and memory, measured again: every method's model beside its base, in turns.
 
     python benchmarks/efficiency.py methods                          # Vulcan's Tables 2 and 10
-    python benchmarks/efficiency.py ratios                           # HEART-ViT's Table 4
+    python benchmarks/efficiency.py ratios                           # HEART-ViT's Tables 4 and 5
     python benchmarks/efficiency.py methods --model deit_tiny --rates 0.8 --rounds 6
+    python benchmarks/efficiency.py methods --provider cuda          # this machine's GPU, in fp32; --precision fp16
     python benchmarks/efficiency.py methods --board jetson@orin-nx   # engines, over SSH
 
 On this machine through ONNX Runtime, on a board as engines; a row says where it ran. Weights are random and nothing is
 trained: what a method leaves has the sizes that its rule gives such weights, at equal MACs, and latency follows sizes.
 Shape `paper`, as published; forge is `fused`.
 
-Not here: Table 5 (quantisation, which edgevit has not), Table 7 (heads of unequal widths, which no plan has), and of
-Table 18 the rows that add depth pruning with distillation; its precision is a matter of `edgevit export`.
+Of Vulcan's other tables of latency:
+- Table 5 sets INT8, which edgevit has not, and weights set to zero in place beside three dense models. Zeros leave
+  every size as it is: that model is its base once more, and the dense ones are the rows `base` of each `--model`.
+- Table 7 gives the heads of one block unequal widths. A block of edgevit has one QK and one VO width, and its attention
+  is one product over all heads: no plan says it, and no network would run it.
+- Table 18 begins with the base and Vulcan at 0.8, which are rows here. Its third row takes three blocks out of the
+  latter by their accuracy, one after the other, as no method here does; the fourth is fp16: `--precision`, and then of
+  all rows, the base among them.
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ import json
 import os
 import tempfile
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +36,8 @@ from meet import MODELS, Start, start_from
 from tables import table
 
 import edgevit
+from edgevit.agent.records import Run
+from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.engines.build import build_engine
 from edgevit.engines.options import Options
 from edgevit.folder.writing import write_whole
@@ -51,21 +60,33 @@ METHODS: dict[
     "vulcan": ("paper", IMAGES),
     "forge": ("fused", {"calibration_images": 48, "sensitivity_images": 16}),
 }
-# Of the base's latency, batch 1: Vulcan's Table 10 (Orin NX); HEART-ViT's Table 4, before fine-tuning (AGX Orin).
-_DENSE_MS, _HEART_MS = 45.45, 23.05
-PUBLISHED: dict[tuple[str, float], float] = {
-    (method, rate): ms / _DENSE_MS
-    for rate, figures in {
-        0.2: (42.97, 37.49, 37.49, 36.98, 33.78, 36.84),
-        0.4: (34.24, 29.25, 29.54, 28.62, 26.30, 29.73),
-        0.6: (26.74, 24.55, 21.79, 20.04, 19.35, 21.81),
-        0.8: (15.19, 19.13, 19.76, 14.76, 18.30, 15.06),
-    }.items()
-    for method, ms in zip(METHODS, figures, strict=False)
+# Vulcan's Table 10, Orin NX, batch 1: latency in ms and memory in GB by rate, in the order of METHODS.
+_DENSE = (45.45, 0.34)
+_OF_METHODS = {
+    0.2: ((42.97, 37.49, 37.49, 36.98, 33.78, 36.84), (0.28, 0.27, 0.28, 0.28, 0.25, 0.27)),
+    0.4: ((34.24, 29.25, 29.54, 28.62, 26.30, 29.73), (0.21, 0.21, 0.21, 0.21, 0.19, 0.21)),
+    0.6: ((26.74, 24.55, 21.79, 20.04, 19.35, 21.81), (0.15, 0.14, 0.15, 0.15, 0.13, 0.15)),
+    0.8: ((15.19, 19.13, 19.76, 14.76, 18.30, 15.06), (0.08, 0.08, 0.09, 0.08, 0.08, 0.08)),
 }
-PUBLISHED_RATIOS = {
-    pair: ms / _HEART_MS
-    for pair, ms in zip(RATIOS, (18.04, 14.06, 17.02, 15.49, 14.73, 19.38, 14.41, 16.67, 14.84), strict=True)
+# HEART-ViT, AGX Orin, DeiT-B/16 before fine-tuning: latency in ms, of the dense model and in the order of RATIOS.
+_OF_RATIOS = {
+    "Table 4, ImageNet-1k": (23.78, (18.12, 14.86, 16.20, 15.56, 14.76, 18.31, 14.45, 15.22, 15.40)),
+    "Table 5, ImageNet-100": (23.05, (18.04, 14.06, 17.02, 15.49, 14.73, 19.38, 14.41, 16.67, 14.84)),
+}
+# Shares of the dense model's, by part and column: a row of `methods` is (name, rate), one of `ratios` ("heart", t, h).
+PUBLISHED: dict[str, dict[str, dict[tuple[str | float, ...], float]]] = {
+    "methods": {
+        f"Table 10, {what}": {
+            (method, rate): value / _DENSE[i]
+            for rate, columns in _OF_METHODS.items()
+            for method, value in zip(METHODS, columns[i], strict=False)  # forge is not in it
+        }
+        for i, what in enumerate(("latency", "memory"))
+    },
+    "ratios": {
+        title: {("heart", *pair): ms / dense for pair, ms in zip(RATIOS, figures, strict=True)}
+        for title, (dense, figures) in _OF_RATIOS.items()
+    },
 }
 
 
@@ -113,7 +134,10 @@ def measured(start: Start, rows: Sequence[Wanted], given: argparse.Namespace, fo
     folders = [folder / name for name in ("base", *made)]
     for model in folders:
         _ready(model, given)
-    how = edgevit.Conditions(batches=(given.batch,), threads=given.threads, samples=100, duration_s=1.0)
+    how = edgevit.Conditions(
+        batches=(given.batch,), threads=given.threads, samples=100, duration_s=1.0,
+        provider=given.provider, precision=given.precision,
+    )  # fmt: skip
     runs = edgevit.bench_in_turns(folders, how, rounds=given.rounds, board=given.board).runs
     # A comparison names a model by its label and precision.
     ratios = {one.after.partition(" ")[0]: one for one in decisive(compare_within(runs))}
@@ -130,14 +154,21 @@ def measured(start: Start, rows: Sequence[Wanted], given: argparse.Namespace, fo
             "ratio": 1.0 if ratio is None else ratio.ratio,
             "interval": None if ratio is None else [ratio.low, ratio.high],
             "figure": None if ratio is None else ratio.figure, "batch": given.batch,
-            "where": f"{given.board or 'this machine'}: {runs[0].runner}, {runs[0].environment.get('cpu', 'unknown')}",
+            "where": _where(runs[0], given.board),
             "load_average": os.getloadavg()[0],
         }  # fmt: skip
 
 
+def _where(run: Run, board: str | None) -> str:
+    """Which machine, and what of it computed: sessions of one place take one another's place."""
+    on_cpu = (run.provider or "").startswith("CPU")
+    chip = next((run.environment[n] for n in (("cpu",) if on_cpu else ("module", "gpu")) if n in run.environment), "")
+    return ", ".join(filter(None, [f"{board or 'this machine'}: {run.runner}", run.provider, run.precision, chip]))
+
+
 def _ready(model: Path, given: argparse.Namespace) -> None:
     if given.board is None:
-        edgevit.export(model, fp16=False, accuracy=False)
+        edgevit.export(model, fp16=given.precision == "fp16", accuracy=False)
         return
     from edgevit.board.connection import open_board
 
@@ -151,7 +182,7 @@ def _middle(values: Sequence[float]) -> float | None:
 
 
 TITLES = {"methods": "Latency of what each method leaves", "ratios": "Latency by HEART's ratios of tokens and heads"}
-SOURCES = {"methods": "Vulcan, Table 10, Orin NX", "ratios": "HEART-ViT, Table 4, AGX Orin, before fine-tuning"}
+SOURCES = {"methods": "Vulcan, Table 10, Orin NX", "ratios": "HEART-ViT, AGX Orin, before fine-tuning"}
 
 
 def section(data: dict[str, Any] | None) -> str:
@@ -165,26 +196,27 @@ def section(data: dict[str, Any] | None) -> str:
             head = (
                 f"{model}, random weights, batch {rows[0]['batch']}, on {where}; in turns, load average up to "
                 f"{max(row['load_average'] for row in rows):.1f}. Latency as a share of the base's with its 95 % "
-                f"interval; published: {SOURCES[part]}, of a DeiT-Base, whatever runtime and precision it was."
+                f"interval; memory is the process's peak of RAM. Published: {SOURCES[part]}, of a DeiT-Base, whatever "
+                "runtime and precision it was, as shares of its dense model."
             )
-            lines = [_line(part, row, rows[0]) for row in rows]
-            titles = ["", "MACs", "latency", "interval", "images/s", "file", "published"]
+            lines = [_line(row, rows[0], PUBLISHED[part].values()) for row in rows]
+            titles = ["", "MACs", "latency", "interval", "images/s", "memory, MiB", "file", *PUBLISHED[part]]
             found.append(f"## {title}\n\n{chr(10).join(textwrap.wrap(head, 118))}\n\n" + table(titles, lines))
     return "\n".join(found)
 
 
-def _line(part: str, row: dict[str, Any], base: dict[str, Any]) -> list[str]:
-    of = tuple(row["of"])
-    published = PUBLISHED_RATIOS.get(of) if part == "ratios" else PUBLISHED.get((row["method"], *of))
+def _line(row: dict[str, Any], base: dict[str, Any], published: Iterable[dict[Any, float]]) -> list[str]:
     ends = row["interval"] or [None, None]
+    found = [of.get((row["method"], *row["of"])) for of in published]
     return [
-        " ".join([row["method"], "/".join(f"{value:g}" for value in of)]).strip(),
+        " ".join([row["method"], "/".join(f"{value:g}" for value in row["of"])]).strip(),
         f"{row['macs'] / base['macs']:.3f}",
         f"{row['ratio']:.3f}",
         f"{ends[0]:.3f} to {ends[1]:.3f}" if None not in ends else "",
         f"{row['images_per_s']:.0f}",
+        "" if row["memory_mib"] is None else f"{row['memory_mib']:.0f}",
         f"{row['file_bytes'] / base['file_bytes']:.3f}",
-        "" if published is None else f"{published:.3f}",
+        *("" if share is None else f"{share:.3f}" for share in found),
     ]
 
 
@@ -194,12 +226,19 @@ def main() -> None:
     parser.add_argument("--model", choices=(*MODELS, "demo"), default="deit_base")
     parser.add_argument("--rates", type=float, nargs="*", default=list(RATES))
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--board")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--board")
+    where.add_argument("--provider", choices=PROVIDERS, help="what ONNX Runtime computes on, on this machine")
+    parser.add_argument("--precision", choices=("fp32", "fp16"), help="of ONNX files; fp32, unless given")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
+    if given.board is None:
+        given.precision = given.precision or "fp32"
+    elif given.precision is not None:
+        parser.error("--precision is of ONNX files; engines are fp16, or what the board's gate asks for")
     results: dict[str, Any] = json.loads(given.out.read_text()) if given.out.is_file() else {"schema": 1, "rows": []}
     rows = list(wanted(given.part, given.rates, given.methods))
     with tempfile.TemporaryDirectory() as scratch:

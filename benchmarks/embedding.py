@@ -1,87 +1,113 @@
 """Was the width that forge chose for the embedding the right one? The closed form at every rung, beside the choice.
 
-    python benchmarks/embedding.py                                     # 12 rendered classes, rates 0.8, 0.9, 0.95
-    python benchmarks/embedding.py --classes 6 --rates 0.95 --out trial.json
+    python benchmarks/embedding.py                             # everything that is not in results/embedding.json yet
+    python benchmarks/embedding.py --tasks 12 --seeds 1 --rates 0.95
 
-At each rate forge derives with the ladder as it is, and once with every other width as the only one. What is compared
-is the closed form: its top-1 on the validation part, which a choice would go by, and on `val/`, which is only told.
+At each rate forge derives with the ladder as it is, and once with every width as the only one: the sub-tasks, seeds and
+images of accuracy.py, on the base that base.py trains on this machine; shape `fused`. What is compared is the closed
+form: its top-1 on the validation part, which a choice would go by, and on `val/`, which is only told.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import tempfile
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from accuracy import Case, Place, _base_arguments, _training, open_places, task_classes
-from tables import table
+from accuracy import SEEDS, TASK_SIZES, Case, load, open_places, run_all
+from accuracy_tables import of_newest_base
+from base import RENDERED_ARGS
+from tables import Row, derived, grouped, percent, picked, points, table
 
-from edgevit.cli.console import Console
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.derive.embedding import ladder
-from edgevit.derive.session import derive
-from edgevit.errors import BudgetError
 
 RESULTS = Path(__file__).parent / "results" / "embedding.json"
+RATES = (0.9, 0.95, 0.8)
+CHOSEN = "chosen"
+WIDTHS = ladder(RENDERED_ARGS["embed_dim"], POLICIES["fused"].embed_step)
 
 
-def at(place: Place, classes: list[str], rate: float, seed: int, width: int) -> dict[str, Any]:
-    """One closed form with the embedding of this width; 0: of the width that forge chooses."""
-    case = Case("main", len(classes), rate, seed, "forge, closed form", "forge", steps=0)
-    with tempfile.TemporaryDirectory() as folder:
-        made = derive(
-            **_base_arguments(place), data=place.data, classes=classes, rate=rate, out=Path(folder) / "model",
-            method="forge", options={"embed_width": width}, shape="fused", training=_training(case, 0),
-        )  # fmt: skip
-    facts, accuracy = made.record.facts.more, made.record.accuracy
-    assert accuracy.derived is not None
-    return {
-        "rate": rate,
-        "width": facts["embed"],
-        "chosen": not width,
-        "predicted_nats": facts["predicted_nats"],
-        "validation": facts["accuracy_validation_closed_form"],
-        "top1": accuracy.derived.top1,
-        "base_top1": accuracy.base_restricted.top1 if accuracy.base_restricted else None,
-        "rungs": facts["embed_rungs"],
-    }
+def cases(tasks: Sequence[int], seeds: Sequence[int], rates: Sequence[float]) -> Iterator[Case]:
+    """The choice and every width, place by place: a place that is complete can be read."""
+    for seed in seeds:
+        for task in tasks:
+            for rate in rates:
+                for width in (0, *WIDTHS):
+                    options = {"embed_width": width} if width else {}
+                    yield Case("embedding", task, rate, seed, f"{width or CHOSEN}", "forge", options, steps=0)
+
+
+def validation(row: Row) -> float:
+    return float(row["facts"]["accuracy_validation_closed_form"])
+
+
+def best(rows: Sequence[Row]) -> Row:
+    """By the validation part; of equal ones the one of which less loss is predicted."""
+    return max(rows, key=lambda row: (validation(row), -row["facts"]["predicted_nats"]))
+
+
+TEXT = """## The width of the embedding: chosen against every other
+
+Forge's closed form with the ladder as it is, and with every width as the only one, of {whole}; shape `fused`, equal
+MACs, top-1 on `val/`. Mean over seeds {seeds}. `by validation`: the width that is best on the validation part, which
+nothing but its images tells. Where a cell is empty, the width cannot be had at that rate, or was not run.
+"""
+
+
+def section(data: dict[str, Any] | None) -> str:
+    """The part of RESULTS.md."""
+    if data is None or not data["rows"]:
+        return ""
+    rows = of_newest_base(data["rows"].values())
+    seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
+    found, judged = [], []
+    for (task, rate), of in sorted(grouped(rows, "task", "rate").items()):
+        chosen = picked(of, variant=CHOSEN)
+        place = f"{task} classes, {rate:g}"
+        widths = [derived(picked(of, variant=str(width))) for width in WIDTHS]
+        found.append([place, percent(derived(chosen)), *(percent([mean(one)]) if one else "" for one in widths)])
+        every = {seed: [r for r in picked(of, seed=seed) if r["variant"] != CHOSEN] for seed in {r["seed"] for r in of}}
+        pairs = [(row, best(every[row["seed"]])) for row in chosen if every[row["seed"]]]
+        judged.append(
+            [
+                place,
+                ", ".join(str(row["embed"]) for row, _ in pairs),
+                ", ".join(str(other["embed"]) for _, other in pairs),
+                points([row["accuracy"]["derived"] - other["accuracy"]["derived"] for row, other in pairs]),
+            ]
+        )
+    return "\n".join(
+        [
+            TEXT.format(whole=WIDTHS[0], seeds=seeds),
+            table(["", CHOSEN, *map(str, WIDTHS)], found),
+            table(["", "chosen, for each seed", "by validation", "points, chosen less that one"], judged),
+        ]
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--classes", type=int, default=12)
-    parser.add_argument(
-        "--rates", type=lambda text: [float(part) for part in text.split(",")], default=[0.8, 0.9, 0.95]
-    )
-    parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args()
-    place = open_places(["rendered"], Console().progress)["rendered"]
-    os.environ["XDG_CACHE_HOME"] = str(place.base.parent / "shared" / "embedding")
-    card = json.loads((place.base / "base.json").read_text())
-    classes, whole = task_classes(card["classes"], asked.classes), card["model_args"]["embed_dim"]
-    rows: list[dict[str, Any]] = []
-    for rate in asked.rates:
-        chosen = at(place, classes, rate, asked.seed, 0)
-        rows.append(chosen)
-        for width in ladder(whole, POLICIES["fused"].embed_step):
-            try:
-                found = chosen if width == chosen["width"] else at(place, classes, rate, asked.seed, width)
-            except BudgetError as error:
-                print(f"rate {rate}, width {width}: {error}")
-                continue
-            rows += [] if found is chosen else [found]
-            print(f"rate {rate}, width {width}: validation {found['validation']:.3f}, top-1 {found['top1']:.3f}")
-    asked.out.write_text(json.dumps({"schema": 1, "rows": rows}, indent=1) + "\n")
-    cells = [
-        [f"{r['rate']}", f"{r['width']}" + ", chosen" * r["chosen"], f"{r['predicted_nats']:.4f}"]
-        + [f"{100 * r[name]:.1f}" for name in ("validation", "top1", "base_top1")]
-        for r in sorted(rows, key=lambda r: (r["rate"], -r["width"]))
-    ]
-    print(table(["rate", "width", "predicted nats", "validation", "top-1", "base's"], cells))
+    parser.add_argument("--tasks", type=int, nargs="+", choices=TASK_SIZES, default=list(TASK_SIZES))
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
+    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
+    parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    from edgevit.cli.console import Console
+
+    progress = Console().progress
+    places = open_places(["rendered"], progress)
+    wanted = cases(given.tasks, SEEDS[: given.seeds], given.rates)
+    keyed = {case.key(places[case.data].base_sha256): case for case in wanted}
+    rows = load(given.results)
+    due = {key: case for key, case in keyed.items() if key not in rows}
+    print(f"{len(keyed)} cases, {len(due)} to do", file=sys.stderr)
+    for line in run_all(due, places, given.results, given.jobs, progress):
+        print(line, file=sys.stderr)  # a width that cannot be had at this rate
 
 
 if __name__ == "__main__":

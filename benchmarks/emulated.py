@@ -26,7 +26,7 @@ from edgevit.derive.allocate.prices import Prices
 from edgevit.derive.embedding import ladder
 from edgevit.errors import BudgetError
 from edgevit.meet.in_turns import ROUNDS, SURE
-from edgevit.meet.rounds import CONFIDENT, Candidate, Measured, Shape
+from edgevit.meet.rounds import CONFIDENT, Candidate, Measured, Search, Shape
 from edgevit.models.anatomy import BlockDims
 
 Sizes = TypeVar("Sizes", bound=tuple[int, ...])
@@ -157,6 +157,15 @@ class EmulatedBench:
             for board in boards
             for count in counts
         )
+
+    def loses_least(self, search: Search) -> bool:
+        """Whether no plan loses less than the one that is kept, of those that its own figure has within the budget."""
+        best, prices = search.best, self.table.in_quantity("ms")
+        assert best is not None
+        factors = search.factors(prices)
+        limit = best.shape.terms(prices).times(factors).total * search.budget / best.measured.value
+        shape, _ = self.best(self.table.corrected(**vars(factors)), limit)
+        return shape == best.shape
 
     def tables(self) -> tuple[CostTable, ...]:
         return (self.table,)

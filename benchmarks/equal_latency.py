@@ -2,8 +2,9 @@
 
     python benchmarks/equal_latency.py              # everything that is not in results/equal_latency.json yet
     python benchmarks/equal_latency.py --seeds 1 --shares 0.5
+    python benchmarks/equal_latency.py --base demo  # of whose six classes the sub-tasks are: this base takes minutes
 
-Forge's closed form, the sub-tasks and seeds of accuracy.py on the base of base.py, one thread. First a budget in
+Forge's closed form, sub-tasks drawn as accuracy.py does, its seeds, one thread. First a budget in
 milliseconds is met, a share of what the base takes. Then at most six rates are tried, each derived, exported and
 measured in turns with the base, until one takes the same within 1.5 %; the nearest of them is kept. Last, both are
 measured in turns with one another. Accuracy is on `val/`, which no derivation sees; nothing is chosen by it.
@@ -33,6 +34,7 @@ from edgevit.report.runs import compare_within, decisive
 from edgevit.train.settings import Training
 
 RESULTS = Path(__file__).parent / "results" / "equal_latency.json"
+SIZES = {"rendered": TASK_SIZES, "demo": (2, 3, 4)}  # of the sub-tasks of each base
 SHARES = (0.5, 0.3)  # of what the base takes
 TRIES, NEAR = 6, 0.015
 LOW, HIGH = 0.02, 0.98  # rates
@@ -59,9 +61,9 @@ def nearest_rate(aim: float, measure: Callable[[float], float]) -> tuple[float, 
 
 
 def in_turns(folders: list[Path], rounds: int) -> Any:
-    """The ratio of the last to the first, by processor time where other programs are busy."""
+    """The ratio of the last to the first, of visits by turns in one process."""
     how = edgevit.Conditions(threads=1, samples=100, duration_s=0.5)
-    return decisive(compare_within(edgevit.bench_in_turns(folders, how, rounds=rounds).runs))[-1]
+    return decisive(compare_within(edgevit.bench_in_turns(folders, how, rounds=rounds, alternate=True).runs))[-1]
 
 
 def top1(derivation: edgevit.Derivation) -> float:
@@ -70,7 +72,7 @@ def top1(derivation: edgevit.Derivation) -> float:
     return float(seen.top1)
 
 
-def one(place: Place, task: int, seed: int, share: float, folder: Path) -> Row:
+def one(place: Place, base_of: str, task: int, seed: int, share: float, folder: Path) -> Row:
     """Both models of one budget."""
     start = _base_arguments(place)
     name = start.pop("base")
@@ -110,7 +112,7 @@ def one(place: Place, task: int, seed: int, share: float, folder: Path) -> Row:
         "macs_share": {kind: 1 - of.model.spec.rate for kind, of in both.items()},
         "embed": {kind: of.model.spec.timm_args["embed_dim"] for kind, of in both.items()},
         "seconds": round(time.monotonic() - began, 1), "load_average": os.getloadavg()[0],
-        "base_sha256": place.base_sha256,
+        "base_of": base_of, "base_sha256": place.base_sha256,
     }  # fmt: skip
 
 
@@ -121,30 +123,27 @@ def section(data: dict[str, Any] | None) -> str:
     rows: list[Row] = data["rows"]
     far = max(abs(row["apart"][0] - 1) for row in rows)
     head = (
-        "Forge's closed form on the rendered data set's base, one thread, `fused`. A budget in milliseconds is met by "
-        "measuring; beside it the rate whose model takes the same, measured in turns: the two are at most "
-        f"{far:.1%} apart. Top-1 in percent on images that no derivation sees; mean and range over seeds. Load average "
-        f"up to {max(row['load_average'] for row in rows):.1f}; on a busy machine ratios are of processor time. These "
-        "are images rendered by the project, and no ImageNet result."
+        "Forge's closed form on the bases of the rendered data set and of the demo, one thread, `fused`. A budget in "
+        "milliseconds is met by measuring; beside it the rate whose model takes the same, measured in turns: the "
+        f"two are at most {far:.1%} apart. Top-1 in percent on images that no derivation sees; mean and range over "
+        f"seeds. Load average up to {max(row['load_average'] for row in rows):.1f}. These are images rendered by the "
+        "project, and no ImageNet result."
     )
     lines = []
-    for share in sorted({row["share"] for row in rows}, reverse=True):
-        for task in sorted({row["task"] for row in rows}):
-            found = picked(rows, task=task, share=share)
-            if not found:
-                continue
-            apart = [row["accuracy"]["ms"] - row["accuracy"]["rate"] for row in found]
-            lines.append(
-                [
-                    f"{task} classes, {share:g} of the base's latency",
-                    percent([row["base_restricted"] for row in found]),
-                    percent([row["accuracy"]["ms"] for row in found]),
-                    percent([row["accuracy"]["rate"] for row in found]),
-                    points(apart),
-                    ", ".join(f"{row['rate']:.3f}" for row in found),
-                    ", ".join(f"{row['embed']['ms']} and {row['embed']['rate']}" for row in found),
-                ]
-            )
+    for name, share, task in sorted({(row["base_of"], -row["share"], row["task"]) for row in rows}):
+        found = picked(rows, base_of=name, task=task, share=-share)
+        apart = [row["accuracy"]["ms"] - row["accuracy"]["rate"] for row in found]
+        lines.append(
+            [
+                f"{name}, {task} classes, {-share:g} of the base's latency",
+                percent([row["base_restricted"] for row in found]),
+                percent([row["accuracy"]["ms"] for row in found]),
+                percent([row["accuracy"]["rate"] for row in found]),
+                points(apart),
+                ", ".join(f"{row['rate']:.3f}" for row in found),
+                ", ".join(f"{row['embed']['ms']} and {row['embed']['rate']}" for row in found),
+            ]
+        )
     lined = "\n".join(textwrap.wrap(head, 118))
     titles = ["", "base", "`--ms`", "`--rate`", "points", "the rates", "embedding widths"]
     return f"## Accuracy at equal measured latency\n\n{lined}\n\n" + table(titles, lines)
@@ -153,23 +152,24 @@ def section(data: dict[str, Any] | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
-    parser.add_argument("--tasks", type=int, nargs="*", default=list(TASK_SIZES))
+    parser.add_argument("--base", choices=list(SIZES), default="rendered")
+    parser.add_argument("--tasks", type=int, nargs="*", help="numbers of classes of the sub-tasks")
     parser.add_argument("--shares", type=float, nargs="*", default=list(SHARES))
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     torch.set_num_threads(1)
     from edgevit.cli.console import Console
 
-    place = open_places(["rendered"], Console().progress)["rendered"]
+    place = open_places([given.base], Console().progress)[given.base]
     rows = json.loads(given.out.read_text())["rows"] if given.out.is_file() else []
     known = {(row["share"], row["seed"], row["task"], row["base_sha256"]) for row in rows}
     for share in given.shares:
         for seed in SEEDS[: given.seeds]:
-            for task in given.tasks:
+            for task in given.tasks or SIZES[given.base]:
                 if (share, seed, task, place.base_sha256) in known:
                     continue
                 with tempfile.TemporaryDirectory() as scratch:
-                    rows.append(one(place, task, seed, share, Path(scratch)))
+                    rows.append(one(place, given.base, task, seed, share, Path(scratch)))
                 write_whole(given.out, json.dumps({"schema": 1, "rows": rows}, indent=1) + "\n")
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
 

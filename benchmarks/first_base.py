@@ -15,7 +15,7 @@ ACCURACY = """## On the first base ({base_top1:.1f} %, undertrained)
 
 Top-1 in per cent on `val/`. {steps} steps of {batch_size} images, learning rate {lr:g}, {schedule}, shape `fused`. Mean
 and range over seeds {seeds}; `cut only` is Vulcan's plan and surgery with no training before it. Kept, as
-the code of that time made it, because it settled the defaults of Vulcan and NuWa.
+the code of that time made it, because it settled the defaults of Vulcan and NuWa; it cannot be made again.
 """
 
 

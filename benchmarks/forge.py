@@ -1,11 +1,13 @@
 """What forge's closed form costs on DeiT-Base: seconds per stage of a first and a second budget, and peak memory.
 
     python benchmarks/forge.py                    # writes results/forge.json
-    python benchmarks/forge.py --images 64
+    python benchmarks/forge.py --images 64 --model deit_tiny_patch16_224 --out /tmp/forge.json
+    python benchmarks/forge.py --budgets 10       # and how many times the first all ten take
 
 Random weights cost what trained ones do; images are the rendered data set's, scaled up. Each budget runs in a process
 of its own with one cache, as two commands of a user would. Of the stages that run images through networks, what is not
-a pass of a network is timed beside it: sums over tokens and least squares.
+a pass of a network is timed beside it: sums over tokens and least squares. Options are forge's own; what is not given
+is its default.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "forge.json"
 MODEL = "deit_base_patch16_224"
 NO_PASSES = ("closed_form", "allocation")  # stages that run no image through a network
-BUDGETS = (("first budget, rate 0.6", 0.6), ("second, rate 0.8", 0.8))
+RATES = (0.6, 0.8, 0.5, 0.7, 0.9, 0.4, 0.75, 0.85, 0.3, 0.65)
 
 
 @contextmanager
@@ -48,10 +51,10 @@ def timed(owner: Any, name: str, stage: str, seconds: dict[str, float]) -> Itera
         setattr(owner, name, function)
 
 
-def derive(folder: Path, data: Path, rate: float, images: int, gradients: int) -> dict[str, Any]:
+def derive(model: str, folder: Path, data: Path, rate: float, options: dict[str, int]) -> dict[str, Any]:
     """One derivation without training, in this process."""
     from edgevit.derive.algebra.least_squares import Regression
-    from edgevit.derive.measure import sensitivity, statistics
+    from edgevit.derive.measure import embedding, sensitivity, statistics
     from edgevit.derive.session import derive as derive_model
     from edgevit.train.settings import Training
 
@@ -61,31 +64,38 @@ def derive(folder: Path, data: Path, rate: float, images: int, gradients: int) -
             ("sensitivity", sensitivity, "_of_batch"),
             ("statistics", statistics._Sums, "see_hidden"),
             ("statistics", statistics._Sums, "see_input"),
+            ("statistics", embedding.TokenMoment, "_see"),
+            ("embedding", embedding.TokenMoment, "directions"),
             ("sequential", Regression, "add"),
             ("sequential", Regression, "solve"),
         ):
             stack.enter_context(timed(owner, name, stage, beside))
         derivation = derive_model(
-            MODEL, checkpoint=folder / "base.safetensors", model_args={"num_classes": 24}, data=data, rate=rate,
+            model, checkpoint=folder / "base.safetensors", model_args={"num_classes": 24}, data=data, rate=rate,
             classes=["plain_disc", "plain_ring", "plain_star"], out=folder / f"m{rate}", method="forge",
-            options={"calibration_images": images, "sensitivity_images": gradients},
+            options=options, accept_weak_base=True,
             training=Training(steps=0, device="cpu", batch_size=32),
         )  # fmt: skip
     seconds = derivation.record.seconds
     beside |= {stage: seconds[stage] for stage in NO_PASSES}
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
-    return {"seconds": seconds, "beside_passes_s": beside, "peak_bytes": peak_bytes}
+    return {"seconds": seconds, "cpu_s": time.process_time(), "beside_passes_s": beside, "peak_bytes": peak_bytes}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=512)
-    parser.add_argument("--gradients", type=int, default=128)
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--images", type=int, default=512, help="forge.calibration_images")
+    parser.add_argument("--gradients", type=int, help="forge.sensitivity_images")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--budgets", type=int, default=2, help=f"how many of the rates {RATES}")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # folder, data, rate: what a process of ours does
     given = parser.parse_args()
+    asked = {"calibration_images": given.images, "sensitivity_images": given.gradients}
+    options = {name: count for name, count in asked.items() if count is not None}
     if given.one:
         folder, data, rate = given.one
-        print(json.dumps(derive(Path(folder), Path(data), float(rate), given.images, given.gradients)))
+        print(json.dumps(derive(given.model, Path(folder), Path(data), float(rate), options)))
         return
     import dataset
     import timm
@@ -93,10 +103,12 @@ def main() -> None:
     from base import CACHE
     from safetensors.torch import save_file
 
+    from edgevit.derive.methods.forge.method import Config
+
     load = os.getloadavg()[0]
     data = dataset.ensure(CACHE)
     with tempfile.TemporaryDirectory() as temporary:
-        network = timm.create_model(MODEL, num_classes=24).eval()
+        network = timm.create_model(given.model, num_classes=24).eval()
         save_file(network.state_dict(), Path(temporary) / "base.safetensors")
         few = torch.randn(16, 3, 224, 224)
         with torch.inference_mode():
@@ -106,17 +118,17 @@ def main() -> None:
         forward_s = (time.monotonic() - started) / len(few) * given.images
         environment = {**os.environ, "XDG_CACHE_HOME": temporary}
         runs = []
-        for title, rate in BUDGETS:
-            command = [sys.executable, __file__, "--images", str(given.images), "--gradients", str(given.gradients)]
-            command += ["--one", temporary, str(data), str(rate)]
+        for i, rate in enumerate(RATES[: given.budgets]):
+            command = [sys.executable, __file__, *sys.argv[1:], "--one", temporary, str(data), str(rate)]
+            started = time.monotonic()
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-            runs.append({"title": title, **json.loads(done.stdout)})
+            title = f"{('first budget', 'second')[i] if i < 2 else 'then'}, rate {rate:g}"
+            runs.append({"title": title, "wall_s": time.monotonic() - started, **json.loads(done.stdout)})
     record = {
-        "schema": 1, "model": MODEL, "pixels": 224, "calibration_images": given.images,
-        "sensitivity_images": given.gradients, "threads": torch.get_num_threads(), "load_average": load,
-        "forward_s": forward_s, "runs": runs,
+        "schema": 1, "model": given.model, "pixels": 224, **asdict(Config(**options)),
+        "threads": torch.get_num_threads(), "load_average": load, "forward_s": forward_s, "runs": runs,
     }  # fmt: skip
-    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+    given.out.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1))
 
 

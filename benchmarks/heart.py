@@ -2,10 +2,14 @@
 
     python benchmarks/heart.py                   # writes results/heart.json row by row; what is there is not done again
     python benchmarks/heart.py --cost            # the cost of the scores of DeiT-Small alone
+    python benchmarks/heart.py --part composed   # HEART behind forge, beside either alone, at equal MACs; likewise
 
 The base is the demo's: few classes, 25 patches, three heads, so that ratios are coarse. Every row is a derivation with
 `selection=percentile`; rows differ in what scores come from. "attention" shares tokens out by what the attention of
 blocks looks at, and heads by the size of their weights; "random" draws both, and at inference which tokens go on.
+
+The part `composed` asks what tokens and heads are worth beside widths, at a rate that all of its rows reach: forge with
+all tokens, forge with tokens among its choices, HEART, and HEART behind a forge that has cut half of what is to go.
 """
 
 from __future__ import annotations
@@ -19,8 +23,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,6 +39,7 @@ VARIANTS = ("heart, alike", "heart, by sensitivity", "attention", "random")
 SEEDS = (42, 43, 44)
 TRAINING: dict[str, Any] = {"steps": 60, "batch_size": 48, "lr": 3e-4, "evaluations": 3, "device": "cpu"}
 TEACHER = "restricted"  # of all rows: labels alone made none of the first rows better in so few steps
+COMPOSED_RATES = (0.5,)  # which HEART reaches alone, too
 COSTS = {"a training step": 32, "scores": 8}  # images of each
 
 
@@ -87,35 +93,67 @@ def scored(variant: str) -> Iterator[None]:
 
 
 def measure(variant: str, ratios: tuple[float, float], seed: int, data: Path, base: Path) -> dict[str, Any]:
-    """Derive without training, and with."""
-    import edgevit
-    from edgevit.train.settings import Training
-
-    made = json.loads((base / "base.json").read_text())
+    """A row of these ratios."""
     tokens, heads = ratios
     options = {
         "teacher": TEACHER, "selection": "percentile", "token_ratio": tokens, "head_ratio": heads,
         "ratios": "uniform" if variant == "heart, alike" else "sensitivity",
     }  # fmt: skip
+    with scored(variant):
+        row, derived = before_and_after(seed, data, base, method="heart", rate=0.01, options=options)
+    facts = derived.record.facts.more
+    row |= {"reaching": facts["tokens"], "spearman": facts["spearman"]}
+    row["heads_left"] = [len(kept) for kept in facts["kept_heads"]]
+    return {"variant": variant, "tokens": tokens, "heads": heads, "seed": seed, **row}
+
+
+def before_and_after(seed: int, data: Path, base: Path, **given: Any) -> tuple[dict[str, Any], Any]:
+    """Derive without training, and with: top-1 of both and of the restricted base, and the second derivation."""
+    import edgevit
+    from edgevit.train.settings import Training
+
+    made = json.loads((base / "base.json").read_text())
     training = {name: value for name, value in TRAINING.items() if name != "steps"}
-    row: dict[str, Any] = {"variant": variant, "tokens": tokens, "heads": heads, "seed": seed}
-    with tempfile.TemporaryDirectory() as folder, scored(variant):
+    row: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
         for name, steps in (("before", 0), ("after", TRAINING["steps"])):
             derived = edgevit.derive(
                 made["timm_name"], checkpoint=base / "base.safetensors", model_args=made["model_args"],
                 preprocessing={n: made[n] for n in ("mean", "std", "crop_pct", "interpolation")},
-                base_classes=made["classes"], data=data, rate=0.01, shape="free", method="heart", options=options,
-                cache=False, out=Path(folder) / name,
-                training=Training(**training, steps=steps, seed=seed),
+                base_classes=made["classes"], data=data, shape="free", cache=False, out=Path(folder) / name,
+                training=Training(**training, steps=steps, seed=seed), **given,
             )  # fmt: skip
-            accuracy, facts = derived.record.accuracy, derived.record.facts.more
+            accuracy = derived.record.accuracy
             assert accuracy.derived is not None
             row[name] = accuracy.derived.top1
-        assert accuracy.derived is not None and accuracy.base_restricted is not None
-        row |= {"base": accuracy.base_restricted.top1, "macs_left": 1 - derived.model.spec.rate}
-        row |= {"images": accuracy.derived.images, "reaching": facts["tokens"], "spearman": facts["spearman"]}
-        row["heads_left"] = [len(kept) for kept in facts["kept_heads"]]
-    return row
+    assert accuracy.derived is not None and accuracy.base_restricted is not None
+    row |= {"base": accuracy.base_restricted.top1, "macs_left": 1 - derived.model.spec.rate}
+    return {**row, "images": accuracy.derived.images}, derived
+
+
+# -- beside widths -----------------------------------------------------------------------------------------------------
+
+
+def composed(rate: float) -> dict[str, dict[str, Any]]:
+    """What each row asks of `edgevit.derive` beside the rate."""
+    from edgevit.derive.steps import Step
+
+    heart = {"method": "heart", "options": {"teacher": TEACHER}}
+    return {
+        "forge": {"method": "forge"},
+        "forge, tokens too": {"method": "forge", "options": {"cut_tokens": True}},
+        "heart": heart,
+        "forge, then heart": {**heart, "first": (Step("forge", rate / 2),)},
+    }
+
+
+def measure_composed(variant: str, rate: float, seed: int, data: Path, base: Path) -> dict[str, Any]:
+    """A row of the part `composed`, with the shape of what was left."""
+    row, derived = before_and_after(seed, data, base, rate=rate, **composed(rate)[variant])
+    spec = derived.model.spec
+    row |= {"passed_on": [b.tokens for b in spec.blocks], "heads_left": [b.heads for b in spec.blocks]}
+    row |= {"ffn": [b.ffn for b in spec.blocks], "embed": spec.timm_args["embed_dim"]}
+    return {"variant": variant, "rate": rate, "seed": seed, **row}
 
 
 # -- cost --------------------------------------------------------------------------------------------------------------
@@ -171,6 +209,7 @@ def write(record: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--part", choices=("ratios", "composed"), default="ratios")
     parser.add_argument("--cost", action="store_true", help="the cost of the scores alone")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -184,15 +223,32 @@ def main() -> None:
         return
     import demo
 
+    from edgevit.folder.writing import file_sha256
+
     data, base = demo.ensure_data()
-    done = {(r["variant"], r["tokens"], r["heads"], r["seed"]) for r in record["rows"]}
-    for seed in SEEDS[: given.seeds]:
-        for ratios in RATIOS:
+    of = {"base_sha256": file_sha256(base / "base.safetensors")}  # another machine may train another one
+    rows = record.setdefault("rows" if given.part == "ratios" else given.part, [])
+    for key, make in wanted(given.part, SEEDS[: given.seeds]):
+        if any(row.items() >= {**key, **of}.items() for row in rows):
+            continue
+        rows.append({**make(data=data, base=base), **of})
+        write(record)
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+
+
+def wanted(part: str, seeds: Sequence[int]) -> Iterator[tuple[dict[str, Any], Callable[..., dict[str, Any]]]]:
+    """What tells each row of a part from the others, and what makes it."""
+    for seed in seeds:
+        if part == "composed":
+            for rate in COMPOSED_RATES:
+                for variant in composed(rate):
+                    key: dict[str, Any] = {"variant": variant, "rate": rate, "seed": seed}
+                    yield key, partial(measure_composed, **key)
+            continue
+        for tokens, heads in RATIOS:
             for variant in VARIANTS:
-                if (variant, *ratios, seed) not in done:
-                    record["rows"].append(measure(variant, ratios, seed, data, base))
-                    write(record)
-                    print(json.dumps(record["rows"][-1]), file=sys.stderr, flush=True)
+                key = {"variant": variant, "tokens": tokens, "heads": heads, "seed": seed}
+                yield key, partial(measure, variant, (tokens, heads), seed)
 
 
 if __name__ == "__main__":

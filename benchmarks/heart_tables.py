@@ -23,10 +23,23 @@ block: {by_block}. docs/lab-log.md has the same with more draws of signs, and wi
 """
 
 
+COMPOSED = """### Beside widths, at equal MACs
+
+The same base, in shape `free`: forge with all tokens, forge with tokens among its choices (`cut_tokens=true`), HEART
+alone, and HEART behind a forge that has cut half of what is to go. {steps} steps each. Mean and range over seeds
+{seeds}.
+"""
+
+
+def of_newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the base that the last row is of."""
+    return [row for row in rows if row.get("base_sha256") == rows[-1].get("base_sha256")]
+
+
 def section(data: dict[str, Any] | None) -> str:
     if data is None:
         return ""
-    rows, how = data["rows"], data["training"]
+    rows, how = of_newest(data["rows"]), data["training"]
     seeds = sorted({row["seed"] for row in rows})
     parts = []
     if rows:
@@ -40,6 +53,9 @@ def section(data: dict[str, Any] | None) -> str:
         own = [row["spearman"] for row in rows if row["variant"].startswith("heart")]
         by_block = ", ".join(f"{sum(of) / len(of):+.2f}" for of in zip(*own, strict=True))
         parts.append(CORRELATION.format(by_block=by_block))
+    if found := of_newest(data.get("composed", [])):
+        seeds = sorted({row["seed"] for row in found})
+        parts += [COMPOSED.format(steps=how["steps"], seeds=", ".join(map(str, seeds))), _composed(found)]
     if (cost := data["cost"]) is not None:
         step, scores = cost["a training step"], cost["scores"]
         parts.append(
@@ -65,3 +81,16 @@ def _accuracy(rows: list[dict[str, Any]]) -> str:
                 ]
             )
     return table(["tokens/heads", "MACs left, %", "before", "after", "the base, restricted"], lines)
+
+
+def _composed(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        [
+            f"{rate:g}, {variant}",
+            *(percent([row[name] for row in group]) for name in ("macs_left", "before", "after", "base")),
+            ", ".join(str(row["embed"]) for row in group),
+        ]
+        for (rate, variant), group in grouped(rows, "rate", "variant").items()
+    ]
+    head = ["MACs gone", "MACs left, %", "before", "after", "the base, restricted", "embedding, of each seed"]
+    return table(head, lines)

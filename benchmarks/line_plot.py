@@ -37,9 +37,10 @@ def _panel(panel: Panel, left: float, y_ticks: Sequence[float]) -> Iterator[str]
     x_ticks = ticks(0, max(x for line in panel.lines.values() for x, _ in line))
     bottom = TOP + HEIGHT
 
+    low, height_of_all = y_ticks[0], (y_ticks[-1] - y_ticks[0]) or 1.0  # one tick, where all points are at it
+
     def at(x: float, y: float) -> Point:
-        low, high = y_ticks[0], y_ticks[-1]
-        return left + WIDTH * x / x_ticks[-1], bottom - HEIGHT * (y - low) / (high - low)
+        return left + WIDTH * x / x_ticks[-1], bottom - HEIGHT * (y - low) / height_of_all
 
     for y in y_ticks:
         height = at(0, y)[1]

@@ -6,6 +6,8 @@
 Plans keep the base's stem and head around blocks of any sizes that shape `fused` allows, some of them without their
 attention, their FFN, or both. The table is measured first, as `edgevit cost` does, as far as it is not known; no plan
 is among what it is made of. Both prediction and measurement are shares of the base: errors are of their quotient.
+Each plan is also predicted by the table as the rounds of a search correct it, by the five other plans whose predictions
+are nearest to its own: as many as a search measures.
 `--beside` has another table of the same base predict them, too. With `--narrower` each plan has its own embedding, of
 the widths that forge may choose, of which the table has three measured; with `--tokens` tokens leave behind two blocks
 of each plan, down to numbers that fill tiles. Random weights: time depends on shapes.
@@ -45,11 +47,13 @@ from edgevit.derive.allocate.tokens import tile_counts
 from edgevit.derive.embedding import ladder
 from edgevit.engines.unjudged import OPSET
 from edgevit.export.graph import write_onnx
+from edgevit.meet.rounds import MOST, Measured, Shape, correct
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import network_without_weights
 from edgevit.models.families import family_of
 
 RESULTS = Path(__file__).parent / "results" / "predictions.json"
+KNOWN_S = 30  # a table takes minutes, unless it is read from the store
 GONE = 0.15  # of a block, and of each site of one that stays
 FUSED = POLICIES["fused"]
 
@@ -97,7 +101,22 @@ def told(errors: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(sizes), "worst": max(sizes), "mean_signed": statistics.fmean(errors)}
 
 
-WAYS = {"measured": "`edgevit cost`: stacks of blocks, in turns", "beside": "sums of torch modules timed alone"}
+def corrected(plans: Sequence[Shape], seen: Sequence[float], prices: Prices) -> list[float]:
+    """Each plan's share of the base by a table that the nearest others correct; `seen` is what each was measured."""
+    by_table = [plan.terms(prices) for plan in plans]
+    found = []
+    for i, own in enumerate(by_table):
+        others = sorted((j for j in range(len(plans)) if j != i), key=lambda j: abs(by_table[j].total - own.total))
+        told = [(by_table[j], Measured(seen[j] * prices.base, None, None, 1)) for j in others[:MOST]]
+        found.append(own.times(correct(told)).total / prices.base)
+    return found
+
+
+WAYS = {
+    "measured": "`edgevit cost`: stacks of blocks",
+    "corrected": "the same, corrected by the five plans nearest to it",
+    "beside": "sums of torch modules timed alone",
+}
 
 
 def section(data: dict[str, Any] | None) -> str:
@@ -108,10 +127,13 @@ def section(data: dict[str, Any] | None) -> str:
     halves = sum(not (block["heads"] and block["ffn"]) for block in kinds)
     gone = sum(data["depth"] - len(row["kept"]) for row in data["plans"])
     least, most = (pick(row["share"] for row in data["plans"]) for pick in (min, max))
+    told = f"took {data['table_s'] / 60:.1f} min, {data['stacks']} stacks"
+    if data["table_s"] < KNOWN_S:
+        told = f"of {data['stacks']} stacks was there already"
     head = (
         f"{data['model']}, {data['measured_on']}; load average {data['load_average']:.1f}. {len(data['plans'])} random "
         f"plans of {least:.2f} to {most:.2f} of the base's time, {gone} of their blocks gone and {halves} without "
-        f"attention or FFN. The table took {data['table_s'] / 60:.1f} min, {data['stacks']} stacks; standard error of "
+        f"attention or FFN. The table {told}; standard error of "
         f"a stack {data['noise']:.1%}, scatter of a plan between two rounds {data['scatter']:.1%}. Errors of the share "
         "of the base's processor time."
     )
@@ -156,6 +178,7 @@ def main() -> None:
             files.append(write(network, blocks, Path(folder, f"plan{i}.onnx"), embed if embed < whole else None))
         how = replace(place.conditions(), duration_s=0.5)
         runs = bench_in_turns(files, how, rounds=given.rounds).runs
+    seen_shares = [statistics.median(shares(runs, f"plan{i}")) for i in range(len(plans))]
     rows: list[dict[str, Any]] = []
     tables = {"measured": found.in_quantity("ms")}
     if given.beside:
@@ -164,9 +187,12 @@ def main() -> None:
     def predicted(prices: Prices, blocks: Sequence[BlockDims], kept: Sequence[int], embed: int) -> float:
         return prices.at(embed).cost(blocks, kept) / prices.base
 
+    shapes = [Shape(tuple(blocks), tuple(kept), embed) for (blocks, kept), embed in zip(plans, embeds, strict=True)]
+    by_others = corrected(shapes, seen_shares, tables["measured"])
     for i, ((blocks, kept), embed) in enumerate(zip(plans, embeds, strict=True)):
-        seen = statistics.median(shares(runs, f"plan{i}"))
+        seen = seen_shares[i]
         shown = {name: predicted(prices, blocks, kept, embed) for name, prices in tables.items()}
+        shown["corrected"] = by_others[i]
         told_blocks = [asdict(b) for b in blocks]
         rows.append({"kept": kept, "embed": embed, "blocks": told_blocks, "share": seen, "predicted": shown})
         print(
@@ -189,7 +215,9 @@ def main() -> None:
         + 5 * len(found.fewer_tokens),
         "depth": len(base),
         "scatter": statistics.median(statistics.stdev(map(log, shares(runs, f"plan{i}"))) for i in range(len(plans))),
-        "errors": {name: told([row["predicted"][name] / row["share"] - 1 for row in rows]) for name in tables},
+        "errors": {
+            name: told([row["predicted"][name] / row["share"] - 1 for row in rows]) for name in rows[0]["predicted"]
+        },
         "plans": rows,
     }
     given.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -12,22 +12,33 @@ from pathlib import Path
 from typing import Any
 
 import accuracy_tables
+import agnostic
+import attention
+import axes
 import dimensions
 import efficiency
+import embedding
 import equal_latency
 import first_base
 import heart_tables
 import meet
+import neurons
+import older
 import predictions
 import rivals
 import turns
 from tables import grouped, load, percent, points, table
 
 HERE = Path(__file__).parent
-HEAD = """# Results
+HEAD = f"""# Results
 
-Made by `python benchmarks/results.py` from `benchmarks/results/*.json`; `make benchmark` measures again. Machines were
-shared: ratios measured side by side mean more than seconds.
+Made by `python benchmarks/results.py` from `benchmarks/results/*.json`. `make benchmark` runs what measures all of it
+but the last section: a script that keeps rows adds those that are missing, and a record that is deleted first is
+measured anew. Machines were shared: ratios measured side by side mean more than seconds.
+
+Forge as it is today: {older.TODAY}. Sections with figures of older code say so at their beginning.
+
+{older.LINK}
 """
 CLOSED_FORM = """## Cost of NuWa's closed form
 
@@ -223,24 +234,29 @@ def forge() -> str:
     data = load("forge")
     if data is None:
         return ""
-    lines = []
-    for name in data["runs"][0]["seconds"]:
+    lines, runs = [], data["runs"]
+    shown = runs[:2]
+    for name in dict.fromkeys(name for run in shown for name in run["seconds"]):
         cells = [name]
-        for run in data["runs"]:
+        for run in shown:
             beside = run["beside_passes_s"].get(name)
             cells.append(f"{run['seconds'].get(name, 0.0):.1f} s" + ("" if beside is None else f" ({beside:.1f})"))
         lines.append(cells)
-    sums = [sum(run["beside_passes_s"].values()) for run in data["runs"]]
+    sums = [sum(run["beside_passes_s"].values()) for run in shown]
     lines.append(["all but passes", *(f"{seconds:.1f} s" for seconds in sums)])
-    lines.append(["peak memory", *(f"{run['peak_bytes'] / 1e9:.1f} GB" for run in data["runs"])])
+    lines.append(["peak memory", *(f"{run['peak_bytes'] / 1e9:.1f} GB" for run in shown)])
     told = (
         f"{data['model']}, random weights, {data['calibration_images']} calibration images of {data['pixels']} px, "
         f"{data['sensitivity_images']} of them for gradients; {data['threads']} threads, load average "
         f"{data['load_average']:.1f} at the start. A forward pass of the calibration images alone: "
         f"{data['forward_s']:.0f} s. In brackets: without the passes of networks, forward and backward.\n"
     )
-    head = ["stage", *(run["title"] for run in data["runs"])]
-    return "\n".join(["## Cost of forge's closed form\n", told, table(head, lines)])
+    if len(runs) > 2:
+        times = sum(run["wall_s"] for run in runs) / runs[0]["wall_s"]
+        told += f"{len(runs)} budgets, each a command of its own, take {times:.1f} times the first.\n"
+    head = ["stage", *(run["title"] for run in shown)]
+    parts = ["## Cost of forge's closed form\n", told, older.stages_told(runs), table(head, lines)]
+    return "\n".join(part for part in parts if part)
 
 
 DISTILLATION = """## Distillation of closed-form weights
@@ -280,7 +296,7 @@ def distillation() -> str:
                 ]
             )
     head = ["kept: the state of", "step", "closed form", "kept", "points", "loss, closed form", "worst look", "kept"]
-    return "\n".join([told, table(head, lines)])
+    return "\n".join(part for part in (told, older.rows_told(rows), table(head, lines)) if part)
 
 
 def best_accuracy(looks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -334,6 +350,10 @@ def main() -> None:
         accuracy_tables.section(data, load("attention"), given.out.parent),
         dimensions.section(load("dimensions")),
         rivals.section(load("rivals")),
+        embedding.section(load("embedding")),
+        agnostic.section(load("agnostic")),
+        attention.section(load("criteria")),
+        neurons.section(load("neurons")),
         distillation(),
         cost(),
         closed_form(),
@@ -349,6 +369,7 @@ def main() -> None:
         meet.section(load("meet")),
         equal_latency.section(load("equal_latency")),
         efficiency.section(load("efficiency")),
+        axes.section(load("axes")),
         first_base.section(),
     ]
     given.out.write_text("\n".join([HEAD, *(part for part in sections if part)]))

@@ -39,7 +39,6 @@ from torch import Tensor, nn
 import edgevit
 from edgevit.export.fusion import compiler_installed, count_fused
 from edgevit.export.graph import write_onnx
-from edgevit.export.precision import halved
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import vit
 from edgevit.prove.suite import random_network, shape_dims
@@ -101,7 +100,7 @@ def count_fused_blocks(network: nn.Module, blocks: int) -> int | None:
         return None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.fp16.onnx"
-        write_onnx(halved(network), path, input_size=INPUT_SIZE, batch=1, opset=20, metadata={})
+        write_onnx(network, path, input_size=INPUT_SIZE, batch=1, opset=20, metadata={}, precision="fp16")
         return count_fused(path, blocks=blocks, expected=0).fused
 
 

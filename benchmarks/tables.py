@@ -53,5 +53,11 @@ def picked(rows: Iterable[Row], **values: Any) -> list[Row]:
     return [row for row in rows if all(row[k] == v for k, v in values.items())]
 
 
+def seeds_told(rows: Iterable[Row]) -> str:
+    """How many seeds there are rows of, and which: `n = 2 (seeds 42, 43)`."""
+    seeds = sorted({row["seed"] for row in rows})
+    return f"n = {len(seeds)} (seeds {', '.join(map(str, seeds))})"
+
+
 def derived(rows: Iterable[Row]) -> list[float]:
     return [row["accuracy"]["derived"] for row in rows]

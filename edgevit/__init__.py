@@ -27,6 +27,7 @@ The words, one for each idea:
     family          what is known of one kind of network: its sites, its weights, what can be observed of it
     pass            images shown to a network once, in batches, with observers
     statistics      what passes over calibration images say of a block: moments, activations, sensitivities
+    sensitivity     how much the answers change, in nats, with a token, a dimension or a neuron: how much they *feel* it
     cost table      what each site takes at each size, as measured: of *stacks*, networks of equal blocks, at a *place*
     policy          which widths hardware runs fast; a method's wishes are rounded to them
     method          decides what to keep: a plan; a derivation is one method, or several in a row

@@ -55,7 +55,7 @@ class StopAsked:
 
 @contextmanager
 def stop_when_asked() -> Iterator[StopAsked]:
-    """While the block runs, let it be seen that it was asked to stop; what does not look goes on to its end."""
+    """While the block runs, note Ctrl-C in `StopAsked` in place of interrupting: work that looks there ends early."""
     stop = StopAsked()
     if threading.current_thread() is not threading.main_thread():
         yield stop

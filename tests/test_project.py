@@ -33,6 +33,14 @@ def test_every_command_in_the_readme_is_one_the_program_knows(line):
         assert context.info_name == name and not context.args
 
 
+def test_the_readme_says_what_edgevit_is_for_before_how_it_is_installed():
+    commands = ("edgevit derive ", "edgevit export runs/small --trt", "edgevit bench runs/small")
+    headings = ("Beside other tools", "Install", "First commands", "What it does", "On a Jetson", "Limits")
+    order = ("edgevit turns", "(docs/report.png)", *commands, *(f"\n## {title}\n" for title in headings))
+    places = [README.index(part) for part in order]
+    assert places == sorted(places)
+
+
 def test_links_in_the_readme_lead_somewhere():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target

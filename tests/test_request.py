@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from places import ROOT
 
 import edgevit
 from edgevit.errors import OptionError
@@ -96,14 +99,24 @@ def test_a_request_is_written_as_json_has_it() -> None:
     assert (told["out"], told["sizes"], told["inner"]) == ("o", [1], {"depth": 5, "speed": None, "hidden": 0})
 
 
-FUNCTIONS = ("derive", "supernet", "sweep", "base", "export", "evaluate", "bench", "bench_in_turns", "load")
+FUNCTIONS = [name for name in edgevit.__all__ if name[0].islower()]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_public_function_has_more_than_a_dozen_parameters(name: str) -> None:
-    import inspect
+    function = getattr(edgevit, name)
+    assert callable(function) and len(inspect.signature(function).parameters) <= 12
 
-    assert len(inspect.signature(getattr(edgevit, name)).parameters) <= 12
+
+def test_no_other_function_has_either() -> None:
+    wide = []
+    for file in (ROOT / "edgevit").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                if len([one for one in given if one.arg not in ("self", "cls")]) > 12:
+                    wide.append(f"{file.name}: {node.name}")
+    assert wide == []
 
 
 @pytest.mark.parametrize("name", [n for n in FUNCTIONS if n not in ("load", "bench_in_turns")])

@@ -45,6 +45,18 @@ def measure(send: Send, root: str, **args: Any) -> dict[str, Any]:
     return measure_once(Request(**args), _reporter(send), root).to_dict()
 
 
+def alternate(send: Send, root: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
+    from .alternate import alternate as alternate_once
+    from .measure import Request
+    from .runners import AloneError
+
+    try:
+        runs = alternate_once([Request(**request) for request in requests], _reporter(send), root)
+    except AloneError as error:
+        return {"runs": [], "alone": str(error)}
+    return {"runs": [run.to_dict() for run in runs], "alone": None}
+
+
 def profile(send: Send, root: str, **args: Any) -> dict[str, Any]:
     from .measure import Request
     from .profile import profile as profile_once

@@ -1,6 +1,7 @@
 """A bench: the board is set as asked, its idle power taken, then each measurement made in a fresh process of its own.
 
-A process each, so that no memory, thread or CUDA context of one batch size is left in the figures of the next.
+A process each, so that no memory, thread or CUDA context of one batch size is left in the figures of the next. Or one
+for several models that alternate in it, where only the ratios of their times are asked for.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def bench(
     send: Send,
     root: str,
     *,
-    requests: Sequence[dict[str, Any]],
+    requests: Sequence[Sequence[dict[str, Any]]],
     profiled: Sequence[dict[str, Any]] = (),
     idle_s: float = 0.0,
     power_mode: str | None = None,
@@ -38,33 +39,58 @@ def bench(
 ) -> dict[str, Any]:
     """Make one measurement after another; the first that fails ends the bench, and what was measured is kept.
 
-    The layers of those `profiled` are timed after all plain runs, each again in a process of its own.
+    `requests` are those of each process: of one model, or of several that alternate. The layers of those `profiled` are
+    timed after all plain runs, each again in a process of its own.
 
-    Returns `runs` and `profiles` as dicts, what was `changed` on the board for them, and `failed`: the error of the one
-    that failed, with its number, which counts on from the runs to the profiles.
+    Returns `runs` and `profiles` as dicts, what was `changed` on the board for them, `failed`: the error of the process
+    that failed, with labels and batch; and `alone`: why models had processes of their own all the same.
     """
-    answers: list[dict[str, Any]] = []
-    failed = None
+    runs: list[dict[str, Any]] = []
+    profiles: list[dict[str, Any]] = []
+    failed = alone = None
     session = uuid.uuid4().hex[:16]
 
     def report(stage: str, done: float = 0.0, **figures: Any) -> None:
         send({"progress": {"stage": stage, "done": done, **figures}})
 
     with controlled(root, power_mode=power_mode, lock_clocks=lock_clocks, report=report) as changed:
-        power = _idle_power(root, requests[0], idle_s, report) if requests and idle_s > 0 else None
+        power = _idle_power(root, requests[0][0], idle_s, report) if requests and idle_s > 0 else None
         idle = {"idle_power": asdict(power) if power else None}
-        todo = [*(("measure", request) for request in requests), *(("profile", request) for request in profiled)]
-        for number, (method, request) in enumerate(todo):
-            place = {"run": number + 1, "of": len(todo), "batch": request["batch"]}
+        todo = [*((False, alike) for alike in requests), *((True, [request]) for request in profiled)]
+        for number, (profile, alike) in enumerate(todo, 1):
+            place = {"run": number, "of": len(todo), "batch": alike[0]["batch"]}
             tell = lambda told, place=place: report(**{**told, **place})  # noqa: E731
-            answer = _ask(root, method, request, tell)
+            answer = _ask(root, "profile", alike[0], tell) if profile else _measure(root, alike, tell)
             if "error" in answer:
-                failed = {"number": number, **answer["error"]}
+                labels = [request["label"] for request in alike]
+                failed = {"labels": labels, "batch": alike[0]["batch"], **answer["error"]}
                 break
-            once = {**idle, "turn": number + 1} if method == "measure" else {}
-            answers.append({**answer["result"], **once, "session": session})
-    runs, profiles = answers[: len(requests)], answers[len(requests) :]
-    return {"runs": runs, "profiles": profiles, "changed": changed, "failed": failed}
+            if profile:
+                profiles.append({**answer["result"], "session": session})
+                continue
+            alone = alone or answer["result"]["alone"]
+            once = {**idle, "turn": number, "session": session}
+            runs += [{**run, **once} for run in answer["result"]["runs"]]
+    return {"runs": runs, "profiles": profiles, "changed": changed, "failed": failed, "alone": alone}
+
+
+def _measure(root: str, requests: Sequence[dict[str, Any]], tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Measure a model, or several that alternate in one process or, where they cannot, one after the other.
+
+    Return `runs`, and `alone`: why they could not; or an `error`.
+    """
+    alone = None
+    if len(requests) > 1:
+        answer = _ask(root, "alternate", {"requests": requests}, tell)
+        if "error" in answer or answer["result"]["alone"] is None:
+            return answer
+        alone = answer["result"]["alone"]
+    answers = []
+    for request in requests:
+        answers.append(_ask(root, "measure", request, tell))
+        if "error" in answers[-1]:
+            return answers[-1]
+    return {"result": {"runs": [answer["result"] for answer in answers], "alone": alone}}
 
 
 def _idle_power(root: str, request: dict[str, Any], seconds: float, report: Callable[..., None]) -> Power | None:

@@ -87,12 +87,13 @@ def measure(request: Request, report: Report, root: str = "/") -> Run:
         for meter in around:  # once more while the model is there, in case the window was shorter than a tick
             meter.read()
     figures = {name: value for meter in (*around, *within) for name, value in meter.figures().items()}
-    return _run(request, loaded, load_ns, root, timed, figures)
+    return make_run(request, loaded, load_ns, root, timed, figures)
 
 
-def _run(
+def make_run(
     request: Request, loaded: Loaded, load_ns: int, root: str, timed: dict[str, Any], figures: dict[str, Any]
 ) -> Run:
+    """The record of one measurement; the bench it is part of fills in the rest, such as the idle power."""
     watts = figures.pop("power", None)
     return Run(
         label=request.label,

@@ -16,6 +16,7 @@ Method = Callable[..., Any]
 MODULES = {
     "hello": "__main__",
     "measure": "__main__",
+    "alternate": "__main__",
     "profile": "__main__",
     "examine": "examine",
     "size": "files",

@@ -72,7 +72,7 @@ def graph_nodes(path: str) -> list[Node]:
 
 
 def metadata(path: str) -> dict[str, str]:
-    """Return what the file says of itself beside the graph.
+    """Return the metadata of an ONNX file, by key.
 
     Raises:
         RunnerError: it is no ONNX file.

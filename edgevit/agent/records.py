@@ -7,6 +7,7 @@ Schema history: 1  first version
                 4  edgevit: which one asked for the run; of those of schema 1 to 3 it is not known
                 5  period_ns, missed and parts_ns: a model as it is used; inferences of schema 1 to 4 followed one
                    another without a pause, on input that was there
+                6  beside and visit: models that alternate in one process; one of schema 1 to 5 had it for itself
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Callable, Dict, Sequence
 
 from . import doubts
 
-SCHEMA = 5
+SCHEMA = 6
 
 # Fields that a schema brought, and that runs of the schemas before it leave unmeasured.
 NEW_IN = {
@@ -32,10 +33,14 @@ NEW_IN = {
     3: ("session", "round", "turn"),
     4: ("edgevit",),
     5: ("period_ns", "missed", "parts_ns"),
+    6: ("beside", "visit"),
 }
 
 # Fields of a run that JSON turns from tuples into lists.
-SERIES = ("latencies_ns", "gpu_ns", "clocks_during_khz", "gpu_load_permille", "temperatures_during_c", "throttled")
+SERIES = (
+    *("latencies_ns", "gpu_ns", "clocks_during_khz", "gpu_load_permille", "temperatures_during_c", "throttled"),
+    "beside",
+)
 
 PARTS = ("decode", "preprocess", "copy in", "inference", "copy out")  # of an inference end to end, in order
 CLOSED_LOOP = "one after another"  # the use of a run that has no other
@@ -123,7 +128,7 @@ def _integral(times: Sequence[int], values: Sequence[float], start: int, end: in
 
 @dataclass(frozen=True)
 class Run:
-    """One process running one model at one batch size, kept raw: percentiles and means are computed, never stored.
+    """One model in one process at one batch size, kept raw: percentiles and means are computed, never stored.
 
     `None` means "not measured on this machine"; it is never written as 0.
     """
@@ -166,7 +171,7 @@ class Run:
     idle_power: Power | None  # the same with nothing running, before the model was loaded
     session: str | None  # of the bench that made it, whose runs share the board's state; None: measured by itself
     round: int | None  # of the session, from 1: each model is measured once in it
-    turn: int | None  # its place among all runs of the session, from 1
+    turn: int | None  # the place of its process in the session, from 1
     environment: dict[str, str]  # what must match for two runs to be compared
     created: str  # UTC, ISO 8601
     edgevit: str | None = None  # that of the host, which writes it in: the agent knows no version
@@ -175,10 +180,21 @@ class Run:
     # A time per inference of each of PARTS, without "copy out" where nothing tells it apart.
     # None: an inference begins with input that is there; else a latency is end to end, and a bit more than its parts.
     parts_ns: dict[str, tuple[int, ...]] | None = None
+    # Labels of the models with which it alternated in one process; its memory and its power were then not told apart.
+    beside: tuple[str, ...] | None = None
+    # Inferences of this model that followed one another each time; as many times as the others.
+    visit: int | None = None
 
     def latency_ns(self, percentile: float) -> int:
         """Nearest rank: the smallest latency that `percentile` % of all are at or below; `percentile` in (0, 100]."""
         return nearest_rank(self.latencies_ns, percentile)
+
+    def visit_p50s_ns(self) -> list[int]:
+        """The median of each visit, in order; none of a model that had its process for itself."""
+        if self.visit is None:
+            return []
+        starts = range(0, len(self.latencies_ns), self.visit)
+        return [nearest_rank(self.latencies_ns[start : start + self.visit], 50) for start in starts]
 
     def p50_ns(self) -> int:
         return self.latency_ns(50)
@@ -215,7 +231,7 @@ class Run:
         return None if energy is None else energy / self.images()
 
     def net_energy_per_image_mj(self) -> float | None:
-        """Less what the module draws when it does nothing."""
+        """The same less what the module draws when it is idle."""
         energy, idle = self.power.energy_mj() if self.power else None, self.idle_power_mw()
         if self.power is None or energy is None or idle is None:
             return None
@@ -234,6 +250,7 @@ class Run:
         words = [
             *(["end to end"] if self.parts_ns else []),
             *([f"one per {self.period_ns / 1e6:g} ms"] if self.period_ns else []),
+            *(["alternately"] if self.visit else []),
         ]
         return ", ".join(words) or CLOSED_LOOP
 
@@ -309,11 +326,14 @@ class Run:
             if any(len(times) != len(values["latencies_ns"]) for times in values["parts_ns"].values()):
                 raise RecordError("parts_ns does not have one time for each inference")
         counted = {name: (values[name],) for name in ("batch", "streams", "wall_ns")}
-        counted["period_ns"] = (1 if values["period_ns"] is None else values["period_ns"],)
+        for name in ("period_ns", "visit"):
+            counted[name] = (1 if values[name] is None else values[name],)
         timed = {name: values[name] for name in ("latencies_ns", "gpu_ns") if values[name] is not None}
         for name, numbers in {**counted, **timed}.items():
             if not numbers or min(numbers) < 1:
                 raise RecordError(f"{name} is empty, or not above 0")
+        if len(values["latencies_ns"]) % (values["visit"] or 1):
+            raise RecordError("the latencies are not those of whole visits")
         return cls(**values)
 
     @classmethod

@@ -1,7 +1,9 @@
 """Measure models on this machine or on a board: one fresh process, and one `Run`, per model, shape and round.
 
 Several models are measured in turns: in each round every one of them once, in random order. A machine that grows warm,
-or has other work to do, is then slow for all of them alike, and the ratios within a round show the models alone.
+or has other work to do, is then slow for all of them alike, and the ratios within a round show the models alone. Or a
+round is one process in which they alternate: their turns are milliseconds, and what lasts for a second is cancelled,
+too. Still each round is a process of its own, as ratios differ by half a percent with where memory lies.
 """
 
 from __future__ import annotations
@@ -123,6 +125,7 @@ def bench_in_turns(
     *,
     rounds: int = ROUNDS,
     seed: int = 0,
+    alternate: bool = False,
     labels: Sequence[str] | None = None,
     board: str | None = None,
     ssh_config: str | Path | None = None,
@@ -138,6 +141,7 @@ def bench_in_turns(
         how=how or Conditions(),
         repeat=rounds,
         seed=seed,
+        alternate=alternate,
         board=board,
         ssh_config=None if ssh_config is None else Path(ssh_config),
         profile=None if profile is None else str(profile),
@@ -155,8 +159,8 @@ def run(
     """Measure models, on this machine or on a board, over SSH.
 
     In each round, every model is measured once at each batch size and number of streams, each time in a process of its
-    own; each run says its round and turn. What the ratios to the first model are, and how sure that is,
-    `edgevit.report.runs.compare_within` says of the runs.
+    own, or all in one where they alternate; each run says its round and turn. What the ratios to the first model are,
+    and how sure that is, `edgevit.report.runs.compare_within` says of the runs.
 
     Without labels each model has the name of its folder or file, or its path where two names are alike. `before` gets
     the setting and the runner's name before anything is measured, and may refuse by raising; `on_run` gets each run.
@@ -190,7 +194,7 @@ def run(
         shapes = [
             requests_of(how, path, file, runner, setting, pictures) for path, file in zip(there, found, strict=True)
         ]
-        turns = in_turns(shapes, request.rounds, request.seed)
+        turns = in_turns(shapes, request.rounds, request.seed, alternate=request.alternate)
         return _bench(place, how, found, shapes, turns, setting, on_run, told)
 
 
@@ -230,17 +234,21 @@ def requests_of(
     return [replace(request, batch=batch, options=options) for batch, options in shapes]
 
 
-def in_turns(shapes: Sequence[Sequence[Request]], rounds: int, seed: int) -> list[Request]:
+def in_turns(
+    shapes: Sequence[Sequence[Request]], rounds: int, seed: int, *, alternate: bool = False
+) -> list[list[Request]]:
     """Order the measurements of several models, each at the same shapes: those of one shape follow one another.
 
-    The first round keeps the order of the models, so that runs in a file say which of them the first was.
+    Return those of each process: of one model, or of all that `alternate` in it. The first round keeps the order of the
+    models, so that runs in a file say which of them the first was.
     """
     random = Random(seed)
-    turns: list[Request] = []
+    turns: list[list[Request]] = []
     for number in range(1, rounds + 1):
         for alike in zip(*shapes, strict=True):
             order = alike if number == 1 else random.sample(alike, len(alike))
-            turns += [replace(request, round=number) for request in order]
+            numbered = [replace(request, round=number) for request in order]
+            turns += [numbered] if alternate else [[request] for request in numbered]
     return turns
 
 
@@ -277,7 +285,7 @@ def _bench(
     how: Conditions,
     found: Sequence[Measurable],
     shapes: Sequence[Sequence[Request]],
-    turns: Sequence[Request],
+    turns: Sequence[Sequence[Request]],
     setting: Setting,
     on_run: Callable[[Run], None] | None,
     progress: Progress,
@@ -289,9 +297,8 @@ def _bench(
         for run in done.runs:
             on_run(run)
     if failed := done.failed:
-        request = [*turns, *profiled][failed["number"]]
-        path = next(file.path for file in found if file.label == request.label)
-        what = f"cannot measure {path} at batch {request.batch} on {board.host}"
+        paths = " and ".join(str(file.path) for file in found if file.label in failed["labels"])
+        what = f"cannot measure {paths} at batch {failed['batch']} on {board.host}"
         raise AgentError(f"{what}: {failed['message']}", remote_traceback=failed["traceback"])
     checks = _cross_check(board, chain.from_iterable(shapes), how, progress)
     work = {file.label: file.work for file in found if file.work}
@@ -307,23 +314,26 @@ class Turns:
 
     runs: tuple[Run, ...]
     changed: dict[str, Any]  # the power mode and whether the clocks were locked, as they were for the runs
-    failed: dict[str, Any] | None  # number, message and traceback of the one that failed, which ended the rest
+    failed: dict[str, Any] | None  # labels, batch, message and traceback of the one that failed, which ended the rest
     profiles: tuple[dict[str, Any], ...]  # where the time goes, of those that were asked for
 
 
 def take_turns(
     board: Board,
     how: Conditions,
-    turns: Sequence[Request],
+    turns: Sequence[Sequence[Request]],
     setting: Setting,
     name: str,
     progress: Progress,
     *,
     profiled: Sequence[Request] = (),
 ) -> Turns:
-    """Make measurements in this order as one job, which is called `name`, then take the profiles."""
+    """Make measurements in this order as one job, which is called `name`, then take the profiles.
+
+    `turns` are those of each process: of one model, or of several that alternate.
+    """
     args = {
-        "requests": [asdict(request) for request in turns],
+        "requests": [[asdict(request) for request in alike] for alike in turns],
         "profiled": [asdict(request) for request in profiled],
         "idle_s": _or(how.idle_s, ON_A_BOARD_S) if setting.facts.has_power else 0.0,
         "power_mode": how.power_mode,
@@ -331,6 +341,9 @@ def take_turns(
     }
     result = board.run_job("bench", args, name=name, progress=progress)
     runs = tuple(replace(Run.from_dict(run), edgevit=written_by()) for run in result["runs"])
+    if result["alone"]:
+        why = result["alone"]
+        progress.note(f"models are measured one after the other on {board.host}, and not alternately: {why}")
     return Turns(runs, result["changed"], result["failed"], tuple(result["profiles"]))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -206,7 +207,12 @@ def load_profile(name_or_path: str | Path) -> Profile:
         return READER.yaml(Path(text), Profile)
     if text not in profile_names():
         raise UnknownNameError("profile", text, profile_names())
-    return READER.yaml(SHIPPED / f"{text}.yaml", Profile)
+    return _shipped(text)
+
+
+@cache  # each look at a board asks all of them
+def _shipped(name: str) -> Profile:
+    return READER.yaml(SHIPPED / f"{name}.yaml", Profile)
 
 
 def match(facts: BoardFacts) -> Profile | None:

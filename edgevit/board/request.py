@@ -244,6 +244,14 @@ class BenchRequest:
         ),
     ] = None
     seed: Annotated[int, Option("Seed that draws the order of several models in each round.", MEASURING)] = 0
+    alternate: Annotated[
+        bool,
+        Option(
+            "Have several models alternate in one process per round, some milliseconds each: sharper ratios on a "
+            "machine whose speed changes, without memory and energy.",
+            MEASURING,
+        ),
+    ] = False
 
     @property
     def rounds(self) -> int:
@@ -265,8 +273,20 @@ class BenchRequest:
         Raises: UnknownNameError, OptionError.
         """
         self.how.check(self.runner, self.rounds)
+        self._check_alternate()
         if self.labels is not None and len(set(self.labels)) != len(self.models):
             raise OptionError(f"{len(self.models)} models have the labels {', '.join(self.labels)}; give each its own")
+
+    def _check_alternate(self) -> None:
+        """One inference of one model at a time, and nothing that is of the whole process."""
+        given = {
+            "one model": len(self.models) == 1,
+            f"--streams {max(self.how.streams)}": max(self.how.streams) > 1,
+            "--period-ms": self.how.period_ms is not None,
+            "--end-to-end": self.how.end_to_end,
+        }
+        for name in (name for name, there in given.items() if self.alternate and there):
+            raise OptionError(f"--alternate is for several models at full speed, and not for {name}; leave one out")
 
 
 def _usual_runner(models: Sequence[Path], *, on_board: bool) -> str:

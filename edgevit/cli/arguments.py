@@ -45,12 +45,13 @@ def repeated(context: typer.Context, command: str, /, **changed: Any) -> str:
         value = given.get(parameter.name)
         if value is None:
             continue
+        values = value if isinstance(value, (list, tuple)) else (value,)
         if parameter.param_type_name == "argument":
-            words.append(str(value))
+            words += map(str, values)
         elif isinstance(value, bool):
             words += (parameter.opts if value else parameter.secondary_opts)[:1]
         else:
-            for one in value if isinstance(value, (list, tuple)) else (value,):
+            for one in values:
                 words += [parameter.opts[0], str(one)]
     return shlex.join(words)
 

@@ -5,6 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from edgevit.cli import arguments
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
@@ -26,6 +28,7 @@ Write = Callable[[str], None]
 
 @asks(request="edgevit.board.request:BenchRequest", judging="edgevit.report.request:JudgingRequest")
 def main(
+    context: typer.Context,
     request: BenchRequest,
     judging: JudgingRequest,
     *,
@@ -75,7 +78,7 @@ def main(
     if judging.output is not None:
         folders = [arguments.among(model) for model in request.models if model.is_dir()]
         console.show(arguments.page_line(*folders, judging.output))
-    console.show(next_command(request.models, judging.output))
+    console.show(next_command(context, request.models, judging.output))
     console.result({**result_of(done, rows, verdicts, in_turns, comparisons), "layers": layers})
     return exit_code(verdicts, runs)
 
@@ -103,7 +106,7 @@ def check_gates(gates: list[Gate], request: BenchRequest, setting: Setting, runn
     how = request.how
     if how.period_ms is not None:
         check_paced(gates)
-    if request.profile and setting.profile and not how.used:  # its budgets are for inferences one after another
+    if request.profile and setting.profile and not (how.used or request.alternate):  # its budgets are for a model alone
         gates.extend(parse_gate(text, f"profile {setting.profile.name}") for text in setting.profile.budgets)
     rails = setting.profile is not None
     given = [measurable(setting.facts, runner, streams=n, total_rails=rails, idle=how.idle_s != 0) for n in how.streams]
@@ -141,16 +144,40 @@ def result_of(
     }
 
 
-def next_command(models: Sequence[Path], output: Path | None) -> str:
-    """What to do with the figures: set them against others."""
+def next_command(context: typer.Context, models: Sequence[Path], output: Path | None) -> str:
+    """What to do with the figures: set them against others, of a derived model against its base."""
     from shlex import quote
 
     if len(models) == 1:
+        if against := against_base(context, models[0]):
+            return against
         kept = f" --output {quote(str(output))}" if output else ""
         return f"Next: edgevit bench {quote(str(models[0]))} OTHER{kept} sets another model against it, in turns"
     if output:
         return f"Next: edgevit compare {quote(str(output))} tells p99, throughput and energy, too"
     return "Next: the same with --output runs.jsonl, then edgevit compare runs.jsonl tells p99, throughput and energy"
+
+
+def against_base(context: typer.Context, model: Path) -> str | None:
+    """The same bench of a derived model and its base, in turns, and how to make that; None: it was not derived."""
+    from shlex import join
+
+    from edgevit.folder.model_folder import ModelFolder
+
+    folder = ModelFolder(model)
+    derived = folder.derivation() if folder.is_model else None
+    if derived is None:
+        return None
+    beside = model.with_name("base")
+    base = next((path for path in (beside, Path(derived.base)) if ModelFolder(path).is_model), None)
+    both = arguments.repeated(context, "bench", models=(base or beside, model))
+    if base is not None:
+        return f"Next: {both} sets it against its base, in turns"
+    made = join(["edgevit", "base", derived.base, "--out", str(beside)])
+    return (
+        f"Next: {made}, with the --checkpoint and --model-arg that it was derived with, and "
+        f"{join(['edgevit', 'export', str(beside)])}; then {both} sets it against its base, in turns"
+    )
 
 
 def writers(output: Path | None, *, layers: bool) -> tuple[Write, Write]:
@@ -184,12 +211,10 @@ def append_to(path: Path) -> Write:
 
 
 def show_rows(console: Console, rows: Sequence[Row]) -> None:
-    from edgevit.agent.records import CLOSED_LOOP
-
     for label in dict.fromkeys(row.label for row in rows):
         alike = [row for row in rows if row.label == label]
         console.show(rows_table(alike))
-        if alike[0].use != CLOSED_LOOP:
+        if alike[0].period_ms is not None or alike[0].parts_ms is not None:
             console.show(use_table(alike))
         if any(r.power_w is not None or r.gpu_p50_ms is not None or r.roofline_share is not None for r in alike):
             console.show(board_table(alike))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from edgevit.cli import arguments
@@ -36,7 +35,7 @@ def main(
 ) -> None:
     """Export a model folder to ONNX, in fp32 and fp16, and check the files against the model.
 
-    An ONNX file that edgevit did not make is checked, and gets a folder with the same in --out DIR.
+    An ONNX file that edgevit did not make is checked, and gets a folder with the same, beside it or in --out DIR.
 
     With --trt, also build an engine on the board, and keep it only if it classifies there as fp32 does here.
     """
@@ -69,15 +68,20 @@ def main(
             built = build_engine(request.model, opened, engine, console.progress)
         report = ModelFolder(request.folder).export.record()
     show(console, report, built)
-    console.show(next_command(request.folder, board, trt=trt))
+    console.show(next_command(request, board, built))
 
 
-def next_command(model: Path, board: str | None, *, trt: bool) -> str:
+def next_command(request: ExportRequest, board: str | None, built: EngineRecord | None) -> str:
+    """Measure it; and have an engine, which was chosen by validation images, judged on test images."""
     from shlex import quote
 
     where = f" --board {quote(board)}" if board else ""
-    runner = " --runner tensorrt" if trt and not board else ""
-    return f"Next: edgevit bench {quote(str(model))}{where}{runner}"
+    runner = " --runner tensorrt" if built and not board else ""
+    bench = f"Next: edgevit bench {quote(str(request.folder))}{where}{runner}"
+    if built is None:
+        return bench
+    data = f" --data {quote(str(request.data))}" if request.data else "" if built.accuracy else " --data DIR"
+    return f"On test images: edgevit evaluate {quote(str(built.path))}{where}{data}\n{bench}"
 
 
 def show(console: Console, report: ExportRecord, engine: EngineRecord | None) -> None:

@@ -1,8 +1,9 @@
 """From runs of stacks to what a site of each size takes.
 
 Two steps. First a figure for each stack: in logarithms, a run is what its stack takes plus how slow the machine was in
-that session, which all runs of it share; both are found by medians in turn, so that a run that something disturbed
-does not count for more than one. Then one system of linear equations for all stacks at once, in least squares,
+that session, or in that process if stacks alternated in it; both are found by medians in turn, so that a run that
+something disturbed does not count for more than one. Then one system of linear equations for all stacks at once, in
+least squares,
 
     count * (attention[heads, width] + ffn[neurons] + both) + fixed = figure,
 
@@ -82,7 +83,7 @@ def _polished(table: Floats) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class Costs:
-    """What was found, in ms or mJ."""
+    """The costs that a fit found, in ms or mJ."""
 
     fixed: float
     together: float  # of a block with both sites, beyond their sum
@@ -223,5 +224,5 @@ def _risen(grid: Floats) -> Floats:
 
 
 def rounded(value: float, digits: int = DIGITS) -> float:
-    """To so many significant digits."""
+    """Round to so many significant digits."""
     return 0.0 if value == 0 else round(float(value), digits - ceil(log10(abs(value))))

@@ -134,7 +134,7 @@ class Grid:
         return [replace(stack, count=min(stack.count, depth), cut=cut) for stack in dict.fromkeys(found)]
 
     def at(self, sizes: Sequence[BlockDims]) -> list[Stack]:
-        """What says most of blocks of these sizes: each site at its own."""
+        """The stacks that say most of blocks of these sizes: one of each attention alone, and one of each FFN alone."""
         found = [self.attention(d.heads, round((d.qk + d.vo) / 2)) for d in sizes if d.has_attention]
         return list(dict.fromkeys([*found, *(self.ffn(d.ffn) for d in sizes if d.has_ffn)]))
 

@@ -29,6 +29,7 @@ from edgevit.folder.writing import file_sha256
 from edgevit.progress import Progress
 
 TRIES = 3  # of runs that are void
+TOGETHER = 5  # stacks that alternate with the base in one process: all have a turn within 0.4 s
 MOST_BATCH = 8  # images that an engine takes, unless more are asked for: as `edgevit export --trt` builds them
 
 
@@ -51,7 +52,7 @@ class Bench:
         self._runs = self.store.runs()
 
     def measure(self, stacks: Sequence[Stack], rounds: int) -> None:
-        """Make sure that each of these has so many runs that count.
+        """Run stacks until each of them has been measured in so many rounds; void runs do not count.
 
         Raises:
             UnfitBoardError: the runs of one are void, however often they are made.
@@ -66,8 +67,9 @@ class Bench:
         for number, stack in enumerate((self.anchor, *(s for s in due if s != self.anchor)), 1):
             self.progress.note(f"stack {number} of {len(due | {self.anchor: 0})}: {stack.label}")
             self._ready(stack)
-        for done in range(max(due.values())):
-            self._round([stack for stack, missing in due.items() if missing > done], done, max(due.values()))
+        most = max(due.values())
+        for left in range(most, 0, -1):  # where most is missing first, as void runs of a round are made again at once
+            self._round([stack for stack, missing in due.items() if missing >= left], f"{most - left + 1} of {most}")
 
     def tidy(self) -> None:
         """Remove what was sent and built there; only the base's engine is of use again, to set others against."""
@@ -86,7 +88,8 @@ class Bench:
             value = taken_ms(run) if quantity == "ms" else run.energy_per_image_mj()
             stack = Stack.of(run.label)
             if stack is not None and value is not None and value > 0:
-                found.append(Sample(stack, str(run.session), value))
+                together = f"{run.session} {run.turn}" if run.beside else str(run.session)
+                found.append(Sample(stack, together, value))
         return found
 
     @property
@@ -101,14 +104,19 @@ class Bench:
     def _good(self) -> list[Run]:
         return [run for run in self._runs if not run.void()]
 
-    def _round(self, stacks: Sequence[Stack], number: int, of: int) -> None:
-        """Measure each of these once, and again what is void."""
+    def _round(self, stacks: Sequence[Stack], number: str) -> None:
+        """Measure each of these once, and again what is void.
+
+        What is kept and what is due decide on their order: so one that was cut off asks for the same job again, which
+        went on on the board.
+        """
         left = list(stacks)
         for attempt in range(TRIES + 1):
             wanted = [self.anchor, *(stack for stack in left if stack != self.anchor)]
-            shuffled = Random(f"{number} {attempt} {len(self._runs)}").sample(wanted, len(wanted))
-            name = f"costs, round {number + 1} of {of}" + (f", try {attempt + 1}" if attempt else "")
-            runs = self._made([self._request(stack) for stack in shuffled], name)
+            seed = f"{len(self._runs)} {sorted(stack.label for stack in wanted)}"
+            shuffled = Random(seed).sample(wanted, len(wanted))
+            name = f"costs, round {number}" + (f", try {attempt + 1}" if attempt else "")
+            runs = self._made([[self._request(stack) for stack in alike] for alike in self._turns(shuffled)], name)
             void = {run.label: run.void()[0] for run in runs if run.void()}
             left = [stack for stack in left if stack.label in void]
             if not left:
@@ -119,14 +127,22 @@ class Bench:
             "it, lock its clocks with --lock-clocks, or measure in a lower --power-mode"
         )
 
-    def _made(self, requests: Sequence[Request], name: str) -> tuple[Run, ...]:
+    def _turns(self, stacks: Sequence[Stack]) -> list[list[Stack]]:
+        """Those of each process: a few with the base, or one where power is read, which no process tells apart."""
+        if self.setting.facts.has_power:
+            return [[stack] for stack in stacks]
+        others = [stack for stack in stacks if stack != self.anchor]
+        parts = [others[first : first + TOGETHER] for first in range(0, len(others), TOGETHER)]
+        return [[self.anchor, *part] for part in parts or [[]]]
+
+    def _made(self, turns: Sequence[Sequence[Request]], name: str) -> tuple[Run, ...]:
         """Make these runs, and keep them."""
         how = self.place.conditions()
-        done = take_turns(self.board, how, requests, self.setting, f"{name} on {self.board.host}", self.progress)
+        done = take_turns(self.board, how, turns, self.setting, f"{name} on {self.board.host}", self.progress)
         self.store.add(done.runs)
         self._runs += done.runs
         if failed := done.failed:
-            what = f"cannot measure {requests[failed['number']].label} on {self.board.host}"
+            what = f"cannot measure {' and '.join(failed['labels'])} on {self.board.host}"
             raise AgentError(f"{what}: {failed['message']}", remote_traceback=failed["traceback"])
         return done.runs
 

@@ -13,7 +13,6 @@ from torch import nn
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.export.graph import write_onnx
-from edgevit.export.precision import halved
 from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn, check_all_pass
 from edgevit.models.copies import bare_copy
 from edgevit.models.families import family_of
@@ -152,5 +151,5 @@ def write_stack(network: nn.Module, stack: Stack, path: Path, *, precision: str,
     """
     made = network_of(network, stack.blocks, stack.embed)
     size = family_of(network).input_size(network)
-    form = halved(made) if precision == "fp16" else made
-    write_onnx(form, path, input_size=size, batch="dynamic", opset=opset, metadata={"stack": stack.label})
+    metadata = {"stack": stack.label}
+    write_onnx(made, path, input_size=size, batch="dynamic", opset=opset, precision=precision, metadata=metadata)

@@ -9,21 +9,24 @@ from edgevit.derive.options import describe, methods_with
 from edgevit.errors import CostTableError, OptionError
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from edgevit.derive.allocate.policy import Policy
     from edgevit.derive.allocate.prices import Prices
     from edgevit.derive.method import Method
+    from edgevit.derive.reach import Cuts
 
 
 def refuse_linear(method: str, budget: str) -> None:
-    """Raise OptionError, naming those that can, if a method cannot meet a budget by a cost table: ms, mj or fps.
+    """Raise OptionError if a method cannot meet a budget by a cost table: ms, mj or fps.
 
-    Methods that count on a cost linear in the widths cannot; the others have "ms" and "mj" among their QUANTITIES.
+    One that counts on a cost linear in the widths cannot; all of edgevit's own can.
     """
     quantity = "mj" if budget == "mj" else "ms"
-    able = [name for name in method_names() if quantity in describe(name).quantities]
-    if method not in able:
-        names = "".join(f"--method {name}, " for name in able)
+    if quantity not in describe(method).quantities:
         raise OptionError(
-            f"--{budget}: method {method!r} cannot allocate by a cost table; try {names}--macs or --params"
+            f"--{budget}: method {method!r} cannot allocate by a cost table, as its file has no {quantity!r} among "
+            "QUANTITIES; try --macs, --params, or --method forge"
         )
 
 
@@ -41,20 +44,20 @@ def refuse_untaught(method: str, config: Any, steps: int | None) -> None:
         raise OptionError("unlabelled images are for training, and 0 steps train not at all; leave them out")
 
 
-def refuse_silent(method: Method, config: Any, prices: Prices | None) -> None:
+def refuse_silent(method: Method, cuts: Cuts, prices: Prices | None) -> None:
     """Refuse a cost table that says nothing of fewer tokens to a method that lets them leave.
 
     Raises:
         CostTableError: it says nothing.
     """
-    if method.thins_tokens(config) and prices is not None and not prices.fewer:
+    if cuts.tokens and prices is not None and not prices.fewer:
         raise CostTableError(
             f"cost table: it says nothing of blocks that are given fewer tokens, and {method.name} is to let tokens "
             "leave; measure one that does with `edgevit cost --tokens`"
         )
 
 
-def refuse_after_tokens(method: Method, config: Any) -> None:
+def refuse_after_tokens(method: Method, config: Any, network: nn.Module, policy: Policy) -> None:
     """Refuse a method, as it was asked for, to cut a network that tokens leave.
 
     Raises:
@@ -62,11 +65,12 @@ def refuse_after_tokens(method: Method, config: Any) -> None:
     """
     from edgevit.derive.method import find_method
 
-    if method.thins_tokens(config):
+    if method.cuts(network, config, policy).tokens:
         raise OptionError(
             f"{method.name}: tokens leave this model already; give its base, and the rate of both together"
         )
-    others = [other.name for other in map(find_method, method_names()) if other.thins_tokens(other.make_config({}))]
+    every = map(find_method, method_names())
+    others = [other.name for other in every if other.cuts(network, other.make_config({}), policy).tokens]
     order = f"let tokens leave last (--first {method.name}:RATE --method {' or '.join(others)})"
     if getattr(config, "sequential", False):
         raise OptionError(

@@ -30,9 +30,10 @@ from edgevit.folder.writing import writing
 from edgevit.models.checkpoint import tensors_sha256
 from edgevit.progress import Progress, Silent
 
-SCHEMA = "5"  # of the entries
+SCHEMA = "6"  # of the entries
 MADE_BY = f"edgevit {edgevit.__version__} with torch {torch.__version__}, schema {SCHEMA}"
 LIMIT_BYTES = 20 * 10**9
+STREAMS = "streams"  # the entries that are the largest, and the soonest worked out again: they have half of the limit
 
 Tensors = dict[str, Tensor]
 
@@ -67,7 +68,7 @@ def entries(folder: Path) -> list[Entry]:
 
 
 def _told(file: Path) -> dict[str, str]:
-    """What an entry says of itself; nothing if it cannot be read."""
+    """The metadata of an entry: what made it, of which base and task; empty if it cannot be read."""
     try:
         with safe_open(file, "pt") as opened:
             return dict(opened.metadata() or {})
@@ -89,10 +90,12 @@ def clear(folder: Path) -> list[Entry]:
 
 def _trim(folder: Path, limit_bytes: int) -> None:
     """Remove the least recently used entries beyond the limit."""
-    held = 0
+    held = streams = 0
     for entry in entries(folder):
         held += entry.bytes
-        if held > limit_bytes:
+        if entry.what == STREAMS:
+            streams += entry.bytes
+        if held > limit_bytes or (entry.what == STREAMS and streams > limit_bytes // 2):
             entry.file.unlink(missing_ok=True)
 
 
@@ -129,6 +132,12 @@ class Cache:
     base: str = ""  # what this derivation is of, in words for people
     task: str = ""
     reused: list[str] = field(default_factory=list)  # what this derivation did not have to work out
+    made: set[Path] = field(default_factory=set)  # what it worked out
+
+    @property
+    def streams_bytes(self) -> int:
+        """What streams may take."""
+        return self.limit_bytes // 2
 
     def tensors(self, what: str, key: Mapping[str, Any], make: Callable[[], Tensors]) -> Tensors:
         """Return the entry of this key, or make it and keep it.
@@ -145,6 +154,7 @@ class Cache:
                 return found
             made = {name: t.detach().cpu().contiguous() for name, t in make().items()}
             self._keep(file, made)
+            self.made.add(file)
             return made
 
     def _find(self, what: str, file: Path) -> Tensors | None:
@@ -157,8 +167,9 @@ class Cache:
             return None
         with suppress(OSError):  # of a folder that may only be read; or another process has just made room
             os.utime(file, follow_symlinks=False)  # it was used just now
-        self.reused.append(what)
-        self.progress.note(f"reusing {what} from the cache")
+        if what not in self.reused and file not in self.made:
+            self.reused.append(what)
+            self.progress.note(f"reusing {what} from the cache")
         return found
 
     def _keep(self, file: Path, tensors: Tensors) -> None:

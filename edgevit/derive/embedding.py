@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from edgevit.derive.algebra.embedding import encoder
 from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
-from edgevit.derive.measure.divergence import answers, divergence
+from edgevit.derive.measure.divergence import answers, base_answers, divergence
 from edgevit.derive.measure.embedding import enough_images, token_directions, token_weights
 from edgevit.derive.plan import EmbedPlan
 from edgevit.derive.problem import Problem
 from edgevit.errors import BudgetError, OptionError
-from edgevit.models.copies import bare_copy
+from edgevit.models.copies import shape_copy
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 
@@ -82,7 +82,7 @@ def geometry_at(network: nn.Module, width: int) -> Geometry:
     if width == old.embed:
         return old
     encode = torch.empty(width, old.embed, dtype=torch.float64, device="meta")
-    return family.geometry(family.with_embedding(bare_copy(network).to("meta"), encode))
+    return family.geometry(family.with_embedding(shape_copy(network), encode))
 
 
 def reason_against(problem: Problem, calibration_images: int) -> str | None:
@@ -104,11 +104,29 @@ def why_it_stays(network: nn.Module, budget: Budget, images: int) -> str | None:
     return None
 
 
-class Slices:
-    """What the answers lose when the embedding is narrowed and nothing else; each width is measured once per task."""
+def has_directions(network: nn.Module, images: int) -> bool:
+    """Whether some budget may narrow the embedding, whose directions so many images determine."""
+    return family_of(network).geometry(network).fixed_embed is None and images >= enough_images(network)
 
-    def __init__(self, problem: Problem, calibration_images: int, sensitivity_images: int) -> None:
-        self.problem = problem
+
+class Slices:
+    """What the answers lose when the embedding is narrowed and nothing else; each width is measured once per task.
+
+    Args:
+        directions: of the tokens, as `measure.embedding.TokenMoment` finds them; None: two passes of their own do.
+        quick: as for `Passes.show`, of the passes whose answers are compared with the base's.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        calibration_images: int,
+        sensitivity_images: int,
+        directions: Tensor | None = None,
+        *,
+        quick: bool = False,
+    ) -> None:
+        self.problem, self.quick = problem, quick
         self.calibration = problem.task.train.subset(calibration_images)
         self.felt = problem.task.train.subset(sensitivity_images)
         self.key = {
@@ -118,8 +136,9 @@ class Slices:
             "seed": problem.training.seed,
         }
         self.answers: Tensor | None = None
-        found = problem.cache.tensors("directions", self.key, self._find_directions)
-        self.directions = found["directions"]
+        if directions is None:
+            directions = problem.cache.tensors("directions", self.key, self._find_directions)["directions"]
+        self.directions = directions
 
     def _find_directions(self) -> dict[str, Tensor]:
         p = self.problem
@@ -135,8 +154,8 @@ class Slices:
         """KL(base || network) in nats per image."""
         p = self.problem
         if self.answers is None:
-            self.answers = answers(p.network, self.felt, p.columns, p.passes)
-        return divergence(self.answers, answers(network, self.felt, p.columns, p.passes))
+            self.answers = base_answers(p, self.felt)
+        return divergence(self.answers, answers(network, self.felt, p.columns, p.passes, quick=self.quick))
 
     def nats(self, width: int) -> float:
         """What is lost at a width; nothing at the whole."""
@@ -150,7 +169,9 @@ class Slices:
                 slim = family_of(network).with_embedding(network, encode.to(p.compute.device))
                 return {"nats": torch.tensor([self.lost(slim)], dtype=torch.float64)}
 
-        return float(self.problem.cache.tensors("slice", {**self.key, "width": width}, measure)["nats"])
+        return float(
+            self.problem.cache.tensors("slice", {**self.key, "width": width, "quick": self.quick}, measure)["nats"]
+        )
 
 
 @dataclass(frozen=True)

@@ -50,11 +50,13 @@ def estimate(problem: Problem, config: Any, *, finetune_base: bool) -> Estimate:
     slim, taught = 1 - problem.budget.rate, getattr(config, "teacher", "none") != "none"
     looks = min(training.evaluations, training.steps or 0) * len(task.validation)
     learning = seen * (read + forward * (3 * slim + taught)) + looks * (read + forward * slim)
-    # Of the methods' own options: images that moments are taken from and solved for, and those that gradients are
-    # taken of and whose loss is measured without each block; and purification's masks, which train the base.
-    solved, felt = (getattr(config, name, 0) for name in ("calibration_images", "sensitivity_images"))
+    # Of the methods' own options: images that moments are taken from and solved for, those that gradients are taken of,
+    # and those whose loss is measured with each block changed; and purification's masks, which train the base.
+    names = ("calibration_images", "sensitivity_images", "measured_images")
+    solved, felt, measured = (getattr(config, name, 0) for name in names)
     masked = getattr(config, "purification_steps", 0) * getattr(config, "purification_batch", 0)
-    measuring = solved * (read + 4 * forward) + felt * (read + (6 + depth) * forward) + masked * (read + 3 * forward)
+    measuring = solved * (read + 4 * forward) + felt * (read + 6 * forward) + measured * 2 * depth * forward
+    measuring += masked * (read + 3 * forward)
     whole = 2 * len(task.test) * (read + forward) + finetune_base * seen * (read + 3 * forward)
     processes = problem.compute.accelerator.num_processes
     return Estimate(*(seconds / processes for seconds in (whole, measuring, learning)))

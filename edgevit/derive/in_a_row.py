@@ -75,7 +75,7 @@ def check_row(steps: Sequence[Step], method: Method, config: Any, asked: Asked, 
         row.append((found, found.make_config(step.options), budget))
     row.append((method, config, asked.budget))
     cuts = [one.cuts(asked.network, given, asked.policy) for one, given, _ in row]
-    row[0][0].check_reachable(row[0][1], replace(asked, budget=row[0][2]))
+    row[0][0].check(row[0][1], replace(asked, budget=row[0][2]))
     for i, (_, given, budget) in enumerate(row[1:], 2):
 
         def so_far(_: Any, count: int = i) -> Cuts:
@@ -148,5 +148,5 @@ def _derive(problem: Problem, step: Step, folder: Path, history: History, base: 
     training = fill(replace(asked, steps=steps), gentle=method.gentle)
     torch.manual_seed(training.seed)
     alone = replace(problem, budget=budget, training=training, folder=folder, history=history)
-    method.check_reachable(config, asked_of(alone))
+    method.check(config, asked_of(alone))
     return method.derive(replace(alone, network=bare_copy(problem.network)), config)  # it may train what it is given

@@ -130,7 +130,7 @@ class Job:
 
 
 def read_jobs(file: str | Path) -> tuple[list[Job], Layout]:
-    """Read a plan and lay out its jobs, the first of every task before all others.
+    """Read a plan and lay out its jobs, as `in_turns` says for the plan's own workers.
 
     Raises:
         PlanError: it is no plan: an unknown key, a name that is there twice or not at all, two jobs with one folder, a
@@ -166,11 +166,20 @@ def _jobs(plan: Layout, file: Path) -> list[Job]:
         jobs.append(_job(plan, entry, tasks[entry.task], budgets[entry.budget], methods[entry.method], file))
     for job in jobs:
         asked = job.request()
-        make_policy(asked.shape, asked.ffn_multiple)
+        make_policy(asked.shape, asked.ffn_multiple, asked.embed_multiple)
         check_steps(asked.first, asked.method, asked.rate, measured=asked.measured)
     _refuse_shared_folders(jobs, file)
+    return in_turns(jobs, plan.workers)
+
+
+def in_turns(jobs: Sequence[Job], workers: int) -> list[Job]:
+    """As many tasks at a time as there are workers: the first job of each, whose work the others share, then the rest.
+
+    So tasks are begun side by side, and what is shared is used before so much else is cached that it has to go.
+    """
     first = {job.task: job.name for job in reversed(jobs)}
-    return sorted(jobs, key=lambda job: first[job.task] != job.name)
+    turn = {task: i // max(workers, 1) for i, task in enumerate(dict.fromkeys(job.task for job in jobs))}
+    return sorted(jobs, key=lambda job: (turn[job.task], first[job.task] != job.name))
 
 
 def _by_name(kind: str, entries: Sequence[Any], file: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Many derivations from one plan: `edgevit derive-many PLAN`. example_jobs.yaml shows what a plan may hold.
 
 A job is a pure function of its arguments: `run_job` may run in any process, on any machine that has the data. What jobs
-share they share through the cache; the first job of every task comes first, so that this work is done side by side.
+share they share through the cache; as many tasks are worked on at a time as there are workers (`jobs_file.in_turns`).
 
 A model's derivation.json says of which job it is. So a model that is there is known, whatever became of results.json.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from edgevit.derive.allocate.budget import readable
-from edgevit.derive.jobs_file import RESULTS, Job, read_jobs
+from edgevit.derive.jobs_file import RESULTS, Job, in_turns, read_jobs
 from edgevit.derive.jobs_table import TABLE_KIND, JobsTable, Row
 from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
@@ -157,7 +157,7 @@ def derive_many(jobs_file: str | Path, *, workers: int | None = None, progress: 
     for method in plan.methods:
         name = method.method or method.name
         make_config(name, load_method(name), method.options)
-    folder = Path(plan.out)
+    jobs, folder = in_turns(jobs, workers), Path(plan.out)
     with ExitStack() as held:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)

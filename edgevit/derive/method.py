@@ -45,11 +45,17 @@ class Method:
     derive: Callable[[Problem, Any], Derived]
     slices: Callable[[Any], Slices] | None  # of config: what it cuts from, if that needs no image
     gentle: bool  # its training starts from weights that are nearly right
-    thins_tokens: Callable[[Any], bool]  # of config: whether tokens leave what it makes
     cuts: Callable[[nn.Module, Any, Policy], Cuts]  # of a network, config and policy: what it may take away
+    check_options: Callable[[Asked, Any], None]  # refuses a config that does not fit what is asked
 
-    def check_reachable(self, config: Any, asked: Asked) -> None:
-        """Raise BudgetError, with the minimum, if nothing that it may take away meets the budget."""
+    def check(self, config: Any, asked: Asked) -> None:
+        """Refuse what it cannot do, before anything is measured.
+
+        Raises:
+            OptionError: its options do not fit the network or the images.
+            BudgetError: with the minimum, if nothing that it may take away meets the budget.
+        """
+        self.check_options(asked, config)
         check_reachable(asked, self.name, lambda config: self.cuts(asked.network, config, asked.policy), config)
 
 
@@ -67,6 +73,6 @@ def find_method(name: str) -> Method:
         module.derive,
         getattr(module, "slices", None),
         getattr(module, "GENTLE", False),
-        getattr(module, "thins_tokens", lambda _: False),
         getattr(module, "cuts", lambda *_: Cuts()),
+        getattr(module, "check_options", lambda *_: None),
     )

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from edgevit.errors import PlanError
+from edgevit.folder.names import PLAN
 from edgevit.folder.plan import (
     AttentionRecord,
     BlockRecord,
@@ -30,6 +31,8 @@ from edgevit.folder.unfinished import STATE
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn
 from edgevit.train.state import reading_state, save_tensors
+
+MOMENTS = "plan.safetensors"  # beside the plan of an unfinished run
 
 
 @dataclass(frozen=True)
@@ -285,18 +288,17 @@ def save_plan(plan: Plan, method: str, folder: Path) -> None:
     tensors = {str(b.block): b.attention.moment for b in plan.blocks if b.attention is not None}
     tensors["embed"] = None if plan.embed is None else plan.embed.encode
     with writing(folder):
-        save_tensors(folder / "plan.safetensors", {name: t for name, t in tensors.items() if t is not None})
-        # Written last: a plan.json that exists is complete.
-        write_whole(folder / "plan.json", json.dumps(asdict(plan.record(method))))
+        save_tensors(folder / MOMENTS, {name: t for name, t in tensors.items() if t is not None})
+        write_whole(folder / PLAN, json.dumps(asdict(plan.record(method))))  # last: one that exists is complete
 
 
 def load_plan(folder: Path) -> Plan | None:
     """Read the plan of an unfinished run, or None if it had not got that far."""
-    if not (folder / "plan.json").is_file():
+    if not (folder / PLAN).is_file():
         return None
-    plan = planned(STATE.json(folder / "plan.json", StepRecord))
-    with reading_state(folder / "plan.safetensors"):
-        moments = load_file(folder / "plan.safetensors")
+    plan = planned(STATE.json(folder / PLAN, StepRecord))
+    with reading_state(folder / MOMENTS):
+        moments = load_file(folder / MOMENTS)
     blocks = []
     for block in plan.blocks:
         a = block.attention

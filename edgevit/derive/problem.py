@@ -35,17 +35,20 @@ FELT_IMAGES = 128  # on which it is measured how much the answers feel each toke
 
 @dataclass
 class Stopwatch:
-    """Seconds per stage of a derivation."""
+    """Seconds per stage of a derivation; those of a stage within another are its own alone."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    within_s: float = 0.0  # of the stages that have ended within the one that goes on
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        start = monotonic()
+        start, before_s, self.within_s = monotonic(), self.within_s, 0.0
         try:
             yield
         finally:
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + monotonic() - start, 3)
+            took_s = monotonic() - start
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + took_s - self.within_s, 3)
+            self.within_s = before_s + took_s
 
 
 @dataclass(frozen=True)

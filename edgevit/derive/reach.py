@@ -40,6 +40,11 @@ class Cuts:
     ladders: Sequence[tuple[int, ...]] = ()
     more: Mapping[str, Any] = field(default_factory=dict)  # options with which more may go, and with which value
 
+    @property
+    def tokens(self) -> bool:
+        """Whether tokens may leave behind some block."""
+        return any(map(any, self.ladders))
+
 
 def together(cuts: Sequence[Cuts]) -> Cuts:
     """What several methods in a row may take away, each of what the one before it leaves; at most."""
@@ -63,6 +68,17 @@ class Asked:
     budget: Budget
     policy: Policy
     images: int  # for training
+
+
+def check_embed_width(owner: str, width: int, asked: Asked, calibration_images: int) -> None:
+    """Refuse a width that the method `owner` was asked for (0: none) of an embedding that cannot be narrowed.
+
+    Raises:
+        OptionError: it cannot be; the message says why.
+    """
+    images = min(asked.images, calibration_images)
+    if width and (reason := why_it_stays(asked.network, asked.budget, images)) is not None:
+        raise OptionError(f"{owner}.embed_width={width}: the embedding cannot be narrowed: {reason}")
 
 
 def asked_of(problem: Problem) -> Asked:

@@ -101,9 +101,10 @@ class BaseRequest(BaseOptions):
 # gives; and those that change nothing of the model. Every other field must be the same.
 RESOLVED = {
     "base", "data", "out", "classes", "base_classes", "validation_fraction", "skip_bad_images", "accept_weak_base",
-    "checkpoint", "pretrained", "model_args", "preprocessing", "shape", "ffn_multiple", "training", "options", "method",
-    "supernet", "head", "rate", "macs", "params", "ms", "mj", "fps", "cost_table", "finetune_base", "unlabelled",
-    "reject", "cache", "first", "resume", "overwrite", "job", "at_least", "at_least_embed",
+    "checkpoint", "pretrained", "model_args", "preprocessing", "shape", "ffn_multiple", "embed_multiple",
+    "training", "options", "method", "supernet", "head", "rate", "macs", "params", "ms", "mj", "fps", "cost_table",
+    "finetune_base", "unlabelled", "reject", "cache", "first", "resume", "overwrite", "job", "at_least",
+    "at_least_embed",
 }  # fmt: skip
 
 
@@ -133,13 +134,21 @@ class Request(BaseOptions):
         int | None,
         Option("Multiple that FFN widths are rounded to: 1, 8, 16, 32 or 64.  [default: the shape's own]", SHAPE),
     ] = None
+    embed_multiple: Annotated[
+        int | None,
+        Option(
+            "Multiple that a narrower embedding has: 1, 8, 16, 32 or 64.  [default: 16 for fused and fused4, 8 for "
+            "paper, 1 for free]",
+            SHAPE,
+        ),
+    ] = None
     training: Annotated[Training, Nested()] = field(default_factory=Training)
 
     def _check(
         self, base: str | Path, method: str, options: Mapping[str, Any], unlabelled: str | Path | None = None
     ) -> None:
         read_options(method, options)
-        make_policy(self.shape, self.ffn_multiple)
+        make_policy(self.shape, self.ffn_multiple, self.embed_multiple)
         self.training.check()
         check_number("--validation-fraction", self.validation_fraction, "(0, 1)", "try 0.1")
         self.check_base(base)

@@ -237,20 +237,20 @@ def _budget(
     if table is not None:
         table.check(base.spec.family, base.spec.blocks, geometry, policy)
     budget = make_budget(base.spec.macs, base.spec.params, **request.budget(), table=table)
-    refuse_silent(method, config, budget.prices)
+    refuse_silent(method, method.cuts(network, config, policy), budget.prices)
     budget = replace(budget, at_least=request.at_least, at_least_embed=request.at_least_embed)
     check_row(request.first, method, config, Asked(network, budget, policy, images), base)
     return budget
 
 
-def _check_tokens(opened: Opened, first: Sequence[Step], method: Method, config: Any) -> None:
+def _check_tokens(opened: Opened, first: Sequence[Step], method: Method, config: Any, policy: Policy) -> None:
     """Refuse, before anything is measured, a method that cannot cut a network that tokens leave."""
     leave = any(block.tokens for block in opened.base.spec.blocks)
     earlier = [(found := find_method(step.method), found.make_config(step.options)) for step in first]
     for one, given in (*earlier, (method, config)):
         if leave:
-            refuse_after_tokens(one, given)
-        leave = leave or one.thins_tokens(given)
+            refuse_after_tokens(one, given, opened.network, policy)
+        leave = leave or one.cuts(opened.network, given, policy).tokens
 
 
 def _named(data: str | Path, classes: Sequence[str]) -> str:
@@ -304,7 +304,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     method = find_method(request.method)
     config = method.make_config(options)
     slices = None if method.slices is None else method.slices(config)
-    policy = make_policy(request.shape, request.ffn_multiple)
+    policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
     found = open_network(base, **request.opening(), progress=progress)
     if slices is not None:
         assert isinstance(found, Model), "a super-network has a head"
@@ -325,7 +325,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         base=f"{base}{weights}", task=_named(request.data, task.class_names),
     )  # fmt: skip
     opened = open_for(found, base, request, request.head, task, passes, shared)
-    _check_tokens(opened, request.first, method, config)
+    _check_tokens(opened, request.first, method, config, policy)
     budget = _budget(opened.base, opened.network, len(task.train), policy, request, method, config)
     if training.steps is None:
         steps = method.default_steps(config, budget.rate, len(task.train), training.batch_size)
@@ -418,7 +418,7 @@ def _carry_out(wanted: _Wanted, problem: Problem, out: Path, *, overwrite: bool)
         torch.manual_seed(wanted.training.seed)  # the method draws the same whether or not baselines were worked out
         before = cut_first(wanted.first, problem, wanted.opened.base, wanted.asked)
         if wanted.first:  # only now is it known what is left to cut
-            wanted.method.check_reachable(wanted.config, asked_of(before.problem))
+            wanted.method.check(wanted.config, asked_of(before.problem))
         derived = wanted.method.derive(before.problem, wanted.config)
         with problem.stopwatch.stage("evaluation"):
             test, names = problem.task.test, problem.task.class_names

@@ -178,7 +178,7 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
     request.check()
     progress, training, out = progress or Silent(), request.training, request.out
     config: Config = make_config(SUPERNET, sys.modules[__name__], request.options)
-    policy = make_policy(request.shape, request.ffn_multiple)
+    policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
     found = open_network(request.base, **request.opening(), progress=progress)
     task = open_task_for(found, request, progress)
     passes = open_passes(training, progress)

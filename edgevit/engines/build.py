@@ -75,7 +75,7 @@ def _reused(record: EngineRecord, facts: BoardFacts, progress: Progress) -> Engi
 
 
 def _open_judging(source: Source, options: Options, progress: Progress, warnings: list[str]) -> Judging | None:
-    """Validation images, because the gate chooses: test images are only reported on."""
+    """Validation images, because the gate chooses; what an engine makes of test images, `edgevit evaluate` tells."""
     given = options.export
     judging = judging_images(
         source.subject,

@@ -60,7 +60,7 @@ class _Split:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model in whatever form."""
+    """A model to be evaluated: a base, a model folder, an ONNX file or an engine."""
 
     form: str  # as of an Evaluation
     predict: Callable[[Tensor], Tensor]  # logits [B, outputs], on any device, of images [B, C, H, W]

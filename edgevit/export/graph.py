@@ -22,6 +22,7 @@ from onnxscript import opset18 as op
 from torch import nn
 
 from edgevit.errors import ExportError
+from edgevit.export.halving import halve
 from edgevit.folder.export import Batch
 
 INPUT, OUTPUT = "images", "logits"
@@ -144,26 +145,17 @@ def _forget_origin(model: Any) -> None:
             holder.metadata_props.clear()
 
 
-def write_onnx(
-    network: nn.Module,
-    path: Path,
-    *,
-    input_size: tuple[int, int, int],
-    batch: Batch,
-    opset: int,
-    metadata: Mapping[str, str],
-) -> None:
-    """Write the network as it is: its dtype is the file's, from the images to the logits.
+def trace(network: nn.Module, *, input_size: tuple[int, int, int], batch: Batch, opset: int) -> ir.Model:
+    """The network as a graph in fp32; this takes a second, what is made of the graph milliseconds.
 
-    Below opset 18 the file is of old operators only, below 17 layer normalisation is decomposed, too.
+    Below opset 18 it is of old operators only, below 17 layer normalisation is decomposed, too.
 
     Raises:
         ExportError: the exporter failed.
     """
-    dtype = next(network.parameters()).dtype
     # An example of one image would make the exporter take the batch for a constant.
-    images = torch.zeros(2 if batch == "dynamic" else batch, *input_size, dtype=dtype)
-    with exporter_boundary(path.name):
+    images = torch.zeros(2 if batch == "dynamic" else batch, *input_size)
+    with exporter_boundary("the network"):
         program = torch.onnx.export(
             network,
             (images,),
@@ -180,6 +172,33 @@ def write_onnx(
             _lower(program.model, opset)
         _name_nodes(program.model, network)
         _forget_origin(program.model)
-        program.model.metadata_props.update(metadata)
-        size = sum(p.numel() * p.element_size() for p in network.parameters())
-        program.save(path, external_data=size > PROTOBUF_LIMIT_BYTES)
+        return program.model
+
+
+def save_graph(model: ir.Model, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write a file with this metadata and no other; the weights of a large one lie beside it."""
+    model.metadata_props.clear()
+    model.metadata_props.update(metadata)
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+    ir.save(model, path, external_data=f"{path.name}.data" if size > PROTOBUF_LIMIT_BYTES else None)
+
+
+def write_onnx(
+    network: nn.Module,
+    path: Path,
+    *,
+    input_size: tuple[int, int, int],
+    batch: Batch,
+    opset: int,
+    metadata: Mapping[str, str],
+    precision: str = "fp32",
+) -> None:
+    """Write one file of a network in fp32.
+
+    Raises:
+        ExportError: the exporter failed.
+    """
+    model = trace(network, input_size=input_size, batch=batch, opset=opset)
+    if precision == "fp16":
+        halve(model.graph)
+    save_graph(model, path, metadata)

@@ -7,7 +7,7 @@ which overflows exactly where fp32 is there to prevent it, and it gives two cast
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import onnx_ir as ir
@@ -19,15 +19,19 @@ ALWAYS_FLOAT = {"Resize": (1, 2)}  # inputs that ONNX has in fp32 alone
 OF_ANY_TYPE = ("Shape", "Size")
 OWN_GRAPHS = ("If", "Loop", "Scan")
 
-IslandOf = Callable[[ir.Node], "str | None"]  # the module of a node that stays in fp32; None: it becomes fp16
+_IslandOf = Callable[[ir.Node], "str | None"]  # the module of a node that stays in fp32; None: it becomes fp16
 
 
-def halve(graph: ir.Graph, island_of: IslandOf) -> None:
+def halve(graph: ir.Graph, fp32_modules: Collection[str] = ()) -> None:
     """Turn a graph in fp32 into one in fp16, in place: images, weights, logits and all between but the islands.
+
+    These are the nodes of the named modules. Name blocks, or normalisations outside of these, and nothing within the
+    attention: its product, softmax and product fuse only where they share one precision.
 
     Raises:
         ExportError: it has nodes with graphs of their own, or values of unknown type.
     """
+    island_of = _island_finder(fp32_modules)
     _check_known(graph)
     types = _types(graph, island_of)
     casts = _Casts(graph, types)
@@ -46,7 +50,19 @@ def halve(graph: ir.Graph, island_of: IslandOf) -> None:
         if types.get(value) == FLOAT:
             _cast_output(graph, i, casts, island_of)
     for value, kind in types.items():
-        value.dtype = kind
+        value.type = ir.TensorType(kind)  # a new one: clones of a graph share what they are told
+
+
+def _island_finder(modules: Collection[str]) -> _IslandOf:
+    """Which of the modules a node lies in, if in any."""
+
+    def island_of(node: ir.Node) -> str | None:
+        name = (node.name or "").partition("/")[0]
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        return name or None
+
+    return island_of
 
 
 def _check_known(graph: ir.Graph) -> None:
@@ -60,13 +76,13 @@ def _check_known(graph: ir.Graph) -> None:
             raise ExportError(f"the type of what {node.name} puts out is not known; try --no-fp16")
 
 
-def _types(graph: ir.Graph, island_of: IslandOf) -> dict[ir.Value, ir.DataType]:
+def _types(graph: ir.Graph, island_of: _IslandOf) -> dict[ir.Value, ir.DataType]:
     """The coming type of every value that is computed in floating point."""
     made = {v: FLOAT if island_of(node) else HALF for node in graph for v in node.outputs if v.dtype == FLOAT}
     return {**{value: HALF for value in graph.inputs if value.dtype == FLOAT}, **made}
 
 
-def _wanted(node: ir.Node, index: int, island_of: IslandOf) -> ir.DataType:
+def _wanted(node: ir.Node, index: int, island_of: _IslandOf) -> ir.DataType:
     return FLOAT if island_of(node) or index in ALWAYS_FLOAT.get(node.op_type, ()) else HALF
 
 
@@ -74,14 +90,14 @@ def _rounded(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
     return ir.Tensor(tensor.numpy().astype(np.float16), name=name)
 
 
-def _halve_weight(graph: ir.Graph, value: ir.Value, island_of: IslandOf) -> None:
+def _halve_weight(graph: ir.Graph, value: ir.Value, island_of: _IslandOf) -> None:
     """Round a weight; where islands use it, too, these keep the one that there is."""
     rounded = [use for use in value.uses() if _wanted(use.node, use.idx, island_of) == HALF]
     assert value.const_value is not None and value.name is not None
     if not rounded:
         return
     if len(rounded) == len(value.uses()):
-        value.const_value, value.dtype = _rounded(value.const_value, value.name), HALF
+        value.const_value, value.type = _rounded(value.const_value, value.name), ir.TensorType(HALF)
         return
     name = f"{value.name}.fp16"
     tensor = _rounded(value.const_value, name)
@@ -127,7 +143,7 @@ class _Casts:
         return self.made[value, kind]
 
 
-def _cast_output(graph: ir.Graph, index: int, casts: _Casts, island_of: IslandOf) -> None:
+def _cast_output(graph: ir.Graph, index: int, casts: _Casts, island_of: _IslandOf) -> None:
     """The cast takes the name of the logits, which applications know."""
     value = graph.outputs[index]
     producer, name = value.producer(), value.name

@@ -20,7 +20,7 @@ from edgevit.progress import Progress
 
 @dataclass(frozen=True)
 class Subject:
-    """What a model, in whatever form, says of itself."""
+    """The classes, preprocessing and images of a model, as its folder, its ONNX file or its timm name gives them."""
 
     class_names: tuple[str, ...]  # target classes; empty for a base
     class_columns: tuple[int, ...]  # for each, its column in the logits
@@ -30,7 +30,7 @@ class Subject:
     validation_fraction: float = 0.1
     record: DataRecord | None = None  # of the images it was derived from, where they are known
     rejection: Rejection | None = None
-    said_by: str = "the model"  # where it says so
+    said_by: str = "the model"  # what gave the above, for messages
 
 
 @dataclass(frozen=True)

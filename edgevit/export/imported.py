@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from edgevit.errors import CheckpointError, ExportError, OptionError
-from edgevit.export.graph import PROTOBUF_LIMIT_BYTES
-from edgevit.export.halving import FLOAT, IslandOf, halve
+from edgevit.export.graph import save_graph
+from edgevit.export.halving import FLOAT, halve
 from edgevit.export.images import Subject
 from edgevit.export.precision import LARGEST, check_weights
 from edgevit.export.session import OnnxModel, largest_values
@@ -98,24 +98,8 @@ class ImportedSource:
             )
         model = ir.load(self.path)
         if form.precision == "fp16":
-            halve(model.graph, _island_finder(form.fp32_modules))
-        model.metadata_props.clear()
-        model.metadata_props.update(metadata)
-        size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
-        ir.save(model, path, external_data=f"{path.name}.data" if size > PROTOBUF_LIMIT_BYTES else None)
-
-
-def _island_finder(modules: tuple[str, ...]) -> IslandOf:
-    """Which of the modules a node lies in, if in any."""
-    chosen = set(modules)
-
-    def island_of(node: ir.Node) -> str | None:
-        name = (node.name or "").partition("/")[0]
-        while name and name not in chosen:
-            name = name.rpartition(".")[0]
-        return name or None
-
-    return island_of
+            halve(model.graph, form.fp32_modules)
+        save_graph(model, path, metadata)
 
 
 def _measure_outputs(graph: ir.Graph) -> list[str]:

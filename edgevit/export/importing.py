@@ -215,8 +215,9 @@ def imported(request: ExportRequest, progress: Progress | None = None) -> Export
     progress = progress or Silent()
     if request.of_folder:
         return request
-    assert request.out is not None
-    target = ModelFolder(request.out)
+    target = ModelFolder(request.folder)
+    if request.out is None:
+        progress.note(f"what is made of {request.model} goes to {target.path}; --out names another folder")
     if target.is_imported:
         with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
             document = _write(request, ModelFolder(Path(scratch)), progress)

@@ -1,4 +1,4 @@
-"""Export a model folder: write `DIR/export/`, check all that can be checked here, and only then let it be seen."""
+"""Export a model folder: write ONNX files, check all that can be checked here, then rename them into `DIR/export/`."""
 
 from __future__ import annotations
 

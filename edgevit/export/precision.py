@@ -1,8 +1,7 @@
-"""Whether a network survives fp16: weights and activations within its range, and the half network itself."""
+"""Whether a network survives fp16: weights and activations within its range, and what stays in fp32 where not."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
@@ -121,36 +120,6 @@ def overflow_told(seen: Range, kept: Sequence[str]) -> str:
     )
 
 
-def _casting(dtype: torch.dtype) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
-    return lambda module, inputs: tuple(value.to(dtype) for value in inputs)
-
-
-def _following(name: str) -> str:
-    """The name of the next of several modules in a row: `blocks.4` after `blocks.3`."""
-    parent, _, last = name.rpartition(".")
-    return f"{parent}.{int(last) + 1}" if last.isdecimal() else ""
-
-
-def mixed(network: nn.Module, fp32_modules: Collection[str]) -> nn.Module:
-    """A copy in fp16 in which the named modules compute in fp32, between casts at their two ends.
-
-    Name blocks, or norms outside of these, and nothing within the attention: its product, softmax and product fuse only
-    where they share one precision. Between two blocks in fp32 that follow each other there is no cast.
-    """
-    copied = halved(network)
-    for name in fp32_modules:
-        module = copied.get_submodule(name).float()
-        module.register_forward_pre_hook(_casting(torch.float32))
-        if _following(name) not in fp32_modules:
-            module.register_forward_hook(lambda module, inputs, output: output.half())
-    return copied
-
-
 def norm_names(network: nn.Module) -> tuple[str, ...]:
     """The layer normalisations, by module name: where fp16 loses most, because they square what they get."""
     return tuple(name for name, module in network.named_modules() if isinstance(module, nn.LayerNorm))
-
-
-def halved(network: nn.Module) -> nn.Module:
-    """A copy in fp16: weights, images, logits and all between, as TensorRT's strong typing wants it."""
-    return copy.deepcopy(network).half()

@@ -90,7 +90,12 @@ class ExportRequest:
         Path,
         Option("Model folder, whose export/ the files go to; or an ONNX file that edgevit did not make.", None),
     ]
-    out: Annotated[Path | None, Option("New folder for an ONNX file and all that is made of it.", FILES)] = None
+    out: Annotated[
+        Path | None,
+        Option(
+            "New folder for an ONNX file and all that is made of it.  [default: beside the file, without .onnx]", FILES
+        ),
+    ] = None
     batch: Annotated[
         Batch, Option("Images per inference: a number, or dynamic for any number.", FILES, read=read_batch)
     ] = "dynamic"
@@ -164,7 +169,9 @@ class ExportRequest:
     @property
     def folder(self) -> Path:
         """Whose export/ the files go to."""
-        return self.model if self.out is None else self.out
+        if self.out is not None:
+            return self.out
+        return self.model if self.of_folder else self.model.with_suffix("")
 
     def _check_folder(self) -> None:
         foreign = {
@@ -189,16 +196,14 @@ class ExportRequest:
                 f"{self.model} holds weights alone; try `edgevit base NAME --checkpoint {self.model} --out DIR`, and "
                 "export that"
             )
-        if self.out is None:
-            raise OptionError(f"{self.model} needs a folder for what is made of it; give --out DIR")
         if self.data is None and (self.classes is not None or self.base_classes is not None):
             raise OptionError("--classes and --base-classes are of the images of --data; give that, too")
         self._refuse_own_form()
         check_preprocessing(self.preprocessing)
         if self.crop_mode is not None and self.crop_mode not in CROP_MODES:
             raise UnknownNameError("crop mode", self.crop_mode, CROP_MODES)
-        if not ModelFolder(self.out).is_imported:
-            refuse_existing(self.out)
+        if not ModelFolder(self.folder).is_imported:
+            refuse_existing(self.folder)
 
     def _refuse_own_form(self) -> None:
         """Refuse what only edgevit's own exporter can do."""
@@ -248,7 +253,7 @@ class EvaluateRequest(BaseOptions):
         )  # fmt: skip
 
     def _check_model(self) -> None:
-        """Refuse a model in whatever form, a timm name, a folder or a file that was exported, that cannot be opened."""
+        """Refuse a timm name, a model folder or an exported file that cannot be opened."""
         if ModelFolder(Path(self.model)).is_imported:
             self._refuse_opening()
             ModelFolder(Path(self.model)).imported()

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+import onnx_ir as ir
 from torch import Tensor, nn
 
-from edgevit.export.graph import write_onnx
+from edgevit.export.graph import save_graph, trace
+from edgevit.export.halving import halve
 from edgevit.export.images import Subject, data_record, subject_of
 from edgevit.export.padding import pad_heads
-from edgevit.export.precision import check_range, mixed, norm_names
+from edgevit.export.precision import check_range, norm_names
 from edgevit.folder.export import Batch, ExportedModel, Padding, Range
 from edgevit.folder.model import BlockDims
 from edgevit.folder.model_folder import ModelFolder
@@ -39,11 +41,11 @@ class Form:
 
 
 class Source(Protocol):
-    """A model of which files are written. Modules are named as in the nodes of these: `blocks.3.norm1`."""
+    """A model that ONNX files are written of, whose nodes have the names of its modules: `blocks.3.norm1`."""
 
     @property
     def subject(self) -> Subject:
-        """What it says of itself."""
+        """Its classes, preprocessing and images."""
 
     @property
     def described(self) -> ExportedModel:
@@ -113,6 +115,7 @@ class ModelSource:
     model: Model
     subject: Subject
     weights_sha256: str  # of model.safetensors
+    traced: dict[tuple[Batch, int], ir.Model] = field(default_factory=dict, init=False, compare=False)  # by opset, too
 
     @property
     def network(self) -> nn.Module:
@@ -171,17 +174,14 @@ class ModelSource:
         )
 
     def write(self, path: Path, form: Form, metadata: Mapping[str, str]) -> None:
-        network = mixed(self.network, form.fp32_modules) if form.precision == "fp16" else self.network
+        key = form.batch, form.opset
+        if key not in self.traced:
+            self.traced[key] = trace(self.network, input_size=input_size(self), batch=form.batch, opset=form.opset)
+        model = self.traced[key].clone()
+        if form.precision == "fp16":
+            halve(model.graph, form.fp32_modules)
         base = self.model.spec.base.weights_sha256
-        origin = {"base": self.model.spec.timm_name, "base_weights_sha256": base}
-        write_onnx(
-            network,
-            path,
-            input_size=input_size(self),
-            batch=form.batch,
-            opset=form.opset,
-            metadata={**origin, **metadata},
-        )
+        save_graph(model, path, {"base": self.model.spec.timm_name, "base_weights_sha256": base, **metadata})
 
 
 def open_model(folder: Path) -> ModelSource:

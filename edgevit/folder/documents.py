@@ -168,24 +168,29 @@ def _check_plain(data: Any) -> None:
     while waiting:
         value, where, depth = waiting.pop()
         count += 1
-        at = "".join(c if c.isprintable() else repr(c)[1:-1] for c in where.removeprefix("."))
         if depth > DEPTH or count > VALUES:
             raise ValueError("is nested too deeply" if depth > DEPTH else f"holds more than {VALUES} values")
         if isinstance(value, dict):
             for key in value:
                 if not isinstance(key, str):
-                    raise ValueError(f"has the key {_shown(key)}{f' under {at}' if at else ''}: put it in quotes")
+                    under = f" under {_at(where)}" if where else ""
+                    raise ValueError(f"has the key {_shown(key)}{under}: put it in quotes")
             waiting += [(v, f"{where}.{k}", depth + 1) for k, v in value.items()]
         elif isinstance(value, list):
             waiting += [(v, f"{where}.{i}", depth + 1) for i, v in enumerate(value)]
         elif isinstance(value, str) and "\0" in value:
-            raise ValueError(f"has a zero byte in {at or 'its value'}")
+            raise ValueError(f"has a zero byte in {_at(where)}")
         elif isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"has {value} as {at or 'its value'}, which is no finite number")
+            raise ValueError(f"has {value} as {_at(where)}, which is no finite number")
         elif isinstance(value, int) and abs(value) >= 2**63:
-            raise ValueError(f"has a number of {len(str(abs(value)))} digits as {at or 'its value'}")
+            raise ValueError(f"has a number of {len(str(abs(value)))} digits as {_at(where)}")
         elif not (value is None or isinstance(value, (bool, int, float, str))):
-            raise ValueError(f"has {value} as {at or 'its value'}, a {type(value).__name__}: put it in quotes")
+            raise ValueError(f"has {value} as {_at(where)}, a {type(value).__name__}: put it in quotes")
+
+
+def _at(where: str) -> str:
+    """A path of keys as it is told; made for a fault alone, because a file may have a million values."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in where.removeprefix(".")) or "its value"
 
 
 @lru_cache  # building one takes longer than reading a file

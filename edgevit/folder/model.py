@@ -160,6 +160,18 @@ class ModelSpec:
         return list(range(len(self.classes))) if self.head == "subset" else [c.base_index for c in self.classes]
 
     @property
+    def embed(self) -> int | None:
+        """Channels of its embedding; None: not said, and as many as its base has."""
+        width = self.timm_args.get("embed_dim", self.base.embed)
+        return width if isinstance(width, int) else None
+
+    @property
+    def narrowed(self) -> tuple[int, int] | None:
+        """Channels of its embedding and of its base's, where it has fewer; None: it has all, or they are not said."""
+        now, whole = self.embed, self.base.embed
+        return None if now is None or whole is None or now == whole else (now, whole)
+
+    @property
     def rate(self) -> float:
         """Share of the base's MACs that is gone."""
         return 1 - self.macs / self.base.macs

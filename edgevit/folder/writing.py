@@ -31,8 +31,11 @@ def _sha256(file: Any) -> str:  # Python 3.10 has no file_digest
     return digest.hexdigest()
 
 
-def refuse_existing(folder: Path, *, overwrite: bool = False) -> None:
+def refuse_existing(folder: Path, *, overwrite: bool | None = None) -> None:
     """Refuse an output that is in the way or cannot be made; called before hours of work and again at the end.
+
+    Args:
+        overwrite: whether it is to be replaced; None: what asks has no option for that.
 
     Raises:
         OutputError: the folder is there, a link to nowhere is, its name is too long, or what holds it is no folder. To
@@ -42,10 +45,8 @@ def refuse_existing(folder: Path, *, overwrite: bool = False) -> None:
         if not folder.exists():
             raise OutputError(f"{folder} is a link to nothing; choose another --out, or remove it")
         if not overwrite:
-            raise OutputError(
-                f"{folder} exists and is not overwritten; choose another --out, remove it, or replace "
-                f"it with --overwrite"
-            )
+            replaced = "or remove it" if overwrite is None else "remove it, or replace it with --overwrite"
+            raise OutputError(f"{folder} exists and is not overwritten; choose another --out, {replaced}")
         _refuse_foreign(folder)
     length = len(os.fsencode(folder.name))
     if length > NAME_BYTES - SPARE_BYTES:
@@ -115,7 +116,7 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def new_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
+def new_folder(folder: Path, *, overwrite: bool | None = None) -> Iterator[Path]:
     """Give a temporary folder that becomes `folder` when the block ends well, and vanishes when it does not.
 
     A model folder that is to be overwritten stays until then.

@@ -20,22 +20,23 @@ if TYPE_CHECKING:
 
 
 class Costs:
-    """Of one place; `table` is what is known of it so far."""
+    """The cost table of the base at one place, which is measured as far as it was asked for."""
 
     def __init__(self, network: nn.Module, request: MeetRequest, place: Place, progress: Progress) -> None:
         self.network, self.place, self.progress = network, place, progress
-        self.policy = make_policy(request.shape, request.ffn_multiple)
+        self.policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
         self.energy = request.quantity == "mj"
         method, folder = find_method(request.method), request.supernet_folder()
         options = {**request.options, **({} if folder is None else {"supernet": str(folder)})}
         config = method.make_config(options)
-        cuts, self.tokens = method.cuts(self.network, config, self.policy), method.thins_tokens(config)
+        cuts = method.cuts(self.network, config, self.policy)
+        self.tokens = cuts.tokens
         self.narrower = 0 < cuts.embed < family_of(self.network).geometry(self.network).embed
         self.given = None if request.cost_table is None else self._checked(load_cost_table(request.cost_table))
         self.table = self.measured(())
 
     def measured(self, sizes: tuple[BlockDims, ...], embed: int | None = None) -> CostTable:
-        """Measure what is not known yet, these sizes and this embedding, too."""
+        """Measure what the table lacks of these sizes and of this embedding, and return it."""
         self.table = self.given or measured_table(
             self.network,
             self.place,

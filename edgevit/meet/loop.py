@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgevit.derive.allocate.prices import Measured as Quantity
 from edgevit.meet.boards import Searches
-from edgevit.meet.growth import growth
+from edgevit.meet.growth import AIMS, growth
 from edgevit.meet.mixing import LimitError, fitting
 from edgevit.meet.rounds import AIM, Candidate, Measured, Search, Shape, Terms
 
@@ -32,20 +32,20 @@ class Bench(Protocol):
     def quantity(self) -> Quantity: ...
 
     def tables(self) -> tuple[CostTable, ...]:
-        """Each board's, as it was measured so far."""
+        """The cost table of each board, as far as it is measured."""
 
     def allocate(self, table: CostTable, limit: float, at_least: Shape | None = None) -> Candidate:
-        """The best plan of at most this cost by a table; `at_least`: that contains this.
+        """The best plan that costs no more than `limit` by a table, and contains `at_least`, if that is given.
 
         Raises:
-            BudgetError: there is none; `least` is what the cheapest costs by it.
+            BudgetError: there is none; its `least` is the cost of the cheapest plan.
         """
 
     def measure(self, candidate: Candidate) -> tuple[Measured, ...]:
-        """On each board."""
+        """Measure a plan on each board."""
 
     def refine(self, shape: Shape, board: int) -> None:
-        """Measure for this board's table what these blocks take."""
+        """Measure blocks of these sizes on a board, and add them to its table."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Found:
 
     @property
     def search(self) -> Search:
-        """What it is judged by."""
+        """The search to judge by: of each round the figure of the board that is nearest its budget."""
         return self.searches.tightest
 
 
@@ -114,8 +114,8 @@ class _Step:
         """The best plan at the limits by the corrected tables; or why there is none that was not measured."""
         searches, judged = self.searches, self.searches.tightest
         factors = [search.factors(of) for search, of in zip(searches.each, self.prices, strict=True)]
-        limits, relaxed, again = searches.limits, 0, 0
-        while again < 2:
+        limits, relaxed, aims = searches.limits, 0, iter(AIMS)
+        while True:
             try:
                 candidate = self._fitting(factors, limits)
             except LimitError as error:
@@ -130,8 +130,9 @@ class _Step:
             # By its own measurement alone, as the factors are of all.
             number, costs = judged.rounds.index(known), self._costs(known.shape, factors)
             own = [(search.budget, search.rounds[number].measured.value) for search in searches.each]
-            limits = tuple(cost * AIM * budget / seen for cost, (budget, seen) in zip(costs, own, strict=True))
-            again += 1
+            if (aim := next(aims, None)) is None:
+                break
+            limits = tuple(cost * aim * budget / seen for cost, (budget, seen) in zip(costs, own, strict=True))
         return self.grown() or "no other plan lies as near to the budget: its widths go in larger steps"
 
     def _relaxed(self, error: LimitError, limits: Limits) -> Limits:

@@ -15,7 +15,7 @@ from edgevit.board.connection import THIS_MACHINE
 from edgevit.cost.place import look_there
 from edgevit.derive.allocate.budget import Budget, make_budget
 from edgevit.derive.allocate.cost_table import Where
-from edgevit.derive.allocate.prices import UNITS, Prices, parts_told
+from edgevit.derive.allocate.prices import UNITS
 from edgevit.derive.allocate.prices import Measured as Quantity
 from edgevit.derive.problem import Stopwatch
 from edgevit.derive.session import Derivation
@@ -41,6 +41,7 @@ from edgevit.request import as_request
 
 ROUNDS = "rounds.json"
 BASE = "base"
+NEXT_TO_NOTHING = 1e-9  # ms or mJ: a limit that no plan keeps, so that the refusal says what the cheapest takes
 
 
 @dataclass(frozen=True)
@@ -273,8 +274,10 @@ class _One:
     ) -> MetRecord:
         """Of one board."""
         search, costs, measuring = found.searches.each[board], self.costs[board], shop.measuring[board]
-        prices = costs.table.in_quantity(shop.quantity)
-        factors = search.factors(prices)
+        factors = search.factors(costs.table.in_quantity(shop.quantity))
+        number = found.searches.best
+        over = number is not None and not search.holds(search.rounds[number].measured)
+        told = (found.why, self._least_told(board, factors, shop) if over else None)
         return MetRecord(
             quantity=shop.quantity,
             budget=search.budget,
@@ -287,19 +290,20 @@ class _One:
             factors=vars(factors),
             table=costs.table.record(),
             where=costs.where,
-            ended=_ended(found, search, prices, factors),
+            ended="; ".join(filter(None, told)) or None,
             seconds=watch.seconds,
         )
 
-
-def _ended(found: Found, search: Search, prices: Prices, factors: Terms) -> str | None:
-    """Why no further round was measured; where the smallest plan is over the budget, also what makes it so large."""
-    number = found.searches.best
-    if number is None or search.holds(search.rounds[number].measured):
-        return found.why
-    parts = search.rounds[number].shape.terms(prices).times(factors).values
-    told = f"by the corrected table the smallest that was measured takes: {parts_told(parts, prices.quantity)}"
-    return told if found.why is None else f"{found.why}; {told}"
+    def _least_told(self, board: int, factors: Terms, shop: Workshop) -> str | None:
+        """What the cheapest plan takes on a board by its table as it is corrected now, and what that consists of."""
+        table = self.costs[board].table.corrected(**vars(factors))
+        try:
+            shop.allocate(table, NEXT_TO_NOTHING)
+        except BudgetError as error:
+            if error.least is not None:
+                least = f"{error.least:.4g} {UNITS[shop.quantity]}{error.made_of and f' ({error.made_of})'}"
+                return f"by the corrected table no plan in shape {self.request.shape!r} takes less than {least}"
+        return None
 
 
 def _quantity(budget: Budget) -> Quantity:

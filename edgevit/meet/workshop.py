@@ -106,7 +106,5 @@ def shape_of(folder: Path) -> Shape:
     files = ModelFolder(folder)
     record, spec = files.derivation(), files.spec()
     kept = record.facts.kept_blocks if record is not None else None
-    embed = spec.timm_args.get("embed_dim")
-    if embed == spec.base.embed:
-        embed = None
+    embed = spec.embed if spec.embed != spec.base.embed else None
     return Shape(tuple(spec.blocks), tuple(kept or range(len(spec.blocks))), embed)

@@ -375,10 +375,7 @@ def derived_spec(base: ModelSpec, network: nn.Module, head: str, classes: tuple[
     outputs = family.classifiers(network)[0].out_features
     assert head in ("subset", "full")
     geometry = family.geometry(network)
-    changed = {} if len(blocks) == len(base.blocks) else {"depth": len(blocks)}
-    if geometry.embed != base.base.embed:
-        # timm wants the width to be a multiple of the number of heads, and every block has its own anyway.
-        changed |= {"embed_dim": geometry.embed, "num_heads": 1}
+    changed = family.arguments(network, len(base.blocks), base.base.embed or geometry.embed)
     spec = ModelSpec(
         timm_name=base.timm_name,
         timm_args={**base.timm_args, "num_classes": outputs, **changed},

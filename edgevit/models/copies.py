@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -13,7 +14,20 @@ def bare_copy(model: nn.Module, shared: Sequence[nn.Module] = ()) -> nn.Module:
 
     Both would go on calling the original: hooks observe it, and accelerate's mixed precision replaces `forward`.
     """
-    copied = copy.deepcopy(model, {id(module): module for module in shared})
+    return _bare(copy.deepcopy(model, {id(module): module for module in shared}), shared)
+
+
+def shape_copy(model: nn.Module) -> nn.Module:
+    """A bare copy on the meta device, of sizes and types: no value is copied first."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.to("meta")
+    return _bare(copy.deepcopy(model, memo))
+
+
+def _bare(copied: nn.Module, shared: Sequence[nn.Module] = ()) -> nn.Module:
     kept = {id(module) for module in shared}
     for module in copied.modules():
         if id(module) not in kept:

@@ -114,7 +114,7 @@ def check_preprocessing(given: Given) -> None:
 
 
 def check_model_folder(folder: str | Path) -> None:
-    """Refuse a model folder that is not there, is not whole, or says of itself what cannot be.
+    """Refuse a model folder that is not there, lacks a file, or has a model.json that contradicts itself.
 
     Raises:
         CheckpointError: it is.

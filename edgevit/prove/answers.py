@@ -87,6 +87,8 @@ def _mixes(proof: Proof, largest: str) -> Iterator[str]:
 def _tokens(runs: Sequence[Run], largest: str) -> Iterator[str]:
     if found := against(runs, f"{largest} 196 tokens", f"{largest} 192 tokens"):
         yield f"192 tokens take, of 196 tokens: {', '.join(map(_told, found))}; their MACs are 0.98."
+    if found := against(runs, largest, f"{largest} 192 tokens behind block 1"):
+        yield f"Where 192 of 197 tokens are left behind block 1, dense takes {', '.join(map(_told, found))}."
 
 
 def _roofline(proof: Proof) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """What the file of `edgevit prove` says: one board, what ran on it, every figure, and every raw run behind them.
 
 Schema history: 1  first version
+                2  waiting, build_s and run_s; those of schema 1 do not say
 """
 
 from __future__ import annotations
@@ -56,6 +57,17 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """An engine that lies on the board and is not measured yet."""
+
+    name: str  # of the network in the suite
+    engine: str  # path there
+    sha256: str
+    fused: int  # blocks whose attention it has as one kernel
+    build_s: float
+
+
+@dataclass(frozen=True)
 class Published:
     """What somebody else published of such a network on such a board."""
 
@@ -81,6 +93,9 @@ class Proof:
     published: tuple[Published, ...] = ()
     answers: tuple[str, ...] = ()
     runs: tuple[dict[str, Any], ...] = ()  # raw, as `edgevit bench --output` writes them
+    waiting: tuple[Waiting, ...] = ()  # none, once it has ended
+    build_s: float | None = None  # that the longest build took so far, writing and sending included; not the first
+    run_s: float | None = None  # that a run took, starting its process included, on average of the last question
 
     def measurements(self) -> list[Run]:
         """The raw runs.
@@ -97,8 +112,12 @@ class Proof:
         """The network of this name."""
         return next((one for one in self.measured if one.name == name), None)
 
+    def waits(self, name: str) -> Waiting | None:
+        """The engine of the network of this name, if it waits on the board."""
+        return next((one for one in self.waiting if one.name == name), None)
 
-PROOF_KIND = RecordKind("prove", Proof, READER, schemas=(1,))
+
+PROOF_KIND = RecordKind("prove", Proof, READER, schemas=(1, 2))
 
 
 def read_proof(file: Path) -> Proof:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,6 @@ from edgevit.engines.build import check_board
 from edgevit.engines.unjudged import OPSET, build_unjudged
 from edgevit.errors import AgentError, CheckpointError, Interrupted, OutputError, RunsError
 from edgevit.export.graph import write_onnx
-from edgevit.export.precision import halved
 from edgevit.folder.lock import alone_in
 from edgevit.folder.records import plain
 from edgevit.folder.writing import file_sha256
@@ -34,7 +33,7 @@ from edgevit.models.families import vit
 from edgevit.progress import Progress, Silent
 from edgevit.prove.answers import against, answers
 from edgevit.prove.published import published_for
-from edgevit.prove.record import Figure, Measured, Proof, read_proof, write_proof
+from edgevit.prove.record import Figure, Measured, Proof, Waiting, read_proof, write_proof
 from edgevit.prove.request import BATCHES, SIZES, ProveRequest
 from edgevit.prove.suite import Subject, largest_of, shape_of, suite
 from edgevit.request import as_request
@@ -47,6 +46,8 @@ SAMPLES, WARMUP, WARMUP_S = 20, 3, 0.2
 WINDOW_S, POWER_WINDOW_S = 0.5, 2.0  # the rails' sensors average over 0.43 s
 CHECKED = (DENSE, "shapes at 0.8")  # questions whose engines trtexec runs, too
 TRTEXEC_S = 3.0
+# What is reckoned for the start of a process that loads an engine, until it was seen; and for the end of a proof.
+START_S, END_S = 2.0, 5.0
 KEPT = ("module", "jetpack", "l4t", "tensorrt", "cuda", "power_mode", "clocks_locked")
 
 
@@ -55,7 +56,7 @@ def prove(board: str | ProveRequest | None = None, *, progress: Progress | None 
 
     No data, no weights and no root are needed, and nothing is changed on the board. With a `checkpoint` of the largest
     size, it and what is cut from it have these weights; networks of other tokens, embeddings or sizes have random ones.
-    The same call goes on where it was interrupted.
+    The same call goes on where it was interrupted: until then, engines that were built and not measured wait there.
 
     Args:
         board: as ssh knows it, or a whole request; None is this machine, with ONNX Runtime.
@@ -72,11 +73,14 @@ def prove(board: str | ProveRequest | None = None, *, progress: Progress | None 
 def run(request: ProveRequest, progress: Progress | None = None) -> Proof:
     """Do what is asked; `prove` says what is raised."""
     request.check()
-    told, file = progress or Silent(), request.output
+    began, told, file = time.monotonic(), progress or Silent(), request.output
     weights = _weights(request)
     busy = OutputError(f"another edgevit is working in {file.parent.absolute()}; wait until it has ended")
     how = Conditions(
-        runner="onnxruntime" if request.board is None else "tensorrt", batches=BATCHES, threads=request.threads
+        runner="onnxruntime" if request.board is None else "tensorrt",
+        batches=request.batches,
+        threads=request.threads,
+        idle_s=0.0,  # energy is told as all that the module draws
     )
     with (
         alone_in(file.parent, busy),
@@ -86,13 +90,17 @@ def run(request: ProveRequest, progress: Progress | None = None) -> Proof:
         setting = look(board, None, how, told)
         if request.board is not None:
             check_board(board.host, setting.facts, None)
-        window_s = POWER_WINDOW_S if setting.facts.has_power else WINDOW_S
-        how = replace(how, duration_s=window_s, samples=SAMPLES, warmup=WARMUP, warmup_seconds=WARMUP_S)
-        work = _Work(request, how, board, setting, Path(scratch), told, _opened(request, setting), weights)
+        how = replace(how, duration_s=_window_s(setting), samples=SAMPLES, warmup=WARMUP, warmup_seconds=WARMUP_S)
+        work = _Work(request, how, board, setting, Path(scratch), told, _opened(request, setting), weights, began)
         try:
             return work.finished()
         except (KeyboardInterrupt, Interrupted) as stop:
-            raise Interrupted("stopped; the same command goes on with the questions that are not answered") from stop
+            wait = f", with engines that wait in ~/.cache/edgevit/files on {board.host}" if work.proof.waiting else ""
+            raise Interrupted(f"stopped; the same command goes on where this one was{wait}") from stop
+
+
+def _window_s(setting: Setting) -> float:
+    return POWER_WINDOW_S if setting.facts.has_power else WINDOW_S
 
 
 def _weights(request: ProveRequest) -> nn.Module | None:
@@ -172,7 +180,8 @@ class _Work:
     progress: Progress
     proof: Proof
     weights: nn.Module | None = None  # the largest network, as it was trained; None: random weights
-    began: float = field(default_factory=time.monotonic)
+    began: float = 0.0  # by the clock
+    clock: Callable[[], float] = time.monotonic
 
     @property
     def builds(self) -> bool:
@@ -184,8 +193,8 @@ class _Work:
         return Subject(largest, largest)
 
     @property
-    def is_late(self) -> bool:
-        return self.proof.seconds + time.monotonic() - self.began > 60 * self.request.most_minutes
+    def elapsed_s(self) -> float:
+        return self.proof.seconds + self.clock() - self.began
 
     def finished(self) -> Proof:
         """Answer every question for which there is time."""
@@ -194,19 +203,38 @@ class _Work:
         anchor: _Ready | None = None
         for question, subjects in asked.items():
             due = [subject for subject in subjects if self.proof.of(subject.name) is None]
-            if self.is_late:
-                left += [subject.name for subject in due]
-            elif due:
+            if due and self._fits(question, due[0], 2):
                 anchor = anchor or self._anchor()
                 left += self._answer(question, due, anchor)
-        if anchor is not None:
-            self._discard([anchor])
+            else:
+                left += [subject.name for subject in due]
+        self._discard()
         if tuple(left) != self.proof.left_out:
             self._keep(left_out=tuple(left))
         if left:
             more = f"the same command with --minutes {2 * self.request.most_minutes:g} goes on"
             self.progress.warn(f"left out for want of time: {', '.join(left)}; {more}")
         return self.proof
+
+    def _fits(self, question: str, subject: Subject, networks: int) -> bool:
+        """Whether there is time to build a network and then to measure so many, this one and the dense one among them.
+
+        One that waits on the board fits: when it was built, there was time to measure it.
+        """
+        if self.proof.waits(subject.name) is not None:
+            return True
+        run_s = self.proof.run_s or _window_s(self.setting) + WARMUP_S + START_S
+        each_s = self.request.rounds * run_s + (self._check_s if question in CHECKED else 0.0)
+        measuring_s = networks * len(self.how.batches) * each_s
+        return self._is_time_for((self.proof.build_s or 0.0) + measuring_s)
+
+    def _is_time_for(self, seconds: float) -> bool:
+        return self.elapsed_s + seconds + END_S <= 60 * self.request.most_minutes
+
+    @property
+    def _check_s(self) -> float:
+        """What trtexec takes for one network at one batch size."""
+        return WARMUP_S + START_S + TRTEXEC_S if self.builds and self.setting.facts.trtexec else 0.0
 
     def _anchor(self) -> _Ready:
         """The dense network, which every other takes turns with."""
@@ -219,51 +247,76 @@ class _Work:
         """Build and measure the networks of one question, and keep what came of it; those there was no time for."""
         self.progress.note(f"{question}: {len(subjects)} networks")
         ready: list[_Ready] = []
-        while len(ready) < len(subjects) and not self.is_late:
+        while len(ready) < len(subjects) and self._fits(question, subjects[len(ready)], len(ready) + 2):
             ready.append(self._ready(subjects[len(ready)]))
         there = [anchor, *(one for one in ready if one.measurable is not None)]
         runs = self._measure(question, there) if len(there) > 1 else ()
         found = [self._measured(question, one, runs) for one in ready]
         if self.proof.of(self.dense.name) is None and runs:
             found.insert(0, self._measured(DENSE, anchor, runs))
-        self._discard(ready)
         self._keep(
             measured=(*self.proof.measured, *found), runs=(*self.proof.runs, *(plain(run.to_dict()) for run in runs))
         )
+        self._discard(self.dense.name)
         return [subject.name for subject in subjects[len(ready) :]]
 
     def _keep(self, **found: Any) -> None:
         """Write down what is there so far, and what it says."""
-        now = time.monotonic()
-        proof = replace(self.proof, seconds=self.proof.seconds + now - self.began, **found)
-        self.began, self.proof = now, replace(proof, answers=answers(proof, self.dense.name))
+        now = self.clock()
+        self.proof = replace(self.proof, seconds=self.proof.seconds + now - self.began, **found)
+        self.began = now
+        if "measured" in found:
+            self.proof = replace(self.proof, answers=answers(self.proof, self.dense.name))
         write_proof(self.proof, self.request.output)
 
     # -- networks on the board -----------------------------------------------------------------------------------------
 
     def _ready(self, subject: Subject) -> _Ready:
         """Have the file that is run of a network on the machine that runs it."""
+        began = self.clock()
         if not self.builds:
             path = self._written(subject, "fp32", OPSET)
+            self._keep_build(began)
             return _Ready(subject, "fp32", self._measurable(subject, str(path), file_sha256(path), "fp32"))
-        built = build_unjudged(
-            self.board,
-            self.setting.facts.tensorrt,
-            lambda precision, opset: self._written(subject, precision, opset),
-            name=subject.name,
-            precision=subject.precision,
-            batches=(1, 1, MOST),
-            progress=self.progress,
-        )
-        if built["refused"]:
-            return _Ready(subject, subject.precision, None, build_s=built["seconds"], refused=built["refused"])
-        measurable = self._measurable(subject, built["engine"], built["sha256"], subject.precision)
-        return _Ready(subject, subject.precision, measurable, fused=built["fused"], build_s=built["seconds"])
+        waiting = self.proof.waits(subject.name)
+        if waiting is None or not self._is_there(waiting):
+            built = build_unjudged(
+                self.board,
+                self.setting.facts.tensorrt,
+                lambda precision, opset: self._written(subject, precision, opset),
+                name=subject.name,
+                precision=subject.precision,
+                batches=(1, 1, MOST),
+                progress=self.progress,
+            )
+            others = tuple(one for one in self.proof.waiting if one.name != subject.name)
+            if built["refused"]:
+                self._keep_build(began, waiting=others)
+                return _Ready(subject, subject.precision, None, build_s=built["seconds"], refused=built["refused"])
+            waiting = Waiting(subject.name, built["engine"], built["sha256"], built["fused"], built["seconds"])
+            self._keep_build(began, waiting=(*others, waiting))
+        measurable = self._measurable(subject, waiting.engine, waiting.sha256, subject.precision)
+        return _Ready(subject, subject.precision, measurable, fused=waiting.fused, build_s=waiting.build_s)
 
-    def _discard(self, ready: Sequence[_Ready]) -> None:
-        """Remove the engines from the board, where there is little room."""
-        if paths := [str(one.measurable.path) for one in ready if self.builds and one.measurable is not None]:
-            self.board.call("discard", paths=paths)
+    def _keep_build(self, began: float, **found: Any) -> None:
+        """Write down what was built; the dense network's build counts only until there is another one.
+
+        It is the first, for which TensorRT times kernels that it knows afterwards.
+        """
+        took_s, before_s = self.clock() - began, self.proof.build_s or 0.0
+        is_early = self.proof.of(self.dense.name) is None and len(self.proof.waiting) < 2
+        self._keep(build_s=took_s if is_early else max(took_s, before_s), **found)
+
+    def _is_there(self, one: Waiting) -> bool:
+        part = f"{one.engine}.none"
+        return bool(self.board.call("offer", path=one.engine, part=part, sha256=one.sha256)["there"])
+
+    def _discard(self, kept: str | None = None) -> None:
+        """Remove the engines from the board, where there is little room, but for one."""
+        waiting = self.proof.waiting
+        if gone := [one.engine for one in waiting if one.name != kept]:
+            self.board.call("discard", paths=gone)
+            self._keep(waiting=tuple(one for one in waiting if one.name == kept))
 
     def _written(self, subject: Subject, precision: str, opset: int) -> Path:
         path = self.scratch / f"{subject.name.replace(' ', '-').replace(',', '')}.onnx"
@@ -271,9 +324,8 @@ class _Work:
             with self.progress.stage(f"write {subject.name}"):
                 of_dense = subject.is_cut_from(self.dense.size)
                 network = subject.network(self.weights if of_dense else None)
-                form = halved(network) if precision == "fp16" else network
                 how: dict[str, Any] = {"batch": "dynamic", "opset": opset, "metadata": {"network": subject.name}}
-                write_onnx(form, path, input_size=vit.input_size(network), **how)
+                write_onnx(network, path, input_size=vit.input_size(network), precision=precision, **how)
         return path
 
     @staticmethod
@@ -286,10 +338,13 @@ class _Work:
         """All of them at every batch size, in turns."""
         shapes = [self._requests(one) for one in ready]
         turns = in_turns(shapes, self.request.rounds, seed=0)
-        name = f"{question} on {self.board.host}"
+        name, began = f"{question} on {self.board.host}", self.clock()
         done = take_turns(self.board, self.how, turns, self.setting, name, self.progress)
+        # One whose result was waiting took no time now.
+        run_s = max((self.clock() - began) / len(turns), _window_s(self.setting) + WARMUP_S)
+        self.proof = replace(self.proof, run_s=run_s)
         if failed := done.failed:
-            what = f"cannot measure {turns[failed['number']].label} on {self.board.host}"
+            what = f"cannot measure {failed['labels'][0]} on {self.board.host}"
             raise AgentError(f"{what}: {failed['message']}", remote_traceback=failed["traceback"])
         return done.runs
 
@@ -319,7 +374,7 @@ class _Work:
 
     def _figures(self, question: str, one: _Ready, runs: Sequence[Run]) -> Iterator[Figure]:
         ratios = {c.batch: c for c in against(runs, self.dense.name, one.subject.name)}
-        for batch in BATCHES:
+        for batch in self.how.batches:
             own = [run for run in runs if run.label == one.subject.name and run.batch == batch]
             if not own:
                 continue
@@ -350,7 +405,9 @@ class _Work:
 
     def _by_trtexec(self, question: str, one: _Ready, batch: int) -> float | None:
         """GPU time of the same engine by trtexec, where it is on the board."""
-        if question not in CHECKED or not self.builds or not self.setting.facts.trtexec or one.measurable is None:
+        if question not in CHECKED or not self._check_s or one.measurable is None:
+            return None
+        if not self._is_time_for(self._check_s):
             return None
         args = {"engine": str(one.measurable.path), "batch": batch, "seconds": TRTEXEC_S, "streams": 1}
         name = f"trtexec {one.subject.name}, batch {batch}"

@@ -8,8 +8,10 @@ network is a DeiT of 224 x 224 px with 1000 classes, as it is or cut:
                           fuses, so it has more MACs; `fused` and `fused4` have equal widths and the MACs of `paper`
     head widths           all blocks alike, one width of all heads after the other: where attention fuses, and what it
                           costs where it does not
-    mixes                 0.8 of the MACs gone in other ways: few blocks, a narrow embedding, attentions left out
-    tokens                192 tokens, which fill tiles of 64, beside 196, which begin a fourth
+    mixes                 0.8 of the MACs gone in other ways: few blocks, a narrow embedding, attentions left out, few
+                          tokens
+    tokens                192 tokens, which fill tiles of 64, beside 196, which begin a fourth; and 197 as they are, of
+                          which 192 are left behind the first block
     sizes and precisions  each size as it is, fp16 and fp32
 """
 
@@ -123,6 +125,7 @@ def first_of(dense: nn.Module, dims: Sequence[BlockDims]) -> nn.Module:
             if block.attention and d.has_attention
             else None,
             block.ffn.keep(slice(d.ffn)) if block.ffn and d.has_ffn else None,
+            d.tokens,
         )
         for block, d in zip(vit.read(network), dims, strict=True)
     ]
@@ -139,26 +142,34 @@ def shape_of(size: str, **args: Any) -> tuple[tuple[BlockDims, ...], Geometry]:
 
 
 def _mixes(size: str) -> list[Subject]:
-    """Four ways to leave 0.2 of the MACs where `fused` at 0.8 has narrow blocks.
+    """Six ways to leave 0.2 of the MACs where `fused` at 0.8 has narrow blocks.
 
     Few blocks; two thirds of the embedding width; the same in two thirds of the blocks; the same with attention in
-    every second of these.
+    every second of these, or with 128 tokens behind the third; and 64 tokens behind the first block, 20 behind the
+    second, all else as it is.
     """
     dims, geometry = shape_of(size)
     depth, macs = len(dims), geometry.macs(dims)
     narrow = {"embed_dim": geometry.embed * 2 // 3, "num_heads": dims[0].heads * 2 // 3}
     few = max(round(depth * (0.2 * macs - geometry.fixed(0, "macs")) / (macs - geometry.fixed(0, "macs"))), 1)
     found = [Subject(f"{size} 0.8 few blocks", size, dims=dims[:few], args={"depth": few})]
-    for name, blocks, every in (
-        ("embedding", depth, 1),
-        ("embedding, blocks", depth * 2 // 3, 1),
-        ("embedding, blocks, attention", depth * 2 // 3, 2),
+    for name, blocks, every, passed in (
+        ("embedding", depth, 1, {}),
+        ("embedding, blocks", depth * 2 // 3, 1, {}),
+        ("embedding, blocks, attention", depth * 2 // 3, 2, {}),
+        ("embedding, blocks, tokens", depth * 2 // 3, 1, {2: 128}),
     ):
         args = {**narrow, "depth": blocks}
         whole, of = shape_of(size, **args)
         there = [d if i % every == 0 else replace(d, heads=0, qk=0, vo=0) for i, d in enumerate(whole)]
-        found.append(Subject(f"{size} 0.8 {name}", size, dims=_fitted(there, of, 0.2 * macs), args=args))
-    return found
+        fitted = _fitted(_passing(there, passed), of, 0.2 * macs)
+        found.append(Subject(f"{size} 0.8 {name}", size, dims=fitted, args=args))
+    return [*found, Subject(f"{size} 0.8 tokens", size, dims=_passing(dims, {0: 64, 1: 20}))]
+
+
+def _passing(dims: Sequence[BlockDims], tokens: Mapping[int, int]) -> tuple[BlockDims, ...]:
+    """These, of which some pass on only so many tokens."""
+    return tuple(replace(d, tokens=tokens.get(i, d.tokens)) for i, d in enumerate(dims))
 
 
 def _fitted(dims: Sequence[BlockDims], geometry: Geometry, macs: float) -> tuple[BlockDims, ...]:
@@ -181,9 +192,11 @@ def _head_widths(size: str, widths: Sequence[int] = HEAD_WIDTHS) -> list[Subject
 
 
 def _tokens(size: str) -> list[Subject]:
-    """Without a class token, as 192 = 12 x 16 patches leave no room for one."""
+    """192 and 196 without a class token, as 192 = 12 x 16 patches leave no room for one; and 192 of the 197."""
     pooled = {"class_token": False, "global_pool": "avg"}
+    dims, _ = shape_of(size)
     return [
+        Subject(f"{size} 192 tokens behind block 1", size, dims=_passing(dims, {0: 192})),
         Subject(f"{size} 196 tokens", size, args=pooled),
         Subject(f"{size} 192 tokens", size, args={**pooled, "img_size": (192, 256)}),
     ]
@@ -204,9 +217,9 @@ def suite(sizes: Sequence[str], *, quick: bool = False, fp32_too: bool = True) -
     slow = [Subject(f"{size} fp32", size, precision="fp32") for size in sizes if fp32_too]
     found = {
         "shapes at 0.8": _shapes(largest, 0.8),
-        "head widths": _head_widths(largest),
         "mixes at 0.8": _mixes(largest),
         "tokens": _tokens(largest),
+        "head widths": _head_widths(largest),
         "sizes and precisions": [*smaller, *slow],
         "shapes at 0.6": _shapes(largest, 0.6),
     }

@@ -50,6 +50,7 @@ class Entry:
     validation: tuple[int, int] | None = None  # right, of so many images of the validation part
     macs: int | None = None
     params: int | None = None
+    embed: int | None = None  # channels of its embedding
     file_bytes: int | None = None
     file: str | None = None  # that was measured
     precision: str | None = None
@@ -274,7 +275,8 @@ def _of_baseline(
     judged = {} if accuracy is None else {"top1": accuracy.top1, "images": accuracy.images, "judged": "torch"}
     if folder is None:
         base = document.base
-        yield Entry(kind=kind, title=title, model=None, macs=base.macs, params=base.params, **judged)  # type: ignore[arg-type]
+        known = {"macs": base.macs, "params": base.params, "embed": base.embed}
+        yield Entry(kind=kind, title=title, model=None, **known, **judged)  # type: ignore[arg-type]
         return
     for entry in _of_model(folder, kind, title, place, ()):
         yield replace(entry, **judged)  # type: ignore[arg-type]
@@ -296,6 +298,7 @@ def _of_model(
         validation=(made.validation.derived, made.validation.images) if made and made.validation else None,
         macs=document.macs if document is not None else None,
         params=document.params if document is not None else None,
+        embed=document.embed if document is not None else None,
         file_bytes=_bytes(model),
         **_accuracy(model, None),  # type: ignore[arg-type]
     )

@@ -30,6 +30,7 @@ def details(model: FoundModel, found: Found, at: Sequence[Place]) -> dict[str, A
     measured = [(place, runs) for place, runs in here if runs]
     return {
         "blocks": blocks(model),
+        "embed": embed(model),
         "history": curves(model.history, points),
         "confusion": confusion(model),
         "latency": [latency(place, alike) for place, runs in measured for alike in _by_file(runs)],
@@ -54,6 +55,12 @@ def blocks(model: FoundModel) -> list[dict[str, Any]]:
         {"block": i, "base": asdict(before), "now": asdict(left[i]) if i in left else None}
         for i, before in enumerate(document.base.blocks)
     ]
+
+
+def embed(model: FoundModel) -> dict[str, int] | None:
+    """Channels of the embedding and of the base's; None: nothing is known to be gone."""
+    narrowed = model.document.narrowed if model.document is not None else None
+    return None if narrowed is None else {"now": narrowed[0], "base": narrowed[1]}
 
 
 def curves(history: Sequence[dict[str, Any]], points: int) -> list[dict[str, Any]]:

@@ -11,7 +11,9 @@ pooled over both sides. (Resampling runs within each side, and blocks within run
 of 100 with 2, 3 and 5 runs on each side.)
 
 Runs in turns. Runs of one round of one session have met the same machine, busy or warm as it was. A round's ratio is
-then one observation, the median of the rounds the ratio, and rounds are resampled.
+then one observation, the median of the rounds the ratio, and rounds are resampled. Where models alternated in one
+process, a round's ratio of p50s is the median over their visits, each beside the visit of the other a moment before or
+after: if the machine was slow for half of the round, both p50s lie anywhere between slow and fast.
 
 In the first two ways the spread is known from few independent pieces, and so not well: the deviations are divided by
 the root of a drawn chi-square over its degrees of freedom, one less than the pieces, which turns a normal into
@@ -118,12 +120,22 @@ def _ratios_in_turns(rounds: Sequence[tuple[Run, Run]]) -> list[Ratio]:
         if pairs.min() <= 0:
             continue
         apart = np.log(pairs[:, 1] / pairs[:, 0])
+        if figure == "p50":
+            apart = np.array([_by_visits(*pair, whole) for pair, whole in zip(rounds, apart, strict=True)])
         middle = float(np.median(apart))
         deviations = np.median(apart[drawn], axis=1) - middle if len(rounds) >= LEAST_ROUNDS else None
         low, high = _interval(middle, deviations)
         old, new = np.median(pairs, axis=0)
         found.append(Ratio(figure, float(old), float(new), math.exp(middle), low, high, rounds=len(rounds)))
     return found
+
+
+def _by_visits(before: Run, after: Run, whole: float) -> float:
+    """The median logarithm of the ratios of visits; `whole`, that of the p50s, where there are none."""
+    import numpy as np
+
+    visits = [run.visit_p50s_ns() for run in (before, after)]
+    return float(np.median(np.diff(np.log(visits), axis=0))) if all(visits) else whole
 
 
 def block_length(samples: Sequence[float]) -> int:

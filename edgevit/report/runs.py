@@ -260,7 +260,7 @@ def _refuse_different_use(pairs: Sequence[tuple[Sequence[Run], Sequence[Run]]]) 
         if (one := a[0].use()) != (other := b[0].use()):
             raise RunsError(
                 f"not comparable: inferences of {_name(a[0])} were {one}, and of {_name(b[0])} {other}; "
-                "measure both with the same --period-ms and --end-to-end"
+                "measure both with the same --period-ms, --end-to-end and --alternate"
             )
 
 

@@ -32,6 +32,7 @@ class Column:
     value: Callable[[Entry], float | str | None]
     text: Callable[[Entry], str]
     more: Callable[[Entry], str] = lambda _: ""  # in small beside it
+    only_if_it_varies: bool = False
 
 
 def _digits(name: str) -> Callable[[Entry], str]:
@@ -80,6 +81,7 @@ COLUMNS = (
     Column("memory MiB", _field("memory_mib"), _digits("memory_mib")),
     Column("MACs", _field("macs"), _count("macs")),
     Column("parameters", _field("params"), _count("params")),
+    Column("embedding", _field("embed"), lambda e: "-" if e.embed is None else str(e.embed), only_if_it_varies=True),
     Column(
         "file MB",
         _field("file_bytes"),
@@ -92,8 +94,9 @@ COLUMNS = (
 
 
 def columns(panel: Panel) -> list[Column]:
-    """Those in which any entry has a figure."""
-    return [column for column in COLUMNS if any(column.value(entry) is not None for entry in panel.entries)]
+    """Those in which any entry has a figure; some only where figures differ."""
+    found = [(column, {column.value(entry) for entry in panel.entries} - {None}) for column in COLUMNS]
+    return [column for column, values in found if len(values) > column.only_if_it_varies]
 
 
 def heading(panel: Panel) -> str:

@@ -86,7 +86,7 @@ def model_view(model: FoundModel, name: str, found: Found, panels: Sequence[Pane
         "where": str(model.folder.path),
         "told": _told(model),
         "drawn": drawn,
-        "blocks": _block_rows(drawn["blocks"]),
+        "blocks": _block_table(drawn["blocks"]),
         "classes": _class_rows(model),
         "confused": [list(map(str, pair.values())) for pair in (drawn["confusion"] or {}).get("pairs", [])],
         "trained": model.derivation.facts.training_told() if model.derivation is not None else "",
@@ -118,16 +118,20 @@ def _told(model: FoundModel) -> str:
     return (
         f"{document.timm_name} without {100 * document.rate:.1f} % of its MACs, by {made.method} for "
         f"{made.budget.asked}.{accuracy} {readable(document.macs)} MACs, {readable(document.params)} parameters."
+        + ("" if (embed := document.narrowed) is None else f" The embedding has {embed[0]} of {embed[1]} channels.")
     )
 
 
-def _block_rows(drawn: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def _block_table(drawn: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Every block's sizes of the base's; where any tokens leave, how many each block passes on that lets some go."""
+    leave = any(one["now"] and one["now"]["tokens"] for one in drawn)
     rows = []
     for one in drawn:
         now, base = one["now"], one["base"]
         sizes = [f"{now[n] if now else 0} of {base[n]}" for n in ("heads", "qk", "vo", "ffn")]
-        rows.append([str(one["block"]), *sizes])
-    return rows
+        tokens = f"{now['tokens']}{', merged' * now['merged']}" if now and now["tokens"] else "-"
+        rows.append([str(one["block"]), *sizes, *[tokens] * leave])
+    return {"head": ["block", "heads", "QK", "VO", "FFN", *["tokens"] * leave], "rows": rows}
 
 
 def _class_rows(model: FoundModel) -> list[list[str]]:

@@ -106,7 +106,8 @@ class SweepRequest(Request):
         file = Path(self.base) / WEIGHTS if self.checkpoint is None else Path(self.checkpoint)
         told = {
             **self.opening(),
-            **{name: getattr(self, name) for name in ("base", "data", "method", "options", "shape", "ffn_multiple")},
+            **{name: getattr(self, name) for name in ("base", "data", "method", "options")},
+            **{name: getattr(self, name) for name in ("shape", "ffn_multiple", "embed_multiple")},
             **{name: getattr(self, name) for name in ("skip_bad_images", "validation_fraction")},
             "weights": file_sha256(file) if file.is_file() else None,
             "classes": listed(self.classes),

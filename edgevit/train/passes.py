@@ -74,6 +74,7 @@ class Passes:
         stage: str | None = None,
         gradients: bool = False,
         most: int = IMAGES,
+        quick: bool = False,
     ) -> None:
         """Hand every image to `see(images, labels)` once, by batches on the device, the network in eval mode there.
 
@@ -81,13 +82,15 @@ class Passes:
             stage: what progress calls it; None: nothing is shown.
             gradients: whether they may be taken, as far back as the images.
             most: images of one batch, where `see` needs more memory than the network.
+            quick: multiply in bf16 where the processor does: 8 bits, for what nothing is summed up from.
         """
         size = min(self.batch_size(network, gradients=gradients), most)
         mine, device, done = self.compute.share(images) if self.shared else images, self.compute.device, 0
         told = self.progress if stage is not None else Silent()
         was_training = network.training
         network.to(device).eval()
-        with told.stage(stage or "", len(mine), "image") as shown, torch.set_grad_enabled(gradients):
+        rounded = torch.autocast("cpu", torch.bfloat16, enabled=quick and device.type == "cpu" and multiplies_bf16())
+        with told.stage(stage or "", len(mine), "image") as shown, torch.set_grad_enabled(gradients), rounded:
             for batch, labels in self.decoded.batches(mine, size, self.compute.workers):
                 see(batch.to(device).requires_grad_(gradients), labels.to(device))
                 done += len(batch)
@@ -105,19 +108,20 @@ class Passes:
         gradients: bool = False,
         mixed: bool = False,
         most: int = IMAGES,
+        quick: bool = False,
     ) -> None:
         """Let the network classify every image once, and hand its outputs to `see(outputs, labels)` by batches.
 
         Args:
             observers: see what modules put out on the way.
             mixed: compute in the training's precision; else in fp32.
-            stage, gradients, most: as for `show`.
+            stage, gradients, most, quick: as for `show`.
         """
         with ExitStack() as stack:
             stack.enter_context(self.compute.accelerator.autocast() if mixed else nullcontext())
             for modules, observe in observers:
                 stack.enter_context(observed(modules, observe))
-            how: dict[str, Any] = {"stage": stage, "gradients": gradients, "most": most}
+            how: dict[str, Any] = {"stage": stage, "gradients": gradients, "most": most, "quick": quick}
             self.show(network, images, lambda batch, labels: see(network(batch), labels), **how)
 
 
@@ -158,6 +162,12 @@ def evaluate(
 
     passes.run(network, images, count, stage=stage, mixed=True)
     return from_counts(names, compute.sum(counts).cpu(), compute.sum(answers).cpu())
+
+
+def multiplies_bf16() -> bool:
+    """Whether the processor has instructions for products in bf16: without, they are slower than those in fp32."""
+    has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.10
+    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
 def _memory_bytes(device: torch.device) -> int:

@@ -21,7 +21,7 @@ def told(tmp_path, monkeypatch):
 
 
 def test_every_run_of_a_bench_says_its_session_and_its_turn(tmp_path, told):
-    answer = bench(told.append, str(tmp_path), requests=[request(), request(batch=8)])
+    answer = bench(told.append, str(tmp_path), requests=[[request()], [request(batch=8)]])
     runs = [Run.from_dict(run) for run in answer["runs"]]
     assert [(run.batch, run.turn, len(run.latencies_ns)) for run in runs] == [(1, 1, 3), (8, 2, 3)]
     assert runs[0].session == runs[1].session and answer["failed"] is None
@@ -30,6 +30,17 @@ def test_every_run_of_a_bench_says_its_session_and_its_turn(tmp_path, told):
 
 
 def test_the_first_that_fails_ends_the_bench_and_what_was_measured_is_kept(tmp_path, told):
-    answer = bench(told.append, str(tmp_path), requests=[request(), request(runner="nope"), request()])
+    answer = bench(told.append, str(tmp_path), requests=[[request()], [request(runner="nope")], [request()]])
     assert len(answer["runs"]) == 1
-    assert answer["failed"]["number"] == 1 and answer["failed"]["message"].startswith("no runner 'nope'")
+    assert answer["failed"]["labels"] == ["any"] and answer["failed"]["message"].startswith("no runner 'nope'")
+
+
+def test_models_that_alternate_share_a_process_and_its_turn(tmp_path, told):
+    pair = [request(label="a", options={"latency_ms": 0.1}), request(label="b", options={"latency_ms": 0.1})]
+    answer = bench(told.append, str(tmp_path), requests=[pair, [request()]], profiled=[])
+    runs = [Run.from_dict(run) for run in answer["runs"]]
+    assert [(run.label, run.turn, run.beside) for run in runs] == [("a", 1, ("b",)), ("b", 1, ("a",)), ("any", 2, None)]
+    assert len({run.session for run in runs}) == 1 and answer["failed"] is answer["alone"] is None
+    bad = [pair[0], request(label="b", options={"speed": 2})]
+    failed = bench(told.append, str(tmp_path), requests=[bad, pair])["failed"]
+    assert failed["labels"] == ["a", "b"] and "speed" in failed["message"]

@@ -189,8 +189,8 @@ def test_nvidias_own_compiler_builds_what_the_builder_asks_for(
     from edgevit.export.graph import write_onnx
 
     path = tmp_path / "model.onnx"
-    options = {"input_size": (3, 32, 32), "opset": 20, "metadata": {}}
-    write_onnx(small_vit().half(), path, batch="dynamic" if batches else 1, **options)
+    options = {"input_size": (3, 32, 32), "opset": 20, "metadata": {}, "precision": "fp16"}
+    write_onnx(small_vit(), path, batch="dynamic" if batches else 1, **options)
     told: list[tuple[str, float]] = []
     trt = without_a_gpu(rtx)
     log = make_log(trt)

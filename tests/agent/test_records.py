@@ -54,7 +54,15 @@ runs = st.builds(
 
 def use(run):
     """Ask a run for everything that it can tell."""
-    run.warnings(), run.void(), run.mean_ns(), run.gpu_percentile_ns(99), run.gpu_load(), run.temperature_max_c()
+    (
+        run.visit_p50s_ns(),
+        run.warnings(),
+        run.void(),
+        run.mean_ns(),
+        run.gpu_percentile_ns(99),
+        run.gpu_load(),
+        run.temperature_max_c(),
+    )
     return run.energy_per_image_mj(), run.net_energy_per_image_mj(), run.memory_taken_bytes()
 
 
@@ -99,7 +107,9 @@ def test_comparable_names_what_differs():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 6}, "schema 6, and this edgevit reads schema 1 to 5: update edgevit"),
+        ({"schema": 7}, "schema 7, and this edgevit reads schema 1 to 6: update edgevit"),
+        ({"visit": 7}, "the latencies are not those of whole visits"),
+        ({"visit": 0}, "visit is empty, or not above 0"),
         ({"period_ns": 0}, "period_ns is empty, or not above 0"),
         ({"parts_ns": {"decode": [1]}}, "parts_ns does not have one time for each inference"),
         ({"schema": 0}, "schema 0"),

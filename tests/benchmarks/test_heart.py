@@ -46,4 +46,20 @@ def test_the_section_has_a_line_of_every_variant_and_bears_missing_parts() -> No
     assert "| 20/40, random | 75.0 (75.0 to 75.0) | 50.0 (50.0 to 50.0) | 80.0 (80.0 to 80.0) |" in text
     assert "25.0 times the processor time" in text and "2.50 times the memory" in text and "block: +0.25" in text
     assert heart_tables.section(None) == ""
+    beside = [
+        {"variant": variant, "rate": 0.5, "seed": 42, "base": 0.9, "before": 0.7, "after": 0.8, "macs_left": 0.499,
+         "embed": 96} for variant in heart.composed(0.5)
+    ]  # fmt: skip
+    text = heart_tables.section({"rows": rows, "composed": beside, "training": heart.TRAINING, "cost": None})
+    older = [{**row, "base_sha256": "another", "before": 0.1} for row in beside]
+    assert heart_tables.of_newest([*older, *beside]) == beside
+    assert "| 0.5, forge, then heart | 49.9 | 70.0 | 80.0 | 90.0 | 96 |" in text
     assert "processor" not in heart_tables.section({"rows": rows, "training": heart.TRAINING, "cost": None})
+
+
+def test_a_row_is_told_from_others_by_what_it_was_asked() -> None:
+    for part, count in (("ratios", len(heart.RATIOS) * len(heart.VARIANTS)), ("composed", 4)):
+        keys = [key for key, _ in heart.wanted(part, (42, 43))]
+        assert len({tuple(key.items()) for key in keys}) == len(keys) == 2 * count
+    behind = heart.composed(0.5)["forge, then heart"]
+    assert behind["method"] == "heart" and behind["first"][0].rate == 0.25

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from copy import deepcopy
 from dataclasses import asdict
@@ -11,12 +12,16 @@ from xml.etree import ElementTree
 
 import accuracy
 import accuracy_tables
+import dimensions
+import embedding
 import first_base
 import hostile
 import line_plot
+import older
 import pytest
 import results
 import tables
+from places import ROOT
 
 LEVELS = {"forge": 0.90, "forge, closed form": 0.88, "vulcan": 0.85, "vulcan + teacher": 0.91, "nuwa": 0.84}
 
@@ -165,3 +170,49 @@ def test_a_session_s_processes_are_found_until_they_end() -> None:
         process.kill()
         process.wait()
         assert hostile.session(process.pid) == []
+
+
+def test_figures_of_older_code_say_so_by_what_their_record_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(older, "base_today", lambda: "b")
+    forge, vulcan = {"method": "forge", "base_sha256": "b"}, {"method": "vulcan", "base_sha256": "b"}
+    assert older.rows_told([{**forge, "embed": 64}, {"base_sha256": "b", "embed": None}, vulcan]) == ""
+    assert "no row has an `embed`" in older.rows_told([forge, vulcan])
+    assert "another base (c; now b)" in older.rows_told([{**forge, "embed": 64, "base_sha256": "c"}])
+    assert "base" not in older.rows_told([{**forge, "base_sha256": "c"}], "digits")
+    assert older.stages_told([{"seconds": {"embedding": 1.0}}, {"seconds": {}}]) == ""
+    assert "no stage `embedding`" in older.stages_told([{"seconds": {"sequential": 1.0}}])
+
+
+def test_every_section_is_of_a_record_that_make_benchmark_measures() -> None:
+    script = Path(results.__file__).read_text()
+    target = (ROOT / "Makefile").read_text().partition("\nbenchmark:")[2].partition("\n\n")[0]
+    run = {name: (ROOT / "benchmarks" / name).read_text() for name in re.findall(r"benchmarks/(\w+\.py)", target)}
+    assert [*run][-1] == "results.py"
+    for name in {"accuracy", *re.findall(r'load\("(\w+)"\)', script)}:
+        writes = re.compile(rf'["/]{name}\.json')
+        assert any(writes.search(text) for of, text in run.items() if of != "results.py"), name
+    assert "it cannot be made again" in first_base.ACCURACY
+
+
+def test_every_step_of_forge_is_taken_away_at_every_rate_where_it_may_matter() -> None:
+    cases = dimensions.cases()
+    without = {(case.variant, case.rate) for case in cases["without"]}
+    steps = ("cut_embedding=false", "align=false", "refit_head=false", "drop_sites=false", "cut_tokens=true")
+    assert without == {(step, rate) for step in steps for rate in (0.8, 0.9, 0.95)}
+    assert {case.rate for case in cases["closed"]} == set(dimensions.RATES) >= {0.4, 0.6}
+    keys = [case.key("base") for of in cases.values() for case in of]
+    assert len(keys) == len(set(keys))
+
+
+def test_a_width_that_was_chosen_is_judged_against_the_best_by_validation() -> None:
+    rows = {}
+    for case in embedding.cases((6,), (42,), (0.9,)):
+        width = int(case.options.get("embed_width", 80))
+        if width <= 96:  # wider ones cannot be had
+            seen = 0.9 if width == 96 else 0.8
+            facts = {"accuracy_validation_closed_form": seen, "predicted_nats": 0.1}
+            of = row(case, facts=facts, embed=width)
+            rows[case.key("b")] = {**of, "accuracy": {**of["accuracy"], "derived": seen + 0.05}}
+    text = embedding.section({"rows": rows})
+    assert line_of(text, "6 classes, 0.9")[1:] == ["85.0", *[""] * 6, "95.0", *["85.0"] * 4]
+    assert "| 6 classes, 0.9 | 80 | 96 | -10.0 |" in text and embedding.section(None) == ""

@@ -16,8 +16,7 @@ from edgevit.errors import AgentError, CheckpointError, ExportError, OptionError
 from edgevit.folder.export import ExportedFile
 from edgevit.folder.model_folder import ModelFolder
 
-pytestmark = pytest.mark.usefixtures("own_lock")
-
+pytestmark = pytest.mark.usefixtures("examined_once")
 FAST = dict(samples=20, duration_s=0, warmup=2, warmup_seconds=0)
 
 

@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import onnx
@@ -14,8 +16,10 @@ from edgevit.agent.measure import Request
 from edgevit.board.bench import bench_in_turns, in_turns
 from edgevit.board.request import Conditions
 from edgevit.errors import AgentError, CheckpointError, OptionError
+from edgevit.progress import Silent
 from edgevit.report.runs import compare_within, decisive
 
+pytestmark = pytest.mark.usefixtures("examined_once")
 FAKE = Conditions(runner="fake", samples=20, duration_s=0, warmup=2, warmup_seconds=0)
 
 
@@ -42,11 +46,20 @@ def write_layers(path, count, size=256):
     return path
 
 
+class Told(Silent):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
 def request(label, batch=1):
     return Request(f"/{label}.onnx", "0" * 64, label, None, "fake", batch)
 
 
-def order(turns):
+def order(processes):
+    turns = list(chain.from_iterable(processes))
     rounds = max(turn.round for turn in turns)
     return [[(turn.label, turn.batch) for turn in turns if turn.round == n] for n in range(1, rounds + 1)]
 
@@ -65,6 +78,33 @@ def test_models_of_one_shape_follow_one_another():
     for turns in order(in_turns(shapes, 5, seed=0)):
         assert [batch for _, batch in turns] == [1, 1, 8, 8]
         assert len(set(turns)) == 4
+
+
+def test_models_that_alternate_have_one_process_per_round_and_shape():
+    shapes = [[request(name, 1), request(name, 8)] for name in "ab"]
+    processes = in_turns(shapes, 5, seed=0, alternate=True)
+    assert order(processes) == order(in_turns(shapes, 5, seed=0))
+    assert [[turn.batch for turn in alike] for alike in processes] == 5 * [[1, 1], [8, 8]]
+
+
+def test_sessions_of_several_threads_share_them_and_an_onnx_runtime_that_cannot_has_a_process_for_each(
+    tmp_path, monkeypatch
+):
+    models = [write_layers(tmp_path / f"{name}.onnx", count) for name, count in (("whole", 8), ("half", 4))]
+    how = Conditions(threads=2, samples=20, duration_s=0.1, warmup_seconds=0.05)
+    runs = bench_in_turns(models, how, rounds=1, alternate=True).runs
+    assert [(run.label, run.beside) for run in runs] == [("whole", ("half",)), ("half", ("whole",))]
+    older = tmp_path / "older"
+    older.mkdir()
+    (older / "sitecustomize.py").write_text("import onnxruntime\ndel onnxruntime.set_global_thread_pool_sizes\n")
+    monkeypatch.setenv("PYTHONPATH", str(older), prepend=os.pathsep)
+    told = Told()
+    runs = bench_in_turns(models, how, rounds=2, alternate=True, progress=told).runs
+    assert [(run.round, run.beside) for run in runs] == [(1, None), (1, None), (2, None), (2, None)]
+    assert len(told.notes) == 1 and told.notes[0].startswith("models are measured one after the other on this machine")
+    assert "threads of one model take the time of another; update it, or give --threads 1" in told.notes[0]
+    runs = bench_in_turns(models, replace(how, threads=1), rounds=1, alternate=True).runs
+    assert runs[0].beside == ("half",), "a single thread does not spin"
 
 
 def test_each_run_says_its_session_round_and_turn(models):
@@ -98,6 +138,12 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(models, monkeypat
         ({"models": models, "labels": ["a", "b"]}, "3 models have the labels a, b; give each its own"),
         ({"models": models[:2], "labels": ["a", "a"]}, "2 models have the labels a, a; give each its own"),
         ({"models": models, "rounds": 0}, "--repeat is 0: it must be at least 1"),
+        (
+            {"models": models[:1], "alternate": True},
+            "--alternate is for several models at full speed, and not for one model",
+        ),
+        ({"models": models, "alternate": True, "how": Conditions(period_ms=5)}, "not for --period-ms; leave one out"),
+        ({"models": models, "alternate": True, "how": Conditions(runner="tensorrt", streams=(1, 2))}, "--streams 2"),
     ):
         with pytest.raises(OptionError, match=message):
             bench_in_turns(**arguments)

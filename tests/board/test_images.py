@@ -18,8 +18,6 @@ from edgevit.board.images import find_images, preprocessing_of
 from edgevit.errors import DataError, OptionError
 from edgevit.folder.model_folder import ModelFolder
 
-pytestmark = pytest.mark.usefixtures("own_lock")
-
 SETTINGS = {
     "input_size": [3, 8, 8], "interpolation": "bilinear", "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5],
     "crop_pct": 1.0, "crop_mode": "center",

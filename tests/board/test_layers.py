@@ -16,7 +16,7 @@ from edgevit.board.bench import bench
 from edgevit.board.layers import LAYERS_KIND, line_of, load_profiles
 from edgevit.errors import RunsError
 
-pytestmark = pytest.mark.usefixtures("own_lock")
+pytestmark = pytest.mark.usefixtures("examined_once")
 
 
 def test_a_file_of_profiles_gives_them_back(tmp_path: Path) -> None:

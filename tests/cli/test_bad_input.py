@@ -166,6 +166,7 @@ def test_a_budget_below_what_the_shape_reaches_gives_the_minimum(
         (["--set", "rho=1"], "is not of the form method.option=value"),
         (["--set", "other.rho=1"], "is an option of 'other', but the method is 'vulcan'"),
         (["--ffn-multiple", "12"], "FFN multiple 12 is not one of"),
+        (["--embed-multiple", "12"], "embedding multiple 12 is not one of 1, 8, 16, 32, 64"),
         (["--batch-size", "0"], "--batch-size 0 is not in [1, 2**31)"),
         (["--grad-accum", "3"], "batch size 8 does not divide into 3 micro-batches"),
         (["--grad-accum", "0"], "--grad-accum 0 is not in [1, 2**31)"),

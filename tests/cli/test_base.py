@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from small_base import ARGS
 
 import edgevit
 
+pytestmark = pytest.mark.usefixtures("examined_once")
 NAMES = [str(digit) for digit in range(10)]
-ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
 NETWORK = ["vit_tiny_patch16_224", *(w for k, v in ARGS.items() for w in ("--model-arg", f"{k}={v}"))]
 PREPROCESSING = ["--crop-pct", "1", "--mean", "0.5", "--std", "0.5"]
 

@@ -1,11 +1,15 @@
 import json
 
 import pytest
+import typer
+from model_folders import derivation_of, some_spec, spec_text
 
+from edgevit.cli.app import app
+from edgevit.cli.bench import next_command
+from edgevit.folder.derivation import DERIVATION_KIND
 from edgevit.report.runs import load_runs
 
-pytestmark = pytest.mark.usefixtures("own_lock")
-
+pytestmark = pytest.mark.usefixtures("examined_once")
 FAST = ["--runner", "fake", "--samples", "20", "--duration", "0", "--warmup-seconds", "0"]
 
 
@@ -134,6 +138,19 @@ def test_json_of_several_models_holds_every_ratio(run_bench, model, tmp_path):
     assert mean["low"] <= mean["ratio"] <= mean["high"]
 
 
+def test_models_alternate_on_request_and_the_table_says_so(run_bench, model, tmp_path):
+    other, output = tmp_path / "t2.onnx", tmp_path / "runs.jsonl"
+    other.write_bytes(b"anything else")
+    result = run_bench(
+        model, other, "--alternate", "--repeat", 2, "--output", output, *FAST, "--option", "latency_ms=1"
+    )
+    assert result.code == 0, result.err
+    assert "in turns, 2 rounds, alternately" in result.out and "as used" not in result.out
+    runs = load_runs(output)
+    assert [(run.label, run.round, run.beside) for run in runs[:2]] == [("t1", 1, ("t2",)), ("t2", 1, ("t1",))]
+    assert len(runs) == 4 and {run.memory_peak_rss_bytes for run in runs} == {None}
+
+
 def test_tables_say_how_a_model_was_used(run_bench, model, tmp_path):
     other, output, closed = tmp_path / "t2.onnx", tmp_path / "runs.jsonl", tmp_path / "closed.jsonl"
     other.write_bytes(b"anything else")
@@ -149,3 +166,22 @@ def test_tables_say_how_a_model_was_used(run_bench, model, tmp_path):
     assert "not comparable: inferences of t1 were one after another, and of t1 one per 5 ms" in refused.err
     gate = run_bench(model, *FAST, "--period-ms", 5, "--gate", "throughput>1/s", "--quiet")
     assert gate.err.startswith("error: gate throughput>1/s: with --period-ms images per second are given")
+
+
+def test_a_derived_model_is_to_be_set_against_its_base(tmp_path):
+    model, base = tmp_path / "t1", tmp_path / "base"
+    for folder in (model, base):
+        folder.mkdir()
+    (model / "model.json").write_text(spec_text(some_spec(), "0" * 64))
+    edgevit = typer.main.get_command(app)
+    typed = [str(model), "--layers", "--board", "orin"]
+    context = edgevit.commands["bench"].make_context("bench", typed, parent=edgevit.make_context("edgevit", ["bench"]))
+    assert next_command(context, [model], None).startswith(f"Next: edgevit bench {model} OTHER"), "it may be a base"
+    (model / "derivation.json").write_text(DERIVATION_KIND.text(derivation_of(None)))
+    both = f"edgevit bench {base} {model} --board orin --layers sets it against its base"
+    assert next_command(context, [model], None).startswith(
+        f"Next: edgevit base vit_tiny_patch16_224 --out {base}, with"
+    )
+    assert f"then {both}" in next_command(context, [model], None)
+    (base / "model.json").write_text(spec_text(some_spec(), "0" * 64))
+    assert next_command(context, [model], None).startswith(f"Next: {both}")

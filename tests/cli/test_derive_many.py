@@ -5,16 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import forks
+import pytest
 import yaml
 from small_base import ARGS, NAME
 
+from edgevit.derive import workers
 from edgevit.derive.jobs_file import read_jobs
 from edgevit.derive.many import run_job
 
 
 def test_a_plan_may_accept_a_weak_base(
-    edgevit_main: Any, digits_checkpoint: Path, reversed_names: Path, tmp_path: Path
+    edgevit_main: Any, digits_checkpoint: Path, reversed_names: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(workers, "_SPAWN", forks.server())  # a worker need not import torch anew for this
     plan = {
         "base": NAME, "checkpoint": str(digits_checkpoint), "model_args": ARGS, "base_classes": str(reversed_names),
         "data": "digits", "out": str(tmp_path / "fleet"), "tasks": [{"name": "few", "classes": ["3", "5", "8"]}],

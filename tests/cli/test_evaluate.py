@@ -11,8 +11,7 @@ import pytest
 from small_base import NAME, TYPED
 from small_models import write_derived
 
-pytestmark = pytest.mark.usefixtures("exports_once")
-
+pytestmark = pytest.mark.usefixtures("examined_once")
 DATA = ["--data", "digits", "--classes", "3,5,8"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from foreign_onnx import HOW, write_vit
+from foreign_onnx import HOW, with_det, write_vit
 from places import STANDINS
 from typer.testing import CliRunner, Result
 
@@ -18,8 +18,7 @@ from edgevit.cli.app import app
 from edgevit.errors import EdgeVitError
 from edgevit.models.checkpoint import describe, save
 
-pytestmark = pytest.mark.usefixtures("exports_once")
-
+pytestmark = pytest.mark.usefixtures("examined_once")
 ARGS = {"img_size": 32, "patch_size": 8, "depth": 1, "embed_dim": 32, "num_heads": 2, "num_classes": 10}
 
 
@@ -77,20 +76,22 @@ def test_an_engine_has_its_own_table_and_is_in_the_json(folder: Path, standin: N
 
 
 def test_an_onnx_file_of_another_program_goes_the_same_way(tmp_path: Path, folder: Path, standin: None) -> None:
-    file, out = write_vit(tmp_path / "other.onnx", depth=1), tmp_path / "m"
-    told = run(
-        "export", file, "--out", out, "--data", "digits", "--classes", "3,5,8", "--max-images", 60, "--trt", *HOW
-    )
+    file, out = write_vit(tmp_path / "m.onnx", depth=1), tmp_path / "m"
+    told = run("export", file, "--data", "digits", "--classes", "3,5,8", "--max-images", 60, "--trt", *HOW)
     assert told.exit_code == 0, told.output
-    assert "agrees with" in told.stdout and "other.onnx" in told.stdout and "fp16" in told.stdout
-    assert told.stdout.splitlines()[-1] == f"Next: edgevit bench {out} --runner tensorrt"
+    assert "agrees with" in told.stdout and "m.onnx" in told.stdout and "fp16" in told.stdout
+    assert f"what is made of {file} goes to {out}" in told.stderr.replace("\n", "")
+    judge, bench = told.stdout.splitlines()[-2:]
+    assert bench == f"Next: edgevit bench {out} --runner tensorrt"
     assert "recognised 1 blocks and 3 layer normalisations" in told.stderr
     again = run("export", out, "--trt", "--max-images", 60, "--json", "-q")
     (engine,) = (out / "export" / "engines").glob("*/*.engine")
     assert json.loads(again.stdout)["engine"]["path"] == str(engine), "reused: its folder says the classes and the data"
     shown = run("show", out)
-    assert "other.onnx, opset 16, batch dynamic, 10 outputs: 3 is output 3" in " ".join(shown.stdout.split())
-    judged = json.loads(run("evaluate", engine, "--max-images", 30, "--json", "-q").stdout)
+    assert "m.onnx, opset 16, batch dynamic, 10 outputs: 3 is output 3" in " ".join(shown.stdout.split())
+    typed = judge.replace("\n", "").partition(": edgevit ")[2].split()
+    assert typed == ["evaluate", str(engine), "--data", "digits"]
+    judged = json.loads(run(*typed, "--max-images", 30, "--json", "-q").stdout)
     assert (judged["form"], judged["images"]) == ("engine", 30)
     measured = run("bench", out, "--runner", "tensorrt", "--duration", 0.2, "--warmup", 0, "--json", "-q")
     assert measured.exit_code in (0, 4), measured.output
@@ -106,6 +107,16 @@ def test_an_onnx_file_of_another_program_goes_the_same_way(tmp_path: Path, folde
         names = [first[which].split()[0] for which in ("before", "after")]
         assert compared.exit_code in (0, 4) and names == [beside[0].name, "m"]
     assert "holds an ONNX file" in str(run("derive", out, "--data", "digits", "--rate", 0.5, "--out", "d").exception)
+
+
+def test_an_operator_that_the_target_lacks_is_refused_in_one_line(tmp_path: Path, standin: None) -> None:
+    """ONNX Runtime has it, so nothing is wrong until the board reads the file."""
+    file = with_det(write_vit(tmp_path / "det.onnx", depth=1))
+    told = run("export", file, "--trt", "--no-accuracy", "--no-fp16", *HOW)
+    assert told.exit_code == 1 and isinstance(told.exception, EdgeVitError), told.output
+    assert "TensorRT 10.3.0 cannot read the model: " in (said := str(told.exception)) and "\n" not in said
+    assert "op: Det" in said and said.endswith("export it with a lower --opset, or without that operator")
+    assert (tmp_path / "det" / "export").is_dir() and not list((tmp_path / "det").rglob("*.engine"))
 
 
 @pytest.mark.parametrize(

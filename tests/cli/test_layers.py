@@ -16,8 +16,7 @@ from edgevit.board.layers import line_of, load_profiles
 from edgevit.folder.engine import ENGINE_KIND
 from edgevit.report.runs import load_runs
 
-pytestmark = pytest.mark.usefixtures("own_lock")
-
+pytestmark = pytest.mark.usefixtures("examined_once")
 FAST = ("--samples", 12, "--duration", 0, "--warmup", 1, "--warmup-seconds", 0, "--threads", 1)
 
 

@@ -124,7 +124,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*ONNX, "--crop-mode", "middle"], "no crop mode 'middle'"),
     ([*ONNX, "--std", "0"], "--std 0 is not above 0"),
     ([*ONNX, "--out", "images"], "images exists and is not overwritten"),
-    (["export", "other.onnx"], "other.onnx needs a folder for what is made of it; give --out DIR"),
+    (["export", "other.onnx"], "other exists and is not overwritten; choose another --out, or remove it"),
     (["export", "nowhere.onnx", "--out", "new"], "there is no nowhere.onnx"),
     (["export", "weights.safetensors", "--out", "new"], "weights.safetensors holds weights alone; try `edgevit base"),
     (["export", "images", "--out", "new"], "--out is for an ONNX file, and images is none"),
@@ -151,6 +151,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     (folder / "weights.safetensors").touch()
     (folder / "alone.engine").touch()
     (folder / "other.onnx").touch()
+    (folder / "other").mkdir()
     (folder / "begun.partial").mkdir()
     (folder / "begun.partial" / "masks.safetensors").touch()
     before = sorted(folder.rglob("*"))

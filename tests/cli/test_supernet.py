@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_base import ARGS
 
-ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
 BASE = ["vit_tiny_patch16_224", *(f"--model-arg={name}={value}" for name, value in ARGS.items())]
 FEW = ["--set", "supernet.proxy_images=32", "--set", "supernet.updates=2", "--set", "supernet.points=4"]
 SHORT = ["--steps", "6", "--batch-size", "16", "--lr", "1e-3", "--evaluations", "1", "--device", "cpu"]

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_base import ARGS
 from typer.main import get_command
 
 from edgevit.cli.app import app
 from edgevit.sweep.record import Point, Sweep, read_sweep, write_sweep
 
-ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
 NETWORK = ["vit_tiny_patch16_224", *(w for k, v in ARGS.items() for w in ("--model-arg", f"{k}={v}"))]
 TASK = ["--data", "digits", "--classes", "3,5,8"]
 

@@ -26,8 +26,6 @@ SUMMARY = """\
 &&&& PASSED TensorRT.trtexec [TensorRT v100300]
 """  # noqa: E501
 
-pytestmark = pytest.mark.usefixtures("exports_once")
-
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
@@ -57,7 +55,9 @@ def orin_nx(sshd, board_tree):
     return server
 
 
-def test_the_commands_of_the_readme_lead_to_a_gated_bench(orin_nx, exported, edgevit_main, tmp_path, image_folder):
+def test_the_commands_of_the_readme_lead_to_a_gated_bench_and_their_engine_is_refused_on_another_board(
+    orin_nx, exported, edgevit_main, tmp_path, image_folder, sshd, board_tree
+):
     doctor = edgevit_main("board", orin_nx.host, "--ssh-config", orin_nx.config)
     assert doctor.code == 0, doctor.out + doctor.err
     assert "Orin NX" in doctor.out and "10.3.0" in doctor.out
@@ -96,9 +96,9 @@ def test_the_commands_of_the_readme_lead_to_a_gated_bench(orin_nx, exported, edg
     assert len(one.gpu_ns) == len(one.latencies_ns) and one.power.total == ("VDD_IN@40",)
     assert one.environment["tensorrt"] == "10.3.0" and one.environment["l4t"] == "36.4.3"
 
-    streams = edgevit_main("bench", exported, *orin_nx.options, "--streams", 2, *shape[2:], "--json")
+    streams = edgevit_main("bench", record.path, *orin_nx.options, "--streams", 2, *shape[2:], "--json")
     assert streams.code == 0, streams.err
-    assert [run["streams"] for run in json.loads(streams.out)["runs"]] == [2]
+    assert [(run["streams"], run["precision"]) for run in json.loads(streams.out)["runs"]] == [(2, record.precision)]
 
     pictures = image_folder(tmp_path / "pictures", {"a": 3})
     as_used = ["--end-to-end", "--images", pictures, "--period-ms", 50, "--json"]
@@ -110,26 +110,12 @@ def test_the_commands_of_the_readme_lead_to_a_gated_bench(orin_nx, exported, edg
     compared = edgevit_main("compare", runs, runs)
     assert compared.code == 0 and "cannot be told apart" in compared.out, compared.err
 
-
-def test_an_engine_is_refused_on_another_board(orin_nx, exported, edgevit_main, sshd, board_tree, tmp_path):
-    import shutil
-
-    folder = shutil.copytree(exported, tmp_path / "t1")
-    assert edgevit_main("export", folder, "--trt", "--no-accuracy", "--quiet", *orin_nx.options).code == 0
-    other = sshd(
-        EDGEVIT_BOARD_ROOT=board_tree("orin-nano-8gb-jetpack6.2.1"),
-        PYTHONPATH=STANDINS,
-        STANDIN_TENSORRT="10.3.0",
-    )
-    done = edgevit_main("bench", folder, "--board", other.host, "--ssh-config", other.config, "--quiet")
-    assert "was built for orin-nx-16gb-l4t36.4.3-trt10.3.0" in done.error
-    assert "and this is orin-nano-8gb-l4t36.4.4-trt10.3.0" in done.error
-    (record,) = ModelFolder(folder).export.engines()
-    by_path = edgevit_main("bench", record.path, "--board", other.host, "--ssh-config", other.config, "--quiet")
-    assert "was built for orin-nx-16gb-l4t36.4.3-trt10.3.0-8sm, and this is orin-nano-8gb" in by_path.error
-    shape = ["--samples", 5, "--duration", 0.1, "--idle", 0, "--warmup-seconds", 0, "--json"]
-    done = edgevit_main("bench", record.path, *orin_nx.options, *shape)
-    assert json.loads(done.out)["runs"][0]["precision"] == record.precision, done.err
+    nano = board_tree("orin-nano-8gb-jetpack6.2.1")
+    other = sshd(EDGEVIT_BOARD_ROOT=nano, PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
+    for given in (exported, record.path):
+        done = edgevit_main("bench", given, "--board", other.host, "--ssh-config", other.config, "--quiet")
+        assert "was built for orin-nx-16gb-l4t36.4.3-trt10.3.0" in done.error
+        assert "and this is orin-nano-8gb-l4t36.4.4-trt10.3.0" in done.error
 
 
 def test_a_wrong_profile_builds_and_measures_nothing(orin_nx, exported, edgevit_main):

@@ -17,17 +17,22 @@ from edgevit.cost.measure import Bench, scratch
 from edgevit.cost.place import Place
 from edgevit.cost.stacks import Stack
 from edgevit.cost.store import Store
-from edgevit.errors import AgentError, UnfitBoardError
+from edgevit.errors import AgentError, ConnectionLostError, UnfitBoardError
 from edgevit.progress import Silent
+
+pytestmark = pytest.mark.usefixtures("examined_once")
 
 BASE, FFN = Stack(2, 2, 32, 256), Stack(2, 0, 0, 64)
 
 
 class Stages(Silent):
-    """Progress that keeps the names of stages, and warnings."""
+    """Progress that keeps the names of stages, notes and warnings."""
 
     def __init__(self):
-        self.names, self.warnings = [], []
+        self.names, self.notes, self.warnings = [], [], []
+
+    def note(self, text):
+        self.notes.append(text)
 
     def warn(self, text):
         self.warnings.append(text)
@@ -98,13 +103,31 @@ def test_only_what_is_missing_is_measured_and_kept_and_void_runs_are_made_again(
         assert labels(bench)[BASE.label] == 3 and "1 of 1 runs are void and made again: the board held" in told[0]
         (throttle / "cur_state").write_text("0\n")
         bench._files[FFN].path.write_bytes(b"no model")
-        with pytest.raises(AgentError, match=r"cannot measure 2 of 0x0\+64 on this machine: .*no ONNX file"):
+        with pytest.raises(AgentError, match=r"cannot measure .* on this machine: 2 of 0x0\+64: .*no ONNX file"):
             bench.measure([FFN], 2)
         samples = bench.samples("ms")
     sessions = [{s.stack for s in samples if s.session == name} for name in dict.fromkeys(s.session for s in samples)]
-    assert sessions[0] == {BASE, FFN} and sessions[1:] in ([], [{BASE}]), "by its turn in the second round"
+    assert sessions == [{BASE, FFN}]
+    assert {run.label: run.beside for run in bench.store.runs()[:2]} == {
+        BASE.label: (FFN.label,),
+        FFN.label: (BASE.label,),
+    }
     assert bench.samples("mj") == [] and all(sample.value > 0 for sample in samples)
     assert {run.environment["threads"] for run in bench.store.runs()} == {"1"}
+
+
+def test_stacks_alternate_with_the_base_a_few_in_each_process_and_each_process_has_its_own_speed(
+    small_vit, tmp_path, short, monkeypatch
+):
+    monkeypatch.setattr(measure, "TOGETHER", 1)
+    other = Stack(1, 0, 0, 64)
+    with opened(small_vit(), tmp_path, Place(threads=1)) as bench:
+        bench.measure([FFN, other], 1)
+        runs, samples = bench.store.runs(), bench.samples("ms")
+    assert sorted(run.label for run in runs) == sorted([BASE.label, FFN.label, BASE.label, other.label])
+    assert all(len(run.beside) == 1 for run in runs) and len({run.session for run in runs}) == 1
+    sessions = [{s.stack for s in samples if s.session == name} for name in dict.fromkeys(s.session for s in samples)]
+    assert len(sessions) == 2 and all(BASE in stacks for stacks in sessions)
 
 
 def test_void_runs_do_not_count(small_vit, tmp_path):
@@ -119,7 +142,7 @@ def test_void_runs_do_not_count(small_vit, tmp_path):
 def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
     small_vit, tmp_path, short, sshd, board_tree, monkeypatch
 ):
-    """And with clocks that move: what is void is told, and measured again."""
+    """With clocks that move, what is void is told, and measured again; where the way is lost, what went on is taken."""
     tree = board_tree("orin-nx-16gb-jetpack6.2")
     server = sshd(EDGEVIT_BOARD_ROOT=tree, PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
     place, stages = Place(board=server.host, ssh_config=server.config), Stages()
@@ -134,20 +157,31 @@ def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
     stages.names.clear()
     with opened(small_vit(), tmp_path / "costs", place, stages) as bench, moving_gpu_clock(tree) as stop:
         monkeypatch.setattr(measure, "POWER_WINDOW_S", 1.2)  # in which the clock is read several times
-        monkeypatch.setattr(measure, "TRIES", 0)
-        with pytest.raises(
-            UnfitBoardError, match=r"no figure for .* in 1 tries: the GPU clock moved between 306 and 9"
-        ):
-            bench.measure([FFN], 2)
-        assert Counter(s.stack for s in bench.samples("ms")) == {BASE: 1, FFN: 1}, "what is void is kept, and not used"
-        monkeypatch.setattr(measure, "TRIES", 3)
-        stages.warnings.clear()
         monkeypatch.setattr(stages, "warn", lambda text: (stages.warnings.append(text), stop()))
         bench.measure([FFN], 2)
-        assert len(stages.warnings) == 1 and "are void and made again: the GPU clock moved" in stages.warnings[0]
+        assert len(stages.warnings) == 1
+        assert "are void and made again: the GPU clock moved between 306 and 9" in stages.warnings[0]
         assert min(Counter(s.stack for s in bench.samples("ms")).values()) == 2
+        assert len(bench.store.runs()) > len(bench.samples("ms")), "what is void is kept, and not used"
+
+    class Cut(Stages):
+        def stage(self, name, total=None, unit=""):
+            if name.startswith("costs, round 2 "):
+                server.stop()
+            return super().stage(name, total, unit)
+
+    monkeypatch.setattr(measure, "POWER_WINDOW_S", 0.05)
+    with opened(small_vit(), tmp_path / "costs", place, Cut()) as bench:
+        bench.board._retry_seconds = 0.0
+        before = len(bench.store.runs())
+        with pytest.raises(ConnectionLostError, match="bench goes on there"):
+            bench.measure([FFN], 4)
+    server.start()
     stages.names.clear()
     with opened(small_vit(), tmp_path / "costs", place, stages) as bench:
+        bench.measure([FFN], 4)
+        assert any(note.endswith("collecting that one") for note in stages.notes)
+        assert bench.board.call("jobs") == {"jobs": []} and len(bench.store.runs()) == before + 4
         bench._ready(FFN)
         assert bench._files[FFN].path.name == f"{bench._files[FFN].sha256}.engine"
         files = server.cache / "files"

@@ -10,6 +10,8 @@ from edgevit.cost.run import run, write_table
 from edgevit.derive.allocate.cost_table import CostTable, load_cost_table
 from edgevit.errors import OutputError
 
+pytestmark = pytest.mark.usefixtures("examined_once")
+
 
 def test_a_name_becomes_a_table_in_a_file_and_what_is_known_is_not_measured_again(fill, tmp_path):
     fill(folder=None)  # the user's cache folder

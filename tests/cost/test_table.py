@@ -16,6 +16,8 @@ from edgevit.models.cost import Geometry
 from edgevit.models.families import vit
 from edgevit.progress import Silent
 
+pytestmark = pytest.mark.usefixtures("examined_once")
+
 
 class Warnings(Silent):
     def __init__(self):
@@ -55,8 +57,9 @@ def test_narrower_embeddings_are_priced_from_a_few_stacks_each(fill, tmp_path):
 
 
 def test_fewer_tokens_are_priced_from_five_stacks_each_where_they_are_asked_for(fill, tmp_path):
-    assert measured_table(fill(tokens=True), PLACE, points=0, folder=tmp_path).schema_ == 4, "what is kept is used"
-    table = measured_table(fill(), PLACE, points=0, tokens=True, folder=tmp_path)
+    network = fill(tokens=True)
+    assert measured_table(network, PLACE, points=0, folder=tmp_path).schema_ == 4, "what is kept is used"
+    table = measured_table(network, PLACE, points=0, tokens=True, folder=tmp_path)
     assert [costs.tokens for costs in table.fewer_tokens] == [16, 8]
     for quantity, unit in (("ms", 1), ("mj", 1200)):
         prices = table.in_quantity(quantity)
@@ -70,12 +73,14 @@ def test_fewer_tokens_are_priced_from_five_stacks_each_where_they_are_asked_for(
 
 
 def test_an_embedding_that_cannot_be_narrowed_or_is_not_to_be_costs_no_stacks(fill, tmp_path, monkeypatch):
+    network = fill(energy=False)
+
     def asked(**how):
         labels = []
         monkeypatch.setattr(
             module.Bench, "measure", lambda self, stacks, rounds: labels.extend(s.embed for s in stacks)
         )
-        measured_table(fill(), PLACE, points=0, folder=tmp_path, **how)
+        measured_table(network, PLACE, points=0, folder=tmp_path, **how)
         return set(labels)
 
     assert asked() == {None, 32, 16} and asked(narrower=False) == {None}
@@ -97,19 +102,20 @@ def test_sizes_that_are_asked_for_are_in_the_table_and_so_is_the_rest(fill, tmp_
 def test_sizes_that_noise_cannot_tell_apart_may_be_asked_for(fill, tmp_path):
     told = Warnings()
     close = [BlockDims(2, 24, 24, n) for n in range(96, 129)]  # steps of 0.04 in 10
-    table = measured_table(fill(noise=0.03, sizes=close), PLACE, sizes=close, folder=tmp_path, progress=told)
+    network = fill(noise=0.03, energy=False, sizes=close)
+    table = measured_table(network, PLACE, sizes=close, folder=tmp_path, progress=told)
     assert len(table.blocks[0].ffn) == 38 and told.seen == []
 
 
 def test_noise_is_told_with_what_to_do_and_refused_where_it_hides_nearly_everything(fill, tmp_path):
     told = Warnings()
-    measured_table(fill(noise=0.2), PLACE, points=0, folder=tmp_path, progress=told)
+    measured_table(fill(noise=0.2, energy=False), PLACE, points=0, folder=tmp_path, progress=told)
     assert any("steps from one size to the next, such as" in text and "--lock-clocks" in text for text in told.seen)
     with pytest.raises(
         UnfitBoardError,
         match=r"noise of [\d.]+% hides \d+ of \d+ .* more with `edgevit cost --rounds`",
     ):
-        measured_table(fill(noise=3.0), PLACE, points=0, folder=tmp_path)
+        measured_table(fill(noise=3.0, energy=False), PLACE, points=0, folder=tmp_path)
 
 
 def test_energy_is_refused_before_anything_is_measured_where_no_power_can_be_read(fill, tmp_path):

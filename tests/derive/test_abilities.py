@@ -10,7 +10,7 @@ from edgevit.errors import OptionError
 
 def test_milliseconds_are_for_methods_that_can_spend_them(tmp_path):
     refuse_linear("forge", "mj")
-    told = r"method 'example' cannot allocate by a cost table; try --method corp, .*--method forge, .*--macs"
+    told = r"--fps: method 'example' cannot allocate by a cost table, as its file has no 'ms' .*; try --macs, --params,"
     with with_the_example(tmp_path), pytest.raises(OptionError, match=told):
         refuse_linear("example", "fps")
 

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from scipy.stats import binomtest
+from small_base import ARGS, NAME
 
 import edgevit
 from edgevit.data.assumptions import Sureness
@@ -20,8 +21,6 @@ from edgevit.errors import DataError
 from edgevit.progress import Silent
 from edgevit.train.settings import Training
 
-NAME = "vit_tiny_patch16_224"
-ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
 DIGITS = [str(i) for i in range(10)]
 PREPROCESSING = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 0.9, "interpolation": "bicubic"}
 

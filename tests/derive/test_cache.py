@@ -46,7 +46,10 @@ def opened(tmp_path: Any) -> Any:
 
 def test_an_entry_is_made_once_and_told_of_when_reused(opened: Any) -> None:
     make = Maker()
-    first, second = (opened.tensors("masks", {"base": "x"}, make) for _ in range(2))
+    first, _ = (opened.tensors("masks", {"base": "x"}, make) for _ in range(2))
+    assert make.calls == 1 and opened.reused == [], "it made that itself"
+    opened.made.clear()  # another derivation
+    second = opened.tensors("masks", {"base": "x"}, make)
     assert make.calls == 1 and opened.reused == ["masks"]
     assert all(torch.equal(first[name], second[name]) for name in ("a", "b"))
     assert opened.progress.notes == ["reusing masks from the cache"]
@@ -121,6 +124,23 @@ def test_the_least_recently_used_go_first(opened: Any) -> None:
     opened.tensors("one", {}, Maker())  # used just now
     opened.tensors("three", {}, Maker())
     assert {e.what for e in entries(opened.folder)} == {"one", "three"}
+
+
+def test_streams_have_half_of_the_room_and_leave_the_other_to_what_takes_longer(opened: Any) -> None:
+    opened.tensors("curves", {}, Maker())
+    opened.limit_bytes = 4 * entries(opened.folder)[0].bytes
+    for layer in range(6):
+        opened.tensors(cache_module.STREAMS, {"layer": layer}, Maker())
+    assert sorted(e.what for e in entries(opened.folder)) == ["curves", "streams", "streams"]
+    assert sum(e.bytes for e in entries(opened.folder) if e.what == "streams") <= opened.streams_bytes
+
+
+def test_what_is_reused_in_parts_is_told_once(opened: Any) -> None:
+    for _ in range(2):
+        for layer in range(3):
+            opened.tensors(cache_module.STREAMS, {"layer": layer}, Maker())
+        opened.made.clear()  # another derivation
+    assert opened.reused == ["streams"] and opened.progress.notes == ["reusing streams from the cache"]
 
 
 def test_a_folder_that_cannot_be_written_costs_the_entry_and_nothing_else(tmp_path: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from small_base import ARGS
 
 import edgevit
 from edgevit.derive.head import FEWEST, Moments, Regression, choose, sharpen
@@ -17,7 +18,6 @@ from edgevit.errors import DataError, OptionError, UnsupportedModelError
 from edgevit.train.settings import Training
 
 NAME, DISTILLED = "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"
-ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
 PREPROCESSING = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
 DIGITS = [str(digit) for digit in range(10)]
 

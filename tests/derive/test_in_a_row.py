@@ -77,7 +77,7 @@ def test_a_row_reaches_what_its_methods_do_together(checkpoint):
     asked = Asked(base.network, make_budget(spec.macs, spec.params, rate=0.9), make_policy("fused"), 1000)
     config = nuwa.make_config({})
     with pytest.raises(BudgetError, match="but nuwa in shape"):
-        nuwa.check_reachable(config, asked)
+        nuwa.check(config, asked)
     check_row((Step("forge", 0.5),), nuwa, config, asked, base)
     with pytest.raises(BudgetError, match="but nuwa, then nuwa in shape"):
         check_row((Step("nuwa", 0.5),), nuwa, config, asked, base)

@@ -12,15 +12,24 @@ import pytest
 from small_base import ARGS
 
 from edgevit.derive import jobs_file
-from edgevit.derive.jobs_file import EXAMPLE, read_jobs
+from edgevit.derive.jobs_file import EXAMPLE, in_turns, read_jobs
 from edgevit.derive.many import derive_many
 from edgevit.errors import PlanError
 from edgevit.train.settings import Training
 
 
-def test_the_first_job_of_every_task_comes_before_all_others(plan: Any) -> None:
-    jobs, _ = read_jobs(plan(budgets=[{"name": "half", "rate": 0.5}, {"name": "tenth", "params": "300k"}]))
-    assert [job.name for job in jobs] == ["odd-half-nuwa", "even-half-nuwa", "odd-tenth-nuwa", "even-tenth-nuwa"]
+def test_as_many_tasks_are_worked_on_as_there_are_workers_and_each_begins_with_one_job(plan: Any) -> None:
+    budgets = [{"name": name, "rate": rate} for name, rate in (("half", 0.5), ("less", 0.6))]
+    tasks = [{"name": name, "classes": "3,7"} for name in "abc"]
+    jobs, _ = read_jobs(plan(budgets=budgets, tasks=tasks, workers=2))
+    order = ["a-half", "b-half", "a-less", "b-less", "c-half", "c-less"]
+    assert [job.name.removesuffix("-nuwa") for job in jobs] == order
+    alone = [job.name.removesuffix("-nuwa") for job in in_turns(jobs, 1)]
+    assert alone == ["a-half", "a-less", "b-half", "b-less", "c-half", "c-less"]
+
+
+def test_jobs_say_what_is_asked_for(plan: Any) -> None:
+    jobs, _ = read_jobs(plan(budgets=[{"name": "half", "rate": 0.5}, {"name": "tenth", "params": "300k"}], workers=2))
     assert len({job.sha256() for job in jobs}) == 4
     assert jobs[0].arguments["method"] == "nuwa" and jobs[2].arguments["params"] == "300k"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import bad_jobs
 import pytest
-from forks import Program
+from forks import Program, server
 from small_base import PLAN, write_checkpoint
 
 from edgevit.derive import many
@@ -25,8 +25,9 @@ from edgevit.progress import Silent
 
 
 def test_jobs_are_done_once_and_one_that_fails_does_not_stop_the_rest(
-    plan: Any, tmp_path: Path, edgevit_main: Any
+    plan: Any, tmp_path: Path, edgevit_main: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("edgevit.derive.workers._SPAWN", server())  # no worker need be started from nothing
     checkpoint = str(write_checkpoint(tmp_path))
     tasks = [{"name": "bad", "classes": ["no such class"]}, *PLAN["tasks"]]  # type: ignore[misc]
     file = plan(checkpoint=checkpoint, tasks=tasks)

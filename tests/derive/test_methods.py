@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import fields, is_dataclass
+from functools import cache
 
 import pytest
 import torch
@@ -77,19 +78,33 @@ def test_vulcan_takes_the_published_steps_or_as_many_passes_over_the_data():
     assert vulcan.default_steps(data, 0.6, 3_250, 128) == 600
 
 
+@pytest.fixture(scope="module")
+def derived(checkpoint, tmp_path_factory):
+    """A derivation by a method, of a shape, and its folder: made once for all tests, and trained of one shape."""
+
+    @cache
+    def make(name, shape):
+        folder = tmp_path_factory.mktemp(name) / "m"
+        training = {} if shape == "fused" else {"steps": 0}
+        return derive(
+            checkpoint, folder, method=name, shape=shape, rate=RATES.get(name, 0.45), training=training
+        ), folder
+
+    return make
+
+
 @pytest.mark.parametrize("shape", POLICIES)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_method_derives_a_model_inside_its_budget_that_loads_again(name, shape, checkpoint, tmp_path):
-    rate = RATES.get(name, 0.45)
-    derivation = derive(checkpoint, tmp_path / "m", method=name, shape=shape, rate=rate)
+def test_a_method_derives_a_model_inside_its_budget_that_loads_again(name, shape, derived):
+    rate, (derivation, folder) = RATES.get(name, 0.45), derived(name, shape)
     spec = derivation.model.spec
     assert rate <= spec.rate < rate + ROOM.get(name, 0.02)
     assert all(b.fusable for b in spec.blocks if b.has_attention) or not derivation.record.shape.more["equal"]
     assert spec.classes[1].name == "7" and derivation.record.method == name
-    told = ModelFolder(tmp_path / "m").derivation()
+    told = ModelFolder(folder).derivation()
     assert told is not None and told.facts.steps == derivation.record.facts.steps
     images = torch.randn(2, 3, 32, 32)
-    loaded = edgevit.load(tmp_path / "m")
+    loaded = edgevit.load(folder)
     torch.testing.assert_close(loaded(images), derivation.model(images))
     assert loaded(images).shape == (2, 3)
 
@@ -113,9 +128,9 @@ def test_all_methods_count_milliseconds():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_seed_gives_the_same_weights(name, checkpoint, tmp_path):
-    rate = RATES.get(name, 0.5)
-    one, two = (derive(checkpoint, tmp_path / n, method=name, rate=rate) for n in ("one", "two"))
+def test_the_same_seed_gives_the_same_weights(name, checkpoint, derived, tmp_path):
+    one, _ = derived(name, "fused")
+    two = derive(checkpoint, tmp_path / "two", method=name, shape="fused", rate=RATES.get(name, 0.45))
     for key, value in one.model.network.state_dict().items():
         assert torch.equal(value, two.model.network.state_dict()[key]), key
 

@@ -13,7 +13,8 @@ from edgevit.train.settings import Training
 
 NAME, GATED = "vit_giant_patch14_dinov2", {**ARGS, "mlp_ratio": 4.0}
 OPTIONS = {
-    "forge": {"calibration_images": 48, "sensitivity_images": 16},
+    # Whole FFNs may stay, or it takes one from this random base instead of narrowing any.
+    "forge": {"calibration_images": 48, "sensitivity_images": 16, "drop_sites": False},
     "heart": {"calibration_images": 8, "probes": 1},
     "mdp": {"calibration_images": 32},
     "nuwa": {"purification_steps": 2, "purification": "always"},

@@ -12,7 +12,20 @@ from PIL import Image
 from safetensors.torch import load_file
 from small_base import derive as derive_small
 
+from edgevit.derive import problem as problem_module
+from edgevit.derive.problem import Stopwatch
 from edgevit.errors import Interrupted, OptionError
+
+
+def test_the_seconds_of_a_stage_within_another_are_its_own_alone(monkeypatch: Any) -> None:
+    now = iter([0.0, 1.0, 3.0, 4.0, 5.0, 9.0])
+    monkeypatch.setattr(problem_module, "monotonic", lambda: next(now))
+    stopwatch = Stopwatch()
+    with stopwatch.stage("outer"):
+        for _ in range(2):
+            with stopwatch.stage("inner"):
+                pass
+    assert stopwatch.seconds == {"inner": 3.0, "outer": 6.0}
 
 
 def test_unlabelled_images_without_a_teacher_are_refused_with_the_way_out(

@@ -23,7 +23,7 @@ from edgevit.derive.methods import method_names
 from edgevit.derive.methods.heart.choose import Candidates
 from edgevit.derive.methods.heart.scores import Scores
 from edgevit.derive.reach import Asked, asked_of, least_of
-from edgevit.errors import BudgetError
+from edgevit.errors import BudgetError, OptionError
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import family_of
 
@@ -44,7 +44,7 @@ def asked(small_vit: Any, rate: float, shape: str = "fused", images: int = 1000,
 def refused(method: str, options: dict[str, Any], of: Asked) -> BudgetError:
     found = find_method(method)
     with pytest.raises(BudgetError) as error:
-        found.check_reachable(found.make_config(options), of)
+        found.check(found.make_config(options), of)
     assert error.value.least is not None and "\n" not in str(error.value)
     return error.value
 
@@ -101,7 +101,7 @@ def test_a_budget_a_little_above_the_least_is_not_refused(small_vit: Any, method
         of = replace(one, budget=replace(one.budget, limit=least))
         assert one.budget.base > least == of.budget.limit
         if holds:
-            found.check_reachable(found.make_config({}), of)
+            found.check(found.make_config({}), of)
         else:
             refused(method, {}, of)
 
@@ -171,3 +171,24 @@ def test_no_method_that_cuts_first_is_offered_for_a_budget_by_a_table(small_vit:
     said = str(refused("heart", {}, Asked(network, budget, make_policy("fused"), 1000)))
     assert "--first" not in said
     assert re.search(r"reaches no less than [\d.]+ ms \(rate 0\.\d+\): FFN [\d.]+ ms, .*; raise the budget", said)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        *((name, {"embed_width": 32}, rf"{name}\.embed_width=32: the embedding cannot be narrowed: 3 cali")
+          for name in ("forge", "vulcan")),
+        ("nuwa", {"cut_embedding": True, "embed_width": 32}, r"nuwa\.embed_width=32: .*, 4 would"),
+        ("heart", {"selection": "percentile", "ratios": "uniform", "head_ratio": 0.9}, "leaves 1 of the 4 heads of"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_fit_are_refused_before_anything_is_measured(
+    small_vit: Any, method: str, options: dict[str, Any], said: str
+) -> None:
+    """By sizes alone: nobody has opened an image yet."""
+    found = find_method(method)
+    with pytest.raises(OptionError, match=said):
+        found.check(found.make_config(options), asked(small_vit, 0.2, images=3))
+    found.check(
+        found.make_config({**options, "head_ratio": 0.4} if method == "heart" else options), asked(small_vit, 0.2)
+    )

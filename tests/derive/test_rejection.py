@@ -107,7 +107,8 @@ def test_the_command_line_tells_of_it(model: Path, edgevit_main: Any) -> None:
 
 @pytest.mark.parametrize("method", method_names())
 def test_every_method_takes_it(method: str, tmp_path: Path, digits_checkpoint: Path) -> None:
-    made = derive(digits_checkpoint, tmp_path / "m", method=method, reject=0.05, rate=0.3)  # heart reaches 0.4
+    how = {"reject": 0.05, "rate": 0.3, "training": {"steps": 2, "evaluations": 1}}  # heart reaches 0.4
+    made = derive(digits_checkpoint, tmp_path / "m", method=method, **how)
     rule = load(tmp_path / "m").spec.rejection
     assert rule == made.model.spec.rejection and rule is not None and rule.share == 0.05
     assert made.record.accuracy.derived.rejection["validation"].other <= 0.05 * made.record.data.images.validation

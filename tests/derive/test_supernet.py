@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_base import press_ctrl_c_in_step, write_cost_table
+from small_base import ARGS, press_ctrl_c_in_step, write_cost_table
 
 import edgevit
 from edgevit.data.task import reopen
@@ -25,7 +25,6 @@ from edgevit.models.families import vit
 from edgevit.train.passes import evaluate, open_passes
 from edgevit.train.settings import Training
 
-ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
 QUICK = {"steps": 40, "batch_size": 32, "device": "cpu", "evaluations": 2, "lr": 1e-3}
 FEW = {"proxy_images": 48, "updates": 3, "points": 4}
 

@@ -32,9 +32,8 @@ from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.writing import file_sha256
 from edgevit.progress import Silent
 
-pytestmark = pytest.mark.usefixtures("exports_once")
-
 QUICK: dict[str, Any] = {"accuracy": False}  # of the export; the gate asks nobody
+pytestmark = pytest.mark.usefixtures("examined_once")
 ONE: dict[str, Any] = {"batches": (1, 1, 1)}  # which the gate looks at alone
 
 

@@ -34,6 +34,7 @@ from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.writing import file_sha256
 from edgevit.progress import Silent
 
+pytestmark = pytest.mark.usefixtures("examined_once")
 Play = Callable[..., None]
 IMAGES = 50
 NORMS = ("blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2", "head.norm1")

@@ -27,6 +27,7 @@ from edgevit.folder.model_folder import ModelFolder
 from edgevit.models.checkpoint import load
 from edgevit.progress import Silent
 
+pytestmark = pytest.mark.usefixtures("examined_once")
 Play = Callable[..., None]
 
 

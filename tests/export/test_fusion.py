@@ -20,7 +20,7 @@ pytest.importorskip("tensorrt_rtx")
 
 
 def fused_blocks(network: torch.nn.Module, path: Path) -> Fusion:
-    write_onnx(network.half(), path, input_size=(3, 32, 32), batch=1, opset=20, metadata={})
+    write_onnx(network, path, input_size=(3, 32, 32), batch=1, opset=20, metadata={}, precision="fp16")
     blocks = [block.dims for block in vit.read(network)]
     return count_fused(path, blocks=len(blocks), expected=sum(b.fusable for b in blocks))
 
@@ -39,19 +39,18 @@ def test_equal_widths_fuse_in_every_block(tmp_path: Path) -> None:
     assert remark(fusion) is None
 
 
-@pytest.mark.parametrize("width", [48, 80])
-def test_a_narrower_embedding_costs_no_fused_attention(width: int, tmp_path: Path) -> None:
-    network = with_embedding(random_base(embed_dim=128), width)
+def test_a_narrower_embedding_costs_no_fused_attention(tmp_path: Path) -> None:
+    network = with_embedding(random_base(embed_dim=128), 80)
     fusion = fused_blocks(network, tmp_path / "model.onnx")
-    assert vit.geometry(network).embed == width
+    assert vit.geometry(network).embed == 80
     assert (fusion.fused, fusion.expected, fusion.blocks) == (2, 2, 2)
 
 
 @pytest.mark.parametrize("args", [{}, {"class_token": False, "global_pool": "avg"}], ids=["class token", "none"])
 def test_ranking_tokens_costs_no_fused_attention(args: Any, tmp_path: Path) -> None:
-    network = with_fewer_tokens(random_base(embed_dim=128, depth=3, **args), 12, 6, 0, merged=True)
+    network = with_fewer_tokens(random_base(embed_dim=128, **args), 12, 0, merged=True)
     fusion = fused_blocks(network, tmp_path / "model.onnx")
-    assert (fusion.fused, fusion.expected, fusion.blocks) == (3, 3, 3)
+    assert (fusion.fused, fusion.expected, fusion.blocks) == (2, 2, 2)
 
 
 def test_unequal_and_tiny_widths_fuse_only_when_padded(tmp_path: Path) -> None:

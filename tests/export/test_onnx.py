@@ -10,7 +10,7 @@ import pytest
 import torch
 from model_folders import rewrite_spec
 from safetensors.torch import load_file, save_file
-from small_models import write_halves, write_narrower
+from small_models import write_fewer_tokens, write_halves, write_narrower
 
 from edgevit.errors import CheckpointError, DataError, ExportError, OptionError, OutputError
 from edgevit.export.gates import Tolerances
@@ -99,6 +99,7 @@ def test_fp16_is_fp16_from_end_to_end(exported: Exported) -> None:
     assert report.inputs[0].dtypes == {"model.fp32.onnx": "float32", "model.fp16.onnx": "float16"}
 
 
+@pytest.mark.usefixtures("traced_anew")
 def test_files_tell_nothing_of_this_machine_and_a_second_export_is_the_same(exported: Exported, tmp_path: Path) -> None:
     folder, report = exported
     for name in report.files:
@@ -243,4 +244,10 @@ def test_a_model_with_a_narrower_embedding_is_exported(tmp_path: Path) -> None:
     report = export(folder, accuracy=False)
     check_logits(folder, torch.randn(2, 3, 32, 32), "fp32", 1e-5)
     assert load(folder).network.embed_dim == 24
+    assert report.fusion is None or report.fusion.fused == report.fusion.blocks == 2
+
+
+def test_a_model_whose_tokens_leave_as_one_is_exported_in_fp16_without_a_cast(tmp_path: Path) -> None:
+    report = export(write_fewer_tokens(tmp_path / "m", 9, 0, merged=True), accuracy=False)
+    assert "Cast" not in (report.files["model.fp16.onnx"].nodes or {}), "torch's own fp16 of it has four"
     assert report.fusion is None or report.fusion.fused == report.fusion.blocks == 2

@@ -1,17 +1,24 @@
-"""Parts of a network in another precision."""
+"""What fp16 would lose, and which modules stay in fp32 where it would lose too much."""
 
 from __future__ import annotations
 
+import pytest
 import torch
-from small_models import random_base
 
-from edgevit.export.precision import mixed, norm_names
+from edgevit.errors import ExportError
+from edgevit.export.precision import check_weights, kept_in_fp32
 
 
-def test_a_mixed_copy_leaves_the_network_as_it_was() -> None:
-    network = random_base()
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    copy = mixed(network, [*norm_names(network)[2:], "blocks.0"])
-    assert copy(torch.randn(2, 3, 32, 32).half()).dtype == torch.float16
-    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
-    assert not any(module._forward_hooks for module in network.modules())
+def test_a_block_in_fp32_brings_its_own_norms_and_not_those_of_its_neighbours() -> None:
+    blocks = tuple(f"blocks.{i}" for i in range(11))
+    norms = (*(f"{name}.norm1" for name in blocks), "norm")
+    kept = kept_in_fp32(norms, blocks, all_norms=True, chosen={1})
+    assert kept == (*(name for name in norms if name != "blocks.1.norm1"), "blocks.1")
+    assert kept_in_fp32(norms, blocks, all_norms=False, chosen={10, 0}) == ("blocks.0", "blocks.10")
+
+
+def test_weights_that_fade_or_vanish_in_fp16_are_counted_and_larger_ones_refused() -> None:
+    named = [("a", torch.tensor([-3.0, 1e-5])), ("b", torch.tensor([0.0, 1e-9]))]
+    assert check_weights(named) == (3, 0.5, 0.25)
+    with pytest.raises(ExportError, match=r"c overflows fp16: 6\.552e\+04 seen, 65504 is the largest"):
+        check_weights([("c", torch.tensor([65520.0]))])

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import torch
 
-from edgevit.export.source import input_size, open_model
+from edgevit.export.source import Form, input_size, open_model
 from edgevit.folder.export import ExportRecord
 
 
@@ -31,3 +31,21 @@ def test_every_file_says_how_it_is_used_and_what_it_came_from(exported: tuple[Pa
         said = {entry.key: entry.value for entry in file.metadata_props}
         assert json.loads(said["class_names"]) == ["3", "5", "8"] and said["base"] == "vit_tiny_patch16_224"
         assert said["weights_sha256"] == report.model.weights_sha256 and said["precision"] == precision
+
+
+def test_modules_in_fp32_keep_their_weights_and_the_next_file_is_as_ever(
+    make_derived: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = open_model(make_derived(16, 16))
+    before, mixed, after = (tmp_path / f"{name}.onnx" for name in ("before", "mixed", "after"))
+    source.write(before, Form("fp32", "dynamic", 20), {})
+    source.write(mixed, Form("fp16", "dynamic", 20, ("blocks.1", "norm")), {"precision": "fp16"})
+    source.write(after, Form("fp32", "dynamic", 20), {})
+    assert before.read_bytes() == after.read_bytes()
+    own = source.network.state_dict()
+    for weight in onnx.load(mixed).graph.initializer:
+        if weight.name in own and weight.name.endswith("bias"):  # weights of norms are all 1, and one serves several
+            values = torch.from_numpy(onnx.numpy_helper.to_array(weight).copy())
+            stays = weight.name.startswith(("blocks.1.", "norm."))
+            assert torch.equal(values, own[weight.name] if stays else own[weight.name].half())
+            assert values.dtype == (torch.float32 if stays else torch.float16)

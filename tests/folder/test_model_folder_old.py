@@ -3,20 +3,25 @@
 schema-1    the first commit of all; derivation.json lacks what came later
 schema-2    the last commit whose model.json had no seal; the model calls some images `other`
 schema-3    the last commit before the records of the folder were typed
+schema-4    the last commit before the embedding could be narrowed; plan.json has schema 1
 supernet-1  of the same commit; supernet.json has no seal
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from edgevit.folder.model import MODEL_KIND
 from edgevit.folder.model_folder import ModelFolder
 
+pytestmark = pytest.mark.usefixtures("examined_once")
+
 OLD = Path(__file__).parent / "old"
-MODELS = ("schema-1", "schema-2", "schema-3")
+MODELS = tuple(f"schema-{number}" for number in MODEL_KIND.schemas[:-1])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -24,6 +29,8 @@ def test_an_old_folder_is_read_without_torch(name: str) -> None:
     folder = ModelFolder(OLD / name)
     made, export = folder.derivation(), folder.export.record()
     assert made is not None and made.fault(folder.spec()) is None
+    assert json.loads(folder.spec_file.read_text())["schema"] == int(name[-1])
+    assert (folder.plan() is not None) == (name == "schema-4")
     assert (made.method, made.facts.steps, made.facts.more["steps_planned"]) == ("vulcan", 4, 4)
     assert folder.document().weights_sha256 == export.model.weights_sha256
     assert (folder.spec().rejection is not None) == (name == "schema-2") == (export.rejection is not None)

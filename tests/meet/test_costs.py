@@ -18,6 +18,8 @@ from edgevit.meet import costs
 from edgevit.meet.request import MeetRequest
 from edgevit.progress import Silent
 
+pytestmark = pytest.mark.usefixtures("examined_once")
+
 
 class Warnings(Silent):
     def __init__(self) -> None:
@@ -34,11 +36,11 @@ def test_noise_that_hides_what_sizes_cost_is_told_or_refused_before_any_round(
     request = MeetRequest(base="b", data="digits", out=tmp_path / "t", ms=4, method="vulcan")
     network, told = small_vit(**ARGS), Warnings()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "some"))
-    fill(network, here(), None, noise=0.2)
+    fill(network, here(), None, noise=0.2, energy=False)
     costs.Costs(network, request, PLACE, told)
     assert any("noise of" in text and "`edgevit cost --rounds`" in text for text in told.seen)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "much"))
-    fill(network, here(), None, noise=3.0)
+    fill(network, here(), None, noise=3.0, energy=False)
     with pytest.raises(UnfitBoardError, match=r"noise of [\d.]+% hides \d+ of \d+ steps"):
         costs.Costs(network, request, PLACE, Silent())
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from some_runs import DENSE
+from some_runs import DENSE, ON_A_BOARD
 
 from edgevit.agent.records import Run
+from edgevit.board.request import Conditions
 from edgevit.cost.place import Place
+from edgevit.derive.allocate.prices import Measured as Quantity
 from edgevit.errors import UnfitBoardError
+from edgevit.meet import in_turns
 from edgevit.meet.in_turns import LABELS, InTurns
 from edgevit.meet.rounds import Measured
 from edgevit.progress import Silent
@@ -116,6 +121,37 @@ def test_what_is_void_is_measured_again_and_told_and_refused_where_it_stays_void
         measured(told, 10.0)
 
 
+@pytest.mark.parametrize(("quantity", "alternate"), [("ms", True), ("mj", False)])
+def test_latencies_are_told_alternately_and_energy_which_no_process_tells_apart_in_turns(
+    quantity: Quantity, alternate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def bench(models: list[Path], how: Conditions, **options: Any) -> Any:
+        asked.append(options)
+        return SimpleNamespace(runs=[replace(run, power=ON_A_BOARD.power) for run in turns(0.4)])
+
+    monkeypatch.setattr(in_turns, "bench_in_turns", bench)
+    InTurns(Place(), quantity, 10.0, Silent()).measure(Path("base"), Path("model"))
+    assert [(one["alternate"], one["rounds"]) for one in asked] == [(alternate, in_turns.ROUNDS)]
+
+
 def test_without_power_no_energy_is_judged() -> None:
     with pytest.raises(UnfitBoardError, match="--mj: no power can be read on this machine; give --ms"):
         InTurns(Place(), "mj", 40.0, Silent()).judged(turns(0.4))
+
+
+@pytest.mark.parametrize(("precision", "fp16"), [("fp16", True), ("fp32", False)])
+def test_an_engine_is_built_in_the_precision_that_is_asked_for(
+    precision: str, fp16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Path, Any]] = []
+    monkeypatch.setattr(in_turns, "open_board", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(
+        in_turns, "build_engine", lambda folder, board, options, progress: asked.append((folder, options))
+    )
+    InTurns(Place(board="orin", runner="tensorrt", precision=precision), "ms", 10.0, Silent()).ready(
+        tmp_path, judged=True
+    )
+    ((folder, options),) = asked
+    assert folder == tmp_path and options.export == {"accuracy": True, "fp16": fp16} and options.batches == (1, 1, 8)

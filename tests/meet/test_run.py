@@ -34,6 +34,8 @@ from edgevit.models.families import family_of, vit
 from edgevit.progress import Silent
 from edgevit.train.settings import Training
 
+pytestmark = pytest.mark.usefixtures("examined_once")
+
 NAME = "vit_tiny_patch16_224"
 ARGS = {"img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 2, "num_heads": 4}
 BASE_MS = 10.0  # by the table, which is wrong about everything
@@ -236,19 +238,32 @@ def test_a_board_that_is_lost_is_said_to_be_gone_on_with(
         edgevit.meet(NAME, ms=5.0, out=tmp_path / "t", **asked)
 
 
-def test_several_budgets_share_the_base_and_what_was_learnt(
-    asked: dict[str, Any], tmp_path: Path, computed: Computed
+@pytest.fixture
+def typed(asked: dict[str, Any]) -> list[object]:
+    """What is asked, as a person types it; the cache is that of the tests."""
+    of_base = [part for name, value in ARGS.items() for part in ("--model-arg", f"{name}={value}")]
+    few = [part for name, value in asked["options"].items() for part in ("--set", f"forge.{name}={value}".lower())]
+    given = ["--checkpoint", asked["checkpoint"], "--data", "digits", "--classes", "3,7", "--accept-weak-base"]
+    how = ["--steps", 0, "--device", "cpu", "--batch-size", 32, "--threads", 1]
+    return ["derive", NAME, *of_base, *given, *few, *how]
+
+
+def test_several_budgets_share_the_base_and_what_was_learnt_and_end_in_one_table(
+    asked: dict[str, Any], typed: list[object], tmp_path: Path, computed: Computed, edgevit_main: Any
 ) -> None:
-    found = edgevit.meet(NAME, ms=(6, 4), out=tmp_path / "t", **asked)
-    assert [one.folder.name for one in found] == ["ms6", "ms4"]
-    first, second = (one.record.met for one in found)
+    done = edgevit_main(*typed, "--ms", "6,4,3", "--out", tmp_path / "t")
+    assert done.code == 0, done.err
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.out.splitlines() if "│" in line]
+    assert [row[:2] for row in cells[-3:]] == [["ms6", "6 ms"], ["ms4", "4 ms"], ["ms3", "3 ms"]]
+    found = edgevit.meet(NAME, ms=(6, 4, 3), out=tmp_path / "t", resume=True, **asked)
+    assert [one.folder.name for one in found] == ["ms6", "ms4", "ms3"]
+    first, second, _ = (one.record.met for one in found)
     assert first is not None and second is not None and first.outcome == second.outcome == "met"
     assert len(second.rounds) <= len(first.rounds)
     errors = [abs(met.rounds[0].measured.value / met.rounds[0].predicted - 1) for met in (first, second)]
     assert errors[1] < errors[0], "it begins with the corrections of the first"
-    assert sorted(folder.name for folder in (tmp_path / "t").iterdir()) == ["base", "ms4", "ms6"]
-    again = edgevit.meet(NAME, ms=(6, 4), out=tmp_path / "t", resume=True, **asked)
-    assert [one.record for one in again] == [one.record for one in found]
+    assert sorted(folder.name for folder in (tmp_path / "t").iterdir()) == ["base", "ms3", "ms4", "ms6"]
+    assert found[0].record == ModelFolder(tmp_path / "t" / "ms6").derivation()
 
 
 def test_a_budget_out_of_reach_is_refused_with_the_minimum(asked: dict[str, Any], tmp_path: Path) -> None:
@@ -263,14 +278,23 @@ def test_a_budget_out_of_reach_is_refused_with_the_minimum(asked: dict[str, Any]
         edgevit.meet(NAME, ms=11, out=tmp_path / "t", **asked)
 
 
-def test_a_model_above_the_budget_is_told_with_what_makes_it_so_large(
-    asked: dict[str, Any], tmp_path: Path, computed: Computed
-) -> None:
+def test_a_model_above_the_budget_is_told_with_the_least_that_a_plan_takes_and_exit_code_3(
+    asked: dict[str, Any], typed: list[object], tmp_path: Path, computed: Computed, edgevit_main: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     (made,) = edgevit.meet(NAME, ms=0.06, out=tmp_path / "t", **asked)
     met = made.record.met
     assert met is not None and met.outcome == "over" and met.ended is not None
-    assert met.ended.startswith("no plan costs less than one that is measured; by the corrected table the smallest")
-    assert "FFN 0." in met.ended and "outside the blocks 0." in met.ended
+    least = "by the corrected table no plan in shape 'fused' takes less than"
+    assert met.ended.startswith(f"no plan costs less than one that is measured; {least} 0.")
+    assert "(FFN 0." in met.ended and "outside the blocks 0." in met.ended
+    monkeypatch.setattr(rounds, "MOST", 1)
+    done = edgevit_main(*typed, "--ms", 4, "--out", tmp_path / "u")
+    over = ModelFolder(tmp_path / "u").derivation()
+    assert done.code == 3 and over is not None and over.met is not None and over.met.outcome == "over", done.err
+    assert over.met.ended is not None and over.met.ended.startswith(least), "of all plans, not of the one measured"
+    told = over.met.ended.removeprefix(least).split()
+    assert float(told[0]) < 0.1 * over.met.rounds[0].measured.value and over.met.ended in " ".join(done.out.split())
     assert vit.geometry(made.model.network).embed == 128, "the table says nothing of other widths"
 
 

@@ -17,7 +17,6 @@ from places import STANDINS
 from small_base import TYPED, write_checkpoint
 from some_costs import fill
 
-from edgevit.board import connection
 from edgevit.cost import place
 from edgevit.cost.place import Place, look_there
 from edgevit.cost.table import measured_table
@@ -27,8 +26,6 @@ from edgevit.progress import Silent
 
 NX, NANO = "orin-nx-16gb-jetpack6.2", "orin-nano-8gb-jetpack6.2.1"
 
-pytestmark = pytest.mark.usefixtures("exports_once")
-
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +34,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "measured_table", partial(measured_table, points=0))  # what is there is enough
     monkeypatch.setattr(loop, "SURPRISING", 9.0)
     monkeypatch.setattr(rounds, "MOST", 1)
-    monkeypatch.setattr(connection, "RETRY_S", 0.0)
+    monkeypatch.setattr(in_turns, "MOST_BATCH", 1)
     for name, value in {"ROUNDS": 1, "SECONDS": 0.02}.items():
         monkeypatch.setattr(in_turns, name, value)
 
@@ -60,45 +57,7 @@ def command(tmp_path: Path) -> Iterator[list[object]]:
     yield ["derive", *TYPED, *given, *few, "--set", "forge.sensitivity_images=8", "--out", tmp_path / "t"]
 
 
-def test_a_budget_is_measured_on_a_board_that_is_lost_in_the_middle(
-    orin: Any, command: list[object], edgevit_main: Any, small_vit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_fp32 = Place(board=orin.host, ssh_config=orin.config, precision="fp32")
-    fill(small_vit(), look_there(in_fp32, Silent()), None)
-    command = [*command, "--run-precision", "fp32"]
-    measure = in_turns.InTurns.measure
-
-    calls: list[Any] = []
-
-    def lost(*given: Any) -> Any:
-        calls.append(given)
-        if len(calls) == 2:  # after the round, when the model that is kept is measured again
-            orin.stop()
-        return measure(*given)
-
-    monkeypatch.setattr(in_turns.InTurns, "measure", lost)
-    cut = edgevit_main(*command, "--ms", 5, *orin.options)
-    assert cut.code == 1 and f"the same command with --resume goes on from {tmp_path / 't.partial'}" in cut.err
-    monkeypatch.setattr(in_turns.InTurns, "measure", measure)
-    orin.start()
-    status = orin.tree / "var/lib/nvpmodel/status"
-    before = status.read_text()
-    status.write_text("pmode:0003\n")
-    other = edgevit_main(*command, "--ms", 5, *orin.options, "--resume")
-    assert "its rounds were measured with power_mode MAXN_SUPER (here it is 25W)" in other.error
-    status.write_text(before)
-
-    done = edgevit_main(*command, "--ms", 5, *orin.options, "--resume")
-    assert done.code in (0, 3), done.err
-    met = ModelFolder(tmp_path / "t").derivation().met
-    assert met.where["board"].startswith("orin-nx-16gb") and met.where["power_mode"] == "MAXN_SUPER"
-    assert (len(met.rounds), met.base, met.figure) == (1, pytest.approx(9.7, rel=0.01), "p50")
-    assert "round 1: " in done.out and "on orin-nx-16gb" in done.out.replace("\n", " ")
-    (engine,) = ModelFolder(tmp_path / "t").export.engines()
-    assert engine.fingerprint == met.where["board"] and engine.precision == met.where["precision"] == "fp32"
-
-
-def test_a_model_is_built_judged_and_measured_on_two_boards_of_which_one_is_lost(
+def test_a_model_is_built_judged_and_measured_on_two_boards_of_which_one_is_lost_in_the_middle(
     sshd: Callable[..., Any], board_tree: Callable[[str], Path], orin: Any, command: list[object], edgevit_main: Any,
     small_vit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -117,23 +76,38 @@ def test_a_model_is_built_judged_and_measured_on_two_boards_of_which_one_is_lost
     next(tree.rglob("tegrastats")).unlink()
     silent = edgevit_main(*command, "--mj", 40, *boards)
     assert silent.code == 1 and "--mj: no power can be read on nano" in silent.err
+
+    command = [*command, "--ms", 5, *boards]
     measure = in_turns.InTurns.measure
+    calls: list[str] = []
 
     def lost(there: Any, *given: Any) -> Any:
-        if there.place.board == nano.host:
+        calls.append(there.place.board)
+        if calls.count(nano.host) == 2:  # after the round, when the model that is kept is measured again
             nano.stop()
         return measure(there, *given)
 
     monkeypatch.setattr(in_turns.InTurns, "measure", lost)
-    cut = edgevit_main(*command, "--ms", 5, *boards)
-    assert cut.code == 1 and "nano" in cut.err and "the same command with --resume goes on" in cut.err
+    cut = edgevit_main(*command)
+    assert cut.code == 1 and "nano" in cut.err
+    assert f"the same command with --resume goes on from {tmp_path / 't.partial'}" in cut.err
     monkeypatch.setattr(in_turns.InTurns, "measure", measure)
     nano.start()
-    done = edgevit_main(*command, "--ms", 5, *boards, "--resume")
+    status = orin.tree / "var/lib/nvpmodel/status"
+    before = status.read_text()
+    status.write_text("pmode:0003\n")
+    other = edgevit_main(*command, "--resume")
+    assert "its rounds were measured with power_mode MAXN_SUPER (here it is 25W)" in other.error
+    status.write_text(before)
+
+    done = edgevit_main(*command, "--resume")
     assert done.code in (0, 3), done.err
     met = ModelFolder(tmp_path / "t").derivation().met
+    assert done.code == (0 if met.keeps else 3)
     assert [one.where["board"].split("-l4t")[0] for one in met.each] == ["orin-nx-16gb", "orin-nano-8gb"]
+    assert met.each[0].where["power_mode"] == "MAXN_SUPER"
+    assert [(len(one.rounds), one.figure) for one in met.each] == [(1, "p50")] * 2
     built = {engine.fingerprint: engine.precision for engine in ModelFolder(tmp_path / "t").export.engines()}
     assert built == dict(zip((one.where["board"] for one in met.each), ("fp16", "mixed"), strict=True))
-    assert done.out.count("round 1: ") == 2 and "on orin-nano-8gb" in done.out.replace("\n", " ")
-    assert done.code == (0 if met.keeps else 3)
+    assert done.out.count("round 1: ") == 2
+    assert all(f"on {board}" in done.out.replace("\n", " ") for board in ("orin-nx-16gb", "orin-nano-8gb"))

@@ -18,7 +18,7 @@ def test_the_shape_of_a_model_says_which_blocks_it_has(tmp_path: Path) -> None:
     derive(write_checkpoint(tmp_path), tmp_path / "t", method="nuwa", training={"steps": 0})
     shape = shape_of(tmp_path / "t")
     assert shape == Shape(tuple(ModelFolder(tmp_path / "t").spec().blocks), (0, 1))
-    options = {"embed_width": 32, "calibration_images": 64, "sensitivity_images": 16}
+    options = {"embed_width": 32, "calibration_images": 16, "sensitivity_images": 8}
     derive(tmp_path / "base.safetensors", tmp_path / "n", method="forge", training={"steps": 0}, options=options)
     assert shape_of(tmp_path / "n").embed == 32
 

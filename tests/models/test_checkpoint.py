@@ -15,6 +15,7 @@ import pytest
 import torch
 from model_folders import derivation_of, rewrite_spec
 from safetensors.torch import save_file
+from small_base import ARGS, NAME
 from torch import nn
 
 from edgevit.derive.algebra.embedding import encoder, flat_basis
@@ -26,8 +27,6 @@ from edgevit.models.anatomy import Block, BlockDims
 from edgevit.models.checkpoint import Model, derived_spec, describe, load, network_without_weights, open_base, save
 from edgevit.models.families import family_of
 
-NAME = "vit_tiny_patch16_224"
-ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
 KINDS: list[tuple[str, dict[str, Any]]] = [
     (NAME, {}),
     ("deit_tiny_distilled_patch16_224", {}),
@@ -329,15 +328,14 @@ def test_a_name_that_timm_does_not_know_is_corrected() -> None:
         open_base(NAME, checkpoint="x.pth", pretrained=True)
 
 
-def test_pretrained_without_a_network_is_one_line(tmp_path: Path) -> None:
-    program = "import sys; sys.argv = sys.argv[1:]; from edgevit.cli.app import main; main()"
-    arguments = ["edgevit", "derive", NAME, "--pretrained", "--data", "digits", "--rate", "0.5", "--out", "out"]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf"), "TORCH_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], text=True, capture_output=True, cwd=tmp_path, env=environment
-    )
-    assert done.returncode == 1 and done.stdout == ""
-    (line,) = done.stderr.splitlines()
+def test_pretrained_without_a_network_is_one_line(
+    tmp_path: Path, edgevit_main: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # which was read from the environment before
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.chdir(tmp_path)
+    line = edgevit_main("derive", NAME, "--pretrained", "--data", "digits", "--rate", "0.5", "--out", "out").error
     assert line.startswith(f"error: no pretrained weights for {NAME}") and "--checkpoint" in line
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
 

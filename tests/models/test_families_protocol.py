@@ -6,8 +6,10 @@ second its attention ("half").
 
 from __future__ import annotations
 
+import ast
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,11 +17,13 @@ import pytest
 import timm
 import torch
 from family_examples import images, narrowed, slimmed, sweep
+from places import TESTS
 from small_models import ARGS
 from torch import Tensor, nn
 
+from edgevit.derive.algebra.embedding import encoder, flat_basis
 from edgevit.models.anatomy import Block, BlockDims
-from edgevit.models.families import Family, family_of, load_family
+from edgevit.models.families import Family, HalfThere, family_of, load_family
 
 DIMS = BlockDims(2, 24, 8, 40)
 forms = pytest.mark.parametrize("form", ["whole", "half"])
@@ -266,3 +270,82 @@ def test_the_plain_loader_makes_the_model_without_edgevit(
     exec(lines, made)
     with torch.no_grad():
         close(made["model"].eval()(images()), network(images()))
+
+
+@sweep
+@forms
+def test_tokens_are_ranked_by_the_scores_of_their_block(network: nn.Module) -> None:
+    family = family_of(network)
+    geometry, blocks = family.geometry(network), family.read(network)
+    prefix = geometry.tokens - geometry.patches
+    fewer = family.build(network, [replace(blocks[0], tokens=prefix + 5), *blocks[1:]]).eval()
+    ((given, _),) = seen_at(network, family.attention_inputs(network)[:1])  # type: ignore[misc]
+    ((_, every),) = seen_at(network, family.layers(network)[:1])  # type: ignore[misc]
+    ((_, passed),) = seen_at(fewer, family.layers(fewer)[:1])  # type: ignore[misc]
+    with torch.no_grad():
+        scores = family.token_scores(network, 0, given)
+        all_there = HalfThere(torch.zeros_like(scores), torch.ones(blocks[0].dims.heads))
+        close(family.token_scores(network, 0, given, all_there), scores)
+    best = prefix + scores[:, prefix:].topk(5).indices
+    expected = every.gather(1, best.unsqueeze(-1).expand(-1, -1, every.shape[-1]))
+    close(passed, torch.cat([every[:, :prefix], expected], dim=1))
+
+
+@sweep
+@forms
+def test_tokens_are_read_through_the_token_norms_alone(network: nn.Module) -> None:
+    family = family_of(network)
+    if family.geometry(network).fixed_embed is not None:
+        return
+    *of_sites, last = family.token_norms(network)
+    assert of_sites == [branch.before for pair in family.branches(network) for branch in pair if branch is not None]
+    ((_, normalised),) = seen_at(network, [last])  # type: ignore[misc]
+    hook = last.register_forward_hook(lambda *_: torch.zeros_like(normalised))
+    with torch.no_grad():
+        one, other = network(images()), network(images().flip(0))
+    hook.remove()
+    assert torch.equal(one, other), "the head reads something else"
+
+
+@sweep
+@forms
+def test_a_base_is_known_by_its_own_names_and_is_one_that_can_be_pruned(network: nn.Module, name: str) -> None:
+    family, state = family_of(network), network.state_dict()
+    family.check(network)
+    fitted = family.fitted(family.named(state), network, name, resample=False)
+    assert fitted.notes == () and fitted.classes == len(family.classifiers(network)[0].weight)
+    assert fitted.state.keys() == state.keys() and all(torch.equal(fitted.state[key], state[key]) for key in state)
+
+
+@sweep
+@pytest.mark.parametrize("embed", [64, 24])
+def test_timm_makes_a_shorter_and_narrower_network_with_the_arguments(
+    small_vit: Callable[..., nn.Module], family_name: str, name: str, args: dict[str, Any], embed: int
+) -> None:
+    network = small_vit(name, **args)
+    family = family_of(network)
+    if embed < 64 and family.geometry(network).fixed_embed is not None:
+        return
+    if embed < 64:
+        network = family.with_embedding(network, encoder(flat_basis(64), embed)).eval()
+    family.keep_blocks(network, [1])
+    again = timm.create_model(name, **{**ARGS, **args, **family.arguments(network, 2, 64)})
+    family.resize(again, [block.dims for block in family.read(network)], network.state_dict())
+    again.load_state_dict(network.state_dict(), assign=True)
+    with torch.no_grad():
+        close(again.eval()(images()), network(images()))
+    assert family.arguments(network, 1, embed) == {}
+
+
+def test_every_function_of_the_protocol_is_held_by_a_test_that_sweeps_the_families() -> None:
+    asked = set()
+    for file in TESTS.rglob("test_*.py"):
+        tree = ast.parse(file.read_text())
+        swept = [node for node in tree.body if isinstance(node, ast.FunctionDef)
+                 and any(isinstance(one, ast.Name) and one.id == "sweep" for one in node.decorator_list)]  # fmt: skip
+        helpers = [
+            node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("test_")
+        ]
+        for node in [*swept, *(helpers if swept else [])]:
+            asked |= {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
+    assert {name for name in vars(Family) if not name.startswith("_")} <= asked

@@ -12,25 +12,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from torch import Tensor
+from small_base import ARGS, NAME, outputs
 
 from edgevit.errors import CheckpointError
 from edgevit.models.checkpoint import open_base
 from edgevit.models.weights import read_weights
-
-NAME = "vit_tiny_patch16_224"
-ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
-LAYER_SCALE = {"init_values": 0.1}
-REGISTERS = {**LAYER_SCALE, "reg_tokens": 4, "no_embed_class": True}
-
-
-def images(size: int = 32) -> Tensor:
-    return torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
-
-
-def outputs(network: Any, size: int = 32) -> Tensor:
-    with torch.inference_mode():
-        return network(images(size))
 
 
 class Payload:
@@ -167,6 +153,3 @@ def test_weights_of_another_architecture_say_what_differs(small_vit: Any, tmp_pa
     with pytest.raises(CheckpointError, match="does not fit") as refusal:
         open_base(NAME, checkpoint=tmp_path / "base.safetensors", model_args={**ARGS, **args})
     assert said in str(refusal.value) and "--model-arg" in str(refusal.value) and "\n" not in str(refusal.value)
-
-
-# -- names -------------------------------------------------------------------------------------------------------------

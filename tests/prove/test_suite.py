@@ -42,19 +42,22 @@ def test_shapes_are_of_equal_macs_but_where_heads_are_padded(whole, rate):
 
 def test_mixes_leave_a_fifth_of_the_macs_along_other_axes(whole):
     dims, geometry = shape_of("base")
-    blocks, embedding, both, sparse = whole["mixes at 0.8"]
-    for subject in (embedding, both, sparse):
+    blocks, *narrow, tokens = whole["mixes at 0.8"]
+    for subject in (*narrow, tokens):
         assert 0.19 < macs(subject) / geometry.macs(dims) <= 0.2
         assert all(block.fusable or not block.has_attention for block in subject.dims)
     assert 0.1 < macs(blocks) / geometry.macs(dims) < 0.3 and blocks.dims == dims[: len(blocks.dims)]
-    assert [s.cost()[1].embed for s in (blocks, embedding, both)] == [768, 512, 512]
-    assert [len(s.dims) for s in (embedding, both, sparse)] == [12, 8, 8]
-    assert [block.has_attention for block in sparse.dims] == [True, False] * 4
+    assert [len(s.dims) for s in narrow] == [12, 8, 8, 8] and {s.cost()[1].embed for s in narrow} == {512}
+    assert [block.has_attention for block in narrow[2].dims] == [True, False] * 4
+    assert narrow[3].cost()[1].reaching(narrow[3].dims) == [197] * 3 + [128] * 5
+    assert geometry.reaching(tokens.dims) == [197, 64] + [20] * 10 and tokens.dims[5] == dims[5]
 
 
 def test_heads_of_other_widths_and_192_tokens(whole):
     assert {s.dims[0].qk for s in whole["head widths"]} == set(HEAD_WIDTHS)
-    assert [s.cost()[1].tokens for s in whole["tokens"]] == [196, 192]
+    behind, *pooled = whole["tokens"]
+    assert [s.cost()[1].tokens for s in pooled] == [196, 192]
+    assert behind.cost()[1].reaching(behind.dims) == [197] + [192] * 11
     assert [s.precision for s in whole["sizes and precisions"]] == ["fp16", "fp16", "fp32", "fp32", "fp32"]
 
 
@@ -64,7 +67,8 @@ def test_quick_is_a_part_of_the_whole(whole):
 
 
 def test_a_network_is_what_its_subject_says():
-    (subject,) = [s for s in suite(["tiny"])["mixes at 0.8"] if "attention" in s.name]
+    subject, fewer = [s for s in suite(["tiny"])["mixes at 0.8"] if s.name.endswith(("attention", "blocks, tokens"))]
+    assert tuple(block.dims for block in vit.read(fewer.network())) == fewer.dims
     network = subject.network()
     assert tuple(block.dims for block in vit.read(network)) == subject.dims
     assert network(torch.zeros(1, 3, 224, 224)).shape == (1, 1000)
@@ -79,7 +83,8 @@ def test_what_is_cut_from_a_network_has_its_first_heads_and_neurons_and_all_of_i
     whole = Subject("tiny", "tiny", args={"depth": 2})
     torch.testing.assert_close(whole.network(dense)(images), dense(images))
     (dims, *_), _ = whole.cost()
-    less = Subject("tiny less", "tiny", dims=(type(dims)(2, 16, 24, 128), type(dims)(0, 0, 0, 64)), args={"depth": 2})
+    cut = type(dims)
+    less = Subject("tiny less", "tiny", dims=(cut(2, 16, 24, 128, tokens=64), cut(0, 0, 0, 64)), args={"depth": 2})
     first, second = vit.read(less.network(dense))
     of = vit.read(dense)[0]
     assert (first.dims, second.dims) == less.dims
@@ -90,7 +95,7 @@ def test_what_is_cut_from_a_network_has_its_first_heads_and_neurons_and_all_of_i
 
 def test_other_tokens_embeddings_and_sizes_have_weights_of_their_own(whole):
     cut = {question: [s.is_cut_from("base") for s in subjects] for question, subjects in whole.items()}
-    assert cut["mixes at 0.8"] == [True, False, False, False] and not any(cut["tokens"])
+    assert cut["mixes at 0.8"] == [True, *[False] * 4, True] and cut["tokens"] == [True, False, False]
     assert all(cut["shapes at 0.8"] + cut["head widths"])
     assert [s.is_cut_from("base") for s in whole["sizes and precisions"]] == [
         s.size == "base" for s in whole["sizes and precisions"]

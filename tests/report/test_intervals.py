@@ -131,6 +131,20 @@ def test_the_ratio_in_turns_is_the_median_of_the_rounds_ratios():
     assert (found.before, found.after, found.ratio) == pytest.approx((10, 5.5, 0.5))
 
 
+def test_where_models_alternated_a_rounds_ratio_is_that_of_visits_a_moment_apart():
+    """In the third of five visits the machine began to be three times as slow, after that of the first model."""
+
+    def visited(run, visit, *visits):
+        return replace(run, latencies_ns=tuple(round(ms * MS) for ms in visits for _ in range(visit)), visit=visit)
+
+    first = [visited(run, 4, 10, 10, 10, 30, 30) for run in in_turns("a", [1] * 6)]
+    half = [visited(run, 8, 5, 5, 15, 15, 15) for run in in_turns("b", [1] * 6)]
+    p50 = ratios(first, half)[0]
+    assert (p50.before, p50.after) == (10, 15) and (p50.ratio, p50.low, p50.high) == pytest.approx((0.5,) * 3)
+    alone = ratios(first, [replace(run, visit=None) for run in half])[0]
+    assert alone.ratio == pytest.approx(1.5), "by the p50s"
+
+
 def test_a_round_that_one_model_lacks_does_not_count_and_six_are_the_fewest_for_an_interval():
     first, other = in_turns("a", [10] * 7), in_turns("b", [10] * 6)
     assert [(found.rounds, found.low) for found in ratios(first, other)] == [(6, 1.0)] * 4

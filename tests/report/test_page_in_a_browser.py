@@ -39,6 +39,11 @@ def test_at_every_width_all_is_drawn_and_nothing_sticks_out(browser: Any, file: 
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
         drawn = seen.page.locator(f"{'article' if part else 'section'}.open figure .plot svg[aria-label]")
         assert drawn.count() == (9 if part else 1)
+        if part:
+            assert "24 of 32 channels" in seen.texts("article.open figcaption")[0]
+            bars = seen.page.locator("article.open figure[data-chart=blocks] g[aria-label=bar] rect")
+            outline, *_, neurons = (float(bar.get_attribute("width") or 0) for bar in bars.all())
+            assert neurons == pytest.approx(0.75 * outline, abs=1.5)
         seen.page.close()
 
 

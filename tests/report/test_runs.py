@@ -74,7 +74,7 @@ def test_runs_are_read_back_from_json_lines(tmp_path):
         (None, "there is no .*runs.jsonl; check the path"),
         ("\n", "no runs in .*; write some with `edgevit bench"),
         (DENSE.to_json() + "\n" + DENSE.to_json()[:50], "runs.jsonl, line 2 is not JSON"),
-        ('{"schema": 9}', "line 1: schema 9, and this edgevit reads schema 1 to 5"),
+        ('{"schema": 9}', "line 1: schema 9, and this edgevit reads schema 1 to 6"),
         ("\xff", "is not text in UTF-8"),
     ],
 )
@@ -218,6 +218,13 @@ def test_a_machine_whose_speed_moved_within_a_run_has_a_wider_interval():
     assert p50(compare_runs([DENSE], [clocks])).widened == 2
     assert p50(compare_runs([DENSE], [clocks])).outcome == "cannot be told apart"
     assert p50(compare_runs([DENSE] * 3, [clocks] * 3)).widened == 1
+
+
+def test_a_model_that_alternated_with_others_is_not_compared_with_one_that_had_its_process_for_itself():
+    beside = replace(SLIM, beside=("dense",), visit=100)
+    with pytest.raises(RunsError, match=r"of slim fp32 alternately; measure both with .* and --alternate"):
+        compare_runs([SLIM], [beside], force=True)
+    assert p50(compare_runs([beside], [beside])).ratio == 1
 
 
 def test_the_warnings_of_repeats_are_gathered_by_kind():

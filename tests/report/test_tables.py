@@ -72,6 +72,8 @@ def test_what_to_know_before_believing_it_is_told(made: list[Panel], found: Foun
 def test_columns_without_a_figure_are_left_out(made: list[Panel]) -> None:
     assert [c.title for c in columns(made[2])] == ["model", "p50 ms", "p99 ms", "images/s"]
     assert len(columns(made[0])) == len(COLUMNS) - 1  # no gates
+    wide = replace(made[0], entries=tuple(e for e in made[0].entries if e.title != "t1"))
+    assert "embedding" not in [c.title for c in columns(wide)], "one width tells nothing"
 
 
 def test_markdown_has_each_panel_and_what_was_left_out(made: list[Panel]) -> None:
@@ -86,6 +88,7 @@ def test_csv_and_json_have_every_entry_with_its_place(made: list[Panel]) -> None
     rows = list(csv.DictReader(io.StringIO(as_csv(made))))
     assert len(rows) == sum(len(panel.entries) for panel in made) == 11
     assert [row["title"] for row in rows if row["take"]] == ["t1", "t1"]
+    assert [row["embed"] for row in rows[:5]] == ["32", "32", "32", "24", "32"]
     assert rows[3]["place"].startswith("Nano") and float(rows[3]["p50_ms"]) == pytest.approx(3.009)
     told = json.loads(as_json(made, []))
     assert [panel["take"] for panel in told["panels"]] == ["t1", "t1", None]

@@ -47,7 +47,11 @@ def test_a_model_has_all_that_its_records_say(found: Found) -> None:
     assert view["told"].startswith(
         "vit_tiny_patch16_224 without 75.0 % of its MACs, by nuwa for rate 0.5. top-1 95.00 %"
     )
-    assert view["blocks"][0] == ["0", "2 of 2", "12 of 16", "12 of 16", "32 of 64"]
+    assert view["told"].endswith(" 5 k parameters. The embedding has 24 of 32 channels.")
+    assert view["drawn"]["embed"] == {"now": 24, "base": 32}
+    assert view["blocks"]["head"] == ["block", "heads", "QK", "VO", "FFN", "tokens"]
+    assert view["blocks"]["rows"][0] == ["0", "2 of 2", "12 of 16", "12 of 16", "32 of 64", "9, merged"]
+    assert view["blocks"]["rows"][1] == ["1", "1 of 2", "12 of 16", "12 of 16", "8 of 64", "-"]
     assert view["classes"][0] == ["cat", "92.0 %", "95.0 %", "-3.0"] and view["confused"][0] == ["cat", "dog", "8"]
     assert [row[3:] for row in view["gates"]] == [["+24.5%", "pass"], ["+49.5%", "pass"]]
     assert view["engines"][0][0] == "fp16" and view["ladder"] == [["fp16", "fp16", "2 s", "loses 31% on 'heron'"]]
@@ -62,3 +66,4 @@ def test_a_base_says_that_it_is_one(found: Found) -> None:
     view = model_view(found.models[0], "m0", found, panels(found))
     assert view["told"] == "vit_tiny_patch16_224 with 2 outputs, nothing else removed: a base."
     assert (view["classes"], view["gates"], view["engines"], view["ladder"]) == ([], [], [], [])
+    assert view["drawn"]["embed"] is None and view["blocks"]["head"][-1] == "FFN"

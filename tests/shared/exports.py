@@ -1,26 +1,23 @@
-"""What makes exports quick in tests: a file is written once, and torch's lists of operators are made once.
+"""What makes exports quick in tests: a network is traced once, and torch's lists of operators are made once.
 
-The fixture `exports_once`: a file that torch's exporter wrote for one test is copied for the next that needs it.
-
-The exporter takes a second or two for the smallest network, and most tests need a file rather than its making. What
-decides on a file is in its key: every weight and setting of the network, and every option. The tests of the exporter
-itself, those of tests/export, go without.
+torch's exporter takes a second or two for the smallest network, and most tests need a file rather than its making. So
+the graph that it made for one test is kept for the next that needs it, of whichever worker. What decides on a graph is
+in its key: every weight and setting of the network, and every option. Tests of the exporter itself use `traced_anew`.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import importlib
 import io
+import os
 import pickle
-import shutil
 import sys
-import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -36,7 +33,10 @@ def keep_operators() -> None:
     utilities = sys.modules.get("torch._export.utils")
     if hasattr(utilities, "_materialize_cpp_cia_ops"):
         utilities._materialize_cpp_cia_ops = cache(utilities._materialize_cpp_cia_ops)
-    registration = sys.modules.get("torch.onnx._internal.exporter._registration")
+    registration = None
+    if "edgevit.export.graph" in sys.modules:  # torch imports it with the first export
+        with suppress(ImportError):
+            registration = importlib.import_module("torch.onnx._internal.exporter._registration")
     registry = getattr(registration, "ONNXRegistry", None)
     make = getattr(registry, "from_torchlib", None)
     if make is None or not hasattr(registry(), "functions"):
@@ -75,32 +75,47 @@ def _key(network: Any, options: dict[str, Any]) -> str:
     return hashlib.sha256(stream.getvalue()).hexdigest()
 
 
-@pytest.fixture(scope="module")
-def exports_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Write each different ONNX file once for all tests of all workers that ask for this."""
-    from edgevit.export import graph, onnx  # which brings whatever writes a file
+LARGE = 10_000_000  # parameters; making such a network's key and keeping its file would take longer than it saves
+
+
+def _users(trace: Any) -> list[Any]:
+    modules = [module for name, module in sys.modules.items() if name.startswith("edgevit.")]
+    return [module for module in modules if getattr(module, "trace", None) is trace]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Trace each different network once for all tests of all workers; give what traces anew."""
+    if (graph := sys.modules.get("edgevit.export.graph")) is None:
+        yield None
+        return
+    import onnx_ir as ir
 
     own = tmp_path_factory.getbasetemp()
-    store = (own.parent if own.name.startswith("popen-") else own) / "exports"  # xdist's workers lie in one folder
+    store = (own.parent if own.name.startswith("popen-") else own) / "traces"  # xdist's workers lie in one folder
     store.mkdir(exist_ok=True)
+    trace = graph.trace
 
-    write = graph.write_onnx
-    users = [module for name, module in sys.modules.items() if name.startswith("edgevit.")]
-    users = [module for module in users if getattr(module, "write_onnx", None) is write]
-    assert len(users) > 1, f"{onnx.__name__} writes its files with something else"
-
-    def write_once(network: Any, path: Path, **options: Any) -> None:
-        key = _key(network, {**options, "limit": graph.PROTOBUF_LIMIT_BYTES, "name": path.name})
-        if not (kept := store / key).exists():
-            write(network, path, **options)
-            making = Path(tempfile.mkdtemp(dir=own))
-            for file in path.parent.glob(f"{path.name}*"):
-                shutil.copy(file, making)
-            with suppress(OSError):  # another worker has written it meanwhile
-                making.rename(kept)
-        shutil.copytree(kept, path.parent, dirs_exist_ok=True)
+    def trace_once(network: Any, **options: Any) -> Any:
+        if sum(parameter.numel() for parameter in network.parameters()) > LARGE:
+            return trace(network, **options)
+        kept = store / f"{_key(network, options)}.onnx"
+        if kept.exists():
+            return ir.load(kept)
+        model = trace(network, **options)
+        making = kept.with_suffix(f".{os.getpid()}")
+        ir.save(model, making)
+        making.rename(kept)
+        return model
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in users:
-            patch.setattr(module, "write_onnx", write_once)
-        yield
+        for module in _users(trace):
+            patch.setattr(module, "trace", trace_once)
+        yield trace
+
+
+@pytest.fixture
+def traced_anew(traced_once: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have torch's exporter make every graph, for tests of what it makes."""
+    for module in _users(sys.modules["edgevit.export.graph"].trace):
+        monkeypatch.setattr(module, "trace", traced_once)

@@ -111,3 +111,24 @@ def write_vit(
     helper.set_model_props(model, metadata or {})
     onnx.save(model, path)
     return path
+
+
+def with_det(path: Path) -> Path:
+    """Add a determinant of nine logits to the logits of such a file: an operator that TensorRT has no importer for."""
+    model = onnx.load(path)
+    graph = model.graph
+    sizes = {"first": [0], "nine": [9], "axis": [1], "square": [-1, 3, 3], "column": [-1, 1]}
+    graph.initializer.extend(numpy_helper.from_array(np.asarray(v, np.int64), name) for name, v in sizes.items())
+    graph.node[-1].output[0] = "logits"
+    graph.node.extend(
+        helper.make_node(operator, inputs, [output], name=f"det_{output}")
+        for operator, inputs, output in (
+            ("Slice", ["logits", "first", "nine", "axis"], "part"),
+            ("Reshape", ["part", "square"], "squares"),
+            ("Det", ["squares"], "dets"),
+            ("Reshape", ["dets", "column"], "added"),
+            ("Add", ["logits", "added"], "prob"),
+        )
+    )
+    onnx.save(model, path)
+    return path

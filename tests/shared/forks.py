@@ -34,7 +34,7 @@ class Program:
         weakref.finalize(self, shutil.rmtree, folder)
         self._streams = [Path(folder) / name for name in ("stdout", "stderr")]
         told = [str(one) for one in arguments], cwd or Path.cwd(), {**os.environ, **(variables or {})}
-        self._process = _server().Process(target=_run, args=(*told, self._streams, new_session))
+        self._process = server().Process(target=_run, args=(*told, self._streams, new_session))
         self._process.start()
         self.pid: int = self._process.pid
 
@@ -74,7 +74,8 @@ def in_two_processes(*arguments: object) -> list[str]:
 
 
 @cache
-def _server() -> Any:
+def server() -> Any:
+    """What starts the forks, as multiprocessing's contexts do."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["imported_by_forks"])
     before = os.environ.get("PYTHONPATH")

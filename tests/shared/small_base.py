@@ -13,6 +13,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 import edgevit
 import edgevit.train.loop as loop
@@ -34,6 +35,15 @@ PLAN = {  # of two tasks, without training
     "budgets": [{"name": "half", "rate": 0.5}],
     "methods": [{"name": "nuwa", "options": {"purification": "none"}}],
 }
+
+
+def images(size: int = 32) -> Tensor:
+    return torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def outputs(network: Any, size: int = 32) -> Tensor:
+    with torch.inference_mode():
+        return network(images(size))
 
 
 def write_checkpoint(folder: Path, **more: Any) -> Path:

@@ -80,7 +80,8 @@ def write_narrower(folder: Path, width: int, **args: Any) -> Path:
 def write_fewer_tokens(folder: Path, *counts: int, merged: bool = False, **args: Any) -> Path:
     """Write a model folder whose blocks pass on so many tokens."""
     network = random_base(**args)
-    base, slim = describe(network, "vit_tiny_patch16_224", {**ARGS, **args}), with_fewer_tokens(network, *counts)
+    base = describe(network, "vit_tiny_patch16_224", {**ARGS, **args})
+    slim = with_fewer_tokens(network, *counts, merged=merged)
     labels = tuple(ClassLabel(str(i), i) for i in range(10))
     save(replace(base, network=slim, spec=derived_spec(base.spec, slim, "full", labels)), folder)
     return folder

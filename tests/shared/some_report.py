@@ -101,10 +101,14 @@ def turns(sha: str, label: str, ms: float, environment: dict[str, str], session:
 def write_everything(root: Path) -> Path:
     """A base, t1 as good as it and t2 not, measured on two boards in turns; an engine, a profile; broken files."""
     runs = root / "runs"
-    small = (BlockDims(2, 12, 12, 32), BlockDims(1, 12, 12, 8))
-    base = write_folder(runs / "base", macs=2_000_000, params=20_000)
-    t1 = write_folder(runs / "t1", derivation=derived(GOOD), blocks=small, macs=500_000, params=5_000)
-    t2 = write_folder(runs / "t2", derivation=derived(POOR, method="vulcan"), blocks=small, macs=300_000, params=3_000)
+    small = (BlockDims(2, 12, 12, 32, tokens=9, merged=True), BlockDims(1, 12, 12, 8))
+    whole = {"base": replace(some_spec().base, embed=32)}
+    narrow = {**whole, "timm_args": {"num_classes": 2, "depth": 2, "embed_dim": 24}}
+    base = write_folder(runs / "base", macs=2_000_000, params=20_000, **whole)
+    t1 = write_folder(runs / "t1", derivation=derived(GOOD), blocks=small, macs=500_000, params=5_000, **narrow)
+    t2 = write_folder(
+        runs / "t2", derivation=derived(POOR, method="vulcan"), blocks=small, macs=300_000, params=3_000, **whole
+    )
     (runs / "t1" / "history.jsonl").write_text(history() + '{"stage": "dis')
     seen = EngineAccuracy("/data/pets", "test", 200, "0" * 64, 0.95, 0.94, 0.99, "cat",
                           {"cat": EngineClassAccuracy(100, 0.92, 0.9)})  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import save_file
+from small_base import ARGS
 
 import edgevit
 from edgevit.board.request import Conditions
@@ -21,10 +22,10 @@ from edgevit.sweep import run
 from edgevit.sweep.record import read_sweep
 from edgevit.train.settings import Training
 
-ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
+pytestmark = pytest.mark.usefixtures("examined_once")
+
 BASE = "vit_tiny_patch16_224"
 TRAINING = Training(device="cpu", batch_size=64)
-pytestmark = pytest.mark.usefixtures("exports_once")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,20 +106,6 @@ def test_what_is_missing_is_done_and_all_are_measured_again(copy: Path, asked: d
     assert again.points[1].latency != before.points[1].latency, "measured in turns with the new one"
 
 
-def test_without_the_cache_the_work_is_shared_all_the_same(asked: dict[str, Any], tmp_path: Path) -> None:
-    before = entries(cache_folder())
-    edgevit.sweep(
-        BASE,
-        out=tmp_path / "s",
-        rates=(0.4, 0.7),
-        cache=False,
-        **{**asked, "training": Training(device="cpu", batch_size=64, seed=5)},
-    )
-    assert entries(cache_folder()) == before
-    second = json.loads((tmp_path / "s" / "r0.7" / "derivation.json").read_text())
-    assert "statistics" in second["facts"]["reused"]
-
-
 def test_a_rate_that_cannot_be_reached_is_left_out_and_said_to_be(asked: dict[str, Any], copy: Path) -> None:
     found = edgevit.sweep(BASE, out=copy, rates=(0.4, 0.7, 0.999), **asked)
     assert [p.rate for p in found.points] == [None, 0.4, 0.7]
@@ -136,12 +123,16 @@ def test_a_sweep_of_something_else_and_other_folders_are_refused(copy: Path, ask
         edgevit.sweep(BASE, out=copy, rates=(0.5, 1.5), **asked)
 
 
-def test_the_base_of_a_sweep_has_the_head_that_its_models_were_derived_with(
+def test_without_the_cache_the_work_is_shared_and_the_base_has_the_head_that_its_models_were_derived_with(
     small_vit: Any, asked: dict[str, Any], tmp_path: Path
 ) -> None:
     save_file(small_vit(num_classes=0).state_dict(), tmp_path / "headless.safetensors")
     given = {**asked, "checkpoint": tmp_path / "headless.safetensors"}
     given |= {"training": replace(TRAINING, seed=3), "accept_weak_base": True}
-    edgevit.sweep(BASE, out=tmp_path / "s", rates=(0.3,), **given)
-    small, whole = (edgevit.load(tmp_path / "s" / name).spec for name in ("r0.3", "base"))
+    before = entries(cache_folder())
+    edgevit.sweep(BASE, out=tmp_path / "s", rates=(0.4, 0.7), cache=False, **given)
+    assert entries(cache_folder()) == before
+    second = json.loads((tmp_path / "s" / "r0.7" / "derivation.json").read_text())
+    assert "statistics" in second["facts"]["reused"]
+    small, whole = (edgevit.load(tmp_path / "s" / name).spec for name in ("r0.7", "base"))
     assert small.base == whole.base and small.class_names == whole.class_names == ["3", "5", "8"]

@@ -81,6 +81,22 @@ def test_gradients_are_there_where_they_are_asked_for(network: Any, images: Spli
     assert not any(b.requires_grad for b, _ in passes.decoded.batches(images, 70))
 
 
+def test_a_quick_pass_is_rounded_where_the_processor_multiplies_bf16(
+    network: Any, images: Split, monkeypatch: Any
+) -> None:
+    def answers(*, quick: bool) -> Any:
+        found: list[Any] = []
+        open_passes(CPU).run(network, images.subset(4), lambda logits, _: found.append(logits.float()), quick=quick)
+        return torch.cat(found)
+
+    exact = answers(quick=False)
+    for has in (False, True):
+        monkeypatch.setattr(passes_module, "multiplies_bf16", lambda has=has: has)
+        rounded = answers(quick=True)
+        assert torch.equal(rounded, exact) != has
+        torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.05 * float(exact.abs().max()))
+
+
 def test_the_batch_is_no_matter_of_the_optimiser(network: Any) -> None:
     sizes = {open_passes(replace(CPU, batch_size=size)).batch_size(network) for size in (1, 24, 512)}
     assert sizes == {64}

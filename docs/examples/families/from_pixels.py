@@ -63,7 +63,9 @@ named, unpack, pack = vit.named, vit.unpack, vit.pack
 check, sites, read, geometry, input_size, classifiers = map(
     _of_inner, (vit.check, vit.sites, vit.read, vit.geometry, vit.input_size, vit.classifiers)
 )
-resize, keep_blocks, keep_classes = map(_of_inner, (vit.resize, vit.keep_blocks, vit.keep_classes))
+resize, keep_blocks, keep_classes, arguments = map(
+    _of_inner, (vit.resize, vit.keep_blocks, vit.keep_classes, vit.arguments)
+)
 layers, attention_inputs, projections, attention_outputs, ffn_outputs = map(
     _of_inner, (vit.layers, vit.attention_inputs, vit.projections, vit.attention_outputs, vit.ffn_outputs)
 )

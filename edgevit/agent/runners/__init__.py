@@ -8,6 +8,9 @@
 
 and, where the runtime has a profiler, `open_profiler`, which yields `Profiled` and takes the same arguments.
 
+Where it matters that other models are open in the same process, `open_runner` also takes `beside`, which is then True
+and no option that a person gives; it raises `AloneError` where this runtime cannot do it.
+
 Keyword arguments are the runner's options. A runner never times itself: `measure.py` does, the same way for all; only
 what a GPU's own clock says of an inference comes from the runner. Heavy imports go inside the function, so that the
 host can list runners and their options. Raise `RunnerError` for what the person who asked can put right.
@@ -17,17 +20,24 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Callable, Dict, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Protocol, Sequence
 
 if TYPE_CHECKING:
     from ..layers import Layer
 
+BESIDE = "beside"
+
 
 class RunnerError(Exception):
     """The model cannot be run as asked; the message says what to try and needs no traceback."""
+
+
+class AloneError(RunnerError):
+    """Models cannot be open in one process without one slowing the others, on this machine or as asked."""
 
 
 class Lane(Protocol):
@@ -87,4 +97,22 @@ def has_profiler(name: str) -> bool:
 
 def runner_options(name: str) -> list[str]:
     _model, _batch, *options = inspect.signature(import_runner(name).open_runner).parameters
-    return options
+    return [option for option in options if option != BESIDE]
+
+
+@contextmanager
+def open_beside(runner: ModuleType, model: str, batch: int, options: Dict[str, Any], label: str) -> Iterator[Loaded]:
+    """Open one of several models of a process; what is wrong with it is told with its label.
+
+    Raises:
+        AloneError, RunnerError: as their names say.
+    """
+    shared = {BESIDE: True} if BESIDE in inspect.signature(runner.open_runner).parameters else {}
+    with ExitStack() as opened:
+        try:
+            loaded = opened.enter_context(runner.open_runner(model, batch, **options, **shared))
+        except AloneError:
+            raise
+        except RunnerError as error:
+            raise RunnerError(f"{label}: {error}") from error
+        yield loaded

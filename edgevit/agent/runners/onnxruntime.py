@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 from ..environment import usable_cpus
@@ -16,7 +16,7 @@ from ..files import cache_folder
 from ..onnx_runtime import GPU, how_to_mend, installed, what_is_installed
 from ..protobuf import graph_nodes, input_types
 from ..trace import find_origins, read_trace
-from . import Loaded, Profiled, RunnerError
+from . import AloneError, Loaded, Profiled, RunnerError
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -46,13 +46,19 @@ DTYPES = {
 
 @contextmanager
 def open_runner(
-    model: str, batch: int, *, provider: str = "cpu", threads: int | None = None, transfers: bool = True
+    model: str,
+    batch: int,
+    *,
+    provider: str = "cpu",
+    threads: int | None = None,
+    transfers: bool = True,
+    beside: bool = False,
 ) -> Iterator[Loaded]:
     """Threads are those within one operator; all cores unless asked otherwise."""
     import onnxruntime as ort
 
     threads = threads or len(usable_cpus())
-    session = _open_session(model, provider, threads)
+    session = _open_session(model, provider, threads, *([_share_threads] if beside and threads > 1 else []))
     feed = _random_inputs(session, batch)
     environment = {
         "onnxruntime": ort.__version__,
@@ -96,6 +102,24 @@ def open_profiler(
             provider=session.get_providers()[0],
             environment={"onnxruntime": ort.__version__, "threads": str(threads)},
         )
+
+
+def _share_threads(options: ort.SessionOptions) -> None:
+    """Have all sessions of this process compute on the same threads.
+
+    A session's own go on spinning after its inference, for 0.1 s or longer, and would take the others' cores.
+    """
+    import onnxruntime as ort
+    from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+
+    if not hasattr(ort, "set_global_thread_pool_sizes"):
+        raise AloneError(
+            f"in ONNX Runtime {ort.__version__} threads of one model take the time of another; update it, or give "
+            "--threads 1"
+        )
+    with suppress(Fail):  # the first session of this process has made them
+        ort.set_global_thread_pool_sizes(options.intra_op_num_threads, 1)
+    options.use_per_session_threads = False
 
 
 # ONNX Runtime 1.23 fails in it, and 1.31 does not, on an fp16 file whose LayerNorm is decomposed and in fp32.

@@ -96,7 +96,7 @@ class Where(BaseModel, extra="forbid", frozen=True):
         return ", ".join(f"{name} {value} (here it is {own})" for name, value, own in other)
 
     def check(self, here: Where) -> None:
-        """Make sure that what was measured there holds here.
+        """Refuse a table that was measured in another power mode, precision or the like than there is here.
 
         Raises:
             CostTableError: it does not; the message has what differs.

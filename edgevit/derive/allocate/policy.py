@@ -1,9 +1,9 @@
 """From real-valued widths to dimensions that hardware likes and that land just under a budget.
 
 `fused` (default): QK = VO in each block, so that NVIDIA's compiler fuses the attention; multiples of 8, at least 16;
-FFN a multiple of 8, 16, 32 or 64. `fused4`: all that it fuses, some with more copies: multiples of 4, at least 12.
-`paper`: QK and VO on their own, multiples of 8, at least 8, as Vulcan's released code. `free`: any width. Heads of a
-block always share one width.
+FFN a multiple of 8, 16, 32 or 64, and the embedding of 16 where a method narrows it, or of another of these. `fused4`:
+all that it fuses, some with more copies: multiples of 4, at least 12. `paper`: QK and VO on their own, multiples of 8,
+at least 8, as Vulcan's released code. `free`: any width. Heads of a block always share one width.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgevit.errors import BudgetError, OptionError, UnknownNameError
 from edgevit.models.anatomy import Axis, BlockDims
 from edgevit.models.cost import Geometry, UnitCosts
 
-FFN_MULTIPLES = (1, 8, 16, 32, 64)
+MULTIPLES = (1, 8, 16, 32, 64)  # of FFN widths and of the embedding
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ POLICIES = {
 }
 
 
-def make_policy(name: str, ffn_multiple: int | None = None) -> Policy:
-    """Look up a shape policy, with another multiple for the FFN if asked.
+def make_policy(name: str, ffn_multiple: int | None = None, embed_multiple: int | None = None) -> Policy:
+    """Look up a shape policy, with another multiple for the FFN or for the embedding if asked.
 
     Raises:
         UnknownNameError: no such policy.
@@ -54,11 +54,11 @@ def make_policy(name: str, ffn_multiple: int | None = None) -> Policy:
     """
     if name not in POLICIES:
         raise UnknownNameError("shape policy", name, POLICIES)
-    if ffn_multiple is None:
-        return POLICIES[name]
-    if ffn_multiple not in FFN_MULTIPLES:
-        raise OptionError(f"FFN multiple {ffn_multiple} is not one of {', '.join(map(str, FFN_MULTIPLES))}")
-    return replace(POLICIES[name], ffn_step=ffn_multiple)
+    for what, multiple in (("FFN", ffn_multiple), ("embedding", embed_multiple)):
+        if multiple not in (None, *MULTIPLES):
+            raise OptionError(f"{what} multiple {multiple} is not one of {', '.join(map(str, MULTIPLES))}")
+    own = POLICIES[name]
+    return replace(own, ffn_step=ffn_multiple or own.ffn_step, embed_step=embed_multiple or own.embed_step)
 
 
 @dataclass(frozen=True)

@@ -268,7 +268,7 @@ class Prices:
         return fsum([self.fixed, *(at.block(i, dims) for at, i, dims in placed), *map(self.cut, _passed(blocks))])
 
     def parts(self, blocks: Sequence[BlockDims], kept: Sequence[int] | None = None) -> tuple[float, ...]:
-        """What of `cost` is which of the PARTS; what ranks tokens is attention."""
+        """`cost`, split into the PARTS; ranking tokens counts as attention."""
         placed = self._placed(blocks, kept)
         return (
             self.fixed,

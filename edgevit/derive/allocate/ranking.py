@@ -77,6 +77,9 @@ class _Counts:
                 self._add("heads", i, block.heads, heads // d.heads)
         if units.embed:
             self._add("embed", 0, scores.embed, per_channel)
+        ranked = [KINDS] if units.grouping == "global" else [(kind,) for kind in KINDS]
+        groups = ([key for key in self.curves if key[0] in kinds] for kinds in ranked)
+        self.ranked = [(keys, widths_by_error([self.curves[key] for key in keys])) for keys in groups if keys]
 
     def _add(self, kind: str, block: int, scores: Tensor, unit_cost: int) -> None:
         self.curves[kind, block] = Curve(scores.double().sort(descending=True).values, unit_cost)
@@ -85,12 +88,7 @@ class _Counts:
         """The units that stay, by kind and block; the embedding's are of block 0."""
         if self.units.grouping == "uniform":
             return {key: len(curve.error) * (1 - share) for key, curve in self.curves.items()}
-        found: dict[tuple[str, int], float] = {}
-        for kinds in [KINDS] if self.units.grouping == "global" else [(kind,) for kind in KINDS]:
-            keys = [key for key in self.curves if key[0] in kinds]
-            if keys:
-                found |= dict(zip(keys, widths_by_error([self.curves[key] for key in keys], share), strict=True))
-        return found
+        return {key: n for keys, widths_at in self.ranked for key, n in zip(keys, widths_at(share), strict=True)}
 
     def wishes(self, share: float) -> list[Widths]:
         found = self.at(share)
@@ -156,7 +154,7 @@ def rank(
 
 def narrowest(embed: int, policy: Policy) -> int:
     """The least width that an embedding of this width is given."""
-    return max(round(NARROWEST * embed / policy.embed_step) * policy.embed_step, policy.embed_step, 2)
+    return min(max(round(NARROWEST * embed / policy.embed_step) * policy.embed_step, policy.embed_step, 2), embed)
 
 
 def _embed_width(counts: _Counts, share: float, policy: Policy, least: int) -> int:

@@ -152,14 +152,16 @@ class Curve:
     unit_cost: int  # MACs or parameters of one unit
 
 
-def widths_by_error(curves: Sequence[Curve], rate: float) -> list[int]:
-    """Give up the share `rate` of the curves' cost where it loses least output per cost: a width for each curve."""
+def widths_by_error(curves: Sequence[Curve]) -> Callable[[float], list[int]]:
+    """Where a share of the curves' cost goes, it goes where it loses least output per cost: a width for each curve."""
     # A unit is worth no less than those behind it, which go first.
     worth = [torch.cummax(c.error.flip(0), 0).values.flip(0) / c.unit_cost for c in curves]
     owner = torch.repeat_interleave(torch.arange(len(curves)), torch.tensor([len(w) for w in worth]))
-    unit_costs = torch.tensor([float(c.unit_cost) for c in curves], dtype=torch.float64)
-    cheapest = torch.argsort(torch.cat(worth), stable=True)
-    spent = unit_costs[owner[cheapest]].cumsum(0)
-    gone = owner[cheapest[: int((spent <= rate * spent[-1]).sum())]]
-    lost = torch.bincount(gone, minlength=len(curves))
-    return [len(w) - int(n) for w, n in zip(worth, lost, strict=True)]
+    owner = owner[torch.argsort(torch.cat(worth), stable=True)]  # of every unit, the first to go first
+    spent = torch.tensor([float(c.unit_cost) for c in curves], dtype=torch.float64)[owner].cumsum(0)
+
+    def widths_at(rate: float) -> list[int]:
+        lost = torch.bincount(owner[: int((spent <= rate * spent[-1]).sum())], minlength=len(curves))
+        return [len(w) - int(n) for w, n in zip(worth, lost, strict=True)]
+
+    return widths_at

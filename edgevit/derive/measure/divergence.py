@@ -10,15 +10,35 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
+from edgevit.derive.problem import Problem
 from edgevit.train.passes import Passes
 
 
-def answers(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> Tensor:
-    """The logarithms of its probabilities for every image, in every process: [images, columns], fp64 on the CPU."""
+def answers(
+    network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, *, quick: bool = False
+) -> Tensor:
+    """The logarithms of its probabilities for every image, in every process: [images, columns], fp64 on the CPU.
+
+    `quick` is as for `Passes.show`.
+    """
     found: list[Tensor] = []
     alone = replace(passes, shared=False)
-    alone.run(network, images, lambda logits, _: found.append(logits[:, list(columns)].double().cpu().log_softmax(1)))
+
+    def see(logits: Tensor, _: Tensor) -> None:
+        found.append(logits[:, list(columns)].double().cpu().log_softmax(1))
+
+    alone.run(network, images, see, quick=quick)
     return torch.cat(found)
+
+
+def base_answers(problem: Problem, images: Split) -> Tensor:
+    """Those of the network that the problem is to cut; the same for every budget."""
+    key = {**problem.identity, "images": images.content_sha256()}
+
+    def take() -> dict[str, Tensor]:
+        return {"answers": answers(problem.network, images, problem.columns, problem.passes)}
+
+    return problem.cache.tensors("taught", key, take)["answers"]
 
 
 def divergence(taught: Tensor, found: Tensor) -> float:

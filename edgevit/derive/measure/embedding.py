@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.derive.algebra.embedding import principal
-from edgevit.derive.measure.sensitivity import FLOOR, MOST, curvature_sample, random_signs
+from edgevit.derive.measure.sensitivity import FLOOR, TokenSquares, feel
 from edgevit.derive.measure.statistics import add_outer, symmetric
 from edgevit.errors import DataError
 from edgevit.models.families import family_of
-from edgevit.train.passes import Passes
+from edgevit.train.passes import Observer, Passes
 
 
 def enough_images(network: nn.Module) -> int:
@@ -31,6 +31,12 @@ def _normalised(norm: Any, tokens: Tensor) -> Tensor:
     return seen.unsqueeze(1) if seen.ndim == 2 else seen
 
 
+def worth_to_norms(network: nn.Module) -> TokenSquares:
+    """Takes how much the answers feel what each norm gives them of each token, before its own weight and bias."""
+    norms: list[Any] = list(family_of(network).token_norms(network))
+    return TokenSquares(norms, [None if norm.weight is None else norm.weight.detach() for norm in norms])
+
+
 def token_weights(
     network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, *, seed: int = 0
 ) -> list[Tensor]:
@@ -41,53 +47,48 @@ def token_weights(
     Args:
         columns: for each target class, its column in the logits: answers are among these.
     """
-    norms: list[Any] = list(family_of(network).token_norms(network))
-    index = torch.as_tensor(columns, device=passes.compute.device)
-    signs = iter(passes.compute.share_rows(random_signs(len(images), len(columns), seed)))
-    outputs = [torch.empty(0)] * len(norms)
-    squares: list[Tensor | None] = [None] * len(norms)
-
-    def keep(i: int, _: Any, output: Tensor) -> None:
-        outputs[i] = output
-
-    def see_answers(logits: Tensor, _: Tensor) -> None:
-        logits = logits[:, index]
-        drawn = torch.stack([next(signs) for _ in range(len(logits))])
-        gradients = torch.autograd.grad((logits * curvature_sample(logits, drawn)).sum(), outputs)
-        for i, (norm, g) in enumerate(zip(norms, gradients, strict=True)):
-            g = g if norm.weight is None else g * norm.weight.detach()
-            felt = g.double().square().sum(-1)  # [B, N], or [B] of pooled tokens
-            total = (felt.unsqueeze(1) if felt.ndim == 1 else felt).sum(0)
-            before = squares[i]
-            squares[i] = total if before is None else before + total
-            outputs[i] = torch.empty(0)
-
-    passes.run(
-        network, images, see_answers, [(norms, keep)], gradients=True, stage="worth of tokens to norms", most=MOST
-    )
-    return [(passes.compute.sum(total) / len(images)).cpu() for total in squares if total is not None]
+    worth = worth_to_norms(network)
+    feel(network, images, columns, passes, [worth], seed=seed, stage="worth of tokens to norms")
+    return worth.means(len(images), passes)
 
 
-def token_directions(network: nn.Module, images: Split, weights: Sequence[Tensor], passes: Passes) -> Tensor:
-    """All directions of the tokens [d, d - 1], the most felt first: `algebra.embedding.encoder` takes those it needs.
+class TokenMoment:
+    """The second moment of the tokens as norms see them, of a pass that it observes.
 
     Args:
         weights: as `token_weights` gives them; every token keeps a tenth of its norm's mean.
+    """
+
+    def __init__(self, network: nn.Module, weights: Sequence[Tensor], passes: Passes) -> None:
+        family, device = family_of(network), passes.compute.device
+        width = family.geometry(network).embed
+        self.norms, self.passes = family.token_norms(network), passes
+        self.floored = [((1 - FLOOR) * w + FLOOR * w.mean()).float().to(device) for w in weights]
+        self.total = torch.zeros(width, width, dtype=torch.float64, device=device)
+        self.observer: Observer = (self.norms, self._see)
+
+    def _see(self, i: int, given: Any, _: Tensor) -> None:
+        seen = _normalised(self.norms[i], given[0])
+        add_outer(self.total, seen.flatten(0, 1), self.floored[i].repeat(len(seen)))
+
+    def directions(self) -> Tensor:
+        """All directions of the tokens [d, d - 1], the most felt first: `encoder` takes those it needs.
+
+        Raises:
+            DataError: the tokens are not finite.
+        """
+        moment = symmetric(self.passes.compute.sum(self.total)).cpu()
+        if not torch.isfinite(moment).all():
+            raise DataError("the tokens are not finite; check the base's weights, and --mean and --std")
+        return principal(moment)
+
+
+def token_directions(network: nn.Module, images: Split, weights: Sequence[Tensor], passes: Passes) -> Tensor:
+    """The directions of `TokenMoment`, of a pass over these images.
 
     Raises:
         DataError: the tokens are not finite.
     """
-    family, device = family_of(network), passes.compute.device
-    norms, width = family.token_norms(network), family.geometry(network).embed
-    floored = [((1 - FLOOR) * w + FLOOR * w.mean()).float().to(device) for w in weights]
-    total = torch.zeros(width, width, dtype=torch.float64, device=device)
-
-    def see(i: int, given: Any, _: Tensor) -> None:
-        seen = _normalised(norms[i], given[0])
-        add_outer(total, seen.flatten(0, 1), floored[i].repeat(len(seen)))
-
-    passes.run(network, images, lambda *_: None, [(norms, see)], stage="directions of tokens")
-    moment = symmetric(passes.compute.sum(total)).cpu()
-    if not torch.isfinite(moment).all():
-        raise DataError("the tokens are not finite; check the base's weights, and --mean and --std")
-    return principal(moment)
+    moment = TokenMoment(network, weights, passes)
+    passes.run(network, images, lambda *_: None, [moment.observer], stage="directions of tokens")
+    return moment.directions()

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +77,53 @@ class _Seen:
     ffn: Tensor
 
 
+class Feeler(Protocol):
+    """Somebody who learns from a pass how the answers feel what modules put out."""
+
+    @property
+    def observers(self) -> Sequence[Observer]:
+        """That note what was put out for a batch."""
+
+    def noted(self) -> list[Tensor]:
+        """What was, of which gradients are wanted."""
+
+    def take(self, gradients: list[Tensor]) -> None:
+        """Use the gradients of a batch, and let go of them and of what was noted: the next batch needs the room."""
+
+
+def feel(
+    network: nn.Module,
+    images: Split,
+    columns: Sequence[int],
+    passes: Passes,
+    feelers: Sequence[Feeler],
+    *,
+    seed: int,
+    stage: str,
+) -> None:
+    """Hand them the gradients of zeta . logits, of all images in one pass.
+
+    Args:
+        columns: for each target class, its column in the logits: answers are among these.
+        stage: what progress calls it.
+    """
+    index = torch.as_tensor(columns, device=passes.compute.device)
+    signs = iter(passes.compute.share_rows(random_signs(len(images), len(columns), seed)))
+
+    def see_answers(logits: Tensor, _: Tensor) -> None:
+        logits = logits[:, index]
+        drawn = torch.stack(list(islice(signs, len(logits))))
+        target = (logits * curvature_sample(logits, drawn)).sum()
+        counts = [len(feeler.noted()) for feeler in feelers]
+        gradients = list(torch.autograd.grad(target, [tensor for feeler in feelers for tensor in feeler.noted()]))
+        for feeler, count in zip(feelers, counts, strict=True):
+            mine, gradients = gradients[:count], gradients[count:]
+            feeler.take(mine)
+
+    observers = [observer for feeler in feelers for observer in feeler.observers]
+    passes.run(network, images, see_answers, observers, gradients=True, stage=stage, most=MOST)
+
+
 def measure_sensitivity(
     network: nn.Module,
     images: Split,
@@ -83,6 +131,7 @@ def measure_sensitivity(
     passes: Passes,
     *,
     restored: Sequence[Tensor | None] | None = None,
+    beside: Sequence[Feeler] = (),
     seed: int = 0,
     stage: str,
 ) -> list[Sensitivity]:
@@ -91,48 +140,82 @@ def measure_sensitivity(
     Args:
         columns: for each target class, its column in the logits: answers are among these.
         restored: per block, the mean values [H, v] that the output bias will make up for; None where it cannot.
+        beside: who else learns from the same gradients.
         stage: what progress calls it.
 
     Raises:
         DataError: one is not finite.
     """
-    family = family_of(network)
-    dims = [b.dims for b in family.read(network)]
-    seen = [_Seen(*[torch.empty(0)] * 4) for _ in dims]
-    means = [None if m is None else m.flatten() for m in restored or [None] * len(dims)]
-    sums: list[Sensitivity | None] = [None] * len(dims)
-    index = torch.as_tensor(columns, device=passes.compute.device)
-    signs = iter(passes.compute.share_rows(random_signs(len(images), len(columns), seed)))
-
-    def keep(name: str, *, given: bool = False) -> Observe:
-        return lambda i, inputs, output: setattr(seen[i], name, inputs[0] if given else output)
-
-    def see_answers(logits: Tensor, _: Tensor) -> None:
-        logits = logits[:, index]
-        drawn = torch.stack(list(islice(signs, len(logits))))
-        target = (logits * curvature_sample(logits, drawn)).sum()
-        gradients = list(torch.autograd.grad(target, [tensor for s in seen for tensor in vars(s).values()]))
-        for i, d in enumerate(dims):
-            now = _of_batch(family, d, seen[i], _Seen(*gradients[:4]), means[i])
-            before = sums[i]
-            sums[i] = now if before is None else _add(before, now)
-            del gradients[:4]  # the next batch's activations come where these were
-            seen[i] = _Seen(*[torch.empty(0)] * 4)
-
-    outputs = family.attention_outputs(network)
-    observers: list[Observer] = [
-        (family.projections(network), keep("qkv")),
-        (outputs, keep("heads", given=True)),
-        (outputs, keep("attention")),
-        (family.ffn_outputs(network), keep("ffn")),
-    ]
-    passes.run(network, images, see_answers, observers, gradients=True, stage=stage, most=MOST)
+    sites = _Sites(network, restored)
+    feel(network, images, columns, passes, [sites, *beside], seed=seed, stage=stage)
     add_up = passes.compute.sum
-    found = [total.map(lambda t: (add_up(t) / len(images)).cpu()) for total in sums if total is not None]
+    found = [total.map(lambda t: (add_up(t) / len(images)).cpu()) for total in sites.sums if total is not None]
     for i, mean in enumerate(found):
         if not all(torch.isfinite(t).all() for t in vars(mean).values()):
             raise DataError(f"the gradients of block {i} are not finite; check the base's weights, --mean and --std")
     return found
+
+
+class _Sites:
+    """Takes the sensitivities of every block."""
+
+    def __init__(self, network: nn.Module, restored: Sequence[Tensor | None] | None) -> None:
+        self.family = family_of(network)
+        self.dims = [b.dims for b in self.family.read(network)]
+        self.seen = [_Seen(*[torch.empty(0)] * 4) for _ in self.dims]
+        self.means = [None if m is None else m.flatten() for m in restored or [None] * len(self.dims)]
+        self.sums: list[Sensitivity | None] = [None] * len(self.dims)
+        outputs = self.family.attention_outputs(network)
+        self.observers: list[Observer] = [
+            (self.family.projections(network), self._keep("qkv")),
+            (outputs, self._keep("heads", given=True)),
+            (outputs, self._keep("attention")),
+            (self.family.ffn_outputs(network), self._keep("ffn")),
+        ]
+
+    def _keep(self, name: str, *, given: bool = False) -> Observe:
+        return lambda i, inputs, output: setattr(self.seen[i], name, inputs[0] if given else output)
+
+    def noted(self) -> list[Tensor]:
+        return [tensor for s in self.seen for tensor in vars(s).values()]
+
+    def take(self, gradients: list[Tensor]) -> None:
+        for i, d in enumerate(self.dims):
+            now = _of_batch(self.family, d, self.seen[i], _Seen(*gradients[:4]), self.means[i])
+            before = self.sums[i]
+            self.sums[i] = now if before is None else _add(before, now)
+            del gradients[:4]  # the next batch's activations come where these were
+            self.seen[i] = _Seen(*[torch.empty(0)] * 4)
+
+
+class TokenSquares:
+    """Takes how much the answers feel each token of what modules put out: the mean square of the gradient in it."""
+
+    def __init__(self, modules: Sequence[nn.Module], scales: Sequence[Tensor | None] | None = None) -> None:
+        """`scales`: by which a gradient is multiplied first, [d] each."""
+        self.scales = scales or [None] * len(modules)
+        self.outputs = [torch.empty(0)] * len(modules)
+        self.squares: list[Tensor | None] = [None] * len(modules)
+        self.observers: list[Observer] = [(modules, self._keep)]
+
+    def _keep(self, i: int, _: object, output: Tensor) -> None:
+        self.outputs[i] = output
+
+    def noted(self) -> list[Tensor]:
+        return self.outputs
+
+    def take(self, gradients: list[Tensor]) -> None:
+        for i, scale in enumerate(self.scales):
+            g = gradients[i] if scale is None else gradients[i] * scale
+            felt = g.double().square().sum(-1)  # [B, N], or [B] of pooled tokens
+            total = (felt.unsqueeze(1) if felt.ndim == 1 else felt).sum(0)
+            before = self.squares[i]
+            self.squares[i] = total if before is None else before + total
+            self.outputs[i] = gradients[i] = torch.empty(0)
+
+    def means(self, images: int, passes: Passes) -> list[Tensor]:
+        """Over the images of all processes: [N] per module, fp64, on the CPU."""
+        return [(passes.compute.sum(total) / images).cpu() for total in self.squares if total is not None]
 
 
 def felt_behind(
@@ -145,26 +228,9 @@ def felt_behind(
     Args:
         columns: for each target class, its column in the logits: answers are among these.
     """
-    layers = family_of(network).layers(network)
-    index = torch.as_tensor(columns, device=passes.compute.device)
-    signs = iter(passes.compute.share_rows(random_signs(len(images), len(columns), seed)))
-    outputs = [torch.empty(0)] * len(layers)
-    squares: list[Tensor | None] = [None] * len(layers)
-
-    def keep(i: int, _: object, output: Tensor) -> None:
-        outputs[i] = output
-
-    def see_answers(logits: Tensor, _: Tensor) -> None:
-        logits = logits[:, index]
-        drawn = torch.stack(list(islice(signs, len(logits))))
-        gradients = torch.autograd.grad((logits * curvature_sample(logits, drawn)).sum(), outputs)
-        for i, g in enumerate(gradients):
-            now, before = g.double().square().sum((0, 2)), squares[i]
-            squares[i] = now if before is None else before + now
-            outputs[i] = torch.empty(0)
-
-    passes.run(network, images, see_answers, [(layers, keep)], gradients=True, stage="worth of tokens", most=MOST)
-    return [_shares(passes.compute.sum(total).cpu()) for total in squares if total is not None]
+    behind = TokenSquares(family_of(network).layers(network))
+    feel(network, images, columns, passes, [behind], seed=seed, stage="worth of tokens")
+    return [_shares(squares) for squares in behind.means(len(images), passes)]
 
 
 @exact_products()

@@ -131,10 +131,12 @@ class _Sums:
         hidden: bool,
         device: torch.device,
         by_token: tuple[Tensor, Tensor] | None = None,
+        every: int = 1,
     ) -> None:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
+        self.every = every
         self.tokens = zeros()
         self.signed, self.absolute = zeros(width), zeros(width)
         self.hidden = zeros(width, width) if hidden else None
@@ -144,8 +146,8 @@ class _Sums:
         self.weight = zeros()  # of the tokens in `moment`
 
     def see_hidden(self, h: Tensor) -> None:
-        weight = None if self.by_token is None else self.by_token[1].float().repeat(len(h))
-        h = h.detach().flatten(0, 1).float()
+        weight = None if self.by_token is None else self.by_token[1].float().repeat(len(h))[:: self.every]
+        h = h.detach().flatten(0, 1)[:: self.every].float()
         weighted = h if weight is None else h * weight.unsqueeze(1)
         self.tokens += len(h) if weight is None else weight.sum()
         self.signed += weighted.sum(dim=0, dtype=torch.float64)
@@ -174,7 +176,7 @@ class _Sums:
 
         signed = add_up(self.signed)
         return BlockStatistics(
-            activation=signed / images,
+            activation=signed * (self.every / images),
             magnitude=add_up(self.absolute) / tokens,
             mean=signed / tokens,
             moment=mean(self.moment, weight),
@@ -192,6 +194,8 @@ def calibrate(
     columns: Sequence[int] = (),
     hidden: bool = False,
     by_token: Sequence[tuple[Tensor, Tensor]] | None = None,
+    every: int = 1,
+    show: Callable[[Sequence[Observer]], None] | None = None,
 ) -> list[BlockStatistics]:
     """Run the images through the network once; memory does not grow with their number.
 
@@ -201,6 +205,9 @@ def calibrate(
         hidden: take the FFN's second moments, too.
         by_token: per block, how much queries and FFN outputs matter at each token [N], mean one: all of the FFN's
             statistics are weighted so, and `query` is taken.
+        every: what is of the FFN is taken of one token in so many; at all places alike if it has no factor in common
+            with the tokens of an image.
+        show: shows all images to the network while these observe it, without gradients; None: a pass of its own.
 
     Raises:
         DataError: a statistic is not finite.
@@ -209,7 +216,7 @@ def calibrate(
     blocks = family.read(network)
     shares: Sequence[tuple[Tensor, Tensor] | None] = by_token or [None] * len(blocks)
     sums = [
-        _Sums(f.neurons, f.w1.shape[1], factorisation, hidden, device, w)
+        _Sums(f.neurons, f.w1.shape[1], factorisation, hidden, device, w, every)
         for f, w in zip(ffns(blocks), shares, strict=True)
     ]
     inputs: list[Tensor] = []
@@ -231,10 +238,15 @@ def calibrate(
             sums[i].see_input(x, gradient)
         inputs.clear()
 
-    observers: list[Observer] = [(family.ffn_outputs(network), lambda i, given, _: sums[i].see_hidden(given[0]))]
+    seen = family.ffn_outputs(network)
+    observers: list[Observer] = [(seen, lambda i, given, _: sums[i].see_hidden(given[0]))]
     if factorisation != "weights":
         observers.append((family.attention_inputs(network), see_input))
-    passes.run(network, images, see_answers, observers, gradients=weighted, stage="statistics of activations")
+    if show is None:
+        passes.run(network, images, see_answers, observers, gradients=weighted, stage="statistics of activations")
+    else:
+        assert not weighted, "gradients are taken in passes of their own"
+        show(observers)
     found: list[BlockStatistics] = []
     while sums:  # each goes as its statistics come: second moments are most of what is in memory
         found.append(_finite(sums.pop(0).statistics(len(images), passes.compute.sum), len(found)))

@@ -6,13 +6,14 @@
     def default_steps(config, rate, images, batch_size) -> int   optimiser steps where the user gives none; 0 if it
                                  does not train
     def derive(problem, config) -> Derived
-    QUANTITIES = ("macs", "params", "ms", "mj")  if it can spend by a cost table, too; left out by those that cannot
+    QUANTITIES = ("macs", "params", "ms", "mj")  if it can spend by a cost table, too, as all of edgevit's own can
     GENTLE = True                if its training starts from weights that are nearly right: the learning rate warms
                                  up and is no higher than what is wrong with them needs (`train.settings.fill`)
     def slices(config) -> Slices if it cuts super-networks, without any image, and no base (edgevit/derive/method.py)
-    def cuts(network, config, policy) -> Cuts   if it may take away more than widths: heads, blocks, the embedding
-                                 (edgevit/derive/reach.py); a budget that nothing of it meets is refused at once
-    def thins_tokens(config) -> bool   if tokens may leave the networks that it makes: whether they do
+    def cuts(network, config, policy) -> Cuts   if it may take away more than widths: heads, blocks, the embedding,
+                                 tokens (edgevit/derive/reach.py); a budget that nothing of it meets is refused at once
+    def check_options(asked, config) -> None   if options may not fit a network or its images (reach.Asked): refuses
+                                 them with an OptionError, before anything is measured
 
 A method decides what to keep: a `Plan` (edgevit/derive/plan.py), with new weights where it works them out. It may train
 `problem.network` in place before that, or what comes of the plan after it; only `realise` changes a structure. What a

@@ -9,7 +9,7 @@ import pkgutil
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from torch import Tensor, nn
 
@@ -89,6 +89,14 @@ class Family(Protocol):
 
     def classifiers(self, model: nn.Module, /) -> list[nn.Linear]:
         """The linear heads, one row per class."""
+
+    def arguments(self, model: nn.Module, depth: int, embed: int, /) -> dict[str, Any]:
+        """What timm must be told, beside what it made the base with, to make a network that `resize` makes this one of.
+
+        Args:
+            depth: blocks of the base.
+            embed: width of the base's embedding.
+        """
 
     # -- changing it
 

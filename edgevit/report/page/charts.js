@@ -82,25 +82,27 @@ function labels(drawn, known, best, chosen, axis) {
   return placed;
 }
 
-/** Each block of the base as an outline, and what is left of it filled: attention upwards head by head, FFN downwards. */
-function blocks(rows, width) {
+/** Each block of the base as an outline, and what is left of it filled: attention upwards head by head, FFN downwards; as wide as the embedding's share. */
+function blocks(rows, embed, width) {
+  const padding = 0.25, sides = { marginLeft: 62, marginRight: 20 }, band = (width - sides.marginLeft - sides.marginRight) / (rows.length + padding) * (1 - padding);
+  const insetRight = embed ? (1 - embed.now / embed.base) * band : 0;
   const attention = d => d ? d.heads * d.qk : 0, most = d3.max(rows, r => attention(r.base)) || 1, widest = d3.max(rows, r => r.base.ffn) || 1;
   const outlines = rows.flatMap(r => [{ block: r.block, y1: 0, y2: attention(r.base) / most }, { block: r.block, y1: 0, y2: -r.base.ffn / widest }]);
   const heads = rows.flatMap(r => r.now ? d3.range(r.now.heads).map(i => ({ block: r.block, y1: i * r.base.qk / most, y2: (i * r.base.qk + r.now.qk) / most })) : []);
   const ffn = rows.filter(r => r.now).map(r => ({ block: r.block, y1: 0, y2: -r.now.ffn / widest }));
   const size = (now, base) => now ? `${now.heads} of ${base.heads} heads\nQK ${now.qk} of ${base.qk}, VO ${now.vo} of ${base.vo}\nFFN ${now.ffn} of ${base.ffn}${now.tokens ? `\npasses on ${now.tokens} tokens` : ""}` : "gone";
   return Plot.plot({
-    ...plain, width, height: 230, marginLeft: 62, marginBottom: 34, ariaLabel: "what is left of each block",
-    x: { type: "band", label: "block of the base", domain: rows.map(r => r.block), padding: 0.25 },
+    ...plain, width, height: 230, ...sides, marginBottom: 34, ariaLabel: "what is left of each block",
+    x: { type: "band", label: "block of the base", domain: rows.map(r => r.block), padding },
     y: { domain: [-1.05, 1.12], label: null, ticks: [-0.5, 0.5], tickFormat: v => v > 0 ? "heads" : "FFN", tickSize: 0 },
     marks: [
       Plot.barY(outlines, { x: "block", y1: "y1", y2: "y2", fill: "var(--shade)", stroke: "var(--base)" }),
-      Plot.barY(heads, { x: "block", y1: "y1", y2: "y2", fill: "var(--c0)", stroke: "var(--paper)", strokeWidth: 1 }),
-      Plot.barY(ffn, { x: "block", y1: "y1", y2: "y2", fill: "var(--c1)" }),
+      Plot.barY(heads, { x: "block", y1: "y1", y2: "y2", insetRight, fill: "var(--c0)", stroke: "var(--paper)", strokeWidth: 1 }),
+      Plot.barY(ffn, { x: "block", y1: "y1", y2: "y2", insetRight, fill: "var(--c1)" }),
       Plot.ruleY([0], { stroke: "var(--base)" }),
       Plot.text(rows.filter(r => r.now?.tokens), { x: "block", y: 1.06, text: r => `${r.now.tokens} tokens`, fill: "var(--soft)" }),
       Plot.text(rows.filter(r => !r.now), { x: "block", y: 0.5, text: () => "gone", fill: "var(--soft)" }),
-      Plot.tip(rows, Plot.pointerX({ x: "block", y: 0, title: r => `block ${r.block}\n${size(r.now, r.base)}` })),
+      Plot.tip(rows, Plot.pointerX({ x: "block", y: 0, title: r => `block ${r.block}\n${size(r.now, r.base)}${r.now && embed ? `\nembedding ${embed.now} of ${embed.base}` : ""}` })),
     ],
   });
 }

@@ -68,7 +68,7 @@ function drawHistory(series, add, width) {
 
 // How each kind of figure is drawn: from a model's data, the figure's number among its kind, and the width there is.
 const draw = {
-  blocks: (model, _, add, width) => add(blocks(model.blocks, Math.min(width, 760))),
+  blocks: (model, _, add, width) => add(blocks(model.blocks, model.embed, Math.min(width, 760))),
   history: (model, _, add, width) => drawHistory(model.history, add, width),
   confusion: (model, _, add, width) => add(confusion(model.confusion.cells, Math.min(width, 620))),
   latency: (model, i, add, width) => add(histogram(model.latency[i], Math.min(width, 620))),

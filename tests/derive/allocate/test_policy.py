@@ -6,10 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgevit.derive.allocate import ranking
 from edgevit.derive.allocate.budget import make_budget, parse_count, readable
 from edgevit.derive.allocate.cost_table import CostTable
 from edgevit.derive.allocate.policy import POLICIES, Widths, fit, make_policy, smallest, uniform
 from edgevit.derive.allocate.widths import adaptive_widths
+from edgevit.derive.embedding import ladder
 from edgevit.errors import BudgetError, OptionError, UnknownNameError
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import vit
@@ -73,6 +75,15 @@ def test_ffn_multiples_are_kept(geometries, multiple):
     dims = fit(uniform(base), base, geometry, budget, make_policy("fused", multiple))
     assert all(d.ffn % multiple == 0 for d in dims)
     assert 0.99 * budget.limit <= geometry.macs(dims) <= budget.limit
+
+
+@pytest.mark.parametrize(("multiple", "narrower"), [(None, 10), (8, 10), (32, 5), (64, 2)])
+def test_the_embedding_keeps_its_multiple(multiple, narrower):
+    """DeiT-Tiny's, of 192: up to ten widths below, the narrowest a sixth of it."""
+    policy = make_policy("fused", None, multiple)
+    whole, *rungs = ladder(192, policy.embed_step)
+    assert whole == 192 and len(rungs) == narrower and all(width % (multiple or 16) == 0 for width in rungs)
+    assert policy.ffn_step == POLICIES["fused"].ffn_step and ranking.narrowest(48, policy) <= 48
 
 
 def test_a_parameter_budget_is_kept(geometries):

@@ -123,6 +123,11 @@ def test_all_statistics_are_those_of_the_tokens_whatever_the_batches(small_vit, 
     torch.testing.assert_close(taken.mean, h.mean(0), **close)
     torch.testing.assert_close(taken.hidden, h.mT @ h / len(h), **close)
     torch.testing.assert_close(taken.moment, ones.mT @ ones / len(x), **close)
+    thinned = take(network, images, hidden=True, every=3)[1]
+    h = h.view(4, 8 * 17, -1)[:, ::3].flatten(0, 1)  # batch by batch
+    torch.testing.assert_close(thinned.mean, h.mean(0), **close)
+    torch.testing.assert_close(thinned.hidden, h.mT @ h / len(h), **close)
+    torch.testing.assert_close(thinned.activation, 3 * h.sum(0) / 32, **close)
 
 
 def test_tokens_are_weighted_by_what_the_loss_would_lose_with_them(small_vit, task, monkeypatch):

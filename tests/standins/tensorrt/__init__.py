@@ -309,9 +309,8 @@ class OnnxParser:
             return ITensor(name, _types()[values[name].type.tensor_type.elem_type], _shape(values[name]))
 
         for node in graph.node:
-            if (node.op_type == "LayerNormalization" and __version__ == "8.5.2") or (
-                node.op_type == "Gelu" and _MAJOR < 10
-            ):
+            lacks = {"LayerNormalization": __version__ == "8.5.2", "Gelu": _MAJOR < 10, "Det": True}
+            if lacks.get(node.op_type):
                 self._errors.append(f"No importer registered for op: {node.op_type}. Node: {node.name}")
         network = self._network
         network._model = model

@@ -25,10 +25,10 @@ class BlockCurves:
     """What is known of one block."""
 
     statistics: BlockStatistics
-    qk: Spectrum
-    vo: Spectrum
-    felt: Sensitivity  # in the basis of these spectra
-    removal: Removal
+    qk: Spectrum  # the singular directions of queries with keys, for the task's tokens
+    vo: Spectrum  # the same of values with outputs
+    felt: Sensitivity  # its qk and vo have an entry for each of these directions, not for each dimension of the base
+    removal: Removal  # the order in which neurons go, and how much of the FFN's output is lost with each
     ffn_losses: Tensor  # [e] nats, as each neuron goes, the first to go first
     block_loss: Tensor  # [1] nats without the whole block
     site_losses: Tensor  # [2] nats without its attention, and without its FFN; infinite where not measured

@@ -27,12 +27,13 @@ def _past(branch: Branch | None, tokens: Tensor) -> Tensor:
     return tokens if branch is None else tokens + branch.added(branch.module(branch.before(tokens)))
 
 
-def measure(problem: Problem, narrowed: nn.Module, images: Split, *, sites: bool) -> Measured:
+def measure(problem: Problem, narrowed: nn.Module, images: Split, *, sites: bool, quick: bool = False) -> Measured:
     """Replace the blocks one at a time, the rest being the base's.
 
     Args:
         narrowed: the base with the blocks that are put in.
         sites: whether either site is left out as well, which takes as long again.
+        quick: as for `Passes.show`.
     """
     network, device = problem.network, problem.compute.device
     narrowed.to(device).eval()
@@ -44,7 +45,7 @@ def measure(problem: Problem, narrowed: nn.Module, images: Split, *, sites: bool
     def answers(x: Tensor, start: int) -> Tensor:
         for layer in layers[start:]:
             x = layer(x)
-        return F.log_softmax(family.answers(network, x)[:, columns], dim=1)
+        return F.log_softmax(family.answers(network, x)[:, columns].float(), dim=1)
 
     def see(batch: Tensor, _: Tensor) -> None:
         tokens = [family.first_tokens(network, batch)]
@@ -58,7 +59,7 @@ def measure(problem: Problem, narrowed: nn.Module, images: Split, *, sites: bool
             for row, y in enumerate(changed):
                 losses[row, i] += F.kl_div(answers(y, i + 1), whole, log_target=True, reduction="sum")
 
-    problem.passes.show(network, images, see, stage="loss without each block")
+    problem.passes.show(network, images, see, stage="loss without each block", quick=quick)
     means = (problem.compute.sum(losses) / len(images)).cpu().clamp_min(0)
     alone = means[2:].mT if sites else torch.full((len(layers), 2), torch.inf, dtype=torch.float64)
     return Measured(means[0], means[1], alone.contiguous())

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import inf
+from math import gcd, inf
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from edgevit.data.task import Split
 from edgevit.derive import embedding
 from edgevit.derive.algebra.attention import Spectra, attention_spectra, keep_heads, mean_values, narrow
 from edgevit.derive.algebra.factorise import Spectrum
@@ -31,7 +32,17 @@ from edgevit.derive.allocate.knapsack import Choice, allocate
 from edgevit.derive.allocate.menus import Heads
 from edgevit.derive.allocate.policy import Policy, fit, uniform
 from edgevit.derive.allocate.widths import adaptive
-from edgevit.derive.embedding import Rung, Slices, check_width, climb, geometry_at, reason_against, widths
+from edgevit.derive.embedding import (
+    Rung,
+    Slices,
+    check_width,
+    climb,
+    geometry_at,
+    has_directions,
+    reason_against,
+    widths,
+)
+from edgevit.derive.measure.embedding import TokenMoment, worth_to_norms
 from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, minimum_images
 from edgevit.derive.methods.forge.curves import BlockCurves, blind, packed, root, unpacked
@@ -40,21 +51,23 @@ from edgevit.derive.methods.forge.ladders import reason_against as no_tokens
 from edgevit.derive.methods.forge.measured import measure
 from edgevit.derive.methods.forge.menus import Goes, block_costs, block_menu
 from edgevit.derive.methods.forge.solve import solve
+from edgevit.derive.methods.forge.streams import keeping, show_stream
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
-from edgevit.derive.reach import Cuts
+from edgevit.derive.reach import Asked, Cuts, check_embed_width
 from edgevit.derive.realise import realise
 from edgevit.errors import BudgetError, OptionError
 from edgevit.models.anatomy import Attention, Block, Ffn, attentions, ffns
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
-from edgevit.train.passes import evaluate
+from edgevit.train.passes import Observer, evaluate, multiplies_bf16
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 GENTLE = True
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
 CLOSE, MOST_CLOSE = 1.5, 3  # widths of the embedding that lose so many times the least are measured, so many of them
+ENOUGH_TOKENS, PER_NEURON = 25_000, 8  # for an FFN's second moments: tokens at least, and for each of its neurons
 LITTLE = 0.01  # nats: where less is predicted to be lost, aligning and refitting the head won 0.0002 at most (lab log)
 PASSES = 10  # over the training images, in distillation
 
@@ -67,7 +80,11 @@ class Config(TeacherOptions):
     # The weight of the final tokens' squared error, relative to the teacher's square; 0 leaves the tokens alone.
     token_weight: float = 1.0
     calibration_images: int = 512  # The number of training images from which the closed form is computed.
-    sensitivity_images: int = 128  # The number of training images on which it is measured what the loss feels.
+    sensitivity_images: int = 64  # The number of training images on which it is measured what the loss feels.
+    # The number of training images on which it is measured what the loss is with each block changed or left out.
+    measured_images: int = 32
+    # Whether passes whose answers are only compared multiply in bf16, where the processor has it: 3 times as fast.
+    bf16: bool = True
     # What widths are judged by: what the loss feels (fisher), or the output that each module loses (none).
     sensitivity: Literal["fisher", "none"] = "fisher"
     # How the budget is spent: over all widths, heads and blocks at once (joint), all cut alike (uniform), or as the
@@ -103,12 +120,17 @@ class Config(TeacherOptions):
         return self.sensitivity == "fisher"
 
     @property
+    def quick(self) -> bool:
+        """Whether bf16 is asked for, and there."""
+        return self.bf16 and multiplies_bf16()
+
+    @property
     def cuts_embedding(self) -> bool:
         return self.cut_embedding and self.allocation == "joint" and self.by_loss
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("calibration_images", "sensitivity_images"):
+        for name in ("calibration_images", "sensitivity_images", "measured_images"):
             if getattr(self, name) < 1:
                 raise OptionError(f"forge.{name}={getattr(self, name)} is less than 1")
         check_width("forge", self.embed_width)
@@ -132,7 +154,6 @@ def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
     """What it may take away."""
     family, joint = family_of(network), config.allocation == "joint"
     blocks = family.read(network)
-    by_tokens = config.cut_tokens and not any(block.tokens for block in blocks)
     switches = ("cut_embedding", "drop_blocks", "drop_heads", "drop_sites", "cut_tokens")
     return Cuts(
         heads=joint and config.drop_heads,
@@ -140,52 +161,102 @@ def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
         sites=joint and config.by_loss and config.drop_sites,
         embed=embedding.narrowest(network, policy, config.embed_width, "forge") if config.cuts_embedding else 0,
         images=config.calibration_images,
-        ladders=ladders(family.geometry(network), len(blocks)) if by_tokens else (),
+        ladders=ladders(family.geometry(network), len(blocks)) if config.cut_tokens else (),
         more={**dict.fromkeys(switches, True), "embed_width": 0, "allocation": "joint", "sensitivity": "fisher"},
     )
+
+
+def check_options(asked: Asked, config: Config) -> None:
+    check_embed_width("forge", config.embed_width, asked, config.calibration_images)
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 
-def thins_tokens(config: Config) -> bool:
-    return config.cut_tokens
-
-
-def _sensitivities(
-    problem: Problem, config: Config, network: nn.Module, stage: str, restored: Sequence[Tensor | None] | None = None
-) -> list[Sensitivity]:
+def _sensitivities(problem: Problem, config: Config, network: nn.Module, stage: str, **how: Any) -> list[Sensitivity]:
     images, seed = problem.task.train.subset(config.sensitivity_images), problem.training.seed
-    how: Any = {"restored": restored, "seed": seed, "stage": stage}
-    return measure_sensitivity(network, images, problem.columns, problem.passes, **how)
+    return measure_sensitivity(network, images, problem.columns, problem.passes, seed=seed, stage=stage, **how)
 
 
-def _curves(problem: Problem, config: Config) -> list[BlockCurves]:
-    """Take the curves of every block, or find them in the cache: they depend on the task and not on the budget."""
+def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], Tensor | None]:
+    """Take the curves of every block, or find them in the cache: they depend on the task and not on the budget.
+
+    And the directions of the tokens; None where the embedding has to stay, or nothing says what is felt.
+    """
     names = ("calibration_images", "sensitivity_images", "sensitivity", "ridge")
     key = {
         **problem.identity,
         "images": problem.task.train.subset(config.calibration_images).content_sha256(),
         "gradients": problem.task.train.subset(config.sensitivity_images).content_sha256(),
+        "stream": config.sequential,
+        "measured": [problem.task.train.subset(config.measured_images).content_sha256(), config.quick],
         "config": {name: getattr(config, name) for name in names},
         "sites": config.drop_sites and config.by_loss,
         "seed": problem.training.seed,
     }
-    return unpacked(problem.cache.tensors("curves", key, lambda: packed(_make_curves(problem, config))))
+    found = dict(problem.cache.tensors("curves", key, lambda: _make_curves(problem, config)))
+    directions = found.pop("directions", None)
+    return unpacked(found), directions
 
 
-def _make_curves(problem: Problem, config: Config) -> list[BlockCurves]:
+def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
     network = problem.network.to(problem.compute.device).eval()
-    blocks = family_of(network).read(network)
-    by_loss = config.sensitivity == "fisher"
-    by_token = None
-    if by_loss:
+    images = problem.task.train.subset(config.calibration_images)
+    by_token, moment = None, None
+    if config.by_loss:
+        # One pass for the sites and for the norms, and one for the moments that their tokens are weighed in.
+        norms = [worth_to_norms(network)] if has_directions(network, len(images)) else []
         with problem.stopwatch.stage("sensitivity"):
-            by_token = [s.by_token for s in _sensitivities(problem, config, network, "worth of tokens")]
+            by_token = [s.by_token for s in _sensitivities(problem, config, network, "worth of tokens", beside=norms)]
+        for worth in norms:
+            weights = worth.means(len(problem.task.train.subset(config.sensitivity_images)), problem.passes)
+            moment = TokenMoment(network, weights, problem.passes)
     with problem.stopwatch.stage("statistics"):
-        images = problem.task.train.subset(config.calibration_images)
         how: Any = {"factorisation": "activations", "hidden": True, "by_token": by_token}
-        statistics = calibrate(network, images, problem.passes, **how)
+        how["every"] = _every(network, len(images))
+        statistics = calibrate(network, images, problem.passes, show=_shown(problem, config, images, moment), **how)
+    found = packed(_block_curves(problem, config, statistics))
+    if moment is not None:
+        with problem.stopwatch.stage("embedding"):
+            found["directions"] = moment.directions()
+    return found
+
+
+def _every(network: nn.Module, images: int) -> int:
+    """How many tokens there are for each that is enough for the second moments of all FFNs, as `calibrate` takes it."""
+    family = family_of(network)
+    tokens: int = family.geometry(network).tokens
+    widest = max(f.neurons for f in ffns(family.read(network)))
+    every = max(images * tokens // max(ENOUGH_TOKENS, PER_NEURON * widest), 1)
+    while gcd(every, tokens) > 1:
+        every -= 1
+    return every
+
+
+def _shown(
+    problem: Problem, config: Config, images: Split, moment: TokenMoment | None
+) -> Callable[[Sequence[Observer]], None]:
+    """How the calibration images are shown to the base: once, for the moments of its sites and of its tokens.
+
+    And where the sequential solution will want what the sites put out, as its stream: what that keeps is there then.
+    On a GPU, which passes images sooner than tokens come and go, it keeps nothing.
+    """
+    network, passes = problem.network, problem.passes
+    beside = [] if moment is None else [moment.observer]
+
+    def show(observers: Sequence[Observer]) -> None:
+        if config.sequential and problem.compute.device.type == "cpu":
+            show_stream(network, images, passes, [*observers, *beside], keeping(problem, images))
+        else:
+            stage = "statistics of activations"
+            passes.run(network, images, lambda *_: None, [*observers, *beside], stage=stage)
+
+    return show
+
+
+def _block_curves(problem: Problem, config: Config, statistics: Sequence[BlockStatistics]) -> list[BlockCurves]:
+    network, by_loss = problem.network, config.by_loss
+    blocks = family_of(network).read(network)
     spectra = _spectra(problem, blocks, statistics)
     if by_loss:
         felt = _felt(problem, config, blocks, statistics, spectra)
@@ -236,7 +307,7 @@ def _felt(
         pairs = zip(whole, ffns(blocks), strict=True)
         rotated = family_of(problem.network).build(problem.network, [Block(*pair) for pair in pairs])
     with problem.stopwatch.stage("sensitivity"):
-        return _sensitivities(problem, config, rotated, "worth of attention's directions", restored)
+        return _sensitivities(problem, config, rotated, "worth of attention's directions", restored=restored)
 
 
 def _moment(statistics: BlockStatistics) -> Tensor:
@@ -260,8 +331,8 @@ def _scaled(
         thin = [Block(b.attention, _refit(ffn, known, width, config)) for b, ffn, known, width in parts]
         narrowed = family_of(problem.network).build(problem.network, thin)
     with problem.stopwatch.stage("sensitivity"):
-        images = problem.task.train.subset(config.sensitivity_images)
-        measured = measure(problem, narrowed, images, sites=config.drop_sites)
+        images = problem.task.train.subset(config.measured_images)
+        measured = measure(problem, narrowed, images, sites=config.drop_sites, quick=config.quick)
     scaled = []
     rows = zip(curves, probes, measured.narrowed, measured.without, measured.sites, strict=True)
     for known, probe, loss, without, sites in rows:
@@ -351,7 +422,13 @@ def _widths(problem: Problem, config: Config) -> list[int]:
     return widths(problem.network, problem.policy, config.embed_width, "forge", problem.budget.least_embed)
 
 
-def _choose(problem: Problem, config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves]) -> _Chosen:
+def _choose(
+    problem: Problem,
+    config: Config,
+    blocks: Sequence[Block],
+    curves: Sequence[BlockCurves],
+    directions: Tensor | None,
+) -> _Chosen:
     """Spend the budget, which is reachable, on the embedding and all blocks.
 
     Where several widths are predicted to lose about as little, the closed form of each is measured.
@@ -365,7 +442,7 @@ def _choose(problem: Problem, config: Config, blocks: Sequence[Block], curves: S
         if not config.cut_tokens or no_tokens(problem) is not None:
             return _Chosen(_allocate(problem, config, blocks, curves, geometry_at(network, whole)), None, {})
     allowed = _widths(problem, config) if reason is None else [whole]
-    slices = Slices(problem, config.calibration_images, config.sensitivity_images)
+    slices = Slices(problem, config.calibration_images, config.sensitivity_images, directions, quick=config.quick)
 
     rungs = _rungs(problem, config, slices, allowed, lambda width, ladder: _allocate(
         problem, config, blocks, curves, geometry_at(network, width), ladder
@@ -474,10 +551,10 @@ def _warn_of_few_images(problem: Problem, config: Config) -> None:
 
 def derive(problem: Problem, config: Config) -> Derived:
     _warn_of_few_images(problem, config)
-    curves = _curves(problem, config)
+    curves, directions = _curves(problem, config)
     with problem.stopwatch.stage("allocation"):
         blocks = family_of(problem.network).read(problem.network)
-        chosen = _choose(problem, config, blocks, curves)
+        chosen = _choose(problem, config, blocks, curves, directions)
     shape = chosen.shape
     with problem.stopwatch.stage("closed_form"):
         plan = _plan(config, blocks, curves, shape, chosen.embed)

@@ -19,23 +19,18 @@ Several slim networks share the base's pass; each of them computes every site on
 
 from __future__ import annotations
 
-import os
-import tempfile
-import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.derive.algebra.least_squares import Regression
-from edgevit.folder.writing import writing
+from edgevit.derive.methods.forge.streams import BaseStream, Keep, Passed
 from edgevit.models.families import Branch, Scale, family_of
-from edgevit.train.passes import Observe, Passes, observed
+from edgevit.train.passes import Passes, observed
 
-IN_MEMORY_BYTES = 2 * 10**9  # of tokens: 1600 images of DeiT-Base
 ALIGN_RIDGE = 1e-2  # in units of the normalised tokens' mean square
 
 
@@ -47,34 +42,6 @@ class Slim:
     kept: Sequence[int]  # for each of its blocks, the block of the base that it stands for
     align: bool = False  # whether what reads normalised tokens is aligned first
     encode: Tensor | None = None  # [d', d]: its tokens are to be encode times the base's; None: the base's
-
-
-class _Room:
-    """Where values of all batches are kept, on the CPU: in memory, and beyond `IN_MEMORY_BYTES` in files."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    def keep(self, values: Tensor) -> Tensor:
-        self._take(values.nbytes)
-        room = torch.empty(values.shape) if self.bytes <= IN_MEMORY_BYTES else _in_a_file(values.shape)
-        weakref.finalize(room, self._take, -values.nbytes)
-        return room.copy_(values)
-
-    def _take(self, nbytes: int) -> None:
-        self.bytes += nbytes
-
-
-def _in_a_file(shape: torch.Size) -> Tensor:
-    """Room for fp32 values in a file of the system's folder for such files, gone with the tensor.
-
-    Raises:
-        OutputError: the disk is full.
-    """
-    with tempfile.NamedTemporaryFile(prefix="edgevit-tokens-") as file:
-        with writing(Path(file.name)):  # a full disk is to be met here, and not in the middle of a sum
-            os.posix_fallocate(file.fileno(), 0, 4 * shape.numel())
-        return torch.from_file(file.name, shared=True, size=shape.numel()).view(shape)
 
 
 def _given(branch: Branch, tokens: Tensor) -> Tensor:
@@ -96,28 +63,15 @@ class _Layer:
     ffn_outputs: list[Tensor]
 
 
-class _Streams:
-    """The base's tokens between two layers, batch by batch, and what else is kept of batches."""
-
-    def __init__(self, base: nn.Module, images: Split, passes: Passes) -> None:
-        self.device, self.add_up, self.room = passes.compute.device, passes.compute.sum, _Room()
-        self.base: list[Tensor] = []  # [B, N, d] each
-        family = family_of(base)
-        passes.show(base, images, lambda batch, _: self.base.append(self.room.keep(family.first_tokens(base, batch))))
-
-    def of(self, kept: Sequence[Tensor], batch: int) -> Tensor:
-        return kept[batch].to(self.device)
-
-
 class _Solver:
     """One slim network on its way through the layers, a block at a time."""
 
-    def __init__(self, slim: Slim, streams: _Streams, by_token: Sequence[tuple[Tensor, Tensor]], ridge: float) -> None:
-        self.align, self.streams, self.by_token, self.ridge = slim.align, streams, by_token, ridge
+    def __init__(self, slim: Slim, stream: BaseStream, by_token: Sequence[tuple[Tensor, Tensor]], ridge: float) -> None:
+        self.align, self.stream, self.by_token, self.ridge = slim.align, stream, by_token, ridge
         self.blocks = dict(zip(slim.kept, family_of(slim.network).branches(slim.network), strict=True))
         self.ends = dict(zip(slim.kept, [*slim.kept[1:], len(by_token)], strict=True))
-        self.encode = None if slim.encode is None else slim.encode.to(streams.device).float()
-        self.tokens = [streams.room.keep(self._encoded(x.to(streams.device))) for x in streams.base]  # before the block
+        self.encode = None if slim.encode is None else slim.encode.to(stream.device).float()
+        self.tokens = [stream.room.keep(self._encoded(x.to(stream.device))) for x in stream.tokens]  # before the block
 
     def _encoded(self, tokens: Tensor) -> Tensor:
         """The base's tokens as this network is to have them."""
@@ -137,29 +91,29 @@ class _Solver:
         self.attention, self.ffn = self.blocks[layer.number]
         # The output of the last site stands for that of the last of the layers: it is felt where that one's is.
         felt = self.by_token[layer.number][0], self.by_token[self.ends[layer.number] - 1][1]
-        self.weights = [weight.float().to(self.streams.device) for weight in felt]
+        self.weights = [weight.float().to(self.stream.device) for weight in felt]
         if self.attention is not None:
             self.sums = _regression(self.attention.output)
             if self.align:
-                self._align(self.attention, layer.branches[0], zip(self.streams.base, self.tokens, strict=True), 0)
+                self._align(self.attention, layer.branches[0], zip(self.stream.tokens, self.tokens, strict=True), 0)
 
-    def attend(self, batch: int, tokens: Tensor, put_out: Tensor | None) -> None:
+    def attend(self, batch: int, base: Passed) -> None:
         """See what the base's attention makes of its tokens."""
         if self.attention is None:
             return
-        y = self.streams.of(self.tokens, batch)
+        y = self.stream.of(self.tokens, batch)
         heads = _given(self.attention, y)
-        self.heads.append(self.streams.room.keep(heads))
+        self.heads.append(self.stream.room.keep(heads))
         scales = self.layer.scales
         if scales is not None and self.ffn is None:
             return  # its target is still to come
-        assert put_out is not None
+        assert base.attention is not None
         if scales is None:
-            target = put_out
+            target = base.attention
         elif self.encode is None:
-            target = (tokens - y) / scales[0] + put_out
+            target = (base.before - y) / scales[0] + base.attention
         else:  # LayerScale went into the weights with the change of basis
-            target = self._encoded(tokens + scales[0] * put_out) - y
+            target = self._encoded(base.middle) - y
         self._add(heads, target, self.weights[0])
 
     def settle(self) -> None:
@@ -169,7 +123,7 @@ class _Solver:
 
     def finish(self) -> None:
         """Solve the rest of the block for the tokens that the base's stream has now, and move past it."""
-        scales, of = self.layer.scales, self.streams.of
+        scales, of = self.layer.scales, self.stream.of
         if scales is not None and self.encode is not None:
             scales = (1.0, 1.0)
         batches = range(len(self.tokens))
@@ -177,7 +131,7 @@ class _Solver:
             assert self.attention is not None
             if scales is not None:
                 for i in batches:
-                    target = (self._encoded(of(self.streams.base, i)) - of(self.tokens, i)) / scales[0]
+                    target = (self._encoded(of(self.stream.tokens, i)) - of(self.tokens, i)) / scales[0]
                     self._add(of(self.heads, i), target, self.weights[1])
                 self._solve(self.attention)
             for i in batches:
@@ -191,11 +145,11 @@ class _Solver:
         for i in batches:
             middle, put_out = self._middle(i)
             given = _given(self.ffn, middle)
-            neurons.append(self.streams.room.keep(given))
+            neurons.append(self.stream.room.keep(given))
             if scales is None:
                 target = of(self.layer.ffn_outputs, i)
             else:
-                target = self._encoded(of(self.streams.base, i)) - of(self.tokens, i)
+                target = self._encoded(of(self.stream.tokens, i)) - of(self.tokens, i)
                 target = (target if put_out is None else target - scales[0] * put_out) / scales[1]
             self._add(given, target, self.weights[1])
         self._solve(self.ffn)
@@ -204,10 +158,10 @@ class _Solver:
 
     def _middle(self, batch: int) -> tuple[Tensor, Tensor | None]:
         """The tokens that the FFN is given, before any norm, and what the attention's output layer puts out."""
-        y = self.streams.of(self.tokens, batch)
+        y = self.stream.of(self.tokens, batch)
         if self.attention is None:
             return y, None
-        put_out = self.attention.output(self.streams.of(self.heads, batch))
+        put_out = self.attention.output(self.stream.of(self.heads, batch))
         return y + self.attention.added(put_out), put_out
 
     def _add(self, given: Tensor, target: Tensor, weight: Tensor) -> None:
@@ -215,7 +169,7 @@ class _Solver:
 
     def _solve(self, branch: Branch) -> None:
         layer = branch.output
-        weight, bias = self.sums.map(self.streams.add_up).solve(
+        weight, bias = self.sums.map(self.stream.compute.sum).solve(
             self.ridge, prior=layer.weight, bias=layer.bias is not None
         )
         layer.weight.copy_(weight)
@@ -226,14 +180,14 @@ class _Solver:
         """Align what reads a site's normalised tokens, given the base's and the slim network's before any norm."""
         sums = None
         for theirs, tokens in pairs:
-            x = own.before(tokens.to(self.streams.device))
-            wanted = self._wanted(own, base, theirs.to(self.streams.device))
+            x = own.before(tokens.to(self.stream.device))
+            wanted = self._wanted(own, base, theirs.to(self.stream.device))
             sums = sums or Regression(x.shape[-1], x.shape[-1], x.device)
             sums.add(x.flatten(0, 1), wanted.flatten(0, 1), self.weights[felt].repeat(len(x)))
         assert sums is not None, "there is an image"
         constant = all(reader.bias is not None for reader in own.readers)
         one = torch.eye(sums.rows - 1, dtype=torch.float64)
-        turn, shift = sums.map(self.streams.add_up).solve(ALIGN_RIDGE, prior=one, bias=constant)
+        turn, shift = sums.map(self.stream.compute.sum).solve(ALIGN_RIDGE, prior=one, bias=constant)
         for reader in own.readers:
             weights = reader.weight.to(turn)
             if shift is not None:
@@ -245,36 +199,16 @@ def _regression(layer: nn.Linear) -> Regression:
     return Regression(layer.in_features, layer.out_features, layer.weight.device)
 
 
-class _Watch:
-    """What the base's modules put out last."""
-
-    def __init__(self) -> None:
-        self.last: dict[str, Tensor] = {}
-
-    def of(self, name: str) -> Observe:
-        return lambda _, __, output: self.last.update({name: output})
-
-
-def _pass(layer: _Layer, block: nn.Module, streams: _Streams, starting: Sequence[_Solver]) -> None:
+def _pass(layer: _Layer, stream: BaseStream, starting: Sequence[_Solver]) -> None:
     """Move the base's stream past one layer, before the eyes of the solvers whose block stands for it."""
-    attention, ffn = layer.branches
-    watch = _Watch()
     aligns, no_sum = any(s.align for s in starting), starting and layer.scales is None
-    with (
-        observed([None if attention is None else attention.output], watch.of("attention")),
-        observed([None if ffn is None else ffn.output], watch.of("ffn")),
-    ):
-        for i in range(len(streams.base)):
-            x = streams.of(streams.base, i)
-            after = block(x)
-            for solver in starting:
-                solver.attend(i, x, watch.last.get("attention"))
-            if aligns:
-                middle = x if attention is None else x + attention.added(watch.last["attention"])
-                layer.middles.append(streams.room.keep(middle))
-            if no_sum and ffn is not None:
-                layer.ffn_outputs.append(streams.room.keep(watch.last["ffn"]))
-            streams.base[i].copy_(after)
+    for i, passed in enumerate(stream.past(layer.number)):
+        for solver in starting:
+            solver.attend(i, passed)
+        if aligns:
+            layer.middles.append(stream.room.keep(passed.middle))
+        if no_sum and passed.ffn is not None:
+            layer.ffn_outputs.append(stream.room.keep(passed.ffn))
 
 
 @torch.no_grad()
@@ -286,6 +220,7 @@ def solve_in_sequence(
     passes: Passes,
     *,
     ridge: float,
+    keep: Keep | None = None,
 ) -> None:
     """Solve the output weights of every block of the slim networks in place.
 
@@ -296,20 +231,21 @@ def solve_in_sequence(
     Args:
         by_token: per block of the base, how much attention's and FFN's output matter at each token: two of [N].
         ridge: of the solutions, in units of the inputs' mean square; it draws them to the weights there are.
+        keep: where what the base's sites put out is kept, for these images.
     """
     for network in (base, *(slim.network for slim in slims)):
         network.to(passes.compute.device).eval()
     family = family_of(base)
-    streams = _Streams(base, images, passes)
-    solvers = [_Solver(slim, streams, by_token, ridge) for slim in slims]
-    blocks = zip(family.layers(base), family.branches(base), family.residual_scales(base), strict=True)
+    stream = BaseStream(base, images, passes, keep)
+    solvers = [_Solver(slim, stream, by_token, ridge) for slim in slims]
+    blocks = zip(family.branches(base), family.residual_scales(base), strict=True)
     with passes.progress.stage("solve block by block", len(by_token), "block") as stage:
-        for number, (block, branches, scales) in enumerate(blocks):
+        for number, (branches, scales) in enumerate(blocks):
             layer = _Layer(number, branches, scales, [], [])
             starting = [solver for solver in solvers if number in solver.blocks]
             for solver in starting:
                 solver.begin(layer)
-            _pass(layer, block, streams, starting)
+            _pass(layer, stream, starting)
             for solver in starting:
                 solver.settle()
             for solver in solvers:

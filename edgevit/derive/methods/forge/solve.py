@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derive.measure.divergence import answers, divergence
+from edgevit.derive.measure.divergence import answers, base_answers, divergence
 from edgevit.derive.methods.forge.head import Taught, refit_head
 from edgevit.derive.methods.forge.ladders import without_tokens
 from edgevit.derive.methods.forge.sequential import Slim, solve_in_sequence
+from edgevit.derive.methods.forge.streams import keeping
 from edgevit.derive.plan import Plan
 from edgevit.derive.problem import Problem
 from edgevit.derive.realise import realise
@@ -71,8 +72,8 @@ def solve(problem: Problem, options: Options, by_token: Sequence[tuple[Tensor, T
             encode = None if plan.embed is None else plan.embed.encode
             slims = [Slim(network, plan.kept_blocks, encode=encode)]
             slims += [] if aligned is None else [Slim(aligned, plan.kept_blocks, align=True, encode=encode)]
-            ridge = options.sequential_ridge
-            solve_in_sequence(problem.network, slims, images, by_token, problem.passes, ridge=ridge)
+            how: Any = {"ridge": options.sequential_ridge, "keep": keeping(problem, images)}
+            solve_in_sequence(problem.network, slims, images, by_token, problem.passes, **how)
     network, aligned = _leaving(network, plan), None if aligned is None else _leaving(aligned, plan)
     if aligned is None and not options.refit_head:
         return Solved(network, {})
@@ -92,21 +93,21 @@ def _leaving(network: nn.Module, plan: Plan) -> nn.Module:
 def _judged(problem: Problem, network: nn.Module, aligned: nn.Module | None, images: Split | None) -> Solved:
     """The better of a network and the same with aligned readers, and that one or it with a head fitted to images."""
 
-    def asked(network: nn.Module, images: Split) -> Tensor:
-        return answers(network, images, problem.columns, problem.passes)
-
     validation = problem.task.validation
-    judge, tried = Taught(validation, asked(problem.network, validation)), dict[str, Tried]()
-    loss = divergence(judge.answers, asked(network, validation))
+    judge, tried = Taught(validation, base_answers(problem, validation)), dict[str, Tried]()
+
+    def lost(network: nn.Module) -> float:
+        return divergence(judge.answers, answers(network, validation, problem.columns, problem.passes))
+
+    loss = lost(network)
     if aligned is not None:
-        other = divergence(judge.answers, asked(aligned, validation))
+        other = lost(aligned)
         tried["align"] = Tried(other < loss, loss, other)
         network, loss = (aligned, other) if other < loss else (network, loss)
     if images is not None:
         fitted = bare_copy(network)
-        other = refit_head(
-            fitted, Taught(images, asked(problem.network, images)), judge, problem.columns, problem.passes
-        )
+        taught = Taught(images, base_answers(problem, images))
+        other = refit_head(fitted, taught, judge, problem.columns, problem.passes)
         tried["refit_head"] = Tried(other < loss, loss, other)
         network = fitted if other < loss else network
     return Solved(network, tried)

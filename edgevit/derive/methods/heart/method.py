@@ -24,6 +24,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from edgevit.derive.allocate.menus import least_heads
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.methods.heart import choose
 from edgevit.derive.methods.heart.choose import Candidates, Choice, Ratios
@@ -31,7 +32,7 @@ from edgevit.derive.methods.heart.gates import Closing, ClosingGates, head_gates
 from edgevit.derive.methods.heart.scores import Gated, Labels, Scores, Taylor, measure_scores
 from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
-from edgevit.derive.reach import Cuts
+from edgevit.derive.reach import Asked, Cuts
 from edgevit.derive.realise import realise
 from edgevit.errors import OptionError
 from edgevit.folder.model import BlockDims
@@ -105,10 +106,6 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return config.finetune_epochs * ceil(images / batch_size)
 
 
-def thins_tokens(config: Config) -> bool:
-    return True
-
-
 def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
     """What it may take away: heads, and as many tokens as may leave, all of them behind the first block that can."""
     family = family_of(network)
@@ -117,6 +114,20 @@ def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
     first = next((i for i, may in enumerate(choose.may_leave(geometry, depth)) if may), None)
     ladder = tuple(most if i == first and most < geometry.tokens else 0 for i in range(depth))
     return Cuts(widths=False, heads=True, ladders=[ladder], more={"token_multiple": 1, "merge": False})
+
+
+def check_options(asked: Asked, config: Config) -> None:
+    """Refuse a share that leaves some block without as many heads as it needs; of the patches one always stays."""
+    family = family_of(asked.network)
+    geometry = family.geometry(asked.network)
+    for i, d in enumerate(block.dims for block in family.read(asked.network)):
+        gone = int(config.head_ratio * d.heads)
+        needs = least_heads(d, asked.policy, drop_heads="heads" not in geometry.frozen(i))
+        if config.ratios == "uniform" and gone > d.heads - needs:
+            raise OptionError(
+                f"heart.head_ratio={config.head_ratio:g} leaves {d.heads - gone} of the {d.heads} heads of block {i}, "
+                f"and shape {asked.policy.name!r} needs {needs}; lower it, or try --shape free"
+            )
 
 
 def _scores(problem: Problem, config: Config) -> Scores:
@@ -144,23 +155,10 @@ def _candidates(problem: Problem, config: Config, scores: Scores) -> Candidates:
     family = family_of(problem.network)
     dims = [block.dims for block in family.read(problem.network)]
     tokens = scores.ranked if config.order == "attention" else scores.placed.sort(dim=1, stable=True).values
-    # TensorRT fuses no attention of one head.
-    least_heads = 2 if problem.policy.equal else 1
     return Candidates(
         dims, family.geometry(problem.network), problem.budget, scores, tokens=tokens,
-        token_multiple=config.token_multiple, least_heads=least_heads, merge=config.merge,
+        token_multiple=config.token_multiple, least_heads=_least_heads(problem.policy), merge=config.merge,
     )  # fmt: skip
-
-
-def _check_ratios(candidates: Candidates, config: Config, shape: str) -> None:
-    """Refuse shares that leave some block without as many heads as it needs; of the patches one always stays."""
-    for i, (d, most) in enumerate(zip(candidates.dims, candidates.most_heads, strict=True)):
-        gone = int(config.head_ratio * d.heads)
-        if config.ratios == "uniform" and gone > most:
-            raise OptionError(
-                f"heart.head_ratio={config.head_ratio:g} leaves {d.heads - gone} of the {d.heads} heads of block {i}, "
-                f"and shape {shape!r} needs {d.heads - most}; lower it, or try --shape free"
-            )
 
 
 def _choose(problem: Problem, config: Config, candidates: Candidates) -> Choice:
@@ -172,9 +170,21 @@ def _choose(problem: Problem, config: Config, candidates: Candidates) -> Choice:
     of = partial(choose.by_ratio, candidates, config.ratios)
     if not config.token_ratio and not config.head_ratio:
         return choose.least_amount(candidates, lambda share: of(share, share), "all that may go")
-    _check_ratios(candidates, config, problem.policy.name)
     both = f"heart.token_ratio={config.token_ratio:g} and head_ratio={config.head_ratio:g}"
-    return choose.least_amount(candidates, lambda _: of(config.token_ratio, config.head_ratio), both)
+    choice = choose.least_amount(candidates, lambda _: of(config.token_ratio, config.head_ratio), both)
+    heads, gone = sum(d.heads for d in candidates.dims), sum(choice.heads_gone)
+    if gone < (asked := int(config.head_ratio * heads)):  # the least felt are together in some blocks
+        problem.progress.warn(
+            f"heart.head_ratio={config.head_ratio:g} would let {asked} of {heads} heads go, and {gone} do, a share of "
+            f"{gone / heads:.2f}: some blocks have all that may go among these, and shape {problem.policy.name!r} "
+            f"leaves each at least {_least_heads(problem.policy)}"
+        )
+    return choice
+
+
+def _least_heads(policy: Policy) -> int:
+    """TensorRT fuses no attention of one head."""
+    return 2 if policy.equal else 1
 
 
 def _plan(network: nn.Module, dims: Sequence[BlockDims], kept: Sequence[Sequence[int]], merge: bool) -> Plan:

@@ -32,7 +32,7 @@ from edgevit.derive.measure.statistics import BlockStatistics, Factorisation, ca
 from edgevit.derive.methods.nuwa.purify import Purification, purify
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
-from edgevit.derive.reach import Cuts
+from edgevit.derive.reach import Asked, Cuts, check_embed_width
 from edgevit.derive.realise import realise
 from edgevit.errors import BudgetError, OptionError
 from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn, attentions, ffns
@@ -73,8 +73,8 @@ class Config(TeacherOptions):
     # How strongly the refit of output weights is damped, in units of the neurons' mean square.
     ridge: float = 1e-4
     calibration_images: int = 128  # The number of training images from which the closed form is computed.
-    # Whether the embedding may be narrowed, by a change of basis of all blocks at once; not for a budget by a cost
-    # table.
+    # Whether the embedding may be narrowed, by a change of basis of all blocks at once; by a cost table it may be as
+    # narrow as that lists.
     cut_embedding: bool = False
     embed_width: int = 0  # The embedding's width, if it may be narrowed; 0: the one that is measured to lose least.
     # The number of passes over the training images after the cut; --steps counts optimiser steps instead.
@@ -101,6 +101,10 @@ def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
     """What it may take away."""
     embed = embedding.narrowest(network, policy, config.embed_width, "nuwa") if config.cut_embedding else 0
     return Cuts(embed=embed, images=config.calibration_images, more={"cut_embedding": True, "embed_width": 0})
+
+
+def check_options(asked: Asked, config: Config) -> None:
+    check_embed_width("nuwa", config.embed_width, asked, config.calibration_images)
 
 
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
@@ -279,8 +283,10 @@ def _wishes(
         curves.append(Curve(_share(vo.values.square().sum(0)).cpu(), unit.vo))
         curves.append(Curve(_share(removal.cost.flip(0)).cpu(), unit.ffn))
 
+    widths_at = widths_by_error(curves)
+
     def wishes_at(rate: float) -> list[Widths]:
-        widths = [float(w) for w in widths_by_error(curves, rate)]
+        widths = [float(w) for w in widths_at(rate)]
         return [Widths(*widths[i : i + 3]) for i in range(0, len(widths), 3)]
 
     return wishes_at

@@ -136,7 +136,7 @@ def plan_of_slice(
     def holds(count: int, embed: int) -> bool:
         return budget.holds(budget.cost(without(whole, order[:count]), geometry_of(embed)))
 
-    rungs = _embeds(order, family.geometry(network).embed, budget.least_embed)
+    rungs = _embeds(order, family.geometry(network).embed, budget.least_embed, policy.embed_step)
     within = [embed for last, embed in rungs if holds(last, embed)]
     if not within:
         smallest, geometry = without(whole, order), geometry_of(rungs[-1][1])
@@ -160,12 +160,13 @@ def plan_of_slice(
         return slice_plan(blocks, chosen, embed)
 
 
-def _embeds(order: Sequence[Unit], embed: int, least: int) -> list[tuple[int, int]]:
+def _embeds(order: Sequence[Unit], embed: int, least: int, multiple: int) -> list[tuple[int, int]]:
     """The widths of the embedding on the way, the widest first, each with how many units go before the next one.
 
-    `least`: the narrowest that the budget can count.
+    `least`: the narrowest that the budget can count; `multiple`: what the shape asks of each but the widest.
     """
-    places = [(i, unit.first) for i, unit in enumerate(order) if unit.kind == "embed" and unit.first >= least]
+    narrower = ((i, unit.first) for i, unit in enumerate(order) if unit.kind == "embed")
+    places = [(i, width) for i, width in narrower if width >= least and width % multiple == 0]
     ends = [*(i for i, _ in places), len(order)]
     return list(zip(ends, [embed, *(width for _, width in places)], strict=True))
 

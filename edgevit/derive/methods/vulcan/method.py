@@ -23,7 +23,7 @@ from edgevit.derive import embedding
 from edgevit.derive.algebra.attention import query_matrix
 from edgevit.derive.allocate.policy import Policy, fit
 from edgevit.derive.allocate.widths import HeadAllocation, Normalisation, SizeWeight, adaptive
-from edgevit.derive.embedding import Slices, check_width, reason_against, widths
+from edgevit.derive.embedding import Slices, check_width, widths
 from edgevit.derive.measure.statistics import BlockStatistics, Factorisation, calibrate, token_sum
 from edgevit.derive.methods.vulcan.collapse import (
     Clusters,
@@ -37,7 +37,7 @@ from edgevit.derive.methods.vulcan.collapse import (
 from edgevit.derive.methods.vulcan.rank import tail_sums
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan, load_plan, save_plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
-from edgevit.derive.reach import Cuts
+from edgevit.derive.reach import Asked, Cuts, check_embed_width
 from edgevit.derive.realise import narrow_embedding, realise
 from edgevit.errors import OptionError
 from edgevit.models.anatomy import Block, BlockDims, attentions, ffns
@@ -78,8 +78,8 @@ class Config(TeacherOptions):
     # there (data).
     steps_rule: Literal["published", "data"] = "published"
     calibration_images: int = 1024  # The number of training images from which activations and moments are taken.
-    # The embedding's width, which it is given by a change of basis before anything collapses; 0: it stays as it is. Not
-    # for a budget by a cost table.
+    # The embedding's width, which it is given by a change of basis before anything collapses; 0: it stays as it is. By
+    # a cost table it may be as narrow as that lists.
     embed_width: int = 0
 
     def __post_init__(self) -> None:
@@ -101,6 +101,10 @@ def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
     embed = embedding.narrowest(network, policy, config.embed_width, "vulcan") if config.embed_width else 0
     narrower = embedding.narrowest(network, policy, 0, "vulcan")
     return Cuts(embed=embed, images=config.calibration_images, more={"embed_width": narrower})
+
+
+def check_options(asked: Asked, config: Config) -> None:
+    check_embed_width("vulcan", config.embed_width, asked, config.calibration_images)
 
 
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
@@ -141,9 +145,6 @@ def make_plan(problem: Problem, config: Config) -> Plan:
 
     The blocks of the plan are in terms of the network with the plan's embedding, which is narrowed first: what is
     trained until it can be cut is that network.
-
-    Raises:
-        OptionError: another width of the embedding is asked for, and it cannot be narrowed.
     """
     embed = _narrower(problem, config) if config.embed_width else None
     problem = replace(problem, network=_with(problem.network, embed))
@@ -162,8 +163,6 @@ def make_plan(problem: Problem, config: Config) -> Plan:
 
 
 def _narrower(problem: Problem, config: Config) -> EmbedPlan | None:
-    if (reason := reason_against(problem, config.calibration_images)) is not None:
-        raise OptionError(f"vulcan.embed_width={config.embed_width}: the embedding cannot be narrowed: {reason}")
     (width,) = widths(problem.network, problem.policy, config.embed_width, "vulcan")
     return Slices(problem, config.calibration_images, config.calibration_images).plan(width)
 

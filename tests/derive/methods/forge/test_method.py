@@ -20,6 +20,7 @@ from edgevit.data.task import open_task
 from edgevit.derive.algebra.attention import keep_heads
 from edgevit.derive.methods import load_method
 from edgevit.derive.methods.forge import method as forge
+from edgevit.derive.methods.forge.curves import unpacked
 from edgevit.derive.methods.forge.method import Config, _make_curves
 from edgevit.errors import BudgetError, CostTableError, OptionError
 from edgevit.folder.model_folder import ModelFolder
@@ -167,13 +168,14 @@ def test_a_second_budget_reuses_the_curves(checkpoint: Path, tmp_path: Path, cac
     options = {**FEW, "calibration_images": 96}
     first = derive(checkpoint, tmp_path / "a", method="forge", rate=0.5, options=options, training=UNTRAINED)
     second = derive(checkpoint, tmp_path / "b", method="forge", rate=0.4, options=options, training=UNTRAINED)
-    assert "curves" not in first.record.facts.reused and "curves" in second.record.facts.reused
+    assert "curves" not in first.record.facts.reused
+    assert {"curves", "streams"} <= set(second.record.facts.reused)
     assert "statistics" not in second.record.seconds
     again = derive(
         checkpoint, tmp_path / "c", method="forge", rate=0.4, options=options, training=UNTRAINED, cache=False
     )
     for key, value in second.model.network.state_dict().items():
-        torch.testing.assert_close(value, again.model.network.state_dict()[key], msg=key)
+        assert torch.equal(value, again.model.network.state_dict()[key]), key
 
 
 def test_another_batch_of_the_optimiser_finds_the_curves_again(checkpoint: Path, tmp_path: Path) -> None:
@@ -225,6 +227,12 @@ def test_where_little_is_predicted_to_be_lost_nothing_is_mended(
     assert set(made("n")["tried"]) == {"align", "refit_head"}
 
 
+def test_of_many_tokens_as_many_are_taken_as_determine_the_widest_ffn(small_vit: Any) -> None:
+    network = small_vit()  # 17 tokens
+    for images, every in ((512, 1), (5000, 3), (25_000, 16)):  # one in 17 would be the same place in every image
+        assert forge._every(network, images) == every
+
+
 def test_vulcans_allocation_is_vulcans(checkpoint: Path, tmp_path: Path) -> None:
     """Where no token counts more than another, as without gradients."""
     options = {**FEW, "allocation": "vulcan", "sensitivity": "none"}
@@ -248,7 +256,9 @@ def test_a_head_that_puts_out_the_same_everywhere_is_priced_as_what_the_bias_can
     base = describe(network, "vit_tiny_patch16_224", {})
     task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
     problem = untrained(base, task, 0.5, tmp_path)
-    curves = _make_curves(problem, Config(calibration_images=64, sensitivity_images=64))
+    made = _make_curves(problem, Config(calibration_images=64, sensitivity_images=64))
+    assert made.pop("directions").shape == (64, 63)
+    curves = unpacked(made)
     images = torch.cat([batch for batch, _ in task.train.subset(64).batches(32)])
     whole = F.log_softmax(problem.network(images).double(), 1).detach()
     blocks = vit.read(problem.network)

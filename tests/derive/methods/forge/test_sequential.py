@@ -13,7 +13,7 @@ import torch
 from edgevit.data.task import open_task
 from edgevit.derive.algebra.attention import keep_heads
 from edgevit.derive.algebra.embedding import encoder, flat_basis
-from edgevit.derive.methods.forge import sequential
+from edgevit.derive.methods.forge import streams
 from edgevit.derive.methods.forge.sequential import Slim, solve_in_sequence
 from edgevit.errors import OutputError
 from edgevit.models.anatomy import Block
@@ -88,7 +88,7 @@ def test_tokens_that_would_not_fit_into_memory_lie_in_files(
     for slim in (held, spilt):
         vit.read(slim)[0].ffn.w1[::2] *= 0.1
     _solve(network, held, [0, 1], task)
-    monkeypatch.setattr(sequential, "IN_MEMORY_BYTES", 40_000)  # of 17 * 64 values an image: some batches of both
+    monkeypatch.setattr(streams, "IN_MEMORY_BYTES", 40_000)  # of 17 * 64 values an image: some batches of both
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     made = []
     allocate = os.posix_fallocate

@@ -14,6 +14,7 @@ from edgevit.derive.methods.heart.method import Config, default_steps
 from edgevit.derive.steps import Step
 from edgevit.errors import BudgetError, EdgeVitError, OptionError
 from edgevit.folder.model_folder import ModelFolder
+from edgevit.progress import Silent
 
 FEW = {"calibration_images": 8, "probes": 1}
 FORGE = {"calibration_images": 32, "sensitivity_images": 16}
@@ -127,6 +128,22 @@ def test_ratios_that_leave_too_few_heads_or_too_many_macs_are_refused(checkpoint
         made(checkpoint, tmp_path / "n", 0.2, options={**FEW, **ratios})
     with pytest.raises(BudgetError, match=r"heart\.eps=1e-12 nats leaves"):
         made(checkpoint, tmp_path / "o", 0.6, options={**FEW, "selection": "loss", "eps": 1e-12})
+
+
+def test_a_share_of_heads_that_cannot_be_had_is_told_with_the_one_that_is(checkpoint: Path, tmp_path: Path) -> None:
+    class Told(Silent):
+        said = ""
+
+        def warn(self, text: str) -> None:
+            self.said += text * ("head_ratio" in text)
+
+    ratios, told = {"selection": "percentile", "token_ratio": 0.1, "head_ratio": 0.9}, Told()
+    derived = made(
+        checkpoint, tmp_path / "m", 0.01, training={"steps": 0}, options={**FEW, **ratios}, shape="paper", progress=told
+    )
+    gone = 12 - sum(map(len, derived.record.facts.more["kept_heads"]))
+    assert told.said.startswith(f"heart.head_ratio=0.9 would let 10 of 12 heads go, and {gone} do, a share of")
+    assert gone < 10
 
 
 def test_steps_are_passes_over_the_images() -> None:

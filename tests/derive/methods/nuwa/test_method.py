@@ -91,9 +91,9 @@ def test_the_energy_rule_keeps_the_fewest_dimensions_that_hold_the_share() -> No
 
 def test_widths_by_error_give_up_the_least_per_cost() -> None:
     flat, steep = torch.full((10,), 0.1), torch.tensor([0.9, 0.1, *[0.0] * 8])
-    assert widths_by_error([Curve(flat, 1), Curve(steep, 1)], 0.45) == [9, 2]  # of equals the first goes
-    assert widths_by_error([Curve(flat, 1), Curve(flat, 4)], 0.5) == [10, 4]  # 24 of 50: dear units first
-    falling = [sum(widths_by_error([Curve(flat, 1), Curve(steep, 3)], r / 20)) for r in range(21)]
+    assert widths_by_error([Curve(flat, 1), Curve(steep, 1)])(0.45) == [9, 2]  # of equals the first goes
+    assert widths_by_error([Curve(flat, 1), Curve(flat, 4)])(0.5) == [10, 4]  # 24 of 50: dear units first
+    falling = [sum(widths_by_error([Curve(flat, 1), Curve(steep, 3)])(r / 20)) for r in range(21)]
     assert falling == sorted(falling, reverse=True) and (falling[0], falling[-1]) == (20, 0)
 
 

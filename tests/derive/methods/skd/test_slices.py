@@ -25,6 +25,7 @@ def test_units_go_in_order_and_the_last_one_in_part(share, ffn, qk):
 
 def test_channels_go_at_their_place_in_the_order_and_no_further_than_can_be_counted():
     order = [ORDER[0], Unit(0, "embed", 48, 64, 90), ORDER[1], Unit(0, "embed", 32, 48, 80), ORDER[2]]
-    assert _embeds(order, 64, 0) == [(1, 64), (3, 48), (5, 32)]
-    assert _embeds(order, 64, 40) == [(1, 64), (5, 48)]
+    assert _embeds(order, 64, 0, 16) == [(1, 64), (3, 48), (5, 32)]
+    assert _embeds(order, 64, 40, 16) == [(1, 64), (5, 48)]
+    assert _embeds(order, 64, 0, 32) == [(3, 64), (5, 32)]
     assert _wishes(order, DIMS, 1.0) == _wishes(ORDER, DIMS, 1.0)

@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from small_base import ARGS, NAME, outputs
 from torch import Tensor, nn
 
 from edgevit.errors import CheckpointError, UnsupportedModelError
@@ -17,19 +18,8 @@ from edgevit.models.checkpoint import Headless, Model, open_base, open_network
 from edgevit.models.families.vit.names import fitted, named
 from edgevit.models.weights import fill
 
-NAME = "vit_tiny_patch16_224"
-ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
 LAYER_SCALE = {"init_values": 0.1}
 REGISTERS = {**LAYER_SCALE, "reg_tokens": 4, "no_embed_class": True}
-
-
-def images(size: int = 32) -> Tensor:
-    return torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
-
-
-def outputs(network: Any, size: int = 32) -> Tensor:
-    with torch.inference_mode():
-        return network(images(size))
 
 
 def hugging_face(state: dict[str, Tensor], prefix: str, *, modules: bool = False) -> dict[str, Tensor]:

@@ -1,0 +1,186 @@
+"""A base and its images for a figure: the project's rendered ones, or a user's own by a path.
+
+    --base rendered                                       # 24 rendered classes, the default
+    --base demo                                           # the demo's six, whose base takes minutes
+    --data IMAGES --base vit_small_patch16_224 --checkpoint FILE [--base-classes FILE]
+
+Sub-tasks are of so many classes, drawn once by a seed that is their number (`accuracy.task_classes`), or of the classes
+that are named. Rows of a user's images go into results/NAME_FOLDER.json, beside the project's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from accuracy import task_classes
+
+from edgevit.data.classes import listed
+from edgevit.data.sources import class_names
+from edgevit.data.task import Task, open_task
+from edgevit.errors import DataError, EdgeVitError, OptionError, UnknownNameError
+from edgevit.folder.writing import write_whole
+from edgevit.models.checkpoint import Model, open_base, tensors_sha256
+from edgevit.progress import Progress
+
+RESULTS = Path(__file__).parent / "results"
+OURS = ("rendered", "demo")
+SMALL = 96  # width of the embedding of our small model; the bases have 192
+SHARES = (0.25, 0.5, 0.75)  # of the classes, of the sub-tasks that nobody chose
+
+
+@dataclass(frozen=True)
+class Source:
+    """Images by class, and a base that knows these classes."""
+
+    title: str
+    data: Path
+    start: dict[str, Any]  # of `edgevit.derive`: base, checkpoint, model_args, preprocessing, base_classes
+    classes: tuple[str, ...]  # those that the folder has
+    cache: Path | None = None  # of derivations; None: the user's own
+
+    @cached_property
+    def base(self) -> Model:
+        """The base itself.
+
+        Raises:
+            CheckpointError, UnknownNameError, UnsupportedModelError: as `open_base` says.
+        """
+        how = {name: value for name, value in self.start.items() if name != "base_classes"}
+        return open_base(how.pop("base"), **how)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the base's weights."""
+        return tensors_sha256(self.base.network.state_dict())
+
+    def task(self, classes: Sequence[str] | None = None, *, seed: int = 42) -> Task:
+        """The images of these classes; None: of all that the folder has."""
+        names = self.start.get("base_classes") or self.base.spec.output_names
+        return open_task(
+            self.data, list(classes or self.classes), preprocessing=self.base.preprocessing,
+            base_outputs=self.base.spec.outputs, base_names=names, seed=seed,
+        )  # fmt: skip
+
+    def sub_tasks(self, sizes: Sequence[int] | None, named: str | None, most: int | None = None) -> list[list[str]]:
+        """The classes of every sub-task: those that are named, or so many of the folder's.
+
+        Args:
+            most: the largest sub-task that the figure can be of, where that is not all of the classes.
+
+        Raises:
+            UnknownNameError: the folder has no class of a name.
+            DataError: it has fewer classes than a sub-task takes.
+        """
+        chosen = None if named is None else sorted(listed(named, self.classes) or [])
+        if unknown := [name for name in chosen or () if name not in self.classes]:
+            raise UnknownNameError(f"class in {self.data}", unknown[0], self.classes)
+        wanted = sizes or sorted({max(round(share * len(self.classes)), 2) for share in SHARES})
+        limit = len(self.classes) if most is None else most
+        for size in wanted if chosen is None else [len(chosen)]:
+            if size > limit:
+                raise DataError(self._too_few(size, limit))
+        return [task_classes(self.classes, size) for size in wanted] if chosen is None else [chosen]
+
+    def _too_few(self, size: int, limit: int) -> str:
+        return (
+            f"this figure takes sub-tasks of up to {limit} of the {len(self.classes)} classes in {self.data}, and one "
+            f"of {size} was asked for; give --tasks up to {limit}, or a folder of more classes"
+        )
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Give a script the options by which a source is chosen."""
+    parser.add_argument("--data", type=Path, help="an image folder of yours, in place of the project's images")
+    parser.add_argument("--base", default=OURS[0], help="rendered or demo; with --data a timm name or a model folder")
+    parser.add_argument("--checkpoint", type=Path, help="weights of --base")
+    parser.add_argument("--base-classes", help="class of each output of --base: a file, or names between commas")
+    parser.add_argument("--tasks", type=int, nargs="+", help="numbers of classes of the sub-tasks")
+    parser.add_argument("--classes", help="the one sub-task by its classes: a file, or names between commas")
+    parser.add_argument("--results", type=Path, help="file of the rows")
+
+
+def source_from(given: argparse.Namespace, progress: Progress) -> Source:
+    """Open what was chosen; the project's own is made where it is not there yet.
+
+    Raises:
+        OptionError: options contradict one another.
+        DataError: there are no images.
+    """
+    if given.data is None:
+        if given.base not in OURS:
+            raise OptionError(f"--base {given.base} is a base of yours, and its images are missing; give --data FOLDER")
+        if given.checkpoint or given.base_classes:
+            raise OptionError(f"--checkpoint and --base-classes are of a base of yours, not of {given.base}")
+        return _own(given.base, progress)
+    if given.base in OURS:
+        raise OptionError(f"--data has images of yours, and --base {given.base} does not know them; give --base NAME")
+    found = class_names(given.data)
+    start = {"base": given.base, "checkpoint": given.checkpoint, "base_classes": listed(given.base_classes, found)}
+    known = {name: value for name, value in start.items() if value is not None}
+    return Source(f"{given.data.name}, {given.base}", given.data, known, tuple(found))
+
+
+def _own(base: str, progress: Progress, **changed: Any) -> Source:
+    """The project's images and base, or one of that recipe whose timm arguments are changed."""
+    import base as rendered
+    import demo
+
+    if base == "rendered":
+        made = rendered.ensure_rendered_base(model_args={**rendered.RENDERED_ARGS, **changed}, progress=progress)
+    else:
+        made = demo.ensure_data(model_args={**demo.BASE_ARGS, **changed}, progress=progress)
+    data, folder = made
+    facts = json.loads((folder / "base.json").read_text())
+    start = {
+        "base": facts["timm_name"],
+        "checkpoint": folder / "base.safetensors",
+        "model_args": facts["model_args"],
+        "preprocessing": {"mean": facts["mean"], "std": facts["std"], "crop_pct": 1.0},
+        "base_classes": facts["classes"],
+    }
+    return Source(base, data, start, tuple(facts["classes"]), folder.parent / "shared" / "figures")
+
+
+def small_from(given: argparse.Namespace, progress: Progress) -> Source | None:
+    """A smaller model that knows the same images: the project's base at half its width, or a user's --small.
+
+    None: there is no --small.
+    """
+    if given.data is None:
+        return _own(given.base, progress, embed_dim=SMALL)
+    if given.small is None:
+        return None
+    return source_from(
+        argparse.Namespace(**{**vars(given), "base": given.small, "checkpoint": given.small_checkpoint}), progress
+    )
+
+
+def results_file(given: argparse.Namespace, name: str) -> Path:
+    """Where rows go: results/NAME.json, or beside it those of a user's images."""
+    own: Path = given.results or RESULTS / f"{name}{f'_{given.data.name}' if given.data else ''}.json"
+    return own
+
+
+def load_rows(file: Path) -> list[dict[str, Any]]:
+    return list(json.loads(file.read_text())["rows"]) if file.is_file() else []
+
+
+def store_rows(file: Path, rows: Sequence[dict[str, Any]]) -> None:
+    write_whole(file, json.dumps({"schema": 1, "rows": list(rows)}, indent=1) + "\n")
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Say in one line what edgevit refuses, and exit 1."""
+    try:
+        yield
+    except EdgeVitError as error:
+        sys.exit(str(error))

@@ -1,0 +1,65 @@
+"""Where a figure's base and images come from, and what is refused in one line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import source
+
+from edgevit.errors import DataError, OptionError, UnknownNameError
+from edgevit.progress import Silent
+
+CLASSES = {"ant": 3, "bee": 3, "cat": 3, "dog": 3}
+
+
+@pytest.fixture
+def images(image_folder: Callable[..., Path], tmp_path: Path) -> Path:
+    return image_folder(tmp_path / "animals", CLASSES)
+
+
+def asked(*arguments: str | Path) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    source.add_source(parser)
+    return parser.parse_args([str(argument) for argument in arguments])
+
+
+def test_a_user_s_base_and_images_are_taken_by_name(images: Path) -> None:
+    given = asked("--data", images, "--base", "vit_tiny_patch16_224", "--checkpoint", "x.safetensors")
+    found = source.source_from(given, Silent())
+    assert found.classes == tuple(CLASSES)
+    assert found.start == {"base": "vit_tiny_patch16_224", "checkpoint": Path("x.safetensors")}
+    assert source.results_file(given, "neurons").name == "neurons_animals.json"
+    assert source.results_file(asked(), "neurons").name == "neurons.json"
+
+
+def test_sub_tasks_are_drawn_or_named(images: Path) -> None:
+    found = source.Source("mine", images, {}, tuple(CLASSES))
+    assert [len(classes) for classes in found.sub_tasks(None, None)] == [2, 3]
+    assert found.sub_tasks([2], None) == found.sub_tasks([2], None)
+    assert found.sub_tasks(None, "dog, ant") == [["ant", "dog"]]
+
+
+def test_a_folder_without_the_classes_of_a_figure_is_refused_in_one_line(images: Path) -> None:
+    found = source.Source("mine", images, {}, tuple(CLASSES))
+    with pytest.raises(UnknownNameError, match=r"no class in .*animals 'dogg'; did you mean 'dog'"):
+        found.sub_tasks(None, "dogg")
+    with pytest.raises(DataError, match=r"up to 3 of the 4 classes in .*, and one of 4 was asked for") as refused:
+        found.sub_tasks([2, 4], None, most=3)
+    with pytest.raises(SystemExit, match="give --tasks up to 3"), source.refusals():
+        raise refused.value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--base", "vit_tiny_patch16_224"), "its images are missing; give --data"),
+        (("--data", "."), "--base rendered does not know them; give --base NAME"),
+        (("--checkpoint", "x"), "are of a base of yours, not of rendered"),
+    ],
+)
+def test_options_that_contradict_one_another_are_refused(arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        source.source_from(asked(*arguments), Silent())
