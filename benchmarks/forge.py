@@ -3,11 +3,12 @@
     python benchmarks/forge.py                    # writes results/forge.json
     python benchmarks/forge.py --images 64 --model deit_tiny_patch16_224 --out /tmp/forge.json
     python benchmarks/forge.py --budgets 10       # and how many times the first all ten take
+    python benchmarks/forge.py --before CHECKOUT  # and the first budget by an older edgevit, in the same run
 
 Random weights cost what trained ones do; images are the rendered data set's, scaled up. Each budget runs in a process
-of its own with one cache, as two commands of a user would. Of the stages that run images through networks, what is not
-a pass of a network is timed beside it: sums over tokens and least squares. Options are forge's own; what is not given
-is its default.
+of its own with one cache, as two commands of a user would; an older edgevit has a cache of its own. Of the stages that
+run images through networks, what is not a pass of a network is timed beside it: sums over tokens and least squares.
+Options are forge's own; what is not given is its default.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "forge.json"
+CHECKOUT = Path(__file__).resolve().parents[1]
+RESULTS = CHECKOUT / "benchmarks" / "results" / "forge.json"
 MODEL = "deit_base_patch16_224"
 NO_PASSES = ("closed_form", "allocation")  # stages that run no image through a network
 RATES = (0.6, 0.8, 0.5, 0.7, 0.9, 0.4, 0.75, 0.85, 0.3, 0.65)
@@ -79,7 +81,18 @@ def derive(model: str, folder: Path, data: Path, rate: float, options: dict[str,
     seconds = derivation.record.seconds
     beside |= {stage: seconds[stage] for stage in NO_PASSES}
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
-    return {"seconds": seconds, "cpu_s": time.process_time(), "beside_passes_s": beside, "peak_bytes": peak_bytes}
+    return {"seconds": seconds, "beside_passes_s": beside, "peak_bytes": peak_bytes}
+
+
+def run(checkout: Path, title: str, arguments: list[str], cache: Path) -> dict[str, Any]:
+    """One derivation in a process of its own, by the edgevit of a checkout; its seconds by clock and of processor."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(checkout)}
+    command = [sys.executable, str(checkout / "benchmarks" / "forge.py"), *arguments]
+    used, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    wall_s, now = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+    return {"title": title, "wall_s": wall_s, "cpu_s": cpu_s, **json.loads(done.stdout)}
 
 
 def main() -> None:
@@ -89,6 +102,7 @@ def main() -> None:
     parser.add_argument("--gradients", type=int, help="forge.sensitivity_images")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--budgets", type=int, default=2, help=f"how many of the rates {RATES}")
+    parser.add_argument("--before", type=Path, help="a checkout of an older edgevit, whose model was this one, too")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # folder, data, rate: what a process of ours does
     given = parser.parse_args()
     asked = {"calibration_images": given.images, "sensitivity_images": given.gradients}
@@ -116,17 +130,22 @@ def main() -> None:
             started = time.monotonic()
             network(few)
         forward_s = (time.monotonic() - started) / len(few) * given.images
-        environment = {**os.environ, "XDG_CACHE_HOME": temporary}
+        before = None
+        if given.before:
+            folder = Path(temporary) / "before"
+            folder.mkdir()
+            (folder / "base.safetensors").symlink_to(Path(temporary) / "base.safetensors")
+            older = ["--images", str(given.images), "--one", str(folder), str(data), str(RATES[0])]
+            before = run(given.before.resolve(), f"an older edgevit, rate {RATES[0]:g}", older, folder)
         runs = []
         for i, rate in enumerate(RATES[: given.budgets]):
-            command = [sys.executable, __file__, *sys.argv[1:], "--one", temporary, str(data), str(rate)]
-            started = time.monotonic()
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
             title = f"{('first budget', 'second')[i] if i < 2 else 'then'}, rate {rate:g}"
-            runs.append({"title": title, "wall_s": time.monotonic() - started, **json.loads(done.stdout)})
+            one = [*sys.argv[1:], "--one", temporary, str(data), str(rate)]
+            runs.append(run(CHECKOUT, title, one, Path(temporary)))
     record = {
         "schema": 1, "model": given.model, "pixels": 224, **asdict(Config(**options)),
         "threads": torch.get_num_threads(), "load_average": load, "forward_s": forward_s, "runs": runs,
+        "before": before,
     }  # fmt: skip
     given.out.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1))

@@ -235,7 +235,8 @@ def forge() -> str:
     if data is None:
         return ""
     lines, runs = [], data["runs"]
-    shown = runs[:2]
+    before = data.get("before")
+    shown = [*runs[:2], *([before] if before else [])]
     for name in dict.fromkeys(name for run in shown for name in run["seconds"]):
         cells = [name]
         for run in shown:
@@ -251,6 +252,9 @@ def forge() -> str:
         f"{data['load_average']:.1f} at the start. A forward pass of the calibration images alone: "
         f"{data['forward_s']:.0f} s. In brackets: without the passes of networks, forward and backward.\n"
     )
+    if before:
+        now_s, then_s = runs[0]["cpu_s"], before["cpu_s"]
+        told += f"Processor time of a first budget: {now_s:.0f} s, {now_s / then_s:.2f} of the older {then_s:.0f} s.\n"
     if len(runs) > 2:
         times = sum(run["wall_s"] for run in runs) / runs[0]["wall_s"]
         told += f"{len(runs)} budgets, each a command of its own, take {times:.1f} times the first.\n"
