@@ -83,6 +83,7 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/many.py
 	$(BIN)/python benchmarks/many.py --purification validated --separate 2
 	$(BIN)/python benchmarks/meet.py here
+	$(BIN)/python benchmarks/meet.py here --model deit_small
 	$(BIN)/python benchmarks/meet.py here --model demo --repeats 2
 	$(BIN)/python benchmarks/shapes.py
 	$(BIN)/python benchmarks/efficiency.py methods
@@ -98,6 +99,8 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/equal_latency.py
 	$(BIN)/python benchmarks/distillation.py
 	$(BIN)/python benchmarks/rivals.py
+	$(BIN)/python benchmarks/published.py --base demo
+	$(BIN)/python benchmarks/published.py
 	$(BIN)/python benchmarks/dimensions.py
 	$(BIN)/python benchmarks/accuracy.py
 	$(BIN)/python benchmarks/results.py

@@ -38,6 +38,7 @@ HIGHEST = 0.95  # of forge alone: the others end before
 SEEDS = (42, 43, 44)
 STEPS, BATCH, LR = 200, 48, 3e-4
 BASELINE_RATE = 0.8  # the fine-tuned base does not depend on the rate: it is taken once, beside this one
+PUBLISHED_RATE = 0.9  # the same in published.py, whose other rates come after it
 
 Options = dict[str, Any]
 
@@ -104,7 +105,7 @@ class Case:
     batch_size: int = BATCH
     lr: float = LR
     schedule: Literal["constant", "cosine"] = "cosine"
-    data: Literal["rendered", "digits", "fashion"] = "rendered"
+    data: Literal["rendered", "digits", "fashion", "demo"] = "rendered"
     supernet_steps: int | None = None  # of the super-network that the case slices
 
     def key(self, base_sha256: str) -> str:
@@ -114,6 +115,8 @@ class Case:
     @property
     def takes_finetuned_base(self) -> bool:
         """Once per task and seed."""
+        if self.table == "published":
+            return self.variant == "forge" and self.rate == PUBLISHED_RATE
         if self.table in ("dimensions", "rivals"):
             return self.variant == "forge" and self.steps > 0 and self.rate == BASELINE_RATE
         return self.table in ("main", "digits") and self.variant == "vulcan" and self.rate == BASELINE_RATE

@@ -25,6 +25,7 @@ import meet
 import neurons
 import older
 import predictions
+import published
 import rivals
 import turns
 from tables import grouped, load, percent, points, table
@@ -354,6 +355,7 @@ def main() -> None:
         accuracy_tables.section(data, load("attention"), given.out.parent),
         dimensions.section(load("dimensions")),
         rivals.section(load("rivals")),
+        published.section(load("published")),
         embedding.section(load("embedding")),
         agnostic.section(load("agnostic")),
         attention.section(load("criteria")),

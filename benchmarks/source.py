@@ -119,7 +119,7 @@ def source_from(given: argparse.Namespace, progress: Progress) -> Source:
             raise OptionError(f"--base {given.base} is a base of yours, and its images are missing; give --data FOLDER")
         if given.checkpoint or given.base_classes:
             raise OptionError(f"--checkpoint and --base-classes are of a base of yours, not of {given.base}")
-        return _own(given.base, progress)
+        return own(given.base, progress)
     if given.base in OURS:
         raise OptionError(f"--data has images of yours, and --base {given.base} does not know them; give --base NAME")
     found = class_names(given.data)
@@ -128,7 +128,7 @@ def source_from(given: argparse.Namespace, progress: Progress) -> Source:
     return Source(f"{given.data.name}, {given.base}", given.data, known, tuple(found))
 
 
-def _own(base: str, progress: Progress, **changed: Any) -> Source:
+def own(base: str, progress: Progress, **changed: Any) -> Source:
     """The project's images and base, or one of that recipe whose timm arguments are changed."""
     import base as rendered
     import demo
@@ -155,7 +155,7 @@ def small_from(given: argparse.Namespace, progress: Progress) -> Source | None:
     None: there is no --small.
     """
     if given.data is None:
-        return _own(given.base, progress, embed_dim=SMALL)
+        return own(given.base, progress, embed_dim=SMALL)
     if given.small is None:
         return None
     return source_from(

@@ -3,9 +3,10 @@
     python benchmarks/turns.py            # several minutes
 
 Three ONNX models, on one thread: one, the same again, and one of twice its layers. As many processes as there are
-cores compute in bursts of random length. The models are benched in turns, and each by itself, with the bursts going on
-for all of them, or for all but the first, as it may well be. A ratio is right that is within 5 % of what turns without
-the bursts gave: of the same model, 1. Of models in turns it is the figure that the bench judges by, of others the p50.
+cores compute in bursts of random length. The models are benched in turns, alternating in one process or each in its
+own, and each by itself, with the bursts going on for all of them, or for all but the first, as it may well be. A ratio
+is right that is within 5 % of what turns without the bursts gave: of the same model, 1. Of models in turns it is the
+figure that the bench judges by, of others the p50.
 """
 
 from __future__ import annotations
@@ -78,9 +79,9 @@ def bursts(seed: int, count: int) -> Iterator[None]:
             other.wait()
 
 
-def turns(models: Sequence[Path], rounds: int) -> list[float]:
+def turns(models: Sequence[Path], rounds: int, *, alternate: bool = False) -> list[float]:
     """The ratios to the first, as a bench in turns tells them."""
-    runs = bench_in_turns(models, HOW, rounds=rounds).runs
+    runs = bench_in_turns(models, HOW, rounds=rounds, alternate=alternate).runs
     return [found.ratio for found in decisive(compare_within(runs))]
 
 
@@ -98,8 +99,9 @@ def alone(models: Sequence[Path], rounds: int, *, quiet_first: bool, seed: int, 
 
 def trial(models: Sequence[Path], rounds: int, seed: int, cores: int) -> dict[str, list[float]]:
     with bursts(seed, cores):
-        in_turns = turns(models, rounds)
+        in_turns, alternating = turns(models, rounds), turns(models, rounds, alternate=True)
     return {
+        "in turns, alternating": alternating,
         "in turns": in_turns,
         "each by itself": alone(models, rounds, quiet_first=False, seed=seed, cores=cores),
         "each by itself, the first quiet": alone(models, rounds, quiet_first=True, seed=seed, cores=cores),

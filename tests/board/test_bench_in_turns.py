@@ -172,7 +172,7 @@ while True:
 def test_the_ratios_hold_on_a_machine_that_others_keep_busy_in_bursts(tmp_path):
     """One model twice, and one of half its layers, while two processes per core compute now and then.
 
-    Within 5 % would take more rounds than a test has seconds for: see benchmarks/turns.py.
+    Here the models alternate. In processes of their own, 5 % takes more rounds: see benchmarks/turns.py.
     """
     whole, half = write_layers(tmp_path / "whole.onnx", 8), write_layers(tmp_path / "half.onnx", 4)
     same = shutil.copy(whole, tmp_path / "same.onnx")
@@ -181,7 +181,7 @@ def test_the_ratios_hold_on_a_machine_that_others_keep_busy_in_bursts(tmp_path):
     # Each in a session of its own: Linux may share a core out by sessions, and ours would pay for them alone.
     others = [subprocess.Popen([sys.executable, "-c", one], start_new_session=True) for one in code]
     try:
-        runs = bench_in_turns([whole, same, half], how, rounds=6).runs
+        runs = bench_in_turns([whole, same, half], how, rounds=6, alternate=True).runs
     finally:
         for other in others:
             other.kill()
@@ -191,5 +191,5 @@ def test_the_ratios_hold_on_a_machine_that_others_keep_busy_in_bursts(tmp_path):
     same_again, of_half = decisive(compare_within(runs))
     assert (same_again.after, of_half.after, of_half.rounds, of_half.figure) == ("same", "half", 6, "processor")
     assert of_half.outcome == "better"
-    assert same_again.ratio == pytest.approx(1, abs=0.1)
-    assert of_half.ratio == pytest.approx(0.5, abs=0.1)
+    assert same_again.ratio == pytest.approx(1, rel=0.05)
+    assert of_half.ratio == pytest.approx(0.5, rel=0.05)

@@ -1,0 +1,230 @@
+"""Every method trained for as long as Vulcan's own rule says: accuracy against images seen.
+
+    python benchmarks/published.py --base demo                 # everything that is not in results/published.json yet
+    python benchmarks/published.py --base demo --rates 0.9 --seeds 1 --method forge vulcan
+    python benchmarks/published.py                             # of the 24 rendered classes
+
+Vulcan's rule gives as many passes over a task's images as its paper trained for (`vulcan.steps_rule=data`); every
+method that trains gets that length. Vulcan and NuWa are there with the choices of their papers, too, and the
+super-network is trained for that length once, for all of its sizes. The first sub-task has three seeds, the others one;
+at the rate that tells most, runs of a sixteenth and a quarter of the length show what it is worth. The learning rate is
+chosen for each method on the validation part, in runs of a quarter of the length. Accuracy is reported on `val/`, which
+no derivation ever sees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accuracy import BATCH, PUBLISHED_RATE, SEEDS, TASK_SIZES, Case, Options, load, open_places, run_all
+from accuracy_tables import baselines_table, of_newest_base
+from rivals import METHODS, TAUGHT
+from tables import Row, derived, percent, picked, seeds_told, table
+
+RESULTS = Path(__file__).parent / "results" / "published.json"
+SIZES = {"rendered": (TASK_SIZES[1], TASK_SIZES[0], TASK_SIZES[2]), "demo": (4, 3, 2)}  # the first has every seed
+RATES = (PUBLISHED_RATE, 0.8, 0.6, 0.2)
+PARTS = (1 / 16, 1 / 4)  # of the length
+LRS = (3e-4, 1e-4, 1e-3)
+RIVALS = ("nvit", "mdp", "taylor", "xpruner", "dcvit", "corp", "wanda", "magnitude, all dimensions", "random")
+FULL, CURVE, TUNING = "published", "published curve", "published lr"  # tables of the rows
+NUWA: Options = {
+    "purification": "always", "purification_steps": 10_000, "purification_batch": 1, "factorisation": "weights",
+    "widths": "energy", "neurons": "activation",
+}  # fmt: skip
+VULCAN: Options = {"anchor_update": "batch", "multiplier_update": "ascent", "reduction": "paper"}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One method as it is trained here."""
+
+    method: str
+    options: Options = field(default_factory=dict)
+    shapes: Mapping[float, str] = field(default_factory=dict)  # at a rate; elsewhere fused
+    trained: bool = True
+    supernet: bool = False
+    schedule: str = "cosine"
+
+    def shape(self, rate: float) -> str:
+        return self.shapes.get(rate, "fused")
+
+
+PAPER = dict.fromkeys(RATES, "paper")
+KEPT = {PUBLISHED_RATE: "paper"}  # heads and blocks all stay, and `fused` ends before
+WAYS: dict[str, Way] = {
+    "forge": Way("forge"),
+    "vulcan, as published": Way("vulcan", VULCAN, PAPER, schedule="constant"),
+    "vulcan": Way("vulcan", {}, KEPT),
+    "vulcan + teacher": Way("vulcan", TAUGHT, KEPT),
+    "nuwa, as published": Way("nuwa", NUWA, PAPER, trained=False),
+    "nuwa, fine-tuned": Way("nuwa", TAUGHT, KEPT),
+    "super-network": Way("skd", {}, PAPER, trained=False, supernet=True),
+    **{name: Way(METHODS[name][0], {**METHODS[name][1], **TAUGHT}, METHODS[name][2]) for name in RIVALS},
+}
+
+
+def length(rate: float, images: int) -> int:
+    """Optimiser steps of BATCH images that Vulcan's rule gives to a task of so many training images."""
+    from edgevit.derive.methods.vulcan.method import Config, default_steps
+
+    return default_steps(Config(steps_rule="data"), rate, images, BATCH)
+
+
+def _case(base: str, kind: str, name: str, task: int, rate: float, seed: int, steps: int, lr: float) -> Case:
+    way = WAYS[name]
+    return Case(
+        kind, task, rate, seed, name, way.method, way.options, way.shape(rate), steps if way.trained else 0, BATCH, lr,
+        way.schedule, base, steps if way.supernet else None,  # type: ignore[arg-type]  # literals by name
+    )  # fmt: skip
+
+
+def tuning(base: str, names: Iterable[str], steps: int) -> Iterator[Case]:
+    """Runs by which the learning rate of each method is chosen."""
+    for name in names:
+        for lr in LRS if WAYS[name].trained else ():
+            yield _case(
+                base, TUNING, name, SIZES[base][0], PUBLISHED_RATE, SEEDS[0], max(round(PARTS[-1] * steps), 1), lr
+            )
+
+
+def chosen_lr(rows: Iterable[Row], base: str, name: str) -> float:
+    """The learning rate of the run that is best on the validation part; the middle one where there is none."""
+    way = WAYS[name]
+    runs = [row for row in rows if (row["table"], row["data"], row["variant"]) == (TUNING, base, name)]
+    if not way.trained or not runs:
+        return LRS[0]
+
+    def validated(row: Row) -> float:
+        seen = row["validation"]
+        return float(seen["trained"] if seen["pruned"] is None else seen["pruned"])
+
+    return float(max(runs, key=validated)["lr"])
+
+
+def cases(
+    base: str, names: Sequence[str], rates: Sequence[float], seeds: int, images: Mapping[int, int], rows: Sequence[Row]
+) -> Iterator[Case]:
+    """Every derivation but those of `tuning`, in the order in which a reader would miss it.
+
+    Args:
+        images: number of training images of each sub-task.
+    """
+    first, *others = SIZES[base]
+    places = [(first, SEEDS[0]), *((first, seed) for seed in SEEDS[1:seeds]), *((size, SEEDS[0]) for size in others)]
+    for rate in rates:
+        for task, seed in places:
+            for name in names:
+                # A super-network is trained once, for all of its sizes.
+                steps = length(PUBLISHED_RATE if WAYS[name].supernet else rate, images[task])
+                yield _case(base, FULL, name, task, rate, seed, steps, chosen_lr(rows, base, name))
+    for part in PARTS:
+        for name in names:
+            if WAYS[name].trained:
+                steps = max(round(part * length(PUBLISHED_RATE, images[first])), 1)
+                yield _case(base, CURVE, name, first, PUBLISHED_RATE, SEEDS[0], steps, chosen_lr(rows, base, name))
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+TEXT = """## At published length, {base} base
+
+Every method that trains sees as many images as Vulcan's own rule gives it (up to {most} steps of {batch}), at its own
+learning rate of {lrs}, chosen on the validation part in runs of a quarter of the length. As published: the choices of
+the paper, which keep every head and block; Vulcan's shapes are `paper`, NuWa trains masks for 10,000 steps of one image
+and nothing else. Rivals are distilled as forge is. Base top-1 {top1:.1f} % on all classes; {seeds} of the first
+sub-task, one of the others. Images are rendered by the project: no ImageNet result. Empty: out of reach, or not run.
+"""
+
+
+def section(data: dict[str, Any] | None) -> str:
+    """The part of RESULTS.md."""
+    if data is None:
+        return ""
+    parts: list[str] = []
+    for base in SIZES:
+        if rows := [row for row in of_newest_base(data["rows"].values()) if row["data"] == base]:
+            parts += _of_base(base, rows)
+    return "\n".join(parts)
+
+
+def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
+    full, curve = picked(rows, table=FULL), picked(rows, table=CURVE)
+    if not full:
+        return
+    first = picked(full, task=SIZES[base][0])
+    yield TEXT.format(
+        base={"demo": "the demo's", "rendered": "the rendered"}[base],
+        most=max(row["images_seen"] for row in full) // BATCH,
+        batch=BATCH,
+        lrs=", ".join(f"{lr:g}" for lr in LRS),
+        top1=100 * full[0]["base_top1"],
+        seeds=seeds_told(first or full),
+    )
+    yield baselines_table(full)
+    lines = []
+    for task in SIZES[base]:
+        for name in WAYS:
+            found = picked(full, task=task, variant=name)
+            cells = [percent(derived(picked(found, rate=rate))) for rate in RATES]
+            if any(cells):
+                lr = f"{found[0]['lr']:g}" if WAYS[name].trained else ""
+                lines.append([f"{task} classes, {name}", lr, *cells])
+    yield table(["", "learning rate", *(f"{rate:g}" for rate in RATES)], lines)
+    longest = [row for row in first if row["rate"] == PUBLISHED_RATE and row["seed"] == SEEDS[0]]
+    lengths = sorted({row["steps"] for row in (*curve, *longest) if row["steps"]})
+    lines = []
+    for name in WAYS:
+        found = picked([*curve, *longest], variant=name)
+        if WAYS[name].trained and found:
+            lines.append([name, *(percent(derived(picked(found, steps=steps))) for steps in lengths)])
+    if curve:
+        yield f"Against images seen, {SIZES[base][0]} classes, rate {PUBLISHED_RATE:g}, seed {SEEDS[0]}:\n"
+        yield table(["", *(f"{steps * BATCH} images" for steps in lengths)], lines)
+
+
+def train_images(base: str, sizes: Iterable[int], progress: Any) -> dict[int, int]:
+    """How many images each sub-task trains on."""
+    from source import own
+
+    source = own(base, progress)
+    return {size: len(source.task(source.sub_tasks([size], None)[0]).train) for size in sizes}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", choices=sorted(SIZES), default="rendered")
+    parser.add_argument("--method", nargs="+", choices=sorted(WAYS), default=list(WAYS), help="names in the table")
+    parser.add_argument("--rates", type=float, nargs="+", choices=RATES, default=list(RATES))
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds, of the first sub-task")
+    parser.add_argument("--tasks", type=int, help="how many of the sub-tasks; all of them if not given")
+    parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    from edgevit.cli.console import Console
+
+    progress = Console().progress
+    places = open_places([given.base], progress)
+    sizes = SIZES[given.base][: given.tasks]
+    images = train_images(given.base, SIZES[given.base], progress)
+
+    def do(wanted: Iterable[Case]) -> None:
+        rows = load(given.results)
+        keyed = {case.key(places[case.data].base_sha256): case for case in wanted if case.task in sizes}
+        due = {key: case for key, case in keyed.items() if key not in rows}
+        print(f"{len(keyed)} cases, {len(due)} to do", file=sys.stderr)
+        for line in run_all(due, places, given.results, given.jobs, progress):
+            print(line, file=sys.stderr)  # a rate that cannot be reached is a result
+
+    do(tuning(given.base, given.method, length(PUBLISHED_RATE, images[SIZES[given.base][0]])))
+    rows = of_newest_base(load(given.results).values())
+    do(cases(given.base, given.method, given.rates, given.seeds, images, rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Which derivations the benchmark at published length does, and its tables."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import accuracy
+import base
+import demo
+import published
+import pytest
+import timm
+
+from edgevit.derive.allocate.budget import make_budget
+from edgevit.derive.allocate.policy import check_reachable, make_policy
+from edgevit.derive.methods import load_method
+from edgevit.derive.options import make_config
+from edgevit.models.families import family_of
+
+IMAGES = {"demo": {4: 1800, 3: 1350, 2: 900}, "rendered": {12: 2700, 6: 1350, 18: 4050}}
+MODELS = {"demo": (demo.BASE_ARGS, len(demo.CLASSES)), "rendered": (base.RENDERED_ARGS, 24)}
+KEEP = ("vulcan", "nuwa", "corp", "wanda", "random")  # every head and block, and the embedding
+
+
+def row(case: accuracy.Case, **changed: Any) -> dict[str, Any]:
+    accuracies = dict.fromkeys(("base_full_head", "base_restricted", "base_finetuned"), 0.9)
+    return {
+        **asdict(case), "base_sha256": "b", "base_top1": 0.9, "accuracy": {**accuracies, "derived": 0.8},
+        "validation": {"trained": case.lr, "pruned": None}, "images_seen": case.steps * case.batch_size,
+        "test_images": 600, **changed,
+    }  # fmt: skip
+
+
+def cases(name: str, rows: list[dict[str, Any]] | None = None) -> list[accuracy.Case]:
+    return list(published.cases(name, list(published.WAYS), published.RATES, 3, IMAGES[name], rows or []))
+
+
+def test_the_length_is_as_many_passes_over_the_images_as_the_paper_has() -> None:
+    # 6250 R^2 + 1250 R steps of 256 images, of a task of 32,500: 39.4 passes at a rate of 0.8.
+    assert published.length(0.8, 1800) == round(5000 * 256 / 32_500 * 1800 / 48)
+    assert published.length(0.9, 1800) > published.length(0.8, 1800)
+
+
+@pytest.mark.parametrize("name", sorted(published.SIZES))
+def test_every_case_is_another_reaches_its_rate_and_has_options_of_its_method(name: str) -> None:
+    found = cases(name)
+    assert len({case.key("b") for case in found}) == len(found)
+    arguments, outputs = MODELS[name]
+    network = timm.create_model(base.TIMM_NAME, num_classes=outputs, **arguments)
+    family = family_of(network)
+    dims, geometry = [block.dims for block in family.read(network)], family.geometry(network)
+    whole = geometry.macs(dims), geometry.params(dims)
+    for case in found:
+        module = load_method(case.method)
+        assert isinstance(make_config(case.method, module, case.options), module.Config)
+        if case.method in KEEP and not case.options.get("cut_embedding"):
+            check_reachable(dims, geometry, make_budget(*whole, rate=case.rate), make_policy(case.shape))
+
+
+def test_all_that_trains_for_one_rate_and_task_sees_as_many_images_and_one_net_serves_every_rate() -> None:
+    found = [case for case in cases("demo") if case.table == published.FULL]
+    for task, images in IMAGES["demo"].items():
+        for rate in published.RATES:
+            steps = {case.steps for case in found if (case.task, case.rate) == (task, rate) and case.steps}
+            assert steps == {published.length(rate, images)}
+        assert len({case.supernet_steps for case in found if case.task == task and case.supernet_steps}) == 1
+    finetuned = [(case.task, case.seed) for case in found if case.takes_finetuned_base]
+    assert sorted(finetuned) == [(2, 42), (3, 42), (4, 42), (4, 43), (4, 44)]
+
+
+def test_the_learning_rate_is_that_of_the_best_run_on_the_validation_part() -> None:
+    tried = list(published.tuning("demo", ["forge", "nuwa, as published"], 400))
+    assert [case.lr for case in tried] == list(published.LRS) and {case.steps for case in tried} == {100}
+    rows = [row(case, validation={"trained": 0.5, "pruned": case.lr}) for case in tried]
+    assert published.chosen_lr(rows, "demo", "forge") == max(published.LRS)
+    assert published.chosen_lr(rows, "rendered", "forge") == published.chosen_lr([], "demo", "forge") == 3e-4
+    assert {case.lr for case in cases("demo", rows) if case.variant == "forge"} == {max(published.LRS)}
+
+
+def test_tables_show_what_is_there() -> None:
+    rows = [row(case) for case in cases("demo") if case.variant in ("forge", "vulcan, as published")]
+    told = published.section({"rows": dict(enumerate(rows))})
+    assert "| 4 classes, forge | 0.0003 | 80.0 (80.0 to 80.0) |" in told
+    assert "| 3 classes, forge | 0.0003 | 80.0 | 80.0 | 80.0 | 80.0 |" in told
+    lengths = [round(part * published.length(0.9, 1800)) for part in (*published.PARTS, 1)]
+    assert "| " + " | ".join(["", *(f"{steps * 48} images" for steps in lengths)]) + " |" in told
+    assert "| vulcan, as published | 80.0 | 80.0 | 80.0 |" in told and "n = 3" in told
+    few = [one for one in rows if one["rate"] == 0.9 and one["task"] == 4 and one["table"] == published.FULL]
+    told = published.section({"rows": dict(enumerate(few))})
+    assert "| 4 classes, forge | 0.0003 | 80.0 (80.0 to 80.0) |  |  |  |" in told
+    assert published.section(None) == published.section({"rows": {}}) == ""
