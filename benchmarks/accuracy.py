@@ -448,6 +448,18 @@ def run_all(due: dict[str, Case], places: dict[str, Place], file: Path, jobs: in
     return failed
 
 
+def complete(wanted: Iterable[Case], places: dict[str, Place], file: Path, jobs: int, progress: Any) -> list[str]:
+    """Do what is wanted and not in the file yet; return what could not be done. A rate out of reach is a result."""
+    rows = load(file)
+    keyed = {case.key(places[case.data].base_sha256): case for case in wanted}
+    due = {key: case for key, case in keyed.items() if key not in rows}
+    print(f"{len(keyed)} cases, {len(due)} to do", file=sys.stderr)
+    failed = run_all(due, places, file, jobs, progress)
+    for line in failed:
+        print(f"could not be done: {line}", file=sys.stderr)
+    return failed
+
+
 def shortened(case: Case, steps: int) -> Case:
     """The case with so many steps wherever it trains."""
     supernet_steps = case.supernet_steps and steps
@@ -478,13 +490,7 @@ def main() -> None:
         and given.method in (None, case.method)
     ]
     places = open_places(dict.fromkeys(case.data for case in wanted), progress)
-    rows = load(results)
-    keyed = {case.key(places[case.data].base_sha256): case for case in wanted}
-    due = {key: case for key, case in keyed.items() if key not in rows}
-    print(f"{len(keyed)} cases, {len(due)} to do", file=sys.stderr)
-    failed = run_all(due, places, results, given.jobs, progress)
-    if failed:
-        sys.exit("could not be done:\n" + "\n".join(failed))
+    sys.exit(1 if complete(wanted, places, results, given.jobs, progress) else 0)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,11 @@ Everything is chosen on the validation part; accuracy is reported on `val/`, whi
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from accuracy import SEEDS, STEPS, TASK_SIZES, Case, Options, load, open_places, run_all
+from accuracy import SEEDS, STEPS, TASK_SIZES, Case, Options, complete, open_places
 from accuracy_tables import baselines_table, of_newest_base
 from older import TITLE
 from tables import Row, derived, percent, picked, table
@@ -123,13 +122,9 @@ def main() -> None:
     progress = Console().progress
     places = open_places(["rendered"], progress)
     of_part = cases()
-    wanted = [case for part in PARTS if given.only in (None, part) for case in of_part[part]]
-    rows = load(given.results)
-    keyed = {case.key(places[case.data].base_sha256): case for case in wanted if case.seed in SEEDS[: given.seeds]}
-    due = {key: case for key, case in keyed.items() if key not in rows}
-    print(f"{len(keyed)} cases, {len(due)} to do", file=sys.stderr)
-    for line in run_all(due, places, given.results, given.jobs, progress):
-        print(line, file=sys.stderr)  # a rate that cannot be reached is a result
+    parts = [part for part in PARTS if given.only in (None, part)]
+    wanted = [case for part in parts for case in of_part[part] if case.seed in SEEDS[: given.seeds]]
+    complete(wanted, places, given.results, given.jobs, progress)
 
 
 if __name__ == "__main__":

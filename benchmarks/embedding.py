@@ -11,13 +11,12 @@ form: its top-1 on the validation part, which a choice would go by, and on `val/
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from accuracy import SEEDS, TASK_SIZES, Case, load, open_places, run_all
+from accuracy import SEEDS, TASK_SIZES, Case, complete, open_places
 from accuracy_tables import of_newest_base
 from base import RENDERED_ARGS
 from tables import Row, derived, grouped, percent, picked, points, table
@@ -102,12 +101,7 @@ def main() -> None:
     progress = Console().progress
     places = open_places(["rendered"], progress)
     wanted = cases(given.tasks, SEEDS[: given.seeds], given.rates)
-    keyed = {case.key(places[case.data].base_sha256): case for case in wanted}
-    rows = load(given.results)
-    due = {key: case for key, case in keyed.items() if key not in rows}
-    print(f"{len(keyed)} cases, {len(due)} to do", file=sys.stderr)
-    for line in run_all(due, places, given.results, given.jobs, progress):
-        print(line, file=sys.stderr)  # a width that cannot be had at this rate
+    complete(wanted, places, given.results, given.jobs, progress)  # some widths cannot be had at a rate
 
 
 if __name__ == "__main__":

@@ -15,13 +15,12 @@ no derivation ever sees.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accuracy import BATCH, PUBLISHED_RATE, SEEDS, TASK_SIZES, Case, Options, load, open_places, run_all
+from accuracy import BATCH, PUBLISHED_RATE, SEEDS, TASK_SIZES, Case, Options, complete, load, open_places
 from accuracy_tables import baselines_table, of_newest_base
 from rivals import METHODS, TAUGHT
 from tables import Row, derived, percent, picked, seeds_told, table
@@ -214,12 +213,7 @@ def main() -> None:
     images = train_images(given.base, SIZES[given.base], progress)
 
     def do(wanted: Iterable[Case]) -> None:
-        rows = load(given.results)
-        keyed = {case.key(places[case.data].base_sha256): case for case in wanted if case.task in sizes}
-        due = {key: case for key, case in keyed.items() if key not in rows}
-        print(f"{len(keyed)} cases, {len(due)} to do", file=sys.stderr)
-        for line in run_all(due, places, given.results, given.jobs, progress):
-            print(line, file=sys.stderr)  # a rate that cannot be reached is a result
+        complete((case for case in wanted if case.task in sizes), places, given.results, given.jobs, progress)
 
     do(tuning(given.base, given.method, length(PUBLISHED_RATE, images[SIZES[given.base][0]])))
     rows = of_newest_base(load(given.results).values())

@@ -13,12 +13,11 @@ Everything is chosen on the validation part; accuracy is reported on `val/`, whi
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from accuracy import SEEDS, STEPS, TASK_SIZES, Case, Options, load, open_places, run_all
+from accuracy import SEEDS, STEPS, TASK_SIZES, Case, Options, complete, open_places
 from accuracy_tables import baselines_table, of_newest_base
 from tables import Row, derived, percent, picked, points, table
 
@@ -162,12 +161,7 @@ def main() -> None:
         for part, case in cases(tuple(given.tasks))
         if given.only in (None, part) and given.method in (None, case.method) and case.seed in SEEDS[: given.seeds]
     ]
-    rows = load(given.results)
-    keyed = {case.key(places[case.data].base_sha256): case for case in wanted}
-    due = {key: case for key, case in keyed.items() if key not in rows}
-    print(f"{len(keyed)} cases, {len(due)} to do", file=sys.stderr)
-    for line in run_all(due, places, given.results, given.jobs, progress):
-        print(line, file=sys.stderr)  # a rate that cannot be reached is a result
+    complete(wanted, places, given.results, given.jobs, progress)
 
 
 if __name__ == "__main__":
