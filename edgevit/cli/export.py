@@ -12,6 +12,8 @@ from edgevit.imports import importing
 from edgevit.request import BOARD, ENGINE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.table import Table
 
     from edgevit.engines.options import Options
@@ -68,20 +70,20 @@ def main(
             built = build_engine(request.model, opened, engine, console.progress)
         report = ModelFolder(request.folder).export.record()
     show(console, report, built)
-    console.show(next_command(request, board, built))
+    console.show(next_command(request, {"board": board, "ssh-config": ssh_config}, built))
 
 
-def next_command(request: ExportRequest, board: str | None, built: EngineRecord | None) -> str:
+def next_command(request: ExportRequest, where: Mapping[str, object], built: EngineRecord | None) -> str:
     """Measure it; and have an engine, which was chosen by validation images, judged on test images."""
     from shlex import quote
 
-    where = f" --board {quote(board)}" if board else ""
-    runner = " --runner tensorrt" if built and not board else ""
-    bench = f"Next: edgevit bench {quote(str(request.folder))}{where}{runner}"
+    there = "".join(f" --{name} {quote(str(value))}" for name, value in where.items() if value)
+    runner = " --runner tensorrt" if built and not there else ""
+    bench = f"Next: edgevit bench {quote(str(request.folder))}{there}{runner}"
     if built is None:
         return bench
     data = f" --data {quote(str(request.data))}" if request.data else "" if built.accuracy else " --data DIR"
-    return f"On test images: edgevit evaluate {quote(str(built.path))}{where}{data}\n{bench}"
+    return f"On test images: edgevit evaluate {quote(str(built.path))}{there}{data}\n{bench}"
 
 
 def show(console: Console, report: ExportRecord, engine: EngineRecord | None) -> None:

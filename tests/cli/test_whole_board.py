@@ -5,6 +5,7 @@ commands fit together, and nothing of TensorRT, of an Orin or of its speed.
 """
 
 import json
+import shlex
 
 import pytest
 from places import STANDINS
@@ -67,6 +68,8 @@ def test_the_commands_of_the_readme_lead_to_a_gated_bench_and_their_engine_is_re
 
     built = edgevit_main("export", exported, "--trt", "--no-accuracy", *orin_nx.options)
     assert built.code == 0, built.err
+    bench = shlex.join(map(str, ("edgevit", "bench", exported, *orin_nx.options)))
+    assert built.out.splitlines()[-1] == f"Next: {bench}"
     (record,) = ModelFolder(exported).export.engines()
     assert record.fingerprint.startswith("orin-nx-16gb-l4t36.4.3-trt10.3.0")
     assert record.accuracy.board == record.accuracy.host
