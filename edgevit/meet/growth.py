@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgevit.meet.boards import Searches
-from edgevit.meet.rounds import AIM, Search, Shape, Terms
+from edgevit.meet.rounds import AIM, LEAST_TWICE, Search, Shape, Terms
 
 if TYPE_CHECKING:
     from edgevit.derive.allocate.prices import Prices
@@ -64,7 +64,8 @@ def growth(searches: Searches, prices: Sequence[Prices]) -> Growth | None:
     """Where to grow from; None: nothing that was measured is within the budget.
 
     Where a plan that contains the start was measured above the budget, a change is worth what it was worth there;
-    else, in proportion to what the start takes.
+    else, in proportion to what the start takes, and less where the start itself grew by less than was predicted, or
+    changes came short twice.
     """
     best, judged = searches.best, searches.tightest
     if best is None or not judged.holds(judged.rounds[best].measured):
@@ -89,4 +90,14 @@ def _line(search: Search, prices: Prices, factors: Terms, best: int, over: int |
         more, taken = at(over)
         if more > cost and taken > start:
             return Line(search.budget, start, cost, (taken - start) / (more - cost))
-    return Line(search.budget, start, cost, start / cost)
+    return Line(search.budget, start, cost, start / cost * (_came_true(search, best) or search.twice_short or 1.0))
+
+
+def _came_true(search: Search, grown: int) -> float | None:
+    """Of the change by which a plan grew, the share that was measured, if it came short; None: it did not grow."""
+    one = search.rounds[grown]
+    before = None if one.at_least is None else search.measured_before(one.at_least)
+    if before is None or one.predicted <= before.measured.value:
+        return None
+    share = (one.measured.value - before.measured.value) / (one.predicted - before.measured.value)
+    return min(max(share, LEAST_TWICE), 1.0)

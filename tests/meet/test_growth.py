@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from some_rounds import PRICES, SHAPES, a_round, exactly
 
@@ -21,6 +23,29 @@ def test_a_plan_grows_from_the_largest_within_the_budget_as_that_was_measured() 
     cost = thin.shape.terms(PRICES).times(found.factors[0]).total
     assert list(found.limits()) == [(pytest.approx(cost * aim / 0.9),) for aim in AIMS]
     assert found.predicted([cost]) == (0.9,) and found.predicted([1.1 * cost]) == (pytest.approx(0.99),)
+
+
+def test_a_change_is_worth_less_where_changes_came_short_twice() -> None:
+    thin = a_round(0.9, predicted=0.8, shape=2)
+    found = growth(alone(a_round(1.2, shape=3), a_round(1.1, predicted=0.9, shape=3), thin), [PRICES])
+    assert found is not None
+    slope = (0.1 / 0.3 + 0.2 / 0.3) / 2
+    cost = found.lines[0].cost
+    assert found.predicted([1.1 * cost]) == (pytest.approx(0.9 * (1 + 0.1 * slope)),)
+
+
+def test_a_change_is_worth_what_it_was_worth_when_the_plan_last_grew() -> None:
+    start = a_round(0.9, shape=2)
+    grown = replace(a_round(0.93, predicted=0.98, shape=0), at_least=start.shape)
+    assert grown.shape.contains(start.shape)
+    found = growth(alone(a_round(1.2, shape=3), start, grown), [PRICES])
+    assert found is not None and found.start is grown.shape
+    cost = found.lines[0].cost
+    assert found.predicted([1.1 * cost]) == (pytest.approx(0.93 * (1 + 0.1 * 0.03 / 0.08)),)
+    more = replace(grown, predicted=0.92)
+    found = growth(alone(a_round(1.2, shape=3), start, more), [PRICES])
+    assert found is not None
+    assert found.predicted([1.1 * found.lines[0].cost]) == (pytest.approx(0.93 * 1.1),), "it took more than predicted"
 
 
 def test_a_plan_that_contains_it_and_is_too_slow_tells_what_a_change_is_worth() -> None:
