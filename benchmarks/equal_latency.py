@@ -40,22 +40,27 @@ TRIES, NEAR = 6, 0.015
 LOW, HIGH = 0.02, 0.98  # rates
 
 
-def nearest_rate(aim: float, measure: Callable[[float], float]) -> tuple[float, float]:
+def nearest_rate(aim: float, first: float, measure: Callable[[float], float]) -> tuple[float, float]:
     """The rate whose model takes nearest to the aim, and what it takes, as shares of the base.
 
-    Latency falls with the rate: between the nearest on both sides the next is interpolated, kept off the ends.
+    Latency falls with the rate, in steps: between the nearest on both sides of the aim the next is interpolated, kept
+    off the ends, and halfway where the last two lie on one side. `first` is where to begin.
     """
     above, below = (LOW, 1.0), (HIGH, 0.0)  # more than the aim; less
     best: tuple[float, float] | None = None
+    sides: list[bool] = []
     for _ in range(TRIES):
         between = (above[1] - aim) / (above[1] - below[1])
-        rate = above[0] + min(max(between, 0.1), 0.9) * (below[0] - above[0])
+        if len(sides) > 1 and sides[-1] == sides[-2]:
+            between = max(between, 0.5) if sides[-1] else min(between, 0.5)
+        rate = above[0] + min(max(between, 0.1), 0.9) * (below[0] - above[0]) if sides else first
         taken = measure(rate)
         if best is None or abs(taken - aim) < abs(best[1] - aim):
             best = rate, taken
         if abs(taken / aim - 1) <= NEAR:
             break
         above, below = ((rate, taken), below) if taken > aim else (above, (rate, taken))
+        sides.append(taken > aim)
     assert best is not None
     return best
 
@@ -100,7 +105,7 @@ def one(place: Place, base_of: str, task: int, seed: int, share: float, folder: 
         edgevit.export(out, fp16=False, accuracy=False)
         return float(in_turns([folder / "base", out], 8).ratio)
 
-    rate, _ = nearest_rate(aim, measure)
+    rate, _ = nearest_rate(aim, min(max(by_ms.model.spec.rate, LOW), HIGH), measure)
     both = {"ms": by_ms, "rate": made[rate]}
     beside = in_turns([folder / "ms", made[rate].folder], 10)
     return {
