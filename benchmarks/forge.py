@@ -118,6 +118,7 @@ def main() -> None:
     from safetensors.torch import save_file
 
     from edgevit.derive.methods.forge.method import Config
+    from edgevit.folder.writing import write_whole
 
     load = os.getloadavg()[0]
     data = dataset.ensure(CACHE)
@@ -137,18 +138,17 @@ def main() -> None:
             (folder / "base.safetensors").symlink_to(Path(temporary) / "base.safetensors")
             older = ["--images", str(given.images), "--one", str(folder), str(data), str(RATES[0])]
             before = run(given.before.resolve(), f"an older edgevit, rate {RATES[0]:g}", older, folder)
-        runs = []
+        record = {
+            "schema": 1, "model": given.model, "pixels": 224, **asdict(Config(**options)),
+            "threads": torch.get_num_threads(), "load_average": load, "forward_s": forward_s, "before": before,
+        }  # fmt: skip
+        runs: list[dict[str, Any]] = []
         for i, rate in enumerate(RATES[: given.budgets]):
             title = f"{('first budget', 'second')[i] if i < 2 else 'then'}, rate {rate:g}"
             one = [*sys.argv[1:], "--one", temporary, str(data), str(rate)]
             runs.append(run(CHECKOUT, title, one, Path(temporary)))
-    record = {
-        "schema": 1, "model": given.model, "pixels": 224, **asdict(Config(**options)),
-        "threads": torch.get_num_threads(), "load_average": load, "forward_s": forward_s, "runs": runs,
-        "before": before,
-    }  # fmt: skip
-    given.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps(record, indent=1))
+            write_whole(given.out, json.dumps({**record, "runs": runs}, indent=1) + "\n")  # they take hours
+    print(given.out.read_text())
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from edgevit.derive.cache import Cache
 from edgevit.errors import DataError
 from edgevit.folder.derivation import BaseCheckRecord, NeighbourRecord
 from edgevit.progress import Progress
-from edgevit.train.passes import Passes
+from edgevit.train.passes import Passes, multiplies_bf16
 
 IMAGES = 300  # of the validation part at most: a difference of 4 points in one direction shows
 NORMALISATIONS = ((IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), ((0.5,) * 3, (0.5,) * 3), ((0.0,) * 3, (1.0,) * 3))
@@ -132,7 +132,8 @@ def in_rings(answer: Mapping[int, int]) -> dict[int, int]:
 def ask(base: nn.Module, task: Task, passes: Passes, cache: Cache, identity: Mapping[str, Any]) -> Answers:
     """Let the whole base answer validation images, as it is read and under each neighbour; kept in the cache.
 
-    In fp32, whatever the training's precision. Every process does all of it.
+    Whatever the training's precision: multiplied in bf16 where the processor has it, as right answers are only counted
+    and compared, and else in fp32. Every process does all of it.
 
     Raises:
         DataError: its answers are no numbers.
@@ -140,7 +141,8 @@ def ask(base: nn.Module, task: Task, passes: Passes, cache: Cache, identity: Map
     split = task.validation.subset(IMAGES)
     tried = neighbours(split.preprocessing)
     splits = [split, *(replace(split, preprocessing=n.preprocessing) for n in tried)]
-    key = {**identity, "images": split.content_sha256(), "tried": [dict(s.preprocessing) for s in splits]}
+    tried_with = [dict(s.preprocessing) for s in splits]
+    key = {**identity, "images": split.content_sha256(), "tried": tried_with, "bf16": multiplies_bf16()}
 
     def take() -> dict[str, Tensor]:
         alone = replace(passes, shared=False)
@@ -175,7 +177,7 @@ def _answers(base: nn.Module, split: Split, columns: Sequence[int], passes: Pass
         logits = logits.float()
         found.append(torch.stack([logits.argmax(1), logits[:, list(columns)].argmax(1)]).cpu())
 
-    passes.run(base, split, see)
+    passes.run(base, split, see, quick=True)
     return torch.cat(found, 1)
 
 
