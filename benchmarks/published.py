@@ -15,6 +15,7 @@ no derivation ever sees.
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,14 +132,14 @@ def cases(
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
-TEXT = """## At published length, {base} base
-
-Every method that trains sees as many images as Vulcan's own rule gives it (up to {most} steps of {batch}), at its own
-learning rate of {lrs}, chosen on the validation part in runs of a quarter of the length. As published: the choices of
-the paper, which keep every head and block; Vulcan's shapes are `paper`, NuWa trains masks for 10,000 steps of one image
-and nothing else. Rivals are distilled as forge is. Base top-1 {top1:.1f} % on all classes; {seeds} of the first
-sub-task, one of the others. Images are rendered by the project: no ImageNet result. Empty: out of reach, or not run.
-"""
+TEXT = (
+    "Every method that trains sees as many images as Vulcan's own rule gives it (up to {most} steps of {batch}), "
+    "at its own learning rate of {lrs}, chosen on the validation part in runs of a quarter of the length. As "
+    "published: the choices of the paper, which keep every head and block; Vulcan's shapes are `paper`, and it "
+    "learns from labels; NuWa trains masks for 10,000 steps of one image and nothing else. Rivals are distilled "
+    "as forge is. Base top-1 {top1:.1f} % on all classes; {seeds} of the first sub-task, one of the others. "
+    "Images are rendered by the project: no ImageNet result. Empty: out of reach, or not run."
+)
 
 
 def section(data: dict[str, Any] | None) -> str:
@@ -157,14 +158,15 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
     if not full:
         return
     first = picked(full, task=SIZES[base][0])
-    yield TEXT.format(
-        base={"demo": "the demo's", "rendered": "the rendered"}[base],
+    name = {"demo": "the demo's", "rendered": "the rendered"}[base]
+    told = TEXT.format(
         most=max(row["images_seen"] for row in full) // BATCH,
         batch=BATCH,
         lrs=", ".join(f"{lr:g}" for lr in LRS),
         top1=100 * full[0]["base_top1"],
         seeds=seeds_told(first or full),
     )
+    yield f"## At published length, {name} base\n\n" + "\n".join(textwrap.wrap(told, 118)) + "\n"
     yield baselines_table(full)
     lines = []
     for task in SIZES[base]:
