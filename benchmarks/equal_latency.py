@@ -19,6 +19,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,9 +128,11 @@ def section(data: dict[str, Any] | None) -> str:
         return ""
     rows: list[Row] = data["rows"]
     far = max(abs(row["apart"][0] - 1) for row in rows)
+    ended = Counter(row["outcome"] for row in rows)
+    kept = f"{ended['met']} of {len(rows)} met, {ended['under']} below the window, {ended['over']} above the budget"
     head = (
         "Forge's closed form on the bases of the rendered data set and of the demo, one thread, `fused`. A budget in "
-        "milliseconds is met by measuring; beside it the rate whose model takes the same, measured in turns: the "
+        f"milliseconds is searched for ({kept}); beside it the rate whose model takes the same, measured in turns: the "
         f"two are at most {far:.1%} apart. Top-1 in percent on images that no derivation sees; mean and range over "
         f"seeds. Load average up to {max(row['load_average'] for row in rows):.1f}. These are images rendered by the "
         "project, and no ImageNet result."

@@ -24,10 +24,11 @@ def test_tables_show_what_rows_say() -> None:
     row = {
         "base_of": "demo", "task": 6, "seed": 42, "share": 0.5, "rate": 0.61, "apart": [1.004, 0.99, 1.01],
         "load_average": 0.5, "accuracy": {"ms": 0.9, "rate": 0.88}, "base_restricted": 0.92,
-        "embed": {"ms": 192, "rate": 144},
+        "embed": {"ms": 192, "rate": 144}, "outcome": "met",
     }  # fmt: skip
     told = section({"rows": [row, {**row, "seed": 43, "accuracy": {"ms": 0.92, "rate": 0.86}}]})
     assert "at most 0.4% apart" in told.replace("\n", " ")
+    assert "2 of 2 met, 0 below the window, 0 above" in told.replace("\n", " ")
     assert "91.0 (90.0 to 92.0)" in told and "+4.0 (+2.0 to +6.0)" in told
     assert section(None) == ""
     here = {
