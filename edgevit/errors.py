@@ -42,12 +42,21 @@ class UnknownNameError(EdgeVitError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = [str(k) for k in known]
-        close = get_close_matches(name, names, n=3, cutoff=0.5)
+        close = _nearest(name, names)
         if close:
             hint = f"did you mean {' or '.join(repr(c) for c in close)}?"
         else:
             hint = f"known: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
         super().__init__(f"no {kind} {name!r}; {hint}")
+
+
+def _nearest(name: str, names: list[str]) -> list[str]:
+    """Up to three names like this one; or that begin like it, as `vit_tiny` is how `vit_tiny_patch16_224` begins."""
+    begins: dict[str, str] = {}
+    for known in sorted(names, key=len):
+        begins.setdefault(known[: len(name)], known)
+    begun = [begins[one] for one in get_close_matches(name, begins, n=3, cutoff=0.75)]
+    return list(dict.fromkeys([*begun, *get_close_matches(name, names, n=3, cutoff=0.5)]))[:3]
 
 
 class OptionError(EdgeVitError):

@@ -1,5 +1,7 @@
 import inspect
 
+import pytest
+
 import edgevit.errors as errors
 
 
@@ -19,3 +21,16 @@ def test_the_tree_in_the_docstring_is_the_tree_in_the_code():
 def test_every_class_of_errors_says_what_it_is():
     kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
     assert len(kinds) > 10 and all(kind.__doc__ and kind.__doc__.rstrip().endswith(".") for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("vit_tinny", "vit_tiny_patch16_224"), ("deit_bas", "deit_base_patch16_224"), ("gcvit_tini", "gcvit_tiny")],
+)
+def test_a_name_that_is_the_beginning_of_a_longer_one_is_found(name, first):
+    known = ["deit_base_distilled_patch16_224", "deit_base_patch16_224", "gcvit_tiny", "vit_tiny_patch16_224"]
+    assert f"did you mean {first!r}" in str(errors.UnknownNameError("timm model", name, known))
+
+
+def test_a_name_like_no_other_is_answered_with_those_that_there_are():
+    assert str(errors.UnknownNameError("method", "xyz", ["forge", "nuwa"])) == "no method 'xyz'; known: forge, nuwa"

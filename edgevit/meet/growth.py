@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgevit.meet.boards import Searches
-from edgevit.meet.rounds import AIM, LEAST_TWICE, Search, Shape, Terms
+from edgevit.meet.rounds import AIM, Search, Shape, Terms
 
 if TYPE_CHECKING:
     from edgevit.derive.allocate.prices import Prices
 
 # Shares of the budget to grow to: the middle of the window, and where no step is as small, as near as noise allows.
 AIMS = (AIM, 0.998)
+LEAST_SHARE = 0.2  # of the change by which a plan is to grow that is believed to come true
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,7 @@ def growth(searches: Searches, prices: Sequence[Prices]) -> Growth | None:
     """Where to grow from; None: nothing that was measured is within the budget.
 
     Where a plan that contains the start was measured above the budget, a change is worth what it was worth there;
-    else, in proportion to what the start takes, and less where the start itself grew by less than was predicted, or
-    changes came short twice.
+    else, in proportion to what the start takes, and less where the start itself grew by less than was predicted.
     """
     best, judged = searches.best, searches.tightest
     if best is None or not judged.holds(judged.rounds[best].measured):
@@ -90,7 +90,7 @@ def _line(search: Search, prices: Prices, factors: Terms, best: int, over: int |
         more, taken = at(over)
         if more > cost and taken > start:
             return Line(search.budget, start, cost, (taken - start) / (more - cost))
-    return Line(search.budget, start, cost, start / cost * (_came_true(search, best) or search.twice_short or 1.0))
+    return Line(search.budget, start, cost, start / cost * (_came_true(search, best) or 1.0))
 
 
 def _came_true(search: Search, grown: int) -> float | None:
@@ -100,4 +100,4 @@ def _came_true(search: Search, grown: int) -> float | None:
     if before is None or one.predicted <= before.measured.value:
         return None
     share = (one.measured.value - before.measured.value) / (one.predicted - before.measured.value)
-    return min(max(share, LEAST_TWICE), 1.0)
+    return min(max(share, LEAST_SHARE), 1.0)

@@ -34,8 +34,7 @@ MOVE = 0.2  # of these deviations, how far the factors of the next plan may be f
 LEAST_NOISE = 0.01  # of a measurement: what four factors cannot express differs from plan to plan
 LEAST_FACTOR = 0.2  # a term that takes next to nothing gives no time back
 LEAST_LIMIT = 0.01  # of the aim: what is hoped for may be less than nothing where a budget is out of reach
-LEAST_SHARE = 0.6  # of a predicted change that is believed to come true, after one that came short
-LEAST_TWICE = 0.2  # after two that did
+LEAST_SHARE = 0.6  # of a predicted change that is believed to come true
 CONFIDENT = 1.96  # standard deviations on each side that a 95 % interval spans
 
 
@@ -220,24 +219,6 @@ class Search:
         """What corrects these prices by what was measured in all rounds, and for earlier budgets."""
         return correct([(one.shape.terms(prices), one.measured) for one in (*self.earlier, *self.rounds)])
 
-    def _came_true(self, number: int) -> float:
-        """Of the change that was predicted of a round against the one before, the share that was measured."""
-        before, one = self.rounds[number - 1].measured.value, self.rounds[number]
-        promised, kept = one.predicted - before, one.measured.value - before
-        return kept / promised if promised * kept > 0 else 1.0
-
-    @property
-    def twice_short(self) -> float | None:
-        """What share of a predicted change comes true, where the last two came short; None: they did not.
-
-        One that comes short may be chance. Two are the slope of the place: the blocks that a change is made of take
-        less than their part of the whole.
-        """
-        if len(self.rounds) <= 2:
-            return None
-        before, last = self._came_true(len(self.rounds) - 2), self._came_true(len(self.rounds) - 1)
-        return max((before + last) / 2, LEAST_TWICE) if before < 1 and last < 1 else None
-
     @property
     def limit(self) -> float:
         """What the next plan may take by the corrected table: the aim, or more where the last plan came short.
@@ -249,7 +230,7 @@ class Search:
         aim = AIM * self.budget
         if len(self.rounds) < 2:
             return aim
-        last = self.rounds[-1].measured.value
-        least = min(self.twice_short or LEAST_SHARE, LEAST_SHARE)
-        share = min(max(self._came_true(len(self.rounds) - 1), least), 1.0)
-        return max(last + (aim - last) / share, LEAST_LIMIT * aim)
+        before, last = self.rounds[-2].measured.value, self.rounds[-1]
+        promised, kept = last.predicted - before, last.measured.value - before
+        share = min(max(kept / promised, LEAST_SHARE), 1.0) if promised * kept > 0 else 1.0
+        return max(last.measured.value + (aim - last.measured.value) / share, LEAST_LIMIT * aim)

@@ -24,6 +24,7 @@ from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameE
 from edgevit.folder.model import BaseFacts, ClassLabel, ModelSpec
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.writing import file_sha256, new_folder
+from edgevit.models.copies import without_values
 from edgevit.models.families import family_like, family_of, load_family, name_of
 from edgevit.models.prediction import Picture, Prediction, judge, rgb_images
 from edgevit.models.request import check_base, check_model_folder
@@ -253,11 +254,12 @@ def network_without_weights(base: str | Path, model_args: Mapping[str, Any] | No
 
 def _filled(name: str, args: dict[str, Any], checkpoint: Path, progress: Progress) -> Any:
     """Make a timm model with the weights of a file, and as many classes as they have, which `args` then says, too."""
-    with torch.device("meta"):
+    with without_values():
         family = family_like(_create(name, args))
     weights = family.named(read_weights(checkpoint))
     args.setdefault("num_classes", weights.classes)  # perhaps not ImageNet's, or none
-    network = _create(name, args)
+    with without_values():  # which would be drawn to be replaced
+        network = _create(name, args)
     weights = family.fitted(weights, network, name, resample="img_size" in args)
     try:
         fill(network, weights.state, checkpoint, name)
@@ -313,7 +315,7 @@ def load(folder: str | Path) -> Model:
             f"copy the folder again, or derive it again"
         )
     try:
-        with torch.device("meta"):
+        with without_values():
             network = _create(spec.timm_name, spec.timm_args)
         family = family_of(network)
     except (OptionError, UnknownNameError, UnsupportedModelError) as error:

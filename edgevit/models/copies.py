@@ -1,12 +1,41 @@
-"""Copies of networks, free of what training and observing left behind."""
+"""Copies of networks, free of what training and observing left behind, and networks without values."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import init
+from torch.overrides import TorchFunctionMode
+
+# What fills a tensor, and what timm's truncated normal goes through afterwards.
+FILLS = {
+    *(Tensor.uniform_, Tensor.normal_, Tensor.fill_, Tensor.zero_, Tensor.erfinv_, Tensor.mul_, Tensor.add_),
+    *(Tensor.clamp_, init.uniform_, init.normal_, init.constant_, init.kaiming_uniform_),
+}
+
+
+class _NothingIsFilled(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        filled = (args[0] if args else given.get("tensor")) if func in FILLS else None
+        return filled if filled is not None and filled.is_meta else func(*args, **given)
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Make networks on the meta device: their tensors have shapes and types, and no values.
+
+    Their initialisation is passed over. It would change nothing, and torch works it out step by step in Python there.
+    """
+    with torch.device("meta"), _NothingIsFilled():
+        yield
 
 
 def bare_copy(model: nn.Module, shared: Sequence[nn.Module] = ()) -> nn.Module:

@@ -31,7 +31,7 @@ from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import POLICIES, Widths, fit
 from edgevit.export.padding import padded_width
 from edgevit.models.anatomy import Block, BlockDims
-from edgevit.models.copies import bare_copy
+from edgevit.models.copies import bare_copy, without_values
 from edgevit.models.cost import Geometry
 from edgevit.models.families import vit
 from edgevit.prove.request import SIZES
@@ -104,7 +104,7 @@ def random_network(
     name: str, dims: Sequence[BlockDims] | None = None, args: Mapping[str, Any] | None = None
 ) -> nn.Module:
     """A timm ViT with random weights, its blocks of the given dimensions."""
-    with torch.device("meta"):
+    with without_values():
         network: nn.Module = timm.create_model(name, **(args or {}))
     if dims is not None:
         vit.resize(network, dims)
@@ -136,7 +136,7 @@ def first_of(dense: nn.Module, dims: Sequence[BlockDims]) -> nn.Module:
 @cache
 def shape_of(size: str, **args: Any) -> tuple[tuple[BlockDims, ...], Geometry]:
     """Dimensions of the blocks, and the geometry, of a network whose weights nobody needs."""
-    with torch.device("meta"):
+    with without_values():
         network = timm.create_model(SIZES[size], **args)
     return tuple(block.dims for block in vit.read(network)), vit.geometry(network)
 

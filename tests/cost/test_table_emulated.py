@@ -104,6 +104,7 @@ def random_plan(random):
     noise=st.floats(0, 0.01), seed=st.integers(0, 1000),
 )  # fmt: skip
 def test_plans_on_emulated_boards_are_predicted_within_3_percent_from_some_tens_of_stacks(seed, **board):
+    """Of 250 other boards the worst were 3.4 % off, 4.9 at another width, 6.1 with tokens leaving, 10.7 with both."""
     bench = EmulatedBench(**board, seed=seed)
     bench.measure([*GRID.coarse(), *(stack for embed in GRID.narrower for stack in GRID.rung(embed))], 5)
     bench.measure([stack for count in GRID.fewer for stack in GRID.behind_cuts(count)], 5)

@@ -107,6 +107,7 @@ def test_preprocessing_is_timms_own(tmp_path: Path, image_folder: Make) -> None:
     assert torch.equal(plain[0][0], expected)
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker")  # on a machine of one core
 @pytest.mark.parametrize("augment", ["crop", "flip"])
 def test_augmentation_depends_on_the_seed_and_nothing_else(augment: Any) -> None:
     task = task_of("digits", "3,5")

@@ -114,6 +114,13 @@ def test_few_lines_of_yaml_that_hold_more_values_than_memory_are_refused(
     assert "holds more than 100000 values" in refusal(tmp_path, content, Strict, "yaml")
 
 
+@pytest.mark.parametrize("wrong", ["NaN", "1e999", str(2**70), "[1, NaN]"])
+def test_a_figure_that_is_none_is_found_among_many(tmp_path: Path, wrong: str) -> None:
+    content = f'{{"many": [{"1.5, 2, " * 5000}{wrong}, 3]}}'
+    told = refusal(tmp_path, content, Strict, "json")
+    assert " as many.10000" in told and ("no finite number" in told or "digits" in told)
+
+
 def test_a_missing_file_and_a_folder_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"there is no .*a\.json; check the path"):
         READER.json(tmp_path / "a.json", Record)

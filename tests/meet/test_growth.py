@@ -25,15 +25,6 @@ def test_a_plan_grows_from_the_largest_within_the_budget_as_that_was_measured() 
     assert found.predicted([cost]) == (0.9,) and found.predicted([1.1 * cost]) == (pytest.approx(0.99),)
 
 
-def test_a_change_is_worth_less_where_changes_came_short_twice() -> None:
-    thin = a_round(0.9, predicted=0.8, shape=2)
-    found = growth(alone(a_round(1.2, shape=3), a_round(1.1, predicted=0.9, shape=3), thin), [PRICES])
-    assert found is not None
-    slope = (0.1 / 0.3 + 0.2 / 0.3) / 2
-    cost = found.lines[0].cost
-    assert found.predicted([1.1 * cost]) == (pytest.approx(0.9 * (1 + 0.1 * slope)),)
-
-
 def test_a_change_is_worth_what_it_was_worth_when_the_plan_last_grew() -> None:
     start = a_round(0.9, shape=2)
     grown = replace(a_round(0.93, predicted=0.98, shape=0), at_least=start.shape)

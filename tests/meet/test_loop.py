@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from emulated import draw
 from emulated_pairs import draw_opposed, draw_pair
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgevit.errors import BudgetError
@@ -15,7 +15,7 @@ from edgevit.meet.mixing import LimitError
 from edgevit.meet.rounds import MOST, WINDOW, Search
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10)
 @given(seed=st.integers(0, 199), share=st.sampled_from([0.3, 0.5, 0.7]))
 def test_a_budget_is_met_in_five_rounds_or_said_to_be_out_of_reach(seed: int, share: float) -> None:
     bench = draw(seed)
@@ -57,7 +57,7 @@ def test_where_no_step_is_as_small_as_what_is_left_the_search_ends() -> None:
     assert found.why is not None and len(found.search.rounds) == 1 and not bench.holds_some(WINDOW * budget, budget)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6)
 @given(seed=st.integers(0, 99), shares=st.sampled_from([(0.3, 0.3), (0.5, 0.4), (0.7, 0.9)]))
 def test_two_boards_end_with_a_plan_that_keeps_both_budgets(seed: int, shares: tuple[float, float]) -> None:
     pair = draw_pair(seed)

@@ -7,7 +7,7 @@ from some_rounds import BASE, PRICES, SHAPES, a_round, exactly
 
 from edgevit.derive.allocate.prices import Prices
 from edgevit.folder.model import BlockDims
-from edgevit.meet.rounds import AIM, LEAST_TWICE, PRIOR, Measured, Round, Search, Shape, Terms, correct
+from edgevit.meet.rounds import AIM, PRIOR, Measured, Round, Search, Shape, Terms, correct
 
 
 @pytest.fixture(scope="module")
@@ -99,18 +99,6 @@ def test_where_less_came_true_than_was_promised_more_is_asked_for() -> None:
     halfway = Search(1.0, (a_round(1.2), a_round(1.05, predicted=0.985, shape=1)))
     assert on_course.limit == pytest.approx(1.0 + (AIM - 1.0) / ((1.2 - 1.0) / (1.2 - 0.985)))
     assert halfway.limit < AIM - 0.02
-
-
-def test_what_came_short_twice_is_the_slope_of_the_place() -> None:
-    once = (a_round(1.3), a_round(1.1, predicted=0.98, shape=1))
-    assert Search(1.0, once).twice_short is None
-    short = Search(1.0, (*once, a_round(1.06, predicted=0.9, shape=2)))
-    assert short.twice_short == pytest.approx((0.2 / 0.32 + 0.04 / 0.2) / 2)
-    assert short.limit == pytest.approx(1.06 + (AIM - 1.06) / short.twice_short)
-    assert Search(1.0, (*once, a_round(0.99, predicted=1.0, shape=2))).twice_short is None, "more came true"
-    assert Search(1.0, (*once, a_round(1.11, predicted=0.9, shape=2))).twice_short is None, "it went the other way"
-    hardly = (a_round(1.3), a_round(1.29, predicted=1.0, shape=1), a_round(1.28, predicted=1.0, shape=2))
-    assert Search(1.0, hardly).twice_short == LEAST_TWICE
 
 
 def test_a_limit_stays_above_zero_where_the_budget_is_far_below_what_is_measured() -> None:

@@ -17,6 +17,8 @@ from torch import Tensor
 
 import edgevit
 import edgevit.train.loop as loop
+from edgevit.data import task
+from edgevit.data.sources.digits import Digits
 from edgevit.train.settings import Training
 
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
@@ -35,6 +37,29 @@ PLAN = {  # of two tasks, without training
     "budgets": [{"name": "half", "rate": 0.5}],
     "methods": [{"name": "nuwa", "options": {"purification": "none"}}],
 }
+
+
+read_image, make_transform = task._Images.__getitem__, task.evaluation_transform
+transforms: dict[str, Any] = {}
+digits: dict[tuple[Any, int], Tensor] = {}
+
+
+def one_transform(preprocessing: Any) -> Any:
+    how = repr(sorted(preprocessing.items()))
+    return transforms.get(how) or transforms.setdefault(how, make_transform(preprocessing))
+
+
+def read_once(self: Any, key: Any) -> tuple[Tensor, int]:
+    """Hundreds of derivations read the same digits, each for a sixth of its time."""
+    if not isinstance(key, int) or not isinstance(self.source, Digits):
+        return read_image(self, key)
+    if (known := (self.references[key], id(self.transform))) not in digits:
+        digits[known] = read_image(self, key)[0]
+    return digits[known].clone(), self.labels[key]
+
+
+task.evaluation_transform = one_transform
+task._Images.__getitem__ = read_once  # type: ignore[method-assign]
 
 
 def images(size: int = 32) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.models.anatomy import Axis, Block, BlockDims, Site
-from edgevit.models.copies import bare_copy
+from edgevit.models.copies import bare_copy, without_values
 from edgevit.models.cost import Geometry, SiteCosts
 from edgevit.models.families import Branch, HalfThere
 from edgevit.models.families.vit import embedding, tokens
@@ -145,7 +145,7 @@ def sites(model: Any) -> list[Site]:
 def _resized(block: Any, dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias: bool, ffn_bias: bool) -> Any:
     """The block with linear layers of `dims` on the meta device, shapes without weights; a site of size 0 is gone."""
     attn, mlp = attn_of(block), mlp_of(block)
-    with torch.device("meta"):
+    with without_values():
         if dims.has_attention:
             block.attn = make_attention(dim, dims, qkv_bias=qkv_bias, proj_bias=proj_bias)
             block.attn.attn_drop.p, block.attn.proj_drop.p = attn.attn_drop.p, attn.proj_drop.p
