@@ -218,13 +218,25 @@ def cases() -> Iterator[Case]:
     yield from _beside_skd_cases()
 
 
-def cases_on(base: Literal["rendered", "fashion"]) -> list[Case]:
+Base = Literal["rendered", "fashion"]
+
+
+def on_base(wanted: Iterable[Case], base: Base) -> list[Case]:
+    """The same cases on another base, whose sub-tasks have other sizes."""
+    sizes = dict(zip(TASK_SIZES, OTHER_SIZES.get(base, TASK_SIZES), strict=True))
+    return [replace(case, data=base, task=sizes[case.task]) for case in wanted]
+
+
+def cases_on(base: Base) -> list[Case]:
     """The cases of a base. On another than the first: every method, and forge without its steps, at each size."""
     if base == "rendered":
         return list(cases())
-    sizes = dict(zip(TASK_SIZES, OTHER_SIZES[base], strict=True))
-    wanted = (case for case in cases() if case.table in ("main", "forge"))
-    return [replace(case, data=base, task=sizes[case.task]) for case in wanted]
+    return on_base((case for case in cases() if case.table in ("main", "forge")), base)
+
+
+def records_of(name: str, base: Base) -> Path:
+    """The file of a benchmark's rows on this base."""
+    return RESULTS / (f"{name}.json" if base == "rendered" else f"{name}_{base}.json")
 
 
 def task_classes(names: Sequence[str], size: int) -> list[str]:
@@ -479,9 +491,7 @@ def main() -> None:
     from edgevit.cli.console import Console
 
     progress = Console().progress
-    results = given.results or RESULTS / (
-        "accuracy.json" if given.base == "rendered" else f"accuracy_{given.base}.json"
-    )
+    results = given.results or records_of("accuracy", given.base)
     wanted = [
         shortened(case, given.steps) if given.steps else case
         for case in cases_on(given.base)

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +31,7 @@ from torch.nn import functional
 from edgevit.progress import Progress, Silent, Stage
 
 CACHE = Path(__file__).parent / "cache"
+KEPT = Path(__file__).parent / "bases"  # in the repository: two machines train no two bases alike
 TIMM_NAME = "vit_tiny_patch16_224"
 RENDERED_ARGS = {"img_size": 48, "patch_size": 8, "embed_dim": 192, "depth": 6, "num_heads": 3}
 # Digits have 8 x 8 pixels: each of these 16 patches is 2 x 2 of them, and training is four times as fast as with 64.
@@ -214,6 +216,14 @@ def _key(images: Images, *settings: object) -> str:
         digest.update(tensor.numpy().tobytes())
     digest.update(json.dumps([images.classes, *settings]).encode())
     return digest.hexdigest()[:16]
+
+
+def bring_kept(cache_dir: Path | str) -> None:
+    """Copy the bases that the repository keeps into the cache, where each is found by its key."""
+    for folder in sorted(KEPT.glob("base-*")):
+        if not (there := Path(cache_dir) / folder.name).is_dir():
+            with dataset.complete_folder(there) as partial:
+                shutil.copytree(folder, partial, dirs_exist_ok=True)
 
 
 def ensure_base(

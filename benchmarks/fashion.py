@@ -4,7 +4,9 @@ The base learns from the first 54,000 training images. A user of it has the othe
 10,000 test images, in a folder of IDX files as the set is published; the two share no image.
 
     sudo apt install dataset-fashion-mnist    # or any folder of its four files: --data DIR
-    python benchmarks/fashion.py              # train the base or find it; goes on where it was interrupted
+    python benchmarks/fashion.py              # find the base, or train it; goes on where it was interrupted
+
+`bases/` keeps the base that the records are of.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ def ensure_fashion_base(
     """Return the folder of images that a user has, and the base's, which was trained on others."""
     if not published.is_dir():
         sys.exit(f"Fashion-MNIST is not in {published}; try: sudo apt install dataset-fashion-mnist, or --data DIR")
+    base.bring_kept(cache_dir)
     source = open_source(str(published))
     folder = ensure_folder(source, LEARNT, cache_dir)
     images = read_fashion(source, LEARNT)

@@ -353,7 +353,9 @@ def main() -> None:
     data = json.loads(given.accuracy.read_text()) if given.accuracy.is_file() else None
     sections = [
         accuracy_tables.section(data, load("attention"), given.out.parent),
-        dimensions.section(load("dimensions")),
+        dimensions.section(load("dimensions"), dimensions.RENDERED),
+        dimensions.section(load("dimensions_fashion"), dimensions.FASHION),
+        accuracy_tables.photographs_section(load("accuracy_fashion")),
         rivals.section(load("rivals")),
         published.section(load("published")),
         embedding.section(load("embedding")),

@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # these models are too small for 
 # How long an example takes says how busy the machine is, and nothing of the code. The same examples each time, so that
 # a red run says something of a change; `pytest --hypothesis-profile=explore` draws others.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("edgevit", settings.get_profile("explore"), derandomize=True, database=None)
+settings.register_profile("edgevit", settings.get_profile("explore"), derandomize=True, database=None, max_examples=50)
 settings.load_profile("edgevit")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs; tests press Ctrl-C
@@ -42,7 +42,8 @@ def pytest_collection_finish() -> None:
     """Keep what was imported out of every garbage collection: with torch it is so much that one takes 0.3 s."""
     from exports import keep_operators
 
-    keep_out_of_collections()
+    gc.freeze()  # what is garbage by now is little, and to find it takes as long as one of those collections
+    frozen["modules"] = len(sys.modules)
     gc.enable()
     keep_operators()
 
@@ -60,8 +61,10 @@ def pytest_runtest_teardown() -> None:
         keep_out_of_collections()
 
 
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # or libraries would report what they think has leaked
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Clean up last of all, after pytest's own collections: else each goes through all that was imported."""
+    config.add_cleanup(gc.unfreeze)  # or libraries would report what they think has leaked
 
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 10}

@@ -81,6 +81,19 @@ def test_the_card_says_how_it_was_trained_and_what_it_reached(tmp_path: Path, im
     assert ensure_long_base(images, TINY_ARGS, LongRecipe(epochs=1), cache_dir=tmp_path) != folder
 
 
+def test_a_base_that_the_repository_keeps_is_not_trained_again(
+    tmp_path: Path, images: base.Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "KEPT", tmp_path / "bases")
+    kept = ensure_long_base(images, TINY_ARGS, RECIPE, cache_dir=base.KEPT)
+    (kept / "base.json").write_text("{}")  # told apart from one that is trained now
+    for _ in range(2):
+        base.bring_kept(tmp_path / "cache")
+    found = ensure_long_base(images, TINY_ARGS, RECIPE, cache_dir=tmp_path / "cache", progress=Interrupting(1))
+    assert found == tmp_path / "cache" / kept.name and (found / "base.json").read_text() == "{}"
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [kept.name]
+
+
 def test_the_base_and_its_user_share_no_image(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     for part, count in (("train", 30), ("t10k", 10)):

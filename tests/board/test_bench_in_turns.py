@@ -172,7 +172,7 @@ while True:
 def test_the_ratios_hold_on_a_machine_that_others_keep_busy_in_bursts(tmp_path):
     """One model twice, and one of half its layers, while two processes per core compute now and then.
 
-    Six short rounds tell half from whole. How near the ratios come in longer ones is in benchmarks/turns.py.
+    Six short rounds tell half from whole. How near the ratios come in more of them is in benchmarks/turns.py.
     """
     whole, half = write_layers(tmp_path / "whole.onnx", 8), write_layers(tmp_path / "half.onnx", 4)
     same = shutil.copy(whole, tmp_path / "same.onnx")
