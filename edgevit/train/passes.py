@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,20 +82,25 @@ class Passes:
             stage: what progress calls it; None: nothing is shown.
             gradients: whether they may be taken, as far back as the images.
             most: images of one batch, where `see` needs more memory than the network.
-            quick: multiply in bf16 where the processor does: 8 bits, for what nothing is summed up from.
+            quick: multiply as `rounded` does.
         """
         size = min(self.batch_size(network, gradients=gradients), most)
         mine, device, done = self.compute.share(images) if self.shared else images, self.compute.device, 0
         told = self.progress if stage is not None else Silent()
         was_training = network.training
         network.to(device).eval()
-        rounded = torch.autocast("cpu", torch.bfloat16, enabled=quick and device.type == "cpu" and multiplies_bf16())
-        with told.stage(stage or "", len(mine), "image") as shown, torch.set_grad_enabled(gradients), rounded:
+        shown_as = told.stage(stage or "", len(mine), "image")
+        with shown_as as shown, torch.set_grad_enabled(gradients), self.rounded(quick):
             for batch, labels in self.decoded.batches(mine, size, self.compute.workers):
                 see(batch.to(device).requires_grad_(gradients), labels.to(device))
                 done += len(batch)
                 shown.update(done)
         network.train(was_training)
+
+    def rounded(self, quick: bool) -> AbstractContextManager[object]:
+        """Multiply in bf16, 8 bits, if that is `quick`, and the device a processor that does; what is kept is fp32."""
+        on = quick and self.compute.device.type == "cpu" and multiplies_bf16()
+        return torch.autocast("cpu", torch.bfloat16, enabled=on)
 
     def run(
         self,

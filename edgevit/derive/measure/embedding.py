@@ -27,7 +27,7 @@ def enough_images(network: nn.Module) -> int:
 
 def _normalised(norm: Any, tokens: Tensor) -> Tensor:
     """What a LayerNorm makes of tokens [B, N, d], or of pooled ones [B, d], before its own weight and bias."""
-    seen = F.layer_norm(tokens.detach(), tokens.shape[-1:], eps=norm.eps)
+    seen = F.layer_norm(tokens.detach().float(), tokens.shape[-1:], eps=norm.eps)
     return seen.unsqueeze(1) if seen.ndim == 2 else seen
 
 

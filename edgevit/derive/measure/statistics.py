@@ -80,8 +80,9 @@ def add_outer(total: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
     """
     left = x[:, : len(total)] if weight is None else x[:, : len(total)] * weight.unsqueeze(1)
     step = ceil(len(total) / PANELS)
-    for start in range(0, len(total), step):
-        total[start : start + step, start:] += left[:, start : start + step].mT @ x[:, start:]
+    with torch.autocast(x.device.type, enabled=False):  # of the pass in which x is seen
+        for start in range(0, len(total), step):
+            total[start : start + step, start:] += left[:, start : start + step].mT @ x[:, start:]
 
 
 def symmetric(upper: Tensor) -> Tensor:

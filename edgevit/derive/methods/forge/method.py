@@ -83,7 +83,8 @@ class Config(TeacherOptions):
     sensitivity_images: int = 64  # The number of training images on which it is measured what the loss feels.
     # The number of training images on which it is measured what the loss is with each block changed or left out.
     measured_images: int = 32
-    # Whether passes whose answers are only compared multiply in bf16, where the processor has it: 3 times as fast.
+    # Whether passes of images multiply in bf16, where the processor has it: 3 times as fast. Gradients, sums, what is
+    # solved and what is tried on the validation images stay in fp32.
     bf16: bool = True
     # What widths are judged by: what the loss feels (fisher), or the output that each module loses (none).
     sensitivity: Literal["fisher", "none"] = "fisher"
@@ -189,7 +190,8 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], Tensor
         "images": problem.task.train.subset(config.calibration_images).content_sha256(),
         "gradients": problem.task.train.subset(config.sensitivity_images).content_sha256(),
         "stream": config.sequential,
-        "measured": [problem.task.train.subset(config.measured_images).content_sha256(), config.quick],
+        "measured": problem.task.train.subset(config.measured_images).content_sha256(),
+        "quick": config.quick,
         "config": {name: getattr(config, name) for name in names},
         "sites": config.drop_sites and config.by_loss,
         "seed": problem.training.seed,
@@ -246,10 +248,11 @@ def _shown(
 
     def show(observers: Sequence[Observer]) -> None:
         if config.sequential and problem.compute.device.type == "cpu":
-            show_stream(network, images, passes, [*observers, *beside], keeping(problem, images))
+            how: dict[str, Any] = {"keep": keeping(problem, images, quick=config.quick), "quick": config.quick}
+            show_stream(network, images, passes, [*observers, *beside], **how)
         else:
-            stage = "statistics of activations"
-            passes.run(network, images, lambda *_: None, [*observers, *beside], stage=stage)
+            how = {"stage": "statistics of activations", "quick": config.quick}
+            passes.run(network, images, lambda *_: None, [*observers, *beside], **how)
 
     return show
 

@@ -20,6 +20,7 @@ Several slim networks share the base's pass; each of them computes every site on
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,7 @@ from edgevit.data.task import Split
 from edgevit.derive.algebra.least_squares import Regression
 from edgevit.derive.methods.forge.streams import BaseStream, Keep, Passed
 from edgevit.models.families import Branch, Scale, family_of
-from edgevit.train.passes import Passes, observed
+from edgevit.train.passes import Passes
 
 ALIGN_RIDGE = 1e-2  # in units of the normalised tokens' mean square
 
@@ -44,12 +45,23 @@ class Slim:
     encode: Tensor | None = None  # [d', d]: its tokens are to be encode times the base's; None: the base's
 
 
+class _Seen(Exception):
+    """Ends a module's forward pass where all has been seen that was to be."""
+
+
 def _given(branch: Branch, tokens: Tensor) -> Tensor:
-    """What the output layer of a site is given for these tokens."""
+    """What the output layer of a site is given for these tokens; the layer itself, half of an FFN, is not computed."""
+
+    def end(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen.append(inputs[0])
+        raise _Seen
+
     seen: list[Tensor] = []
-    with observed([branch.output], lambda _, inputs, __: seen.append(inputs[0])):
+    hook = branch.output.register_forward_pre_hook(end)
+    with suppress(_Seen):
         branch.module(branch.before(tokens))
-    return seen[0]
+    hook.remove()
+    return seen[0].float()
 
 
 @dataclass
@@ -102,7 +114,7 @@ class _Solver:
         if self.attention is None:
             return
         y = self.stream.of(self.tokens, batch)
-        heads = _given(self.attention, y)
+        heads = self._given(self.attention, y)
         self.heads.append(self.stream.room.keep(heads))
         scales = self.layer.scales
         if scales is not None and self.ffn is None:
@@ -144,7 +156,7 @@ class _Solver:
         neurons: list[Tensor] = []
         for i in batches:
             middle, put_out = self._middle(i)
-            given = _given(self.ffn, middle)
+            given = self._given(self.ffn, middle)
             neurons.append(self.stream.room.keep(given))
             if scales is None:
                 target = of(self.layer.ffn_outputs, i)
@@ -155,6 +167,10 @@ class _Solver:
         self._solve(self.ffn)
         for i in batches:
             self.tokens[i].copy_(self._middle(i)[0] + self.ffn.added(self.ffn.output(of(neurons, i))))
+
+    def _given(self, branch: Branch, tokens: Tensor) -> Tensor:
+        with self.stream.passes.rounded(self.stream.quick):
+            return _given(branch, tokens)
 
     def _middle(self, batch: int) -> tuple[Tensor, Tensor | None]:
         """The tokens that the FFN is given, before any norm, and what the attention's output layer puts out."""
@@ -221,6 +237,7 @@ def solve_in_sequence(
     *,
     ridge: float,
     keep: Keep | None = None,
+    quick: bool = False,
 ) -> None:
     """Solve the output weights of every block of the slim networks in place.
 
@@ -232,11 +249,12 @@ def solve_in_sequence(
         by_token: per block of the base, how much attention's and FFN's output matter at each token: two of [N].
         ridge: of the solutions, in units of the inputs' mean square; it draws them to the weights there are.
         keep: where what the base's sites put out is kept, for these images.
+        quick: the sites of all networks multiply as `Passes.rounded` does, and what is solved is in fp64.
     """
     for network in (base, *(slim.network for slim in slims)):
         network.to(passes.compute.device).eval()
     family = family_of(base)
-    stream = BaseStream(base, images, passes, keep)
+    stream = BaseStream(base, images, passes, keep, quick=quick)
     solvers = [_Solver(slim, stream, by_token, ridge) for slim in slims]
     blocks = zip(family.branches(base), family.residual_scales(base), strict=True)
     with passes.progress.stage("solve block by block", len(by_token), "block") as stage:

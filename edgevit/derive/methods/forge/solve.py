@@ -38,6 +38,8 @@ class Options(Protocol):
     def align(self) -> bool: ...
     @property
     def refit_head(self) -> bool: ...
+    @property
+    def quick(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def solve(problem: Problem, options: Options, by_token: Sequence[tuple[Tensor, T
             encode = None if plan.embed is None else plan.embed.encode
             slims = [Slim(network, plan.kept_blocks, encode=encode)]
             slims += [] if aligned is None else [Slim(aligned, plan.kept_blocks, align=True, encode=encode)]
-            how: Any = {"ridge": options.sequential_ridge, "keep": keeping(problem, images)}
+            how: Any = {"ridge": options.sequential_ridge, "quick": options.quick}
+            how["keep"] = keeping(problem, images, quick=options.quick)
             solve_in_sequence(problem.network, slims, images, by_token, problem.passes, **how)
     network, aligned = _leaving(network, plan), None if aligned is None else _leaving(aligned, plan)
     if aligned is None and not options.refit_head:

@@ -31,14 +31,14 @@ SITES = ("attention", "ffn")
 Keep = Callable[[int, Callable[[], Tensors]], Tensors]  # of a layer by its number, given what works its entry out
 
 
-def keeping(problem: Problem, images: Split) -> Keep | None:
-    """How what the sites put out is kept for other budgets; None: it is not."""
+def keeping(problem: Problem, images: Split, *, quick: bool = False) -> Keep | None:
+    """How what the sites put out is kept for other budgets; None: it is not. `quick` is as for `Passes.rounded`."""
     geometry, layers = family_of(problem.network).geometry(problem.network), family_of(problem.network).layers
     nbytes = 2 * 2 * len(layers(problem.network)) * len(images) * geometry.tokens * geometry.embed
     # A GPU has worked it out before it is read; and what does not fit would push itself out.
     if problem.compute.device.type != "cpu" or problem.cache.folder is None or nbytes > problem.cache.streams_bytes:
         return None
-    key = {**problem.identity, "images": images.content_sha256()}
+    key = {**problem.identity, "images": images.content_sha256(), "quick": quick}
     return lambda layer, make: problem.cache.tensors(STREAMS, {**key, "layer": layer}, make)
 
 
@@ -82,10 +82,13 @@ class Passed:
 
 
 class BaseStream:
-    """The base's tokens between two layers, batch by batch."""
+    """The base's tokens between two layers, batch by batch. `quick`: its sites multiply as `Passes.rounded` does."""
 
-    def __init__(self, base: nn.Module, images: Split, passes: Passes, keep: Keep | None = None) -> None:
-        self.compute, self.keep, self.room = passes.compute, keep, Room()
+    def __init__(
+        self, base: nn.Module, images: Split, passes: Passes, keep: Keep | None = None, *, quick: bool = False
+    ) -> None:
+        self.passes, self.compute, self.keep, self.room = passes, passes.compute, keep, Room()
+        self.quick = quick
         self.device = self.compute.device
         family = family_of(base)
         self.branches = family.branches(base)
@@ -125,18 +128,25 @@ class BaseStream:
     def _put_out(self, layer: int, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """What the output layers of both sites put out, rounded."""
         attention, ffn = self.branches[layer]
-        of_attention = None if attention is None else _rounded(attention.module(attention.before(tokens)))
-        middle = _past(attention, tokens, of_attention)
-        return of_attention, None if ffn is None else _rounded(ffn.module(ffn.before(middle)))
+        with self.passes.rounded(self.quick):
+            of_attention = None if attention is None else _rounded(attention.module(attention.before(tokens)))
+            middle = _past(attention, tokens, of_attention)
+            return of_attention, None if ffn is None else _rounded(ffn.module(ffn.before(middle)))
 
 
 @torch.no_grad()
 def show_stream(
-    base: nn.Module, images: Split, passes: Passes, observers: Sequence[Observer], keep: Keep | None
+    base: nn.Module,
+    images: Split,
+    passes: Passes,
+    observers: Sequence[Observer],
+    keep: Keep | None,
+    *,
+    quick: bool = False,
 ) -> None:
     """Let the base classify every image as its stream goes, before the eyes of observers, and keep what it puts out."""
     base.to(passes.compute.device).eval()
-    stream = BaseStream(base, images, passes, keep)
+    stream = BaseStream(base, images, passes, keep, quick=quick)
     with (
         ExitStack() as stack,
         passes.progress.stage("statistics of activations", len(stream.branches), "block") as told,

@@ -20,6 +20,7 @@ from edgevit.models.anatomy import Block
 from edgevit.models.checkpoint import describe
 from edgevit.models.copies import bare_copy
 from edgevit.models.families import vit
+from edgevit.train import passes as passes_module
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
@@ -48,13 +49,15 @@ def _images(task: Any, count: int = 128) -> torch.Tensor:
     return torch.cat([batch for batch, _ in task.train.subset(count).batches(32)])
 
 
-def _solve(base: Any, slim: Any, kept: list[int], task: Any, ridge: float = 1e-4, *, align: bool = False) -> None:
-    _solve_all(base, [Slim(slim, kept, align)], task, ridge)
+def _solve(
+    base: Any, slim: Any, kept: list[int], task: Any, ridge: float = 1e-4, *, align: bool = False, quick: bool = False
+) -> None:
+    _solve_all(base, [Slim(slim, kept, align)], task, ridge, quick=quick)
 
 
-def _solve_all(base: Any, slims: list[Slim], task: Any, ridge: float = 1e-4) -> None:
+def _solve_all(base: Any, slims: list[Slim], task: Any, ridge: float = 1e-4, *, quick: bool = False) -> None:
     even = [(torch.ones(17).double(), torch.ones(17).double())] * len(base.blocks)
-    solve_in_sequence(base, slims, task.train.subset(128), even, PASSES, ridge=ridge)
+    solve_in_sequence(base, slims, task.train.subset(128), even, PASSES, ridge=ridge, quick=quick)
 
 
 @torch.no_grad()
@@ -78,6 +81,19 @@ def test_later_blocks_mend_what_earlier_ones_lost(network: Any, task: Any) -> No
     before = float((damaged.forward_features(images) - wanted).square().mean())
     _solve(network, damaged, [0, 1], task)
     assert float((damaged.forward_features(images) - wanted).square().mean()) < 0.5 * before
+
+
+@torch.no_grad()
+def test_products_of_8_bits_mend_as_much(network: Any, task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes_module, "multiplies_bf16", lambda: True)
+    images, lost = _images(task, 64), {}
+    for quick in (False, True):
+        slim = bare_copy(network)
+        vit.read(slim)[0].ffn.w1[::2] *= 0.1
+        before = _error(slim, network, images)
+        _solve(network, slim, [0, 1], task, quick=quick)
+        lost[quick] = _error(slim, network, images)
+    assert lost[True] != lost[False] and lost[True] < 1.1 * lost[False] < 0.5 * before
 
 
 @torch.no_grad()
