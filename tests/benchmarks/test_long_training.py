@@ -56,14 +56,16 @@ def test_a_training_that_was_interrupted_ends_in_the_same_weights(
 ) -> None:
     recipe = LongRecipe(epochs=3, batch_size=5, shift_px=1, bf16=bf16)
     state = torch.get_rng_state()
-    whole = ensure_long_base(images, TINY_ARGS, recipe, cache_dir=tmp_path / "whole")
+    courses = recipe, LongRecipe(epochs=1, batch_size=5, bf16=bf16, mirrored=True, seed=1)
+    whole = ensure_long_base(images, TINY_ARGS, *courses, cache_dir=tmp_path / "whole")
     assert torch.equal(torch.get_rng_state(), state)
-    for _ in range(2):  # in the third epoch of three steps each, from which the second attempt goes on
+    # In the third epoch of three steps each, from which the second attempt goes on; and in the second course.
+    for last in (8, 8, 2):
         with pytest.raises(KeyboardInterrupt):
-            ensure_long_base(images, TINY_ARGS, recipe, cache_dir=tmp_path / "parts", progress=Interrupting(8))
+            ensure_long_base(images, TINY_ARGS, *courses, cache_dir=tmp_path / "parts", progress=Interrupting(last))
         assert [f.suffix for f in (tmp_path / "parts").iterdir()] == [".pt"]
-    seen: Any = Interrupting(6)  # the second epoch's last step, which is not done again
-    parts = ensure_long_base(images, TINY_ARGS, recipe, cache_dir=tmp_path / "parts", progress=seen)
+    seen: Any = Interrupting(4)  # the second epoch's first step, which is not done again
+    parts = ensure_long_base(images, TINY_ARGS, *courses, cache_dir=tmp_path / "parts", progress=seen)
     assert parts.name == whole.name and list((tmp_path / "parts").iterdir()) == [parts]
     first, second = (load_file(folder / "base.safetensors") for folder in (whole, parts))
     assert all(torch.equal(first[key], second[key]) for key in first)
@@ -72,7 +74,8 @@ def test_a_training_that_was_interrupted_ends_in_the_same_weights(
 def test_the_card_says_how_it_was_trained_and_what_it_reached(tmp_path: Path, images: base.Images) -> None:
     folder = ensure_long_base(images, TINY_ARGS, RECIPE, cache_dir=tmp_path)
     card = json.loads((folder / "base.json").read_text())
-    assert (card["recipe"]["epochs"], card["recipe"]["bf16"], card["train_images"]) == (3, True, 12)
+    (recipe,) = card["recipes"]
+    assert (recipe["epochs"], recipe["bf16"], card["train_images"]) == (3, True, 12)
     assert card["classes"] == ["a", "b", "c"] and card["cpu_seconds"] >= 0
     model = timm.create_model(card["timm_name"], num_classes=3, **card["model_args"])
     model.load_state_dict(load_file(folder / "base.safetensors"))
