@@ -1,9 +1,9 @@
 """Train a base that takes longer than one sitting: after each epoch its state is kept, and a training goes on from it.
 
-A training is one or more courses, each with a recipe of its own. Every epoch draws its order and its shifts from a
-generator of its own, so that a training that was interrupted gives the weights that it would have given without.
-Products may be taken in bf16, which is nearly twice as fast on processors that have it; weights, their updates and all
-that is reported are in fp32.
+A training is one or more courses, each with a recipe of its own, which go on from one another. Every epoch draws its
+order and its shifts from a generator of its own, so that a training that was interrupted gives the weights that it
+would have given without. Products may be taken in bf16, which is nearly twice as fast on processors that have it;
+weights, their updates and all that is reported are in fp32.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import base
 import dataset
 import timm
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
@@ -29,7 +29,7 @@ from edgevit.progress import Progress, Silent, Stage
 
 @dataclass(frozen=True)
 class LongRecipe(base.Recipe):
-    """One course; saved with the base. Two courses of one base have two seeds."""
+    """One course; saved with the base."""
 
     bf16: bool = True  # products of forward and backward pass
     mirrored: bool = False  # half of the images, drawn anew each time
@@ -59,34 +59,30 @@ def _epoch(
         stage.update(epoch * steps + step + 1, loss=loss.item())
 
 
-def _train(
-    model: nn.Module, images: base.Images, courses: Sequence[LongRecipe], kept: Path, progress: Progress
-) -> float:
+def _train(model: nn.Module, images: base.Images, recipe: LongRecipe, kept: Path, progress: Progress) -> float:
     """Train from the state in the file `kept`, if there is one; return the processor seconds of all sittings."""
-    state: dict[str, Any] = {"course": 0, "epochs": 0, "cpu_seconds": 0.0}
+    steps = math.ceil(len(images.train) / recipe.batch_size)
+    optimiser = base._optimiser(model, recipe)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, base._schedule(recipe, steps * recipe.epochs))
+    training: dict[str, Any] = {"optimiser": optimiser, "schedule": schedule}
+    first, cpu_seconds = 0, 0.0
     if kept.is_file():
         state = torch.load(kept, weights_only=True)
+        first, cpu_seconds = state["epochs"], state["cpu_seconds"]
         model.load_state_dict(state["model"])
-    for number, recipe in enumerate(courses[state["course"] :], state["course"]):
-        first = state["epochs"] if number == state["course"] else 0
-        steps = math.ceil(len(images.train) / recipe.batch_size)
-        optimiser = base._optimiser(model, recipe)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, base._schedule(recipe, steps * recipe.epochs))
-        training: dict[str, Any] = {"optimiser": optimiser, "schedule": schedule}
-        if 0 < first < recipe.epochs:
-            for name, part in training.items():
-                part.load_state_dict(state[name])
-        with progress.stage("base", steps * recipe.epochs, "step") as stage:
-            for epoch in range(first, recipe.epochs):
-                started = time.process_time()
-                _epoch(model, images, recipe, epoch, training, stage)
-                cpu_seconds = state["cpu_seconds"] + time.process_time() - started
-                state = {"course": number, "epochs": epoch + 1, "cpu_seconds": cpu_seconds, "model": model.state_dict()}
-                state |= {name: part.state_dict() for name, part in training.items()}
-                partial = kept.with_suffix(".partial")
-                torch.save(state, partial)
-                partial.rename(kept)
-    return float(state["cpu_seconds"])
+        for name, part in training.items():
+            part.load_state_dict(state[name])
+    with progress.stage("base", steps * recipe.epochs, "step") as stage:
+        for epoch in range(first, recipe.epochs):
+            started = time.process_time()
+            _epoch(model, images, recipe, epoch, training, stage)
+            cpu_seconds += time.process_time() - started
+            state = {"epochs": epoch + 1, "cpu_seconds": cpu_seconds, "model": model.state_dict()}
+            state |= {name: part.state_dict() for name, part in training.items()}
+            partial = kept.with_suffix(".partial")
+            torch.save(state, partial)
+            partial.rename(kept)
+    return cpu_seconds
 
 
 def ensure_long_base(
@@ -97,17 +93,25 @@ def ensure_long_base(
     cache_dir: Path | str = base.CACHE,
     progress: Progress | None = None,
 ) -> Path:
-    """Return the folder of the base that these images, arguments, courses and this file give; train it if need be."""
-    recipes = [asdict(recipe) for recipe in courses]
+    """Return the folder of the base that these images, arguments, courses and this file give; train it if need be.
+
+    The last course goes on from the base that those before it give.
+    """
+    *before, recipe = courses
+    recipes = [asdict(course) for course in courses]
     key = base._key(images, timm_name, dict(model_args), recipes, dataset.code_of(__file__))
     folder, kept = Path(cache_dir) / f"base-{key}", Path(cache_dir) / f".training-{key}.pt"
     if folder.is_dir():
         return folder
+    how: dict[str, Any] = {"timm_name": timm_name, "cache_dir": cache_dir, "progress": progress}
+    start = ensure_long_base(images, model_args, *before, **how) if before else None
     folder.parent.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng(devices=[]):  # the caller's random state is its own
-        torch.manual_seed(courses[0].seed)
+        torch.manual_seed(recipe.seed)
         model = timm.create_model(timm_name, num_classes=len(images.classes), **model_args)
-        cpu_seconds = _train(model, images, courses, kept, progress or Silent())
+        if start is not None:
+            model.load_state_dict(load_file(start / "base.safetensors"))
+        cpu_seconds = _train(model, images, recipe, kept, progress or Silent())
     card = {
         "timm_name": timm_name,
         "model_args": dict(model_args),
@@ -121,7 +125,7 @@ def ensure_long_base(
         "train_images": len(images.train),
         "val_images": len(images.val),
         "val_top1": base.top1(base.predict(model, images.val), images.val_labels),
-        "cpu_seconds": round(cpu_seconds, 1),
+        "cpu_seconds": round(cpu_seconds, 1),  # of the last course
     }
     with dataset.complete_folder(folder) as partial:
         save_file(model.state_dict(), partial / "base.safetensors")
