@@ -102,7 +102,9 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/published.py --base demo
 	$(BIN)/python benchmarks/published.py
 	$(BIN)/python benchmarks/dimensions.py
+	-$(BIN)/python benchmarks/dimensions.py --base fashion  # where Debian's dataset-fashion-mnist is
 	$(BIN)/python benchmarks/accuracy.py
+	-$(BIN)/python benchmarks/accuracy.py --base fashion
 	$(BIN)/python benchmarks/results.py
 
 docs: .venv/ready  # the site, in docs/site/index.html; its pages of options, formats and methods are made of the code
