@@ -43,8 +43,8 @@ nothing cached, on one thread, without measuring.
 """
 PHOTOGRAPHS = """### The papers' methods on photographs
 
-The same base and sub-tasks, methods, steps and shapes as on the rendered data set, seeds {seeds}. Methods at one rate
-have the same MACs: the rate reached is at most {beyond:.3f} above the one asked.
+The same base and sub-tasks; methods, steps and shapes as on the rendered data set, seeds {seeds}: forge beside them is
+in the tables above. The rate reached is at most {beyond:.3f} above the one asked.
 """
 CLAIMS_TEXT = """### What the papers claim, at this scale
 
