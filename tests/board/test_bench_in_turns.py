@@ -172,7 +172,7 @@ while True:
 def test_the_ratios_hold_on_a_machine_that_others_keep_busy_in_bursts(tmp_path):
     """One model twice, and one of half its layers, while two processes per core compute now and then.
 
-    Six short rounds tell half from whole. How near the ratios come in more of them is in benchmarks/turns.py.
+    Six short rounds tell half from whole. That alternating ones come within 5 % is in no record yet: benchmarks/turns.py.
     """
     whole, half = write_layers(tmp_path / "whole.onnx", 8), write_layers(tmp_path / "half.onnx", 4)
     same = shutil.copy(whole, tmp_path / "same.onnx")
@@ -191,6 +191,6 @@ def test_the_ratios_hold_on_a_machine_that_others_keep_busy_in_bursts(tmp_path):
     same_again, of_half = decisive(compare_within(runs))
     assert (same_again.after, of_half.after, of_half.rounds, of_half.figure) == ("same", "half", 6, "processor")
     assert of_half.outcome == "better"
-    # One run in some dozens was 9 % off, where the other processes kept to one of the models' turns.
+    # 5 % was asked here until a run was 9 % off: six rounds this short do not always tell one model from itself.
     assert same_again.ratio == pytest.approx(1, rel=0.2)
     assert of_half.ratio == pytest.approx(0.5, rel=0.2)

@@ -58,9 +58,11 @@ def _given(branch: Branch, tokens: Tensor) -> Tensor:
 
     seen: list[Tensor] = []
     hook = branch.output.register_forward_pre_hook(end)
-    with suppress(_Seen):
-        branch.module(branch.before(tokens))
-    hook.remove()
+    try:
+        with suppress(_Seen):
+            branch.module(branch.before(tokens))
+    finally:
+        hook.remove()
     return seen[0].float()
 
 
