@@ -172,7 +172,7 @@ while True:
 def test_the_ratios_hold_on_a_machine_that_others_keep_busy_in_bursts(tmp_path):
     """One model twice, and one of half its layers, while two processes per core compute now and then.
 
-    Six short rounds tell half from whole. That alternating ones come within 5 % is in no record yet: benchmarks/turns.py.
+    Six short rounds tell half from whole. No record (benchmarks/turns.py) holds 5 % of alternating ones.
     """
     whole, half = write_layers(tmp_path / "whole.onnx", 8), write_layers(tmp_path / "half.onnx", 4)
     same = shutil.copy(whole, tmp_path / "same.onnx")
