@@ -102,6 +102,7 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/published.py --base demo
 	$(BIN)/python benchmarks/published.py
 	$(BIN)/python benchmarks/dimensions.py
+	$(BIN)/python benchmarks/dimensions.py --base fine
 	-$(BIN)/python benchmarks/dimensions.py --base fashion  # where Debian's dataset-fashion-mnist is
 	$(BIN)/python benchmarks/accuracy.py
 	-$(BIN)/python benchmarks/accuracy.py --base fashion

@@ -5,6 +5,7 @@
     python benchmarks/accuracy.py --method nuwa   # one method
     python benchmarks/accuracy.py --jobs 2        # two derivations side by side, one thread each
     python benchmarks/accuracy.py --base fashion  # main and forge on photographs, in results/accuracy_fashion.json
+    python benchmarks/accuracy.py --base fine     # the same on the harder base, in results/accuracy_fine.json
 
 Sub-tasks of 6, 12 and 18 of the 24 rendered classes, and of 5 and 10 digits. Every method that trains sees the same
 number of images, and all land on the same MACs. Everything is chosen on the validation part, which is held out of the
@@ -32,7 +33,7 @@ from typing import Any, Literal
 RESULTS = Path(__file__).parent / "results"
 TABLES = ("main", "forge", "curve", "skd", "digits")
 TASK_SIZES = (6, 12, 18)
-OTHER_SIZES = {"fashion": (3, 5, 10)}  # of the sub-tasks on the other bases; the tables on digits are on this one
+OTHER_SIZES = {"fine": (12, 24, 36), "fashion": (3, 5, 10)}  # of the sub-tasks on the other bases; digits have a table
 RATES = (0.4, 0.6, 0.8, 0.9)
 HIGHEST = 0.95  # of forge alone: the others end before
 SEEDS = (42, 43, 44)
@@ -105,7 +106,7 @@ class Case:
     batch_size: int = BATCH
     lr: float = LR
     schedule: Literal["constant", "cosine"] = "cosine"
-    data: Literal["rendered", "digits", "fashion", "demo"] = "rendered"
+    data: Literal["rendered", "digits", "fine", "fashion", "demo"] = "rendered"
     supernet_steps: int | None = None  # of the super-network that the case slices
 
     def key(self, base_sha256: str) -> str:
@@ -218,7 +219,7 @@ def cases() -> Iterator[Case]:
     yield from _beside_skd_cases()
 
 
-Base = Literal["rendered", "fashion"]
+Base = Literal["rendered", "fine", "fashion"]
 
 
 def on_base(wanted: Iterable[Case], base: Base) -> list[Case]:
@@ -289,6 +290,7 @@ def open_places(kinds: Iterable[str], progress: Any) -> dict[str, Place]:
     import demo
     from base import ensure_rendered_base
     from fashion import ensure_fashion_base
+    from fine import ensure_fine_base
 
     from edgevit.models.checkpoint import tensors_sha256
     from edgevit.models.weights import read_weights
@@ -302,6 +304,8 @@ def open_places(kinds: Iterable[str], progress: Any) -> dict[str, Place]:
                 data, base = _ensure_digits(progress)
             case "demo":
                 data, base = demo.ensure_data(progress)
+            case "fine":
+                data, base = ensure_fine_base(progress=progress)
             case _:
                 data, base = ensure_fashion_base(progress=progress)
         places[kind] = Place(data, base, tensors_sha256(read_weights(base / "base.safetensors")))

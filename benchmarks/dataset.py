@@ -1,5 +1,7 @@
 """Render the project's own image-folder data set: 24 classes, six shapes in four textures, made to be hard.
 
+`FINE_CLASSES` are 48, with less between them: two more polygons, two more textures.
+
 Every image has one large object and what keeps it from being easy: colours that tell nothing, small objects of any
 class around it, bars across it, uneven light, noise. The shape needs the whole image, the texture only a few patches;
 so classes are confused with those of the same shape and with those of the same texture. Each image has a random
@@ -19,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +62,8 @@ def _cross(x: Array, y: Array) -> Array:
 SHAPES: dict[str, Callable[[Array, Array], Array]] = {
     "cross": _cross,
     "disc": lambda x, y: np.hypot(x, y) - 0.9,
+    "hexagon": _polygon(6),
+    "pentagon": _polygon(5),
     "ring": lambda x, y: np.abs(np.hypot(x, y) - 0.7) - 0.28,
     "square": _polygon(4),
     "star": _star,
@@ -68,12 +73,16 @@ SHAPES: dict[str, Callable[[Array, Array], Array]] = {
 # Positive where the second colour goes; `u` and `v` are the phases of the pattern along its two directions.
 TEXTURES: dict[str, Callable[[Array, Array], Array]] = {
     "checkered": lambda u, v: np.sin(u) * np.sin(v),
+    "crossed": lambda u, v: np.maximum(np.sin(u), np.sin(v)) - 0.6,
     "dotted": lambda u, v: (np.sin(u) + np.sin(v)) / 2 - 0.3,
     "plain": lambda u, v: np.full_like(u, -1.0),
     "striped": lambda u, v: np.sin(u),
+    "waved": lambda u, v: np.sin(u + 1.5 * np.sin(v)),
 }
 
-CLASSES = tuple(f"{texture}_{shape}" for texture in sorted(TEXTURES) for shape in sorted(SHAPES))
+FINE_CLASSES = tuple(f"{texture}_{shape}" for texture in sorted(TEXTURES) for shape in sorted(SHAPES))
+_FINE_PARTS = {"hexagon", "pentagon", "crossed", "waved"}
+CLASSES = tuple(name for name in FINE_CLASSES if not _FINE_PARTS & set(name.split("_")))
 
 
 @dataclass(frozen=True)
@@ -144,14 +153,21 @@ def _colours(rng: np.random.Generator, scene: Scene) -> Array:
     return np.asarray(brightness[::-1, None] + tint - tint.mean(axis=1, keepdims=True))
 
 
-def draw(name: str, rng: np.random.Generator, *, size: int = 48, scene: Scene = SCENE) -> Picture:
-    """Draw one image of the class `name`."""
+def draw(
+    name: str,
+    rng: np.random.Generator,
+    *,
+    size: int = 48,
+    scene: Scene = SCENE,
+    vocabulary: Sequence[str] = CLASSES,
+) -> Picture:
+    """Draw one image of the class `name`; the objects around are of any class of the vocabulary."""
     canvas = _Canvas(size, rng)
     first, second, behind = _colours(rng, scene)
     canvas.picture += behind + canvas.ramp() * rng.uniform(-0.2, 0.2, 3)
     for _ in range(rng.integers(scene.neighbours + 1)):
         centre, radius = rng.uniform(-0.95, 0.95, 2), rng.uniform(*scene.neighbour_radius)
-        canvas.paint_object(str(rng.choice(CLASSES)), scene, centre, radius, rng.uniform(0, 1, (2, 3)))
+        canvas.paint_object(str(rng.choice(vocabulary)), scene, centre, radius, rng.uniform(0, 1, (2, 3)))
     centre, radius = rng.uniform(-scene.offset, scene.offset, 2), rng.uniform(*scene.radius)
     canvas.paint_object(name, scene, centre, radius, np.stack([first, second]))
     for _ in range(rng.integers(scene.bars + 1)):
@@ -170,6 +186,7 @@ def render(
     size: int = 48,
     seed: int = 0,
     scene: Scene = SCENE,
+    vocabulary: Sequence[str] = CLASSES,
     progress: Progress | None = None,
 ) -> str:
     """Write `root`/train/<class>/00001.png and so on, and the same under val.
@@ -179,8 +196,8 @@ def render(
     digest = hashlib.sha256()
     counts = {"train": train_per_class, "val": val_per_class}
     for name in classes:
-        if name not in CLASSES:
-            raise UnknownNameError("class", name, CLASSES)
+        if name not in vocabulary:
+            raise UnknownNameError("class", name, vocabulary)
     with (progress or Silent()).stage("render", len(classes) * sum(counts.values()), "image") as stage:
         done = 0
         for part in PARTS:
@@ -188,8 +205,8 @@ def render(
                 folder = Path(root) / part / name
                 folder.mkdir(parents=True)
                 for index in range(1, counts[part] + 1):
-                    rng = np.random.default_rng([seed, PARTS.index(part), CLASSES.index(name), index])
-                    picture = draw(name, rng, size=size, scene=scene)
+                    rng = np.random.default_rng([seed, PARTS.index(part), vocabulary.index(name), index])
+                    picture = draw(name, rng, size=size, scene=scene, vocabulary=vocabulary)
                     Image.fromarray(picture).save(folder / f"{index:05d}.png")
                     digest.update(f"{part}/{name}/{index:05d}".encode() + picture.tobytes())
                 done += counts[part]
@@ -226,16 +243,19 @@ def ensure(
     size: int = 48,
     seed: int = 0,
     scene: Scene = SCENE,
+    vocabulary: Sequence[str] = CLASSES,
     progress: Progress | None = None,
 ) -> Path:
     """Render into a folder of `cache_dir` named by the parameters and by this file, unless it is there already."""
-    counts = {"train_per_class": train_per_class, "val_per_class": val_per_class}
+    counts: dict[str, Any] = {"train_per_class": train_per_class, "val_per_class": val_per_class}
     parameters = {"classes": list(classes), **counts, "size": size, "seed": seed, "scene": asdict(scene)}
+    parameters["vocabulary"] = list(vocabulary)
     key = hashlib.sha256((json.dumps(parameters) + code_of(__file__)).encode()).hexdigest()[:16]
     folder = Path(cache_dir) / f"dataset-{key}"
     if not folder.is_dir():
         with complete_folder(folder) as partial:
-            content = render(partial, classes=classes, **counts, size=size, seed=seed, scene=scene, progress=progress)
+            how: dict[str, Any] = {"size": size, "seed": seed, "scene": scene, "vocabulary": vocabulary}
+            content = render(partial, classes=classes, **counts, **how, progress=progress)
             (partial / "dataset.json").write_text(json.dumps({"sha256": content, **parameters}, indent=2) + "\n")
     return folder
 

@@ -354,6 +354,7 @@ def main() -> None:
     sections = [
         accuracy_tables.section(data, load("attention"), given.out.parent),
         dimensions.section(load("dimensions"), dimensions.RENDERED),
+        dimensions.section(load("dimensions_fine"), dimensions.FINE),
         dimensions.section(load("dimensions_fashion"), dimensions.FASHION),
         accuracy_tables.photographs_section(load("accuracy_fashion")),
         rivals.section(load("rivals")),

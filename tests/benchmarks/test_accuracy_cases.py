@@ -7,6 +7,7 @@ from dataclasses import replace
 import accuracy
 import base
 import fashion
+import fine
 import pytest
 import timm
 from torch import nn
@@ -22,6 +23,7 @@ ALL = list(accuracy.cases())
 ON_OTHERS = [case for name in accuracy.OTHER_SIZES for case in accuracy.cases_on(name)]  # type: ignore[arg-type]
 MODELS = {
     "rendered": (base.RENDERED_ARGS, 24), "digits": (base.DIGITS_ARGS, 10), "fashion": (fashion.FASHION_ARGS, 10),
+    "fine": (fine.FINE_ARGS, 48),
 }  # fmt: skip
 
 

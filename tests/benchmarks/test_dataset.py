@@ -24,6 +24,7 @@ SMALL: dict[str, Any] = {
     "val_per_class": 2,
     "size": 32,
 }
+OF_24 = "ea82b87ad948079a"  # an image of each part, rendered before there were 48 classes
 TINY_ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
 
 
@@ -64,14 +65,22 @@ def test_folders_hold_the_classes_and_counts_asked_for(tmp_path: Path) -> None:
 def test_there_are_24_classes_in_order_of_name() -> None:
     assert len(set(dataset.CLASSES)) == 24
     assert list(dataset.CLASSES) == sorted(dataset.CLASSES)
+    assert len(set(dataset.FINE_CLASSES)) == 48 and set(dataset.CLASSES) < set(dataset.FINE_CLASSES)
 
 
-@pytest.mark.parametrize("name", dataset.CLASSES)
+@pytest.mark.parametrize("name", dataset.FINE_CLASSES)
 def test_every_class_draws_an_image_of_the_size_asked_for_that_is_not_constant(name: str) -> None:
     picture = dataset.draw(name, np.random.default_rng(0), size=40)
     assert picture.shape == (40, 40, 3)
     assert picture.dtype == np.uint8
     assert picture.std() > 5
+
+
+def test_more_classes_leave_the_images_of_the_24_as_they_are(tmp_path: Path) -> None:
+    """They are what the recorded rows are of."""
+    small = {**SMALL, "classes": ("plain_star",), "train_per_class": 1, "val_per_class": 1}
+    assert dataset.render(tmp_path / "of 24", **small)[:16] == OF_24
+    assert dataset.render(tmp_path / "of 48", vocabulary=dataset.FINE_CLASSES, **small)[:16] != OF_24
 
 
 def test_the_object_and_not_the_background_tells_the_class() -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import base
+import dataset
 import fashion
+import fine
 import numpy as np
 import pytest
 import timm
@@ -98,11 +100,18 @@ def test_a_base_that_the_repository_keeps_is_not_trained_again(
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [kept.name]
 
 
-def test_the_base_of_photographs_that_is_kept_is_what_its_benchmark_asks_for() -> None:
-    (folder,) = base.KEPT.iterdir()
-    card = json.loads((folder / "base.json").read_text())
-    assert card["recipes"] == [asdict(course) for course in fashion.FASHION_COURSES]
-    assert (card["model_args"], card["train_images"]) == (fashion.FASHION_ARGS, fashion.LEARNT)
+FINE = (fine.FINE_COURSES, fine.FINE_ARGS, len(dataset.FINE_CLASSES) * fine.FINE_PER_CLASS, dataset.FINE_CLASSES)
+FASHION = (fashion.FASHION_COURSES, fashion.FASHION_ARGS, fashion.LEARNT, None)
+
+
+@pytest.mark.parametrize("asked", [FINE, FASHION], ids=["fine", "fashion"])
+def test_a_base_that_is_kept_is_what_its_benchmark_asks_for(asked: tuple[Any, ...]) -> None:
+    courses, arguments, learnt, classes = asked
+    cards = {folder: json.loads((folder / "base.json").read_text()) for folder in base.KEPT.iterdir()}
+    (folder,) = (folder for folder, card in cards.items() if card["recipes"] == [asdict(one) for one in courses])
+    card = cards[folder]
+    assert (card["model_args"], card["train_images"]) == (arguments, learnt)
+    assert classes is None or card["classes"] == list(classes)
     model = timm.create_model(card["timm_name"], num_classes=len(card["classes"]), **card["model_args"])
     model.load_state_dict(load_file(folder / "base.safetensors"))
 
