@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +10,14 @@ import typer
 from edgevit.cli import arguments
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
-from edgevit.errors import OutputError
+from edgevit.errors import EdgeVitError, OutputError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from edgevit.agent.records import Run
     from edgevit.board.bench import Bench, Setting
+    from edgevit.board.layers import LayerProfile
     from edgevit.board.request import BenchRequest
     from edgevit.report.gates import Gate, Verdict
     from edgevit.report.request import JudgingRequest
@@ -71,7 +72,7 @@ def main(
     in_turns = compare_within(runs) if len(request.models) > 1 else []
     show_in_turns(console, runs, in_turns)
     show_setting(console, done)
-    layers = told_layers(console, done, keep_layers)
+    layers = told_layers(console, request, done, keep_layers)
     verdicts = judge(gates, runs)
     comparisons = compare_runs(earlier, runs, force=judging.force) if earlier else []
     show_judged(console, verdicts, comparisons)
@@ -83,17 +84,34 @@ def main(
     return exit_code(verdicts, runs)
 
 
-def told_layers(console: Console, done: Bench, keep: Write) -> list[dict[str, Any]]:
-    """Show where the time goes, if that was asked for; return the same for JSON."""
+def told_layers(console: Console, request: BenchRequest, done: Bench, keep: Write) -> list[dict[str, Any]]:
+    """Show where the time goes, if that was asked for, beside the base of a derived model; return the same for JSON."""
     from edgevit.board.layers import line_of
     from edgevit.cli.layers import show_breakdowns
     from edgevit.report.layers import break_down
 
-    for profile in done.profiles:
+    profiles = [*profiles_of_base(console, request), *done.profiles]
+    for profile in profiles:
         keep(line_of(profile))
-    breakdowns = [break_down(profile) for profile in done.profiles]
+    breakdowns = [break_down(profile) for profile in profiles]
     show_breakdowns(console, breakdowns)
     return list(map(asdict, breakdowns))
+
+
+def profiles_of_base(console: Console, request: BenchRequest) -> Sequence[LayerProfile]:
+    """Where the time of its base goes, if one derived model is asked for; its runs are neither kept nor judged."""
+    from edgevit.board.bench import run
+
+    if not request.how.layers or len(request.models) > 1:
+        return ()
+    base = base_of(request.models[0])
+    if base is None:
+        return ()
+    try:
+        return run(replace(request, models=(base,)), progress=console.progress).profiles
+    except EdgeVitError as error:
+        console.warn(f"its base is not beside it: {error}")
+        return ()
 
 
 def check_gates(gates: list[Gate], request: BenchRequest, setting: Setting, runner: str) -> None:
@@ -168,8 +186,7 @@ def against_base(context: typer.Context, model: Path) -> str | None:
     derived = folder.derivation() if folder.is_model else None
     if derived is None:
         return None
-    beside = model.with_name("base")
-    base = next((path for path in (beside, Path(derived.base)) if ModelFolder(path).is_model), None)
+    beside, base = model.with_name("base"), base_of(model)
     both = arguments.repeated(context, "bench", models=(base or beside, model))
     if base is not None:
         return f"Next: {both} sets it against its base, in turns"
@@ -178,6 +195,17 @@ def against_base(context: typer.Context, model: Path) -> str | None:
         f"Next: {made}, with the --checkpoint and --model-arg that it was derived with, and "
         f"{join(['edgevit', 'export', str(beside)])}; then {both} sets it against its base, in turns"
     )
+
+
+def base_of(model: Path) -> Path | None:
+    """The model folder of what a model was derived from: the one beside it, or the one that it names."""
+    from edgevit.folder.model_folder import ModelFolder
+
+    folder = ModelFolder(model)
+    derived = folder.derivation() if folder.is_model else None
+    if derived is None:
+        return None
+    return next((p for p in (model.with_name("base"), Path(derived.base)) if ModelFolder(p).is_model), None)
 
 
 def writers(output: Path | None, *, layers: bool) -> tuple[Write, Write]:
@@ -252,6 +280,7 @@ def show_in_turns(console: Console, runs: Sequence[Run], comparisons: Sequence[C
     if max(c.rounds or 1 for c in comparisons) < LEAST_ROUNDS:
         told += f"; an interval needs {LEAST_ROUNDS} rounds: try --repeat 10"
     console.show(told)
+    show_use(console, runs)
     for alike in group(runs):
         for text in dict.fromkeys(reason for run in alike for reason in run.void()):
             console.warn(f"{alike[0].label}, batch {alike[0].batch}: VOID: {text}")
@@ -260,6 +289,35 @@ def show_in_turns(console: Console, runs: Sequence[Run], comparisons: Sequence[C
             f"other programs were busy in {busy} of {len(runs)} runs: the ratios hold, as all models met them alike; "
             "the milliseconds are those of a busy machine"
         )
+
+
+def show_use(console: Console, runs: Sequence[Run]) -> None:
+    """Of each model in turns, the periods that were missed and the parts of an inference, over all rounds."""
+    from edgevit.report.runs import group, make_row
+
+    by_label: dict[str, list[Row]] = {}
+    for alike in group(runs):
+        rows = [make_row(run, None) for run in alike]
+        by_label.setdefault(rows[0].label, []).append(over_rounds(rows))
+    for label, rows in by_label.items():
+        if rows[0].period_ms is None and rows[0].parts_ms is None:
+            continue
+        console.show(use_table(rows))
+        for row in rows:
+            if row.missed:
+                periods = row.samples + row.missed
+                console.warn(f"{label}, {shape(row)}: {row.missed} of {periods} periods were missed; try a longer one")
+
+
+def over_rounds(rows: Sequence[Row]) -> Row:
+    """The medians of what an inference took, and the sums of inferences and of missed periods."""
+    from statistics import median
+
+    first = rows[0]
+    parts = first.parts_ms and {name: median((row.parts_ms or {})[name] for row in rows) for name in first.parts_ms}
+    missed = None if first.missed is None else sum(row.missed or 0 for row in rows)
+    samples = sum(row.samples for row in rows)
+    return replace(first, p50_ms=median(row.p50_ms for row in rows), parts_ms=parts, missed=missed, samples=samples)
 
 
 def turns_table(comparisons: Sequence[Comparison]) -> Table:

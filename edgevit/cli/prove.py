@@ -85,11 +85,12 @@ def figures_table(proof: Proof) -> Table:
 
 
 def ratio_told(figure: Figure) -> str:
+    void = " VOID" if figure.void else ""
     if figure.ratio is None:
-        return ""
+        return void.strip()
     if figure.low is None or figure.high is None:
-        return f"{figure.ratio:.2f}"
-    return f"{figure.ratio:.2f} ({figure.low:.2f} to {figure.high:.2f})"
+        return f"{figure.ratio:.2f}{void}"
+    return f"{figure.ratio:.2f} ({figure.low:.2f} to {figure.high:.2f}){void}"
 
 
 def published_table(proof: Proof) -> Table:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from edgevit.board.bench import look
+from edgevit.board.bench import Setting, look
 from edgevit.board.connection import open_board
 from edgevit.board.profiles import load_profile
 from edgevit.cost.fewer_tokens import fit_fewer
@@ -82,11 +82,8 @@ def measured_table(
     profile = None if place.profile is None else load_profile(place.profile)
     with open_board(place.board, ssh_config=place.ssh_config) as board, scratch() as files:
         setting = look(board, profile, place.conditions(), told)
-        if energy and not setting.facts.has_power:
-            why = next(iter(f": {reason}" for reason in setting.facts.meters.values() if reason), "")
-            raise UnfitBoardError(
-                f"--mj: no power can be read on {board.host}{why}; give --ms, or a --board whose rails can be read"
-            )
+        if energy:
+            _check_power(board.host, setting)
         if place.builds:
             check_board(board.host, setting.facts, place.profile)
         where = place.where(setting)
@@ -96,13 +93,29 @@ def measured_table(
             rungs = [stack for embed in grid.narrower for stack in grid.rung(embed)]
             cuts = [stack for count in grid.fewer for stack in grid.behind_cuts(count)]
             bench.measure([*grid.coarse(), *rungs, *cuts], rounds)
-            _judge(fit(_figures(bench, grid.coarse())), told)
+            quantities: tuple[Measured, ...] = ("ms", "mj") if energy else ("ms",)
+            for quantity in quantities:
+                if seen := _figures(bench, grid.coarse(), quantity):
+                    _judge(fit(seen), quantity, told)
             if sizes:
                 bench.measure([*grid.at(sizes), *(grid.rung(embed) if embed else ())], rounds)
             else:
                 _refine(bench, grid, points, rounds)
             bench.tidy()
     return _table(network, where, _found(bench, grid))
+
+
+def _check_power(host: str, setting: Setting) -> None:
+    """Raise UnfitBoardError where energy cannot be told: no meter can be read, or no profile names the rails."""
+    if not setting.facts.has_power:
+        why = next(iter(f": {reason}" for reason in setting.facts.meters.values() if reason), "")
+        raise UnfitBoardError(
+            f"--mj: no power can be read on {host}{why}; give --ms, or a --board whose rails can be read"
+        )
+    if setting.profile is None:
+        raise UnfitBoardError(
+            f"--mj: no profile says which rails of {host} make up the module; give --profile, or --ms"
+        )
 
 
 def _refine(bench: Bench, grid: Grid, points: int, rounds: int) -> None:
@@ -160,8 +173,8 @@ def _fit(seen: Mapping[Stack, Figure]) -> _Found:
     return _Found(own, fit_narrower(own, by_width), fit_fewer(own, by_count))
 
 
-def _judge(costs: Costs, progress: Progress) -> None:
-    """Say where noise hides what sizes cost.
+def _judge(costs: Costs, quantity: Measured, progress: Progress) -> None:
+    """Say where noise of milliseconds or of millijoules hides what sizes cost.
 
     Raises:
         UnfitBoardError: it hides nearly everything.
@@ -170,13 +183,13 @@ def _judge(costs: Costs, progress: Progress) -> None:
     mend = "lock the clocks with --lock-clocks, close other programs, or measure more with `edgevit cost --rounds`"
     if len(hidden) > len(costs.steps) / 2:
         raise UnfitBoardError(
-            f"noise of {costs.noise:.1%} hides {len(hidden)} of {len(costs.steps)} steps from one size to the next, "
-            f"{hidden[0]} among them; {mend}"
+            f"noise of {costs.noise:.1%} in {quantity} hides {len(hidden)} of {len(costs.steps)} steps from one size "
+            f"to the next, {hidden[0]} among them; {mend}"
         )
     if hidden:
         progress.warn(
-            f"noise of {costs.noise:.1%} hides {len(hidden)} of {len(costs.steps)} steps from one size to the next, "
-            f"such as {hidden[0]}; {mend}"
+            f"noise of {costs.noise:.1%} in {quantity} hides {len(hidden)} of {len(costs.steps)} steps from one size "
+            f"to the next, such as {hidden[0]}; {mend}"
         )
 
 

@@ -1,9 +1,10 @@
-"""The plan within the budget grows, where the next allocation would jump over the window below the budget.
+"""A measured plan grows or shrinks a little, where the next allocation would jump over the window below the budget.
 
 An allocation with another limit may be another plan altogether: a block less, the others wider. What it takes is then
 no nearer to the limit than the table is right, and two such plans can lie on either side of the window for as long as
 the rounds last. A plan that contains the largest one within the budget takes what that was measured to take, and only
 what it has more is by the table. So of all plans that contain it the best is asked for, at a limit between the two.
+Where a plan just above the budget is nearer, the best plan with its blocks is asked for, at a limit a little below it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 # Shares of the budget to grow to: the middle of the window, and where no step is as small, as near as noise allows.
 AIMS = (AIM, 0.998)
 LEAST_SHARE = 0.2  # of the change by which a plan is to grow that is believed to come true
+NEAR = 1.05  # of the budget: a plan above it shrinks, one further above has other blocks to lose
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,18 @@ class Line:
 
 @dataclass(frozen=True)
 class Growth:
-    """From which plan one grows, and what the tables say where they are wrong about that plan alone."""
+    """From which plan one grows or shrinks, and what the tables say where they are wrong about that plan alone."""
 
-    start: Shape
+    at_least: Shape  # what the next plan is to contain: the plan it grows from, or the frame of the one that shrinks
     factors: tuple[Terms, ...]  # of each board's table
     lines: tuple[Line, ...]
 
     def limits(self) -> Iterator[tuple[float, ...]]:
-        """What plans may cost on each board to be measured at each of the AIMS, where there is room on all."""
+        """What plans may cost on each board to be measured at each of the AIMS; of a plan that grows, where it can."""
         for aim in AIMS:
             limits = tuple(line.limit(aim) for line in self.lines)
-            if all(limit > line.cost for limit, line in zip(limits, self.lines, strict=True)):
+            over = any(line.start > line.budget for line in self.lines)
+            if over or all(limit > line.cost for limit, line in zip(limits, self.lines, strict=True)):
                 yield limits
 
     def predicted(self, costs: Sequence[float]) -> tuple[float, ...]:
@@ -76,6 +79,29 @@ def growth(searches: Searches, prices: Sequence[Prices]) -> Growth | None:
     factors = tuple(search.factors(of) for search, of in zip(searches.each, prices, strict=True))
     lines = (_line(*one, best, over) for one in zip(searches.each, prices, factors, strict=True))
     return Growth(start, factors, tuple(lines))
+
+
+def shrinking(searches: Searches, prices: Sequence[Prices]) -> Growth | None:
+    """Where to shrink from; None: no plan above the budget is near it, and nearer than the best within it.
+
+    A plan that contains that best one is not asked: what lies between them is found by growing. Nor is one twice which
+    took no less when it was to shrink, as other measurements have to correct the table first.
+    """
+    best, judged = searches.best, searches.tightest
+    over = {i: one for i, one in enumerate(judged.rounds) if not judged.holds(one.measured)}
+    nearest = min(over, key=lambda i: over[i].measured.value, default=None)
+    if best is None or nearest is None or over[nearest].measured.value > NEAR * judged.budget:
+        return None
+    within, above = judged.rounds[best], over.pop(nearest)
+    if any(one.at_least == above.shape.frame for one in over.values()):
+        return None
+    if judged.holds(within.measured):
+        apart = above.measured.value - AIM * judged.budget, AIM * judged.budget - within.measured.value
+        if apart[0] >= apart[1] or above.shape.contains(within.shape):
+            return None
+    factors = tuple(search.factors(of) for search, of in zip(searches.each, prices, strict=True))
+    lines = (_line(*one, nearest, None) for one in zip(searches.each, prices, factors, strict=True))
+    return Growth(above.shape.frame, factors, tuple(lines))
 
 
 def _line(search: Search, prices: Prices, factors: Terms, best: int, over: int | None) -> Line:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgevit.derive.allocate.prices import Measured as Quantity
 from edgevit.meet.boards import Searches
-from edgevit.meet.growth import AIMS, growth
+from edgevit.meet.growth import AIMS, Growth, growth, shrinking
 from edgevit.meet.mixing import LimitError, fitting
 from edgevit.meet.rounds import AIM, Candidate, Measured, Search, Shape, Terms
 
@@ -72,7 +72,7 @@ def meet(searches: Searches, bench: Bench, tell: Callable[[Searches], None] = la
     while not searches.tightest.is_done:
         _refine(searches, bench)
         step = _Step(searches, bench)
-        made = (searches.tightest.is_bracketed and step.grown()) or step.allocated()
+        made = step.shrunk() or (searches.tightest.is_bracketed and step.grown()) or step.allocated()
         if isinstance(made, str):
             return Found(searches, made)
         measured = bench.measure(made.candidate)
@@ -155,15 +155,25 @@ class _Step:
 
     def grown(self) -> _Next | None:
         """What the largest plan within the budget grows to; None: there is none, or no step of it fits in."""
-        growing = growth(self.searches, self.prices)
-        if growing is None:
+        return self._near(growth(self.searches, self.prices))
+
+    def shrunk(self) -> _Next | None:
+        """What a plan just above the budget shrinks to; None: there is none, or it cannot shrink so far."""
+        try:
+            return self._near(shrinking(self.searches, self.prices))
+        except LimitError:
             return None
-        for limits in growing.limits():
+
+    def _near(self, start: Growth | None) -> _Next | None:
+        """The first plan for which the start asks that was not measured."""
+        if start is None:
+            return None
+        for limits in start.limits():
             limits = tuple(limit * (1 + ROUNDING) for limit in limits)
-            candidate = self._fitting(growing.factors, limits, growing.start)
+            candidate = self._fitting(start.factors, limits, start.at_least)
             if self.searches.tightest.measured_before(candidate.shape) is None:
-                costs = self._costs(candidate.shape, growing.factors)
-                return _Next(candidate, limits, growing.predicted(costs), growing.start)
+                costs = self._costs(candidate.shape, start.factors)
+                return _Next(candidate, limits, start.predicted(costs), start.at_least)
         return None
 
     def _fitting(self, factors: Sequence[Terms], limits: Limits, at_least: Shape | None = None) -> Candidate:

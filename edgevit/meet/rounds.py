@@ -12,7 +12,7 @@ Figures are the less the better: milliseconds of one inference, or millijoules o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from math import inf
 from operator import ge
@@ -94,6 +94,11 @@ class Shape:
                 for size, least in zip(own.sizes.values(), less.sizes.values(), strict=True)
             )
         )
+
+    @property
+    def frame(self) -> Shape:
+        """What every plan contains that has these blocks, attentions and tokens, and FFNs of any width."""
+        return replace(self, blocks=tuple(replace(d, ffn=min(d.ffn, 1)) for d in self.blocks))
 
     def terms(self, prices: Prices) -> Terms:
         """What it costs by a table."""

@@ -29,7 +29,7 @@ from edgevit.folder.writing import new_folder, write_whole, writing
 from edgevit.meet.boards import Searches
 from edgevit.meet.costs import Costs
 from edgevit.meet.in_turns import InTurns
-from edgevit.meet.loop import Found
+from edgevit.meet.loop import OUT_OF_REACH, Found
 from edgevit.meet.loop import meet as search_for
 from edgevit.meet.mixing import LimitError
 from edgevit.meet.request import MeetRequest, identity
@@ -102,7 +102,9 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
         assert base is not None
         network = network_without_weights(base, shared.model_args)
         costs = tuple(Costs(network, shared, place, once) for place in shared.places)
-        for one in shared.each():
+        if len(each := shared.each()) > 1:
+            _refuse_any([_One(one, costs, once, _base_folder(request, one)) for one in each if not one.is_there])
+        for one in each:
             if one.is_there:
                 found.append(_read(one.out))
                 continue
@@ -130,6 +132,16 @@ def _refuse_elsewhere(request: MeetRequest, progress: Progress) -> None:
                     f"cannot resume {file.parent}: its rounds were measured with {differing}; set that as it was, "
                     "or remove it"
                 )
+
+
+def _refuse_any(all_of_them: Sequence[_One]) -> None:
+    """Refuse, before the first of several budgets takes its time, any that is not below the base or out of reach.
+
+    Raises:
+        OptionError, BudgetError: one of them is.
+    """
+    if all_of_them:
+        min(all_of_them, key=lambda one: one.budget().limit).refuse_unreachable()
 
 
 def _read(folder: Path) -> Derivation:
@@ -160,7 +172,7 @@ class _One:
     def carried_out(self, earlier: tuple[tuple[Round, ...], ...]) -> tuple[Derivation, Searches]:
         """Search, derive, verify, and write the folder; `earlier` are the rounds of other budgets on each board."""
         asked, work = self.request, partial_folder(self.request.out)
-        budget = self._budget()
+        budget = self.budget()
         quantity = _quantity(budget)
         same = identity(asked)
         with (
@@ -185,7 +197,20 @@ class _One:
             shutil.rmtree(work, ignore_errors=True)
         return replace(derivation, folder=asked.out), found.searches
 
-    def _budget(self) -> Budget:
+    def refuse_unreachable(self) -> None:
+        """Raise BudgetError where the cheapest plan costs far more than the budget by a board's table."""
+        budget = self.budget()
+        quantity = _quantity(budget)
+        with tempfile.TemporaryDirectory(prefix="edgevit-meet-") as work:
+            shop = Workshop(self.request, Path(work), self.base, quantity, self.costs, (), self.progress)
+            for board, costs in enumerate(self.costs):
+                try:
+                    shop.allocate(costs.table, NEXT_TO_NOTHING)
+                except BudgetError as error:
+                    if error.least is not None and error.least > OUT_OF_REACH * budget.limit:
+                        raise self._out_of_reach(LimitError(error, board, error.least), quantity, budget) from error
+
+    def budget(self) -> Budget:
         """By the table of the board where the base takes most: it is to be below that."""
         name = self.request.quantity
         assert name is not None
@@ -275,9 +300,11 @@ class _One:
         """Of one board."""
         search, costs, measuring = found.searches.each[board], self.costs[board], shop.measuring[board]
         factors = search.factors(costs.table.in_quantity(shop.quantity))
-        number = found.searches.best
-        over = number is not None and not search.holds(search.rounds[number].measured)
-        told = (found.why, self._least_told(board, factors, shop) if over else None)
+        kept = found.searches.best
+        why = found.why
+        if kept is not None and search.holds(search.rounds[kept].measured) and not search.holds(verified):
+            why = "measured once more, the plan that is kept takes more than in its round"
+        told = (why, None if search.holds(verified) else self._least_told(board, factors, shop))
         return MetRecord(
             quantity=shop.quantity,
             budget=search.budget,

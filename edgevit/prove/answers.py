@@ -13,7 +13,7 @@ LITTLE = 0.03  # a ratio nearer to 1 decides nothing
 
 
 def answers(proof: Proof, largest: str) -> tuple[str, ...]:
-    """All that can be said; what was not measured is left out."""
+    """All that can be said; what was not measured is left out, and of void runs nothing is concluded."""
     runs = proof.measurements()
     return (
         *_pays(runs, largest),
@@ -39,7 +39,7 @@ def against(runs: Sequence[Run], first: str, other: str) -> list[Comparison]:
 
 def _told(c: Comparison) -> str:
     interval = "" if c.low is None or c.high is None else f" ({c.low:.2f} to {c.high:.2f})"
-    return f"{c.ratio:.2f}{interval} of its time at batch {c.batch}"
+    return f"{c.ratio:.2f}{interval} of its time at batch {c.batch}{' (VOID)' if c.void else ''}"
 
 
 def _pays(runs: Sequence[Run], largest: str) -> Iterator[str]:
@@ -48,6 +48,9 @@ def _pays(runs: Sequence[Run], largest: str) -> Iterator[str]:
         if not found:
             continue
         told = ", ".join(map(_told, found))
+        if why := next((c.void[0] if c.void else c.outcome for c in found if c.low is None), None):
+            yield f"Whether fused shapes pay with {rate} of the MACs gone is not judged ({why}): {told}."
+            continue
         sure = [c for c in found if c.high is not None and c.low is not None and not c.low <= 1 <= c.high]
         if sure and all(c.ratio < 1 - LITTLE for c in sure):
             says = "Fused shapes pay"
@@ -77,7 +80,8 @@ def _missed(proof: Proof, runs: Sequence[Run], largest: str) -> Iterator[str]:
 def _mixes(proof: Proof, largest: str) -> Iterator[str]:
     rivals = [one for one in proof.measured if one.name.startswith(f"{largest} 0.8 ") and one.figures]
     for batch in sorted({figure.batch for one in rivals for figure in one.figures}):
-        ratios = {one.name: figure.ratio for one in rivals if (figure := _at(one, batch)) and figure.ratio is not None}
+        told_of = {one.name: figure for one in rivals if (figure := _at(one, batch)) and not figure.void}
+        ratios = {name: figure.ratio for name, figure in told_of.items() if figure.ratio is not None}
         if len(ratios) > 1:
             name = min(ratios, key=ratios.__getitem__)
             told = f"{name}: {ratios[name]:.2f} of dense"
@@ -92,7 +96,8 @@ def _tokens(runs: Sequence[Run], largest: str) -> Iterator[str]:
 
 
 def _roofline(proof: Proof) -> Iterator[str]:
-    shares = [(one.name, figure) for one in proof.measured for figure in one.figures if figure.roofline_share]
+    figures = [(one.name, figure) for one in proof.measured for figure in one.figures]
+    shares = [(name, figure) for name, figure in figures if figure.roofline_share and not figure.void]
     if not shares:
         return
     for batch in sorted({figure.batch for _, figure in shares}):

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 import typer
@@ -160,6 +161,9 @@ def test_tables_say_how_a_model_was_used(run_bench, model, tmp_path):
         assert title in paced.out
     turns = run_bench(model, other, "--repeat", 2, "--period-ms", 5, *FAST)
     assert "in turns, 2 rounds, one per 5 ms" in turns.out, turns.err
+    assert all(f"{name} as used: one per 5 ms" in turns.out for name in ("t1", "t2"))
+    late = run_bench(model, other, "--repeat", 2, "--period-ms", 5, *FAST, "--option", "latency_ms=8")
+    assert re.search(r"warning: t2, batch 1: \d+ of \d+ periods were missed; try a longer one", late.err), late.err
     run_bench(model, *FAST, "--output", closed)
     refused = run_bench(model, *FAST, "--period-ms", 5, "--compare", closed)
     assert refused.code == 1

@@ -8,16 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_folders import derivation_of
+from safetensors.torch import save_file
 from some_engines import add
 from some_layers import PROFILE
 from standin_board import write_model
 
+import edgevit
 from edgevit.board.layers import line_of, load_profiles
+from edgevit.folder.derivation import DERIVATION_KIND
 from edgevit.folder.engine import ENGINE_KIND
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.report.runs import load_runs
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 FAST = ("--samples", 12, "--duration", 0, "--warmup", 1, "--warmup-seconds", 0, "--threads", 1)
+
+
+NAME = "vit_tiny_patch16_224"
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
 
 
 def words(text: str) -> str:
@@ -38,6 +47,25 @@ def test_two_models_are_beside_each_other_and_kept_apart_from_plain_runs(edgevit
     assert "holds profiled layers, which are no latencies; see `edgevit show" in edgevit_main("compare", kept).error
     shown = edgevit_main("show", kept)
     assert shown.code == 0 and words(shown.out) in words(done.out)
+
+
+def test_a_derived_model_is_beside_its_base_where_that_is_exported(
+    edgevit_main: Any, small_vit: Any, tmp_path: Path
+) -> None:
+    weights = tmp_path / "w.safetensors"
+    save_file(small_vit().state_dict(), weights)
+    folders, output = [tmp_path / name for name in ("base", "t1")], tmp_path / "runs.jsonl"
+    for folder in folders:
+        edgevit.base(NAME, checkpoint=weights, model_args=SMALL, out=folder)
+    ModelFolder(folders[1]).derivation_file.write_text(DERIVATION_KIND.text(derivation_of(None)))
+    edgevit.export(folders[1])
+    alone = edgevit_main("bench", folders[1], "--layers", *FAST)
+    assert alone.code == 0 and "its base is not beside it" in alone.err and "t1 over" not in alone.out, alone.err
+    edgevit.export(folders[0])
+    both = edgevit_main("bench", folders[1], "--layers", "--output", output, "--gate", "p50>1us", *FAST)
+    assert both.code == 0 and "t1 over base" in words(both.out) and both.out.count(" pass ") == 1, both.err
+    assert [run.label for run in load_runs(output)] == ["t1"], "the base's runs are neither kept nor judged"
+    assert [found.label for found in load_profiles(tmp_path / "runs.layers.jsonl")] == ["base", "t1"]
 
 
 def test_the_unexplained_and_the_unnamed_are_named(edgevit_main: Any, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 from some_costs import FUSED, PLACE, SIZES, made_up
 from some_runs import watts
 
+from edgevit.board.facts import BoardFacts
 from edgevit.cost import table as module
 from edgevit.cost.grid import Grid
 from edgevit.cost.store import Store
@@ -113,7 +114,7 @@ def test_noise_is_told_with_what_to_do_and_refused_where_it_hides_nearly_everyth
     assert any("steps from one size to the next, such as" in text and "--lock-clocks" in text for text in told.seen)
     with pytest.raises(
         UnfitBoardError,
-        match=r"noise of [\d.]+% hides \d+ of \d+ .* more with `edgevit cost --rounds`",
+        match=r"noise of [\d.]+% in ms hides \d+ of \d+ .* more with `edgevit cost --rounds`",
     ):
         measured_table(fill(noise=3.0, energy=False), PLACE, points=0, folder=tmp_path)
 
@@ -123,6 +124,20 @@ def test_energy_is_refused_before_anything_is_measured_where_no_power_can_be_rea
     with pytest.raises(UnfitBoardError, match=r"--mj: no power can be read on this machine.*; give --ms"):
         measured_table(network, PLACE, energy=True, folder=tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_energy_is_refused_where_no_profile_says_which_rails_are_the_modules(fill, tmp_path, monkeypatch):
+    monkeypatch.setattr(BoardFacts, "has_power", True)
+    with pytest.raises(UnfitBoardError, match=r"--mj: no profile says which rails of this machine .*; give --profile"):
+        measured_table(fill(), PLACE, energy=True, folder=tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_noise_of_energy_is_judged_where_energy_is_asked_for(fill, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_check_power", lambda *_: None)
+    told = Warnings()
+    measured_table(fill(noise=0.2), PLACE, points=0, energy=True, folder=tmp_path, progress=told)
+    assert [text.split(" hides")[0].rpartition(" ")[2] for text in told.seen if "hides" in text] == ["ms", "mj"]
 
 
 def test_neither_weights_nor_classes_nor_depth_are_part_of_the_key_and_shapes_are(small_vit, where):

@@ -41,7 +41,7 @@ def test_noise_that_hides_what_sizes_cost_is_told_or_refused_before_any_round(
     assert any("noise of" in text and "`edgevit cost --rounds`" in text for text in told.seen)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "much"))
     fill(network, here(), None, noise=3.0, energy=False)
-    with pytest.raises(UnfitBoardError, match=r"noise of [\d.]+% hides \d+ of \d+ steps"):
+    with pytest.raises(UnfitBoardError, match=r"noise of [\d.]+% in ms hides \d+ of \d+ steps"):
         costs.Costs(network, request, PLACE, Silent())
 
 

@@ -48,6 +48,14 @@ def test_where_the_next_allocation_jumps_over_the_window_the_plan_within_the_bud
     assert {one.shape.kept for one in search.rounds} != {start.kept}
 
 
+def test_a_plan_that_is_a_little_too_slow_shrinks() -> None:
+    bench = draw(75, narrower=False)  # rounds there come 3 and 1 % above it, and without this, 5 % below
+    search = meet(Searches((Search(0.3 * bench.board.ms(bench.base)),)), bench).search
+    assert search.best is not None and search.outcome(search.best.measured) == "met"
+    near = [one.shape for one in search.rounds if not search.holds(one.measured)]
+    assert search.best.at_least in [shape.frame for shape in near]
+
+
 def test_where_no_step_is_as_small_as_what_is_left_the_search_ends() -> None:
     bench = draw(
         54, narrower=False
@@ -87,7 +95,7 @@ def test_where_one_board_is_dear_in_heads_and_the_other_in_neurons_neither_decid
         search = meet(Searches((Search(budget),)), pair.benches[number]).search
         assert search.best is not None
         alone.append([ms / of for ms, of in zip(pair.ms(search.best.shape), budgets, strict=True)])
-    assert alone[0][1] > 1.02 and alone[1][0] > 1.02, "the best on one board takes too long on the other"
+    assert alone[0][1] > 1.01 and alone[1][0] > 1.01, "the best on one board takes too long on the other"
 
 
 def test_which_board_is_out_of_reach_is_said() -> None:

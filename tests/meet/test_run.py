@@ -278,6 +278,32 @@ def test_a_budget_out_of_reach_is_refused_with_the_minimum(asked: dict[str, Any]
         edgevit.meet(NAME, ms=11, out=tmp_path / "t", **asked)
 
 
+def test_one_of_several_budgets_that_cannot_be_met_is_refused_before_any_takes_its_time(
+    asked: dict[str, Any], tmp_path: Path, computed: Computed
+) -> None:
+    with pytest.raises(BudgetError, match=r"--ms 0.02 is less than any plan takes in shape 'fused': 0.04906 ms"):
+        edgevit.meet(NAME, ms=(6, 0.02), out=tmp_path / "t", **asked)
+    with pytest.raises(OptionError, match=r"--ms 50 is not below the base's"):
+        edgevit.meet(NAME, ms=(6, 50), out=tmp_path / "t", **asked)
+    assert computed.measured == [] and list(tmp_path.iterdir()) == []
+
+
+def test_a_verification_above_the_budget_is_told_with_the_least_that_a_plan_takes(
+    asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = computed.measure
+
+    def slower(base: Path, model: Path) -> Measured:
+        seen = measure(base, model)
+        return Measured(seen.value * 1.06, seen.low, seen.high, 8) if model.name == "t" else seen
+
+    monkeypatch.setattr(computed, "measure", slower)
+    (made,) = edgevit.meet(NAME, ms=4, out=tmp_path / "t", **asked)
+    met = made.record.met
+    assert met is not None and met.outcome == "over" and met.ended is not None
+    assert met.ended.startswith("measured once more, the plan that is kept takes more than in its round; by the")
+
+
 def test_a_model_above_the_budget_is_told_with_the_least_that_a_plan_takes_and_exit_code_3(
     asked: dict[str, Any], typed: list[object], tmp_path: Path, computed: Computed, edgevit_main: Any,
     monkeypatch: pytest.MonkeyPatch,

@@ -65,3 +65,22 @@ def test_fusion_mixes_and_the_roofline_are_told() -> None:
     assert "by the width of heads: 12: 0 of 0, 16: 12 of 0" in said
     assert "the fastest at batch 1 is base 0.8 few blocks: 0.20 of dense" in said
     assert "40% (base 0.8 fused) to 50% (base 0.8 few blocks) of what the board can do" in said
+
+
+def test_nothing_is_concluded_from_void_runs_or_from_too_few_rounds() -> None:
+    whole = proof(
+        measured=(
+            measured("base 0.8 fused", ratio=0.2, roofline_share=0.9, void=("the clocks moved",)),
+            measured("base 0.8 paper", ratio=0.3, roofline_share=0.5),
+            measured("base 0.8 padded", ratio=0.4, roofline_share=0.4),
+        )
+    )
+    few = replace(whole, runs=tuple(run for run in whole.runs if run["round"] <= 3))
+    assert answers(few, "base")[0].startswith(
+        "Whether fused shapes pay with 0.8 of the MACs gone is not judged (too few"
+    )
+    slowed = [{**run, "throttled": ["gpu-throttle"]} if "fused" in run["label"] else run for run in whole.runs]
+    pays, *others = answers(replace(whole, runs=tuple(slowed)), "base")
+    assert "is not judged (the board held itself back" in pays and pays.endswith("at batch 1 (VOID).")
+    said = " ".join(others)
+    assert "the fastest at batch 1 is base 0.8 paper" in said and "40% (base 0.8 padded) to 50%" in said
