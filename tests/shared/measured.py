@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
 from safetensors.torch import save_file
 
 from edgevit.data.task import open_task
+from edgevit.derive.measure.importance import squared_changes
 from edgevit.derive.measure.sensitivity import measure_sensitivity
 from edgevit.derive.measure.statistics import calibrate
+from edgevit.derive.methods.heart.scores import measure_scores
 from edgevit.derive.methods.skd.piad import measure_importance
 from edgevit.models.checkpoint import describe
 from edgevit.train.compute import close_compute
@@ -34,6 +37,11 @@ def measure(file: Path) -> None:
         found |= {f"sensitivity {i} {name}": tensor for name, tensor in vars(s).items()}
     importance = measure_importance(network, images, columns, passes, skip=[(0, "ffn")])
     found |= {f"importance {of}": tensor for of, tensor in importance.taylor.items()}
+    how: dict[str, Any] = {"probes": 2, "taylor": "full", "labels": "true", "gated": "tokens", "seed": 0}
+    scores = measure_scores(network, images, columns, passes, **how)
+    found |= {"gates of tokens": scores.placed, **{f"gates of heads {i}": h for i, h in enumerate(scores.heads)}}
+    for i, block in enumerate(squared_changes(network, images, columns, passes).blocks):
+        found |= {f"squared changes {i} {name}": tensor for name, tensor in vars(block).items()}
     found["losses"] = torch.tensor([importance.loss, importance.skipped[0, "ffn"]])
     found["right"] = torch.tensor(evaluate(network, images, columns, ["1", "4", "7"], passes).restricted)
     found["processes"] = torch.tensor(passes.compute.accelerator.num_processes)

@@ -10,7 +10,7 @@ the blocks and in the classifier. (Patches and positions, which write tokens as 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,9 @@ from edgevit.errors import DataError
 from edgevit.models.anatomy import Attention, Ffn, attentions, ffns
 from edgevit.models.copies import bare_copy
 from edgevit.models.families import family_of
-from edgevit.train.passes import Passes
+from edgevit.train.passes import IMAGES, Passes
+
+GROUP = 8  # images whose gradients are summed before they are squared
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,10 @@ def weights_times_gradients(network: nn.Module, images: Split, columns: Sequence
 
 
 def squared_changes(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> Scores:
-    """The first-order change of the loss without each unit, squared: the mean of (sum of w dL/dw)^2 over batches.
+    """The first-order change of the loss without each unit, squared: the mean of (sum of w dL/dw)^2 over groups.
+
+    Groups are of GROUP images in their order, whatever the memory, and of several processes each sees all of them: a
+    square of sums depends on which images are summed.
 
     Args:
         columns: for each target class, its column in the logits.
@@ -128,9 +133,8 @@ def squared_changes(network: nn.Module, images: Split, columns: Sequence[int], p
         now = sums.map(lambda change: change.square() / count)  # the square of a batch's mean, times its images
         found[:] = [now if not found else _added(found[0], now)]
 
-    _by_batch(network, images, columns, passes, add)
-    device = passes.compute.device
-    mean = found[0].map(lambda total: (passes.compute.sum(total.to(device)) / len(images)).cpu())
+    _by_batch(network, images, columns, replace(passes, shared=False), add, most=GROUP)
+    mean = found[0].map(lambda total: total.cpu() / len(images))
     for i, block in enumerate(mean.blocks):
         block.map(lambda scores, i=i: _finite(f"block {i}", scores))  # type: ignore[misc]
     return mean
@@ -142,6 +146,8 @@ def _by_batch(
     columns: Sequence[int],
     passes: Passes,
     see: Callable[[Mapping[str, Tensor], int], None],
+    *,
+    most: int = IMAGES,
 ) -> None:
     """Hand w dL/dw of every weight, by name and in fp64, to `see`, L the sum over a batch; and its number of images."""
     named = dict(network.named_parameters())
@@ -156,7 +162,7 @@ def _by_batch(
         }
         see(products, len(labels))
 
-    passes.run(network, images, see_answers, gradients=True, stage="gradients of the weights")
+    passes.run(network, images, see_answers, gradients=True, stage="gradients of the weights", most=most)
 
 
 def _added(one: Scores, other: Scores) -> Scores:

@@ -71,10 +71,10 @@ def test_the_sum_of_all_products_is_how_the_loss_grows_with_the_weights(network:
     assert total == pytest.approx((loss_at(1e-4) - loss_at(-1e-4)) / 2e-4, rel=1e-3, abs=1e-6)
 
 
-def test_a_change_is_squared_batch_by_batch(network: Any, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_is_squared_group_by_group(network: Any, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     passes, images = open_passes(Training(device="cpu")), task.train.subset(4)
     whole = group_sums(weights_times_gradients(network, images, [3, 7], passes)).map(torch.square)
-    found = squared_changes(network, images, [3, 7], passes)  # the images are one batch
+    found = squared_changes(network, images, [3, 7], passes)  # the images are one group
     for one, other in zip(found.blocks, whole.blocks, strict=True):
         torch.testing.assert_close(one.qk, other.qk, rtol=1e-4, atol=1e-12)
         torch.testing.assert_close(one.ffn, other.ffn, rtol=1e-4, atol=1e-12)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -198,15 +199,16 @@ def measure_scores(
     geometry = family.geometry(network)
     prefix = geometry.tokens - geometry.patches
     index = torch.as_tensor(columns, device=passes.compute.device)
-    generator = torch.Generator().manual_seed(seed)
+    sizes = len(images), probes, sum(_sizes(family, network))
+    drawn = torch.randint(2, sizes, generator=torch.Generator().manual_seed(seed), dtype=torch.int8) * 2 - 1
+    rows = iter(passes.compute.share_rows(drawn))  # an image's own, whatever batch or process it is in
     sums: dict[str, Tensor] = {}
 
     def see(batch: Tensor, given: Tensor) -> None:
         gates = Gates.open_(network, batch.detach(), gated)
         logits = gates.logits(batch.detach())[:, index].float()
         wanted = given if labels == "true" else logits.argmax(1)
-        shape = gates.values.shape
-        signs = [(torch.randint(2, shape, generator=generator) * 2 - 1).to(gates.values) for _ in range(probes)]
+        signs = torch.stack(list(islice(rows, len(batch))), dim=1).to(gates.values).unbind()
         lost = gate_losses(F.cross_entropy(logits, wanted, reduction="sum"), gates.values, signs, taylor)
         tokens, heads = gates.parts(lost.double())
         looked_at = [gates.attention.get(i, torch.ones_like(t)) for i, t in enumerate(tokens)]
