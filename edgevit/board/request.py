@@ -15,7 +15,7 @@ from edgevit.request import BOARD, LOAD, MEASURING, RUNNER, Nested, Option, assi
 PRECISIONS = ("fp32", "fp16", "mixed")
 POWER_METERS = ("ina3221", "tegrastats", "jtop")
 MOST_IMAGES = 32  # pictures of an end-to-end bench: decoding takes longer for some, and a camera sees many
-LEAST_PERIOD_MS = 0.1  # a sleeper wakes about so late
+LEAST_PERIOD_MS = 0.1  # `sleep` returns about so late
 ROUNDS = 10  # of several models in turns; an interval of their ratios needs at least 6
 
 # Options of whatever measures: a bench, a table of costs, a proof.

@@ -62,5 +62,5 @@ def page_line(*paths: Path) -> str:
 
 
 def among(folder: Path) -> Path:
-    """The folder that holds a model's among others; the model's own where that is the one edgevit was started in."""
+    """The parent of a model's folder; the folder itself where its parent is the working directory."""
     return folder if folder.absolute().parent == Path.cwd() else folder.parent

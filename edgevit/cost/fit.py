@@ -25,11 +25,11 @@ from edgevit.cost.stacks import Stack
 
 Floats = NDArray[np.float64]
 
-LEAST_ERROR = 0.002  # of a figure: below it, engines and sessions differ in other ways than runs of them show
+LEAST_ERROR = 0.002  # of a figure: how builds and sessions differ does not show in repeated runs
 WEAK = 0.3  # of a usual cost: how far what was not measured may be from the line between its neighbours
 TO_DEVIATION = 1.4826  # of a normal distribution, times the median of the absolute deviations
-MEDIAN = 1.2533  # standard error of a median, in that of a mean
-TURNS = 50  # of the two axes, at the most
+MEDIAN = 1.2533  # standard error of a median over that of a mean
+TURNS = 50  # iterations over the two axes, at the most
 LEAST = 1e-6  # of a cost, which is above 0
 DIGITS = 5  # of what is written
 

@@ -15,9 +15,9 @@ from edgevit.models.anatomy import BlockDims
 DEPTH = 6  # blocks of a stack: enough for what they take to show, few enough to be exported and built soon
 SHARES = (0.125, 0.25, 0.5, 0.75)  # of the neurons, beside the fewest and all
 TILE = 64  # neurons that kernels like: a coarse grid has sizes amid two such, where a line errs to neither side
-BEND = 0.25  # of a difference of slopes, how much of it a straight line may be wrong by in the middle
+BEND = 0.25  # error of a straight line at the middle that is reckoned with, as a share of the change of slope
 NARROWER = (1 / 2, 1 / 4)  # of the embedding's width, beside the narrowest that may be asked for
-JUMP = 0.1  # of the rise from one size to the next, the same: it may be a step
+JUMP = 0.1  # the same as a share of the rise from one size to the next, which may be a step
 
 
 @dataclass(frozen=True)

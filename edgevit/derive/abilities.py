@@ -67,11 +67,14 @@ def refuse_after_tokens(method: Method, config: Any, network: nn.Module, policy:
 
     if method.cuts(network, config, policy).tokens:
         raise OptionError(
-            f"{method.name}: tokens leave this model already; give its base, and the rate of both together"
+            f"{method.name}: tokens leave before it already; let it cut the model that has all of them, at the rate of "
+            "both together"
         )
     every = map(find_method, method_names())
     others = [other.name for other in every if other.cuts(network, other.make_config({}), policy).tokens]
     order = f"let tokens leave last (--first {method.name}:RATE --method {' or '.join(others)})"
+    if method.needs_all_tokens:
+        raise OptionError(f"{method.name} measures blocks that all tokens pass through, and tokens leave; {order}")
     if getattr(config, "sequential", False):
         raise OptionError(
             f"{method.name}.sequential=true compares the model with its base token by token, and tokens leave "

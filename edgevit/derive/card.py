@@ -18,7 +18,7 @@ for seen in model.predict(["photo.jpg"]):
 ```
 """
 
-_PLAIN = """With plain timm, as every block is timm's own attention:
+_PLAIN = """With plain timm:
 
 ```python
 import json, timm, torch

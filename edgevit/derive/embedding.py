@@ -91,7 +91,7 @@ def reason_against(problem: Problem, calibration_images: int) -> str | None:
 
 
 def why_it_stays(network: nn.Module, budget: Budget, images: int) -> str | None:
-    """The same of a network and a budget, where its directions are found by so many images."""
+    """Why this embedding cannot be narrowed within a budget, with so many calibration images; None: it can be."""
     geometry = family_of(network).geometry(network)
     if geometry.fixed_embed is not None:
         return geometry.fixed_embed

@@ -32,6 +32,7 @@ RESULTS = ("results.json", "results.md")  # beside the jobs' folders
 READER = Reader(PlanError, mend="`edgevit derive-many --example` prints one that is good")
 
 
+MEASURED = ("ms", "mj", "fps")  # budgets that a cost table decides
 BUDGET_KEYS = tuple(asked.field for asked in asked_of(DeriveRequest) if asked.option.panel == BUDGET)
 TASK_KEYS, METHOD_KEYS = ("classes", "data"), ("method", "options", "supernet", "training")
 OWN_KEYS = ("out", "resume", "overwrite")  # which every job has its own way of
@@ -222,6 +223,12 @@ def _check_budget(budget: _Named, file: Path) -> None:
         seen = " and ".join(given) or "nothing"
         *first, last = asked
         raise PlanError(f"{file}: budget {budget.name!r} is {seen}; give one of {', '.join(first)} and {last}")
+    timed = [name for name in given if name in MEASURED]
+    if timed and budget.model_dump()["cost_table"] is None:
+        raise PlanError(
+            f"{file}: budget {budget.name!r} is in {timed[0]}, and has no cost_table; measure one with `edgevit cost "
+            "BASE --board HOST --output FILE` and name it, as derive-many measures nothing, or use `edgevit derive`"
+        )
     if asked["rate"] is not None:
         check_number(f"budget {budget.name!r}: rate", asked["rate"], "(0, 1)", "0.6 leaves 40 % of the MACs")
 

@@ -45,6 +45,7 @@ class Method:
     derive: Callable[[Problem, Any], Derived]
     slices: Callable[[Any], Slices] | None  # of config: what it cuts from, if that needs no image
     gentle: bool  # its training starts from weights that are nearly right
+    needs_all_tokens: bool  # what it measures is of tokens that pass through all blocks
     cuts: Callable[[nn.Module, Any, Policy], Cuts]  # of a network, config and policy: what it may take away
     check_options: Callable[[Asked, Any], None]  # refuses a config that does not fit what is asked
 
@@ -73,6 +74,7 @@ def find_method(name: str) -> Method:
         module.derive,
         getattr(module, "slices", None),
         getattr(module, "GENTLE", False),
+        getattr(module, "NEEDS_ALL_TOKENS", False),
         getattr(module, "cuts", lambda *_: Cuts()),
         getattr(module, "check_options", lambda *_: None),
     )

@@ -301,6 +301,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     if (folder := request.supernet_folder()) is not None:
         base, options = folder, {**options, "supernet": str(folder)}
     assert base is not None
+    _plans(str(base), ())  # refuses one that a newer version wrote, before anything takes its time
     method = find_method(request.method)
     config = method.make_config(options)
     slices = None if method.slices is None else method.slices(config)

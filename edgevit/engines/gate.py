@@ -73,7 +73,7 @@ class Verdict:
     """An engine on the sample."""
 
     per_class: dict[str, ClassResult]  # classes without images are left out; empty: too few images to judge by
-    failure: str | None  # as the end of a sentence that begins with the engine
+    failure: str | None  # why it fails, to be put behind the engine's name; None: it passes
 
     @property
     def images(self) -> int:

@@ -27,7 +27,7 @@ OPERATORS = frozenset(
     """
     Add Sub Mul Div Pow Sqrt Erf Gelu Tanh Sigmoid Relu Softmax LayerNormalization MatMul Gemm Conv ReduceMean ReduceMax
     Reshape Transpose Concat Expand Slice Split Squeeze Unsqueeze Gather Shape Constant Identity
-    TopK GatherElements ReduceSum
+    TopK GatherElements ReduceSum Reciprocal
     """.split()  # noqa: SIM905
 )
 

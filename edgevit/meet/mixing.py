@@ -20,8 +20,8 @@ from edgevit.errors import BudgetError
 from edgevit.meet.rounds import Candidate
 
 HALVINGS = 4  # of the range of weights: each is an allocation
-CLOSE = 0.004  # of a limit, which is 1.5 % under the budget: a plan that is as much above it is one that fits
-TRIES = 2  # of smaller limits, where sizes go in steps that no weight lands between
+CLOSE = 0.004  # of a limit: a plan up to this much above it is accepted, as limits are 1.5 % under the budget
+TRIES = 2  # allocations at lower limits, where no weight gives a plan that fits
 
 Allocate = Callable[[CostTable, float], Candidate]  # the best plan of at most this cost by the table
 

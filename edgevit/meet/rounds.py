@@ -32,8 +32,8 @@ PRIOR = {"fixed": 0.3, "attention": 0.25, "ffn": 0.25, "block": 0.3}
 OF_THE_WHOLE = 0.03  # what every model takes is found as a difference, whose error is a share of the whole
 MOVE = 0.2  # of these deviations, how far the factors of the next plan may be from those of the last
 LEAST_NOISE = 0.01  # of a measurement: what four factors cannot express differs from plan to plan
-LEAST_FACTOR = 0.2  # a term that takes next to nothing gives no time back
-LEAST_LIMIT = 0.01  # of the aim: what is hoped for may be less than nothing where a budget is out of reach
+LEAST_FACTOR = 0.2  # a factor stays above 0, however little a term was measured to take
+LEAST_LIMIT = 0.01  # of the aim: the extrapolated limit may be negative where a budget is out of reach
 LEAST_SHARE = 0.6  # of a predicted change that is believed to come true
 CONFIDENT = 1.96  # standard deviations on each side that a 95 % interval spans
 

@@ -1,6 +1,7 @@
 """Two methods in a row: one command, an interrupted one gone on with, and a derived folder as the base of another."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from edgevit.derive.in_a_row import check_row
 from edgevit.derive.method import find_method
 from edgevit.derive.reach import Asked
 from edgevit.derive.steps import Step
-from edgevit.errors import BudgetError, Interrupted
+from edgevit.errors import BudgetError, Interrupted, ModelError
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.models.checkpoint import open_base
 
@@ -54,6 +55,16 @@ def test_a_row_that_was_interrupted_goes_on_where_it_was(checkpoint, tmp_path):
     whole = derive(checkpoint, tmp_path / "whole", **given)
     for name, value in whole.model.network.state_dict().items():
         assert torch.equal(value, again.model.network.state_dict()[name])
+
+
+def test_a_base_whose_plan_is_of_a_newer_schema_is_refused_before_anything_takes_its_time(row, tmp_path):
+    folder = tmp_path / "base"
+    shutil.copytree(row.folder, folder)
+    file = ModelFolder(folder).plan_file
+    file.write_text(json.dumps({**json.loads(file.read_text()), "schema": 99}))
+    with pytest.raises(ModelError, match=r"schema 99; this edgevit .* reads up to .*: install"):
+        edgevit.derive(folder, data="digits", classes="3,7", rate=0.6, out=tmp_path / "m")
+    assert not (tmp_path / "m.partial").exists()
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
         ({"methods": [{"name": "nuwa", "options": {"purificaton": "none"}}]}, PlanError, "'purification'"),
         ({"budgets": [{"name": "x", "rate": 0.5, "macs": "3G"}]}, PlanError, "budget 'x' is rate and macs; give one"),
         ({"budgets": [{"name": "x"}]}, PlanError, "budget 'x' is nothing; give one of rate"),
+        ({"budgets": [{"name": "x", "fps": 30}]}, PlanError, "budget 'x' is in fps, and has no cost_table; measure"),
         ({"budgets": [{"name": "x", "rate": 1.5}]}, PlanError, r"budget 'x': rate 1.5 is not in \(0, 1\)"),
         ({"training": {"lr": "fast"}}, PlanError, "has 'fast' as training.lr, expected a valid number"),
         ({"training": {"lr": 0}}, PlanError, "--lr 0 is not a finite number above 0"),

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -12,6 +13,7 @@ from model_folders import rewrite_spec
 from safetensors.torch import load_file, save_file
 from small_models import write_fewer_tokens, write_halves, write_narrower
 
+from edgevit.derive.base import base
 from edgevit.errors import CheckpointError, DataError, ExportError, OptionError, OutputError
 from edgevit.export.gates import Tolerances
 from edgevit.export.onnx import export
@@ -237,6 +239,17 @@ def test_a_model_of_half_blocks_is_exported_and_its_attentions_are_counted(tmp_p
     check_logits(folder, torch.randn(2, 3, 32, 32), "fp32", 1e-5)
     there = sum(dims.has_attention for dims in load(folder).spec.blocks)
     assert there == 1 and (report.fusion is None or report.fusion.blocks == there)
+
+
+def test_a_model_of_rms_norms_and_gated_ffns_is_exported(small_vit: Callable[..., Any], tmp_path: Path) -> None:
+    name, args = (
+        "aimv2_large_patch14_224",
+        {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2},
+    )
+    save_file(small_vit(name, **args).state_dict(), tmp_path / "w.safetensors")
+    base(name, checkpoint=tmp_path / "w.safetensors", model_args={**args, "num_classes": 10}, out=tmp_path / "b")
+    report = export(tmp_path / "b")
+    assert (report.files["model.fp16.onnx"].nodes or {})["Reciprocal"] == 6 and set(report.parity) == {"fp32", "fp16"}
 
 
 def test_a_model_with_a_narrower_embedding_is_exported(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from edgevit.derive.allocate.listed_costs import BaseSizes, BlockCosts, NarrowerCosts, NoLess, TokenCosts
+from edgevit.derive.allocate.listed_costs import BaseSizes, BlockCosts, NarrowerCosts, NonNegative, TokenCosts
 from edgevit.derive.allocate.policy import Policy, smallest
 from edgevit.derive.allocate.prices import Measured, Prices
 from edgevit.derive.allocate.tokens import Between
@@ -111,11 +111,11 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
     schema_: Literal[1, 2, 3, 4] = Field(alias="schema")
     measured_on: str = Field(min_length=1)  # board, power mode, precision, batch: in words
     where: Where | None = None
-    noise: NoLess | None = None
+    noise: NonNegative | None = None
     between: Between = "above"
     base: BaseSizes
-    fixed_ms: NoLess
-    fixed_mj: NoLess | None = None
+    fixed_ms: NonNegative
+    fixed_mj: NonNegative | None = None
     blocks: tuple[BlockCosts, ...] = Field(min_length=1)
     narrower: tuple[NarrowerCosts, ...] = ()
     fewer_tokens: tuple[TokenCosts, ...] = ()

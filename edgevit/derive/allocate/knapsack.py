@@ -79,7 +79,7 @@ class _Block:
         return 0 if self.dropped is not None else min(sum(f.costs[0] for f in way) for way in self.ways.values())
 
     def offsets(self, way: tuple[_Front, ...]) -> tuple[int, ...]:
-        """What of each front's costs is spent in any case, and so needs no bins."""
+        """The least cost of each front, where the block cannot be dropped: it is spent anyway, and needs no bins."""
         settled = self.dropped is None and len(self.ways) == 1
         return tuple(front.costs[0] if settled else 0 for front in way)
 

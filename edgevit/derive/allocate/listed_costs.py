@@ -14,7 +14,7 @@ from edgevit.models.anatomy import BlockDims
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-NoLess = Annotated[float, Field(ge=0, allow_inf_nan=False)]  # than nothing
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class AttentionCost(BaseModel, extra="forbid", frozen=True):
@@ -120,17 +120,17 @@ class NarrowerCosts(BaseModel, extra="forbid", frozen=True):
     """What everything takes where the embedding is narrower."""
 
     embed: Size
-    fixed_ms: NoLess
-    fixed_mj: NoLess | None = None
+    fixed_ms: NonNegative
+    fixed_mj: NonNegative | None = None
     blocks: tuple[SiteCosts, ...] = Field(min_length=1)
 
 
 class SiteLaw(BaseModel, extra="forbid", frozen=True):
     """What a site takes that is given fewer tokens: ms + share_ms * what it takes with all of them."""
 
-    ms: NoLess = 0.0
+    ms: NonNegative = 0.0
     share_ms: Positive
-    mj: NoLess | None = None
+    mj: NonNegative | None = None
     share_mj: Positive | None = None
 
     def in_quantity(self, quantity: Measured) -> Law:
@@ -141,8 +141,8 @@ class TokenCosts(BaseModel, extra="forbid", frozen=True):
     """What blocks take that are given so many tokens, and the block that passes them on."""
 
     tokens: Size
-    cut_ms: NoLess = 0.0
-    cut_mj: NoLess | None = None
+    cut_ms: NonNegative = 0.0
+    cut_mj: NonNegative | None = None
     attention: SiteLaw
     ffn: SiteLaw
 

@@ -94,7 +94,7 @@ class BlockPrices:
         return None
 
     def hole(self, least: BlockDims, most: BlockDims) -> str | None:
-        """Which of the widths from `least` to `most` lie outside what is listed; None: none."""
+        """What the table lacks of the widths from `least` to `most`, in words; None: nothing."""
         of_heads = self.sizes[self.sizes[:, 0] == most.heads]
         if not len(of_heads):
             return f"lists no attention of {most.heads} heads"

@@ -25,7 +25,8 @@ from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import Family, family_of
 from edgevit.train.passes import Observe, Observer, Passes
 
-FLOOR = 0.1  # of the weight by token that every token has at least: what no image showed must not be free
+# Least weight of a token, as a share of the mean: one without any gradient on these images must not count as free.
+FLOOR = 0.1
 MOST = 32  # images of one batch: four gradients of every block are held at once
 
 
@@ -78,14 +79,14 @@ class _Seen:
 
 
 class Feeler(Protocol):
-    """Somebody who learns from a pass how the answers feel what modules put out."""
+    """Accumulates gradients of the logits with respect to the outputs of modules, during one pass."""
 
     @property
     def observers(self) -> Sequence[Observer]:
-        """That note what was put out for a batch."""
+        """Hooks that record the outputs of a batch."""
 
     def noted(self) -> list[Tensor]:
-        """What was, of which gradients are wanted."""
+        """The recorded outputs, whose gradients `take` expects."""
 
     def take(self, gradients: list[Tensor]) -> None:
         """Use the gradients of a batch, and let go of them and of what was noted: the next batch needs the room."""
@@ -101,7 +102,7 @@ def feel(
     seed: int,
     stage: str,
 ) -> None:
-    """Hand them the gradients of zeta . logits, of all images in one pass.
+    """Backpropagate zeta . logits once per batch, and give each feeler the gradients of the outputs it recorded.
 
     Args:
         columns: for each target class, its column in the logits: answers are among these.

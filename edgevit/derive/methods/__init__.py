@@ -9,6 +9,7 @@
     QUANTITIES = ("macs", "params", "ms", "mj")  if it can spend by a cost table, too, as all of edgevit's own can
     GENTLE = True                if its training starts from weights that are nearly right: the learning rate warms
                                  up and is no higher than what is wrong with them needs (`train.settings.fill`)
+    NEEDS_ALL_TOKENS = True      if it cannot cut a model that tokens leave: such an order of steps is refused at once
     def slices(config) -> Slices if it cuts super-networks, without any image, and no base (edgevit/derive/method.py)
     def cuts(network, config, policy) -> Cuts   if it may take away more than widths: heads, blocks, the embedding,
                                  tokens (edgevit/derive/reach.py); a budget that nothing of it meets is refused at once

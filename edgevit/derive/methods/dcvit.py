@@ -34,6 +34,7 @@ from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import Passes
 
 QUANTITIES = ("macs", "params", "ms", "mj")
+NEEDS_ALL_TOKENS = True
 
 
 @dataclass(frozen=True)

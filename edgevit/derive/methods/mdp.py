@@ -38,6 +38,7 @@ from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
 
 QUANTITIES = ("macs", "params", "ms", "mj")
+NEEDS_ALL_TOKENS = True
 
 
 @dataclass(frozen=True)

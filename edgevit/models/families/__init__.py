@@ -23,10 +23,10 @@ Scale = Tensor | float
 
 @dataclass(frozen=True)
 class HalfThere:
-    """Tokens and heads that are about to go: how much of each there still is."""
+    """Soft gates of one block: how much of each token and head that is to go is still there."""
 
     log_gates: Tensor  # [B, N], added to the logits of the tokens
-    heads: Tensor  # [H], the share of each head in what the others say
+    heads: Tensor  # [H], by which each head's output is multiplied
 
 
 @dataclass(frozen=True)

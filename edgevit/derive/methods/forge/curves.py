@@ -35,7 +35,7 @@ class BlockCurves:
 
 
 def blind(tokens: int, embed: int, qk: Spectrum, vo: Spectrum) -> Sensitivity:
-    """What is left without gradients: the share of its module's output that each direction carries; tokens alike."""
+    """For `sensitivity=none`: the share of its module's output that each direction carries; tokens weigh alike."""
     of_qk, of_vo = (s.values.square() / s.values.square().sum() for s in (qk, vo))
     alike, metric = torch.ones(tokens, dtype=torch.float64), torch.eye(embed, dtype=torch.float64)
     return Sensitivity(of_qk, of_vo, of_vo.sum(1), attention=alike, ffn=alike.clone(), metric=metric)
@@ -98,7 +98,7 @@ def _block(mine: dict[str, Tensor]) -> BlockCurves:
 
 
 def _square(mine: dict[str, Tensor], mean: str | None, matrix: Tensor) -> Tensor:
-    """m m^T of a matrix's mean m, which is noted where it is not yet; zero where it has none."""
+    """m m^T of the mean m of a moment matrix, 0 where it has none; `mine` gets m where it lacks it."""
     if mean is None:
         return matrix.new_zeros(())
     m = mine.setdefault(mean, matrix[:, -1])

@@ -72,7 +72,7 @@ def passing(dims: Sequence[BlockDims], ladder: Ladder) -> list[BlockDims]:
 
 
 def containing(ladder: Ladder, at_least: Mapping[int, BlockDims]) -> bool:
-    """Whether these blocks are given as many tokens by the ladder as by their own sizes, and none but these cuts."""
+    """Whether each of these blocks is given at least as many tokens by the ladder, which cuts at no other block."""
     kept = sorted(at_least)
     given = accumulate((ladder[i] for i in kept), lambda before, now: now or before, initial=inf)
     least = accumulate((at_least[i].tokens for i in kept), lambda before, now: now or before, initial=inf)

@@ -36,7 +36,7 @@ class BlockCosts:
 
     attention: Callable[[int, Tensor, Tensor], Tensor]  # of a number of heads with each pair of widths qk and vo
     ffn: Callable[[int], float]
-    # What either costs alone, beyond that: what a block costs whatever its widths is among its attention's.
+    # What either costs more without the other: with both, what a block costs at any width is part of `attention`.
     attention_alone: float
     ffn_alone: float
 
@@ -76,7 +76,7 @@ def block_menu(
     frozen: Collection[Axis],
     at_least: BlockDims | None = None,
 ) -> BlockMenu:
-    """`at_least`: what the block must have, so that it stays, and so does which of its sites it has."""
+    """The choices for one block. With `at_least` it keeps those sites, and no size is below these."""
     how: dict[str, Any] = {"drop_heads": goes.heads, "frozen": frozen, "at_least": at_least}
     attention = attention_menu(dims, known.felt, policy, costs.attention, **how)
     ffn = ffn_menu(known.ffn_losses, policy, costs.ffn, frozen, 0 if at_least is None else at_least.ffn)
@@ -93,7 +93,7 @@ def block_menu(
 
 
 def _with_sites(menu: BlockMenu, dims: BlockDims) -> BlockMenu:
-    """What of a menu leaves a block with the sites that these sizes have."""
+    """Only the choices that leave exactly the sites that these sizes have."""
     if not dims.has_ffn:
         return BlockMenu((), (), None, attention_alone=menu.attention_alone)
     if not dims.has_attention:

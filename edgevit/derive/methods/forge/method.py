@@ -66,7 +66,8 @@ from edgevit.train.passes import Observer, evaluate, multiplies_bf16
 QUANTITIES = ("macs", "params", "ms", "mj")
 GENTLE = True
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
-CLOSE, MOST_CLOSE = 1.5, 3  # widths of the embedding that lose so many times the least are measured, so many of them
+# Embedding widths that are predicted to lose up to CLOSE times the least are realised and measured, MOST_CLOSE at most.
+CLOSE, MOST_CLOSE = 1.5, 3
 ENOUGH_TOKENS, PER_NEURON = 25_000, 8  # for an FFN's second moments: tokens at least, and for each of its neurons
 LITTLE = 0.01  # nats: where less is predicted to be lost, aligning and refitting the head won 0.0002 at most (lab log)
 PASSES = 10  # over the training images, in distillation
@@ -80,7 +81,7 @@ class Config(TeacherOptions):
     # The weight of the final tokens' squared error, relative to the teacher's square; 0 leaves the tokens alone.
     token_weight: float = 1.0
     calibration_images: int = 512  # The number of training images from which the closed form is computed.
-    sensitivity_images: int = 64  # The number of training images on which it is measured what the loss feels.
+    sensitivity_images: int = 64  # The number of training images on which gradients are taken, the sensitivities.
     # The number of training images on which it is measured what the loss is with each block changed or left out.
     measured_images: int = 32
     # Whether passes of images multiply in bf16, where the processor has it: 3 times as fast. Gradients, sums, what is
@@ -184,7 +185,7 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], Tensor
 
     And the directions of the tokens; None where the embedding has to stay, or nothing says what is felt.
     """
-    names = ("calibration_images", "sensitivity_images", "sensitivity", "ridge")
+    names = ("sensitivity", "ridge")
     key = {
         **problem.identity,
         "images": problem.task.train.subset(config.calibration_images).content_sha256(),

@@ -103,7 +103,7 @@ class _Solver:
         self.layer = layer
         self.heads: list[Tensor] = []  # what the attention's output layer is given
         self.attention, self.ffn = self.blocks[layer.number]
-        # The output of the last site stands for that of the last of the layers: it is felt where that one's is.
+        # A block stands for all that are gone behind it, too: its FFN's errors are weighted as the last of these is.
         felt = self.by_token[layer.number][0], self.by_token[self.ends[layer.number] - 1][1]
         self.weights = [weight.float().to(self.stream.device) for weight in felt]
         if self.attention is not None:
@@ -218,7 +218,7 @@ def _regression(layer: nn.Linear) -> Regression:
 
 
 def _pass(layer: _Layer, stream: BaseStream, starting: Sequence[_Solver]) -> None:
-    """Move the base's stream past one layer, before the eyes of the solvers whose block stands for it."""
+    """Move the base's stream past one layer, and show its outputs to the solvers that keep this block."""
     aligns, no_sum = any(s.align for s in starting), starting and layer.scales is None
     for i, passed in enumerate(stream.past(layer.number)):
         for solver in starting:

@@ -28,14 +28,14 @@ from edgevit.train.passes import Observer, Passes, observed
 IN_MEMORY_BYTES = 2 * 10**9  # of tokens: 1600 images of DeiT-Base
 SITES = ("attention", "ffn")
 
-Keep = Callable[[int, Callable[[], Tensors]], Tensors]  # of a layer by its number, given what works its entry out
+Keep = Callable[[int, Callable[[], Tensors]], Tensors]  # keep(layer, compute): what is stored, or computed and stored
 
 
 def keeping(problem: Problem, images: Split, *, quick: bool = False) -> Keep | None:
     """How what the sites put out is kept for other budgets; None: it is not. `quick` is as for `Passes.rounded`."""
     geometry, layers = family_of(problem.network).geometry(problem.network), family_of(problem.network).layers
     nbytes = 2 * 2 * len(layers(problem.network)) * len(images) * geometry.tokens * geometry.embed
-    # A GPU has worked it out before it is read; and what does not fit would push itself out.
+    # A GPU computes it sooner than it is read; and entries beyond their share of the cache would push each other out.
     if problem.compute.device.type != "cpu" or problem.cache.folder is None or nbytes > problem.cache.streams_bytes:
         return None
     key = {**problem.identity, "images": images.content_sha256(), "quick": quick}

@@ -5,12 +5,12 @@
 3. Training with gates that close from step to step (`gates`), or of the model that is cut already.
 
 Differences from the paper. At inference there are no labels and no second derivatives: the number of tokens is
-constant, and the block's own attention says which ones go on (`models/tokens.py`; the rank correlation of the two is
-among the facts). Tokens leave after a block and not before the first. They leave for good, so that one ratio for all
-blocks means that all leave after the first. The published FLOPs count linear layers alone, with fewer tokens in all
-blocks and no heads gone; here they are those of Eq. 24 (`models/cost.py`). The published recipe (100 epochs, cosine,
-AdamW, weight decay 0.05) is the training's own default; its warm-up is 5 % of the steps where here it is 10 %, and
-mixup, CutMix and label smoothing are not in it.
+constant, and the block's own attention says which ones go on (`models/families/vit/tokens.py`; the rank correlation of
+the two is among the facts). Tokens leave after a block and not before the first. They leave for good, so that one ratio
+for all blocks means that all leave after the first. The published FLOPs count linear layers alone, with fewer tokens in
+all blocks and no heads gone; here they are those of Eq. 24 (`models/cost.py`). The published recipe (100 epochs,
+cosine, AdamW, weight decay 0.05) is the training's own default; its warm-up is 5 % of the steps where here it is 10 %,
+and mixup, CutMix and label smoothing are not in it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Config(TeacherOptions):
     # By what tokens leave in the prediction: what the block's attention looks at least, as they will (attention), or
     # their mean score at each place of the image (position, Eq. 5).
     order: Literal["attention", "position"] = "attention"
-    # Of which labels the loss is: the images' own (true), or those that the base gives (predicted).
+    # The labels of the cross-entropy whose curvature is taken: the images' own (true), or the base's (predicted).
     labels: Labels = "true"
     calibration_images: int = 32  # The number of training images on which the scores are taken.
     probes: int = 8  # The number of draws of random signs per image, each a double backward pass.

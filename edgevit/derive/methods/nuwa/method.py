@@ -262,7 +262,7 @@ def _share(error: Tensor) -> Tensor:
 def _wishes(
     problem: Problem, config: Config, dims: Sequence[BlockDims], known: _Known, geometry: Geometry
 ) -> Callable[[float], Sequence[Widths]]:
-    """The widths wished for at a rate (for `shape.fit`), where costs are of this geometry."""
+    """The widths wished for at a rate (for `policy.fit`), where costs are of this geometry."""
     spectra, removals = known.spectra, known.removals
     if config.widths == "uniform":
         return uniform(dims)

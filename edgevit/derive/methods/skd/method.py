@@ -1,6 +1,6 @@
 """SKD super-network: cut a slice out of a network that was trained for every size (`edgevit supernet`).
 
-No training and, through the pipeline, no data; `--steps N` trains the slice afterwards.
+No training and no data are needed; `--steps N` trains the slice afterwards.
 """
 
 from __future__ import annotations

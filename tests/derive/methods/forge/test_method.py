@@ -185,6 +185,13 @@ def test_another_batch_of_the_optimiser_finds_the_curves_again(checkpoint: Path,
         assert ("curves" in made.record.facts.reused) == (size != 24)
 
 
+def test_more_images_than_there_are_find_the_curves_again(checkpoint: Path, tmp_path: Path) -> None:
+    for images in (10_000, 20_000):
+        options = {**FEW, "calibration_images": images}
+        made = derive(checkpoint, tmp_path / str(images), method="forge", options=options, training=UNTRAINED)
+        assert ("curves" in made.record.facts.reused) == (images == 20_000)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -75,7 +75,9 @@ def test_tokens_leave_before_or_after_another_method_cuts(
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [
-        ("heart", FEW, "heart: tokens leave this model already; give its base, and the rate of both together"),
+        ("heart", FEW, "heart: tokens leave before it already; let it cut the model that has all of them, at the rate"),
+        ("mdp", {}, r"mdp measures blocks that all tokens pass .*\(--first mdp:RATE --method heart\)$"),
+        ("dcvit", {}, r"dcvit measures blocks that all tokens pass .*\(--first dcvit:RATE --method heart\)$"),
         ("forge", FORGE, r"forge\.sequential=true compares .*\(--first forge:RATE --method heart\), or --set"),
         ("forge", {**FORGE, "sequential": False, "sensitivity": "none"}, r"forge\.sensitivity=none weighs all"),
     ],
