@@ -39,8 +39,14 @@ ALONE: dict[str, tuple[str, ...]] = {
     ),
     "heart": ("selection", "ratios", "gates"),
     "nuwa": ("purification", "cut_embedding"),
-    "vulcan": ("collapse", "rank"),
+    "vulcan": ("collapse", "rank", "anchor", "anchor_update"),
 }  # fmt: skip
+
+# What a value needs beside it to decide anything.
+BESIDE: dict[str, dict[str, Any]] = {
+    "selection=percentile": {"token_ratio": 0.65},
+    "token_weighting=felt": {"token_weight": 1.0},
+}
 
 
 def others(option: Option) -> tuple[str, ...]:
@@ -79,6 +85,8 @@ def test_every_value_of_every_option_derives_a_model(
     owner: str, case: dict[str, str], checkpoint: Path, tmp_path: Path
 ) -> None:
     options = {**QUICK.get(owner, {}), **case}
+    for name, value in case.items():
+        options |= BESIDE.get(f"{name}={value}", {})
     two_steps = {"steps": 2, "evaluations": 1}
     known = {option.name: option for option in describe(owner).options}
     if owner == SUPERNET:

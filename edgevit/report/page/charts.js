@@ -2,6 +2,7 @@
 // What each plot looks like. Every function takes plain values and a width in pixels, and returns an element.
 
 const colours = ["var(--c0)", "var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)", "var(--c7)"];
+const shapes = ["circle", "square", "triangle", "cross", "star", "wye", "plus", "times"]; // beside colours, for eyes and printers that see none
 const plain = { style: { background: "transparent", color: "inherit", fontSize: "12px" } };
 const number = value => value == null ? "-"
   : Math.abs(value) >= 1e9 ? `${d3.format(".4~g")(value / 1e9)} G`
@@ -31,7 +32,8 @@ function pareto(panel, axis, chosen, within, width) {
   const known = panel.entries.filter(e => e.top1 != null && e[axis.name] != null);
   const costs = known.map(e => e[axis.name]), wide = d3.max(costs) / d3.min(costs) > 30;
   const best = front(known, axis), kinds = [...new Set(known.filter(e => !e.baseline).map(e => e.method || "model"))];
-  const fill = e => e.baseline ? "var(--paper)" : colours[Math.max(kinds.indexOf(e.method || "model"), 0) % colours.length];
+  const kind = e => Math.max(kinds.indexOf(e.method || "model"), 0) % colours.length;
+  const fill = e => e.baseline ? "var(--paper)" : colours[kind(e)];
   const stroke = e => e.baseline ? "var(--base)" : fill(e);
   const faint = e => e.baseline || within(e) ? 1 : 0.25;
   const range = axis.name === "ratio" ? ["ratio_low", "ratio_high"] : axis.name === "p50_ms" ? ["p50_least_ms", "p50_most_ms"] : null;
@@ -47,7 +49,7 @@ function pareto(panel, axis, chosen, within, width) {
     Plot.ruleX(known, { x: axis.name, y1: "low", y2: "high", stroke, strokeOpacity: e => 0.45 * faint(e) }),
     range && Plot.ruleY(known.filter(e => e[range[0]] != null), { x1: range[0], x2: range[1], y: "top1", stroke, strokeOpacity: e => 0.45 * faint(e) }),
     Plot.dot(known.filter(e => e.baseline), { x: axis.name, y: "top1", symbol: "diamond2", r: 6, fill, stroke, strokeWidth: 2, href: e => e.id && `#${e.id}`, ariaLabel: "title" }),
-    Plot.dot(known.filter(e => !e.baseline), { x: axis.name, y: "top1", r: 6, fill, stroke: "var(--paper)", fillOpacity: faint, href: e => e.id && `#${e.id}`, ariaLabel: "title" }),
+    Plot.dot(known.filter(e => !e.baseline), { x: axis.name, y: "top1", symbol: e => shapes[kind(e)], r: 6, fill, stroke: e => kind(e) < 6 ? "var(--paper)" : fill(e), fillOpacity: faint, href: e => e.id && `#${e.id}`, ariaLabel: "title" }),
     chosen && chosen[axis.name] != null && Plot.dot([chosen], { x: axis.name, y: "top1", r: 11, stroke: "var(--take)", strokeWidth: 2.5, pointerEvents: "none" }),
   ].filter(Boolean);
   const tip = Plot.tip(known, Plot.pointer({ x: axis.name, y: "top1", title: e => told(e, axis), maxRadius: 30, lineWidth: 30 }));
@@ -57,7 +59,8 @@ function pareto(panel, axis, chosen, within, width) {
   // A click near a dot leads to what the tip tells of; Plot would pin the tip instead, in front of the dot.
   drawn.addEventListener("click", () => { if (drawn.value?.id) location.hash = drawn.value.id; });
   if (kinds.length < 2) return drawn;
-  const legend = Plot.legend({ color: { type: "categorical", domain: kinds, range: kinds.map((_, i) => colours[i % colours.length]) } });
+  const of = range => ({ type: "categorical", domain: kinds, range: kinds.map((_, i) => range[i % range.length]) });
+  const legend = Plot.legend({ symbol: { ...of(shapes), type: "ordinal" }, color: of(colours), fill: "color" });
   const both = document.createElement("div");
   both.append(legend, drawn);
   return both;

@@ -135,6 +135,24 @@ def test_a_block_takes_over_what_it_can_of_those_dropped_after_it(network: Any, 
 
 
 @torch.no_grad()
+def test_the_ffn_of_a_block_that_stands_for_two_is_weighted_by_what_the_second_ones_tokens_matter(
+    network: Any, task: Any
+) -> None:
+    even, first = torch.ones(17).double(), torch.eye(17)[0].double() + 0.01  # all tokens alike, or the class token
+
+    def solved(*of_ffns: torch.Tensor) -> torch.Tensor:
+        slim = bare_copy(network)
+        vit.keep_blocks(slim, [0])
+        by_token = [(even, of_ffn) for of_ffn in of_ffns]
+        solve_in_sequence(network, [Slim(slim, [0], False)], task.train.subset(128), by_token, PASSES, ridge=1e-4)
+        found: torch.Tensor = vit.read(slim)[0].ffn.w2
+        return found
+
+    assert torch.equal(solved(first, even), solved(even, even))
+    assert not torch.allclose(solved(even, first), solved(even, even), rtol=1e-2)
+
+
+@torch.no_grad()
 def test_what_is_left_of_a_block_makes_up_for_what_went(network: Any, task: Any) -> None:
     """Either half of the first block: an attention has the tokens after the FFN as its target, too."""
     images, (first, second) = _images(task, 64), vit.read(network)
