@@ -345,6 +345,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.part == "criteria":
         measure_criteria(given)
+    elif given != parser.parse_args(["moments"]):
+        parser.error("moments are of the project's rendered images and their base; the options go with criteria")
     else:
         measure_moments()
 

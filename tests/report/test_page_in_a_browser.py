@@ -65,6 +65,16 @@ def test_the_script_chooses_what_the_table_marks_and_follows_the_readers_limits(
     page.close()
 
 
+def test_methods_differ_by_their_marks_and_not_by_colour_alone(browser: Any, file: Path) -> None:
+    seen = Opened(browser, file)
+    outlines = seen.page.evaluate(
+        "[...document.querySelectorAll('section.open g[aria-label=dot] path')].map(mark => mark.getAttribute('d'))"
+    )
+    assert len(set(outlines)) >= 3, "two methods and the baselines"
+    assert seen.page.locator("section.open figure .plot [class*=swatch] svg").count() == 2
+    seen.page.close()
+
+
 def test_a_click_sorts_the_models_and_leaves_the_baselines(browser: Any, file: Path) -> None:
     seen = Opened(browser, file)
     names = "section.open tbody.models td:first-child"

@@ -1,4 +1,4 @@
-"""SKD super-network: cut a slice out of a network that was trained for every size (`edgevit supernet`).
+"""SKD super-network (Li et al.): cut a slice out of a network that was trained for every size (`edgevit supernet`).
 
 No training and no data are needed; `--steps N` trains the slice afterwards.
 """
