@@ -134,11 +134,18 @@ def _met_lines(met: MetRecord, *, named: bool) -> list[str]:
     verdict = {"met": "within", "under": "below", "over": "above"}[met.outcome]
     off = abs(met.verified.value / met.budget - 1)
     told = (
-        f"{figure_text(met.verified, unit)} ({met.figure}), {off:.1%} {verdict} the budget of {met.budget:.4g} {unit}"
+        f"{figure_text(met.verified, unit)} ({met.figure}), {off:.1%} {verdict} the budget of {budget_text(met, unit)}"
     )
     ended = "" if met.ended is None or met.outcome == "met" else f"; {met.ended}"
     first = [f"on {met.table.measured_on}"] if named else []
     return [*first, *rounds, f"the model takes {told}, on {met.table.measured_on}{ended}"]
+
+
+def budget_text(met: MetRecord, unit: str) -> str:
+    """5 ms; of images per second, 200 fps (5 ms)."""
+    limit = f"{met.budget:.4g} {unit}"
+    name, _, number = met.asked.partition(" ")
+    return f"{number} fps ({limit})" if name == "fps" else limit
 
 
 def figure_text(figure: FigureRecord, unit: str) -> str:
@@ -171,7 +178,7 @@ def met_table(records: Mapping[Path, DerivationRecord]) -> Table:
         figures = [(figure_text(at.verified, unit), f"{at.verified.value / at.base:.2f}") for at in one.each]
         table.add_row(
             folder.name,
-            f"{one.budget:.4g} {unit}",
+            budget_text(one, unit),
             *(text for pair in figures for text in pair),
             str(len(one.rounds)),
             share_text(seen.top1, seen.images) if seen else "",

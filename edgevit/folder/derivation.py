@@ -2,7 +2,8 @@
 
 Schema history: 1  first version
                 2  images_per_class and confused, of an accuracy; those of schema 1 do not say
-                3  validation; earlier ones do not say
+                3  validation; earlier ones do not say. Later files of schema 3 may have at_least and at_least_embed
+                   of a budget, and beside of what was met, on a second board; where they lack them there was none
 """
 
 from __future__ import annotations

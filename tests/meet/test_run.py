@@ -266,6 +266,17 @@ def test_several_budgets_share_the_base_and_what_was_learnt_and_end_in_one_table
     assert found[0].record == ModelFolder(tmp_path / "t" / "ms6").derivation()
 
 
+def test_images_per_second_are_a_budget_and_training_follows_once_on_the_final_shape(
+    asked: dict[str, Any], typed: list[object], tmp_path: Path, computed: Computed, edgevit_main: Any
+) -> None:
+    trained = [*typed[: typed.index("--steps") + 1], 2, *typed[typed.index("--steps") + 2 :]]
+    done = edgevit_main(*trained, "--fps", "200", "--out", tmp_path / "t")
+    assert done.code == 0 and "the budget of 200 fps (5 ms)" in " ".join(done.out.split()), done.err
+    record = ModelFolder(tmp_path / "t").derivation()
+    assert record is not None and record.met is not None and record.met.outcome == "met"
+    assert record.facts.steps == 2 and record.met.asked == "fps 200"
+
+
 def test_a_budget_out_of_reach_is_refused_with_the_minimum(asked: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(
         BudgetError,
