@@ -113,7 +113,11 @@ def gather(paths: Sequence[Path]) -> Found:
                 seen.add(real)
                 _take(found, one, asked=one == path)
     if not found.models and not found.runs and not found.profiles:
-        left = f"; {len(found.skipped)} left out, such as {found.skipped[0].where}" if found.skipped else ""
+        left = (
+            f"; {len(found.skipped)} left out, such as {found.skipped[0].where}: {found.skipped[0].why}"
+            if found.skipped
+            else ""
+        )
         raise OptionError(f"nothing to report in {', '.join(map(str, paths))}: no model folder and no run{left}")
     found.models = _told_apart(found.models)
     return found

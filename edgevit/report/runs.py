@@ -105,6 +105,11 @@ def load_runs(path: str | Path) -> list[Run]:
     Raises:
         RunsError: it is missing, empty, or a line of it is not a run.
     """
+    if Path(path).is_dir():
+        raise RunsError(
+            f"{path} is a folder, and runs are lines of a file; `edgevit bench {path} OTHER --output runs.jsonl` "
+            "writes one"
+        )
     runs = []
     for number, line in enumerate(READER.text(Path(path)).splitlines(), start=1):
         if line.strip():

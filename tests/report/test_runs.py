@@ -58,6 +58,11 @@ def test_an_inference_faster_than_the_board_can_be_is_not_believed():
     assert "cannot be believed; check" in warning
 
 
+def test_a_folder_in_place_of_a_file_of_runs_is_told_what_writes_one(tmp_path):
+    with pytest.raises(RunsError, match=r"is a folder, and runs are lines of a file; `edgevit bench .* writes one"):
+        load_runs(tmp_path)
+
+
 def test_a_void_run_says_why_in_its_row():
     assert make_row(replace(ON_A_BOARD, throttled=("gpu-throttle",))).void[0].startswith("the board held itself back")
 
