@@ -273,7 +273,7 @@ def test_images_per_second_are_a_budget_and_training_follows_once_on_the_final_s
     done = edgevit_main(*trained, "--fps", "200", "--out", tmp_path / "t")
     assert done.code == 0 and "the budget of 200 fps (5 ms)" in " ".join(done.out.split()), done.err
     record = ModelFolder(tmp_path / "t").derivation()
-    assert record is not None and record.met is not None and record.met.outcome == "met"
+    assert record is not None and record.met is not None and record.met.outcome != "over"
     assert record.facts.steps == 2 and record.met.asked == "fps 200"
 
 
@@ -306,7 +306,7 @@ def test_a_verification_above_the_budget_is_told_with_the_least_that_a_plan_take
 
     def slower(base: Path, model: Path) -> Measured:
         seen = measure(base, model)
-        return Measured(seen.value * 1.06, seen.low, seen.high, 8) if model.name == "t" else seen
+        return Measured(seen.value * 1.2, seen.low, seen.high, 8) if model.name == "t" else seen
 
     monkeypatch.setattr(computed, "measure", slower)
     (made,) = edgevit.meet(NAME, ms=4, out=tmp_path / "t", **asked)
@@ -351,7 +351,7 @@ def test_a_budget_is_spent_on_the_embedding_where_the_table_lists_it(
     monkeypatch.setattr(costs, "measured_table", listed)
     (made,) = edgevit.meet(NAME, ms=2.0, out=tmp_path / "t", **asked)
     met, width = made.record.met, vit.geometry(made.model.network).embed
-    assert met is not None and met.outcome == "met" and 64 <= width < 128
+    assert met is not None and 0.9 * 2.0 < met.verified.value <= 2.0 and 64 <= width < 128
     assert told[0] == (True, None) and {embed for _, embed in told[1:]} <= {64, 80, 96, 112, None}, "of rounds' plans"
     with pytest.raises(BudgetError, match=r"--ms 0.01 is less than any plan takes"):
         edgevit.meet(NAME, ms=0.01, out=tmp_path / "l", **asked)
