@@ -2,6 +2,8 @@
 
     --base rendered                                       # 24 rendered classes, the default
     --base demo                                           # the demo's six, whose base takes minutes
+    --base fine                                           # 48 finer classes, whose base the repository keeps
+    --base fashion                                        # photographs of clothes, whose base it keeps, too
     --data IMAGES --base vit_small_patch16_224 --checkpoint FILE [--base-classes FILE]
 
 Sub-tasks are of so many classes, drawn once by a seed that is their number (`accuracy.task_classes`), or of the classes
@@ -31,7 +33,8 @@ from edgevit.models.checkpoint import Model, open_base, tensors_sha256
 from edgevit.progress import Progress
 
 RESULTS = Path(__file__).parent / "results"
-OURS = ("rendered", "demo")
+OURS = ("rendered", "demo", "fine", "fashion")
+KEPT = ("fine", "fashion")  # bases that the repository keeps, and no smaller model beside them
 SMALL = 96  # width of the embedding of our small model; the bases have 192
 SHARES = (0.25, 0.5, 0.75)  # of the classes, of the sub-tasks that nobody chose
 
@@ -99,7 +102,7 @@ class Source:
 def add_source(parser: argparse.ArgumentParser) -> None:
     """Give a script the options by which a source is chosen."""
     parser.add_argument("--data", type=Path, help="an image folder of yours, in place of the project's images")
-    parser.add_argument("--base", default=OURS[0], help="rendered or demo; with --data a timm name or a model folder")
+    parser.add_argument("--base", default=OURS[0], help=f"{', '.join(OURS)}; with --data a timm name or a model folder")
     parser.add_argument("--checkpoint", type=Path, help="weights of --base")
     parser.add_argument("--base-classes", help="class of each output of --base: a file, or names between commas")
     parser.add_argument("--tasks", type=int, nargs="+", help="numbers of classes of the sub-tasks")
@@ -129,11 +132,15 @@ def source_from(given: argparse.Namespace, progress: Progress) -> Source:
 
 
 def own(base: str, progress: Progress, **changed: Any) -> Source:
-    """The project's images and base, or one of that recipe whose timm arguments are changed."""
+    """The project's images and base, or one of that recipe whose timm arguments are changed, but for those of KEPT."""
     import base as rendered
     import demo
+    from fashion import ensure_fashion_base
+    from fine import ensure_fine_base
 
-    if base == "rendered":
+    if base in KEPT:
+        made = (ensure_fine_base if base == "fine" else ensure_fashion_base)(progress=progress)
+    elif base == "rendered":
         made = rendered.ensure_rendered_base(model_args={**rendered.RENDERED_ARGS, **changed}, progress=progress)
     else:
         made = demo.ensure_data(model_args={**demo.BASE_ARGS, **changed}, progress=progress)
@@ -152,8 +159,10 @@ def own(base: str, progress: Progress, **changed: Any) -> Source:
 def small_from(given: argparse.Namespace, progress: Progress) -> Source | None:
     """A smaller model that knows the same images: the project's base at half its width, or a user's --small.
 
-    None: there is no --small.
+    None: there is no --small, or no such model of the project's.
     """
+    if given.data is None and given.base in KEPT:
+        return None
     if given.data is None:
         return own(given.base, progress, embed_dim=SMALL)
     if given.small is None:
