@@ -17,6 +17,7 @@ from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.reach import Asked, Cuts, asked_of, check_reachable, together
 from edgevit.derive.steps import Step
 from edgevit.folder.derivation import FirstRecord
+from edgevit.folder.names import HISTORY
 from edgevit.folder.plan import StepRecord
 from edgevit.folder.unfinished import STATE
 from edgevit.folder.writing import write_whole, writing
@@ -106,7 +107,7 @@ def _after(before: CutFirst, step: Step, folder: Path, base: Model, asked: Train
     file, weights = folder / "done.json", folder / "network.safetensors"
     with writing(folder):
         folder.mkdir(exist_ok=True)
-    history = History(folder / "history.jsonl")
+    history = History(folder / HISTORY)
     if not file.is_file():
         derived = _derive(problem, step, folder, history, base, asked)
         if main:

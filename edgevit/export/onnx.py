@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,8 +37,8 @@ from edgevit.folder.export import (
     TensorInfo,
 )
 from edgevit.folder.model_folder import ExportFolder, ModelFolder
-from edgevit.folder.names import onnx_name
-from edgevit.folder.writing import file_sha256, writing
+from edgevit.folder.names import ENGINES, onnx_name
+from edgevit.folder.writing import file_sha256, replaced_folder
 from edgevit.models.device import find_device
 from edgevit.progress import Progress, Silent
 from edgevit.request import as_request
@@ -75,26 +73,16 @@ def _replaced_folder(export: ExportFolder) -> Iterator[ExportFolder]:
         OutputError: what is there was not written by `export`, or it cannot be written.
     """
     folder = export.path
-    if folder.exists() and not export.record_file.is_file():
-        raise OutputError(
-            f"{folder} exists and holds no {export.record_file.name}, so it is not an earlier export; move it away"
-        )
-    temporary, earlier = (folder.with_name(f".{folder.name}.{os.getpid()}.{suffix}") for suffix in ("tmp", "old"))
-    with writing(folder):
-        temporary.mkdir()
-        try:
-            yield ExportFolder(temporary)
-            if folder.exists():
-                folder.rename(earlier)
-            temporary.rename(folder)
-            if (engines := ExportFolder(earlier).engines_folder).exists():
-                # They say themselves what they were built from, and took minutes on boards that may be away now.
-                engines.rename(export.engines_folder)
-        finally:
-            if earlier.exists() and not folder.exists():
-                earlier.rename(folder)
-            shutil.rmtree(temporary, ignore_errors=True)
-            shutil.rmtree(earlier, ignore_errors=True)
+
+    def refuse() -> None:
+        if folder.exists() and not export.record_file.is_file():
+            raise OutputError(
+                f"{folder} exists and holds no {export.record_file.name}, so it is not an earlier export; move it away"
+            )
+
+    # Engines say themselves what they were built from, and took minutes on boards that may be away now.
+    with replaced_folder(folder, refuse, keep=ENGINES) as temporary:
+        yield ExportFolder(temporary)
 
 
 def open_source(folder: Path) -> Source:

@@ -5,8 +5,6 @@ They are written where they are wanted, with the same checks as every export, an
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from edgevit.export.source import Form, Source, input_size
 from edgevit.folder.export import ExportedFile, ExportRecord, Parity, TensorInfo
 from edgevit.folder.model_folder import ExportFolder
 from edgevit.folder.names import onnx_name
-from edgevit.folder.writing import file_sha256, writing
+from edgevit.folder.writing import copy_whole, file_sha256, writing
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,7 @@ class Exported:
         files = dict(report.files)
         with writing(report.folder):
             for path in reversed(written.files):
-                temporary = report.folder / f".{path.name}.{os.getpid()}"
-                shutil.copyfile(path, temporary)
-                temporary.rename(report.folder / path.name)
+                copy_whole(path, report.folder / path.name)
                 nodes = written.nodes if path == written.path else None
                 files[path.name] = ExportedFile(file_sha256(path), path.stat().st_size, nodes)
         dtype = DTYPES[written.variant.precision]

@@ -24,7 +24,7 @@ from edgevit.folder.imported import IMPORTED_KIND, ImportedDocument, read_import
 from edgevit.folder.model import MODEL_KIND, ModelDocument, ModelSpec, read_model
 from edgevit.folder.plan import PLAN_KIND, PlanRecord
 from edgevit.folder.supernet import SUPERNET_KIND, SupernetRecord
-from edgevit.folder.writing import file_sha256, write_whole
+from edgevit.folder.writing import file_sha256, write_whole, writing
 from edgevit.version import written_by
 
 KEY_DIGITS = 16  # of the hash that names an engine
@@ -179,6 +179,15 @@ class ModelFolder:
             CheckpointError: the file is there and damaged, or of another schema.
         """
         return DERIVATION_KIND.read(self.derivation_file) if self.derivation_file.is_file() else None
+
+    def write_derivation(self, record: DerivationRecord) -> None:
+        """Write how the model came to be, in place of what was said.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        with writing(self.path):
+            write_whole(self.derivation_file, DERIVATION_KIND.text(record))
 
     def plan(self) -> PlanRecord | None:
         """Read what became of each block; None where nothing says so, as in a base or a folder of an older edgevit.

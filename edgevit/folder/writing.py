@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,17 @@ def write_whole(file: Path, text: str) -> None:
         raise
 
 
+def copy_whole(source: Path, file: Path) -> None:
+    """Copy a file so that the copy is there whole or not at all, after a power cut, too."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        shutil.copyfile(source, temporary)
+        sync(temporary)
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def sync(path: Path) -> None:
     """See that a file, or every file in a folder, is on the disk, so that a rename cannot overtake its content."""
     for file in (path.rglob("*"), (path,))[path.is_file()]:
@@ -124,17 +135,34 @@ def new_folder(folder: Path, *, overwrite: bool | None = None) -> Iterator[Path]
     Raises:
         OutputError: the folder exists and is not to be overwritten, or cannot be written.
     """
-    refuse_existing(folder, overwrite=overwrite)
+    with replaced_folder(folder, lambda: refuse_existing(folder, overwrite=overwrite)) as temporary:
+        yield temporary
+
+
+@contextmanager
+def replaced_folder(folder: Path, refuse: Callable[[], None], *, keep: str | None = None) -> Iterator[Path]:
+    """Give a temporary folder that takes the place of `folder` when the block ends well, and vanishes when it does not.
+
+    Args:
+        refuse: raises OutputError where what is there may not be replaced; asked before and after the block.
+        keep: what is called so in the folder that is replaced stays.
+
+    Raises:
+        OutputError: as `refuse` says, or it cannot be written.
+    """
+    refuse()
     temporary, earlier = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
     with writing(folder):
         temporary.mkdir(parents=True)
         try:
             yield temporary
             sync(temporary)
-            refuse_existing(folder, overwrite=overwrite)
+            refuse()
             if folder.exists():
                 folder.rename(earlier)
             temporary.rename(folder)
+            if keep is not None and (earlier / keep).exists():
+                (earlier / keep).rename(folder / keep)
         finally:
             if earlier.exists() and not folder.exists():
                 earlier.rename(folder)

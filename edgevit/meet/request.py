@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from edgevit.cost.place import Place
 from edgevit.derive.request import FPS, MJ, MS, CostTableFile, DeriveRequest, Deriving, Macs, Params, Rate
 from edgevit.errors import OptionError
-from edgevit.folder.names import DERIVATION
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.numbers import check_number
 from edgevit.request import BOARD, BUDGET, RUNNER, Nested, Option
 
@@ -171,7 +171,7 @@ class MeetRequest(Deriving):
     @property
     def is_there(self) -> bool:
         """Whether this is one of several budgets, which are gone on with, and has been met."""
-        return self.resume and self.among_others and (self.out / DERIVATION).is_file()
+        return self.resume and self.among_others and ModelFolder(self.out).derivation_file.is_file()
 
     def derivation(self, **changed: Any) -> DeriveRequest:
         """The derivation by a table or a linear budget, but for what is changed of it."""

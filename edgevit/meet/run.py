@@ -21,7 +21,7 @@ from edgevit.derive.problem import Stopwatch
 from edgevit.derive.session import Derivation
 from edgevit.derive.session import run as derive
 from edgevit.errors import BudgetError, ConnectionLostError, Interrupted, OptionError, UnreachableError
-from edgevit.folder.derivation import DERIVATION_KIND, FigureRecord, MetRecord, RoundRecord
+from edgevit.folder.derivation import FigureRecord, MetRecord, RoundRecord
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.records import plain
 from edgevit.folder.unfinished import STATE, open_partial, partial_folder
@@ -290,8 +290,7 @@ class _One:
         assert record is not None
         first, *beside = [self._record(board, found, seen, shop, budget, watch) for board, seen in enumerate(verified)]
         record = replace(record, met=replace(first, beside=tuple(beside)))
-        with writing(out):
-            write_whole(ModelFolder(out).derivation_file, DERIVATION_KIND.text(record))
+        ModelFolder(out).write_derivation(record)
         return Derivation(out, load(out), record)
 
     def _record(

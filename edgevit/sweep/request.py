@@ -14,6 +14,7 @@ from edgevit.derive.methods import method_names
 from edgevit.derive.options import describe
 from edgevit.derive.request import METHOD, Cache, DeriveRequest, Request, method_options
 from edgevit.errors import OptionError, OutputError, UnknownNameError
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import partial_folder
 from edgevit.folder.writing import file_sha256, refuse_existing
 from edgevit.models.request import BASE
@@ -21,8 +22,6 @@ from edgevit.numbers import check_number
 from edgevit.request import BUDGETS, DATA, OUTPUT, SHAPE, Nested, Option
 from edgevit.sweep.record import PARTS, RATES, RECORD
 from edgevit.train.settings import Training
-
-WEIGHTS = "model.safetensors"
 
 
 def read_rates(text: str, _: Mapping[str, Any]) -> tuple[float, ...]:
@@ -103,7 +102,7 @@ class SweepRequest(Request):
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for a sweep to be gone on with, as plain values."""
-        file = Path(self.base) / WEIGHTS if self.checkpoint is None else Path(self.checkpoint)
+        file = ModelFolder(Path(self.base)).weights_file if self.checkpoint is None else Path(self.checkpoint)
         told = {
             **self.opening(),
             **{name: getattr(self, name) for name in ("base", "data", "method", "options")},
