@@ -14,9 +14,16 @@ from small_base import ARGS
 
 import edgevit
 from edgevit.derive.head import FEWEST, Moments, Regression, choose, sharpen
+from edgevit.derive.methods import method_names
 from edgevit.errors import DataError, OptionError, UnsupportedModelError
 from edgevit.train.settings import Training
 
+# skd cuts super-networks, and those have their own test.
+FEW: dict[str, dict[str, Any]] = {
+    **{name: {"calibration_images": 32} for name in ("corp", "mdp", "nvit", "taylor", "wanda", "dcvit")},
+    "heart": {"calibration_images": 8, "probes": 1},
+    "xpruner": {"calibration_images": 16, "mask_passes": 1},
+}
 NAME, DISTILLED = "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"
 PREPROCESSING = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
 DIGITS = [str(digit) for digit in range(10)]
@@ -157,6 +164,11 @@ def test_the_head_of_a_distilled_deit_is_one_for_both_tokens(small_vit: Any, tmp
         ("nuwa", {"purification": "none"}, "subset"),
         ("nuwa", {"purification": "none"}, "full"),
         ("vulcan", {"teacher": "restricted"}, "subset"),
+        *(
+            (name, FEW.get(name, {}), "subset")
+            for name in method_names()
+            if name not in ("forge", "nuwa", "skd", "vulcan")
+        ),
     ],
 )
 def test_every_method_derives_from_a_fitted_head(
