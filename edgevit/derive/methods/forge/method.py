@@ -15,9 +15,10 @@ Each step can be taken away by its option; benchmarks/RESULTS.md has what each i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import gcd, inf
+from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -66,8 +67,7 @@ from edgevit.train.passes import Observer, evaluate, multiplies_bf16
 QUANTITIES = ("macs", "params", "ms", "mj")
 GENTLE = True
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
-# Embedding widths that are predicted to lose up to CLOSE times the least are realised and measured, MOST_CLOSE at most.
-CLOSE, MOST_CLOSE = 1.5, 3
+MOST_MEASURED = 4  # widths of the embedding that are realised, and their loss measured
 ENOUGH_TOKENS, PER_NEURON = 25_000, 8  # for an FFN's second moments: tokens at least, and for each of its neurons
 LITTLE = 0.01  # nats: where less is predicted to be lost, aligning and refitting the head won 0.0002 at most (lab log)
 PASSES = 10  # over the training images, in distillation
@@ -435,7 +435,9 @@ def _choose(
 ) -> _Chosen:
     """Spend the budget, which is reachable, on the embedding and all blocks.
 
-    Where several widths are predicted to lose about as little, the closed form of each is measured.
+    What a slice of the embedding loses is measured, and what its blocks lose a sum of parts, which a deep cut exceeds
+    several times: so the width that seems best is realised and measured, what the sums fall short by is learnt from it,
+    and so on, until the width that seems best is one that was measured.
     """
     network = problem.network
     whole = family_of(network).geometry(network).embed
@@ -451,13 +453,13 @@ def _choose(
     rungs = _rungs(problem, config, slices, allowed, lambda width, ladder: _allocate(
         problem, config, blocks, curves, geometry_at(network, width), ladder
     ))  # fmt: skip
-    close = [rung for rung in rungs if rung.nats <= CLOSE * rungs[0].nats][:MOST_CLOSE]
     measured: dict[int, float] = {}
-    for i, rung in enumerate(close if len(close) > 1 else []):
+    while len(rungs) > 1 and (seems := _seems_best(rungs, measured)) not in measured and len(measured) < MOST_MEASURED:
+        rung = rungs[seems]
         with problem.stopwatch.stage("embedding"):
             slim = realise(network, _plan(config, blocks, curves, rung.shape, slices.plan(rung.width)))
-            measured[i] = slices.lost(slim.to(problem.compute.device))
-    best = close[min(range(len(close)), key=lambda i: measured.get(i, close[i].nats))]
+            measured[seems] = slices.lost(slim.to(problem.compute.device))
+    best = rungs[min(measured, key=measured.__getitem__, default=0)]
     told = [
         {**rung.facts(), "measured_nats": measured.get(i), **({"tokens": t} if (t := rung.shape.tokens) else {})}
         for i, rung in sorted(enumerate(rungs), key=lambda pair: -pair[1].width)
@@ -467,6 +469,21 @@ def _choose(
         facts["tokens"] = best.shape.tokens
     shape = replace(best.shape, predicted_nats=best.nats)
     return _Chosen(shape, slices.plan(best.width), facts)
+
+
+def _seems_best(rungs: Sequence[Rung[_Shape]], measured: Mapping[int, float]) -> int:
+    """The number of the rung with the least loss, where those that were measured tell how far sums of parts fall short.
+
+    `measured`: nats by the number of the rung.
+    """
+    shortfalls = [
+        max(nats - rungs[i].slice_nats, 0.0) / rungs[i].shape_nats
+        for i, nats in measured.items()
+        if rungs[i].shape_nats > 0
+    ]
+    factor = median(shortfalls) if shortfalls else 1.0
+    expected = [measured.get(i, rung.slice_nats + factor * rung.shape_nats) for i, rung in enumerate(rungs)]
+    return expected.index(min(expected))
 
 
 def _rungs(

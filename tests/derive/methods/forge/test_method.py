@@ -18,6 +18,7 @@ import edgevit
 from edgevit.cli.console import Console
 from edgevit.data.task import open_task
 from edgevit.derive.algebra.attention import keep_heads
+from edgevit.derive.embedding import Rung
 from edgevit.derive.methods import load_method
 from edgevit.derive.methods.forge import method as forge
 from edgevit.derive.methods.forge.curves import unpacked
@@ -327,6 +328,16 @@ def test_a_budget_in_milliseconds_is_spent_on_the_embedding_as_far_as_the_table_
         derive(checkpoint, tmp_path / "l", ms=0.06, options=FEW, **given)
     with pytest.raises(CostTableError, match="it lists embeddings of 32 to 64, and this one has 24; measure that"):
         derive(checkpoint, tmp_path / "a", ms=0.7, options={**FEW, "embed_width": 24}, **given)
+
+
+def test_a_width_that_was_measured_tells_by_how_much_the_sums_of_others_fall_short() -> None:
+    shape = forge._Shape([], 0.0)
+    rungs = [Rung(64, shape, 0.03, 0.10), Rung(80, shape, 0.01, 0.16), Rung(48, shape, 0.17, 0.04)]
+    assert forge._seems_best(rungs, {}) == 0
+    assert forge._seems_best(rungs, {0: 0.13}) == 0, "as predicted"
+    assert forge._seems_best(rungs, {0: 0.65}) == 2, "6.2 times as much: 48 is expected to lose 0.42"
+    assert forge._seems_best(rungs, {0: 0.65, 2: 0.5}) == 2 and forge._seems_best(rungs, {0: 0.65, 2: 0.9}) == 0
+    assert forge._seems_best(rungs, {0: 0.02}) == 1, "the sum was too high, and a wider one worth a measurement"
 
 
 def test_too_few_images_are_told_with_the_number_that_would_do(
