@@ -90,9 +90,12 @@ def told_layers(console: Console, request: BenchRequest, done: Bench, keep: Writ
     from edgevit.cli.layers import show_breakdowns
     from edgevit.report.layers import break_down
 
-    profiles = [*profiles_of_base(console, request), *done.profiles]
-    for profile in profiles:
-        keep(line_of(profile))
+    profiles = list(done.profiles)
+    try:
+        profiles = [*profiles_of_base(console, request), *profiles]
+    finally:  # Ctrl-C while the base is measured loses nothing of the model itself
+        for profile in profiles:
+            keep(line_of(profile))
     breakdowns = [break_down(profile) for profile in profiles]
     show_breakdowns(console, breakdowns)
     return list(map(asdict, breakdowns))
