@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from board_fixtures import of_processes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -205,15 +206,10 @@ def test_a_job_that_is_killed_there_is_told_as_dead(board, server):
 
 def agents(server):
     """The processes of agents that serve `server`, not those of jobs."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = file.read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue
-        if "greet" in words and any(word.startswith(str(server.cache)) for word in words):
-            found.append(int(file.parent.name))
-    return found
+    lines = ((pid, line.split("\0")) for pid, line in of_processes("cmdline"))
+    return [
+        pid for pid, words in lines if "greet" in words and any(word.startswith(str(server.cache)) for word in words)
+    ]
 
 
 def test_an_agent_that_is_killed_there_does_not_take_the_job_with_it(board, server):

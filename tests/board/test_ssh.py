@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from board_fixtures import of_processes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,15 +29,8 @@ def refusal(host, config=None, **options):
 
 def masters():
     """Processes that keep a connection open."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = file.read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if line.startswith("ssh: ") and "[mux]" in line:
-            found.append((int(file.parent.name), line))
-    return found
+    lines = of_processes("cmdline")
+    return [(pid, line) for pid, line in lines if line.startswith("ssh: ") and "[mux]" in line]
 
 
 def test_a_board_is_reached_and_left_without_a_trace_here(sshd):

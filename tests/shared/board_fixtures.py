@@ -38,13 +38,20 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def of_processes(name: str) -> Iterator[tuple[int, str]]:
+    """The process number and the text of /proc/<number>/`name` of every process that has not ended meanwhile."""
+    for entry in os.listdir("/proc"):  # Path.glob raises where a process ends while it looks
+        if entry.isdigit():
+            with suppress(OSError):
+                yield int(entry), Path("/proc", entry, name).read_bytes().decode(errors="replace")
+
+
 def processes() -> dict[int, tuple[int, str]]:
     """The parent and the name of every process."""
     found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
-            found[int(stat.parent.name)] = (int(rest.split()[1]), name)
+    for number, text in of_processes("stat"):
+        name, _, rest = text.partition("(")[2].rpartition(")")
+        found[number] = (int(rest.split()[1]), name)
     return found
 
 
