@@ -31,7 +31,18 @@ SIZES = {"rendered": (TASK_SIZES[1], TASK_SIZES[0], TASK_SIZES[2]), "demo": (4, 
 RATES = (PUBLISHED_RATE, 0.8, 0.6, 0.2)
 PARTS = (1 / 16, 1 / 4)  # of the length
 LRS = (3e-4, 1e-4, 1e-3)
-RIVALS = ("nvit", "mdp", "taylor", "xpruner", "dcvit", "corp", "wanda", "magnitude, all dimensions", "random")
+RIVALS = (
+    "nvit",
+    "mdp",
+    "taylor",
+    "torch-pruning",
+    "xpruner",
+    "dcvit",
+    "corp",
+    "wanda",
+    "magnitude, all dimensions",
+    "random",
+)
 FULL, CURVE, TUNING = "published", "published curve", "published lr"  # tables of the rows
 NUWA: Options = {
     "purification": "always", "purification_steps": 10_000, "purification_batch": 1, "factorisation": "weights",

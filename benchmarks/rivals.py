@@ -42,6 +42,8 @@ METHODS: dict[str, tuple[str, Options, dict[float, str]]] = {
     "mdp, embedding kept": ("mdp", {"cut_embedding": False}, FUSED),
     "taylor": ("taylor", {}, FUSED),
     "taylor, embedding kept": ("taylor", {"cut_embedding": False}, FUSED),
+    "torch-pruning": ("torch_pruning", {}, FUSED),
+    "torch-pruning, magnitude": ("torch_pruning", {"importance": "magnitude"}, FUSED),
     "xpruner": ("xpruner", {}, PAPER),
     "dcvit": ("dcvit", {}, FUSED),
     "wanda": ("wanda", {}, NARROW),

@@ -24,6 +24,7 @@ OPTIONS = {
     "vulcan": {"calibration_images": 48, "collapse": "weight"},
     "nvit": {"calibration_images": 32, "grouping": "isomorphic"},  # else only attention and the embedding go
     "taylor": {"calibration_images": 32},
+    "torch_pruning": {"calibration_images": 32},
 }
 COMMON = {"data": "digits", "accept_weak_base": True, "training": Training(**{**QUICK, "steps": 2})}
 

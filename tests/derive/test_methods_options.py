@@ -23,6 +23,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "nuwa": {"calibration_images": 32, "purification_steps": 2, "purification": "always"},
     "nvit": {"calibration_images": 32},
     "taylor": {"calibration_images": 32},
+    "torch_pruning": {"calibration_images": 32},
     "dcvit": {"calibration_images": 16},
     "xpruner": {"calibration_images": 16, "mask_passes": 1},
     "wanda": {"calibration_images": 32},
