@@ -2,7 +2,7 @@
 
     python benchmarks/turns.py            # several minutes
 
-Three ONNX models, on one thread: one, the same again, and one of twice its layers. As many processes as there are
+Three ONNX models, on one thread: one, the same again, and one of twice its layers. Twice as many processes as there are
 cores compute in bursts of random length. The models are benched in turns, alternating in one process or each in its
 own, and each by itself, with the bursts going on for all of them, or for all but the first, as it may well be. A ratio
 is right that is within 5 % of what turns without the bursts gave: of the same model, 1. Of models in turns it is the
@@ -42,6 +42,7 @@ LAYERS, SIZE = 8, 256
 HOW = Conditions(threads=1, samples=20, duration_s=0.1, warmup_seconds=0.05)
 WITHIN = 0.05
 BURST_S, PAUSE_S = (0.02, 0.3), (0.02, 0.3)
+PER_CORE = 2  # processes that compute in bursts: with one, each model by itself was as right as models in turns
 
 
 def write_layers(path: Path, count: int) -> Path:
@@ -68,9 +69,12 @@ def burn(seed: int) -> None:
 
 @contextmanager
 def bursts(seed: int, count: int) -> Iterator[None]:
-    """Keep as many processes computing in bursts."""
+    """Keep as many processes computing in bursts.
+
+    Each is in a session of its own: Linux may share a core out by sessions, and the bench would pay for them alone.
+    """
     command = [sys.executable, __file__, "--burn"]
-    others = [subprocess.Popen([*command, str(seed * count + i)]) for i in range(count)]
+    others = [subprocess.Popen([*command, str(seed * count + i)], start_new_session=True) for i in range(count)]
     try:
         yield
     finally:
@@ -125,8 +129,8 @@ def section(data: dict[str, Any] | None) -> str:
     same, twice = data["quiet"]
     head = (
         f"One ONNX model, the same again, and one of twice its layers, on one thread of {e['machine']}, {e['cores']} "
-        "cores, "
-        f"while as many processes compute in bursts; load average {e['load_average']:.1f} before they began. "
+        f"cores, while {PER_CORE} processes per core compute in bursts; load average {e['load_average']:.1f} before "
+        "they began. "
         f"{data['rounds']} rounds in turns, or each model by itself for as long. Smallest and largest ratio of "
         f"{len(trials)} trials, and how many lie within {WITHIN:.0%} of what is right: of the same model 1, of the "
         f"other {twice:.3f}, which turns without the bursts gave ({same:.3f} for the same model). In turns it is the "
@@ -158,7 +162,7 @@ def main() -> None:
         quiet = turns(models, asked.rounds)
         trials = []
         for seed in range(asked.trials):
-            trials.append(trial(models, asked.rounds, seed, cores))
+            trials.append(trial(models, asked.rounds, seed, PER_CORE * cores))
             print(seed, {name: [round(r, 3) for r in ratios] for name, ratios in trials[-1].items()}, file=sys.stderr)
     environment = {"machine": platform.processor() or platform.machine(), "cores": cores, "load_average": load}
     told = {"environment": environment, "rounds": asked.rounds, "quiet": quiet, "trials": trials}

@@ -172,7 +172,7 @@ while True:
 def test_the_ratios_hold_on_a_machine_that_others_keep_busy_in_bursts(tmp_path):
     """One model twice, and one of half its layers, while two processes per core compute now and then.
 
-    Six short rounds tell half from whole. No record (benchmarks/turns.py) holds 5 % of alternating ones.
+    Within 5 % after six short rounds, or, where the machine was busier still, after four times as many.
     """
     whole, half = write_layers(tmp_path / "whole.onnx", 8), write_layers(tmp_path / "half.onnx", 4)
     same = shutil.copy(whole, tmp_path / "same.onnx")
@@ -181,16 +181,22 @@ def test_the_ratios_hold_on_a_machine_that_others_keep_busy_in_bursts(tmp_path):
     # Each in a session of its own: Linux may share a core out by sessions, and ours would pay for them alone.
     others = [subprocess.Popen([sys.executable, "-c", one], start_new_session=True) for one in code]
     try:
-        runs = bench_in_turns([whole, same, half], how, rounds=6, alternate=True).runs
+        for rounds in (6, 24):
+            runs = bench_in_turns([whole, same, half], how, rounds=rounds, alternate=True).runs
+            same_again, of_half = decisive(compare_within(runs))
+            if off(same_again, 1) < 0.05 and off(of_half, 0.5) < 0.05:
+                break
     finally:
         for other in others:
             other.kill()
             other.wait()
     alone = [run.mean_ns() for run in runs if run.label == "whole"]
     assert max(alone) > 1.1 * min(alone), "runs by themselves are not within 10 %, of one and the same model"
-    same_again, of_half = decisive(compare_within(runs))
-    assert (same_again.after, of_half.after, of_half.rounds, of_half.figure) == ("same", "half", 6, "processor")
+    assert (same_again.after, of_half.after, of_half.rounds, of_half.figure) == ("same", "half", rounds, "processor")
     assert of_half.outcome == "better"
-    # 5 % was asked here until a run was 9 % off: six rounds this short do not always tell one model from itself.
-    assert same_again.ratio == pytest.approx(1, rel=0.2)
-    assert of_half.ratio == pytest.approx(0.5, rel=0.2)
+    assert off(same_again, 1) < 0.05 and off(of_half, 0.5) < 0.05
+
+
+def off(found, right):
+    """How far a ratio is from what it should be, as a share of that."""
+    return abs(found.ratio / right - 1)
