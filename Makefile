@@ -99,7 +99,9 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/equal_latency.py
 	$(BIN)/python benchmarks/distillation.py
 	$(BIN)/python benchmarks/rivals.py
+	-$(BIN)/python benchmarks/rivals.py --base fine
 	-$(BIN)/python benchmarks/rivals.py --base fashion
+	-$(BIN)/python benchmarks/ablations.py
 	$(BIN)/python benchmarks/published.py --base demo
 	$(BIN)/python benchmarks/published.py
 	$(BIN)/python benchmarks/dimensions.py

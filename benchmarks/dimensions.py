@@ -29,7 +29,8 @@ WITHOUT: dict[str, Options] = {f"{name}=false": {name: value} for name, value in
 WITHOUT["cut_tokens=true"] = {"cut_tokens": True}
 CLOSED = {"forge, closed form": {}, "without all of these": BEFORE}
 TRAINED = {"forge": {}, "forge, without all of these": BEFORE}
-PARTS = ("closed", "without", "trained")
+PARTS = ("closed", "without", "trained", "longer")
+LONGER = 8 * STEPS
 EMBED = {"rendered": 192, "fine": 192, "fashion": 128}  # width of the bases
 RENDERED = f"""## {TITLE}
 
@@ -75,6 +76,7 @@ def cases() -> dict[str, list[Case]]:
         "closed": list(made(CLOSED, 0, (0.8, 0.9, 0.95, 0.97, 0.6, 0.4))),
         "without": list(made(WITHOUT, 0, (0.9, 0.95, 0.8))),
         "trained": list(made(TRAINED, STEPS, (0.95, 0.9))) + list(made({"forge": {}}, STEPS, (0.8, 0.97))),
+        "longer": list(made({"forge, longer": {}}, LONGER, (0.95,))),
     }
 
 
@@ -120,7 +122,7 @@ def section(data: dict[str, Any] | None, introduction: str) -> str:
     if data is None:
         return ""
     rows = of_newest_base(data["rows"].values())
-    trained = picked(rows, steps=STEPS)
+    trained, longer = picked(rows, steps=STEPS), picked(rows, steps=LONGER)
     tasks, whole = _tasks(rows), EMBED[rows[0]["data"]]
     widths = [
         [f"{rate:g}", *(", ".join(str(row["embed"]) for row in _chosen(rows, task, rate)) for task in tasks)]
@@ -132,6 +134,7 @@ def section(data: dict[str, Any] | None, introduction: str) -> str:
             baselines_table(rows),
             f"### Nothing trained\n\n{_table(picked(rows, steps=0), [*CLOSED, *WITHOUT])}",
             *([f"### Distilled, {STEPS} steps\n\n{_table(trained, list(TRAINED))}"] if trained else []),
+            *([f"### Distilled, {LONGER} steps\n\n{_table(longer, ['forge, longer'])}"] if longer else []),
             f"### Widths chosen, of {whole}, for each seed\n\n"
             + table(["MACs gone", *(f"{task} classes" for task in tasks)], widths),
         ]

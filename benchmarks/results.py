@@ -11,6 +11,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import ablations
 import accuracy_tables
 import agnostic
 import attention
@@ -358,8 +359,10 @@ def main() -> None:
         dimensions.section(load("dimensions_fashion"), dimensions.FASHION),
         accuracy_tables.photographs_section(load("accuracy_fashion")),
         rivals.section(load("rivals"), rivals.RENDERED),
+        rivals.section(load("rivals_fine"), rivals.FINE),
         rivals.section(load("rivals_fashion"), rivals.FASHION),
         published.section(load("published")),
+        ablations.section(load("ablations")),
         embedding.section(load("embedding")),
         agnostic.section(load("agnostic")),
         attention.section(load("criteria")),

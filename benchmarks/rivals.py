@@ -127,6 +127,12 @@ equal MACs: mean and range over the seeds that were run. Shape `fused`, but wher
 embedding and ends before the rate: then the shape is named. These are images rendered by the project, and no ImageNet
 result; where a cell is empty, the rate cannot be reached, or was not run.
 """
+FINE = """## Rivals on the harder base
+
+The same on the base of 48 finer classes in 65 tokens (top-1 {top1:.1f} %; `rivals.py --base fine`), at equal MACs: mean
+and range over the seeds that were run. Where a cell is empty, the rate cannot be reached, or was not run. These are
+images rendered by the project, and no ImageNet result.
+"""
 FASHION = """## Rivals on photographs
 
 The same on the base of Fashion-MNIST (top-1 {top1:.1f} % on the 10,000 test images; `rivals.py --base fashion`), at

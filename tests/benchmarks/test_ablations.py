@@ -1,0 +1,60 @@
+"""Which derivations the benchmark of the papers' ablations does, and its tables."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import ablations
+import accuracy
+
+from edgevit.derive.methods import load_method
+from edgevit.derive.options import make_config
+
+CASES = list(ablations.cases())
+
+
+def row(case: accuracy.Case, derived: float) -> dict[str, Any]:
+    baselines = dict.fromkeys(("base_full_head", "base_restricted", "base_finetuned"), 0.9)
+    return {
+        **asdict(case),
+        "base_sha256": "b",
+        "base_top1": 0.9,
+        "test_images": 600,
+        "accuracy": {**baselines, "derived": derived},
+    }
+
+
+def test_every_case_is_another_and_has_options_of_its_method() -> None:
+    assert len({case.key("b") for _, case in CASES}) == len(CASES)
+    for _, case in CASES:
+        module = load_method(case.method)
+        assert isinstance(make_config(case.method, module, case.options), module.Config)
+
+
+def test_what_is_taken_away_is_one_thing_and_all_else_is_as_in_the_first_row() -> None:
+    for part in ablations.PARTS:
+        found = [case for name, case in CASES if (name, case.task, case.rate, case.seed) == (part, 6, 0.6, 42)]
+        first, *others = map(asdict, found)
+        for other in others:
+            changed = {name for name in first if name not in ("variant", "options") and other[name] != first[name]}
+            changed |= {name for name, value in other["options"].items() if first["options"].get(name) != value}
+            assert changed in ({"rho"}, {"multiplier_update"}, {"rho", "multiplier_update"}) or len(changed) == 1
+
+
+def test_the_table_has_points_to_the_first_row_of_the_same_task_and_seed() -> None:
+    of = {"vulcan": 0.8, "without the collapse of neurons": 0.3}
+    rows = [
+        row(case, of[case.variant] + (0.1 if case.task == 6 else 0))
+        for part, case in CASES
+        if part == "vulcan" and case.variant in of and case.rate == 0.6 and case.seed == 42
+    ]
+    rows = [one for one in rows if (one["variant"], one["task"]) != ("vulcan", 6)]  # not run: nothing to compare with
+    told = ablations.section({"rows": {str(n): one for n, one in enumerate(rows)}})
+    assert "| vulcan | 80.0 (80.0 to 80.0) |  |" in told
+    assert "| without the collapse of neurons | 33.3 (30.0 to 40.0) | -50.0 (-50.0 to -50.0) |" in told
+    assert "rate 0.8" not in told and "NuWa's steps" not in told
+
+
+def test_without_a_record_there_is_no_section() -> None:
+    assert ablations.section(None) == ""
