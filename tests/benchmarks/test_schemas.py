@@ -16,6 +16,7 @@ from small_base import write_cost_table
 from some_runs import DENSE
 
 from edgevit.agent.records import Run
+from edgevit.derive.allocate.cost_table import CostTable, Where
 from edgevit.folder.derivation import DERIVATION_KIND
 from edgevit.folder.export import EXPORT_KIND
 from edgevit.folder.records import Versions
@@ -93,6 +94,11 @@ def test_every_kind_of_file_says_which_edgevit_wrote_it(record: type) -> None:
     fields = get_type_hints(record, include_extras=True)
     versions = fields.get("versions")
     assert "edgevit" in fields or Versions in (versions, *get_args(versions)), "of Versions edgevit is required"
+
+
+def test_a_cost_table_says_it_with_what_it_was_measured_on_or_by_itself() -> None:
+    """So does what is mixed of several tables; a table that a person wrote says neither."""
+    assert "edgevit" in Where.model_fields and "edgevit" in CostTable.model_fields
 
 
 def test_a_cost_table_has_the_keys_that_its_schema_asks_for_and_no_others(tmp_path: Path) -> None:
