@@ -41,7 +41,7 @@ RECORDS = {  # what the schema of a record is of, in another form than `RecordKi
 NO_RECORDS = {  # what no later run of edgevit reads by a schema
     "edgevit/agent/__main__.py": "answers, to a pipe",
     "edgevit/agent/bench.py": "a request, to a pipe",
-    "edgevit/agent/control.py": "how a board was, until it is so again: for the same program there",
+    "edgevit/agent/control.py": "how a board was, until it is so again: agents alone read it",
     "edgevit/agent/jobs.py": "a request and its answer, until it is collected: for the same program there",
     "edgevit/agent/libraries.py": "an answer, to a pipe",
     "edgevit/agent/lock.py": "who holds the board, as long as that lives",
