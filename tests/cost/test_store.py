@@ -7,7 +7,7 @@ import pytest
 from some_runs import DENSE, SLIM
 
 from edgevit.cost.store import ENGINES, KEY, KEY_KIND, RUNS, Store, StoreKey, clear, costs_folder, entries
-from edgevit.errors import OutputError
+from edgevit.errors import OutputError, RunsError
 from edgevit.version import written_by
 
 
@@ -72,3 +72,14 @@ def test_the_cache_command_sees_an_entry_for_each_key_and_removes_them(tmp_path)
     assert [(e.what, e.base, e.task) for e in found] == [("costs", "vit 64", "a CPU, fp32")] * 2
     assert all(e.bytes > 1000 for e in found)
     assert clear(tmp_path) == found and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("{", "is not JSON"), ("[]", "expected"), ('{"a": 3}', "engines.a"), ('{"schema": 2}', "schema 2")],
+)
+def test_a_damaged_list_of_engines_is_one_line(tmp_path, text, told):
+    store = Store.of({}, tmp_path)
+    (store.folder / ENGINES).write_text(text)
+    with pytest.raises(RunsError, match=told):
+        store.engines()
