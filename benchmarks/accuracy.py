@@ -376,6 +376,7 @@ def _ensure_supernet(case: Case, place: Place, classes: list[str]) -> Path:
 
 def _derive(case: Case, place: Place, folder: Path) -> dict[str, Any]:
     from edgevit.derive.session import derive
+    from edgevit.folder.model_folder import ModelFolder
 
     base = json.loads((place.base / "base.json").read_text())
     classes = task_classes(base["classes"], case.task)
@@ -394,36 +395,37 @@ def _derive(case: Case, place: Place, folder: Path) -> dict[str, Any]:
         training=_training(case, case.steps),
         finetune_base=case.takes_finetuned_base,
     )
-    history = (folder / "model" / "history.jsonl").read_text().splitlines()
-    row = _row(case, derivation, json.loads(history[-1]) if history else {})
+    history = ModelFolder(folder / "model").history()
+    row = _row(case, derivation, history[-1].more if history else {})
     row |= {"base_sha256": place.base_sha256, "base_top1": base["val_top1"]}
     if "supernet" in start:
-        row["supernet_seconds"] = json.loads((start["supernet"] / "supernet.json").read_text())["seconds"]
+        row["supernet_seconds"] = ModelFolder(start["supernet"]).supernet().seconds
     return row
 
 
 def _row(case: Case, derivation: Any, last: dict[str, Any]) -> dict[str, Any]:
-    from edgevit.folder.derivation import DERIVATION_KIND
+    from edgevit.folder.records import plain
 
-    record, spec = DERIVATION_KIND.content(derivation.record), derivation.model.spec
-    worst = min(record["accuracy"]["derived"]["per_class"].items(), key=lambda pair: pair[1])
+    record, spec = derivation.record, derivation.model.spec
+    derived, parts = record.accuracy.derived, vars(record.accuracy)
+    worst = min(derived.per_class.items(), key=lambda pair: pair[1])
     return {
         **asdict(case),
-        "accuracy": {name: part and part["top1"] for name, part in record["accuracy"].items()},
+        "accuracy": {name: part and part.top1 for name, part in parts.items()},
         "worst_class": worst,
         "validation": {"trained": last.get("accuracy_trained"), "pruned": last.get("accuracy_pruned")},
-        "facts": record["facts"],
+        "facts": plain(record.facts),
         "last_losses": {name: value for name, value in last.items() if name.startswith(("loss_", "lambda_"))},
         "images_seen": (case.steps + (case.supernet_steps or 0)) * case.batch_size,
-        "test_images": record["accuracy"]["derived"]["images"],
-        "train_images": record["data"]["images"]["train"],
+        "test_images": derived.images,
+        "train_images": record.data.images.train,
         "rate_reached": spec.rate,
         "macs": spec.macs,
         "params": spec.params,
         "embed": spec.timm_args["embed_dim"],
         "blocks": [asdict(b) for b in spec.blocks],
-        "seconds": record["seconds"],
-        "versions": record["versions"],
+        "seconds": record.seconds,
+        "versions": record.versions,
     }
 
 

@@ -23,6 +23,8 @@ from typing import Any
 import dataset
 from base import CACHE, TIMM_NAME, Recipe, ensure_base, read_folder
 
+from edgevit.folder.derivation import AccuracyRecord, DerivationRecord
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.progress import Progress
 
 CLASSES = tuple(f"{texture}_{shape}" for texture in ("plain", "striped") for shape in ("square", "star", "triangle"))
@@ -49,8 +51,10 @@ def ensure_data(progress: Progress | None = None, model_args: Mapping[str, Any] 
     return dataset.ensure(CACHE, train_per_class=500, val_per_class=150, seed=1, **looks), base
 
 
-def _read(file: Path) -> dict[str, Any]:
-    return dict(json.loads(file.read_text()))
+def _derivation(folder: Path) -> DerivationRecord:
+    record = ModelFolder(folder).derivation()
+    assert record is not None
+    return record
 
 
 def table_rows(sweep: Path, distilled: Path, runs: Path) -> list[dict[str, Any]]:
@@ -60,28 +64,30 @@ def table_rows(sweep: Path, distilled: Path, runs: Path) -> list[dict[str, Any]]
 
     folders = [sweep / point.folder for point in read_sweep(sweep).derived]
     ratios = {c.after.split()[0]: c for c in decisive(compare_within(load_runs(runs)))}
-    accuracy = _read(distilled / "derivation.json")["accuracy"]
+    accuracy = _derivation(distilled).accuracy
 
-    def row(title: str, folder: Path, taken: dict[str, Any]) -> dict[str, Any]:
-        spec, timed = _read(folder / "model.json"), ratios.get(folder.name)
+    def row(title: str, folder: Path, taken: AccuracyRecord | None) -> dict[str, Any]:
+        assert taken is not None
+        files, timed = ModelFolder(folder), ratios.get(folder.name)
+        spec = files.spec()
         return {
             "title": title,
-            "top1": taken["top1"],
-            "images": taken["images"],
-            "macs": spec["macs"],
-            "params": spec["params"],
-            "file_bytes": (folder / "model.safetensors").stat().st_size,
+            "top1": taken.top1,
+            "images": taken.images,
+            "macs": spec.macs,
+            "params": spec.params,
+            "file_bytes": files.weights_file.stat().st_size,
             "ratio": timed and [timed.ratio, timed.low, timed.high],
         }
 
     rows = [
-        row("base, full head", sweep / "base", accuracy["base_full_head"]),
-        row("base, restricted to the classes", sweep / "base", accuracy["base_restricted"]),
+        row("base, full head", sweep / "base", accuracy.base_full_head),
+        row("base, restricted to the classes", sweep / "base", accuracy.base_restricted),
     ]
     for folder in (*folders, distilled):
-        record = _read(folder / "derivation.json")
+        record = _derivation(folder)
         how = "distilled" if folder == distilled else "closed form"
-        rows.append(row(f"{record['budget']['asked']}, {how}", folder, record["accuracy"]["derived"]))
+        rows.append(row(f"{record.budget.asked}, {how}", folder, record.accuracy.derived))
     return rows
 
 

@@ -16,7 +16,6 @@ Nothing is measured, and no data set is needed. A drawing that no folder has any
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ import edgevit
 from edgevit.derive.algebra.attention import head_singular_values
 from edgevit.derive.algebra.factorise import effective_rank
 from edgevit.errors import OptionError
-from edgevit.folder.names import HISTORY
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import family_of
 
@@ -56,9 +55,9 @@ def read(folder: Path) -> Drawn:
     Raises:
         CheckpointError: it is none, or was altered.
     """
-    model, file = edgevit.load(folder), folder / HISTORY
-    lines = file.read_text().splitlines() if file.is_file() else []
-    return Drawn(folder.name, tuple(model.spec.blocks), [json.loads(line) for line in lines], model.network)
+    model = edgevit.load(folder)
+    lines = [{"stage": line.stage, "step": line.step, **line.more} for line in ModelFolder(folder).history()]
+    return Drawn(folder.name, tuple(model.spec.blocks), lines, model.network)
 
 
 def curve(history: Sequence[dict[str, Any]], figure: str) -> list[Point]:

@@ -30,6 +30,9 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
+from edgevit.derive.jobs_table import TABLE_KIND
+from edgevit.folder.model_folder import ModelFolder
+
 RESULTS = Path(__file__).parent / "results" / "hostile.json"
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 2}
 TRAINING = {"steps": 40, "batch_size": 32, "evaluations": 8, "device": "cpu"}
@@ -136,7 +139,7 @@ class Setting:
 
 
 def weights(model: Path) -> str:
-    return str(json.loads((model / "model.json").read_text())["weights_sha256"])
+    return ModelFolder(model).weights_sha256()
 
 
 def judge(case: Case, setting: Setting, model: Path, allowed: set[str]) -> None:
@@ -171,8 +174,8 @@ def two_plans(case: Case, setting: Setting, folder: Path, moment: float) -> None
 
 def _again(case: Case, plan: Path, folder: Path) -> None:
     code = Command(["derive-many", plan], folder / "again.log").end(case, folder)
-    rows = json.loads((folder / "fleet" / "results.json").read_text())["rows"]
-    if code or [row["state"] for row in rows] != ["done"]:
+    rows = TABLE_KIND.read(folder / "fleet" / "results.json").rows
+    if code or [row.state for row in rows] != ["done"]:
         case.exit_codes[f"{code} when given again"] += 1
 
 

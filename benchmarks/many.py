@@ -29,6 +29,8 @@ from typing import Any
 
 import yaml
 
+from edgevit.folder.model_folder import ModelFolder
+
 RESULTS = Path(__file__).parent / "results" / "many.json"
 RATES = (0.4, 0.6, 0.8)
 CLASSES = 6  # of a task
@@ -100,8 +102,9 @@ def count_alike(folder: Path, tasks: dict[str, list[str]]) -> int:
     """How many of the models derived separately have the same MACs and accuracy as the plan's."""
 
     def result(model: Path) -> tuple[Any, Any]:
-        record = json.loads((model / "derivation.json").read_text())
-        return record["accuracy"]["derived"]["top1"], record["budget"]
+        record = ModelFolder(model).derivation()
+        assert record is not None and record.accuracy.derived is not None
+        return record.accuracy.derived.top1, record.budget
 
     return sum(
         result(folder / f"{name}-{rate}") == result(folder / "fleet" / f"{name}-r{100 * rate:.0f}-nuwa")

@@ -2,7 +2,7 @@
 
     python benchmarks/schemas.py
 
-A new kind of file is one more line in KINDS.
+A new kind of file is one more name in KINDS; a test finds the kinds that are missing.
 """
 
 from __future__ import annotations
@@ -15,24 +15,32 @@ from pydantic import TypeAdapter
 
 from edgevit.agent.records import SCHEMA, Run
 from edgevit.board.layers import LAYERS_KIND
+from edgevit.cost.store import ENGINES_KIND, KEY_KIND
 from edgevit.derive.allocate.cost_table import SCHEMA as COST_TABLE_SCHEMA
 from edgevit.derive.allocate.cost_table import CostTable
 from edgevit.derive.jobs_table import TABLE_KIND
 from edgevit.folder.derivation import DERIVATION_KIND
 from edgevit.folder.engine import ENGINE_KIND
 from edgevit.folder.export import EXPORT_KIND
+from edgevit.folder.history import HISTORY_KIND
 from edgevit.folder.imported import IMPORTED_KIND
 from edgevit.folder.model import MODEL_KIND
 from edgevit.folder.plan import PLAN_KIND
 from edgevit.folder.records import RecordKind
+from edgevit.folder.state import BASELINES_KIND, DECIDED_KIND, DONE_KIND
 from edgevit.folder.supernet import SUPERNET_KIND
+from edgevit.folder.unfinished import REQUEST_KIND
+from edgevit.meet.run import SEARCH_KIND
 from edgevit.prove.record import PROOF_KIND
+from edgevit.report.record import REPORT_KIND
 from edgevit.sweep.record import SWEEP_KIND
+from edgevit.train.saved import SAVED_KIND
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
 KINDS: tuple[RecordKind[Any], ...] = (
     MODEL_KIND, DERIVATION_KIND, PLAN_KIND, SUPERNET_KIND, EXPORT_KIND, ENGINE_KIND, SWEEP_KIND, TABLE_KIND,
-    LAYERS_KIND, PROOF_KIND, IMPORTED_KIND,
+    LAYERS_KIND, PROOF_KIND, IMPORTED_KIND, HISTORY_KIND, REQUEST_KIND, BASELINES_KIND, DECIDED_KIND, DONE_KIND,
+    SAVED_KIND, SEARCH_KIND, KEY_KIND, ENGINES_KIND, REPORT_KIND,
 )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ from edgevit.derive.methods.skd.slices import read_supernet
 from edgevit.derive.session import derive
 from edgevit.folder.derivation import DataRecord, ImageCounts, ShapeRecord, TrainingRecord
 from edgevit.folder.model import ClassLabel
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.supernet import Point, SettingsRecord, SupernetRecord
 from edgevit.models.checkpoint import describe, load, save
 from edgevit.models.families import vit
@@ -103,7 +104,7 @@ def measure(name: str, folder: Path, repeats: int) -> dict[str, Any]:
                 "memory": memory,
             }
         )
-    return {"model": name, "bytes": (net / "model.safetensors").stat().st_size, "rows": rows}
+    return {"model": name, "bytes": ModelFolder(net).weights_file.stat().st_size, "rows": rows}
 
 
 def resident_bytes() -> int:

@@ -2,6 +2,10 @@
 
 A folder per kind of figures: what a base's blocks are made of, and where and how stacks of them were measured. Runs are
 appended to one file as soon as they are made; a line that a crash cut off is left out when they are read.
+
+Schema history of key.json:     1  first version; later files of schema 1 have edgevit
+Schema history of engines.json: 0  files that say no schema: an object of nothing but engines
+                                1  engines and edgevit
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +24,35 @@ from edgevit.agent.records import RecordError, Run
 from edgevit.derive.cache import Entry, cache_folder
 from edgevit.errors import RunsError
 from edgevit.folder.lock import in_turn
+from edgevit.folder.records import UNMARKED, More, RecordKind
 from edgevit.folder.writing import write_whole, writing
 from edgevit.report.runs import READER
+from edgevit.version import written_by
 
-SCHEMA = 1  # of what a key says
 KEY, RUNS, ENGINES = "key.json", "runs.jsonl", "engines.json"
+
+
+@dataclass(frozen=True)
+class StoreKey:
+    """key.json of measured costs: what the runs depend on; all but `edgevit` is in the hash that names the folder."""
+
+    edgevit: str | None = None  # that used the folder last; None: one that did not say yet
+    family: str | None = None
+    embed: int | None = None
+    where: dict[str, Any] | None = None
+    more: More = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BuiltEngines:
+    """engines.json of measured costs: path on the board and hash of each engine built there, by the stack's label."""
+
+    engines: dict[str, tuple[str, str]]
+    edgevit: str | None = None  # that wrote the file; None: one that did not say yet
+
+
+KEY_KIND = RecordKind("costs_key", StoreKey, READER, schemas=(1,))
+ENGINES_KIND = RecordKind("costs_engines", BuiltEngines, READER, schemas=(UNMARKED, 1))
 
 
 def costs_folder() -> Path:
@@ -36,9 +64,9 @@ def entries(folder: Path) -> list[Entry]:
     """What is kept, as `edgevit cache` shows it: an entry for each key."""
     found = []
     for key in sorted(folder.glob(f"*/{KEY}")):
-        told = READER.json(key, dict[str, Any])
-        where = told.get("where") or {}
-        base = " ".join(str(told[name]) for name in ("family", "embed") if name in told)
+        told = KEY_KIND.read(key)
+        where = told.where or {}
+        base = " ".join(str(part) for part in (told.family, told.embed) if part is not None)
         there = where.get("board") or where.get("processor") or ""
         files = [file.stat() for file in key.parent.iterdir() if file.is_file()]
         size, used_s = sum(file.st_size for file in files), max(file.st_mtime for file in files)
@@ -72,11 +100,11 @@ class Store:
         Raises:
             OutputError: it cannot be written.
         """
-        told = json.dumps({"schema": SCHEMA, **key}, sort_keys=True)
+        told = json.dumps({"schema": KEY_KIND.schema, **key}, sort_keys=True)
         store = cls((folder or costs_folder()) / hashlib.sha256(told.encode()).hexdigest()[:16])
         with writing(store.folder):
             store.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(store.folder / KEY, told + "\n")
+            write_whole(store.folder / KEY, KEY_KIND.text(_as_record(key)))
         return store
 
     @contextmanager
@@ -115,8 +143,14 @@ class Store:
         file = self.folder / ENGINES
         if not file.is_file():
             return {}
-        return READER.json(file, dict[str, tuple[str, str]])
+        told = READER.json(file, dict[str, Any])
+        return ENGINES_KIND.checked(told if "schema" in told else {"engines": told}, str(file)).engines
 
     def keep_engines(self, engines: Mapping[str, tuple[str, str]]) -> None:
         with writing(self.folder):
-            write_whole(self.folder / ENGINES, json.dumps(engines, indent=2) + "\n")
+            write_whole(self.folder / ENGINES, ENGINES_KIND.text(BuiltEngines(dict(engines), written_by())))
+
+
+def _as_record(key: Mapping[str, Any]) -> StoreKey:
+    named = {name: key.get(name) for name in ("family", "embed", "where")}
+    return StoreKey(written_by(), **named, more={name: value for name, value in key.items() if name not in named})

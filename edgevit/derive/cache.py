@@ -29,6 +29,7 @@ from edgevit.folder.lock import in_turn
 from edgevit.folder.writing import writing
 from edgevit.models.checkpoint import tensors_sha256
 from edgevit.progress import Progress, Silent
+from edgevit.version import written_by
 
 SCHEMA = "6"  # of the entries
 MADE_BY = f"edgevit {edgevit.__version__} with torch {torch.__version__}, schema {SCHEMA}"
@@ -177,6 +178,7 @@ class Cache:
         # A path may hold bytes that are no text.
         base, task = (text.encode("utf-8", "backslashreplace").decode() for text in (self.base, self.task))
         told = {"made_by": MADE_BY, "sha256": tensors_sha256(tensors), "base": base, "task": task}
+        told["edgevit"] = written_by()  # for people; an entry is good for every commit of the version that made it
         try:
             # In a folder that nobody else can write to: a link of a name that was to be guessed could lead anywhere.
             with writing(file), tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=file.parent) as private:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from edgevit.derive.steps import Step
 from edgevit.folder.derivation import FirstRecord
 from edgevit.folder.names import HISTORY
 from edgevit.folder.plan import StepRecord
-from edgevit.folder.unfinished import STATE
+from edgevit.folder.state import DONE, DONE_KIND, DoneStep
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import Model, tensors_sha256
 from edgevit.models.copies import bare_copy
@@ -27,14 +26,7 @@ from edgevit.models.families import family_of
 from edgevit.train.history import History
 from edgevit.train.settings import Training, fill
 from edgevit.train.state import load_tensors, reading_state, save_tensors
-
-
-@dataclass(frozen=True)
-class _Done:
-    """done.json of a step that is complete."""
-
-    plan: StepRecord
-    facts: dict[str, Any]
+from edgevit.version import written_by
 
 
 @dataclass(frozen=True)
@@ -104,7 +96,7 @@ def cut_first(steps: Sequence[Step], problem: Problem, base: Model, asked: Train
 def _after(before: CutFirst, step: Step, folder: Path, base: Model, asked: Training) -> CutFirst:
     problem, main = before.problem, before.problem.compute.is_main
     family = family_of(problem.network)
-    file, weights = folder / "done.json", folder / "network.safetensors"
+    file, weights = folder / DONE, folder / "network.safetensors"
     with writing(folder):
         folder.mkdir(exist_ok=True)
     history = History(folder / HISTORY)
@@ -112,10 +104,11 @@ def _after(before: CutFirst, step: Step, folder: Path, base: Model, asked: Train
         derived = _derive(problem, step, folder, history, base, asked)
         if main:
             save_tensors(weights, derived.network.state_dict())
+            record = DoneStep(derived.plan.record(step.method), derived.facts, written_by())
             with writing(file):  # last: a step whose done.json exists is complete
-                write_whole(file, json.dumps(asdict(_Done(derived.plan.record(step.method), derived.facts))))
+                write_whole(file, DONE_KIND.text(record))
         problem.compute.wait()
-    done = STATE.json(file, _Done)
+    done = DONE_KIND.read(file)
     network = bare_copy(problem.network).cpu()
     kept = [block.block for block in done.plan.blocks]
     with reading_state(weights):

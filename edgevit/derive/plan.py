@@ -7,9 +7,8 @@ is in terms of the network's own embedding; a plan that narrows it does so last.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,10 +26,11 @@ from edgevit.folder.plan import (
     from_ranges,
     in_ranges,
 )
-from edgevit.folder.unfinished import STATE
+from edgevit.folder.state import DECIDED_KIND, DecidedStep
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn
 from edgevit.train.state import reading_state, save_tensors
+from edgevit.version import written_by
 
 MOMENTS = "plan.safetensors"  # beside the plan of an unfinished run
 
@@ -287,16 +287,17 @@ def save_plan(plan: Plan, method: str, folder: Path) -> None:
     """Keep a plan without weights for a run that may be interrupted."""
     tensors = {str(b.block): b.attention.moment for b in plan.blocks if b.attention is not None}
     tensors["embed"] = None if plan.embed is None else plan.embed.encode
+    decided = DecidedStep(**vars(plan.record(method)), edgevit=written_by())
     with writing(folder):
         save_tensors(folder / MOMENTS, {name: t for name, t in tensors.items() if t is not None})
-        write_whole(folder / PLAN, json.dumps(asdict(plan.record(method))))  # last: one that exists is complete
+        write_whole(folder / PLAN, DECIDED_KIND.text(decided))  # last: one that exists is complete
 
 
 def load_plan(folder: Path) -> Plan | None:
     """Read the plan of an unfinished run, or None if it had not got that far."""
     if not (folder / PLAN).is_file():
         return None
-    plan = planned(STATE.json(folder / PLAN, StepRecord))
+    plan = planned(DECIDED_KIND.read(folder / PLAN))
     with reading_state(folder / MOMENTS):
         moments = load_file(folder / MOMENTS)
     blocks = []

@@ -53,14 +53,15 @@ from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.names import HISTORY
 from edgevit.folder.plan import PlanRecord, StepRecord
 from edgevit.folder.records import plain
-from edgevit.folder.unfinished import BASELINES, STATE, open_partial, partial_folder
+from edgevit.folder.state import BASELINES_KIND, Baselines
+from edgevit.folder.unfinished import BASELINES, open_partial, partial_folder
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import Headless, Model, derived_spec, open_network, save, tensors_sha256
 from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
 from edgevit.request import as_request
 from edgevit.signals import stop_when_asked
-from edgevit.train.compute import Compute, close_compute
+from edgevit.train.compute import close_compute
 from edgevit.train.history import History
 from edgevit.train.passes import evaluate, open_passes
 from edgevit.train.settings import Training, fill
@@ -75,16 +76,6 @@ class Derivation:
     model: Model
     record: DerivationRecord
     is_main: bool = True  # False in all but the first of several processes: only that one wrote the folder
-
-
-@dataclass(frozen=True)
-class Baselines:
-    """baselines.json of an unfinished derivation: what a derived model is judged against, on the test part."""
-
-    base_full_head: AccuracyRecord
-    base_restricted: AccuracyRecord
-    right_on_validation: int  # images of the validation part, by the restricted base
-    base_finetuned: AccuracyRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -163,15 +154,17 @@ def _baselines(wanted: _Wanted, problem: Problem) -> Baselines:
     """What a derived model is judged against, but for what must be trained; kept in a file once taken."""
     file, task = problem.folder / BASELINES, problem.task
     if file.is_file():
-        return STATE.json(file, Baselines)
+        return BASELINES_KIND.read(file)
     problem.progress.note(f"baselines on {len(task.test)} test images")
     told = estimate(problem, wanted.config, finetune_base=wanted.finetune_base).told()
     problem.progress.note(f"the whole takes {told}")
     with problem.stopwatch.stage("baselines"):
         seen = _base_accuracy(wanted.opened.base.network, problem, task.test)
         chosen_on = _base_accuracy(wanted.opened.base.network, problem, task.validation)
-    taken = Baselines(AccuracyRecord(seen.top1_full, seen.images), seen.record(), sum(chosen_on.restricted))
-    _write_json(file, plain(taken), problem.compute)
+    taken = Baselines(
+        AccuracyRecord(seen.top1_full, seen.images), seen.record(), sum(chosen_on.restricted), edgevit=written_by()
+    )
+    _keep_baselines(taken, problem)
     return taken
 
 
@@ -181,8 +174,8 @@ def _add_finetuned(taken: Baselines, wanted: _Wanted, problem: Problem) -> Basel
     if not wanted.finetune_base or taken.base_finetuned is not None:
         return taken
     finetuned = evaluate(finetuned_base(problem), task.test, problem.columns, task.class_names, problem.passes)
-    taken = replace(taken, base_finetuned=finetuned.record())
-    _write_json(problem.folder / BASELINES, plain(taken), problem.compute)
+    taken = replace(taken, base_finetuned=finetuned.record(), edgevit=written_by())
+    _keep_baselines(taken, problem)
     return taken
 
 
@@ -218,10 +211,10 @@ def _base_accuracy(base: nn.Module, problem: Problem, part: Split) -> Accuracy:
     return from_counts(names, taken["counts"], taken["answers"])
 
 
-def _write_json(file: Path, data: dict[str, Any], compute: Compute) -> None:
-    if compute.is_main:
-        with writing(file):
-            write_whole(file, json.dumps(data))
+def _keep_baselines(taken: Baselines, problem: Problem) -> None:
+    if problem.compute.is_main:
+        with writing(problem.folder):
+            write_whole(problem.folder / BASELINES, BASELINES_KIND.text(taken))
 
 
 def _budget(

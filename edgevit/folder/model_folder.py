@@ -20,6 +20,7 @@ from edgevit.folder import names
 from edgevit.folder.derivation import DERIVATION_KIND, DerivationRecord
 from edgevit.folder.engine import LAYERS, EngineRecord, read_engine
 from edgevit.folder.export import EXPORT_KIND, ExportRecord
+from edgevit.folder.history import HISTORY_KIND, HistoryLine
 from edgevit.folder.imported import IMPORTED_KIND, ImportedDocument, read_imported
 from edgevit.folder.model import MODEL_KIND, ModelDocument, ModelSpec, read_model
 from edgevit.folder.plan import PLAN_KIND, PlanRecord
@@ -196,6 +197,17 @@ class ModelFolder:
             CheckpointError: the file is there and damaged, or of another schema.
         """
         return PLAN_KIND.read(self.plan_file) if self.plan_file.is_file() else None
+
+    def history(self) -> list[HistoryLine]:
+        """Read what the training looked like on its way, step by step; empty where nothing was trained.
+
+        Raises:
+            CheckpointError: a line is damaged, or of another schema.
+        """
+        if not self.history_file.is_file():
+            return []
+        lines = HISTORY_KIND.reader.json_lines(self.history_file, dict[str, Any])
+        return [HISTORY_KIND.checked(line, str(self.history_file)) for line in lines]
 
     def supernet(self) -> SupernetRecord:
         """Read in which order a super-network's units are dropped, and how good its slices are.

@@ -6,7 +6,10 @@
 
 A field of a record that a new schema adds has a default, which holds for files of the schemas before it. A record with
 a field `more: More` keeps there what else the file says beside its fields, and puts it back where it was. A field with
-the metadata PLACE says where the file lies: it is given to `read`, and not written, because folders move.
+the metadata PLACE says where the file lies: it is given to `read`, and not written, because folders move. A file that
+says no schema has UNMARKED, for the kinds that once were written so.
+
+Every kind has its JSON Schema in docs/schemas: a test says so, and that nothing else writes JSON or YAML.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from edgevit.folder.documents import Reader
 
 T = TypeVar("T")
 MORE = "more"
+UNMARKED = 0
 _WRITTEN = "written"
 PLACE = {_WRITTEN: False}  # of a field that says where the file lies
 
@@ -63,18 +67,27 @@ class RecordKind(Generic[T]):
     def schema(self) -> int:
         return self.schemas[-1]
 
+    @property
+    def _own(self) -> tuple[str, ...]:
+        """What a file says that is of no record."""
+        return ("schema",) if self.seal is None else ("schema", self.seal.key)
+
     def read(self, file: Path, **places: Path) -> T:
         """Read a file.
 
         Raises:
             self.reader.error: it is missing, damaged, altered, or of a schema that this edgevit does not know.
         """
-        return self.checked(self.reader.json(file, dict[str, Any], schemas=self.schemas), str(file), **places)
+        schemas = None if UNMARKED in self.schemas else self.schemas
+        return self.checked(self.reader.json(file, dict[str, Any], schemas=schemas), str(file), **places)
 
     def checked(self, content: Mapping[str, Any], where: str, **places: Path) -> T:
         """Turn what a file says into its record; `where` names the file in messages."""
         given = {**content, **{name: str(path) for name, path in places.items()}}
-        record = self.reader.checked(_opened(given, self.record), self.record, where, schemas=self.schemas)
+        if UNMARKED in self.schemas:
+            given = {"schema": UNMARKED, **given}
+        own = {name: given.pop(name) for name in self._own if name in given}
+        record = self.reader.checked({**own, **_opened(given, self.record)}, self.record, where, schemas=self.schemas)
         # A file that says that it is older than its seal was altered, too.
         if self.seal is not None and (content["schema"] >= self.seal.since or self.seal.key in content):
             seen, said = content_sha256(content, self.seal.key), str(content.get(self.seal.key) or "none")

@@ -3,14 +3,17 @@
 request.json says what it is a derivation of: `asked`, all that was asked for, `edgevit`, which one began it, and what
 must be the same for it to be gone on with. One process works in it at a time. What lies in it was written by another
 run, perhaps just before a power cut: whatever cannot be read ends in one line, and the folder can be removed.
+
+Schema history of request.json: 0  files that say no schema
+                                1  the same with it
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +21,27 @@ from edgevit.errors import OptionError, OutputError, UnfinishedError
 from edgevit.folder.documents import Reader
 from edgevit.folder.lock import alone_in
 from edgevit.folder.names import HISTORY
+from edgevit.folder.records import UNMARKED, More, RecordKind
 from edgevit.folder.writing import refuse_existing, write_whole, writing
 from edgevit.version import written_by
 
 REQUEST, BASELINES = "request.json", "baselines.json"
-TOLD = {"edgevit", "asked"}  # what request.json says for its reader alone
 CHEAP = {REQUEST, BASELINES, HISTORY}  # soon made again: a folder that holds no more is no obstacle
 
 MEND = "remove that folder, and give the command without --resume"
 STATE = Reader(UnfinishedError, mend=MEND)
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """request.json of an unfinished derivation; beside its fields stands what must be the same to go on with it."""
+
+    edgevit: str | None = None  # that began it, or went on with it; None: one that did not say yet
+    asked: dict[str, Any] = field(default_factory=dict)  # all that was asked for, for whoever reads the file
+    more: More = field(default_factory=dict)  # what must be the same
+
+
+REQUEST_KIND = RecordKind("request", RequestRecord, STATE, schemas=(UNMARKED, 1))
 
 
 def partial_folder(out: Path) -> Path:
@@ -63,11 +78,12 @@ def open_partial(
         if not resume:
             _empty(folder)
         elif REQUEST in held:
-            _check_same(folder, STATE.json(folder / REQUEST, dict[str, Any]), same)
+            _check_same(folder, REQUEST_KIND.read(folder / REQUEST).more, same)
         elif held:
             raise UnfinishedError(f"{folder} has no {REQUEST}, so nobody knows what it is a derivation of; {MEND}")
+        record = RequestRecord(written_by(), dict(asked or {}), same)
         with writing(folder):
-            write_whole(folder / REQUEST, json.dumps({"edgevit": written_by(), "asked": dict(asked or {}), **same}))
+            write_whole(folder / REQUEST, REQUEST_KIND.text(record))
         yield
 
 
@@ -116,8 +132,7 @@ def _empty(folder: Path) -> None:
 
 
 def _check_same(folder: Path, before: dict[str, Any], request: dict[str, Any]) -> None:
-    keys = (before.keys() | request.keys()) - TOLD
-    changed = sorted(k for k in keys if before.get(k) != request.get(k))
+    changed = sorted(k for k in before.keys() | request.keys() if before.get(k) != request.get(k))
     if changed:
         told = ", ".join(f"{k} was {before.get(k)!r} and is {request.get(k)!r}" for k in changed[:3])
         raise OptionError(f"cannot resume {folder} with other options: {told}; give the same ones, or remove it")

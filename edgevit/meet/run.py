@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from edgevit.derive.session import run as derive
 from edgevit.errors import BudgetError, ConnectionLostError, Interrupted, OptionError, UnreachableError
 from edgevit.folder.derivation import FigureRecord, MetRecord, RoundRecord
 from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.records import plain
+from edgevit.folder.records import UNMARKED, RecordKind
 from edgevit.folder.unfinished import STATE, open_partial, partial_folder
 from edgevit.folder.writing import new_folder, write_whole, writing
 from edgevit.meet.boards import Searches
@@ -38,6 +37,7 @@ from edgevit.meet.workshop import Workshop, shape_of
 from edgevit.models.checkpoint import load, network_without_weights
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.request import as_request
+from edgevit.version import written_by
 
 ROUNDS = "rounds.json"
 BASE = "base"
@@ -45,18 +45,32 @@ NEXT_TO_NOTHING = 1e-9  # ms or mJ: a limit that no plan keeps, so that the refu
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """rounds.json of an unfinished search."""
+class KeptRounds:
+    """The rounds on one board."""
 
     base_takes: float
     where: dict[str, Any]  # the table was measured
     rounds: tuple[Round, ...] = ()
-    beside: tuple[_Kept, ...] = ()  # the same of a second board
+
+
+@dataclass(frozen=True)
+class KeptSearch(KeptRounds):
+    """rounds.json of an unfinished search.
+
+    Schema history: 0  files that say no schema, and not which edgevit wrote them
+                    1  edgevit
+    """
+
+    beside: tuple[KeptRounds, ...] = ()  # the same of a second board
+    edgevit: str | None = None
 
     @property
-    def each(self) -> tuple[_Kept, ...]:
+    def each(self) -> tuple[KeptRounds, ...]:
         """Of each board."""
         return (self, *self.beside)
+
+
+SEARCH_KIND = RecordKind("rounds", KeptSearch, STATE, schemas=(UNMARKED, 1))
 
 
 def meet(
@@ -122,7 +136,7 @@ def _base_folder(request: MeetRequest, one: MeetRequest) -> Path:
 def _refuse_elsewhere(request: MeetRequest, progress: Progress) -> None:
     """Raise OptionError for rounds to be gone on with that were measured on another board, or in another power mode."""
     files = [partial_folder(one.out) / ROUNDS for one in request.each() if request.resume]
-    kept = {file: STATE.json(file, _Kept).each for file in files if file.is_file()}
+    kept = {file: SEARCH_KIND.read(file).each for file in files if file.is_file()}
     for number, place in enumerate(request.places):
         known = {file: each[number].where for file, each in kept.items() if number < len(each) and each[number].where}
         here = look_there(place, progress) if known else None
@@ -226,18 +240,20 @@ class _One:
                 )
         return budget
 
-    def _kept(self, work: Path, quantity: Quantity) -> _Kept:
+    def _kept(self, work: Path, quantity: Quantity) -> KeptSearch:
         file = work / ROUNDS
         if file.is_file():
-            return STATE.json(file, _Kept)
-        first, *beside = [_Kept(costs.table.in_quantity(quantity).base, costs.where) for costs in self.costs]
-        return replace(first, beside=tuple(beside))
+            return SEARCH_KIND.read(file)
+        first, *beside = [KeptRounds(costs.table.in_quantity(quantity).base, costs.where) for costs in self.costs]
+        return KeptSearch(first.base_takes, first.where, beside=tuple(beside))
 
-    def _searched(self, searches: Searches, shop: Workshop, work: Path, kept: _Kept, budget: Budget) -> Found:
+    def _searched(self, searches: Searches, shop: Workshop, work: Path, kept: KeptSearch, budget: Budget) -> Found:
         def tell(now: Searches) -> None:
-            first, *beside = [replace(o, rounds=s.rounds) for o, s in zip(kept.each, now.each, strict=True)]
+            first, *others = now.each
+            beside = [replace(one, rounds=of.rounds) for one, of in zip(kept.beside, others, strict=True)]
+            told = replace(kept, rounds=first.rounds, beside=tuple(beside), edgevit=written_by())
             with writing(work / ROUNDS):
-                write_whole(work / ROUNDS, json.dumps(plain(replace(first, beside=tuple(beside)))))
+                write_whole(work / ROUNDS, SEARCH_KIND.text(told))
             boards = [costs.place.board or THIS_MACHINE for costs in self.costs]
             self.progress.note(round_told(now, shop.quantity, boards))
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from edgevit.agent.records import Run
 from edgevit.data.shares import wilson
@@ -23,9 +22,9 @@ from edgevit.folder.names import onnx_name
 from edgevit.report.axes import Place, Task, places, task_of
 from edgevit.report.gates import Gate, Verdict, judge
 from edgevit.report.gather import Found, FoundModel
+from edgevit.report.record import EntryRecord, Kind
 from edgevit.report.runs import Comparison, compare_within, decisive, make_row
 
-Kind = Literal["full head", "restricted", "fine-tuned", "model", "gone"]
 BASELINES: dict[Kind, str] = {
     "full head": "base, full head",
     "restricted": "base, restricted to the classes",
@@ -34,43 +33,9 @@ BASELINES: dict[Kind, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One model, or one file of it where its files were measured. None: not measured, or not known."""
+class Entry(EntryRecord):
+    """The same with what it was made of."""
 
-    kind: Kind
-    title: str
-    model: str | None  # name of its folder; None: it was not found
-    method: str | None = None
-    rate: float | None = None  # share of the base's MACs that is gone
-    seed: int | None = None
-    steps: int | None = None
-    top1: float | None = None
-    images: int | None = None
-    judged: str | None = None  # what was: "torch", or the file
-    validation: tuple[int, int] | None = None  # right, of so many images of the validation part
-    macs: int | None = None
-    params: int | None = None
-    embed: int | None = None  # channels of its embedding
-    file_bytes: int | None = None
-    file: str | None = None  # that was measured
-    precision: str | None = None
-    repeats: int = 0  # runs; the figures below are their medians
-    p50_ms: float | None = None
-    p50_least_ms: float | None = None  # of the runs
-    p50_most_ms: float | None = None
-    p99_ms: float | None = None
-    images_per_s: float | None = None
-    power_w: float | None = None
-    energy_mj: float | None = None  # of an image
-    memory_mib: float | None = None  # that the machine's free memory fell by
-    ratio: float | None = None  # of the latency to the restricted base's
-    ratio_low: float | None = None
-    ratio_high: float | None = None
-    ratio_of: str | None = None  # the figure it is of: p50, mean or processor
-    gates_passed: int = 0
-    gates_failed: int = 0
-    busy: bool = False  # other programs slowed a run
-    void: tuple[str, ...] = ()
     runs: tuple[Run, ...] = field(default=(), repr=False)
     verdicts: tuple[Verdict, ...] = field(default=(), repr=False)
 

@@ -15,12 +15,12 @@ from edgevit.report.axes import apart, apart_tasks
 from edgevit.report.choice import Entry, Panel
 from edgevit.report.details import drawable
 from edgevit.report.gather import Skipped
+from edgevit.report.record import REPORT_KIND, EntryRecord, PanelRecord, ReportRecord
 from edgevit.report.runs import three_digits
 from edgevit.version import written_by
 
 FEW_IMAGES = 0.05  # half an interval: so few images tell little
 MANY = 5  # models of which one is chosen by the images that it is told on
-HIDDEN = ("runs", "verdicts")  # of an entry: not plain values
 PIPE = str.maketrans({"|": "\\|", "\n": " "})
 
 
@@ -263,7 +263,7 @@ def as_markdown(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> str:
 def as_csv(panels: Sequence[Panel]) -> str:
     """All entries in one table, with the task and the place that each is of."""
     text = io.StringIO()
-    names = [one.name for one in fields(Entry) if one.name not in HIDDEN]
+    names = [one.name for one in fields(EntryRecord)]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["task", "images", "place", "take", *names])
     for panel in panels:
@@ -276,7 +276,7 @@ def as_csv(panels: Sequence[Panel]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    return "; ".join(value) if isinstance(value, list) else value
+    return "; ".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def as_json(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> str:
@@ -285,30 +285,32 @@ def as_json(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> str:
 
 def content(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> dict[str, Any]:
     """All tables as plain values."""
-    told = []
-    for panel in panels:
-        task, place, chosen = panel.task, panel.place, panel.recommended()
-        told.append(
-            {
-                "classes": list(task.classes) if task else None,
-                "images": task.images if task else None,
-                "place": place.title if place else None,
-                "environment": place.environment if place else None,
-                "batch": place.batch if place else None,
-                "streams": place.streams if place else None,
-                "use": place.use if place else None,
-                "take": chosen.title if chosen else None,
-                "answer": answer(panel),
-                "notes": notes(panel),
-                "models": [plain(entry) for entry in panel.entries],
-            }
-        )
-    left = [{"where": one.where, "why": one.why} for one in skipped]
-    whole = {"report": f"edgevit {written_by()}", "panels": told, "kept_apart": kept_apart(panels), "skipped": left}
-    return dict(drawable(whole))
+    whole = ReportRecord(
+        edgevit=written_by(),
+        panels=tuple(map(_panel_record, panels)),
+        kept_apart=tuple(kept_apart(panels)),
+        skipped=tuple(skipped),
+    )
+    return dict(drawable(REPORT_KIND.content(whole)))
+
+
+def _panel_record(panel: Panel) -> PanelRecord:
+    task, place, chosen = panel.task, panel.place, panel.recommended()
+    return PanelRecord(
+        classes=task.classes if task else None,
+        images=task.images if task else None,
+        place=place.title if place else None,
+        environment=place.environment if place else None,
+        batch=place.batch if place else None,
+        streams=place.streams if place else None,
+        use=place.use if place else None,
+        take=chosen.title if chosen else None,
+        answer=answer(panel),
+        notes=tuple(notes(panel)),
+        models=tuple(EntryRecord(**plain(entry)) for entry in panel.entries),
+    )
 
 
 def plain(entry: Entry) -> dict[str, Any]:
     """An entry without its raw runs."""
-    told = {one.name: getattr(entry, one.name) for one in fields(entry) if one.name not in HIDDEN}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in told.items()}
+    return {one.name: getattr(entry, one.name) for one in fields(EntryRecord)}

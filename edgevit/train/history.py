@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgevit.errors import UnfinishedError
-from edgevit.folder.unfinished import MEND, STATE
+from edgevit.folder.history import HISTORY_KIND, HistoryLine
+from edgevit.folder.unfinished import STATE
 from edgevit.folder.writing import write_whole, writing
+from edgevit.version import written_by
+
+UNFINISHED = replace(HISTORY_KIND, reader=STATE)
 
 
 @dataclass(frozen=True)
@@ -55,16 +58,17 @@ class History:
     def __post_init__(self) -> None:
         if self.path is not None and self.path.is_file():
             # A last line that a full disk or a power cut cut off is no line.
-            told = [line for line in STATE.text(self.path).splitlines() if line.endswith("}")]
-            self.lines = [STATE.parse(line, dict[str, Any], str(self.path)) for line in told]
-            if not all(isinstance(x.get("stage"), str) and isinstance(x.get("step"), int) for x in self.lines):
-                raise UnfinishedError(f"{self.path} has a line without stage and step; {MEND}")
+            told, where = STATE.text(self.path).splitlines(), str(self.path)
+            self.lines = [STATE.parse(line, dict[str, Any], where) for line in told if line.endswith("}")]
+            for line in self.lines:
+                UNFINISHED.checked(line, where)
 
-    def add(self, **figures: Any) -> None:
-        self.lines.append(figures)
+    def add(self, *, stage: str, step: int, **figures: Any) -> None:
+        line = HISTORY_KIND.content(HistoryLine(stage, step, written_by(), figures))
+        self.lines.append(line)
         if self.path is not None:
             with writing(self.path), self.path.open("a") as file:
-                file.write(json.dumps(figures) + "\n")
+                file.write(json.dumps(line) + "\n")
 
     def rewind(self, stage: str, step: int) -> None:
         """Forget what an interrupted run logged after its last saved state."""

@@ -1,22 +1,27 @@
-"""The state of a training on disk: written whole or not at all, and not gone on with where a file of it was altered."""
+"""The state of a training on disk: written whole or not at all, and not gone on with where a file of it was altered.
+
+Schema history of progress.json: 0  files that say no schema, and not which edgevit wrote them
+                                 1  edgevit
+"""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from edgevit.errors import UnfinishedError
+from edgevit.folder.records import UNMARKED, RecordKind
 from edgevit.folder.unfinished import MEND, STATE
 from edgevit.folder.writing import file_sha256, sync, writing
 from edgevit.train.compute import Compute
 from edgevit.train.state import reading_state
 from edgevit.train.stopping import Best, Meeting
+from edgevit.version import written_by
 
 PROGRESS = "progress.json"
 
@@ -32,11 +37,15 @@ class Point:
 
 
 @dataclass(frozen=True)
-class _Saved:
-    """progress.json."""
+class SavedState:
+    """progress.json of an unfinished training: how far it is, and what its files are."""
 
     point: Point
     files: dict[str, str]  # sha256 by path within the state's folder
+    edgevit: str | None = None  # that wrote it; None: one that did not say yet
+
+
+SAVED_KIND = RecordKind("progress", SavedState, STATE, schemas=(UNMARKED, 1))
 
 
 def save(folder: Path, compute: Compute, point: Point, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -57,7 +66,7 @@ def save(folder: Path, compute: Compute, point: Point, parts: Mapping[str, Mappi
             for name, tensors in parts.items():
                 save_file(dict(tensors), new / f"{name}.safetensors")
             files = {str(file.relative_to(new)): file_sha256(file) for file in new.rglob("*") if file.is_file()}
-            (new / PROGRESS).write_text(json.dumps(asdict(_Saved(point, files))))
+            (new / PROGRESS).write_text(SAVED_KIND.text(SavedState(point, files, written_by())))
             sync(new)
             shutil.rmtree(old, ignore_errors=True)
             if folder.is_dir():
@@ -77,7 +86,7 @@ def restore(folder: Path, compute: Compute, takers: Mapping[str, Callable[[dict[
     found = old if old.is_dir() and not folder.is_dir() else folder
     if not found.is_dir():
         return None
-    saved = STATE.json(found / PROGRESS, _Saved)
+    saved = SAVED_KIND.read(found / PROGRESS)
     for name, expected in saved.files.items():
         if not (found / name).is_file() or file_sha256(found / name) != expected:
             raise UnfinishedError(f"{found / name} is gone or was altered after it was written; {MEND}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from dataclasses import replace
@@ -12,20 +11,23 @@ from typing import Any
 import dataset
 import demo
 import pytest
+from model_folders import derivation_of, some_spec
 from some_runs import DENSE, MS
 
+from edgevit.folder.derivation import Accuracies, AccuracyRecord, BudgetRecord
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.sweep.record import Point, Sweep, write_sweep
 
 
 def write_model(folder: Path, macs: int, asked: str | None, top1: float) -> None:
     folder.mkdir(parents=True)
-    (folder / "model.json").write_text(json.dumps({"macs": macs, "params": macs // 20}))
     (folder / "model.safetensors").write_bytes(b"0" * macs)
+    record = None
     if asked is not None:
-        taken = {"top1": top1, "images": 200}
-        accuracy = {"base_full_head": {**taken, "top1": 0.8}, "base_restricted": {**taken, "top1": 0.9}}
-        record = {"budget": {"asked": asked}, "accuracy": {**accuracy, "derived": taken}}
-        (folder / "derivation.json").write_text(json.dumps(record))
+        full, restricted, derived = (AccuracyRecord(share, 200) for share in (0.8, 0.9, top1))
+        budget = BudgetRecord("macs", macs, 1000, asked)
+        record = derivation_of(None, budget=budget, accuracy=Accuracies(full, restricted, None, derived))
+    ModelFolder(folder).write(some_spec(macs=macs, params=macs // 20), derivation=record)
 
 
 @pytest.fixture

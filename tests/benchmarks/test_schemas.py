@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 from model_folders import derivation_of, export_of, some_spec, spec_text
+from places import ROOT
 from schemas import COST_TABLE_SCHEMA, FOLDER, KINDS, schemas
 from small_base import write_cost_table
 from some_runs import DENSE
 
 from edgevit.agent.records import Run
+from edgevit.derive.allocate.cost_table import CostTable, Where
 from edgevit.folder.derivation import DERIVATION_KIND
 from edgevit.folder.export import EXPORT_KIND
 from edgevit.folder.records import Versions
@@ -23,11 +27,78 @@ def test_docs_schemas_is_made_from_the_records() -> None:
     assert written == schemas(), "run `python benchmarks/schemas.py`"
 
 
+# Files of the package that dump JSON or YAML, and what they dump. All else goes through `RecordKind.text`.
+RECORDS = {  # what the schema of a record is of, in another form than `RecordKind.text` gives it
+    "edgevit/folder/records.py": "RecordKind itself",
+    "edgevit/folder/model_folder.py": "lines of history",
+    "edgevit/train/history.py": "lines of history",
+    "edgevit/agent/records.py": "a line of a run",
+    "edgevit/board/layers.py": "a line of profiled layers",
+    "edgevit/report/tables.py": "the report, without numbers that are none",
+    "edgevit/cost/run.py": "a cost table",
+    "edgevit/meet/workshop.py": "a cost table",
+}
+NO_RECORDS = {  # what no later run of edgevit reads by a schema
+    "edgevit/agent/__main__.py": "answers, to a pipe",
+    "edgevit/agent/bench.py": "a request, to a pipe",
+    "edgevit/agent/control.py": "how a board was, until it is so again: agents alone read it",
+    "edgevit/agent/jobs.py": "a request and its answer, until it is collected: for the same program there",
+    "edgevit/agent/libraries.py": "an answer, to a pipe",
+    "edgevit/agent/lock.py": "who holds the board, as long as that lives",
+    "edgevit/board/client.py": "a request, to a pipe",
+    "edgevit/board/connection.py": "what is hashed to name a job",
+    "edgevit/cli/console.py": "the result of a command on standard output",
+    "edgevit/cost/store.py": "what is hashed to name a folder",
+    "edgevit/derive/allocate/cost_table.py": "what is hashed to name a table",
+    "edgevit/derive/cache.py": "what is hashed to name an entry",
+    "edgevit/derive/jobs_file.py": "what is hashed to name a job",
+    "edgevit/derive/session.py": "a request, read again at once",
+    "edgevit/derive/supernet.py": "a request, read again at once",
+    "edgevit/export/source.py": "metadata of an ONNX file, whose record is export.json",
+    "edgevit/folder/documents.py": "what pydantic is to check",
+    "edgevit/folder/engine.py": "what is hashed, and TensorRT's own list of an engine's layers",
+    "edgevit/request.py": "a request, read again at once",
+    "edgevit/sweep/request.py": "a request, read again at once",
+}
+
+
+def calls(file: Path) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def test_every_kind_of_file_has_its_schema() -> None:
+    declared = {
+        call.args[0].value
+        for file in (ROOT / "edgevit").rglob("*.py")
+        for name, call in calls(file)
+        if name == "RecordKind" and isinstance(call.args[0], ast.Constant)
+    }
+    assert declared == {kind.name for kind in KINDS}, "the kinds of the package, and those of benchmarks/schemas.py"
+    assert len({kind.record for kind in KINDS}) == len(KINDS)
+
+
+def test_nothing_else_is_written_as_json_or_yaml() -> None:
+    files = {
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "edgevit").rglob("*.py")
+        for name, _ in calls(file)
+        if name.startswith(("json.dump", "yaml.dump", "yaml.safe_dump"))
+    }
+    assert files == RECORDS.keys() | NO_RECORDS.keys(), "write it by a RecordKind, or say here what it is"
+
+
 @pytest.mark.parametrize("record", [Run, *(kind.record for kind in KINDS)], ids=lambda record: record.__name__)
 def test_every_kind_of_file_says_which_edgevit_wrote_it(record: type) -> None:
     fields = get_type_hints(record, include_extras=True)
     versions = fields.get("versions")
     assert "edgevit" in fields or Versions in (versions, *get_args(versions)), "of Versions edgevit is required"
+
+
+def test_a_cost_table_says_it_with_what_it_was_measured_on_or_by_itself() -> None:
+    """So does what is mixed of several tables; a table that a person wrote says neither."""
+    assert "edgevit" in Where.model_fields and "edgevit" in CostTable.model_fields
 
 
 def test_a_cost_table_has_the_keys_that_its_schema_asks_for_and_no_others(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """What was measured is kept by all that it depends on, and survives a crash in the middle of a line."""
 
+import json
 from dataclasses import replace
 
 import pytest
 from some_runs import DENSE, SLIM
 
-from edgevit.cost.store import RUNS, Store, clear, costs_folder, entries
-from edgevit.errors import OutputError
+from edgevit.cost.store import ENGINES, KEY, KEY_KIND, RUNS, Store, StoreKey, clear, costs_folder, entries
+from edgevit.errors import OutputError, RunsError
+from edgevit.version import written_by
 
 
 def test_runs_are_read_back_in_order_and_other_keys_have_others(tmp_path):
@@ -16,7 +18,8 @@ def test_runs_are_read_back_in_order_and_other_keys_have_others(tmp_path):
     store.add([SLIM, DENSE])
     assert Store.of({"batch": 1, "embed": 64}, tmp_path).runs() == [DENSE, SLIM, DENSE]
     assert Store.of({"batch": 8, "embed": 64}, tmp_path).runs() == []
-    assert (store.folder / "key.json").read_text() == '{"batch": 1, "embed": 64, "schema": 1}\n'
+    told = KEY_KIND.read(store.folder / "key.json")
+    assert told == StoreKey(written_by(), embed=64, more={"batch": 1})
 
 
 def test_a_line_that_a_crash_cut_off_costs_that_run_alone(tmp_path):
@@ -35,6 +38,18 @@ def test_engines_are_remembered_by_label(tmp_path):
     assert store.engines() == {}
     store.keep_engines({"2 of 3x16+0": ("/files/a.engine", "a" * 64)})
     assert Store.of({}, tmp_path).engines() == {"2 of 3x16+0": ("/files/a.engine", "a" * 64)}
+
+
+def test_what_an_edgevit_kept_that_did_not_say_so_is_found_again(tmp_path):
+    key = {"family": "vit", "embed": 64, "where": {"processor": "a CPU", "precision": "fp32"}}
+    store = Store.of(key, tmp_path)
+    store.add([DENSE])
+    (store.folder / KEY).write_text(json.dumps({"schema": 1, **key}, sort_keys=True) + "\n")
+    (store.folder / ENGINES).write_text(json.dumps({"2 of 3x16+0": ("/files/a.engine", "a" * 64)}))
+    assert store.folder.name == "e5d48f2f03bea434", "no version is in the hash that names the folder"
+    assert [entry.base for entry in entries(tmp_path)] == ["vit 64"]
+    again = Store.of(key, tmp_path)
+    assert (again.runs(), again.engines()) == ([DENSE], {"2 of 3x16+0": ("/files/a.engine", "a" * 64)})
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path):
@@ -57,3 +72,14 @@ def test_the_cache_command_sees_an_entry_for_each_key_and_removes_them(tmp_path)
     assert [(e.what, e.base, e.task) for e in found] == [("costs", "vit 64", "a CPU, fp32")] * 2
     assert all(e.bytes > 1000 for e in found)
     assert clear(tmp_path) == found and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("{", "is not JSON"), ("[]", "expected"), ('{"a": 3}', "engines.a"), ('{"schema": 2}', "schema 2")],
+)
+def test_a_damaged_list_of_engines_is_one_line(tmp_path, text, told):
+    store = Store.of({}, tmp_path)
+    (store.folder / ENGINES).write_text(text)
+    with pytest.raises(RunsError, match=told):
+        store.engines()

@@ -100,6 +100,23 @@ def test_an_entry_of_another_version_is_said_so_and_made_again(opened: Any, monk
     assert "not used: it was made by edgevit 0.0.1 with torch 1.0, schema 1, and this is" in opened.progress.notes[0]
 
 
+def test_an_entry_says_which_commit_made_it_and_is_good_for_every_other(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Maker()
+    with monkeypatch.context() as older:
+        older.setattr(cache_module, "written_by", lambda: "0.1.0 (1301f27)")
+        opened.tensors("masks", {}, make)
+    (entry,) = entries(opened.folder)
+    assert cache_module._told(entry.file)["edgevit"] == "0.1.0 (1301f27)"
+    opened.tensors("masks", {}, make)
+    assert make.calls == 1
+    told = {name: value for name, value in cache_module._told(entry.file).items() if name != "edgevit"}
+    save_file(Maker()(), entry.file, told)  # as one made it that did not say
+    opened.tensors("masks", {}, make)
+    assert make.calls == 1
+
+
 def test_an_entry_that_goes_while_it_is_read_is_still_used(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process has just made room."""
     make, read = Maker(), cache_module._read

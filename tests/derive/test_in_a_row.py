@@ -17,6 +17,7 @@ from edgevit.derive.steps import Step
 from edgevit.errors import BudgetError, Interrupted, ModelError
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.models.checkpoint import open_base
+from edgevit.version import written_by
 
 ROW = {"first": (Step("nuwa", 0.3, {"purification": "none"}),), "method": "vulcan", "rate": 0.5, "cache": False}
 
@@ -51,6 +52,9 @@ def test_a_row_that_was_interrupted_goes_on_where_it_was(checkpoint, tmp_path):
             press_ctrl_c_in_step(2, patched)
             derive(checkpoint, tmp_path / "m", resume=times > 0, **given)
         assert done.is_file() == was_done
+    said = json.loads(done.read_text())
+    assert (said.pop("schema"), said.pop("edgevit")) == (1, written_by())
+    done.write_text(json.dumps(said))  # as an edgevit wrote it that said neither
     again = derive(checkpoint, tmp_path / "m", resume=True, **given)
     whole = derive(checkpoint, tmp_path / "whole", **given)
     for name, value in whole.model.network.state_dict().items():

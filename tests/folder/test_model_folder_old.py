@@ -1,10 +1,15 @@
-"""Folders as earlier versions wrote them, with the code of their time: they still load, export and bench.
+"""Folders as earlier versions wrote them, with the code of their time: they are still shown, load, export and bench.
 
 schema-1    the first commit of all; derivation.json lacks what came later
 schema-2    the last commit whose model.json had no seal; the model calls some images `other`
 schema-3    the last commit before the records of the folder were typed
 schema-4    the last commit before the embedding could be narrowed; plan.json has schema 1
-supernet-1  of the same commit; supernet.json has no seal
+schema-5    the last commit whose derivation.json does not count validation images, with a narrower embedding;
+            derivation.json and plan.json have schema 2
+supernet-1  of the commit of schema-4; supernet.json has no seal
+supernet-2  the last commit of super-networks without channels of the embedding among their units
+
+Every schema but the last, of every kind of file in a model folder, is that of some file here.
 """
 
 from __future__ import annotations
@@ -12,16 +17,52 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edgevit.folder.derivation import DERIVATION_KIND
+from edgevit.folder.engine import ENGINE_KIND
+from edgevit.folder.export import EXPORT_KIND
+from edgevit.folder.history import HISTORY_KIND
+from edgevit.folder.imported import IMPORTED_KIND
 from edgevit.folder.model import MODEL_KIND
 from edgevit.folder.model_folder import ModelFolder
+from edgevit.folder.plan import PLAN_KIND
+from edgevit.folder.records import UNMARKED, RecordKind
+from edgevit.folder.supernet import SUPERNET_KIND
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 
 OLD = Path(__file__).parent / "old"
-MODELS = tuple(f"schema-{number}" for number in MODEL_KIND.schemas[:-1])
+MODELS = tuple(sorted(folder.name for folder in OLD.glob("schema-*")))
+SUPERNETS = tuple(sorted(folder.name for folder in OLD.glob("supernet-*")))
+KINDS: dict[str, RecordKind[Any]] = {  # by the name of the file in the folder
+    "model.json": MODEL_KIND,
+    "derivation.json": DERIVATION_KIND,
+    "plan.json": PLAN_KIND,
+    "supernet.json": SUPERNET_KIND,
+    "history.jsonl": HISTORY_KIND,
+    "export/export.json": EXPORT_KIND,
+    "export/engines/*/*.json": ENGINE_KIND,
+    "onnx.json": IMPORTED_KIND,
+}
+
+
+@pytest.mark.parametrize("pattern", KINDS)
+def test_every_earlier_schema_is_kept(pattern: str) -> None:
+    kept = set()
+    for file in OLD.glob(f"*/{pattern}"):
+        text = file.read_text() if file.suffix == ".json" else file.read_text().splitlines()[0]
+        kept.add(json.loads(text).get("schema", UNMARKED))
+    assert kept >= set(KINDS[pattern].schemas[:-1]), "let the last code of that schema write a small folder"
+
+
+@pytest.mark.parametrize("name", (*MODELS, *SUPERNETS))
+def test_an_old_folder_is_small_and_shown(name: str, edgevit_main: Any) -> None:
+    assert sum(file.stat().st_size for file in (OLD / name).rglob("*") if file.is_file()) < 200_000
+    shown = edgevit_main("show", OLD / name)
+    assert shown.code == 0 and "vit_tiny_patch16_224" in shown.out
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -30,10 +71,12 @@ def test_an_old_folder_is_read_without_torch(name: str) -> None:
     made, export = folder.derivation(), folder.export.record()
     assert made is not None and made.fault(folder.spec()) is None
     assert json.loads(folder.spec_file.read_text())["schema"] == int(name[-1])
-    assert (folder.plan() is not None) == (name == "schema-4")
+    assert (folder.plan() is not None) == (name in ("schema-4", "schema-5"))
     assert (made.method, made.facts.steps, made.facts.more["steps_planned"]) == ("vulcan", 4, 4)
     assert folder.document().weights_sha256 == export.model.weights_sha256
     assert (folder.spec().rejection is not None) == (name == "schema-2") == (export.rejection is not None)
+    assert (folder.spec().narrowed == (12, 16)) == (name == "schema-5")
+    assert [(line.stage, line.edgevit) for line in folder.history()][-1] == ("train", None)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -60,9 +103,10 @@ def test_an_old_folder_loads_exports_and_is_measured(name: str, tmp_path: Path) 
     assert after.model_sha256 != before.model_sha256 or after.label == name
 
 
-def test_slices_of_an_old_super_network_are_cut(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", SUPERNETS)
+def test_slices_of_an_old_super_network_are_cut(name: str, tmp_path: Path) -> None:
     import edgevit
 
-    made = edgevit.derive(method="skd", supernet=OLD / "supernet-1", rate=0.2, shape="paper", out=tmp_path / "slice")
+    made = edgevit.derive(method="skd", supernet=OLD / name, rate=0.2, shape="paper", out=tmp_path / "slice")
     assert 0.2 <= made.model.spec.rate < 0.25 and ModelFolder(tmp_path / "slice").derivation() == made.record
-    assert ModelFolder(OLD / "supernet-1").supernet().settings.training.steps == 4
+    assert ModelFolder(OLD / name).supernet().settings.training.steps == 4

@@ -33,6 +33,7 @@ from edgevit.models.checkpoint import network_without_weights
 from edgevit.models.families import family_of, vit
 from edgevit.progress import Silent
 from edgevit.train.settings import Training
+from edgevit.version import written_by
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 
@@ -410,6 +411,11 @@ class TestOnTwoBoards:
         with pytest.raises(ConnectionLostError, match=r"to nano broke; the same command with --resume goes on"):
             edgevit.meet(NAME, ms=8.0, out=tmp_path / "t", **both)
         stop = False
+        rounds = tmp_path / "t.partial" / "rounds.json"
+        said = json.loads(rounds.read_text())
+        assert (said.pop("schema"), said.pop("edgevit")) == (1, written_by())
+        said["beside"][0]["beside"] = []
+        rounds.write_text(json.dumps(said))  # as an edgevit wrote it that said neither
         (made,) = edgevit.meet(NAME, ms=8.0, out=tmp_path / "t", resume=True, **both)
         met = made.record.met
         assert met is not None and len(met.each) == 2 and met.keeps

@@ -7,12 +7,19 @@ import pytest
 from some_proof import PROOF
 
 from edgevit.errors import RunsError
-from edgevit.prove.record import read_proof, write_proof
+from edgevit.prove.record import PROOF_KIND, read_proof, write_proof
+
+LATER = ("waiting", "build_s", "run_s")
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     write_proof(PROOF, tmp_path / "p.json")
     assert read_proof(tmp_path / "p.json") == PROOF and PROOF.of("tiny") is None
+
+
+def test_a_proof_of_schema_1_is_read_and_says_nothing_of_what_waits() -> None:
+    older = {name: value for name, value in PROOF_KIND.content(PROOF).items() if name not in LATER}
+    assert PROOF_KIND.checked({**older, "schema": 1}, "p.json") == PROOF
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from edgevit.derive.allocate.cost_table import READER, SCHEMA, CostTable
 from edgevit.derive.allocate.prices import DECIMALS, Measured, Prices
 from edgevit.errors import CostTableError
+from edgevit.version import written_by
 
 Parts = Sequence[tuple[Prices, float]]  # of tables in one quantity, each with its weight
 
@@ -36,6 +37,7 @@ def mixed(parts: Sequence[tuple[CostTable, float]]) -> CostTable:
         "schema": SCHEMA,
         "measured_on": " and ".join(dict.fromkeys(table.measured_on for table in tables)),
         "between": "linear",
+        "edgevit": written_by(),
         "base": first.base.model_dump(mode="json"),
         **_costs(priced, widest, count),
     }

@@ -13,6 +13,7 @@ from edgevit.derive.allocate.cost_table import CostTable
 from edgevit.derive.allocate.mixed_table import mixed
 from edgevit.errors import CostTableError
 from edgevit.models.anatomy import BlockDims
+from edgevit.version import written_by
 
 BASE = BlockDims(4, 64, 64, 256)
 
@@ -113,3 +114,10 @@ def test_fewer_tokens_are_known_where_both_boards_say_so_and_exact_where_both_sa
     assert not mixed([(first, 0.5), (ONE, 2.0)]).fewer_tokens
     unlike = mixed([(first, 0.5), (saving(OTHER, 0.0, 0.3), 0.5)])
     assert 0.3 < unlike.in_quantity("ms").at(256, 8).ffn(0, 256) / unlike.in_quantity("ms").ffn(0, 256) < 0.5
+
+
+def test_it_says_which_edgevit_mixed_it_and_is_the_same_table_whichever_did() -> None:
+    table = mixed([(ONE, 0.5), (OTHER, 0.5)])
+    assert table.content()["edgevit"] == written_by() and ONE.edgevit is None
+    assert table.corrected(ffn=2.0).edgevit == written_by()
+    assert table.record() == table.model_copy(update={"edgevit": "0.0.1"}).record() != ONE.record()

@@ -1,0 +1,30 @@
+"""history.jsonl: what a training looked like on its way, one step that was logged or looked at on each line.
+
+Schema history: 0  lines that say no schema, and not which edgevit wrote them
+                1  edgevit
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edgevit.errors import CheckpointError
+from edgevit.folder.documents import Reader
+from edgevit.folder.model import MEND, Index
+from edgevit.folder.records import UNMARKED, More, RecordKind
+
+
+@dataclass(frozen=True)
+class HistoryLine:
+    """A line of history.jsonl: a step, with its figures beside these fields.
+
+    They have names of their own: `lr`, losses as `loss_...`, accuracies as `accuracy_...`, and what a method adds.
+    """
+
+    stage: str  # which of the trainings of a derivation
+    step: Index
+    edgevit: str | None = None  # that wrote the line; None: one that did not say yet
+    more: More = field(default_factory=dict)  # the figures
+
+
+HISTORY_KIND = RecordKind("history", HistoryLine, Reader(CheckpointError, MEND), schemas=(UNMARKED, 1))
