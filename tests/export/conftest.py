@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from small_models import ARGS, random_base, write_derived
 
-from edgevit.export.onnx import export
+from edgevit.engines.run import export
 from edgevit.folder.export import ExportRecord
 from edgevit.models.checkpoint import describe, save
 
