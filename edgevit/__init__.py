@@ -45,7 +45,6 @@ The words, one for each idea:
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
@@ -55,6 +54,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when it is first used
+    import inspect
+
     from edgevit.board.bench import bench, bench_in_turns
     from edgevit.board.request import BenchRequest, Conditions
     from edgevit.cost.place import Place
@@ -166,7 +167,9 @@ class CallablePackage(ModuleType):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self._function)
+        from inspect import signature  # slow to import, for every program that begins
+
+        return signature(self._function)
 
 
 def _found(name: str) -> Any:
