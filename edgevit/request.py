@@ -149,20 +149,18 @@ def request_of(kind: type[R], given: Given, what: str) -> R:
     records = {asked.path[0] for asked in options.values() if len(asked.path) > 1}
     hints, values, inside = get_type_hints(kind), dict[str, Any](), dict[str, Any]()
     for name, value in given.items():
-        if name not in options and name not in records:
-            raise OptionError(f"{what} has no option {name!r}; {nearest(name, [*options, *records])}")
         asked = options.get(name)
+        if asked is None and name not in records:
+            raise OptionError(f"{what} has no option {name!r}; {nearest(name, [*options, *records])}")
         hint = hints[name] if asked is None else asked.kind
         if value is None and NoneType not in get_args(hint):
             continue
         if asked is None:
-            values[name] = value
+            values[name] = _whole(value, hint, f"{what} takes {name!r}")
             continue
-        _put(
-            values if len(asked.path) == 1 else inside,
-            asked.path,
-            _from_text(value, asked.option.read, hint, given) if isinstance(value, str) else value,
-        )
+        if isinstance(value, str):
+            value = _from_text(value, asked.option.read, hint, given)
+        _put(values if len(asked.path) == 1 else inside, asked.path, value)
     if both := values.keys() & inside.keys():
         record = both.pop()
         raise OptionError(
@@ -172,6 +170,14 @@ def request_of(kind: type[R], given: Given, what: str) -> R:
         if asked.required and asked.field not in values:
             raise OptionError(f"{what} needs {asked.field!r}, which was not given")
     return kind(**values, **_records(kind, inside))
+
+
+def _whole(value: Any, kind: Any, what: str) -> Any:
+    """A record that was given as a whole; OptionError if it is none of its kind."""
+    if is_dataclass(kind) and not isinstance(value, cast("type", kind)):
+        name = cast("type", kind).__name__
+        raise OptionError(f"{what} as {name}, and was given {value!r}; or give the options of {name} by their names")
+    return value
 
 
 def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -185,6 +185,8 @@ def test_a_record_inside_of_a_request_is_given_as_a_whole_or_option_by_option() 
     assert request_of(Outer, {**given, "depth": None, "flag": None}, "f").inner == Inner(depth=5)
     with pytest.raises(OptionError, match="f was given 'inner' as a whole, and depth of it; leave that out"):
         request_of(Outer, {**given, "inner": Inner(7), "depth": 7}, "f")
+    with pytest.raises(OptionError, match=r"f takes 'inner' as Inner, and was given .*; or give the options of Inner"):
+        request_of(Outer, {**given, "inner": {"depth": 7}}, "f")
     deep = request_of(edgevit.ExportRequest, {"model": "m", "drop": 0.5, "rebuild": True}, "f")
     assert (deep.engine.tolerances.drop, deep.engine.rebuild, deep.engine.batches) == (0.5, True, (1, 1, 8))
 
