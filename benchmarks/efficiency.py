@@ -38,8 +38,7 @@ from tables import table
 import edgevit
 from edgevit.agent.records import Run
 from edgevit.agent.runners.onnxruntime import PROVIDERS
-from edgevit.engines.build import build_engine
-from edgevit.engines.options import Options
+from edgevit.engines.options import EngineOptions
 from edgevit.folder.writing import write_whole
 from edgevit.report.runs import compare_within, decisive, make_row
 from edgevit.train.settings import Training
@@ -170,10 +169,7 @@ def _ready(model: Path, given: argparse.Namespace) -> None:
     if given.board is None:
         edgevit.export(model, fp16=given.precision == "fp16", accuracy=False)
         return
-    from edgevit.board.connection import open_board
-
-    with open_board(given.board) as board:
-        build_engine(model, board, Options(batches=(1, given.batch, given.batch)), edgevit.progress.Silent())
+    edgevit.export(model, trt=True, board=given.board, engine=EngineOptions(batches=(1, given.batch, given.batch)))
 
 
 def _middle(values: Sequence[float]) -> float | None:

@@ -45,30 +45,39 @@ The words, one for each idea:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 # Here, as the agent is a part of this package, under Python 3.8, too, and imports nothing else of it.
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when it is first used
+    import inspect
+
     from edgevit.board.bench import bench, bench_in_turns
     from edgevit.board.request import BenchRequest, Conditions
     from edgevit.cost.place import Place
     from edgevit.cost.request import CostRequest
     from edgevit.cost.run import cost
     from edgevit.derive.base import base
+    from edgevit.derive.jobs_file import DeriveManyRequest
+    from edgevit.derive.many import derive_many
     from edgevit.derive.request import BaseRequest, DeriveRequest, SupernetRequest
     from edgevit.derive.session import derive
     from edgevit.derive.supernet import supernet
-    from edgevit.export.evaluate import evaluate
-    from edgevit.export.onnx import export
-    from edgevit.export.request import EvaluateRequest, ExportRequest
+    from edgevit.engines.options import EngineOptions
+    from edgevit.engines.request import EvaluateRequest, ExportRequest
+    from edgevit.engines.run import evaluate, export
     from edgevit.meet.request import MeetRequest
     from edgevit.meet.run import meet
     from edgevit.models.checkpoint import load
     from edgevit.prove.request import ProveRequest
     from edgevit.prove.run import prove
+    from edgevit.report.compare import compare
+    from edgevit.report.request import CompareRequest, ReportRequest
+    from edgevit.report.run import report
     from edgevit.sweep.request import SweepRequest
     from edgevit.sweep.run import sweep
     from edgevit.train.settings import Training
@@ -76,14 +85,18 @@ if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when
 __all__ = [
     "BaseRequest",
     "BenchRequest",
+    "CompareRequest",
     "Conditions",
     "CostRequest",
+    "DeriveManyRequest",
     "DeriveRequest",
+    "EngineOptions",
     "EvaluateRequest",
     "ExportRequest",
     "MeetRequest",
     "Place",
     "ProveRequest",
+    "ReportRequest",
     "SupernetRequest",
     "SweepRequest",
     "Training",
@@ -91,44 +104,81 @@ __all__ = [
     "base",
     "bench",
     "bench_in_turns",
+    "compare",
     "cost",
     "derive",
+    "derive_many",
     "evaluate",
     "export",
     "load",
     "meet",
     "prove",
+    "report",
     "supernet",
     "sweep",
 ]
 
-# The packages among them can be called: see docs/decisions/020-one-declaration.md.
 _WHERE = {
     "BaseRequest": "edgevit.derive.request",
     "BenchRequest": "edgevit.board.request",
+    "CompareRequest": "edgevit.report.request",
     "Conditions": "edgevit.board.request",
     "CostRequest": "edgevit.cost.request",
     "DeriveRequest": "edgevit.derive.request",
-    "EvaluateRequest": "edgevit.export.request",
-    "ExportRequest": "edgevit.export.request",
+    "EngineOptions": "edgevit.engines.options",
+    "EvaluateRequest": "edgevit.engines.request",
+    "ExportRequest": "edgevit.engines.request",
+    "DeriveManyRequest": "edgevit.derive.jobs_file",
     "MeetRequest": "edgevit.meet.request",
     "Place": "edgevit.cost.place",
     "ProveRequest": "edgevit.prove.request",
+    "ReportRequest": "edgevit.report.request",
     "SupernetRequest": "edgevit.derive.request",
     "SweepRequest": "edgevit.sweep.request",
     "Training": "edgevit.train.settings",
     "base": "edgevit.derive.base",
     "bench": "edgevit.board.bench",
     "bench_in_turns": "edgevit.board.bench",
-    "evaluate": "edgevit.export.evaluate",
+    "compare": "edgevit.report.compare",
+    "cost": "edgevit.cost.run",
+    "derive": "edgevit.derive.session",
+    "derive_many": "edgevit.derive.many",
+    "evaluate": "edgevit.engines.run",
+    "export": "edgevit.engines.run",
     "load": "edgevit.models.checkpoint",
+    "meet": "edgevit.meet.run",
+    "prove": "edgevit.prove.run",
+    "report": "edgevit.report.run",
     "supernet": "edgevit.derive.supernet",
+    "sweep": "edgevit.sweep.run",
 }
+_PACKAGES = ("cost", "derive", "export", "meet", "prove", "report", "sweep")  # that have the name of a function, too
+
+
+class CallablePackage(ModuleType):
+    """A package that is also the public function of its name: see docs/decisions/002-callable-packages.md."""
+
+    @property
+    def _function(self) -> Callable[..., Any]:
+        return _found(self.__name__.rpartition(".")[2])  # type: ignore[no-any-return]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        from inspect import signature  # slow to import, for every program that begins
+
+        return signature(self._function)
+
+
+def _found(name: str) -> Any:
+    return getattr(import_module(_WHERE[name]), name)
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("cost", "derive", "export", "meet", "prove", "sweep"):
+    if name in _PACKAGES:
         return import_module(f"edgevit.{name}")
     if name in _WHERE:
-        return getattr(import_module(_WHERE[name]), name)
+        return _found(name)
     raise AttributeError(f"module 'edgevit' has no attribute {name!r}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
@@ -27,11 +28,12 @@ from edgevit.errors import OptionError
 MODEL, FILES, DATA = "Model", "Files", "Data"
 PREPROCESSING = "Preprocessing, where it is not the base's own"
 BUDGET, BUDGETS, SHAPE, TRAINING = "Budget (one of them)", "Budget", "Method and shape", "Training"
-CHECKS, COMPUTING, ENGINE, BOARD = "Checks that must pass", "Computing", "Engine on the board", "Board"
+CHECKS, COMPUTING, ENGINE = "Checks that must pass", "Computing", "Engine on the board"
+BOARD, JOBS = "Board", "Jobs"
 RUNNER, LOAD, MEASURING, JUDGING, OUTPUT = "Runner", "Load", "Measuring", "Judging", "Output"
 PANELS = (
-    MODEL, FILES, DATA, PREPROCESSING, BUDGET, BUDGETS, SHAPE, TRAINING, CHECKS, COMPUTING, ENGINE, BOARD, RUNNER, LOAD,
-    MEASURING, JUDGING, OUTPUT,
+    MODEL, FILES, DATA, PREPROCESSING, BUDGET, BUDGETS, SHAPE, TRAINING, CHECKS, COMPUTING, ENGINE, BOARD, JOBS, RUNNER,
+    LOAD, MEASURING, JUDGING, OUTPUT,
 )  # fmt: skip
 
 PLAIN = (bool, int, float, str, Path)  # what a text on the command line can be by itself
@@ -47,6 +49,8 @@ class Option:
     help: str  # a sentence; a default that is no value stands behind it as "  [default: the method's own]"
     panel: str | None  # None: it is given by its place, without a name
     name: str | None = None  # where it is not that of the field, such as "--set"
+    short: str | None = None  # such as "-o"
+    earlier: str | None = None  # a name that it once had: still taken, and not in the help
     metavar: str | None = None  # what stands for the value in the help
     repeated: bool = False  # it may be given several times; `read` gets a list
     # Turns what was typed into the field's value; the other options as typed are the second argument.
@@ -117,7 +121,9 @@ def _nested(mark: Nested, plain: Any, path: tuple[str, ...], default: Any) -> It
         if (mark.only and asked.field not in mark.only) or asked.field in mark.without:
             continue
         option = replace(asked.option, help=mark.help.get(asked.field, asked.option.help))
-        own = default.get(asked.field) if isinstance(default, Mapping) else getattr(default, asked.field)
+        own = default
+        for name in asked.path[len(path) :]:
+            own = own.get(name) if isinstance(own, Mapping) else getattr(own, name)
         yield replace(asked, option=option, default=own)
 
 
@@ -131,34 +137,79 @@ def default_of(one: Field[Any]) -> Any:
 def request_of(kind: type[R], given: Given, what: str) -> R:
     """Build a request from keywords; a text may stand for what it is read as, and None for the default.
 
+    A record inside of it, such as `training`, is given as a whole, or its options are, each by its name.
+
     Args:
         what: the function that was called, for messages.
 
     Raises:
         OptionError: a keyword that the request does not have, or one is missing.
     """
-    hints = get_type_hints(kind)
-    reads = {asked.path[0]: asked.option.read for asked in asked_of(cast("Any", kind)) if len(asked.path) == 1}
-    declared = {asked.path[0] for asked in asked_of(cast("Any", kind))}
-    known = {one.name: one for one in fields(kind) if one.name in declared}  # type: ignore[arg-type]
-    values = {}
+    options = {asked.field: asked for asked in asked_of(cast("Any", kind))}
+    records = {asked.path[0] for asked in options.values() if len(asked.path) > 1}
+    hints, values, inside = get_type_hints(kind), dict[str, Any](), dict[str, Any]()
     for name, value in given.items():
-        if name not in known:
-            raise OptionError(f"{what} has no option {name!r}; {nearest(name, known)}")
-        if value is None and NoneType not in get_args(hints[name]):
+        asked = options.get(name)
+        if asked is None and name not in records:
+            raise OptionError(f"{what} has no option {name!r}; {nearest(name, [*options, *records])}")
+        hint = hints[name] if asked is None else asked.kind
+        if value is None and NoneType not in get_args(hint):
             continue
-        values[name] = _from_text(value, reads.get(name), hints[name], given) if isinstance(value, str) else value
-    for name, one in known.items():
-        if name not in values and default_of(one) is MISSING:
-            raise OptionError(f"{what} needs {name!r}, which was not given")
-    return kind(**values)
+        if asked is None:
+            values[name] = _whole(value, hint, f"{what} takes {name!r}")
+            continue
+        if isinstance(value, str):
+            value = _from_text(value, asked.option.read, hint, given)
+        _put(values if len(asked.path) == 1 else inside, asked.path, value)
+    if both := values.keys() & inside.keys():
+        record = both.pop()
+        raise OptionError(
+            f"{what} was given {record!r} as a whole, and {', '.join(inside[record])} of it; leave that out"
+        )
+    for asked in options.values():
+        if asked.required and asked.field not in values:
+            raise OptionError(f"{what} needs {asked.field!r}, which was not given")
+    return kind(**values, **_records(kind, inside))
+
+
+def _whole(value: Any, kind: Any, what: str) -> Any:
+    """A record that was given as a whole; OptionError if it is none of its kind."""
+    if is_dataclass(kind) and not isinstance(value, cast("type", kind)):
+        name = cast("type", kind).__name__
+        raise OptionError(f"{what} as {name}, and was given {value!r}; or give the options of {name} by their names")
+    return value
+
+
+def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set a value in mappings inside of each other."""
+    for name in path[:-1]:
+        values = values.setdefault(name, {})
+    values[path[-1]] = value
+
+
+def _records(kind: Any, inside: Given) -> dict[str, Any]:
+    """The records of a request, by its fields, with what was given in place of their own."""
+    return {one.name: _changed(default_of(one), inside[one.name]) for one in fields(kind) if one.name in inside}
+
+
+def _changed(default: Any, given: Given) -> Any:
+    if isinstance(default, Mapping):
+        return {**default, **given}
+    own = {name: getattr(default, name) for name in given}
+    return replace(
+        default,
+        **{name: _changed(own[name], value) if is_dataclass(own[name]) else value for name, value in given.items()},
+    )
 
 
 def _from_text(text: str, read: Callable[[Any, Given], Any] | None, hint: Any, given: Given) -> Any:
     """The value of a field that was given as text: as it would be typed, unless the field may be a text itself."""
-    if hint is Path:
+    kinds = (hint, *get_args(hint))
+    if str in kinds:
+        return text
+    if Path in kinds:
         return Path(text)
-    return text if read is None or str in (hint, *get_args(hint)) else read(text, given)
+    return text if read is None else read(text, given)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -177,8 +228,8 @@ def as_request(kind: type[R], first: str, value: Any, options: Given) -> R:
         if options:
             raise OptionError(f"a whole {kind.__name__} was given, and {', '.join(options)} beside it; leave that out")
         return value
-    what = f"edgevit.{kind.__name__.removesuffix('Request').lower()}"
-    return request_of(kind, options if value is None else {first: value, **options}, what)
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__.removesuffix("Request")).lower()
+    return request_of(kind, options if value is None else {first: value, **options}, f"edgevit.{name}")
 
 
 # -- from texts --------------------------------------------------------------------------------------------------------
@@ -190,8 +241,7 @@ def request_from(kind: type[R], typed: Given) -> R:
     Raises:
         OptionError: a text that cannot be read.
     """
-    values: dict[str, Any] = {}
-    inner: dict[str, dict[str, Any]] = {}
+    values, inside = dict[str, Any](), dict[str, Any]()
     for asked in asked_of(cast("Any", kind)):
         if (value := typed.get(asked.field)) is None:
             continue
@@ -199,16 +249,8 @@ def request_from(kind: type[R], typed: Given) -> R:
             value = asked.option.read(value, typed)
         elif asked.option.repeated:
             value = tuple(value)
-        if len(asked.path) == 1:
-            values[asked.field] = value
-        else:
-            inner.setdefault(asked.path[0], {})[asked.field] = value
-    for one in fields(kind):  # type: ignore[arg-type]
-        if one.name in inner:
-            default = default_of(one)
-            mine = inner[one.name]
-            values[one.name] = {**default, **mine} if isinstance(default, Mapping) else replace(default, **mine)
-    return kind(**values)
+        _put(values if len(asked.path) == 1 else inside, asked.path, value)
+    return kind(**values, **_records(kind, inside))
 
 
 def plain(request: Any) -> dict[str, Any]:

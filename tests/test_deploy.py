@@ -254,8 +254,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory, small_vit: Callable[..., 
     from safetensors.torch import load_file
 
     from edgevit.data.task import open_task
+    from edgevit.engines.run import export
     from edgevit.export.graph import write_onnx
-    from edgevit.export.onnx import export
     from edgevit.folder.model import ClassLabel
     from edgevit.models.checkpoint import derived_spec, describe, save
     from edgevit.models.families import vit
@@ -307,7 +307,7 @@ def by_onnx(exported: Path, pictures: Path) -> dict[str, str]:
 def test_the_example_is_right_as_often_as_evaluate_says(
     exported: Path, pictures: Path, by_onnx: dict[str, str]
 ) -> None:
-    from edgevit.export.evaluate import evaluate
+    from edgevit.engines.run import evaluate
 
     # evaluate wants images to train on as well, and looks at those of val/ only.
     (pictures / "train").mkdir()

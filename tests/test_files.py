@@ -211,9 +211,9 @@ def _make_imported(root: Path) -> None:
     from foreign_onnx import PREPARED, write_vit
 
     from edgevit.export.importing import imported
-    from edgevit.export.request import ExportRequest
+    from edgevit.export.request import FilesRequest
 
-    imported(ExportRequest(model=write_vit(root / "other.onnx", depth=1), out=root / "o", preprocessing=PREPARED))
+    imported(FilesRequest(model=write_vit(root / "other.onnx", depth=1), out=root / "o", preprocessing=PREPARED))
     said = {"size": {"height": 256, "width": 256}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True,
             "resample": 3, "rescale_factor": 1 / 255, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}  # fmt: skip
     (root / "o" / "preprocessor_config.json").write_text(json.dumps(said))
@@ -256,7 +256,7 @@ def _make_small_files(root: Path) -> None:
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from edgevit.export.onnx import export
+    from edgevit.engines.run import export
 
     root = tmp_path_factory.mktemp("files")
     _make_model(root)

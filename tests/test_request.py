@@ -12,7 +12,11 @@ import pytest
 from places import ROOT
 
 import edgevit
-from edgevit.errors import OptionError
+from edgevit.board.request import Conditions
+from edgevit.cost.place import Place
+from edgevit.engines.options import EngineOptions
+from edgevit.errors import EdgeVitError, OptionError
+from edgevit.export.request import Tolerances
 from edgevit.request import (
     SHAPE,
     Nested,
@@ -24,6 +28,7 @@ from edgevit.request import (
     request_from,
     request_of,
 )
+from edgevit.train.settings import Training
 
 
 @dataclass(frozen=True)
@@ -119,10 +124,71 @@ def test_no_other_function_has_either() -> None:
     assert wide == []
 
 
-@pytest.mark.parametrize("name", [n for n in FUNCTIONS if n not in ("load", "bench_in_turns")])
-def test_a_misspelt_keyword_of_a_public_function_is_named(name: str) -> None:
-    with pytest.raises(OptionError, match=rf"{name} has no option 'bach'"):
-        getattr(edgevit, name)("nowhere", bach=1)
+ASKED = {
+    "base": edgevit.BaseRequest, "bench": edgevit.BenchRequest, "bench_in_turns": edgevit.BenchRequest,
+    "compare": edgevit.CompareRequest, "cost": edgevit.CostRequest, "derive": edgevit.DeriveRequest,
+    "derive_many": edgevit.DeriveManyRequest, "evaluate": edgevit.EvaluateRequest, "export": edgevit.ExportRequest,
+    "meet": edgevit.MeetRequest, "prove": edgevit.ProveRequest, "report": edgevit.ReportRequest,
+    "supernet": edgevit.SupernetRequest, "sweep": edgevit.SweepRequest,
+}  # fmt: skip
+
+
+def test_every_public_function_but_the_one_that_opens_a_folder_takes_a_request() -> None:
+    assert {*ASKED, "load"} == set(FUNCTIONS)
+
+
+def impossible(name: str, tmp_path: Path) -> dict[str, Any]:
+    """Keywords that are refused before anything is begun."""
+    known = {asked.field for asked in asked_of(ASKED[name])}
+    given = {a.field: tmp_path / "nowhere" for a in asked_of(ASKED[name]) if a.required}
+    given |= {"base": str(tmp_path / "nowhere")} if "base" in known else {}
+    several = {field: (tmp_path / "nowhere",) for field in ("models", "paths") if field in known}
+    return {**given, **several, **({"output": tmp_path / "none" / "x.json"} if "output" in known else {})}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_keywords_and_a_whole_request_are_the_same_to_a_public_function(name: str, tmp_path: Path) -> None:
+    function, given = getattr(edgevit, name), impossible(name, tmp_path)
+    with pytest.raises(EdgeVitError) as by_keywords:
+        function(**given)
+    with pytest.raises(EdgeVitError) as whole:
+        function(ASKED[name](**given))
+    assert str(whole.value) == str(by_keywords.value) and type(whole.value) is type(by_keywords.value)
+    with pytest.raises(OptionError, match=f"a whole {ASKED[name].__name__} was given, and .* beside it"):
+        function(ASKED[name](**given), **{asked_of(ASKED[name])[-1].field: 1})
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_misspelt_keyword_of_a_public_function_is_named_with_the_nearest(name: str) -> None:
+    field = asked_of(ASKED[name])[-1].field
+    with pytest.raises(OptionError, match=rf"^edgevit\.{name.removesuffix('_in_turns')} has no option '{field}x'; "
+                       rf"did you mean '{field}'\?$"):  # fmt: skip
+        getattr(edgevit, name)("nowhere", **{f"{field}x": 1})
+
+
+# Fields that no option gives: what one request tells another, and settings that only a test has wanted to change.
+UNASKED = {
+    "DeriveRequest": {"at_least", "at_least_embed", "job"}, "MeetRequest": {"among_others"},
+    "Tolerances": {"fp32_error", "fp32_agreement"}, "EngineOptions": {"timing_cache", "most_probes"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", {*ASKED.values(), Training, Conditions, Tolerances, EngineOptions, Place}, ids=str)
+def test_a_field_of_a_request_is_an_option_unless_it_is_known_not_to_be(kind: Any) -> None:
+    options = {asked.path[0] for asked in asked_of(kind)}
+    assert {one.name for one in fields(kind)} - options == UNASKED.get(kind.__name__, set())
+
+
+def test_a_record_inside_of_a_request_is_given_as_a_whole_or_option_by_option() -> None:
+    given = {"name": "n", "out": "o"}
+    assert request_of(Outer, {**given, "depth": 7, "flag": True}, "f").inner == Inner(depth=7)
+    assert request_of(Outer, {**given, "depth": None, "flag": None}, "f").inner == Inner(depth=5)
+    with pytest.raises(OptionError, match="f was given 'inner' as a whole, and depth of it; leave that out"):
+        request_of(Outer, {**given, "inner": Inner(7), "depth": 7}, "f")
+    with pytest.raises(OptionError, match=r"f takes 'inner' as Inner, and was given .*; or give the options of Inner"):
+        request_of(Outer, {**given, "inner": {"depth": 7}}, "f")
+    deep = request_of(edgevit.ExportRequest, {"model": "m", "drop": 0.5, "rebuild": True}, "f")
+    assert (deep.engine.tolerances.drop, deep.engine.rebuild, deep.engine.batches) == (0.5, True, (1, 1, 8))
 
 
 def test_every_field_of_every_request_has_a_default_that_its_class_takes() -> None:

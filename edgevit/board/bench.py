@@ -23,12 +23,12 @@ from edgevit.board.images import find_images, preprocessing_of
 from edgevit.board.layers import LayerProfile, profile_of
 from edgevit.board.models import Measurable, Work, find_engine_file, find_file, of_this_board
 from edgevit.board.profiles import Profile, load_profile, match
-from edgevit.board.request import ROUNDS, BenchRequest, Conditions
+from edgevit.board.request import BenchRequest, Conditions
 from edgevit.board.roofline import Ceiling, ceiling_found, least_bytes, roofline
-from edgevit.errors import AgentError, OptionError, UnfitBoardError
+from edgevit.errors import AgentError, UnfitBoardError
 from edgevit.folder.writing import file_sha256
 from edgevit.progress import Progress, Silent
-from edgevit.request import request_of
+from edgevit.request import as_request
 from edgevit.version import written_by
 
 ON_A_BOARD_S = 10.0  # of window and of idle power: the rails' sensors average over 0.43 s
@@ -79,74 +79,44 @@ class Bench:
 
 
 def bench(
-    model: str | Path | BenchRequest,
+    models: str | Path | Sequence[str | Path] | BenchRequest | None = None,
     how: Conditions | None = None,
     *,
-    repeat: int | None = None,
-    label: str | None = None,
-    board: str | None = None,
-    ssh_config: str | Path | None = None,
-    profile: str | Path | None = None,
     before: Callable[[Setting, str], None] | None = None,
     on_run: Callable[[Run], None] | None = None,
     progress: Progress | None = None,
-    **conditions: Any,
+    **options: Any,
 ) -> Bench:
-    """Measure one model `repeat` times at each batch size and number of streams, or what a whole request asks for.
+    """Measure a model, or several in turns, on this machine or on a board.
 
-    `label` is what tables call the model; `conditions` are fields of `Conditions`, in place of `how`. `before`,
-    `on_run` and what is raised: see `run`.
+    Args:
+        models: a model folder with an export, an ONNX file or an engine, several of them, or a whole request.
+        how: the conditions as a whole; or give their fields one by one, such as `batches=(1, 8)`.
+        options: the fields of `BenchRequest`.
 
     Raises:
-        OptionError: also of a condition that there is not.
+        OptionError: also of an option that there is not. What else is raised, and what gets `before` and `on_run`:
+            see `edgevit.board.bench.run`.
     """
-    if how is not None and conditions:
-        raise OptionError(f"bench takes conditions as a whole or one by one; leave out {', '.join(conditions)}")
-    if isinstance(model, BenchRequest):
-        given = {"how": how, "repeat": repeat, "label": label, "board": board, "profile": profile, **conditions}
-        if beside := [name for name, value in given.items() if value is not None]:
-            raise OptionError(f"a whole BenchRequest was given, and {', '.join(beside)} beside it; leave that out")
-        return run(model, before=before, on_run=on_run, progress=progress)
-    request = BenchRequest(
-        models=(Path(model),),
-        labels=None if label is None else (label,),
-        how=how or request_of(Conditions, conditions, "bench"),
-        repeat=repeat,
-        board=board,
-        ssh_config=None if ssh_config is None else Path(ssh_config),
-        profile=None if profile is None else str(profile),
-    )
+    given = options if how is None else {"how": how, **options}
+    several = (models,) if isinstance(models, (str, Path)) else models
+    request = as_request(BenchRequest, "models", several, given)
     return run(request, before=before, on_run=on_run, progress=progress)
 
 
 def bench_in_turns(
-    models: Sequence[str | Path],
+    models: Sequence[str | Path] | BenchRequest,
     how: Conditions | None = None,
     *,
-    rounds: int = ROUNDS,
-    seed: int = 0,
-    alternate: bool = False,
-    labels: Sequence[str] | None = None,
-    board: str | None = None,
-    ssh_config: str | Path | None = None,
-    profile: str | Path | None = None,
+    rounds: int | None = None,
     before: Callable[[Setting, str], None] | None = None,
     on_run: Callable[[Run], None] | None = None,
     progress: Progress | None = None,
+    **options: Any,
 ) -> Bench:
-    """Measure models against each other; see `run`."""
-    request = BenchRequest(
-        models=tuple(map(Path, models)),
-        labels=labels,
-        how=how or Conditions(),
-        repeat=rounds,
-        seed=seed,
-        alternate=alternate,
-        board=board,
-        ssh_config=None if ssh_config is None else Path(ssh_config),
-        profile=None if profile is None else str(profile),
-    )
-    return run(request, before=before, on_run=on_run, progress=progress)
+    """Measure models against each other: `bench` of several, whose `repeat` is here called `rounds`."""
+    given = options if rounds is None else {"repeat": rounds, **options}
+    return bench(models, how, before=before, on_run=on_run, progress=progress, **given)
 
 
 def run(

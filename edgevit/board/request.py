@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from edgevit.agent.runners import has_profiler, runner_names, runner_options
 from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.errors import OptionError, UnknownNameError
-from edgevit.request import BOARD, LOAD, MEASURING, RUNNER, Nested, Option, assignments
+from edgevit.request import BOARD, JOBS, LOAD, MEASURING, OUTPUT, RUNNER, Nested, Option, assignments
 
 PRECISIONS = ("fp32", "fp16", "mixed")
 POWER_METERS = ("ina3221", "tegrastats", "jtop")
@@ -228,7 +228,15 @@ class BenchRequest:
             "Model folder with an export, ONNX file, or engine; several are measured in turns.", None, repeated=True
         ),
     ]
-    labels: Sequence[str] | None = None  # what tables call the models; None: by their folders and files
+    labels: Annotated[
+        Sequence[str] | None,
+        Option(
+            "What tables call a model, in the order of the models; repeatable.  [default: its folder or file]",
+            OUTPUT,
+            name="--label",
+            repeated=True,
+        ),
+    ] = None
     how: Annotated[Conditions, Nested()] = field(default_factory=Conditions)
     board: AskedBoard = None
     ssh_config: SshConfig = None
@@ -298,3 +306,19 @@ def _usual_runner(models: Sequence[Path], *, on_board: bool) -> str:
         first, other = models[engines.index(True)], models[engines.index(False)]
         raise OptionError(f"{first.name} is an engine and {other} is not; measure engines with engines")
     return "tensorrt" if engines[0] else "onnxruntime"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoardRequest:
+    """What `edgevit board` is asked."""
+
+    host: Annotated[
+        str | None, Option("A Jetson, as ssh knows it.  [default: this machine]", None, metavar="[USER@HOST]")
+    ] = None
+    profile: Annotated[
+        str | None,
+        Option("Board profile that must match, by name or path.  [default: the one that does]", BOARD),
+    ] = None
+    jobs: Annotated[bool, Option("List the jobs on the board instead of examining it.", JOBS)] = False
+    cancel: Annotated[bool, Option("End your jobs on the board instead of examining it.", JOBS)] = False
+    ssh_config: SshConfig = None

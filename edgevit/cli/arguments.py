@@ -1,26 +1,19 @@
-"""Options that several commands take and no request has, and what is done with the text of options."""
+"""How a command declares an option that no request has, and what is done with the text of options."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from edgevit.cli.config import CONFIG, FROM_FILE
-from edgevit.request import BOARD
 
 
 def option(*names: str, panel: str, help: str, **more: Any) -> Any:
     """An option of a command: a sentence in a panel, and what else typer.Option takes."""
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
-
-
-Board = Annotated[
-    str | None, option(panel=BOARD, metavar="USER@HOST", help="A Jetson, as ssh knows it.  [default: this machine]")
-]
-SshConfig = Annotated[Path | None, option(panel=BOARD, help="OpenSSH configuration to use.  [default: your own]")]
 
 
 def kind_name(kind: type | tuple[str, ...]) -> str:

@@ -111,7 +111,7 @@ def profiles_of_base(console: Console, request: BenchRequest) -> Sequence[LayerP
     if base is None:
         return ()
     try:
-        return run(replace(request, models=(base,)), progress=console.progress).profiles
+        return run(replace(request, models=(base,), labels=None), progress=console.progress).profiles
     except EdgeVitError as error:
         console.warn(f"its base is not beside it: {error}")
         return ()
@@ -190,7 +190,7 @@ def against_base(context: typer.Context, model: Path) -> str | None:
     if derived is None:
         return None
     beside, base = model.with_name("base"), base_of(model)
-    both = arguments.repeated(context, "bench", models=(base or beside, model))
+    both = arguments.repeated(context, "bench", models=(base or beside, model), labels=None)
     if base is not None:
         return f"Next: {both} sets it against its base, in turns"
     made = join(["edgevit", "base", derived.base, "--out", str(beside)])

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgevit.cli.arguments import SshConfig, option
+from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, VerboseFlag, duration
-from edgevit.request import BOARD
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,28 +14,13 @@ if TYPE_CHECKING:
     from edgevit.board.connection import Board
     from edgevit.board.doctor import Check
     from edgevit.board.profiles import Profile
+    from edgevit.board.request import BoardRequest
 
 COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
-def main(
-    host: Annotated[
-        str | None, typer.Argument(metavar="[USER@HOST]", help="A Jetson, as ssh knows it.  [default: this machine]")
-    ] = None,
-    profile: Annotated[
-        str | None,
-        option(panel=BOARD, help="Board profile that must match, by name or path.  [default: the one that does]"),
-    ] = None,
-    jobs: Annotated[
-        bool, option("--jobs", panel="Jobs", help="List the jobs on the board instead of examining it.")
-    ] = False,
-    cancel: Annotated[
-        bool, option("--cancel", panel="Jobs", help="End your jobs on the board instead of examining it.")
-    ] = False,
-    ssh_config: SshConfig = None,
-    json: JsonFlag = False,
-    verbose: VerboseFlag = False,
-) -> None:
+@asks(request="edgevit.board.request:BoardRequest")
+def main(request: BoardRequest, *, json: JsonFlag = False, verbose: VerboseFlag = False) -> None:
     """Look a board over: what it is, what is wrong with it, and the command that mends it.
 
     The exit code is 1 if there is a problem, which makes something fail; a warning says what could be better.
@@ -45,13 +29,13 @@ def main(
     from edgevit.board.profiles import load_profile
 
     console = Console(json=json, verbose=verbose)
-    wanted = load_profile(profile) if profile else None
-    with open_board(host, ssh_config=ssh_config) as board:
-        if cancel:
+    wanted = load_profile(request.profile) if request.profile else None
+    with open_board(request.host, ssh_config=request.ssh_config) as board:
+        if request.cancel:
             cancelled = board.call("cancel")["cancelled"]
             console.result({"cancelled": cancelled})
             console.show(f"cancelled on {board.host}: {', '.join(cancelled) or 'nothing was running'}")
-        elif jobs:
+        elif request.jobs:
             listed = board.call("jobs")["jobs"]
             console.result({"jobs": listed})
             console.show(jobs_table(board.host, listed) if listed else f"no jobs on {board.host}")

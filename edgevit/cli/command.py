@@ -66,6 +66,13 @@ class Command(TyperCommand):
     def callback(self, _: object) -> None:
         """Ignore the missing one that every command begins with."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Read what was typed; an option may have the name that it once had."""
+        requests = map(_found, getattr(self.main_function, "asks", {}).values())
+        today = {a.option.earlier: a.name for request in requests for a in asked_of(request) if a.option.earlier}
+        named = (arg.partition("=") for arg in args)
+        return super().parse_args(ctx, [today.get(name, name) + equals + value for name, equals, value in named])
+
     def invoke(self, ctx: Any) -> Any:
         """Run it, but refuse NaN, infinity, and whole numbers that no machine word holds."""
         for parameter in self.params:
@@ -132,10 +139,11 @@ def _parameter(asked: Asked) -> inspect.Parameter:
     if default is None:
         kind = kind | None
     if option.panel is None:
-        info = typer.Argument(help=option.help)
+        info = typer.Argument(help=option.help, metavar=option.metavar)
     else:
         # A switch that is off has no counterpart that turns it off.
-        names = [asked.name] if option.name or default is False else []
+        names = [asked.name] if option.name or option.short or default is False else []
+        names += [option.short] if option.short else []
         info = typer.Option(*names, help=option.help, rich_help_panel=option.panel, metavar=option.metavar)
     return inspect.Parameter(
         asked.field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]

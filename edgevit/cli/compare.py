@@ -1,35 +1,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, VerboseFlag
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from edgevit.report.request import CompareRequest
     from edgevit.report.runs import Comparison
 
 
-def main(
-    before: Annotated[Path, typer.Argument(help="JSON-lines file of runs, as `edgevit bench --output` writes it.")],
-    after: Annotated[
-        Path | None, typer.Argument(help="Another, to be set against it; without one, the first model of the first is.")
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Judge even void runs, busy machines and different environments; a warning says which.",
-            rich_help_panel="Judging",
-        ),
-    ] = False,
-    json: JsonFlag = False,
-    verbose: VerboseFlag = False,
-) -> int:
+@asks(request="edgevit.report.request:CompareRequest")
+def main(request: CompareRequest, *, json: JsonFlag = False, verbose: VerboseFlag = False) -> int:
     """Set the runs of two files side by side, and say what of the difference is more than chance.
 
     Of one file, each model is set against the first one in it. Runs of a busy machine are judged only if they were
@@ -39,18 +24,14 @@ def main(
     """
     from dataclasses import asdict
 
+    from edgevit.report.compare import run
     from edgevit.report.gates import VOID
-    from edgevit.report.runs import compare_runs, compare_within, load_runs
 
     console = Console(json=json, verbose=verbose)
-    runs = load_runs(before)
-    if after is None:
-        comparisons = compare_within(runs, force=force)
-    else:
-        comparisons = compare_runs(runs, load_runs(after), force=force)
+    comparisons = run(request)
     show_comparisons(console, comparisons)
     console.result({"comparisons": [asdict(c) for c in comparisons]})
-    return VOID if any(c.void for c in comparisons) and not force else 0
+    return VOID if any(c.void for c in comparisons) and not request.force else 0
 
 
 def show_comparisons(console: Console, comparisons: Sequence[Comparison]) -> None:

@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from edgevit.cli import arguments
-from edgevit.cli.arguments import option
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
-from edgevit.errors import OptionError
 from edgevit.imports import importing
-from edgevit.request import TRAINING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,13 +23,6 @@ def main(
     context: typer.Context,
     request: MeetRequest,
     *,
-    finetune_epochs: Annotated[
-        int | None,
-        option(
-            panel=TRAINING,
-            help="Passes over the training images after the cut, for a method that counts in them; or give --steps.",
-        ),
-    ] = None,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
@@ -43,7 +32,6 @@ def main(
     Budgets in --ms, --mj and --fps are met by measuring, here or on --board; exit code 3: the model takes more.
     """
     console = Console(json=json, quiet=quiet, verbose=verbose)
-    request = with_epochs(request, finetune_epochs)
     request.check()  # before torch is imported
 
     from edgevit.cli.tables import met_table
@@ -102,18 +90,3 @@ def _next(console: Console, context: typer.Context, request: MeetRequest, deriva
     if request.base is not None and not unpruned.exists():
         told = arguments.repeated(context, "base", name=request.base, out=unpruned)
         console.show(f"To set it against its base: {told}")
-
-
-def with_epochs(request: MeetRequest, epochs: int | None) -> MeetRequest:
-    """The request with the length of training in passes, for a method that counts in them."""
-    if epochs is None:
-        return request
-    from edgevit.derive.options import methods_with
-
-    if request.method not in (able := methods_with("finetune_epochs")):
-        raise OptionError(
-            f"--finetune-epochs is for --method {' or '.join(able)}, and the method is {request.method!r}; give --steps"
-        )
-    if request.training.steps is not None:
-        raise OptionError("--steps and --finetune-epochs exclude each other; give one of them")
-    return replace(request, options={**request.options, "finetune_epochs": epochs})

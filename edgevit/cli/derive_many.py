@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgevit.cli import arguments
 from edgevit.cli.arguments import option
+from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag, write
 from edgevit.imports import importing
-from edgevit.request import COMPUTING, OUTPUT
+from edgevit.request import OUTPUT
+
+if TYPE_CHECKING:
+    from edgevit.derive.jobs_file import DeriveManyRequest
 
 
 def _example(asked: bool) -> None:
@@ -20,16 +24,14 @@ def _example(asked: bool) -> None:
         raise typer.Exit
 
 
+@asks(request="edgevit.derive.jobs_file:DeriveManyRequest")
 def main(
-    plan: Annotated[Path, typer.Argument(help="YAML of tasks, budgets and methods; --example prints one.")],
+    request: DeriveManyRequest,
+    *,
     example: Annotated[
         bool,
         option("--example", panel=OUTPUT, callback=_example, is_eager=True, help="Print a plan that has every key."),
     ] = False,
-    workers: Annotated[
-        int | None,
-        option(panel=COMPUTING, help="Number of derivations side by side.  [default: what the plan says]"),
-    ] = None,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
@@ -40,17 +42,17 @@ def main(
     """
     from edgevit.derive.jobs_file import read_jobs
 
-    _, layout = read_jobs(plan)  # before torch is imported
+    _, layout = read_jobs(request.plan)  # before torch is imported
 
     from dataclasses import asdict
 
     from rich.table import Table
 
     with importing():
-        from edgevit.derive.many import HEAD, cells, derive_many
+        from edgevit.derive.many import HEAD, cells, run_many
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
-    rows = derive_many(plan, workers=workers, progress=console.progress)
+    rows = run_many(request, console.progress)
     table = Table(*HEAD)
     for row in rows:
         table.add_row(*cells(row))

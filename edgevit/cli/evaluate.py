@@ -1,31 +1,22 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgevit.cli import arguments
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
-from edgevit.errors import OptionError
 from edgevit.imports import importing
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from edgevit.engines.request import EvaluateRequest
     from edgevit.export.evaluate import Evaluation
-    from edgevit.export.request import EvaluateRequest
     from edgevit.folder.derivation import RejectedRecord
 
 
-@asks(request="edgevit.export.request:EvaluateRequest")
+@asks(request="edgevit.engines.request:EvaluateRequest")
 def main(
-    request: EvaluateRequest,
-    *,
-    board: arguments.Board = None,
-    ssh_config: arguments.SshConfig = None,
-    json: JsonFlag = False,
-    quiet: QuietFlag = False,
-    verbose: VerboseFlag = False,
+    request: EvaluateRequest, *, json: JsonFlag = False, quiet: QuietFlag = False, verbose: VerboseFlag = False
 ) -> None:
     """Measure the accuracy of a base, a model folder, an ONNX file or an engine on images of its classes.
 
@@ -33,26 +24,13 @@ def main(
     """
     from dataclasses import asdict
 
-    from edgevit.export.request import ENGINE
-
     console = Console(json=json, quiet=quiet, verbose=verbose)
-    is_engine = Path(request.model).suffix == ENGINE
-    for name, value in {"board": board, "ssh-config": ssh_config}.items():
-        if value and not is_engine:
-            raise OptionError(f"--{name} is for an engine, and {request.model} is none; try one of its export/engines")
     request.check()  # before torch is imported
-    if is_engine:
-        with importing():
-            from edgevit.board.connection import open_board
-            from edgevit.engines.evaluate import evaluate_engine
 
-        with open_board(board, ssh_config=ssh_config) as opened:
-            result = evaluate_engine(request, opened, console.progress)
-    else:
-        with importing():
-            from edgevit.export.evaluate import run
+    with importing():
+        from edgevit.engines.run import run_evaluate
 
-        result = run(request, console.progress)
+    result = run_evaluate(request, console.progress)
     console.show(classes_table(result))
     if result.rejected is not None:
         console.show(rejected_line(result.rejected))

@@ -1,39 +1,23 @@
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from edgevit.cli import arguments
-from edgevit.cli.arguments import option
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
-from edgevit.errors import OptionError
 from edgevit.imports import importing
-from edgevit.request import BOARD, ENGINE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from rich.table import Table
 
-    from edgevit.engines.options import Options
-    from edgevit.export.request import ExportRequest
+    from edgevit.engines.request import ExportRequest
+    from edgevit.engines.run import Export
     from edgevit.folder.engine import EngineRecord
     from edgevit.folder.export import ExportRecord
 
 
-@asks(request="edgevit.export.request:ExportRequest", engine="edgevit.engines.options:Options")
+@asks(request="edgevit.engines.request:ExportRequest")
 def main(
-    request: ExportRequest,
-    engine: Options,
-    *,
-    trt: Annotated[bool, option("--trt", panel=ENGINE, help="Build a TensorRT engine on the board, too.")] = False,
-    board: arguments.Board = None,
-    ssh_config: arguments.SshConfig = None,
-    profile: Annotated[str | None, option(panel=BOARD, help="Board profile that must match, by name or path.")] = None,
-    json: JsonFlag = False,
-    quiet: QuietFlag = False,
-    verbose: VerboseFlag = False,
+    request: ExportRequest, *, json: JsonFlag = False, quiet: QuietFlag = False, verbose: VerboseFlag = False
 ) -> None:
     """Export a model folder to ONNX, in fp32 and fp16, and check the files against the model.
 
@@ -42,41 +26,21 @@ def main(
     With --trt, also build an engine on the board, and keep it only if it classifies there as fp32 does here.
     """
     console = Console(json=json, quiet=quiet, verbose=verbose)
-    of_engine = {"board": board, "ssh-config": ssh_config, "profile": profile, "rebuild": engine.rebuild}
-    for name, value in of_engine.items():
-        if value and not trt:
-            raise OptionError(f"--{name} is for an engine; give --trt, too")
     request.check()  # before torch is imported
-    if profile is not None:
-        from edgevit.board.profiles import load_profile
 
-        load_profile(profile)
-    if not trt:
-        with importing():
-            from edgevit.export.onnx import run
+    with importing():
+        from edgevit.engines.run import run_export
 
-        report, built = run(request, console.progress), None
-    else:
-        with importing():
-            from edgevit.board.connection import open_board
-            from edgevit.engines.build import build_engine
-        from edgevit.folder.model_folder import ModelFolder
-
-        exported = {one.name: getattr(request, one.name) for one in fields(request) if one.name != "model"}
-        engine = replace(engine, profile=profile, export=exported)
-        if request.max_images is not None:
-            engine = replace(engine, max_images=request.max_images)
-        with open_board(board, ssh_config=ssh_config) as opened:
-            built = build_engine(request.model, opened, engine, console.progress)
-        report = ModelFolder(request.folder).export.record()
-    show(console, report, built)
-    console.show(next_command(request, {"board": board, "ssh-config": ssh_config}, built))
+    made = run_export(request, console.progress)
+    show(console, made)
+    console.show(next_command(request, made.engine))
 
 
-def next_command(request: ExportRequest, where: Mapping[str, object], built: EngineRecord | None) -> str:
+def next_command(request: ExportRequest, built: EngineRecord | None) -> str:
     """Measure it; and have an engine, which was chosen by validation images, judged on test images."""
     from shlex import quote
 
+    where = {"board": request.board, "ssh-config": request.ssh_config}
     there = "".join(f" --{name} {quote(str(value))}" for name, value in where.items() if value)
     runner = " --runner tensorrt" if built and not there else ""
     bench = f"Next: edgevit bench {quote(str(request.folder))}{there}{runner}"
@@ -86,7 +50,8 @@ def next_command(request: ExportRequest, where: Mapping[str, object], built: Eng
     return f"On test images: edgevit evaluate {quote(str(built.path))}{there}{data}\n{bench}"
 
 
-def show(console: Console, report: ExportRecord, engine: EngineRecord | None) -> None:
+def show(console: Console, report: Export) -> None:
+    engine = report.engine
     console.show(files_table(report))
     if report.fusion:
         f = report.fusion

@@ -1,62 +1,30 @@
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from edgevit.cli.arguments import option
+from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, write
-from edgevit.request import JUDGING, OUTPUT
 
 if TYPE_CHECKING:
     from edgevit.report.gather import Found
+    from edgevit.report.request import ReportRequest
 
 SHOWN = 3  # of what was left out
 
 
-def main(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(help="Folders of models, with all below them, and files that `edgevit bench --output` wrote."),
-    ],
-    output: Annotated[
-        Path | None,
-        option("--output", "-o", panel=OUTPUT, help="File to write.  [default: report.html; else standard output]"),
-    ] = None,
-    format: Annotated[
-        str | None,
-        option(panel=OUTPUT, help="One of html, md, csv and json.  [default: what the output's suffix says, or html]"),
-    ] = None,
-    gate: Annotated[
-        list[str] | None,
-        option(
-            panel=JUDGING, metavar="METRIC<VALUE",
-            help="Limit that must hold for a model to be taken, such as 'p99<8ms'; repeatable.",
-        ),
-    ] = None,
-    thumbnails: Annotated[
-        int,
-        option(
-            panel=OUTPUT, metavar="N",
-            help="Show small copies of N validation images that each model gets wrong; images may be private.",
-        ),
-    ] = 0,
-    json: JsonFlag = False,
-) -> None:  # fmt: skip
+@asks(request="edgevit.report.request:ReportRequest")
+def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
     """Make one page of models and runs that says which model to take: accuracy against latency, energy, size.
 
     The page is one file that needs no network. What must not be compared is kept apart: other tasks, seeds, boards,
     power modes. Files that cannot be read are left out, and named.
     """
     from edgevit.report.page import LIMIT_BYTES
-    from edgevit.report.run import report
+    from edgevit.report.run import run
     from edgevit.report.tables import content, heading, kept_apart
 
     console = Console(json=json)
-    made = report(
-        paths, output=output, format=format, gates=gate or (), thumbnails=thumbnails, progress=console.progress
-    )
+    made = run(request, console.progress)
     tell_skipped(console, made.found)
     if made.file is None and not json:
         write(made.text.rstrip("\n"))

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from edgevit.cli.arguments import option
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 from edgevit.imports import importing
-from edgevit.request import SHAPE
 
 if TYPE_CHECKING:
     from edgevit.derive.request import SupernetRequest
@@ -15,19 +12,10 @@ if TYPE_CHECKING:
 
 @asks(request="edgevit.derive.request:SupernetRequest")
 def main(
-    request: SupernetRequest,
-    *,
-    earlier: Annotated[
-        float | None, option("--rate", panel=SHAPE, help="Earlier name of --smallest-rate.", hidden=True)
-    ] = None,
-    json: JsonFlag = False,
-    quiet: QuietFlag = False,
-    verbose: VerboseFlag = False,
+    request: SupernetRequest, *, json: JsonFlag = False, quiet: QuietFlag = False, verbose: VerboseFlag = False
 ) -> None:
     """Train one network from which models of every size are cut at once: edgevit derive --method skd."""
     console = Console(json=json, quiet=quiet, verbose=verbose)
-    if earlier is not None:
-        request = replace(request, rate=earlier)
     request.check()  # before torch is imported
 
     with importing():

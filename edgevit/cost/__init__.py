@@ -13,17 +13,7 @@ figures of a table; `table` is the whole of it, and `run` the command.
 from __future__ import annotations
 
 import sys
-from types import ModuleType
-from typing import Any
 
+from edgevit import CallablePackage
 
-class _Callable(ModuleType):
-    """This package is also the public function `edgevit.cost(...)`: see docs/decisions/002-callable-packages.md."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from edgevit.cost.run import cost
-
-        return cost(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = CallablePackage

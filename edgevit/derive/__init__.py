@@ -8,17 +8,7 @@ closed forms on weights; `allocate/`, how a budget is spent; and `edgevit/train/
 from __future__ import annotations
 
 import sys
-from types import ModuleType
-from typing import Any
 
+from edgevit import CallablePackage
 
-class _Callable(ModuleType):
-    """This package is also the public function `edgevit.derive(...)`: see docs/decisions/002-callable-packages.md."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from edgevit.derive.session import derive
-
-        return derive(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = CallablePackage

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
@@ -24,7 +24,7 @@ from edgevit.errors import OptionError, PlanError, UnknownNameError
 from edgevit.folder.documents import Reader
 from edgevit.folder.writing import file_sha256
 from edgevit.numbers import check_number
-from edgevit.request import BUDGET, asked_of, default_of, plain_type, request_of
+from edgevit.request import BUDGET, COMPUTING, Option, asked_of, default_of, plain_type, request_of
 from edgevit.train.settings import Training
 
 EXAMPLE = Path(__file__).with_name("example_jobs.yaml")
@@ -33,6 +33,15 @@ READER = Reader(PlanError, mend="`edgevit derive-many --example` prints one that
 
 
 MEASURED = ("ms", "mj", "fps")  # budgets that a cost table decides
+# Options of `edgevit derive` that say where models are measured.
+PLACE_KEYS = (
+    "batch", "board", "boards", "lock_clocks", "power_mode", "profile", "provider", "run_precision", "runner",
+    "ssh_config", "threads",
+)  # fmt: skip
+TABLE = (
+    "derive-many measures nothing: measure a table with `edgevit cost BASE --board HOST --output FILE` and name it as "
+    "the budget's cost_table, or use `edgevit derive`"
+)
 BUDGET_KEYS = tuple(asked.field for asked in asked_of(DeriveRequest) if asked.option.panel == BUDGET)
 TASK_KEYS, METHOD_KEYS = ("classes", "data"), ("method", "options", "supernet", "training")
 OWN_KEYS = ("out", "resume", "overwrite")  # which every job has its own way of
@@ -108,6 +117,16 @@ class _Trained(_Strict):
     training: Training
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeriveManyRequest:
+    """What `edgevit.derive_many` is asked."""
+
+    plan: Annotated[Path, Option("YAML of tasks, budgets and methods; --example prints one.", None)]
+    workers: Annotated[
+        int | None, Option("Number of derivations side by side.  [default: what the plan says]", COMPUTING)
+    ] = None
+
+
 @dataclass(frozen=True)
 class Job:
     """One derivation: `arguments` are those of `edgevit.derive`, as plain values."""
@@ -138,7 +157,10 @@ def read_jobs(file: str | Path) -> tuple[list[Job], Layout]:
             number out of range, and the like.
     """
     file = Path(file)
-    plan = READER.yaml(file, JobsFile)
+    told = READER.yaml(file, dict[str, Any])
+    if given := [key for key in told if key in PLACE_KEYS]:
+        raise PlanError(f"{file}: {given[0]} says how models are measured; {TABLE}")
+    plan = READER.checked(told, JobsFile, str(file))
     try:
         return _jobs(plan, file), plan
     except (OptionError, UnknownNameError) as error:
@@ -167,6 +189,7 @@ def _jobs(plan: Layout, file: Path) -> list[Job]:
         jobs.append(_job(plan, entry, tasks[entry.task], budgets[entry.budget], methods[entry.method], file))
     for job in jobs:
         asked = job.request()
+        read_options(asked.method, asked.settings)
         make_policy(asked.shape, asked.ffn_multiple, asked.embed_multiple)
         check_steps(asked.first, asked.method, asked.rate, measured=asked.measured)
     _refuse_shared_folders(jobs, file)
@@ -225,10 +248,7 @@ def _check_budget(budget: _Named, file: Path) -> None:
         raise PlanError(f"{file}: budget {budget.name!r} is {seen}; give one of {', '.join(first)} and {last}")
     timed = [name for name in given if name in MEASURED]
     if timed and budget.model_dump()["cost_table"] is None:
-        raise PlanError(
-            f"{file}: budget {budget.name!r} is in {timed[0]}, and has no cost_table; measure one with `edgevit cost "
-            "BASE --board HOST --output FILE` and name it, as derive-many measures nothing, or use `edgevit derive`"
-        )
+        raise PlanError(f"{file}: budget {budget.name!r} is in {timed[0]}, and has no cost_table; {TABLE}")
     if asked["rate"] is not None:
         check_number(f"budget {budget.name!r}: rate", asked["rate"], "(0, 1)", "0.6 leaves 40 % of the MACs")
 

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from edgevit.derive.allocate.budget import readable
-from edgevit.derive.jobs_file import RESULTS, Job, in_turns, read_jobs
+from edgevit.derive.jobs_file import RESULTS, DeriveManyRequest, Job, in_turns, read_jobs
 from edgevit.derive.jobs_table import TABLE_KIND, JobsTable, Row
 from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
@@ -31,6 +32,7 @@ from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import holds_state, partial_folder
 from edgevit.folder.writing import write_whole, writing
 from edgevit.progress import Progress, Silent
+from edgevit.request import as_request
 from edgevit.version import written_by
 
 # -- one job -----------------------------------------------------------------------------------------------------------
@@ -142,16 +144,27 @@ def markdown(rows: Sequence[Row]) -> str:
     return "".join("| " + " | ".join(c.replace("|", "/") for c in line) + " |\n" for line in lines)
 
 
-def derive_many(jobs_file: str | Path, *, workers: int | None = None, progress: Progress | None = None) -> list[Row]:
+def derive_many(
+    plan: str | Path | DeriveManyRequest | None = None, *, progress: Progress | None = None, **options: Any
+) -> list[Row]:
     """Do every job of a plan that is not done yet; a job that fails does not stop the others.
+
+    Args:
+        plan: a YAML file of tasks, budgets and methods, or a whole request.
+        options: the fields of `DeriveManyRequest`.
 
     Raises:
         PlanError, UnknownNameError, OptionError: the plan is no good; nothing was started.
         OutputError: another process works on this plan, or its folder cannot be written.
         Interrupted: Ctrl-C or SIGTERM; the same call goes on.
     """
-    jobs, plan = read_jobs(jobs_file)
-    workers, progress = workers or plan.workers, progress or Silent()
+    return run_many(as_request(DeriveManyRequest, "plan", plan, options), progress)
+
+
+def run_many(request: DeriveManyRequest, progress: Progress | None = None) -> list[Row]:
+    """Do what is asked; `derive_many` says what is raised."""
+    jobs, plan = read_jobs(request.plan)
+    workers, progress = request.workers or plan.workers, progress or Silent()
     if workers < 1:
         raise OptionError(f"workers {workers} is less than 1")
     for method in plan.methods:

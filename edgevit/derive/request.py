@@ -15,7 +15,7 @@ from edgevit.data.request import BaseClasses, Classes, Data, OptionalData, SkipB
 from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.methods import method_names
-from edgevit.derive.options import SUPERNET, describe, parse_assignments, read_options
+from edgevit.derive.options import SUPERNET, describe, methods_with, parse_assignments, read_options
 from edgevit.derive.steps import Step, check_steps, read_steps
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.folder.model import BlockDims
@@ -103,8 +103,8 @@ RESOLVED = {
     "base", "data", "out", "classes", "base_classes", "validation_fraction", "skip_bad_images", "accept_weak_base",
     "checkpoint", "pretrained", "model_args", "preprocessing", "shape", "ffn_multiple", "embed_multiple",
     "training", "options", "method", "supernet", "head", "rate", "macs", "params", "ms", "mj", "fps", "cost_table",
-    "finetune_base", "unlabelled", "reject", "cache", "first", "resume", "overwrite", "job", "at_least",
-    "at_least_embed",
+    "finetune_base", "finetune_epochs", "unlabelled", "reject", "cache", "first", "resume", "overwrite", "job",
+    "at_least", "at_least_embed",
 }  # fmt: skip
 
 
@@ -180,6 +180,7 @@ class SupernetRequest(Request):
             "How much smaller than the base the smallest slice is, in MACs: 0.75 leaves a quarter.",
             SHAPE,
             name="--smallest-rate",
+            earlier="--rate",
         ),
     ] = 0.75
     options: Annotated[
@@ -254,6 +255,13 @@ class Deriving(Request):
     finetune_base: Annotated[
         bool, Option("Also train the base itself on the classes, as a third baseline.", TRAINING)
     ] = False
+    finetune_epochs: Annotated[
+        int | None,
+        Option(
+            "Passes over the training images after the cut, for a method that counts in them; or give --steps.",
+            TRAINING,
+        ),
+    ] = None
     unlabelled: Annotated[
         Path | str | None,
         Option("Folder of more images, of any class, on which the model imitates its teacher.", DATA),
@@ -279,6 +287,24 @@ class Deriving(Request):
     ] = ()
     resume: Annotated[bool, Option(RESUME.format("derivation"), OUTPUT)] = False
     overwrite: Annotated[bool, OVERWRITE] = False
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The options of the method, `finetune_epochs` among them.
+
+        Raises:
+            OptionError: the method does not count in passes, or the steps are given, too.
+        """
+        if self.finetune_epochs is None:
+            return self.options
+        if self.method not in (able := methods_with("finetune_epochs")):
+            known = " or ".join(able)
+            raise OptionError(
+                f"--finetune-epochs is for --method {known}, and the method is {self.method!r}; give --steps"
+            )
+        if self.training.steps is not None:
+            raise OptionError("--steps and --finetune-epochs exclude each other; give one of them")
+        return {**self.options, "finetune_epochs": self.finetune_epochs}
 
     def supernet_folder(self) -> Path | None:
         """The super-network that is sliced; None where the method works on a base.
@@ -337,7 +363,7 @@ class DeriveRequest(Deriving):
         if self.reject is not None:
             check_number("--reject", self.reject, "(0, 1)", "try 0.05")
         self._check_out(resume=self.resume, overwrite=self.overwrite)
-        self._check(base, self.method, self.options, self.unlabelled)
+        self._check(base, self.method, self.settings, self.unlabelled)
 
     def needs_images(self) -> bool:
         """Whether something is to be trained or measured: anything but a slice as it is."""

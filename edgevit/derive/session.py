@@ -290,7 +290,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     """Do what is asked; `derive` says what is raised."""
     request.check()
     progress, training = progress or Silent(), request.training
-    base, options = request.base, dict(request.options)
+    base, options = request.base, dict(request.settings)
     if (folder := request.supernet_folder()) is not None:
         base, options = folder, {**options, "supernet": str(folder)}
     assert base is not None

@@ -12,14 +12,13 @@ from edgevit.board.fingerprint import fingerprint
 from edgevit.board.profiles import load_profile
 from edgevit.engines.gate import Sample, take_sample, unlabelled_sample
 from edgevit.engines.ladder import descend, least_rung
-from edgevit.engines.options import Options
+from edgevit.engines.request import ExportRequest
 from edgevit.engines.workshop import Workshop, batches_of, power_mode
 from edgevit.errors import EngineError, UnfitBoardError
 from edgevit.export.current import current_export
 from edgevit.export.images import Judging
 from edgevit.export.importing import imported
 from edgevit.export.onnx import judging_images, open_source
-from edgevit.export.request import ExportRequest, Tolerances
 from edgevit.export.source import Source
 from edgevit.export.variants import Exported
 from edgevit.folder.engine import ENGINE_KIND, EngineRecord, key_of, store_engine, stored_engine
@@ -27,7 +26,6 @@ from edgevit.folder.export import ExportRecord
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.names import onnx_name
 from edgevit.progress import Progress, Silent
-from edgevit.request import as_request
 
 
 def check_board(host: str, facts: BoardFacts, profile: str | None) -> None:
@@ -51,16 +49,15 @@ def check_board(host: str, facts: BoardFacts, profile: str | None) -> None:
         raise UnfitBoardError(f"no GPU for an engine on {host} ({cuda.error}); see `{doctor}`")
 
 
-def _key(report: ExportRecord, board: str, options: Options) -> str:
+def _key(report: ExportRecord, board: str, request: ExportRequest) -> str:
     """Hash of what decides on the engine: where it was exported first and how TensorRT was timed does not."""
-    built_from = {p: report.files[onnx_name(p)].sha256 for p in options.precisions}
-    asked = asdict(replace(options, export={}, batches=batches_of(report, options)))
-    for name in ("export", "rebuild", "profile", "timing_cache"):
+    built_from = {p: report.files[onnx_name(p)].sha256 for p in request.precisions}
+    asked = asdict(replace(request.engine, batches=batches_of(report, request.engine)))
+    for name in ("rebuild", "timing_cache"):
         del asked[name]
-    data = options.export.get("data")
-    return key_of(
-        {"schema": ENGINE_KIND.schema, "board": board, "files": built_from, "data": data and str(data), **asked}
-    )
+    data = request.data and str(request.data)
+    given = {"schema": ENGINE_KIND.schema, "board": board, "files": built_from, "data": data}
+    return key_of({**given, **asked, "max_images": request.engine_images})
 
 
 def _reused(record: EngineRecord, facts: BoardFacts, progress: Progress) -> EngineRecord:
@@ -74,33 +71,24 @@ def _reused(record: EngineRecord, facts: BoardFacts, progress: Progress) -> Engi
     return replace(record, warnings=(*record.warnings, text))
 
 
-def _open_judging(source: Source, options: Options, progress: Progress, warnings: list[str]) -> Judging | None:
+def _open_judging(source: Source, request: ExportRequest, progress: Progress, warnings: list[str]) -> Judging | None:
     """Validation images, because the gate chooses; what an engine makes of test images, `edgevit evaluate` tells."""
-    given = options.export
-    judging = judging_images(
-        source.subject,
-        given.get("data"),
-        warnings,
-        part="validation",
-        skip_bad_images=given.get("skip_bad_images", False),
-        progress=progress,
-    )
-    return judging and judging.limited(options.max_images)
+    how = {"part": "validation", "skip_bad_images": request.skip_bad_images, "progress": progress}
+    judging = judging_images(source.subject, request.data, warnings, **how)
+    return judging and judging.limited(request.engine_images)
 
 
 def _take_sample(
-    exported: Exported, judging: Judging | None, scratch: Path, options: Options, progress: Progress
+    exported: Exported, judging: Judging | None, scratch: Path, workers: int, progress: Progress
 ) -> Sample:
     if judging is not None:
-        fp32, workers = exported.report.folder / onnx_name("fp32"), options.export.get("workers", 0)
+        fp32 = exported.report.folder / onnx_name("fp32")
         return take_sample(judging, fp32, scratch, progress, workers=workers)
     subject = exported.source.subject
     return unlabelled_sample(exported.images, subject.class_columns or range(subject.outputs), scratch)
 
 
-def build_engine(
-    model: str | Path, board: Board, options: Options | None = None, progress: Progress | None = None
-) -> EngineRecord:
+def build_engine(request: ExportRequest, board: Board, progress: Progress | None = None) -> EngineRecord:
     """Build a model folder's engine on a board, judge it there, and store it under `export/engines/`.
 
     The export is made first where none is up to date, and an engine is reused where nothing has changed. Of the
@@ -112,31 +100,30 @@ def build_engine(
         BoardError: the board could not be reached, or the build failed there.
         ExportError, CheckpointError, DataError, OptionError, OutputError: as for an export.
     """
-    options, progress = options or Options(), progress or Silent()
+    progress = progress or Silent()
     facts = examine(board)
-    check_board(board.host, facts, options.profile)
-    request = imported(as_request(ExportRequest, "model", Path(model), options.export), progress)
-    options = replace(options, export={**options.export, "data": request.data})  # an imported folder says its own
+    check_board(board.host, facts, request.profile)
+    request = imported(request, progress)
     report, folder, here = current_export(request, progress=progress), request.model, fingerprint(facts)
     if large := [name for name in report.files if name.endswith(".onnx.data")]:
         raise EngineError(f"{large[0]} lies beside its ONNX file, which ends at 2 GB; such a model has no engine yet")
-    key = _key(report, here, options)
+    key = _key(report, here, request)
     target = ModelFolder(folder).export.engine(here, key)
-    if not options.rebuild and (stored := stored_engine(target, key)):
+    if not request.engine.rebuild and (stored := stored_engine(target, key)):
         return _reused(stored, facts, progress)
     warnings: list[str] = []
     source = open_source(folder)
-    judging = _open_judging(source, options, progress, warnings)
-    exported = Exported(report, source, judging, options.export.get("tolerances") or Tolerances())
+    judging = _open_judging(source, request, progress, warnings)
+    exported = Exported(report, source, judging, request.tolerances)
     with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
-        sample = _take_sample(exported, judging, Path(scratch), options, progress)
-        workshop = Workshop(board, facts, exported, sample, Path(scratch), options, progress)
+        sample = _take_sample(exported, judging, Path(scratch), request.workers, progress)
+        workshop = Workshop(board, facts, exported, sample, Path(scratch), request.engine, progress)
         descent = descend(
             workshop.attempt,
-            fp16="fp16" in options.precisions,
+            fp16="fp16" in request.precisions,
             blocks=len(source.blocks),
             least=least_rung(report.fp32_modules, source.blocks),
-            most_probes=options.most_probes,
+            most_probes=request.engine.most_probes,
             note=progress.note,
         )
         record = workshop.record(descent, target, key, warnings)

@@ -22,7 +22,7 @@ from edgevit.errors import EngineError
 from edgevit.export.evaluate import Candidate, Evaluation, measure
 from edgevit.export.images import Subject
 from edgevit.export.onnx import folder_subject
-from edgevit.export.request import EvaluateRequest
+from edgevit.export.request import JudgeRequest
 from edgevit.folder.engine import EngineRecord
 from edgevit.folder.model_folder import model_of
 from edgevit.progress import Progress, Silent
@@ -60,7 +60,7 @@ def _predictor(
     return predict
 
 
-def evaluate_engine(request: EvaluateRequest, board: Board, progress: Progress | None = None) -> Evaluation:
+def evaluate_engine(request: JudgeRequest, board: Board, progress: Progress | None = None) -> Evaluation:
     """Have an engine classify the images of one part of the data on a board, as `edgevit.evaluate` has other models.
 
     The model folder around the engine says its classes, its preprocessing and, unless given, its data.

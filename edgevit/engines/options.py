@@ -11,7 +11,6 @@ from edgevit.numbers import check_number
 from edgevit.request import CHECKS, ENGINE, Nested, Option
 
 LEVELS = range(6)
-IMAGES = 500  # to judge on, spread evenly over the classes: a drop of one point is 5 of them
 MIB = 1 << 20
 
 
@@ -63,8 +62,8 @@ def read_mib(text: str, _: Mapping[str, Any]) -> int:
 
 
 @dataclass(frozen=True)
-class Options:
-    """One engine, asked for."""
+class EngineOptions:
+    """How an engine is built."""
 
     # Least, the one that kernels are chosen for, most. A camera gives one image at a time, so that is what they are
     # chosen for; up to 8 still run, and memory follows the most. An export of a fixed batch has only that one.
@@ -96,11 +95,8 @@ class Options:
     ] = None
     timing_cache: bool = True
     rebuild: Annotated[bool, Option("Build the engine even if nothing has changed.", ENGINE)] = False
-    max_images: int = IMAGES
     most_probes: int = 16  # builds in the search for single blocks; one culprit in 12 or 24 blocks takes 6 or 7
     tolerances: Annotated[GateTolerances, Nested()] = field(default_factory=GateTolerances)
-    profile: str | None = None  # name or path of the one that the board must match
-    export: Mapping[str, Any] = field(default_factory=dict)  # as `edgevit.export` takes them
 
     def __post_init__(self) -> None:
         least, chosen, most = self.batches
@@ -111,11 +107,5 @@ class Options:
             )
         if self.optimization_level is not None and self.optimization_level not in LEVELS:
             raise OptionError(f"--optimization-level {self.optimization_level} is not one of 0 to 5; 3 is usual")
-        for name, value in (("workspace", self.workspace_bytes), ("max-images", self.max_images)):
-            if value is not None and value < 1:
-                raise OptionError(f"--{name} is {value}: it must be at least 1")
-
-    @property
-    def precisions(self) -> tuple[str, ...]:
-        """Of the exported files that an engine may be built from."""
-        return ("fp32", "fp16") if self.export.get("fp16", True) else ("fp32",)
+        if self.workspace_bytes is not None and self.workspace_bytes < 1:
+            raise OptionError(f"--workspace is {self.workspace_bytes}: it must be at least 1")

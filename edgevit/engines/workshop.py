@@ -15,7 +15,7 @@ from edgevit.board.facts import BoardFacts
 from edgevit.board.fingerprint import fingerprint
 from edgevit.engines.gate import Sample, Verdict, judge, remarks
 from edgevit.engines.ladder import Descent, Rung, node_patterns
-from edgevit.engines.options import Options
+from edgevit.engines.options import EngineOptions
 from edgevit.export.variants import Exported, Variant, WrittenVariant
 from edgevit.folder.engine import (
     EngineBoard,
@@ -35,7 +35,7 @@ NATIVE_OPSET, OLDEST_OPSET = 17, 16  # with LayerNormalization as one operator, 
 TAKEN_OVER = ("sha256", "bytes", "strongly_typed", "workspace_bytes", "device_memory_bytes", "fused")
 
 
-def batches_of(report: ExportRecord, options: Options) -> tuple[int, int, int]:
+def batches_of(report: ExportRecord, options: EngineOptions) -> tuple[int, int, int]:
     return options.batches if report.batch == "dynamic" else (report.batch, report.batch, report.batch)
 
 
@@ -101,7 +101,7 @@ class Workshop:
         exported: Exported,
         sample: Sample,
         scratch: Path,
-        options: Options,
+        options: EngineOptions,
         progress: Progress,
     ) -> None:
         self.board, self.facts, self.exported, self.sample = board, facts, exported, sample

@@ -13,30 +13,8 @@ To add a check, write a function that raises ExportError and returns what export
 
 from __future__ import annotations
 
-import inspect
 import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from edgevit.folder.export import ExportRecord
+from edgevit import CallablePackage
 
-
-class _CallablePackage(ModuleType):
-    """The package and the public function share a name: `edgevit.export("runs/t1")` works beside its submodules."""
-
-    @staticmethod
-    def __call__(model: Any, **options: Any) -> ExportRecord:
-        """Export a model folder; the options are those of `edgevit.export.onnx.export`."""
-        from edgevit.export.onnx import export
-
-        return export(model, **options)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        from edgevit.export.onnx import export
-
-        return inspect.signature(export)
-
-
-sys.modules[__name__].__class__ = _CallablePackage
+sys.modules[__name__].__class__ = CallablePackage

@@ -8,7 +8,7 @@ from typing import Any
 from edgevit.errors import ExportError
 from edgevit.export.importing import imported, settled
 from edgevit.export.onnx import run
-from edgevit.export.request import ExportRequest
+from edgevit.export.request import FilesRequest
 from edgevit.folder.export import ExportRecord
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.names import onnx_name
@@ -20,7 +20,7 @@ from edgevit.version import written_by
 NOT_CHECKED = "accuracy not checked"
 
 
-def _as_asked(report: ExportRecord, asked: ExportRequest) -> bool:
+def _as_asked(report: ExportRecord, asked: FilesRequest) -> bool:
     """Whether an export with these options would give the same files and no other figures."""
     tolerances, checked = asked.tolerances, report.accuracy
     judged_alike = not asked.accuracy or any(w.startswith(NOT_CHECKED) for w in report.warnings)
@@ -49,14 +49,14 @@ def _is_whole(report: ExportRecord, precisions: tuple[str, ...]) -> bool:
 
 
 def current_export(
-    model: str | Path | ExportRequest, *, progress: Progress | None = None, **options: Any
+    model: str | Path | FilesRequest, *, progress: Progress | None = None, **options: Any
 ) -> ExportRecord:
     """Return the record of the export that is there if it is what `export` would write with these options; else export.
 
     Raises:
-        As `edgevit.export.onnx.export` does.
+        As `edgevit.export` does.
     """
-    asked = imported(as_request(ExportRequest, "model", model, options), progress)
+    asked = imported(as_request(FilesRequest, "model", model, options), progress)
     folder = ModelFolder(asked.model)
     if folder.export.record_file.is_file():
         try:

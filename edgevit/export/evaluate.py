@@ -14,10 +14,10 @@ from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.assumptions import CHECK, Sureness, assumptions
 from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import Split
-from edgevit.errors import CheckpointError, ModelError, OptionError
+from edgevit.errors import CheckpointError, ModelError
 from edgevit.export.images import Judging, Subject, data_record, open_images, subject_of
 from edgevit.export.imported import open_imported
-from edgevit.export.request import ENGINE, ONNX, EvaluateRequest, Part
+from edgevit.export.request import ONNX, JudgeRequest, Part
 from edgevit.export.session import OnnxModel
 from edgevit.folder.derivation import Fraction, RejectedRecord, Seed
 from edgevit.folder.model import Index, Preprocessing, Rejection
@@ -25,7 +25,6 @@ from edgevit.folder.model_folder import ModelFolder
 from edgevit.models.checkpoint import open_base
 from edgevit.models.device import find_device
 from edgevit.progress import Progress, Silent
-from edgevit.request import as_request
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def _open_torch(model: str | Path, device: str, progress: Progress, **options: A
     return Candidate("torch", lambda images: network(images.to(place)), subject_of(opened.spec, record))
 
 
-def _open_judging(subject: Subject, request: EvaluateRequest, progress: Progress) -> Judging:
+def _open_judging(subject: Subject, request: JudgeRequest, progress: Progress) -> Judging:
     """The images to judge on; of a base, which does not say what its outputs are, say what is assumed."""
     judging = open_images(
         subject,
@@ -143,41 +142,11 @@ def _rejected(subject: Subject, judging: Judging, kept: list[Tensor]) -> Rejecte
     return count_rejected(subject.rejection.rejects, logits[:own], labels, logits[own:])
 
 
-def evaluate(
-    model: str | Path | EvaluateRequest | None = None,
-    data: str | Path | None = None,
-    *,
-    progress: Progress | None = None,
-    **options: Any,
-) -> Evaluation:
-    """Classify the images of one part of the data, "test" or "validation".
-
-    Without `data`, a model folder is judged on the images it was derived from; `seed` is that of its split unless
-    given. `classes` are those of a base, or some of a derived model's own, by name or by position. Accuracy is that of
-    the logits; of a model that may call an image `other` it is counted beside it how often it does.
-
-    Args:
-        model: a timm name with `checkpoint` or `pretrained`, a model folder, an .onnx file that `export` wrote, or a
-            whole request.
-        options: the fields of `EvaluateRequest`.
-
-    Raises:
-        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the model cannot be opened as asked, or
-            there is no such option.
-        DataError: the images are missing, or their classes cannot be matched with the model's.
-        ModelError: a logit is not a finite number.
-    """
-    given = options if data is None else {**options, "data": data}
-    return run(as_request(EvaluateRequest, "model", model, given), progress)
-
-
-def run(request: EvaluateRequest, progress: Progress | None = None) -> Evaluation:
-    """Do what is asked; `evaluate` says what is raised."""
+def run(request: JudgeRequest, progress: Progress | None = None) -> Evaluation:
+    """Do what is asked; `edgevit.evaluate` says what is raised."""
     request.check()
     progress, model = progress or Silent(), request.model
     find_device(request.device)
-    if Path(model).suffix == ENGINE:
-        raise OptionError(f"{model} runs on a board; give it to edgevit.engines.evaluate.evaluate_engine with that")
     if ModelFolder(Path(model)).is_imported:
         source = open_imported(Path(model))
         candidate = Candidate("onnx", source.predictor(request.device), source.subject)
@@ -188,8 +157,8 @@ def run(request: EvaluateRequest, progress: Progress | None = None) -> Evaluatio
     return measure(candidate, request, progress)
 
 
-def measure(candidate: Candidate, request: EvaluateRequest, progress: Progress) -> Evaluation:
-    """Have an opened model classify the images that are asked for; `evaluate` says what is raised."""
+def measure(candidate: Candidate, request: JudgeRequest, progress: Progress) -> Evaluation:
+    """Have an opened model classify the images that are asked for; `edgevit.evaluate` says what is raised."""
     model, part = request.model, request.part
     judging = _open_judging(candidate.subject, request, progress)
     foreign = _foreign_images(candidate.subject, judging, request.max_images, progress)

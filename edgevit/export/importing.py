@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -24,7 +24,7 @@ from edgevit.export.evaluate import open_onnx
 from edgevit.export.graph import INPUT, OUTPUT, exporter_boundary
 from edgevit.export.images import Judging, Subject, open_images
 from edgevit.export.reading import Interface, check_nodes, read_file, read_interface, settled_batch, settled_size
-from edgevit.export.request import ExportRequest
+from edgevit.export.request import FilesRequest
 from edgevit.export.session import find_runtime, runtime_boundary
 from edgevit.export.stated import stated_preprocessing
 from edgevit.export.structure import Structure, find_structure, name_nodes
@@ -36,6 +36,7 @@ from edgevit.folder.writing import file_sha256, new_folder
 from edgevit.progress import Progress, Silent
 from edgevit.version import written_by
 
+Asked = TypeVar("Asked", bound=FilesRequest)
 TOLERANCE = 1e-4  # of the imported file's logits, against those of the file itself
 OWN = "edgevit_version"  # in the metadata of every file that edgevit wrote
 
@@ -110,7 +111,7 @@ def _own_subject(file: Path, metadata: Mapping[str, str], preprocessing: dict[st
     return Subject(class_names=(), class_columns=(), outputs=outputs, preprocessing=preprocessing, said_by=str(file))
 
 
-def _judging(request: ExportRequest, subject: Subject, progress: Progress) -> Judging | None:
+def _judging(request: FilesRequest, subject: Subject, progress: Progress) -> Judging | None:
     """The images of its classes, where any are given; says which output is which class."""
     if request.data is None:
         return None
@@ -130,7 +131,7 @@ def _judging(request: ExportRequest, subject: Subject, progress: Progress) -> Ju
 
 
 def _prepared(
-    request: ExportRequest, interface: Interface, metadata: Mapping[str, str], progress: Progress
+    request: FilesRequest, interface: Interface, metadata: Mapping[str, str], progress: Progress
 ) -> dict[str, Any]:
     """The preprocessing, of images of the size that the file takes; says where each part of it comes from."""
     file, size = request.model, settled_size(request.model, interface, request.input_size)
@@ -165,7 +166,7 @@ def _write_onnx(
     return structure, outputs
 
 
-def _write(request: ExportRequest, folder: ModelFolder, progress: Progress) -> ImportedDocument:
+def _write(request: FilesRequest, folder: ModelFolder, progress: Progress) -> ImportedDocument:
     """Fill a folder that nobody sees yet."""
     file = request.model
     model = read_file(file)
@@ -200,7 +201,7 @@ def _write(request: ExportRequest, folder: ModelFolder, progress: Progress) -> I
     return document
 
 
-def imported(request: ExportRequest, progress: Progress | None = None) -> ExportRequest:
+def imported(request: Asked, progress: Progress | None = None) -> Asked:
     """Import the ONNX file that is to be exported, if it is one; return what is then asked of its folder.
 
     A folder that was made of the same file with the same answers stays, with the engines in it.
@@ -234,7 +235,7 @@ def imported(request: ExportRequest, progress: Progress | None = None) -> Export
     )  # fmt: skip
 
 
-def settled(request: ExportRequest) -> tuple[Batch, int]:
+def settled(request: FilesRequest) -> tuple[Batch, int]:
     """Batch and operator set of the files of a folder: an imported file has its own.
 
     Raises:

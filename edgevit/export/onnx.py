@@ -22,7 +22,7 @@ from edgevit.export.images import Judging, Subject, data_record, open_images, su
 from edgevit.export.imported import open_imported, subject_of_imported
 from edgevit.export.importing import imported, settled
 from edgevit.export.precision import needs_fp32, overflow_told
-from edgevit.export.request import ExportRequest, Tolerances
+from edgevit.export.request import FilesRequest, Tolerances
 from edgevit.export.session import OnnxModel, find_runtime
 from edgevit.export.source import Form, Source, input_size, open_model, usage_metadata
 from edgevit.folder.export import (
@@ -41,7 +41,6 @@ from edgevit.folder.names import ENGINES, onnx_name
 from edgevit.folder.writing import file_sha256, replaced_folder
 from edgevit.models.device import find_device
 from edgevit.progress import Progress, Silent
-from edgevit.request import as_request
 from edgevit.version import written_by
 
 PARITY_IMAGES = 4
@@ -234,31 +233,8 @@ def _description(source: Source, batch: Batch, precisions: tuple[str, ...]) -> d
     }
 
 
-def export(
-    model: str | Path | ExportRequest | None = None, *, progress: Progress | None = None, **options: Any
-) -> ExportRecord:
-    """Write `model.fp32.onnx`, `model.fp16.onnx` and `export.json` into `export/` of a model folder.
-
-    An ONNX file that edgevit did not make is imported first, into the new folder `out`, and that is exported.
-
-    An earlier export is replaced, and only when every check of the new one has passed. Logits are compared with those
-    of the model as it was derived, so that padding is checked, too. Accuracy is measured on `data`, or on the images
-    that the model was derived from; where these are gone it is left out with a warning.
-
-    Args:
-        model: a model folder, or a whole request.
-        options: the fields of `ExportRequest`.
-
-    Raises:
-        OptionError: also of an option that there is not.
-        ExportError: a check failed; the message says which.
-        CheckpointError, DataError, OutputError: the model, the images or the disk is at fault.
-    """
-    return run(as_request(ExportRequest, "model", model, options), progress)
-
-
-def run(request: ExportRequest, progress: Progress | None = None) -> ExportRecord:
-    """Do what is asked; `export` says what is raised."""
+def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord:
+    """Do what is asked; `edgevit.export` says what is raised."""
     request = imported(request, progress)
     batch, opset = settled(request)
     find_device(request.device)

@@ -1,4 +1,7 @@
-"""What is asked of `export` and `evaluate`, checked before torch is imported: by names, numbers and paths alone."""
+"""What is asked of the files of an export, and of a model that is judged here.
+
+It is checked before torch is imported: by names, numbers and paths alone.
+"""
 
 from __future__ import annotations
 
@@ -83,8 +86,8 @@ class Tolerances:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportRequest:
-    """What `edgevit.export` is asked."""
+class FilesRequest:
+    """What is asked of the files of an export; `edgevit.export` can be asked for an engine beside them."""
 
     model: Annotated[
         Path,
@@ -214,8 +217,8 @@ class ExportRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateRequest(BaseOptions):
-    """What `edgevit.evaluate` is asked."""
+class JudgeRequest(BaseOptions):
+    """What `edgevit.evaluate` is asked of a model that computes here."""
 
     model: Annotated[
         str | Path,

@@ -8,17 +8,7 @@ makes plans into models, and the base beside them; `in_turns` measures them agai
 from __future__ import annotations
 
 import sys
-from types import ModuleType
-from typing import Any
 
+from edgevit import CallablePackage
 
-class _Callable(ModuleType):
-    """This package is also the public function `edgevit.meet(...)`: see docs/decisions/002-callable-packages.md."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from edgevit.meet.run import meet
-
-        return meet(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = CallablePackage

@@ -27,7 +27,7 @@ class Costs:
         self.policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
         self.energy = request.quantity == "mj"
         method, folder = find_method(request.method), request.supernet_folder()
-        options = {**request.options, **({} if folder is None else {"supernet": str(folder)})}
+        options = {**request.settings, **({} if folder is None else {"supernet": str(folder)})}
         config = method.make_config(options)
         cuts = method.cuts(self.network, config, self.policy)
         self.tokens = cuts.tokens

@@ -16,7 +16,8 @@ from edgevit.board.connection import THIS_MACHINE, open_board
 from edgevit.cost.place import Place
 from edgevit.derive.allocate.prices import Measured as Quantity
 from edgevit.engines.build import build_engine
-from edgevit.engines.options import Options
+from edgevit.engines.options import EngineOptions
+from edgevit.engines.request import ExportRequest
 from edgevit.errors import UnfitBoardError
 from edgevit.export.current import current_export
 from edgevit.meet.rounds import Measured
@@ -61,10 +62,16 @@ class InTurns:
             current_export(folder, fp16=self.place.computes_in == "fp16", accuracy=judged, progress=self.progress)
             return
         batches = (1, self.place.batch, max(self.place.batch, MOST_BATCH))
-        export = {"accuracy": judged, "fp16": self.place.computes_in == "fp16"}
-        asked = Options(batches=batches, profile=self.place.profile, export=export)
+        asked = ExportRequest(
+            model=folder,
+            trt=True,
+            engine=EngineOptions(batches=batches),
+            profile=self.place.profile,
+            accuracy=judged,
+            fp16=self.place.computes_in == "fp16",
+        )
         with open_board(self.place.board, ssh_config=self.place.ssh_config) as board:
-            build_engine(folder, board, asked, self.progress)
+            build_engine(asked, board, self.progress)
 
     def measure(self, base: Path, model: Path) -> Measured:
         """Measure a model beside the base, until its interval is narrow or there are many rounds; both must be ready.

@@ -8,17 +8,7 @@ boards; `answers` what the figures say.
 from __future__ import annotations
 
 import sys
-from types import ModuleType
-from typing import Any
 
+from edgevit import CallablePackage
 
-class _Callable(ModuleType):
-    """This package is also the public function `edgevit.prove(...)`: see docs/decisions/002-callable-packages.md."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from edgevit.prove.run import prove
-
-        return prove(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = CallablePackage

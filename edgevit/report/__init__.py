@@ -6,5 +6,13 @@ axes      what may stand on one axis: tasks and places
 choice    every model at every place as a row, and the one to take
 tables    the same as text, Markdown, CSV and JSON; details and views: what the page draws and shows
 page      the page itself; its template, style, scripts and libraries lie in page/
-run       all of it in a row
+run       all of it in a row; compare is `edgevit compare`, and request what both are asked
 """
+
+from __future__ import annotations
+
+import sys
+
+from edgevit import CallablePackage
+
+sys.modules[__name__].__class__ = CallablePackage

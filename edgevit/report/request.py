@@ -1,13 +1,16 @@
-"""How measured runs are judged and kept: gates, earlier runs to set them against, and a file for them."""
+"""What becomes of measured runs: how a bench judges and keeps them, and what `compare` and `report` are asked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 from edgevit.request import JUDGING, OUTPUT, Option
+
+Format = Literal["html", "md", "csv", "json"]
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,3 +31,57 @@ class JudgingRequest:
     )
     force: Annotated[bool, Option("Compare even if the environments differ; a warning says in what.", JUDGING)] = False
     output: Annotated[Path | None, Option("JSON-lines file that the raw runs are appended to.", OUTPUT)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareRequest:
+    """What `edgevit.compare` is asked."""
+
+    before: Annotated[Path, Option("JSON-lines file of runs, as `edgevit bench --output` writes it.", None)]
+    after: Annotated[
+        Path | None, Option("Another, to be set against it; without one, the first model of the first is.", None)
+    ] = None
+    force: Annotated[
+        bool,
+        Option("Judge even void runs, busy machines and different environments; a warning says which.", JUDGING),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRequest:
+    """What `edgevit.report` is asked."""
+
+    paths: Annotated[
+        Sequence[Path],
+        Option(
+            "Folders of models, with all below them, and files that `edgevit bench --output` wrote.",
+            None,
+            repeated=True,
+        ),
+    ]
+    output: Annotated[
+        Path | None,
+        Option("File to write.  [default: report.html; else standard output]", OUTPUT, short="-o"),
+    ] = None
+    format: Annotated[
+        str | None,
+        Option(f"One of {', '.join(FORMATS)}.  [default: what the output's suffix says, or html]", OUTPUT),
+    ] = None
+    gates: Annotated[
+        Sequence[str],
+        Option(
+            "Limit that must hold for a model to be taken, such as 'p99<8ms'; repeatable.",
+            JUDGING,
+            name="--gate",
+            metavar="METRIC<VALUE",
+            repeated=True,
+        ),
+    ] = ()
+    thumbnails: Annotated[
+        int,
+        Option(
+            "Show small copies of N validation images that each model gets wrong; images may be private.",
+            OUTPUT,
+            metavar="N",
+        ),
+    ] = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from edgevit.errors import GateError, OptionError, OutputError, UnknownNameError
 from edgevit.folder.writing import write_whole, writing
@@ -15,13 +15,13 @@ from edgevit.report.choice import Panel, panels
 from edgevit.report.gates import parse_gate
 from edgevit.report.gather import Found, gather
 from edgevit.report.page import as_html
+from edgevit.report.request import FORMATS, Format, ReportRequest
 from edgevit.report.tables import as_csv, as_json, as_markdown
+from edgevit.request import as_request
 
 if TYPE_CHECKING:
     from edgevit.report.wrong import Wrong
 
-Format = Literal["html", "md", "csv", "json"]
-FORMATS: tuple[Format, ...] = get_args(Format)
 PAGE = Path("report.html")
 # What stands near the beginning of each: a file without it is somebody else's, and is not overwritten.
 MARKS: dict[Format, str] = {
@@ -45,31 +45,33 @@ class Report:
 
 
 def report(
-    paths: Sequence[Path],
+    paths: str | Path | Sequence[str | Path] | ReportRequest | None = None,
     *,
-    output: Path | None = None,
-    format: str | None = None,
-    gates: Sequence[str] = (),
-    thumbnails: int = 0,
     progress: Progress | None = None,
+    **options: Any,
 ) -> Report:
     """Set everything that lies below some paths side by side, and write it.
 
     Args:
-        paths: folders of models, and files of runs.
-        output: where to; None: report.html for a page, and nowhere for the others, whose text is in the result.
-        format: of FORMATS; None: what the output's suffix says, or html.
-        gates: such as "p99<8ms", that the runs are held against.
-        thumbnails: of how many validation images that each model gets wrong a page has a small copy.
+        paths: folders of models, and files of runs; or a whole request.
+        options: the fields of `ReportRequest`. Without an `output` a page is written to report.html, and the others
+            nowhere: their text is in the result. `gates` are what the runs are held against, such as "p99<8ms".
 
     Raises:
-        OptionError: nothing to report, or something that cannot be read at all.
+        OptionError: nothing to report, something that cannot be read at all, or an option that there is not.
         UnknownNameError: no such format.
         GateError: a gate that cannot be understood, or is about none of the runs.
         OutputError: the output cannot be written, or is a file that is no report.
     """
-    chosen = _format(format, output)
-    asked = [parse_gate(text) for text in gates]
+    given = (paths,) if isinstance(paths, (str, Path)) else paths
+    return run(as_request(ReportRequest, "paths", given, options), progress)
+
+
+def run(request: ReportRequest, progress: Progress | None = None) -> Report:
+    """Do what is asked; `report` says what is raised."""
+    output, thumbnails = request.output, request.thumbnails
+    chosen = _format(request.format, output)
+    asked = [parse_gate(text) for text in request.gates]
     check_number("--thumbnails", thumbnails, "[0, 1000]", "0 leaves images out")
     if thumbnails and chosen != "html":
         raise OptionError(
@@ -78,7 +80,7 @@ def report(
     file = PAGE if output is None and chosen == "html" else output
     if file is not None:
         _refuse_foreign(file, chosen)
-    found = gather(paths)
+    found = gather([Path(path) for path in request.paths])
     made = tuple(panels(found, asked))
     for gate in asked:
         if not any(verdict.gate == gate for panel in made for entry in panel.entries for verdict in entry.verdicts):

@@ -18,8 +18,9 @@ from edgevit.derive.session import run as derive
 from edgevit.derive.session import versions
 from edgevit.errors import BudgetError, DataError, Interrupted, OutputError, SweepError
 from edgevit.export.current import current_export
-from edgevit.export.evaluate import evaluate
+from edgevit.export.evaluate import run as judge
 from edgevit.export.images import data_record
+from edgevit.export.request import JudgeRequest
 from edgevit.folder.lock import alone_in
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import load
@@ -79,16 +80,16 @@ class _Work:
         """Judge a model on images, and export it for the measurement."""
         model, asked = self.out / folder, self.request
         self.progress.note(f"{folder}: judge and export")
-        seen = evaluate(
-            model,
-            asked.data if rate is None else None,
+        request = JudgeRequest(
+            model=model,
+            data=asked.data if rate is None else None,
             part=asked.part,
             seed=asked.training.seed,
             skip_bad_images=asked.skip_bad_images,
             device=asked.training.device,
             workers=asked.training.workers,
-            progress=self.progress,
         )
+        seen = judge(request, self.progress)
         current_export(model, fp16=False, accuracy=False, progress=self.progress)
         spec = load(model).spec
         return Point(folder, rate, round(seen.top1 * seen.images), seen.images, spec.macs, spec.params)

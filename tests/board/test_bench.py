@@ -151,7 +151,7 @@ def test_a_later_failure_keeps_the_runs_before_it(tmp_path):
 def test_a_model_folder_gives_its_export_and_its_name(folder):
     (run,) = bench(folder, runner="fake", **FAST).runs
     assert (run.label, run.model, run.precision) == ("t1", "model.fp32.onnx", "fp32")
-    (run,) = bench(folder, runner="fake", precision="fp16", label="ours", options={"latency_ms": 1}, **FAST).runs
+    (run,) = bench(folder, runner="fake", precision="fp16", labels=["ours"], options={"latency_ms": 1}, **FAST).runs
     assert (run.label, run.model, run.precision) == ("ours", "model.fp16.onnx", "fp16")
 
 

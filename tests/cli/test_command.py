@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -10,7 +11,9 @@ from typing import Annotated, Any
 
 import pytest
 import typer
+from typer.main import get_command
 
+from edgevit.cli.app import app
 from edgevit.cli.arguments import option
 from edgevit.cli.command import Command, asks
 from edgevit.errors import OptionError
@@ -34,6 +37,7 @@ class Asking:
         default_factory=dict
     )
     inner: Annotated[Inner, Nested()] = field(default_factory=Inner)
+    now: Annotated[int, Option("Now.", DATA, short="-w", earlier="--was")] = 0
 
 
 SEEN: list[Any] = []
@@ -70,7 +74,19 @@ def test_what_is_typed_is_the_request_and_a_command_may_have_options_of_its_own(
 
 def test_options_are_listed_panel_by_panel_and_those_of_the_command_after_those_of_the_request() -> None:
     names = [parameter.opts[0] for parameter in COMMAND.params if parameter.opts[0] != "--help"]
-    expected = ["name", "--on", "--off", "--either", "--loud", "--size", "--more", "--pace", "--out", "--config"]
+    expected = [
+        "name",
+        "--on",
+        "--off",
+        "--either",
+        "--now",
+        "--loud",
+        "--size",
+        "--more",
+        "--pace",
+        "--out",
+        "--config",
+    ]
     assert names == expected
 
 
@@ -88,3 +104,34 @@ def test_help_of_all_commands_imports_no_request() -> None:
         "sys.exit(bool({'pydantic', 'edgevit.derive.request', 'edgevit.board.bench'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+# What a command may declare by hand, with the reason: every other option is a field of a request.
+SPOKEN = {"json", "quiet", "verbose"}  # how the terminal is spoken to, whatever is done
+BY_HAND = {
+    "derive-many": {"example"},  # prints a plan to begin with, and ends
+    "methods": {"method"}, "profiles": {"profile"}, "show": {"folder"},  # what is printed; nothing is done
+    "cache": {"clear"},  # of this machine, and nothing that Python or a record would ask for
+}  # fmt: skip
+
+
+def test_every_option_of_every_command_is_declared_as_a_field_of_a_request() -> None:
+    by_hand = {}
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        main = command.main_function
+        own = set(inspect.signature(main).parameters) - set(getattr(main, "asks", {})) - {"context"} - SPOKEN
+        if own:
+            by_hand[name] = own
+    assert by_hand == BY_HAND
+
+
+def test_an_option_has_one_name_within_a_command() -> None:
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        names = [parameter.name for parameter in command.params]
+        spellings = [text for parameter in command.params for text in (*parameter.opts, *parameter.secondary_opts)]
+        assert len(set(names)) == len(names) and len(set(spellings)) == len(spellings), name
+
+
+def test_the_name_that_an_option_once_had_is_still_taken_and_not_shown() -> None:
+    assert run("n", "--out", "o", "--was", "3")[0].now == run("n", "--out", "o", "--was=3")[0].now == 3
+    assert not any("--was" in parameter.opts for parameter in COMMAND.params)

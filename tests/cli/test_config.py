@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,40 @@ def test_every_command_takes_a_file_with_any_of_its_options(name: str, write: An
     with COMMANDS[name].make_context(name, ["--config", str(write({**needed, **flags}))]) as context:
         taken = {p.opts[0].lstrip("-"): context.params[p.name] for p in parameters.values() if p.name in context.params}
     assert all(taken[flag] is True for flag in flags)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_refuses_an_unknown_key_with_the_nearest_that_it_knows(
+    name: str, edgevit_main: Any, write: Any
+) -> None:
+    for parameter in COMMANDS[name].params[::8]:
+        known = parameter.opts[0].lstrip("-")
+        if known not in ("help", "config"):
+            error = edgevit_main(name, "--config", write({f"{known}q": "x"})).error
+            assert re.search(rf"has the unknown key '{known}q'; did you mean '{known}'\?", error.replace("_", "-"))
+
+
+def file_and_typed(parameter: Any) -> tuple[Any, list[str]]:
+    """What a file has of an option, and what is typed."""
+    if getattr(parameter, "is_flag", False):
+        on = not parameter.secondary_opts
+        return not on, [parameter.opts[0] if on else parameter.secondary_opts[0]]
+    return 1, ["2"] if parameter.param_type_name == "argument" else [parameter.opts[0], "2"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_of_every_option_of_every_command_the_command_line_wins(name: str, write: Any) -> None:
+    parameters = [p for p in COMMANDS[name].params if p.name not in ("config", "help", "example")]
+    held = {p.opts[0].lstrip("-"): file_and_typed(p) for p in parameters}
+    file = ["--config", str(write({one: told for one, (told, _) in held.items()}))]
+    typed = [text for _, texts in held.values() for text in texts]
+
+    def taken(*arguments: str) -> dict[str, Any]:
+        with COMMANDS[name].make_context(name, list(arguments)) as context:
+            return {p.name: context.params[p.name] for p in parameters}
+
+    assert taken(*file, *typed) == taken(*typed)
+    assert not [one for one, value in taken(*file).items() if value == taken(*typed)[one]], "the file says otherwise"
 
 
 def test_a_command_that_is_named_next_has_what_the_file_says(write: Any, edgevit_main: Any) -> None:

@@ -32,7 +32,7 @@ SUMMARY = """\
 def exported(tmp_path_factory):
     from small_models import write_derived
 
-    from edgevit.export.onnx import export
+    from edgevit.engines.run import export
 
     folder = write_derived(tmp_path_factory.mktemp("whole") / "t1", 16, 16, depth=2)
     export(folder, accuracy=False)

@@ -12,9 +12,21 @@ import pytest
 from small_base import ARGS
 
 from edgevit.derive import jobs_file
-from edgevit.derive.jobs_file import EXAMPLE, in_turns, read_jobs
+from edgevit.derive.jobs_file import (
+    BUDGET_KEYS,
+    EXAMPLE,
+    METHOD_KEYS,
+    OWN_KEYS,
+    PLACE_KEYS,
+    TASK_KEYS,
+    JobsFile,
+    in_turns,
+    read_jobs,
+)  # fmt: skip
 from edgevit.derive.many import derive_many
 from edgevit.errors import PlanError
+from edgevit.meet.request import MeetRequest
+from edgevit.request import asked_of
 from edgevit.train.settings import Training
 
 
@@ -40,6 +52,8 @@ JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
 @pytest.mark.parametrize(
     ("changed", "error", "told"),
     [
+        ({"boards": ["orin"]}, PlanError, "boards says how models are measured; derive-many measures nothing"),
+        ({"finetune_epochs": 2}, PlanError, "--steps and --finetune-epochs exclude each other"),
         ({"tsks": []}, PlanError, r"plan.yaml has the unknown key 'tsks'; did you mean 'tasks'"),
         ({"budgets": [{"name": "x", "rat": 0.5}]}, PlanError, r"the unknown key 'budgets.0.rat'; did you mean 'rate'"),
         ({"base": None}, PlanError, r"plan.yaml lacks base; `edgevit derive-many --example` prints"),
@@ -59,7 +73,11 @@ JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
         ({"methods": [{"name": "nuwa", "options": {"purificaton": "none"}}]}, PlanError, "'purification'"),
         ({"budgets": [{"name": "x", "rate": 0.5, "macs": "3G"}]}, PlanError, "budget 'x' is rate and macs; give one"),
         ({"budgets": [{"name": "x"}]}, PlanError, "budget 'x' is nothing; give one of rate"),
-        ({"budgets": [{"name": "x", "fps": 30}]}, PlanError, "budget 'x' is in fps, and has no cost_table; measure"),
+        (
+            {"budgets": [{"name": "x", "fps": 30}]},
+            PlanError,
+            "budget 'x' is in fps, and has no cost_table",
+        ),
         ({"budgets": [{"name": "x", "rate": 1.5}]}, PlanError, r"budget 'x': rate 1.5 is not in \(0, 1\)"),
         ({"training": {"lr": "fast"}}, PlanError, "has 'fast' as training.lr, expected a valid number"),
         ({"training": {"lr": 0}}, PlanError, "--lr 0 is not a finite number above 0"),
@@ -166,3 +184,9 @@ def test_a_file_of_other_content_makes_another_job(plan: Any, tmp_path: Path) ->
     assert read_jobs(asked)[0][0].sha256() == before
     (tmp_path / "odd.txt").write_text("3, 7, 9")
     assert read_jobs(asked)[0][0].sha256() != before
+
+
+def test_what_a_plan_lacks_of_the_options_of_derive_is_what_says_where_models_are_measured() -> None:
+    known = {*JobsFile.model_fields, *TASK_KEYS, *BUDGET_KEYS, *METHOD_KEYS, *OWN_KEYS}
+    lacking = {asked.field for asked in asked_of(MeetRequest) if asked.path[0] not in known}
+    assert lacking | {"board"} == set(PLACE_KEYS)

@@ -17,8 +17,8 @@ from edgevit.data.rejection import foreign_images
 from edgevit.data.task import open_task
 from edgevit.derive.jobs_file import read_jobs
 from edgevit.derive.methods import method_names
+from edgevit.engines.run import evaluate
 from edgevit.errors import CheckpointError, DataError
-from edgevit.export.evaluate import evaluate
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.models.checkpoint import load, save
 from edgevit.train.settings import Training

@@ -23,14 +23,14 @@ from edgevit.board.connection import open_board
 from edgevit.board.facts import BoardFacts, examine
 from edgevit.board.store import find_engine
 from edgevit.engines.build import build_engine
-from edgevit.engines.gate import GateTolerances
-from edgevit.engines.options import Options
+from edgevit.engines.request import ExportRequest
+from edgevit.engines.run import export
 from edgevit.errors import AgentError, EngineError, ExportError, ProfileError, UnfitBoardError
-from edgevit.export.onnx import export
 from edgevit.folder.engine import ENGINE_KIND, EngineRecord, OnnxSource
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.writing import file_sha256
 from edgevit.progress import Silent
+from edgevit.request import request_of
 
 QUICK: dict[str, Any] = {"accuracy": False}  # of the export; the gate asks nobody
 pytestmark = pytest.mark.usefixtures("examined_once")
@@ -91,7 +91,8 @@ def stored(with_engine: Path, tmp_path: Path, play: Callable[..., None]) -> Engi
 @contextmanager
 def built(folder: Path, notes: Notes | None = None, **options: Any) -> Iterator[EngineRecord]:
     with open_board(None) as board:
-        yield build_engine(folder, board, Options(**{"export": QUICK, **options}), notes or Notes())
+        request = request_of(ExportRequest, {**QUICK, **options, "model": folder, "trt": True}, "build")
+        yield build_engine(request, board, notes or Notes())
 
 
 def build(folder: Path, notes: Notes | None = None, **options: Any) -> EngineRecord:
@@ -185,8 +186,7 @@ def test_fp16_that_is_wrong_everywhere_gives_fp32_and_under_a_looser_gate_fp16(
     folder: Path, play: Callable[..., None]
 ) -> None:
     play("8.6.1", "fp16")
-    anything = GateTolerances(drop=1, class_drop=1, agreement=0)
-    assert build(folder, tolerances=anything, **ONE).rung == "fp16"
+    assert build(folder, drop=1, class_drop=1, agreement=0, **ONE).rung == "fp16"
     notes = Notes()
     record = build(folder, notes, **ONE)
     assert (record.rung, record.precision, record.fp32_modules) == ("fp32", "fp32", ())
@@ -211,7 +211,7 @@ def test_an_engine_that_is_always_wrong_is_refused_and_nothing_is_kept(
 
 def test_a_model_without_fp16_gets_an_engine_in_fp32(folder: Path, play: Callable[..., None]) -> None:
     notes = Notes()
-    record = build(folder, notes, export={**QUICK, "fp16": False}, **ONE)
+    record = build(folder, notes, fp16=False, **ONE)
     assert record.rung == "fp32" and notes.builds == ["fp32"]
     with_it = build(folder, **ONE)
     assert with_it.rung == "fp16" and with_it.key != record.key
@@ -234,7 +234,7 @@ def test_older_releases_get_a_file_of_operators_that_they_know(
 
 def test_a_missing_export_is_made_first_and_engines_outlive_a_new_one(folder: Path, play: Callable[..., None]) -> None:
     shutil.rmtree(folder / "export")
-    record = build(folder, export={**QUICK, "batch": 4, "fp16": False})
+    record = build(folder, batch=4, fp16=False)
     assert record.batches == (4, 4, 4)
     assert json.loads((folder / "export" / "export.json").read_text())["batch"] == 4
     export(folder, batch=2, accuracy=False, fp16=False)
@@ -290,7 +290,7 @@ def test_a_build_that_fails_is_told_as_the_board_tells_it(
 ) -> None:
     play(fault=fault)
     with pytest.raises(error, match=message):
-        build(folder, export={**QUICK, "fp16": False})
+        build(folder, fp16=False)
     assert ModelFolder(folder).export.engines() == []
 
 
@@ -320,7 +320,7 @@ def test_a_model_too_large_for_one_file_is_refused(
     monkeypatch.setattr("edgevit.export.graph.PROTOBUF_LIMIT_BYTES", 1000)
     export(folder, accuracy=False, fp16=False)
     with pytest.raises(EngineError, match=r"model\.fp32\.onnx\.data lies beside"):
-        build(folder, export={**QUICK, "fp16": False})
+        build(folder, fp16=False)
 
 
 def test_another_power_mode_than_the_engine_was_built_in_is_said(stored: EngineRecord) -> None:
@@ -331,7 +331,6 @@ def test_another_power_mode_than_the_engine_was_built_in_is_said(stored: EngineR
 
 
 def test_an_export_that_cannot_be_made_builds_nothing(folder: Path, play: Callable[..., None]) -> None:
-    from edgevit.export.gates import Tolerances
 
     with pytest.raises(ExportError, match="logits in fp16 are off"):
-        build(folder, export={**QUICK, "tolerances": Tolerances(fp16_error=1e-9)})
+        build(folder, fp16_error=1e-9)

@@ -21,18 +21,17 @@ from edgevit.board.facts import examine
 from edgevit.board.models import find_engine_file
 from edgevit.engines.build import build_engine
 from edgevit.engines.evaluate import evaluate_engine
-from edgevit.engines.options import Options
+from edgevit.engines.request import EvaluateRequest, ExportRequest
+from edgevit.engines.run import evaluate, export
 from edgevit.errors import EngineError, ExportError
-from edgevit.export.evaluate import evaluate
 from edgevit.export.imported import open_imported
-from edgevit.export.onnx import export
-from edgevit.export.request import EvaluateRequest
 from edgevit.export.source import Form
 from edgevit.folder.engine import EngineRecord
 from edgevit.folder.export import ExportedFile
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.writing import file_sha256
 from edgevit.progress import Silent
+from edgevit.request import request_of
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 Play = Callable[..., None]
@@ -50,12 +49,8 @@ class Notes(Silent):
 
 def build(folder: Path, notes: Notes | None = None, **options: object) -> EngineRecord:
     with open_board(None) as board:
-        return build_engine(
-            folder,
-            board,
-            Options(export={"accuracy": False, **options}, max_images=IMAGES, batches=(4, 4, 4)),
-            notes or Notes(),
-        )
+        asked = {"accuracy": False, "max_images": IMAGES, "batches": (4, 4, 4), **options, "model": folder, "trt": True}
+        return build_engine(request_of(ExportRequest, asked, "build"), board, notes or Notes())
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ from edgevit.data.task import open_task
 from edgevit.engines import evaluate as module
 from edgevit.engines.build import build_engine
 from edgevit.engines.evaluate import evaluate_engine
-from edgevit.engines.options import Options
+from edgevit.engines.request import EvaluateRequest, ExportRequest
+from edgevit.engines.run import evaluate
 from edgevit.errors import DataError, EngineError, OptionError, UnfitBoardError
-from edgevit.export.evaluate import Evaluation, evaluate
-from edgevit.export.request import EvaluateRequest
+from edgevit.export.evaluate import Evaluation
 from edgevit.folder.engine import ENGINE_KIND, read_engine
 from edgevit.folder.model import Rejection
 from edgevit.folder.model_folder import ModelFolder
@@ -54,7 +54,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         playing(patch, home)()
         with open_board(None) as board:
-            build_engine(folder, board, Options(export={"accuracy": False}))
+            build_engine(ExportRequest(model=folder, trt=True, accuracy=False), board)
     yield folder
 
 
@@ -178,8 +178,6 @@ def test_images_that_are_gone_are_asked_for(folder: Path, play: Play) -> None:
     assert judge(engine_in(folder), data="digits", max_images=6).images == 6
 
 
-def test_options_of_a_base_and_a_call_without_a_board_are_refused(built: Path) -> None:
+def test_options_of_a_base_are_refused(built: Path) -> None:
     with pytest.raises(OptionError, match="leave out pretrained"):
         EvaluateRequest(model=engine_in(built), pretrained=True).check()
-    with pytest.raises(OptionError, match="runs on a board; give it to"):
-        evaluate(engine_in(built))

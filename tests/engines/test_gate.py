@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from small_models import write_derived
 
 from edgevit.engines.gate import GateTolerances, Sample, allowed, judge, remarks, take_sample, unlabelled_sample
+from edgevit.engines.run import export
 from edgevit.errors import EngineError, OptionError
 from edgevit.export.images import data_record, open_images, subject_of
-from edgevit.export.onnx import export
 from edgevit.export.session import OnnxModel
 from edgevit.folder.engine import EngineClassAccuracy
 from edgevit.models.checkpoint import load

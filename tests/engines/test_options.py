@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgevit.engines.options import Options
+from edgevit.engines.options import EngineOptions
 from edgevit.errors import OptionError
 
 
@@ -17,13 +17,8 @@ from edgevit.errors import OptionError
         ({"batches": (0, 1, 1)}, "--batches 0,1,1 does not ascend from 1"),
         ({"optimization_level": 6}, "--optimization-level 6 is not one of 0 to 5"),
         ({"workspace_bytes": 0}, "--workspace is 0: it must be at least 1"),
-        ({"max_images": 0}, "--max-images is 0"),
     ],
 )
 def test_what_no_engine_can_be_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
-        Options(**given)
-
-
-def test_an_export_without_fp16_leaves_fp32() -> None:
-    assert Options().precisions == ("fp32", "fp16") and Options(export={"fp16": False}).precisions == ("fp32",)
+        EngineOptions(**given)

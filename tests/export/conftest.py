@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from small_models import ARGS, random_base, write_derived
 
-from edgevit.export.onnx import export
+from edgevit.export.onnx import run
+from edgevit.export.request import FilesRequest
 from edgevit.folder.export import ExportRecord
 from edgevit.models.checkpoint import describe, save
 
@@ -27,4 +28,4 @@ def make_derived(tmp_path: Path) -> Callable[..., Path]:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportRecord]:
     """A model folder with unequal QK and VO widths and its export, to be looked at and not changed."""
     folder = write_derived(tmp_path_factory.mktemp("exported") / "derived", 24, 16, head="full")
-    return folder, export(folder)
+    return folder, run(FilesRequest(model=folder))

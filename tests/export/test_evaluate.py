@@ -11,8 +11,8 @@ from small_models import ARGS
 
 import edgevit
 from edgevit.data.task import open_task
+from edgevit.engines.run import evaluate
 from edgevit.errors import CheckpointError, DataError, ModelError, OptionError, UnknownNameError
-from edgevit.export.evaluate import evaluate
 from edgevit.folder.export import ExportRecord
 from edgevit.models.checkpoint import load
 
@@ -109,7 +109,7 @@ def test_what_is_no_exported_file_is_refused(tmp_path: Path, exported: Exported)
         evaluate(file, "digits", pretrained=True)
     with pytest.raises(DataError, match="--data"):
         evaluate(file)
-    assert edgevit.export.evaluate.evaluate is evaluate
+    assert edgevit.evaluate is evaluate
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

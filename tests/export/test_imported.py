@@ -14,7 +14,7 @@ from edgevit.errors import CheckpointError, ExportError, OptionError
 from edgevit.export.imported import open_imported
 from edgevit.export.importing import imported
 from edgevit.export.precision import needs_fp32
-from edgevit.export.request import ExportRequest
+from edgevit.export.request import FilesRequest
 from edgevit.export.source import Form
 
 
@@ -22,7 +22,7 @@ from edgevit.export.source import Form
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a file whose normalisations overflow; to be looked at and not changed."""
     file = write_vit(tmp_path_factory.mktemp("imported") / "m.onnx", stream=300)
-    return imported(ExportRequest(model=file, out=file.with_suffix(""), preprocessing=PREPARED)).model
+    return imported(FilesRequest(model=file, out=file.with_suffix(""), preprocessing=PREPARED)).model
 
 
 def test_it_offers_what_a_model_folder_offers(folder: Path) -> None:

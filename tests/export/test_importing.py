@@ -14,12 +14,11 @@ from foreign_onnx import PREPARED, write_vit
 from onnx import TensorProto, helper
 
 from edgevit.board.models import find_file
+from edgevit.engines.run import evaluate, export
 from edgevit.errors import CheckpointError, DataError, OptionError, OutputError
 from edgevit.export.current import current_export
-from edgevit.export.evaluate import evaluate
 from edgevit.export.importing import imported, settled
-from edgevit.export.onnx import export
-from edgevit.export.request import ExportRequest
+from edgevit.export.request import FilesRequest
 from edgevit.export.session import OnnxModel
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.progress import Silent
@@ -36,7 +35,7 @@ class Told(Silent):
 
 
 def take(file: Path, told: Told | None = None, **options: Any) -> ModelFolder:
-    request = ExportRequest(model=file, out=file.with_suffix(""), **{**QUICK, **options})
+    request = FilesRequest(model=file, out=file.with_suffix(""), **{**QUICK, **options})
     return ModelFolder(imported(request, told).model)
 
 
@@ -119,7 +118,7 @@ def test_a_fixed_batch_is_that_of_every_file(tmp_path: Path) -> None:
     file = write_vit(tmp_path / "m.onnx", depth=1, batch=2)
     report = export(file, out=tmp_path / "f", accuracy=False, fp16=False, **QUICK)
     assert report.batch == 2 == OnnxModel(tmp_path / "f" / "export" / "model.fp32.onnx").batch
-    request = ExportRequest(model=tmp_path / "f")
+    request = FilesRequest(model=tmp_path / "f")
     assert settled(request) == (2, 16)
     with pytest.raises(OptionError, match="has a batch of 2"):
         settled(replace(request, batch=4))
@@ -132,7 +131,7 @@ def test_without_data_nothing_is_known_of_classes_and_the_rest_goes_on(tmp_path:
 
 
 def test_a_file_that_edgevit_made_brings_its_classes(exported: Path, tmp_path: Path) -> None:
-    request = ExportRequest(model=exported / "export" / "model.fp32.onnx", out=tmp_path / "again")
+    request = FilesRequest(model=exported / "export" / "model.fp32.onnx", out=tmp_path / "again")
     again = ModelFolder(imported(request).model).imported()
     before = ModelFolder(exported).imported()
     assert (again.classes, again.preprocessing) == (before.classes, before.preprocessing)

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from small_models import write_fewer_tokens, write_halves, write_narrower
 
 from edgevit.derive.base import base
+from edgevit.engines.run import export
 from edgevit.errors import CheckpointError, DataError, ExportError, OptionError, OutputError
 from edgevit.export.gates import Tolerances
-from edgevit.export.onnx import export
 from edgevit.export.session import OnnxModel
 from edgevit.folder.export import EXPORT_KIND, ExportRecord
 from edgevit.folder.writing import file_sha256

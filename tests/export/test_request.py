@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgevit.errors import CheckpointError, EdgeVitError, OptionError, UnknownNameError
-from edgevit.export.request import EvaluateRequest, ExportRequest, check_judging
+from edgevit.export.request import FilesRequest, JudgeRequest, check_judging
 
 FINE: dict[str, Any] = {"part": "test", "max_images": None, "batch_size": 32, "device": "cpu"}
 
@@ -31,14 +31,14 @@ def test_a_way_to_judge_that_cannot_be_is_refused(changed: Any, error: type[Edge
 def test_an_onnx_file_brings_its_own_weights(tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     with pytest.raises(CheckpointError, match="there is no"):
-        EvaluateRequest(model=file).check()
+        JudgeRequest(model=file).check()
     file.touch()
-    EvaluateRequest(model=file).check()
+    JudgeRequest(model=file).check()
     with pytest.raises(OptionError, match="brings its own weights and preprocessing; leave out pretrained"):
-        EvaluateRequest(model=file, pretrained=True).check()
+        JudgeRequest(model=file, pretrained=True).check()
 
 
 @pytest.mark.parametrize(("given", "said"), [({"batch": 0}, "batch 0 is neither"), ({"opset": 21}, "try 20")])
 def test_an_export_that_cannot_be_is_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=said):
-        ExportRequest(model=tmp_path, **given).check()
+        FilesRequest(model=tmp_path, **given).check()

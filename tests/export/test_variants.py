@@ -11,11 +11,12 @@ import onnx
 import pytest
 import torch
 
+from edgevit.engines.run import export
 from edgevit.errors import ExportError
 from edgevit.export.current import current_export
 from edgevit.export.fusion import compiler_installed, count_fused
 from edgevit.export.gates import Tolerances, check_graph
-from edgevit.export.onnx import export, open_source
+from edgevit.export.onnx import open_source
 from edgevit.export.session import OnnxModel
 from edgevit.export.variants import Exported, Variant
 from edgevit.folder.export import ExportRecord

@@ -16,6 +16,7 @@ from edgevit.agent.records import Run
 from edgevit.board.request import Conditions
 from edgevit.cost.place import Place
 from edgevit.derive.allocate.prices import Measured as Quantity
+from edgevit.engines.request import ExportRequest
 from edgevit.errors import UnfitBoardError
 from edgevit.meet import in_turns
 from edgevit.meet.in_turns import LABELS, InTurns
@@ -145,13 +146,12 @@ def test_without_power_no_energy_is_judged() -> None:
 def test_an_engine_is_built_in_the_precision_that_is_asked_for(
     precision: str, fp16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[Path, Any]] = []
+    asked: list[ExportRequest] = []
     monkeypatch.setattr(in_turns, "open_board", lambda *_, **__: nullcontext())
-    monkeypatch.setattr(
-        in_turns, "build_engine", lambda folder, board, options, progress: asked.append((folder, options))
-    )
+    monkeypatch.setattr(in_turns, "build_engine", lambda request, board, progress: asked.append(request))
     InTurns(Place(board="orin", runner="tensorrt", precision=precision), "ms", 10.0, Silent()).ready(
         tmp_path, judged=True
     )
-    ((folder, options),) = asked
-    assert folder == tmp_path and options.export == {"accuracy": True, "fp16": fp16} and options.batches == (1, 1, 8)
+    (request,) = asked
+    assert (request.model, request.accuracy, request.fp16) == (tmp_path, True, fp16)
+    assert request.trt and request.engine.batches == (1, 1, 8)

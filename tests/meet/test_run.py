@@ -24,7 +24,7 @@ from edgevit.errors import (
     OutputError,
 )
 from edgevit.export import current
-from edgevit.export.request import ExportRequest
+from edgevit.export.request import FilesRequest
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.meet import costs, in_turns, rounds
 from edgevit.meet.rounds import Measured
@@ -133,7 +133,7 @@ def test_a_model_is_derived_measured_and_verified_through_onnx_runtime(
     monkeypatch.setattr(rounds, "MOST", 1)
     export, exported = current.run, []
 
-    def noted(asked: ExportRequest, *more: Any) -> Any:
+    def noted(asked: FilesRequest, *more: Any) -> Any:
         exported.append(asked.model.name)
         return export(asked, *more)
 

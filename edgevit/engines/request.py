@@ -1,0 +1,68 @@
+"""What is asked of `export` and `evaluate`: of files here, and of engines on a board.
+
+`edgevit/export/request.py` has the part that needs no board.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from edgevit.board.profiles import load_profile
+from edgevit.board.request import AskedBoard, SshConfig
+from edgevit.engines.options import EngineOptions
+from edgevit.errors import OptionError
+from edgevit.export.request import ENGINE as SUFFIX
+from edgevit.export.request import FilesRequest, JudgeRequest
+from edgevit.request import BOARD, ENGINE, Nested, Option
+
+IMAGES = 500  # to judge an engine on, spread evenly over the classes: a drop of one point is 5 of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRequest(FilesRequest):
+    """What `edgevit.export` is asked: files, and with `trt` an engine of them, too."""
+
+    trt: Annotated[bool, Option("Build a TensorRT engine on the board, too.", ENGINE)] = False
+    engine: Annotated[EngineOptions, Nested()] = field(default_factory=EngineOptions)
+    board: AskedBoard = None
+    ssh_config: SshConfig = None
+    profile: Annotated[str | None, Option("Board profile that must match, by name or path.", BOARD)] = None
+
+    @property
+    def engine_images(self) -> int:
+        """The most images that an engine is judged on."""
+        return IMAGES if self.max_images is None else self.max_images
+
+    def check(self) -> None:
+        """Refuse what cannot be done; see `edgevit.export` for what is raised."""
+        of_engine = {
+            "board": self.board, "ssh-config": self.ssh_config, "profile": self.profile, "rebuild": self.engine.rebuild,
+        }  # fmt: skip
+        for name, value in of_engine.items():
+            if value and not self.trt:
+                raise OptionError(f"--{name} is for an engine; give --trt, too")
+        super().check()
+        if self.profile is not None:
+            load_profile(self.profile)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRequest(JudgeRequest):
+    """What `edgevit.evaluate` is asked: of a model that computes here, or of an engine on its board."""
+
+    board: AskedBoard = None
+    ssh_config: SshConfig = None
+
+    @property
+    def of_engine(self) -> bool:
+        """Whether an engine is to be judged."""
+        return Path(self.model).suffix == SUFFIX
+
+    def check(self) -> None:
+        """Refuse what cannot be done; see `edgevit.evaluate` for what is raised."""
+        for name, value in {"board": self.board, "ssh-config": self.ssh_config}.items():
+            if value and not self.of_engine:
+                raise OptionError(f"--{name} is for an engine, and {self.model} is none; try one of its export/engines")
+        super().check()
