@@ -194,7 +194,7 @@ def _plan(network: nn.Module, dims: Sequence[BlockDims], kept: Sequence[Sequence
         a, f = block.attention, block.ffn
         attention = None
         if a is not None:
-            attention = AttentionPlan(tuple(heads), a.qk, a.vo, weights=a.keep_heads(heads))
+            attention = AttentionPlan(tuple(heads), a.qk, a.vo, weights=a.keep(heads))
         ffn = None if f is None else FfnPlan(torch.arange(f.neurons))
         plans.append(BlockPlan(i, attention, ffn, new.tokens, merge and new.tokens > 0))
     return Plan(tuple(plans))
