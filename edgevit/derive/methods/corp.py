@@ -26,6 +26,7 @@ from edgevit.derive.algebra.least_squares import refit
 from edgevit.derive.allocate.ranking import Grouping, Units, rank, top
 from edgevit.derive.measure.importance import Scores, UnitScores
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, check_enough
+from edgevit.derive.method import Method
 from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem
 from edgevit.errors import OptionError
@@ -34,7 +35,6 @@ from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
 
 QUANTITIES = ("macs", "params", "ms", "mj")
-GENTLE = True
 
 
 @dataclass(frozen=True)
@@ -104,3 +104,6 @@ def derive(problem: Problem, config: Config) -> Derived:
     with problem.stopwatch.stage("closed_form"):
         plan = _plan(problem, config, network, statistics)
     return ranked.finish(problem, config, plan)
+
+
+METHOD = Method(Config, default_steps, derive, gentle=True)
