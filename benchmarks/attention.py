@@ -24,7 +24,7 @@ import json
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -195,26 +195,9 @@ def gates(network: nn.Module, images: Split, columns: Sequence[int], passes: Pas
 
 @torch.no_grad()
 def keep_best(part: Attention, qk: Tensor, vo: Tensor, widths: tuple[int, int]) -> Attention:
-    """Keep the dimensions of each head that are worth most; logits stay what these make of them.
-
-    Shapes: qk [H, q], vo [H, v].
-    """
-    first, second = (scores.topk(width, dim=1).indices for scores, width in zip((qk, vo), widths, strict=True))
-    gain = (widths[0] / part.qk) ** 0.5  # logits will be divided by the root of the new width
-
-    def rows(weight: Tensor, kept: Tensor) -> Tensor:  # [H, w, d]
-        return weight.gather(1, kept[..., None].expand(-1, -1, weight.shape[-1]))
-
-    def entries(bias: Tensor | None, kept: Tensor) -> Tensor | None:
-        return None if bias is None else bias.gather(1, kept)
-
-    bq = entries(part.bq, first)
-    return replace(
-        part,
-        wq=rows(part.wq, first) * gain, bq=None if bq is None else bq * gain,
-        wk=rows(part.wk, first), bk=entries(part.bk, first),
-        wv=rows(part.wv, second), bv=entries(part.bv, second), wo=rows(part.wo.mT, second).mT,
-    )  # fmt: skip
+    """Keep the dimensions of each head that are worth most. Shapes: qk [H, q], vo [H, v]."""
+    best = (scores.topk(width, dim=1).indices for scores, width in zip((qk, vo), widths, strict=True))
+    return part.keep(range(part.heads), *best)
 
 
 def random_scores(parts: Sequence[Attention], seed: int) -> list[tuple[Tensor, Tensor]]:
@@ -252,7 +235,7 @@ class Cuts:
     def heads(self, count: int) -> nn.Module:
         """The network with the heads of each block that are worth most."""
         kept = [sorted(of.heads().topk(count).indices.tolist()) for of in self.gates]
-        return self._with([part.keep_heads(of) for part, of in zip(self.parts, kept, strict=True)])
+        return self._with([part.keep(of) for part, of in zip(self.parts, kept, strict=True)])
 
     def made(self, base: nn.Module, one: Row) -> nn.Module:
         """What a row is of."""

@@ -44,7 +44,7 @@ def refuse_untaught(method: str, config: Any, steps: int | None) -> None:
         raise OptionError("unlabelled images are for training, and 0 steps train not at all; leave them out")
 
 
-def refuse_silent(method: Method, cuts: Cuts, prices: Prices | None) -> None:
+def refuse_silent(method: Method[Any], cuts: Cuts, prices: Prices | None) -> None:
     """Refuse a cost table that says nothing of fewer tokens to a method that lets them leave.
 
     Raises:
@@ -57,7 +57,7 @@ def refuse_silent(method: Method, cuts: Cuts, prices: Prices | None) -> None:
         )
 
 
-def refuse_after_tokens(method: Method, config: Any, network: nn.Module, policy: Policy) -> None:
+def refuse_after_tokens(method: Method[Any], config: Any, network: nn.Module, policy: Policy) -> None:
     """Refuse a method, as it was asked for, to cut a network that tokens leave.
 
     Raises:

@@ -120,8 +120,9 @@ def _images_per_class(task: Task) -> dict[str, int]:
 
 def _fit(base: Headless, task: Task, passes: Passes) -> dict[str, Tensor]:
     """Weight, bias, and as `facts` ridge, temperature and accuracy."""
-    classes, width = len(task.classes), base.network.num_features
-    network = base.with_head(torch.zeros(classes, width), torch.zeros(classes)).network
+    network, family = base.network, family_of(base.network)
+    family.make_classifiers(network, len(task.classes))
+    width = family.classifiers(network)[0].in_features
     moments, held = Moments(task.train.labels, width), list[tuple[Tensor, Tensor]]()
     _see_features(network, task.train, passes, "fit a head", moments.add)
     _see_features(network, task.validation, passes, "judge the head", lambda *batch: held.append(batch))

@@ -53,7 +53,7 @@ class CutFirst:
         return facts
 
 
-def check_row(steps: Sequence[Step], method: Method, config: Any, asked: Asked, base: Model) -> None:
+def check_row(steps: Sequence[Step], method: Method[Any], config: Any, asked: Asked, base: Model) -> None:
     """Refuse what no method of the row can reach, whatever those before it leave; nothing is measured for that.
 
     Args:
@@ -62,7 +62,7 @@ def check_row(steps: Sequence[Step], method: Method, config: Any, asked: Asked, 
     Raises:
         BudgetError: with the minimum.
     """
-    row: list[tuple[Method, Any, Budget]] = []
+    row: list[tuple[Method[Any], Any, Budget]] = []
     for step in steps:
         found, budget = find_method(step.method), make_budget(base.spec.macs, base.spec.params, rate=step.rate)
         row.append((found, found.make_config(step.options), budget))

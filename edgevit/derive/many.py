@@ -20,8 +20,7 @@ import torch
 from edgevit.derive.allocate.budget import readable
 from edgevit.derive.jobs_file import RESULTS, DeriveManyRequest, Job, in_turns, read_jobs
 from edgevit.derive.jobs_table import TABLE_KIND, JobsTable, Row
-from edgevit.derive.methods import load_method
-from edgevit.derive.options import make_config
+from edgevit.derive.method import find_method
 from edgevit.derive.session import run
 from edgevit.derive.workers import Died, work_off
 from edgevit.errors import CheckpointError, EdgeVitError, Interrupted, OptionError, OutputError, PlanError
@@ -169,7 +168,7 @@ def run_many(request: DeriveManyRequest, progress: Progress | None = None) -> li
         raise OptionError(f"workers {workers} is less than 1")
     for method in plan.methods:
         name = method.method or method.name
-        make_config(name, load_method(name), method.options)
+        find_method(name).make_config(method.options)
     jobs, folder = in_turns(jobs, workers), Path(plan.out)
     with ExitStack() as held:
         with writing(folder):

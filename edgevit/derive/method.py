@@ -1,11 +1,11 @@
-"""A method as the rest of edgevit sees it: what its file defines, with a type for each part."""
+"""A method as the rest of edgevit sees it: what its file says of itself, with a type for each part."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import nn
 
@@ -19,6 +19,7 @@ from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.reach import Asked, Cuts, check_reachable
 from edgevit.folder.model import ModelSpec
 
+C = TypeVar("C")
 Classes = str | Path | Sequence[str | int] | None
 
 
@@ -35,21 +36,41 @@ class Slices(Protocol):
         """The plan of this budget, for a classifier of so many outputs unless None."""
 
 
+def widths_alone(network: nn.Module, config: object, policy: Policy) -> Cuts:
+    """What a method may take away that says nothing of it."""
+    return Cuts()
+
+
+def fits_anything(asked: Asked, config: object) -> None:
+    """Refuse nothing: the options of a method that says nothing of it fit every network."""
+
+
 @dataclass(frozen=True)
-class Method:
-    """One file, or folder, of `methods/`; its module's docstring says what the parts are for."""
+class Method(Generic[C]):
+    """What the file, or folder, of a method says of itself, as its last line: METHOD = Method(Config, ...).
 
-    name: str
-    make_config: Callable[..., Any]  # from options, by value or by text
-    default_steps: Callable[[Any, float, int, int], int]  # of config, rate, images and batch size
-    derive: Callable[[Problem, Any], Derived]
-    slices: Callable[[Any], Slices] | None  # of config: what it cuts from, if that needs no image
-    gentle: bool  # its training starts from weights that are nearly right
-    needs_all_tokens: bool  # what it measures is of tokens that pass through all blocks
-    cuts: Callable[[nn.Module, Any, Policy], Cuts]  # of a network, config and policy: what it may take away
-    check_options: Callable[[Asked, Any], None]  # refuses a config that does not fit what is asked
+    mypy holds the functions against these types, and their config against the method's own.
+    """
 
-    def check(self, config: Any, asked: Asked) -> None:
+    config: type[C]  # its options, a frozen dataclass
+    default_steps: Callable[[C, float, int, int], int]  # of config, rate, images and batch size
+    derive: Callable[[Problem, C], Derived]
+    cuts: Callable[[nn.Module, C, Policy], Cuts] = widths_alone  # of a network: what it may take away
+    check_options: Callable[[Asked, C], None] = fits_anything  # refuses a config that does not fit what is asked
+    slices: Callable[[C], Slices] | None = None  # what it cuts from, if that needs no image
+    gentle: bool = False  # its training starts from weights that are nearly right
+    needs_all_tokens: bool = False  # what it measures is of tokens that pass through all blocks
+    name: str = ""  # that of its file, which `find_method` knows
+
+    def make_config(self, options: Mapping[str, Any]) -> C:
+        """Its config from options, by value or by text.
+
+        Raises:
+            UnknownNameError, OptionError: as `edgevit.derive.options.make_config` says.
+        """
+        return make_config(self.name, self.config, options)
+
+    def check(self, config: C, asked: Asked) -> None:
         """Refuse what it cannot do, before anything is measured.
 
         Raises:
@@ -60,21 +81,11 @@ class Method:
         check_reachable(asked, self.name, lambda config: self.cuts(asked.network, config, asked.policy), config)
 
 
-def find_method(name: str) -> Method:
+def find_method(name: str) -> Method[Any]:
     """Import a method.
 
     Raises:
         UnknownNameError: there is no such file.
     """
-    module = load_method(name)
-    return Method(
-        name,
-        lambda options: make_config(name, module, options),
-        module.default_steps,
-        module.derive,
-        getattr(module, "slices", None),
-        getattr(module, "GENTLE", False),
-        getattr(module, "NEEDS_ALL_TOKENS", False),
-        getattr(module, "cuts", lambda *_: Cuts()),
-        getattr(module, "check_options", lambda *_: None),
-    )
+    method: Method[Any] = load_method(name).METHOD
+    return replace(method, name=name)

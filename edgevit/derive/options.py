@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from edgevit.derive.methods import method_module, method_names
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.numbers import FINITE, WORD, check_number
 
+C = TypeVar("C")
 SUPERNET = "supernet"  # no method, and its options are given in the same way
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 _PLAIN: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
@@ -113,13 +113,13 @@ def read_options(owner: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: known[name].convert(owner, value) for name, value in options.items()}
 
 
-def make_config(owner: str, module: ModuleType, options: Mapping[str, Any]) -> Any:
+def make_config(owner: str, config: type[C], options: Mapping[str, Any]) -> C:
     """Build a method's Config from its defaults and these options, by value or by text.
 
     Raises:
         UnknownNameError, OptionError: as `read_options` and the Config itself say.
     """
-    return module.Config(**read_options(owner, options))
+    return config(**read_options(owner, options))
 
 
 def parse_assignments(method: str, assignments: Iterable[str]) -> dict[str, str]:

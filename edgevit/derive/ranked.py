@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import nn
 
-from edgevit.derive.algebra.selection import channel_encoder, keep_dimensions
+from edgevit.derive.algebra.embedding import channel_encoder
 from edgevit.derive.allocate import ranking
 from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
@@ -68,7 +68,7 @@ def plan_of(network: nn.Module, scores: Scores, ranked: Ranked) -> Plan:
     parts = zip(attentions(blocks), scores.blocks, ranked.heads, ranked.dims, strict=True)
     for i, (attention, of, heads, dims) in enumerate(parts):
         kept = list(heads)
-        slim = keep_dimensions(attention, kept, top(of.qk[kept], dims.qk), top(of.vo[kept], dims.vo))
+        slim = attention.keep(kept, top(of.qk[kept], dims.qk), top(of.vo[kept], dims.vo))
         attended = AttentionPlan(heads, dims.qk, dims.vo, weights=slim)
         plans.append(BlockPlan(i, attended, FfnPlan(top(of.ffn, dims.ffn)), blocks[i].tokens, blocks[i].merged))
     whole = len(scores.embed)

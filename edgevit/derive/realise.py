@@ -84,7 +84,7 @@ def _attentions(parts: Sequence[Attention | None], plans: Sequence[AttentionPlan
     fewer = []
     for _, part, plan in open_:
         # What dropped heads put out on average can be made up for only where the inputs' mean is known.
-        kept = part.keep_heads(plan.heads) if plan.moment is None else keep_heads(part, plan.heads, plan.moment)
+        kept = part.keep(plan.heads) if plan.moment is None else keep_heads(part, plan.heads, plan.moment)
         fewer.append(part if len(plan.heads) == part.heads else kept)
     widths = [(plan.qk, plan.vo) for *_, plan in open_]
     for (i, *_), slim in zip(open_, narrow(fewer, widths, moments or None), strict=True):

@@ -84,7 +84,7 @@ class _Wanted:
 
     opened: Opened
     first: tuple[Step, ...]  # what cuts the base before the method does
-    method: Method
+    method: Method[Any]
     config: Any
     budget: Budget
     policy: Policy
@@ -218,7 +218,13 @@ def _keep_baselines(taken: Baselines, problem: Problem) -> None:
 
 
 def _budget(
-    base: Model, network: nn.Module, images: int, policy: Policy, request: DeriveRequest, method: Method, config: Any
+    base: Model,
+    network: nn.Module,
+    images: int,
+    policy: Policy,
+    request: DeriveRequest,
+    method: Method[Any],
+    config: Any,
 ) -> Budget:
     """What is asked of `network`, which has the classes that are kept of the base, and training images.
 
@@ -236,7 +242,7 @@ def _budget(
     return budget
 
 
-def _check_tokens(opened: Opened, first: Sequence[Step], method: Method, config: Any, policy: Policy) -> None:
+def _check_tokens(opened: Opened, first: Sequence[Step], method: Method[Any], config: Any, policy: Policy) -> None:
     """Refuse, before anything is measured, a method that cannot cut a network that tokens leave."""
     leave = any(block.tokens for block in opened.base.spec.blocks)
     earlier = [(found := find_method(step.method), found.make_config(step.options)) for step in first]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -177,7 +176,7 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
     """Do what is asked; `supernet` says what is raised."""
     request.check()
     progress, training, out = progress or Silent(), request.training, request.out
-    config: Config = make_config(SUPERNET, sys.modules[__name__], request.options)
+    config = make_config(SUPERNET, Config, request.options)
     policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
     found = open_network(request.base, **request.opening(), progress=progress)
     task = open_task_for(found, request, progress)

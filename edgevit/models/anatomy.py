@@ -113,14 +113,41 @@ class Attention:
         """Whether the output can take a constant: a value bias passes through, as attention rows sum to one."""
         return self.bo is not None or self.bv is not None
 
-    def keep_heads(self, heads: Sequence[int]) -> Attention:
-        """These heads, in this order; what the others put out is lost."""
+    def query_gain(self, qk: int) -> float:
+        """By what queries are multiplied where the heads become `qk` wide: logits are divided by that width's root."""
+        return float((qk / self.qk) ** 0.5)
+
+    def keep(self, heads: Sequence[int], qk: Tensor | None = None, vo: Tensor | None = None) -> Attention:
+        """These heads with these of their dimensions, in this order; what the others put out is lost.
+
+        A QK dimension is a row of W_Q and the same row of W_K, a VO dimension a row of W_V and a column of W_O. Logits
+        stay sums of the same products. Shapes: qk [H', q'] and vo [H', v'], int64, of the heads that stay; None: all.
+        """
         kept = list(heads)
-        return replace(
-            self,
-            wq=self.wq[kept], bq=_maybe(self.bq, kept), wk=self.wk[kept], bk=_maybe(self.bk, kept),
-            wv=self.wv[kept], bv=_maybe(self.bv, kept), wo=self.wo[kept],
+
+        def rows(weight: Tensor, at: Tensor | None) -> Tensor:  # [H, w, d] -> [H', w', d]
+            return weight[kept] if at is None else weight[kept].take_along_dim(at.to(weight.device).unsqueeze(-1), 1)
+
+        def entries(bias: Tensor | None, at: Tensor | None) -> Tensor | None:  # [H, w] -> [H', w']
+            if bias is None or at is None:
+                return _maybe(bias, kept)
+            return bias[kept].take_along_dim(at.to(bias.device), 1)
+
+        wq, bq = rows(self.wq, qk), entries(self.bq, qk)
+        if qk is not None:
+            gain = self.query_gain(qk.shape[1])
+            wq, bq = wq * gain, None if bq is None else bq * gain
+        return Attention(
+            wq=wq, bq=bq, wk=rows(self.wk, qk), bk=entries(self.bk, qk),
+            wv=rows(self.wv, vo), bv=entries(self.bv, vo), wo=rows(self.wo.mT, vo).mT, bo=self.bo,
         )  # fmt: skip
+
+    def first(self, qk: int, vo: int) -> Attention:
+        """All heads with the first of their dimensions."""
+        import torch
+
+        wanted = (torch.arange(width).expand(self.heads, width) for width in (qk, vo))
+        return self.keep(range(self.heads), *wanted)
 
     def rebased(self, encode: Tensor, fold: Fold) -> Attention:
         """The same for tokens `encode` [d', d] times those that there were, with all biases there can be."""
@@ -131,20 +158,11 @@ class Attention:
         bo = self.wo.new_zeros(self.embed) if self.bo is None else self.bo
         return Attention(wq, bq, wk, bk, wv, bv, fold.write(self.wo, encode), fold.write_bias(bo, encode))
 
-    def first(self, qk: int, vo: int) -> Attention:
-        """The first dimensions of every head, as views. Logits are then divided by the root of another width."""
-        return replace(
-            self,
-            wq=self.wq[:, :qk], bq=_maybe(self.bq, (slice(None), slice(qk))),
-            wk=self.wk[:, :qk], bk=_maybe(self.bk, (slice(None), slice(qk))),
-            wv=self.wv[:, :vo], bv=_maybe(self.bv, (slice(None), slice(vo))), wo=self.wo[..., :vo],
-        )  # fmt: skip
-
     def padded(self, qk: int, vo: int) -> Attention:
-        """The same function with wider heads: zeros are added, and queries make up for the other width's root."""
+        """The same function with wider heads: zeros are added."""
         import torch.nn.functional as F
 
-        gain = (qk / self.qk) ** 0.5
+        gain = self.query_gain(qk)
 
         def rows(weight: Tensor, width: int) -> Tensor:
             return F.pad(weight, (0, 0, 0, width - weight.shape[1]))  # [H, w, d] -> [H, width, d]

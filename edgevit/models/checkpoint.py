@@ -159,9 +159,10 @@ class Headless:
 
         The two heads of a distilled DeiT, which averages their logits, are alike.
         """
-        self.network.reset_classifier(len(weight))
+        family = family_of(self.network)
+        family.make_classifiers(self.network, len(weight))
         with torch.no_grad():
-            for head in family_of(self.network).classifiers(self.network):
+            for head in family.classifiers(self.network):
                 head.weight.copy_(weight)
                 head.bias.copy_(bias)
         return describe(self.network, self.timm_name, self.timm_args, self.preprocessing)
@@ -226,9 +227,8 @@ def open_network(
         network = _create(name, args, pretrained=pretrained)
     else:
         network = _filled(name, args, Path(checkpoint), progress or Silent())
-    if network.num_classes:
+    if family_of(network).has_classifier(network):  # which refuses what cannot be pruned, before a classifier is fitted
         return describe(network, name, args, preprocessing)
-    family_of(network)  # refuses what cannot be pruned anyway, before a classifier is fitted
     return Headless(network.eval(), name, args, _preprocessing(network, preprocessing or {}))
 
 
@@ -241,15 +241,15 @@ def network_without_weights(base: str | Path, model_args: Mapping[str, Any] | No
         UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as for `open_network`.
     """
     if Path(base).is_dir():
-        network: Any = load(base).network
+        network = load(base).network
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # the same network every time, and the same files
             network = _create(str(base), model_args or {})
-            if not network.num_classes:
-                network.reset_classifier(SOME_CLASSES)
-    family_of(network)
-    return network.eval()  # type: ignore[no-any-return]
+            family = family_of(network)
+            if not family.has_classifier(network):
+                family.make_classifiers(network, SOME_CLASSES)
+    return network.eval()
 
 
 def _filled(name: str, args: dict[str, Any], checkpoint: Path, progress: Progress) -> Any:

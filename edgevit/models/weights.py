@@ -93,12 +93,7 @@ class Weights:
 
     state: State
     notes: tuple[str, ...] = ()  # what a person should know of the reading
-
-    @property
-    def classes(self) -> int:
-        """Rows of the classifier; 0 where there is none."""
-        weight = self.state.get("head.weight")
-        return 0 if weight is None else len(weight)
+    classes: int = 0  # rows of the classifier; 0 where there is none
 
 
 # -- a network --------------------------------------------------------------------------------------------------------

@@ -121,9 +121,7 @@ def first_of(dense: nn.Module, dims: Sequence[BlockDims]) -> nn.Module:
     vit.keep_blocks(network, range(len(dims)))
     cut = [
         Block(
-            block.attention.keep_heads(range(d.heads)).first(d.qk, d.vo)
-            if block.attention and d.has_attention
-            else None,
+            block.attention.keep(range(d.heads)).first(d.qk, d.vo) if block.attention and d.has_attention else None,
             block.ffn.keep(slice(d.ffn)) if block.ffn and d.has_ffn else None,
             d.tokens,
         )

@@ -112,7 +112,7 @@ class Training:
         check_device_name(self.device)
 
 
-WARMUP = 0.1  # share of the steps, of a method that is GENTLE
+WARMUP = 0.1  # share of the steps, of a method that is gentle
 
 
 def fill(training: Training, *, gentle: bool) -> Training:

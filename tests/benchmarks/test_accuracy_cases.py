@@ -54,7 +54,7 @@ def test_every_option_that_a_case_gives_is_one_of_its_method(method: str) -> Non
     for case in ALL:
         if case.method == method:
             module = load_method(method)
-            assert isinstance(make_config(method, module, case.options), module.Config)
+            assert isinstance(make_config(method, module.Config, case.options), module.Config)
 
 
 def test_methods_that_keep_every_head_and_block_have_a_shape_that_reaches_their_rate() -> None:

@@ -53,7 +53,7 @@ def test_every_case_is_another_reaches_its_rate_and_has_options_of_its_method(na
     whole = geometry.macs(dims), geometry.params(dims)
     for case in found:
         module = load_method(case.method)
-        assert isinstance(make_config(case.method, module, case.options), module.Config)
+        assert isinstance(make_config(case.method, module.Config, case.options), module.Config)
         if case.method in KEEP and not case.options.get("cut_embedding"):
             check_reachable(dims, geometry, make_budget(*whole, rate=case.rate), make_policy(case.shape))
 

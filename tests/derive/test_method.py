@@ -2,13 +2,14 @@
 
 import pytest
 
-from edgevit.derive.method import find_method
+from edgevit.derive.method import Method, find_method
 from edgevit.derive.methods import method_names
 from edgevit.errors import UnknownNameError
 
 
 def test_every_method_is_found_with_its_options():
     found = {name: find_method(name) for name in method_names()}
+    assert all(type(method) is Method and method.name == name for name, method in found.items())
     assert {name for name, method in found.items() if method.slices is not None} == {"skd"}
     assert found["forge"].gentle and not found["vulcan"].gentle
     assert found["nuwa"].make_config({"ridge": "0.01"}).ridge == 0.01

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from example_method import EXAMPLE, with_the_example
 from problems import untrained
@@ -25,6 +26,7 @@ from edgevit.data.task import Task, open_task
 from edgevit.derive.method import find_method
 from edgevit.derive.methods import method_names
 from edgevit.derive.plan import BlockPlan, FfnPlan, Plan
+from edgevit.derive.problem import Derived
 from edgevit.folder.derivation import ShapeRecord, TrainingRecord
 from edgevit.folder.supernet import SUPERNET_KIND, Point, SettingsRecord, SupernetRecord, Unit
 from edgevit.models.anatomy import Attention, Block, Ffn
@@ -72,6 +74,11 @@ CASES = [
     ("forge", HIGH),
     *((name, NARROW) for name in NARROWER),
 ]
+# Packed ones, whose gate comes second, are held in test_methods_gated.
+GATED: dict[str, dict[str, Any]] = {
+    "SwiGLU": {"mlp_layer": timm.layers.SwiGLU, "mlp_ratio": 2.0},
+    "GluMlp": {"mlp_layer": timm.layers.GluMlp, "mlp_ratio": 4.0},
+}
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
@@ -84,6 +91,13 @@ def folder_with_the_example(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture(scope="module")
 def base(small_vit: Callable[..., Any]) -> Model:
     return describe(small_vit(depth=3, num_heads=4), "vit_tiny_patch16_224", {"depth": 3, "num_heads": 4})
+
+
+@pytest.fixture(scope="module", params=GATED)
+def gated_base(small_vit: Callable[..., Any], request: pytest.FixtureRequest) -> Model:
+    """A base whose FFNs have a gate."""
+    network = small_vit(depth=3, num_heads=4, **GATED[request.param])
+    return describe(network, "vit_tiny_patch16_224", {"depth": 3, "num_heads": 4})
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +125,25 @@ def supernet(base: Model, task: Task, tmp_path_factory: pytest.TempPathFactory) 
 def test_the_base_is_unchanged_and_the_model_is_the_base_masked(
     name: str, rate: float, base: Model, task: Task, supernet: Path, tmp_path: Path
 ) -> None:
-    problem, method = untrained(base, task, rate, tmp_path), find_method(name)
+    plan = masked_and_compared(name, rate, base, task, supernet, tmp_path).plan
+    fewer = [len(a.heads) < 4 for b in plan.blocks if (a := b.attention) is not None]
+    assert (len(fewer) < 3 and any(fewer)) == (rate == HIGH)
+    assert (plan.embed is not None) == (rate == NARROW)
+
+
+@pytest.mark.parametrize("name", [*method_names(), EXAMPLE])
+def test_a_base_with_gates_is_unchanged_and_the_model_is_it_masked(
+    name: str, gated_base: Model, task: Task, supernet: Path, tmp_path: Path
+) -> None:
+    made = masked_and_compared(name, 0.3, gated_base, task, supernet, tmp_path)
+    blocks = family_of(made.network).read(made.network)
+    assert all(block.ffn is None or block.ffn.gated for block in blocks)
+    assert any(block.ffn is None or block.ffn.neurons < 128 or block.tokens for block in blocks)
+
+
+def masked_and_compared(name: str, rate: float, base: Model, task: Task, supernet: Path, folder: Path) -> Derived:
+    """What a method makes of a base, which is unchanged, and masked is what was made."""
+    problem, method = untrained(base, task, rate, folder), find_method(name)
     network = problem.network
     before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
     options = {"supernet": str(supernet)} if name == "skd" else FEW.get(name, {})
@@ -127,9 +159,7 @@ def test_the_base_is_unchanged_and_the_model_is_the_base_masked(
         logits, slim = whole(IMAGES), made.network(IMAGES)
     assert logits.std() > 0.02 and len(after) == len(before)
     torch.testing.assert_close(slim, logits, rtol=1e-5, atol=1e-5 * float(logits.abs().max()))
-    fewer = [len(a.heads) < 4 for b in made.plan.blocks if (a := b.attention) is not None]
-    assert (len(fewer) < 3 and any(fewer)) == (rate == HIGH)
-    assert (made.plan.embed is not None) == (rate == NARROW)
+    return made
 
 
 @contextmanager

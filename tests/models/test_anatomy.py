@@ -1,5 +1,7 @@
 """Parts are sliced by their own methods: what is left computes what it did with the rest put out."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -24,7 +26,7 @@ def ffn():
 def heads_of(part, x):
     """What each head puts out [H, N, d], without the output bias."""
     q, k, v = (
-        torch.einsum("nd,hwd->hnw", x, w) + b[:, None]
+        torch.einsum("nd,hwd->hnw", x, w) + (0 if b is None else b[:, None])
         for w, b in ((part.wq, part.bq), (part.wk, part.bk), (part.wv, part.bv))
     )
     return torch.einsum("hnv,hdv->hnd", (q @ k.mT / part.qk**0.5).softmax(-1) @ v, part.wo)
@@ -37,7 +39,7 @@ def neurons_of(part, x):
 
 def test_heads_that_are_kept_put_out_what_they_did(attention):
     x = torch.randn(5, 16)
-    torch.testing.assert_close(heads_of(attention.keep_heads([2, 0]), x), heads_of(attention, x)[[2, 0]])
+    torch.testing.assert_close(heads_of(attention.keep([2, 0]), x), heads_of(attention, x)[[2, 0]])
 
 
 def test_wider_heads_put_out_the_same(attention):
@@ -47,17 +49,33 @@ def test_wider_heads_put_out_the_same(attention):
     torch.testing.assert_close(heads_of(padded, x), heads_of(attention, x), rtol=1e-4, atol=1e-5)
 
 
-def test_first_dimensions_are_views_and_all_of_them_are_the_whole(attention):
-    part = attention.first(3, 5)
-    assert (part.heads, part.qk, part.vo, part.embed) == (3, 3, 5, 16)
-    assert part.wq.data_ptr() == attention.wq.data_ptr() and part.bv.shape == (3, 5)
+@pytest.mark.parametrize("bias", [True, False])
+def test_dimensions_that_are_kept_put_out_what_they_did_with_the_rest_at_zero(attention, bias):
+    whole = attention if bias else replace(attention, bq=None, bk=None, bv=None)
+    heads, qk, vo = [2, 0], torch.tensor([[1, 3], [7, 0]]), torch.tensor([[4, 1, 0], [2, 5, 7]])
+    kept = whole.keep(heads, qk, vo)
+    assert (kept.heads, kept.qk, kept.vo, kept.embed) == (2, 2, 3, 16)
+    stays = {"q": torch.zeros(3, 8), "k": torch.zeros(3, 8), "v": torch.zeros(3, 8)}
+    for head, of_qk, of_vo in zip(heads, qk, vo, strict=True):
+        stays["q"][head, of_qk] = stays["k"][head, of_qk] = stays["v"][head, of_vo] = 1
+    masked = {f"w{name}": getattr(whole, f"w{name}") * mask.unsqueeze(-1) for name, mask in stays.items()}
+    masked |= {f"b{name}": getattr(whole, f"b{name}") * mask for name, mask in stays.items() if bias}
     x = torch.randn(5, 16)
-    torch.testing.assert_close(heads_of(attention.first(8, 8), x), heads_of(attention, x))
+    torch.testing.assert_close(heads_of(kept, x), heads_of(replace(whole, **masked), x)[heads], rtol=1e-4, atol=1e-5)
+
+
+def test_all_dimensions_kept_are_the_same_bits_and_the_first_are_the_first(attention):
+    every = torch.arange(8).repeat(3, 1)
+    for whole in (attention.keep(range(3), every, every), attention.first(8, 8)):
+        assert all(
+            torch.equal(mine, other) for mine, other in zip(vars(whole).values(), vars(attention).values(), strict=True)
+        )
+    x, part = torch.randn(5, 16), attention.first(3, 5)
+    kept = attention.keep(range(3), every[:, :3], every[:, :5])
+    assert (part.qk, part.vo) == (3, 5) and torch.equal(heads_of(part, x), heads_of(kept, x))
 
 
 def test_a_value_bias_is_enough_to_take_a_constant(attention):
-    from dataclasses import replace
-
     assert replace(attention, bo=None).has_output_bias and not replace(attention, bo=None, bv=None).has_output_bias
 
 

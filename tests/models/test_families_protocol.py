@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 import timm
 import torch
-from family_examples import images, narrowed, slimmed, sweep
+from family_examples import FOREIGN, REFUSED, foreign, images, narrowed, refused, slimmed, sweep
 from places import TESTS
 from small_models import ARGS
 from torch import Tensor, nn
 
-from edgevit.derive.algebra.embedding import encoder, flat_basis
+from edgevit.derive.algebra.embedding import encoder, flat_basis, nested_basis
+from edgevit.errors import CheckpointError, UnsupportedModelError
 from edgevit.models.anatomy import Block, BlockDims
-from edgevit.models.families import Family, HalfThere, family_of, load_family
+from edgevit.models.families import Family, HalfThere, family_like, family_names, family_of, load_family
 
 DIMS = BlockDims(2, 24, 8, 40)
 forms = pytest.mark.parametrize("form", ["whole", "half"])
@@ -335,6 +336,148 @@ def test_timm_makes_a_shorter_and_narrower_network_with_the_arguments(
     with torch.no_grad():
         close(again.eval()(images()), network(images()))
     assert family.arguments(network, 1, embed) == {}
+
+
+@sweep
+@forms
+@torch.no_grad()
+def test_what_is_gone_counts_for_nothing_in_the_scores(network: nn.Module) -> None:
+    family = family_of(network)
+    ((seen, _), *_) = seen_at(network, family.attention_inputs(network)[:1])  # type: ignore[misc]
+    log_gates, stays = shut(family, network)
+    every = torch.ones(family.read(network)[0].dims.heads)
+    fewer = family.token_scores(network, 0, seen, HalfThere(log_gates, every))[:, stays]
+    close(fewer, family.token_scores(network, 0, seen[:, stays]))
+    assert not torch.allclose(fewer, family.token_scores(network, 0, seen)[:, stays], rtol=1e-3)
+    first, *others = family.read(network)
+    assert first.attention is not None
+    one_head = family.build(network, [replace(first, attention=first.attention.keep([1])), *others])
+    second = HalfThere(torch.zeros_like(log_gates), every * torch.arange(len(every)))
+    close(family.token_scores(network, 0, seen, second), family.token_scores(one_head, 0, seen))
+
+
+@sweep
+@forms
+@torch.no_grad()
+def test_blocks_do_not_look_at_tokens_that_weigh_nothing(network: nn.Module) -> None:
+    family = family_of(network)
+    log_gates, stays = shut(family, network)
+    tokens, asked = family.first_tokens(network, images()), list[int]()
+
+    def weights(block: int) -> Tensor:
+        asked.append(block)
+        return log_gates
+
+    def passed(tokens: Tensor) -> Tensor:
+        for layer in family.layers(network):
+            tokens = layer(tokens)
+        return tokens
+
+    expected, whole = passed(tokens[:, stays]), passed(tokens)
+    with family.weighing(network, weights):
+        close(passed(tokens)[:, stays], expected)
+    assert asked == [0, 1] and not torch.allclose(whole[:, stays], expected, rtol=1e-3)
+    assert torch.equal(passed(tokens), whole), "it lasts on"
+    with family.weighing(network, lambda _: None):
+        assert torch.equal(passed(tokens), whole)
+
+
+def shut(family: Family, network: nn.Module) -> tuple[Tensor, Tensor]:
+    """Logarithms of gates [B, N] that are open, but for some patches; and the tokens whose are."""
+    geometry = family.geometry(network)
+    log_gates = torch.zeros(3, geometry.tokens)
+    log_gates[:, geometry.tokens - geometry.patches + 1 :: 3] = -1e4
+    return log_gates, (log_gates[0] == 0).nonzero().flatten()
+
+
+@sweep
+def test_height_and_width_of_the_images_are_told_apart(
+    small_vit: Callable[..., nn.Module], family_name: str, name: str, args: dict[str, Any]
+) -> None:
+    network = small_vit(name, **args, img_size=(32, 48))
+    size = load_family(family_name).input_size(network)
+    assert size == (3, 32, 48) and network(torch.zeros(1, *size)).shape == (1, 10)
+
+
+@sweep
+@forms
+@torch.no_grad()
+def test_an_embedding_is_frozen_where_another_basis_is_another_function_and_nowhere_else(network: nn.Module) -> None:
+    family = family_of(network)
+    torch.manual_seed(2)
+    for parameter in network.parameters():
+        parameter.add_(0.2 * torch.randn_like(parameter))
+    turned = encoder(flat_basis(64), 64, nested_basis)  # as wide, so that nothing need be lost
+    expected = network(images())
+    try:
+        same = torch.allclose(family.with_embedding(network, turned).eval()(images()), expected, rtol=0.01, atol=0.01)
+    except Exception:  # where it is frozen nobody promised to do it
+        same = False
+    assert same == (family.geometry(network).fixed_embed is None)
+
+
+@sweep
+def test_positions_are_resampled_only_where_that_was_asked_for(
+    small_vit: Callable[..., nn.Module], family_name: str, name: str, args: dict[str, Any]
+) -> None:
+    family, network = load_family(family_name), small_vit(name, **args)
+    of_larger_images = family.named(small_vit(name, **args, img_size=64).state_dict())
+    with pytest.raises(CheckpointError, match=f"do not fit {name}"):
+        family.fitted(of_larger_images, network, name, resample=False)
+    fitted = family.fitted(of_larger_images, network, name, resample=True)
+    assert len(fitted.notes) == 1 and fitted.classes == 10
+    network.load_state_dict(fitted.state)
+
+
+@foreign
+def test_weights_are_known_by_the_names_that_others_give_them(
+    small_vit: Callable[..., nn.Module],
+    family_name: str,
+    name: str,
+    args: dict[str, Any],
+    renamed: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+) -> None:
+    family, network = load_family(family_name), small_vit(name, **args)
+    own = network.state_dict()
+    given = renamed(own)
+    assert not given.keys() & own.keys()
+    found = family.fitted(family.named(given), network, name, resample=False)
+    assert found.classes == 10 and found.notes
+    assert found.state.keys() == own.keys() and all(torch.equal(found.state[key], own[key]) for key in own)
+
+
+@refused
+def test_a_network_that_the_algebra_would_break_is_refused_with_the_reason(
+    small_vit: Callable[..., nn.Module], family_name: str, name: str, args: dict[str, Any]
+) -> None:
+    family, network = load_family(family_name), small_vit(name, **args)
+    assert family_like(network) is family
+    with pytest.raises(UnsupportedModelError, match=f"cannot prune {name}: ."):
+        family.check(network)
+
+
+def test_every_family_has_networks_that_it_refuses_and_weights_of_others() -> None:
+    assert set(REFUSED) == set(FOREIGN) == set(family_names()) and all(REFUSED.values()) and all(FOREIGN.values())
+
+
+@sweep
+@torch.no_grad()
+def test_a_network_without_a_classifier_is_given_one_that_reads_its_features(
+    small_vit: Callable[..., nn.Module], family_name: str, name: str, args: dict[str, Any]
+) -> None:
+    family, network = load_family(family_name), small_vit(name, **args, num_classes=0)
+    assert family.has_classifier(small_vit(name, **args)) and not family.has_classifier(network)
+    with pytest.raises(UnsupportedModelError, match="no classifier"):
+        family.classifiers(network)
+    features = network(images())
+    family.make_classifiers(network, 7)
+    assert family.has_classifier(network)
+    first, *others = family.classifiers(network)
+    assert (first.in_features, first.out_features) == (features.shape[1], 7)
+    assert family.geometry(network).outputs == 7 * (1 + len(others))
+    for head in others:
+        head.load_state_dict(first.state_dict())
+    close(network(images()), first(features))
 
 
 def test_every_function_of_the_protocol_is_held_by_a_test_that_sweeps_the_families() -> None:

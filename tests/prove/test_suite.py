@@ -88,7 +88,7 @@ def test_what_is_cut_from_a_network_has_its_first_heads_and_neurons_and_all_of_i
     first, second = vit.read(less.network(dense))
     of = vit.read(dense)[0]
     assert (first.dims, second.dims) == less.dims
-    assert torch.equal(first.attention.wq, of.attention.wq[:2, :16]) and torch.equal(first.ffn.w2, of.ffn.w2[:, :128])
+    assert torch.equal(first.attention.wk, of.attention.wk[:2, :16]) and torch.equal(first.ffn.w2, of.ffn.w2[:, :128])
     assert vit.read(dense)[0].dims == dims, "which is as it was"
     assert vit.read(Subject("tiny short", "tiny", args={"depth": 1}).network(dense))[0].dims == dims
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import timm
 import torch
-from torch import nn
+from foreign_names import hugging_face
+from torch import Tensor, nn
 
 from edgevit.models.anatomy import Block, BlockDims
 from edgevit.models.families import family_of
@@ -28,11 +30,42 @@ EXAMPLES: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("vit_tiny_patch16_224", {"mlp_layer": timm.layers.SwiGLU, "proj_bias": False}),
         ("vit_tiny_patch16_224", {"mlp_layer": timm.layers.GluMlp, "mlp_ratio": 8.0}),
         ("vit_giant_patch14_dinov2", {"mlp_ratio": 8.0}),
+        ("vit_tiny_patch16_224", {"pre_norm": True}),
         ("vit_tiny_patch16_224", {"pre_norm": True, "final_norm": False, "fc_norm": True, "global_pool": "avg"}),
+    ],
+}
+# Every family must have models here, too: of its kind, and such that its algebra would break them.
+REFUSED: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "vit": [
+        ("vit_tiny_patch16_224", {"qk_norm": True}),
+        ("vit_tiny_patch16_224", {"scale_mlp_norm": True}),
+        ("vit_tiny_patch16_224", {"attn_layer": "diff"}),
+        ("vit_tiny_patch16_224", {"in_chans": 1}),
+        ("vit_small_patch16_rope_224", {"use_abs_pos_emb": False}),
+    ],
+}
+# And models with how others call their weights.
+FOREIGN: dict[str, list[tuple[str, dict[str, Any], Callable[[dict[str, Tensor]], dict[str, Tensor]]]]] = {
+    "vit": [
+        ("vit_tiny_patch16_224", {}, lambda state: hugging_face(state, "vit.")),
+        ("deit_tiny_distilled_patch16_224", {}, lambda state: hugging_face(state, "deit.", modules=True)),
+        ("vit_tiny_patch16_224", {"init_values": 0.1}, lambda state: hugging_face(state, "dinov2.")),
     ],
 }
 CASES = [(family, name, args) for family, examples in EXAMPLES.items() for name, args in examples]
 sweep = pytest.mark.parametrize(("family_name", "name", "args"), CASES, ids=lambda v: str(v).replace(" ", ""))
+
+
+refused = pytest.mark.parametrize(
+    ("family_name", "name", "args"),
+    [(family, *one) for family, those in REFUSED.items() for one in those],
+    ids=lambda v: str(v).replace(" ", ""),
+)
+foreign = pytest.mark.parametrize(
+    ("family_name", "name", "args", "renamed"),
+    [(family, *one) for family, those in FOREIGN.items() for one in those],
+    ids=lambda v: "" if callable(v) else str(v).replace(" ", ""),
+)
 
 
 def images() -> torch.Tensor:

@@ -151,7 +151,7 @@ def narrow(
     for i, (part, (qk, vo)) in enumerate(zip(parts, widths, strict=True)):
         wq, wk = factors(spectra.qk[i], *qk_pair(part), qk)
         wv, wo = factors(spectra.vo[i], *vo_pair(part), vo)
-        wq = wq * (qk / part.qk) ** 0.5
+        wq = wq * part.query_gain(qk)
         embed = part.embed
         bq = None if part.bq is None else wq[..., embed]
         slim = replace(part, wq=wq[..., :embed], bq=bq, wk=wk, bk=None, wv=wv, bv=None, wo=wo.mT)
@@ -179,7 +179,7 @@ def keep_heads(part: Attention, heads: Sequence[int], moment: Tensor) -> Attenti
     """Keep these heads; the mean output of the others, over the tokens of the moment, goes into the output bias."""
     if len(heads) == part.heads:
         return part
-    fewer = part.keep_heads(heads)
+    fewer = part.keep(heads)
     if not part.has_output_bias:
         return fewer
     lost = _mean_output(part, moment) - _mean_output(fewer, moment)

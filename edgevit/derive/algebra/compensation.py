@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from edgevit.derive.algebra.factorise import one_thread
-from edgevit.derive.algebra.selection import keep_dimensions
 from edgevit.models.anatomy import Attention
 
 _TINY = torch.finfo(torch.float64).tiny
@@ -75,7 +74,7 @@ def compensated(part: Attention, qk: Tensor, vo: Tensor, moment: Tensor, ridge: 
     """
     device = part.wq.device
     qk, vo = qk.to(device), vo.to(device)
-    slim = keep_dimensions(part, range(part.heads), qk, vo)
+    slim = part.keep(range(part.heads), qk, vo)
     wq, bq = _queries(part, slim, qk, moment, ridge)
     wo, bo = _outputs(part, vo, moment, ridge)
     return replace(slim, wq=wq, bq=bq, wo=wo, bo=bo)
@@ -86,14 +85,14 @@ def _queries(
 ) -> tuple[Tensor, Tensor | None]:
     """W_Q and b_Q that make up for the logits of the dimensions that go."""
     queries, keys = query_second_moment(part, moment), covariances(part.wk, moment)
-    scale = (kept.shape[1] / part.qk) ** 0.5
+    gain = part.query_gain(kept.shape[1])
     weights, biases = [], []
     for head, own in enumerate(kept):
         fit = fitted_logits(queries[head], keys[head], own, ridge, constant=slim.bq is not None)
         turn = torch.eye(len(own), dtype=fit.dtype, device=fit.device) + fit[: len(own)]
         weights.append((turn.mT @ slim.wq[head].double()).to(slim.wq))
         if slim.bq is not None:
-            biases.append((turn.mT @ slim.bq[head].double() + scale * fit[-1]).to(slim.bq))
+            biases.append((turn.mT @ slim.bq[head].double() + gain * fit[-1]).to(slim.bq))
     return torch.stack(weights), torch.stack(biases) if biases else None
 
 

@@ -49,6 +49,16 @@ def prefix(width: int, of: int) -> Tensor:
     return sqrt(width / of) * torch.eye(width, of, dtype=torch.float64)
 
 
+def channel_encoder(channels: Tensor, width: int) -> Tensor:
+    """The matrix [d', d] by which tokens keep these channels [d'] of `width` (`plan.EmbedPlan`), in fp64.
+
+    A LayerNorm does not see its scale, d' / d; with it those that read tokens keep their weights as they are.
+    """
+    encode = torch.zeros(len(channels), width, dtype=torch.float64)
+    encode[torch.arange(len(channels)), channels.cpu()] = len(channels) / width
+    return encode
+
+
 def principal(moment: Tensor) -> Tensor:
     """The directions Q [d, d - 1] of a second moment [d, d] of normalised tokens, the largest first; on the CPU."""
     with one_thread():

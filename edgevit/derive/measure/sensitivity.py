@@ -72,7 +72,7 @@ def random_signs(images: int, classes: int, seed: int) -> Tensor:
 class _Seen:
     """What one block put out for one batch: queries, keys and values; head outputs; attention and FFN output."""
 
-    qkv: Tensor
+    projected: Tensor
     heads: Tensor
     attention: Tensor
     ffn: Tensor
@@ -168,7 +168,7 @@ class _Sites:
         self.sums: list[Sensitivity | None] = [None] * len(self.dims)
         outputs = self.family.attention_outputs(network)
         self.observers: list[Observer] = [
-            (self.family.projections(network), self._keep("qkv")),
+            (self.family.projections(network), self._keep("projected")),
             (outputs, self._keep("heads", given=True)),
             (outputs, self._keep("attention")),
             (self.family.ffn_outputs(network), self._keep("ffn")),
@@ -242,7 +242,7 @@ def _of_batch(family: Family, dims: BlockDims, seen: _Seen, gradient: _Seen, mea
         """[B, ...] first-order changes to half their squares, summed over the images."""
         return product.double().square().sum(0) / 2
 
-    queries = family.unpack((seen.qkv * gradient.qkv).detach(), dims)[0].sum(1)
+    queries = family.unpack((seen.projected * gradient.projected).detach(), dims)[0].sum(1)
     heads = seen.heads if mean_values is None else seen.heads - mean_values
     summed = (heads * gradient.heads).detach().sum(1)
     values = summed.reshape(len(summed), dims.heads, -1)

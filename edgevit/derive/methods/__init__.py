@@ -1,4 +1,6 @@
-'''One file per derivation method. Each defines:
+'''One file per derivation method. Each ends with what it says of itself (`Method` in edgevit/derive/method.py):
+
+    METHOD = Method(Config, default_steps, derive)   with these of its own, which mypy holds against the types there:
 
     class Config                 frozen dataclass: the method's options, in the CLI (`--set method.option=value`), in
                                  derivation.json and in reports; every field has a default, is a bool, int, float,
@@ -6,15 +8,22 @@
     def default_steps(config, rate, images, batch_size) -> int   optimiser steps where the user gives none; 0 if it
                                  does not train
     def derive(problem, config) -> Derived
-    QUANTITIES = ("macs", "params", "ms", "mj")  if it can spend by a cost table, too, as all of edgevit's own can
-    GENTLE = True                if its training starts from weights that are nearly right: the learning rate warms
+
+and, where they are not as most are:
+
+    gentle=True                  if its training starts from weights that are nearly right: the learning rate warms
                                  up and is no higher than what is wrong with them needs (`train.settings.fill`)
-    NEEDS_ALL_TOKENS = True      if it cannot cut a model that tokens leave: such an order of steps is refused at once
-    def slices(config) -> Slices if it cuts super-networks, without any image, and no base (edgevit/derive/method.py)
-    def cuts(network, config, policy) -> Cuts   if it may take away more than widths: heads, blocks, the embedding,
-                                 tokens (edgevit/derive/reach.py); a budget that nothing of it meets is refused at once
-    def check_options(asked, config) -> None   if options may not fit a network or its images (reach.Asked): refuses
-                                 them with an OptionError, before anything is measured
+    needs_all_tokens=True        if it cannot cut a model that tokens leave: such an order of steps is refused at once
+    slices=                      slices(config) -> Slices, if it cuts super-networks, without any image, and no base
+    cuts=                        cuts(network, config, policy) -> Cuts, if it may take away more than widths: heads,
+                                 blocks, the embedding, tokens (edgevit/derive/reach.py); a budget that nothing of it
+                                 meets is refused at once
+    check_options=               check_options(asked, config), if options may not fit a network or its images
+                                 (reach.Asked): refuses them with an OptionError, before anything is measured
+
+Read from the source, so that a list of methods imports none of them: the docstring, the Config, whether there is a
+function `slices`, and QUANTITIES = ("macs", "params", "ms", "mj") if it can spend by a cost table, too, as all of
+edgevit's own can.
 
 A method decides what to keep: a `Plan` (edgevit/derive/plan.py), with new weights where it works them out. It may train
 `problem.network` in place before that, or what comes of the plan after it; only `realise` changes a structure. What a
@@ -33,6 +42,7 @@ A whole method, to be copied to methods/<name>.py:
     from dataclasses import dataclass
 
     from edgevit.derive.allocate.policy import fit, uniform
+    from edgevit.derive.method import Method
     from edgevit.derive.plan import Plan
     from edgevit.derive.problem import Derived, Problem, train_for
     from edgevit.derive.realise import realise
@@ -61,6 +71,9 @@ A whole method, to be copied to methods/<name>.py:
         network = realise(base, plan)
         steps = train_for(problem, network)
         return Derived(network, plan, {"steps": steps, "steps_planned": problem.training.steps})
+
+
+    METHOD = Method(Config, default_steps, derive)
 
 tests/derive/test_methods.py and test_methods_masked.py sweep this folder, and this example with it.
 '''

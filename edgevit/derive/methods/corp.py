@@ -23,10 +23,10 @@ from torch import nn
 from edgevit.derive import ranked
 from edgevit.derive.algebra.compensation import compensated, covariances, query_second_moment
 from edgevit.derive.algebra.least_squares import refit
-from edgevit.derive.algebra.selection import keep_dimensions
 from edgevit.derive.allocate.ranking import Grouping, Units, rank, top
 from edgevit.derive.measure.importance import Scores, UnitScores
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, check_enough
+from edgevit.derive.method import Method
 from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem
 from edgevit.errors import OptionError
@@ -35,7 +35,6 @@ from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
 
 QUANTITIES = ("macs", "params", "ms", "mj")
-GENTLE = True
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def _plan(problem: Problem, config: Config, network: nn.Module, statistics: list
             slim = compensated(attention, qk, vo, known.moment, config.ridge)
             refitted = refit(ffn, neurons, known.hidden, known.mean, "compensate", config.ridge)
         else:
-            slim, refitted = keep_dimensions(attention, heads, qk, vo), ffn.keep(neurons.to(ffn.w1.device))
+            slim, refitted = attention.keep(heads, qk, vo), ffn.keep(neurons.to(ffn.w1.device))
         attended = AttentionPlan(heads, new.qk, new.vo, weights=slim)
         plans.append(BlockPlan(i, attended, FfnPlan(neurons, weights=refitted), block.tokens, block.merged))
     return Plan(tuple(plans))
@@ -105,3 +104,6 @@ def derive(problem: Problem, config: Config) -> Derived:
     with problem.stopwatch.stage("closed_form"):
         plan = _plan(problem, config, network, statistics)
     return ranked.finish(problem, config, plan)
+
+
+METHOD = Method(Config, default_steps, derive, gentle=True)

@@ -23,6 +23,7 @@ from edgevit.derive import ranked
 from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy, limits
 from edgevit.derive.measure.divergence import answers, divergence
+from edgevit.derive.method import Method
 from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.reach import Cuts
@@ -34,7 +35,6 @@ from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import Passes
 
 QUANTITIES = ("macs", "params", "ms", "mj")
-NEEDS_ALL_TOKENS = True
 
 
 @dataclass(frozen=True)
@@ -132,3 +132,6 @@ def derive(problem: Problem, config: Config) -> Derived:
     plan = plan_of(dims, chosen, problem.training.seed)
     cut = [i for i, new in enumerate(chosen) if not new.has_attention]
     return ranked.finish(problem, config, plan, lost_without_attention_nats=lost, blocks_cut=cut)
+
+
+METHOD = Method(Config, default_steps, derive, cuts=cuts, needs_all_tokens=True)

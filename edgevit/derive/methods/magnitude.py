@@ -13,6 +13,7 @@ from math import inf
 
 from edgevit.derive import ranked
 from edgevit.derive.measure.importance import group_sums, valued
+from edgevit.derive.method import Method
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
 from edgevit.errors import OptionError
@@ -35,9 +36,9 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return ranked.default_steps(images, batch_size)
 
 
-cuts = ranked.cuts
-
-
 def derive(problem: Problem, config: Config) -> Derived:
     scores = group_sums(valued(problem.network, lambda _, w: w.abs() ** config.order))
     return ranked.derive_by_rank(problem, config, scores)
+
+
+METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts)

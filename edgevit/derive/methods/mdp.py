@@ -28,6 +28,7 @@ from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.allocate.ranking import Ranked
 from edgevit.derive.measure.importance import Scores, UnitScores, squared_changes
 from edgevit.derive.measure.sensitivity import Sensitivity
+from edgevit.derive.method import Method
 from edgevit.derive.methods.forge.menus import block_costs
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.reach import Cuts
@@ -38,7 +39,6 @@ from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
 
 QUANTITIES = ("macs", "params", "ms", "mj")
-NEEDS_ALL_TOKENS = True
 
 
 @dataclass(frozen=True)
@@ -129,3 +129,6 @@ def derive(problem: Problem, config: Config) -> Derived:
     with problem.stopwatch.stage("allocation"):
         chosen, lost = best(problem, config, scores)
     return ranked.finish(problem, config, ranked.plan_of(network, scores, chosen), importance_given_up=lost)
+
+
+METHOD = Method(Config, default_steps, derive, cuts=cuts, needs_all_tokens=True)

@@ -18,6 +18,7 @@ from edgevit.derive import ranked
 from edgevit.derive.allocate.budget import MEASURED
 from edgevit.derive.allocate.ranking import AttentionUnits, Grouping
 from edgevit.derive.measure.importance import squared_changes
+from edgevit.derive.method import Method
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
 from edgevit.errors import OptionError
@@ -48,9 +49,6 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return ranked.default_steps(images, batch_size)
 
 
-cuts = ranked.cuts
-
-
 def derive(problem: Problem, config: Config) -> Derived:
     images, budget = problem.task.train.subset(config.calibration_images), problem.budget
     network = problem.network.to(problem.compute.device).eval()
@@ -63,3 +61,6 @@ def derive(problem: Problem, config: Config) -> Derived:
         if number < config.rounds:
             network = ranked.masked(network, chosen, scores)
     return ranked.finish(problem, config, ranked.plan_of(problem.network, scores, chosen))
+
+
+METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts)

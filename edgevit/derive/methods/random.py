@@ -14,6 +14,7 @@ import torch
 from edgevit.derive import ranked
 from edgevit.derive.allocate.ranking import Grouping
 from edgevit.derive.measure.importance import Scores, UnitScores
+from edgevit.derive.method import Method
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
 from edgevit.models.families import family_of
@@ -33,9 +34,6 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return ranked.default_steps(images, batch_size)
 
 
-cuts = ranked.cuts
-
-
 def derive(problem: Problem, config: Config) -> Derived:
     family, generator = family_of(problem.network), torch.Generator().manual_seed(problem.training.seed)
 
@@ -46,3 +44,6 @@ def derive(problem: Problem, config: Config) -> Derived:
     blocks = [UnitScores(drawn(d.heads, d.qk), drawn(d.heads, d.vo), drawn(d.heads), drawn(d.ffn)) for d in dims]
     scores = Scores(blocks, drawn(family.geometry(problem.network).embed))
     return ranked.derive_by_rank(problem, config, scores)
+
+
+METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts)

@@ -19,6 +19,7 @@ import torch
 from edgevit.derive import ranked
 from edgevit.derive.allocate.ranking import AttentionUnits
 from edgevit.derive.measure.importance import group_sums, valued, weights_times_gradients
+from edgevit.derive.method import Method
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
 from edgevit.errors import OptionError
@@ -47,9 +48,6 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return ranked.default_steps(images, batch_size)
 
 
-cuts = ranked.cuts
-
-
 def derive(problem: Problem, config: Config) -> Derived:
     images, network = problem.task.train.subset(config.calibration_images), problem.network
     with problem.stopwatch.stage("gradients"):
@@ -58,3 +56,6 @@ def derive(problem: Problem, config: Config) -> Derived:
     if config.terms == "each":
         values = valued(values, lambda _, product: product.abs())
     return ranked.derive_by_rank(problem, config, group_sums(values).map(torch.abs))
+
+
+METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts)

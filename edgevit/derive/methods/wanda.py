@@ -19,6 +19,7 @@ from torch import Tensor
 from edgevit.derive import ranked
 from edgevit.derive.allocate.ranking import Grouping
 from edgevit.derive.measure.importance import Scores, UnitScores
+from edgevit.derive.method import Method
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
 from edgevit.errors import OptionError
@@ -44,9 +45,6 @@ class Config(RankOptions):
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
     """None: nothing is trained unless steps are asked for."""
     return 0
-
-
-cuts = ranked.cuts
 
 
 def unit_scores(a: Attention, f: Ffn, given: Tensor, attended: Tensor, hidden: Tensor) -> UnitScores:
@@ -86,3 +84,6 @@ def derive(problem: Problem, config: Config) -> Derived:
         read = [sum(w.detach().double().abs().sum((0, 1)) for w in (a.wq, a.wk, a.wv)) for a in attentions(blocks)]
         channels = sum((x * w for x, w in zip(given, read, strict=True)), torch.zeros_like(given[0]))
     return ranked.derive_by_rank(problem, config, Scores(scores, channels.cpu()))
+
+
+METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts)

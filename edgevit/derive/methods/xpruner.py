@@ -29,6 +29,7 @@ from edgevit.derive import ranked
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.allocate.ranking import Grouping
 from edgevit.derive.measure.importance import Scores, UnitScores
+from edgevit.derive.method import Method
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
 from edgevit.derive.reach import Cuts
@@ -162,3 +163,6 @@ def derive(problem: Problem, config: Config) -> Derived:
         scores = learned(network, images, problem.columns, problem.passes, config)
     plan = ranked.plan_of(network, scores, ranked.choose(problem, config.units, scores))
     return ranked.finish(problem, config, plan)
+
+
+METHOD = Method(Config, default_steps, derive, cuts=cuts)

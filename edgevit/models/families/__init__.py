@@ -6,7 +6,8 @@ tests/models/families sweeps the folder: every function of the protocol is held 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -19,6 +20,8 @@ from edgevit.models.cost import Geometry
 from edgevit.models.weights import Weights
 
 Scale = Tensor | float
+# Of a block, asked when it runs: [B, N], added to the logits of the tokens; None weighs all of them alike.
+LogWeights = Callable[[int], Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,15 @@ class Family(Protocol):
     def input_size(self, model: nn.Module, /) -> tuple[int, int, int]:
         """Channels, height and width of the images that it takes."""
 
+    def has_classifier(self, model: nn.Module, /) -> bool:
+        """Whether it puts out logits; else it puts out pooled features [B, d]."""
+
     def classifiers(self, model: nn.Module, /) -> list[nn.Linear]:
-        """The linear heads, one row per class."""
+        """The linear heads, one row per class; whatever their weights, they are given pooled features [B, d].
+
+        Raises:
+            UnsupportedModelError: there is none.
+        """
 
     def arguments(self, model: nn.Module, depth: int, embed: int, /) -> dict[str, Any]:
         """What timm must be told, beside what it made the base with, to make a network that `resize` makes this one of.
@@ -119,6 +129,9 @@ class Family(Protocol):
     def keep_blocks(self, model: nn.Module, indices: Sequence[int], /) -> None:
         """Remove every block but these, in place."""
 
+    def make_classifiers(self, model: nn.Module, classes: int, /) -> None:
+        """Give a model linear heads for so many classes, in place, with random weights."""
+
     def keep_classes(self, model: nn.Module, classes: Sequence[int], /) -> None:
         """Remove every row of the classifiers but these, in place."""
 
@@ -134,10 +147,10 @@ class Family(Protocol):
         """The modules whose output is all queries, keys and values, packed: `unpack` takes it apart."""
 
     def attention_outputs(self, model: nn.Module, /) -> list[nn.Module | None]:
-        """The linear layers from all heads' outputs to the attention's."""
+        """The linear layers from all heads' outputs [B, N, H * v], head by head, to the attention's."""
 
     def ffn_outputs(self, model: nn.Module, /) -> list[nn.Module | None]:
-        """The linear layers from the neurons, after non-linearity and gate, to the FFN's output."""
+        """The linear layers from the neurons [B, N, e], after non-linearity and gate, to the FFN's output."""
 
     def token_norms(self, model: nn.Module, /) -> list[nn.Module]:
         """The LayerNorms that the tokens are read through, in order; the last may see pooled ones [B, d].
@@ -155,6 +168,9 @@ class Family(Protocol):
         """The inverse of `unpack`."""
 
     # -- its forward pass in steps
+
+    def weighing(self, model: nn.Module, log_weights: LogWeights, /) -> AbstractContextManager[None]:
+        """Let attention weigh the tokens that it looks at, while this lasts; only where all tokens pass all blocks."""
 
     def first_tokens(self, model: nn.Module, images: Tensor, /) -> Tensor:
         """The tokens [B, N, d] that the first block is given."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from edgevit.derive.algebra.compensation import compensated, fitted_logits, query_second_moment, rest
-from edgevit.derive.algebra.selection import keep_dimensions
 from edgevit.models.anatomy import Attention
 
 H, W, D, N = 2, 6, 8, 400
@@ -75,7 +74,7 @@ def test_what_is_an_affine_function_of_what_stays_is_made_up_for_exactly() -> No
 @pytest.mark.parametrize("bias", [True, False])
 def test_compensation_loses_less_than_leaving_out(bias: bool) -> None:
     part, x = attention(bias=bias), tokens()
-    left_out = keep_dimensions(part, range(H), KEPT, KEPT)
+    left_out = part.keep(range(H), KEPT, KEPT)
     slim = compensated(part, KEPT, KEPT, moment(x), ridge=1e-6)
     assert (slim.bq is None) == (not bias) and (slim.bo is None) == (not bias)
     for of in (logits, outputs):
@@ -99,7 +98,7 @@ def test_the_fit_of_logits_is_the_best_over_independent_pairs() -> None:
 
 def test_a_strong_ridge_makes_up_for_nothing() -> None:
     part, x = attention(), tokens()
-    slim, left_out = compensated(part, KEPT, KEPT, moment(x), 1e12), keep_dimensions(part, range(H), KEPT, KEPT)
+    slim, left_out = compensated(part, KEPT, KEPT, moment(x), 1e12), part.keep(range(H), KEPT, KEPT)
     torch.testing.assert_close(slim.wq, left_out.wq, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(slim.wo, left_out.wo, rtol=1e-6, atol=1e-6)
 

@@ -10,8 +10,8 @@ import torch
 from family_examples import images, slimmed, sweep
 from torch import nn
 
-from edgevit.derive.algebra.embedding import encoder, flat_basis, nested_basis, principal
-from edgevit.models.anatomy import BlockDims
+from edgevit.derive.algebra.embedding import channel_encoder, encoder, flat_basis, nested_basis, principal
+from edgevit.models.anatomy import BlockDims, decoder
 from edgevit.models.families import family_of
 
 
@@ -140,3 +140,13 @@ def test_tokens_that_leave_go_on_leaving(small_vit: Any) -> None:
     assert [b.dims for b in family.read(rotated)] == [b.dims for b in family.read(fewer)]
     with torch.no_grad():
         torch.testing.assert_close(rotated(images().double()), fewer(images().double()), rtol=1e-9, atol=1e-9)
+
+
+def test_readers_of_kept_channels_keep_their_weights_and_a_norm_sees_only_those() -> None:
+    channels, width = torch.tensor([0, 3, 5]), 7
+    encode = channel_encoder(channels, width)
+    reader = torch.randn(4, width, dtype=torch.float64)
+    torch.testing.assert_close(reader @ decoder(encode), reader[:, channels])
+    x = torch.randn(5, width, dtype=torch.float64)
+    normalised = torch.nn.functional.layer_norm(x @ encode.mT, (3,), eps=0.0)
+    torch.testing.assert_close(normalised, torch.nn.functional.layer_norm(x[:, channels], (3,), eps=0.0))

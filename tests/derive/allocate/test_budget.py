@@ -27,6 +27,7 @@ import torch
 
 from edgevit.derive.allocate.knapsack import BlockMenu, Choice, allocate
 from edgevit.derive.plan import Plan
+from edgevit.derive.method import Method
 from edgevit.derive.problem import Derived
 from edgevit.derive.realise import realise
 from edgevit.models.anatomy import BlockDims
@@ -58,6 +59,9 @@ def derive(problem, config):
     dims = tuple(BlockDims(b.dims.heads, a.value, a.value, f.value) for b, (a, f) in zip(blocks, found))
     plan = Plan.narrowed(dims, [torch.arange(d.ffn) for d in dims])
     return Derived(realise(problem.network, plan), plan, {})
+
+
+METHOD = Method(Config, default_steps, derive)
 """
 
 

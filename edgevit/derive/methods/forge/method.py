@@ -46,6 +46,7 @@ from edgevit.derive.embedding import (
 from edgevit.derive.measure.embedding import TokenMoment, worth_to_norms
 from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, minimum_images
+from edgevit.derive.method import Method
 from edgevit.derive.methods.forge.curves import BlockCurves, blind, packed, root, unpacked
 from edgevit.derive.methods.forge.ladders import Ladder, containing, ladders, passing, worthwhile
 from edgevit.derive.methods.forge.ladders import reason_against as no_tokens
@@ -65,7 +66,6 @@ from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import Observer, evaluate, multiplies_bf16
 
 QUANTITIES = ("macs", "params", "ms", "mj")
-GENTLE = True
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
 MOST_MEASURED = 4  # widths of the embedding that are realised, and their loss measured
 ENOUGH_TOKENS, PER_NEURON = 25_000, 8  # for an FFN's second moments: tokens at least, and for each of its neurons
@@ -603,3 +603,6 @@ def derive(problem: Problem, config: Config) -> Derived:
         "kept_heads": [[] if b[0] is None else list(b[0].heads) for b in shape.blocks if b is not None],
     }
     return Derived(slim, plan, facts)
+
+
+METHOD = Method(Config, default_steps, derive, cuts=cuts, check_options=check_options, gentle=True)

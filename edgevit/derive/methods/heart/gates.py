@@ -61,8 +61,10 @@ class ClosingGates:
     def watch(self) -> Iterator[None]:
         family, network = self.family, self.network
         with ExitStack() as stack:
-            for i, layer in enumerate(family.layers(network)):
-                stack.callback(layer.register_forward_pre_hook(self._enter(i), with_kwargs=True).remove)
+            layers = family.layers(network)
+            stack.callback(layers[0].register_forward_pre_hook(self._begin()).remove)
+            stack.enter_context(family.weighing(network, lambda _: self._log_weights()))
+            for i, layer in enumerate(layers):
                 stack.callback(layer.register_forward_hook(self._leave(i)).remove)
             for i, inputs in enumerate(family.attention_inputs(network)):
                 if inputs is not None and self.closing.dims[i].tokens:
@@ -76,15 +78,15 @@ class ClosingGates:
     def _heads(self, block: int) -> Tensor:
         return (self.gamma * self.closing.head_gates[block]).sigmoid()
 
-    def _enter(self, block: int) -> Any:
-        def see(_: nn.Module, given: tuple[Tensor, ...], named: dict[str, Any]) -> Any:
-            if block == 0:
-                self.log_gates = given[0].new_zeros(given[0].shape[:2])
-            # A copy without gates yet needs no mask: attention stays fused.
-            mask = self.log_gates[:, None, None] if bool((self.log_gates < 0).any()) else None
-            return given, {**named, "attn_mask": mask}
+    def _begin(self) -> Any:
+        def see(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+            self.log_gates = given[0].new_zeros(given[0].shape[:2])
 
         return see
+
+    def _log_weights(self) -> Tensor | None:
+        # A copy without gates yet needs no weights: attention stays fused.
+        return self.log_gates if bool((self.log_gates < 0).any()) else None
 
     def _rank(self, block: int) -> Any:
         @torch.no_grad()

@@ -26,6 +26,7 @@ from torch import nn
 
 from edgevit.derive.allocate.menus import least_heads
 from edgevit.derive.allocate.policy import Policy
+from edgevit.derive.method import Method
 from edgevit.derive.methods.heart import choose
 from edgevit.derive.methods.heart.choose import Candidates, Choice, Ratios
 from edgevit.derive.methods.heart.gates import Closing, ClosingGates, head_gates
@@ -42,7 +43,6 @@ from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import evaluate
 
 QUANTITIES = ("macs", "params", "ms", "mj")
-GENTLE = True
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _plan(network: nn.Module, dims: Sequence[BlockDims], kept: Sequence[Sequence
         a, f = block.attention, block.ffn
         attention = None
         if a is not None:
-            attention = AttentionPlan(tuple(heads), a.qk, a.vo, weights=a.keep_heads(heads))
+            attention = AttentionPlan(tuple(heads), a.qk, a.vo, weights=a.keep(heads))
         ffn = None if f is None else FfnPlan(torch.arange(f.neurons))
         plans.append(BlockPlan(i, attention, ffn, new.tokens, merge and new.tokens > 0))
     return Plan(tuple(plans))
@@ -240,3 +240,6 @@ def derive(problem: Problem, config: Config) -> Derived:
         candidates = _candidates(problem, config, scores)
         choice = _choose(problem, config, candidates)
     return _trained(problem, config, candidates, choice, scores)
+
+
+METHOD = Method(Config, default_steps, derive, cuts=cuts, check_options=check_options, gentle=True)

@@ -113,17 +113,17 @@ class Gates:
             for i, output in enumerate(family.attention_outputs(network)):
                 if output is not None:
                     stack.callback(output.register_forward_pre_hook(gate(i)).remove)
+            log_gates: Tensor | None = None
+            stack.enter_context(family.weighing(network, lambda _: log_gates))
             x = family.first_tokens(network, images)
             layers = family.layers(network)
-            log_gates: Tensor | None = None
             for layer, gates in zip(layers, tokens, strict=False):
-                x = layer(x, attn_mask=log_gates)
+                x = layer(x)
                 if self.gated == "tokens":
                     x = x * gates.unsqueeze(-1)
                 else:
-                    mask = gates.log()[:, None, None]
-                    log_gates = mask if log_gates is None else log_gates + mask
-            return family.answers(network, layers[-1](x, attn_mask=log_gates))
+                    log_gates = gates.log() if log_gates is None else log_gates + gates.log()
+            return family.answers(network, layers[-1](x))
 
 
 def _sizes(family: Family, network: nn.Module) -> list[int]:

@@ -29,6 +29,7 @@ from edgevit.derive.allocate.policy import Policy, Widths, fit, uniform
 from edgevit.derive.allocate.widths import Curve, energy_width, widths_by_error
 from edgevit.derive.embedding import Slices, check_width, geometry_at, reason_against, widths
 from edgevit.derive.measure.statistics import BlockStatistics, Factorisation, calibrate, check_enough
+from edgevit.derive.method import Method
 from edgevit.derive.methods.nuwa.purify import Purification, purify
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
@@ -425,3 +426,6 @@ def derive(problem: Problem, config: Config) -> Derived:
     done = train_for(problem, cut.network, stage="finetune", distillation=distillation)
     steps = {"steps": done, "steps_planned": problem.training.steps}
     return Derived(cut.network, cut.plan, {**steps, **cut.facts, "reused": problem.cache.reused})
+
+
+METHOD = Method(Config, default_steps, derive, cuts=cuts, check_options=check_options)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from edgevit.derive.allocate.policy import Policy
+from edgevit.derive.method import Method
 from edgevit.derive.methods.skd.piad import embed_left
 from edgevit.derive.methods.skd.slices import SuperNet, read_supernet
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
@@ -52,3 +53,6 @@ def derive(problem: Problem, config: Config) -> Derived:
     distillation = distillation_for(problem, config, plan.encode)
     done = train_for(problem, slim, stage="finetune", distillation=distillation)
     return Derived(slim, plan, {"steps": done, "steps_planned": problem.training.steps})
+
+
+METHOD = Method(Config, default_steps, derive, cuts=cuts, slices=slices)

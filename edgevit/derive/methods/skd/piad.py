@@ -103,16 +103,12 @@ def without(dims: Sequence[BlockDims], dropped: Sequence[Unit]) -> tuple[BlockDi
 
 
 def slice_plan(blocks: Sequence[Block], kept: Sequence[BlockDims], embed: int | None = None) -> Plan:
-    """The plan of the slice that has the first dimensions of every module, and these first channels of the embedding.
-
-    The slice divides its logits by sqrt(q'), so W_Q carries sqrt(q' / q).
-    """
+    """The plan of the slice of every module's first dimensions and of these first channels of the embedding."""
     plans = []
     for i, (attention, ffn, dims) in enumerate(zip(attentions(blocks), ffns(blocks), kept, strict=True)):
         assert dims.heads == attention.heads
-        first, scale = attention.first(dims.qk, dims.vo), (dims.qk / attention.qk) ** 0.5
-        scaled = replace(first, wq=first.wq * scale, bq=None if first.bq is None else first.bq * scale)
-        planned = AttentionPlan(tuple(range(dims.heads)), dims.qk, dims.vo, weights=scaled)
+        first = attention.first(dims.qk, dims.vo)
+        planned = AttentionPlan(tuple(range(dims.heads)), dims.qk, dims.vo, weights=first)
         ffn_plan = FfnPlan(torch.arange(dims.ffn), weights=ffn.keep(slice(dims.ffn)))
         plans.append(BlockPlan(i, planned, ffn_plan))
     whole = attentions(blocks)[0].embed

@@ -25,6 +25,7 @@ from edgevit.derive.allocate.policy import Policy, fit
 from edgevit.derive.allocate.widths import HeadAllocation, Normalisation, SizeWeight, adaptive
 from edgevit.derive.embedding import Slices, check_width, widths
 from edgevit.derive.measure.statistics import BlockStatistics, Factorisation, calibrate, token_sum
+from edgevit.derive.method import Method
 from edgevit.derive.methods.vulcan.collapse import (
     Clusters,
     activation_collapse,
@@ -335,3 +336,6 @@ def derive(problem: Problem, config: Config) -> Derived:
         replace(redundancy.current_plan(), embed=embed),
         {"steps": done, "steps_planned": training.steps, "images_seen": done * training.batch_size},
     )
+
+
+METHOD = Method(Config, default_steps, derive, cuts=cuts, check_options=check_options)

@@ -43,6 +43,7 @@ from edgevit.models.families.vit.parts import unpack as unpack
 from edgevit.models.families.vit.plain import plain_loader as plain_loader
 from edgevit.models.families.vit.slim import HalfBlock, SlimAttention
 from edgevit.models.families.vit.tokens import TokenBlock
+from edgevit.models.families.vit.tokens import weighing as weighing
 
 ROTARY = "rotary embeddings stand between the projections and the dot product, so QK cannot be factorised"
 POST_NORM = "a norm after the residual sum's terms sees the whole embedding width"
@@ -196,6 +197,14 @@ def classifiers(model: Any) -> list[nn.Linear]:
     if not all(isinstance(head, nn.Linear) for head in heads):
         raise UnsupportedModelError(f"{_name(model)} has no classifier; give it one with --model-arg num_classes=...")
     return heads
+
+
+def has_classifier(model: Any) -> bool:
+    return bool(model.num_classes)
+
+
+def make_classifiers(model: Any, classes: int) -> None:
+    model.reset_classifier(classes)
 
 
 def keep_classes(model: Any, classes: Sequence[int]) -> None:

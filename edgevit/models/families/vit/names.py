@@ -73,8 +73,8 @@ def named(state: Mapping[str, Tensor]) -> Weights:
             "the classifier of the weights reads the class token and the mean of the patches, and timm's reads one of "
             "them: it is left out"
         )
-        found = {name: value for name, value in found.items() if not name.startswith("head.")}
-    return Weights(found, tuple(notes))
+        found, head = {name: value for name, value in found.items() if not name.startswith("head.")}, None
+    return Weights(found, tuple(notes), 0 if head is None else len(head))
 
 
 def _renamed(name: str, rules: Iterable[tuple[str, str]]) -> str:
@@ -116,7 +116,7 @@ def fitted(weights: Weights, network: Any, name: str, *, resample: bool) -> Weig
             # timm knows DINOv2 by its mask token, which a file may lack.
             state = checkpoint_filter_fn({"mask_token": torch.zeros(1), **state}, network)
         notes += [resized] * bool(resized)
-    return Weights(state, tuple(notes))
+    return Weights(state, tuple(notes), weights.classes)
 
 
 def _concerns(network: Any, key: str) -> bool:

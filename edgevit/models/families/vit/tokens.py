@@ -6,6 +6,8 @@ token, distillation and register tokens always stay. What leaves can be merged i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.models.anatomy import Axis
-from edgevit.models.families import HalfThere
+from edgevit.models.families import HalfThere, LogWeights
 
 RANKED = "tokens leave after this block, ranked by its attention"
 UNRANKED = "a block without attention ranks no tokens"
@@ -60,6 +62,23 @@ def token_scores(attn: Any, seen: Tensor, *, has_class: bool, there: HalfThere |
     """By what tokens are ranked: [B, N] of an attention's input [B, N, d]."""
     score = class_attention if has_class else received_attention
     return score(seen, attn.qkv, attn.num_heads, round(float(attn.scale) ** -2), there)
+
+
+@contextmanager
+def weighing(model: Any, log_weights: LogWeights) -> Iterator[None]:
+    """Let attention weigh the tokens that it looks at (`Family`)."""
+
+    def weigh(block: int) -> Any:
+        def see(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            weights = log_weights(block)
+            return given, {**named, "attn_mask": None if weights is None else weights[:, None, None]}
+
+        return see
+
+    with ExitStack() as stack:
+        for i, block in enumerate(model.blocks):
+            stack.callback(block.register_forward_pre_hook(weigh(i), with_kwargs=True).remove)
+        yield
 
 
 def pass_on(x: Tensor, scores: Tensor, count: int, prefix: int, *, merge: bool) -> Tensor:

@@ -79,7 +79,7 @@ def test_a_gate_of_zero_is_a_head_that_is_gone(small_vit: Callable[..., Any]) ->
         family = family_of(network)
         blocks = family.read(network)
         assert blocks[1].attention is not None
-        kept = [blocks[0], type(blocks[1])(blocks[1].attention.keep_heads([1]), blocks[1].ffn)]
+        kept = [blocks[0], type(blocks[1])(blocks[1].attention.keep([1]), blocks[1].ffn)]
         torch.testing.assert_close(gates.logits(images), family.build(network, kept).eval()(images))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from foreign_names import hugging_face
 from safetensors.torch import save_file
 from small_base import ARGS, NAME, outputs
 from torch import Tensor, nn
@@ -20,51 +21,6 @@ from edgevit.models.weights import fill
 
 LAYER_SCALE = {"init_values": 0.1}
 REGISTERS = {**LAYER_SCALE, "reg_tokens": 4, "no_embed_class": True}
-
-
-def hugging_face(state: dict[str, Tensor], prefix: str, *, modules: bool = False) -> dict[str, Tensor]:
-    """What transformers calls the weights of a timm ViT: in files, or as `modules` of transformers 5 are called."""
-    dinov2 = prefix.startswith("dinov2")
-    block = {
-        "attn.proj": "attention.o_proj" if modules else "attention.output.dense",
-        "ls1.gamma": "layer_scale1.lambda1",
-        "ls2.gamma": "layer_scale2.lambda1",
-    }
-    if not dinov2:
-        block |= {"norm1": "layernorm_before", "norm2": "layernorm_after"}
-        block |= {} if modules else {"mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense"}
-    outside = {
-        "cls_token": "embeddings.cls_token",
-        "dist_token": "embeddings.distillation_token",
-        "mask_token": "embeddings.mask_token",
-        "register_tokens": "embeddings.register_tokens",
-        "pos_embed": "embeddings.position_embeddings",
-        "patch_embed.proj": "embeddings.patch_embeddings.projection",
-        "norm": "layernorm",
-    }
-    queries = ("q_proj", "k_proj", "v_proj") if modules else ("attention.query", "attention.key", "attention.value")
-    layers = "layers" if modules and not dinov2 else "encoder.layer"
-    found = {}
-    for name, value in state.items():
-        module, _, kind = name.rpartition(".")
-        if name.startswith(("head.", "head_dist.")):
-            classifiers = {"head": "classifier", "head_dist": "distillation_classifier"}
-            if "head_dist.weight" in state:
-                classifiers["head"] = "cls_classifier"
-            found[f"{classifiers[module]}.{kind}"] = value
-        elif inside := re.fullmatch(r"blocks\.(\d+)\.(.*)", name):
-            number, inner = inside.groups()
-            if inner.startswith("attn.qkv"):
-                for query, rows in zip(queries, value.chunk(3), strict=True):
-                    found[f"{prefix}{layers}.{number}.attention.{query}.{kind}"] = rows
-            elif inner in block:
-                found[f"{prefix}{layers}.{number}.{block[inner]}"] = value
-            else:
-                part = inner.rpartition(".")[0]
-                found[f"{prefix}{layers}.{number}.{block.get(part, part)}.{kind}"] = value
-        else:
-            found[prefix + (outside[name] if name in outside else f"{outside[module]}.{kind}")] = value
-    return found
 
 
 class Notes:

@@ -1,0 +1,78 @@
+"""Methods that are wrong, each in one way: mypy refuses every one of them, or says that its `type: ignore` is unused.
+
+Read by mypy (`files` in pyproject.toml), and run by nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from edgevit.derive.allocate.policy import Policy
+from edgevit.derive.method import Method
+from edgevit.derive.plan import Plan
+from edgevit.derive.problem import Derived, Problem
+from edgevit.derive.reach import Asked, Cuts
+
+
+@dataclass(frozen=True)
+class Config:
+    order: float = 2.0
+
+
+@dataclass(frozen=True)
+class Other:
+    order: float = 2.0
+
+
+def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
+    return 0
+
+
+def derive(problem: Problem, config: Config) -> Derived:
+    return Derived(problem.network, Plan(()), {})
+
+
+def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
+    return Cuts()
+
+
+RIGHT = Method(Config, default_steps, derive, cuts=cuts)
+
+WITHOUT_DERIVE = Method(Config, default_steps)  # type: ignore[call-arg]
+
+
+def steps_without_images(config: Config, rate: float, batch_size: int) -> int:
+    return 0
+
+
+TOO_FEW_ARGUMENTS = Method(Config, steps_without_images, derive)  # type: ignore[arg-type]
+
+
+def derive_plan(problem: Problem, config: Config) -> Plan:
+    return Plan(())
+
+
+ANOTHER_RESULT = Method(Config, default_steps, derive_plan)  # type: ignore[arg-type]
+
+
+def derive_of_another(problem: Problem, config: Other) -> Derived:
+    return Derived(problem.network, Plan(()), {})
+
+
+ANOTHER_CONFIG: Method[Config] = Method(Config, default_steps, derive_of_another)  # type: ignore[arg-type]
+
+
+def cuts_of_options(config: Config, network: nn.Module, policy: Policy) -> Cuts:
+    return Cuts()
+
+
+ANOTHER_ORDER = Method(Config, default_steps, derive, cuts=cuts_of_options)  # type: ignore[arg-type]
+
+
+def is_fine(asked: Asked, config: Config) -> bool:
+    return True
+
+
+CHECK_THAT_ANSWERS = Method(Config, default_steps, derive, check_options=is_fine)  # type: ignore[arg-type]
