@@ -29,7 +29,7 @@ def test_every_case_is_another_and_has_options_of_its_method() -> None:
     assert len({case.key("b") for _, case in CASES}) == len(CASES)
     for _, case in CASES:
         module = load_method(case.method)
-        assert isinstance(make_config(case.method, module, case.options), module.Config)
+        assert isinstance(make_config(case.method, module.Config, case.options), module.Config)
 
 
 def test_what_is_taken_away_is_one_thing_and_all_else_is_as_in_the_first_row() -> None:

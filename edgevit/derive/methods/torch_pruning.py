@@ -24,6 +24,7 @@ from edgevit.derive import ranked
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.allocate.ranking import AttentionUnits
 from edgevit.derive.measure.importance import Scores, UnitScores, valued, weights_times_gradients
+from edgevit.derive.method import Method
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
 from edgevit.derive.reach import Cuts
@@ -124,3 +125,6 @@ def _library() -> Any:
             "method torch_pruning needs the library torch-pruning, which is not installed; "
             "try: pip install 'edgevit[rivals]', or --method taylor"
         ) from None
+
+
+METHOD = Method(Config, default_steps, derive, cuts=cuts)
