@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
-from edgevit.data.classes import TargetClass
-from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
-from edgevit.derive.plan import Plan
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.reach import Asked, Cuts, check_reachable
-from edgevit.folder.model import ModelSpec
-
-Classes = str | Path | Sequence[str | int] | None
-
-
-class Slices(Protocol):
-    """What a method that needs no image cuts from: a base that was made to be cut."""
-
-    def check(self, spec: ModelSpec, network: nn.Module, classes: Classes, **size: Any) -> None:
-        """Refuse a size (rate, macs, params) or classes that it cannot give, before anything is worked out."""
-
-    def classes(self, spec: ModelSpec, classes: Classes) -> tuple[TargetClass, ...]:
-        """The classes asked for, with their rows in the classifier; None is all that it knows."""
-
-    def plan(self, network: nn.Module, budget: Budget, policy: Policy, outputs: int | None = None) -> Plan:
-        """The plan of this budget, for a classifier of so many outputs unless None."""
+from edgevit.derive.request import DeriveRequest
+from edgevit.models.checkpoint import Model
 
 
 @dataclass(frozen=True)
@@ -43,10 +25,10 @@ class Method:
     make_config: Callable[..., Any]  # from options, by value or by text
     default_steps: Callable[[Any, float, int, int], int]  # of config, rate, images and batch size
     derive: Callable[[Problem, Any], Derived]
-    slices: Callable[[Any], Slices] | None  # of config: what it cuts from, if that needs no image
     gentle: bool  # its training starts from weights that are nearly right
     needs_all_tokens: bool  # what it measures is of tokens that pass through all blocks
     cuts: Callable[[nn.Module, Any, Policy], Cuts]  # of a network, config and policy: what it may take away
+    check_base: Callable[[Model, Any, DeriveRequest], None]  # refuses a base, before an image is read
     check_options: Callable[[Asked, Any], None]  # refuses a config that does not fit what is asked
 
     def check(self, config: Any, asked: Asked) -> None:
@@ -72,9 +54,9 @@ def find_method(name: str) -> Method:
         lambda options: make_config(name, module, options),
         module.default_steps,
         module.derive,
-        getattr(module, "slices", None),
         getattr(module, "GENTLE", False),
         getattr(module, "NEEDS_ALL_TOKENS", False),
         getattr(module, "cuts", lambda *_: Cuts()),
+        getattr(module, "check_base", lambda *_: None),
         getattr(module, "check_options", lambda *_: None),
     )

@@ -2,7 +2,8 @@
 
     class Config                 frozen dataclass: the method's options, in the CLI (`--set method.option=value`), in
                                  derivation.json and in reports; every field has a default, is a bool, int, float,
-                                 str or Literal, and has a comment: the sentence that `edgevit methods NAME` shows
+                                 str or Literal, and has a comment: the sentence that `edgevit methods NAME` shows.
+                                 One that has the option `supernet` cuts a super-network, which is its base then
     def default_steps(config, rate, images, batch_size) -> int   optimiser steps where the user gives none; 0 if it
                                  does not train
     def derive(problem, config) -> Derived
@@ -10,7 +11,9 @@
     GENTLE = True                if its training starts from weights that are nearly right: the learning rate warms
                                  up and is no higher than what is wrong with them needs (`train.settings.fill`)
     NEEDS_ALL_TOKENS = True      if it cannot cut a model that tokens leave: such an order of steps is refused at once
-    def slices(config) -> Slices if it cuts super-networks, without any image, and no base (edgevit/derive/method.py)
+    NEEDS_IMAGES = False         if it needs none unless it is asked to train: its task may have none then
+    def check_base(base, config, request) -> None   if it cannot cut every base that can be opened: refuses one before
+                                 an image is read
     def cuts(network, config, policy) -> Cuts   if it may take away more than widths: heads, blocks, the embedding,
                                  tokens (edgevit/derive/reach.py); a budget that nothing of it meets is refused at once
     def check_options(asked, config) -> None   if options may not fit a network or its images (reach.Asked): refuses
