@@ -1,10 +1,10 @@
 """Every method leaves the base alone, and its model is the base with what the plan removes masked.
 
 Held for every file in derive/methods, and for the example in its docstring, on a base with random weights; that the
-base is left alone with training, too. Masked is: a block that goes hands its tokens on; a neuron that goes becomes 0, or
-the one that it is merged into; a token that leaves is left out behind its block; a head that goes, and every direction
-beyond the width that stays, has weights of 0. What a method solves anew, the factors of attention and, where the plan
-says so, W_2, the base is given in its own full size; all else is the base's own.
+base is left alone with training, too. Masked is: a block that goes hands its tokens on; a neuron that goes becomes 0,
+or the one that it is merged into; a token that leaves is left out behind its block; a head that goes, and every
+direction beyond the width that stays, has weights of 0. What a method solves anew, the factors of attention and, where
+the plan says so, W_2, the base is given in its own full size; all else is the base's own.
 """
 
 from __future__ import annotations
