@@ -180,7 +180,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Task:
-    """Target classes and their images."""
+    """Target classes and their images, if there are any (`edgevit.data.unseen`)."""
 
     classes: tuple[TargetClass, ...]
     train: Split
@@ -189,6 +189,10 @@ class Task:
     arguments: dict[str, Any] = field(repr=False)  # what `reopen` needs
     skipped: int = 0  # images left out because they could not be read
     unlabelled: Split | None = None  # of any class, none of them held out: for a teacher alone
+
+    @property
+    def has_images(self) -> bool:
+        return bool(self.train.references)
 
     @property
     def class_names(self) -> list[str]:

@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import nn
 
-from edgevit.data.classes import TargetClass
-from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
-from edgevit.derive.plan import Plan
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.reach import Asked, Cuts, check_reachable
-from edgevit.folder.model import ModelSpec
+from edgevit.derive.request import DeriveRequest
+from edgevit.models.checkpoint import Model
 
 C = TypeVar("C")
-Classes = str | Path | Sequence[str | int] | None
-
-
-class Slices(Protocol):
-    """What a method that needs no image cuts from: a base that was made to be cut."""
-
-    def check(self, spec: ModelSpec, network: nn.Module, classes: Classes, **size: Any) -> None:
-        """Refuse a size (rate, macs, params) or classes that it cannot give, before anything is worked out."""
-
-    def classes(self, spec: ModelSpec, classes: Classes) -> tuple[TargetClass, ...]:
-        """The classes asked for, with their rows in the classifier; None is all that it knows."""
-
-    def plan(self, network: nn.Module, budget: Budget, policy: Policy, outputs: int | None = None) -> Plan:
-        """The plan of this budget, for a classifier of so many outputs unless None."""
 
 
 def widths_alone(network: nn.Module, config: object, policy: Policy) -> Cuts:
     """What a method may take away that says nothing of it."""
     return Cuts()
+
+
+def takes_any_base(base: Model, config: object, request: DeriveRequest) -> None:
+    """Refuse nothing: a method that says nothing of it cuts every base that can be opened."""
 
 
 def fits_anything(asked: Asked, config: object) -> None:
@@ -57,7 +44,7 @@ class Method(Generic[C]):
     derive: Callable[[Problem, C], Derived]
     cuts: Callable[[nn.Module, C, Policy], Cuts] = widths_alone  # of a network: what it may take away
     check_options: Callable[[Asked, C], None] = fits_anything  # refuses a config that does not fit what is asked
-    slices: Callable[[C], Slices] | None = None  # what it cuts from, if that needs no image
+    check_base: Callable[[Model, C, DeriveRequest], None] = takes_any_base  # refuses one before an image is read
     gentle: bool = False  # its training starts from weights that are nearly right
     needs_all_tokens: bool = False  # what it measures is of tokens that pass through all blocks
     name: str = ""  # that of its file, which `find_method` knows

@@ -1,9 +1,10 @@
-"""What every derivation begins with, and how it ends when it is stopped: a super-network's too."""
+"""What every derivation begins with, and how it ends, done or stopped: a super-network's too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,26 @@ from typing import Any
 from torch import nn
 
 from edgevit.data.assumptions import Assumptions, assumptions
+from edgevit.data.classes import TargetClass, imagenet_names, listed, resolve
 from edgevit.data.task import Task
-from edgevit.derive.cache import Cache
+from edgevit.derive.allocate.budget import Budget
+from edgevit.derive.allocate.policy import Policy
+from edgevit.derive.cache import Cache, cache_folder
 from edgevit.derive.head import with_fitted_head
-from edgevit.derive.request import Request
-from edgevit.errors import EdgeVitError, Interrupted, UnknownNameError
+from edgevit.derive.problem import Problem, Stopwatch
+from edgevit.derive.request import DeriveRequest, SupernetRequest
+from edgevit.errors import EdgeVitError, Interrupted, OptionError, UnknownNameError
 from edgevit.folder.derivation import FittedHead
-from edgevit.folder.model import ClassLabel
-from edgevit.folder.unfinished import remove_cheap
-from edgevit.models.checkpoint import Headless, Model
+from edgevit.folder.model import ClassLabel, ModelSpec
+from edgevit.folder.names import HISTORY
+from edgevit.folder.unfinished import open_partial, partial_folder, remove_cheap
+from edgevit.models.checkpoint import Headless, Model, save, tensors_sha256
 from edgevit.models.classifier import with_classes
-from edgevit.train.passes import Passes
+from edgevit.progress import Progress
+from edgevit.signals import stop_when_asked
+from edgevit.train.compute import Compute, close_compute
+from edgevit.train.history import History
+from edgevit.train.passes import Passes, open_passes
 from edgevit.train.settings import Training
 
 
@@ -33,8 +43,9 @@ class Opened:
     base: Model
     fitted: FittedHead | None  # how its head was fitted, where it had none
     task: Task
-    assumed: Assumptions
+    assumed: Assumptions | None  # None: there are no images
     passes: Passes
+    cache: Cache
     head: str
     network: nn.Module  # the base's, its classifier already as asked
     columns: list[int]  # for each target class, its column in the network's logits
@@ -51,9 +62,28 @@ class Opened:
             "training": {k: v for k, v in asdict(training).items() if k not in ("device", "workers")},
         }
 
+    def problem(self, budget: Budget, policy: Policy, training: Training, folder: Path) -> Problem:
+        """What is to be derived from it; `folder` is for what must outlive an interruption."""
+        return Problem(
+            self.network, self.task, self.columns, budget, policy, training, self.passes, folder,
+            History(folder / HISTORY), Stopwatch(), self.cache, self._identity(),
+        )  # fmt: skip
+
+    def _identity(self) -> dict[str, Any]:
+        """What the network's outputs for an image depend on, for keys of the cache: to the last bit, hence batches."""
+        spec, network = self.base.spec, self.base.network
+        return {
+            "base": [spec.timm_name, spec.timm_args, spec.base.weights_sha256, [asdict(b) for b in spec.blocks]],
+            "state": tensors_sha256(network.state_dict()),
+            "preprocessing": self.base.preprocessing,
+            "head": [self.head, *self.task.base_columns],
+            "device": self.passes.compute.device.type,
+            "batches": [self.passes.batch_size(network, gradients=gradients) for gradients in (False, True)],
+        }
+
 
 def open_for(
-    found: Model | Headless, base: str | Path, request: Request, head: str, task: Task, passes: Passes, cache: Cache
+    found: Model | Headless, request: DeriveRequest | SupernetRequest, head: str, task: Task, progress: Progress
 ) -> Opened:
     """Give the base its classifier, fitted to the task's images where it has none, and say what is assumed of it.
 
@@ -61,20 +91,86 @@ def open_for(
         UnknownNameError: there is no such head.
         DataError: no head can be fitted to these images.
     """
+    assert request.base is not None
+    passes = open_passes(request.training, progress)
+    cache = _cache(request, task, passes)
     model, fitted = with_fitted_head(found, task, passes, cache)
-    assumed = assumptions(
-        base, task, pretrained=request.pretrained, base_classes=request.base_classes, given=request.preprocessing,
-        fitted=fitted is not None,
-    )  # fmt: skip
-    for line in assumed.lines():
-        passes.progress.note(line)
+    assumed = None
+    if task.has_images:
+        assumed = assumptions(
+            request.base, task, pretrained=request.pretrained, base_classes=request.base_classes,
+            given=request.preprocessing, fitted=fitted is not None,
+        )  # fmt: skip
+        for line in assumed.lines():
+            progress.note(line)
     if head not in ("subset", "full"):
         raise UnknownNameError("head", head, ["subset", "full"])
     labels = tuple(ClassLabel(c.name, c.base_index) for c in task.classes)
     network, columns = model.network, task.base_columns
     if head == "subset":
         network, columns = with_classes(model.network, columns), list(range(len(columns)))
-    return Opened(str(base), model, fitted, task, assumed, passes, head, network, columns, labels)
+    return Opened(str(request.base), model, fitted, task, assumed, passes, cache, head, network, columns, labels)
+
+
+def _cache(request: DeriveRequest | SupernetRequest, task: Task, passes: Passes) -> Cache:
+    """What derivations share. Several processes would have to agree on what is there: they work everything out."""
+    alone = passes.compute.accelerator.num_processes == 1 and task.has_images
+    keeping = request.cache if alone and isinstance(request, DeriveRequest) else False
+    names = task.class_names
+    more = f", ... ({len(names)} classes)" if len(names) > 4 else ""
+    weights = "" if request.checkpoint is None else f", {Path(request.checkpoint).name}"
+    return Cache(
+        cache_folder() if keeping is True else keeping or None, passes.progress,
+        base=f"{request.base}{weights}", task=f"{request.data}: {', '.join(names[:4])}{more}",
+    )  # fmt: skip
+
+
+def known_classes(
+    folder: str | Path, spec: ModelSpec, classes: str | Path | Sequence[str | int] | None
+) -> tuple[TargetClass, ...]:
+    """The classes that are asked for of a model folder, with their rows in its classifier; None is all that it knows.
+
+    Raises:
+        OptionError: it was made for other classes.
+        DataError: as `edgevit.data.classes.resolve` says.
+    """
+    order = dict(zip(spec.class_names, spec.class_columns, strict=True))
+    if spec.head == "full":
+        order = {**imagenet_names(spec.outputs), **order}
+    entries = listed(classes, order)
+    indices = {str(index) for index in order.values()}
+    if unknown := [entry for entry in entries or () if entry not in order and entry not in indices]:
+        known = f"{', '.join(spec.class_names[:8])}{', ...' if len(spec.classes) > 8 else ''}"
+        raise OptionError(
+            f"{folder} was made for {len(spec.classes)} classes ({known}), and {unknown[0]!r} is none of "
+            f"them; choose among them, or make a super-network for others"
+        )
+    return resolve(entries, spec.class_names, order)
+
+
+@contextmanager
+def unfinished(request: DeriveRequest | SupernetRequest, resolved: dict[str, Any], compute: Compute) -> Iterator[Path]:
+    """Hold the folder in which the work of a request is kept until it is done; `resolved` is what it came to.
+
+    Raises:
+        OutputError, OptionError, UnfinishedError: as `open_partial` says.
+    """
+    same, asked = request.same(resolved), request.told()
+    alone = open_partial(request.out, same, request.resume, asked=asked, overwrite=request.overwrite)
+    folder = partial_folder(request.out)
+    with alone if compute.is_main else nullcontext():
+        compute.wait()
+        yield folder
+        compute.wait()
+    close_compute()
+
+
+def write(model: Model, request: DeriveRequest | SupernetRequest, problem: Problem, **papers: Any) -> None:
+    """Write the model folder, by one process, and take the unfinished one away; `papers` as for `save`."""
+    if problem.compute.is_main:
+        with stop_when_asked():  # too late to stop: a model that is there has no unfinished folder beside it
+            save(model, request.out, overwrite=request.overwrite, **papers)
+            shutil.rmtree(problem.folder, ignore_errors=True)
 
 
 @contextmanager

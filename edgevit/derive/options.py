@@ -66,7 +66,12 @@ class Method:
     summary: str  # the first line of its docstring
     options: tuple[Option, ...]
     quantities: tuple[str, ...]  # what its budget may be counted in
-    slices: bool  # whether it cuts a super-network, without any image, in place of a base
+    needs_images: bool  # whether it measures or trains whatever it is asked; else only if it is asked to train
+
+    @property
+    def slices(self) -> bool:
+        """Whether it cuts a super-network in place of a base."""
+        return "supernet" in {option.name for option in self.options}
 
 
 @lru_cache
@@ -84,13 +89,13 @@ def describe(name: str) -> Method:
         raise UnknownNameError("method", name, method_names())
     source = _Source.of(module)
     summary = (ast.get_docstring(source.tree) or "").partition("\n")[0]
-    quantities = source.value("QUANTITIES")
+    quantities, needs_images = source.value("QUANTITIES"), source.value("NEEDS_IMAGES")
     return Method(
         name,
         summary,
         tuple(_options(source, "Config").values()),
         ast.literal_eval(quantities) if quantities else (),
-        source.has_function("slices"),
+        needs_images is None or ast.literal_eval(needs_images),
     )
 
 
@@ -163,9 +168,6 @@ class _Source:
             if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
                 return node.value
         return None
-
-    def has_function(self, name: str) -> bool:
-        return any(isinstance(node, ast.FunctionDef) and node.name == name for node in self.tree.body)
 
     def origin(self, name: str) -> _Source | None:
         """The module that a name is imported from; None if it is not imported from edgevit."""

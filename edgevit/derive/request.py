@@ -7,9 +7,9 @@ What takes the base or the images to tell, such as whether a budget is within re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from edgevit.data.request import BaseClasses, Classes, Data, OptionalData, SkipBadImages, check_data
 from edgevit.derive.allocate.budget import make_budget
@@ -26,6 +26,8 @@ from edgevit.models.request import BASE, BaseOptions
 from edgevit.numbers import check_number
 from edgevit.request import BUDGET, COMPUTING, DATA, OUTPUT, SHAPE, TRAINING, Nested, Option, plain
 from edgevit.train.settings import Training
+
+D = TypeVar("D", bound="Deriving")
 
 HEADS = ("subset", "full")
 NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
@@ -330,6 +332,12 @@ class Deriving(Request):
         ModelFolder(folder).refuse_no_supernet()
         return folder
 
+    def on_its_base(self: D) -> D:
+        """With the super-network that it slices, if it does, as its base and as its method's option."""
+        if (folder := self.supernet_folder()) is None:
+            return self
+        return replace(self, base=folder, options={**self.options, "supernet": str(folder)})
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeriveRequest(Deriving):
@@ -368,7 +376,7 @@ class DeriveRequest(Deriving):
     def needs_images(self) -> bool:
         """Whether something is to be trained or measured: anything but a slice as it is."""
         asks = (self.training.steps, self.finetune_base, self.unlabelled, self.reject is not None)
-        return not describe(self.method).slices or any(asks)
+        return describe(self.method).needs_images or any(asks)
 
     def check_budget(self) -> None:
         """Refuse a budget that no base could have.

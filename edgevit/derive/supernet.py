@@ -8,9 +8,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -21,38 +19,31 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from edgevit.data.task import Split, Task
 from edgevit.derive.allocate.budget import make_budget, readable
 from edgevit.derive.allocate.policy import Policy, make_policy
 from edgevit.derive.base_check import ask, judge
-from edgevit.derive.cache import Cache
 from edgevit.derive.embedding import ladder, narrowest, why_it_stays
 from edgevit.derive.head import open_task_for
 from edgevit.derive.methods.skd.piad import Growth, ProgressiveDropout, make_units
 from edgevit.derive.methods.skd.slices import SuperNet, cut_slice, read_supernet
 from edgevit.derive.methods.skd.wpac import concentrate, concentrate_embedding
-from edgevit.derive.opening import Opened, open_for, resumable
+from edgevit.derive.opening import Opened, open_for, resumable, unfinished, write
 from edgevit.derive.options import SUPERNET, make_config
-from edgevit.derive.problem import Stopwatch
+from edgevit.derive.problem import Problem, distillation_for, train_for
 from edgevit.derive.reach import Asked, Cuts, check_reachable
 from edgevit.derive.request import SupernetRequest
 from edgevit.derive.session import shape_record, versions
 from edgevit.errors import OptionError
 from edgevit.folder.derivation import TrainingRecord
 from edgevit.folder.model import ModelSpec
-from edgevit.folder.names import HISTORY
 from edgevit.folder.supernet import Point, SettingsRecord, SupernetRecord, Unit
-from edgevit.folder.unfinished import open_partial, partial_folder
 from edgevit.models.anatomy import check_all_pass
-from edgevit.models.checkpoint import Model, derived_spec, open_network, save
+from edgevit.models.checkpoint import Model, derived_spec, open_network
 from edgevit.models.families import family_of
 from edgevit.progress import Progress, Silent
 from edgevit.request import as_request
-from edgevit.train.compute import close_compute
-from edgevit.train.distil import TeacherOptions, make_distillation
-from edgevit.train.history import History
-from edgevit.train.loop import train
-from edgevit.train.passes import Passes, evaluate, open_passes
+from edgevit.train.distil import TeacherOptions
+from edgevit.train.passes import evaluate
 from edgevit.train.settings import Training, fill
 
 
@@ -91,66 +82,44 @@ def _cuts(network: nn.Module, policy: Policy, config: Config) -> Cuts:
 
 
 @dataclass(frozen=True)
-class _Making:
+class _Wanted:
     """One super-network as it was asked for, names looked up and defaults filled in."""
 
+    request: SupernetRequest
     opened: Opened
     config: Config
     policy: Policy
-    rate: float
     training: Training
-    stopwatch: Stopwatch
-    accept_weak_base: bool
-
-    @property
-    def task(self) -> Task:
-        return self.opened.task
-
-    @property
-    def passes(self) -> Passes:
-        return self.opened.passes
-
-    @property
-    def proxy(self) -> Split:
-        return self.task.train.subset(self.config.proxy_images)
 
     def settings(self) -> dict[str, Any]:
         """What made it what it is; also what must be the same for an unfinished run to be gone on with."""
         asked = {
             **self.opened.resolved(self.training),
             "columns": self.opened.columns,
-            "rate": self.rate,
+            "rate": self.request.rate,
             "options": asdict(self.config),
             "shape": asdict(self.policy),
         }
         return dict(json.loads(json.dumps(asked)))  # as it will be read back
 
-    def top1(self, network: nn.Module, columns: Sequence[int]) -> float:
-        """Accuracy on the validation part."""
-        return evaluate(network, self.task.validation, columns, self.task.class_names, self.passes).top1
-
-    def record(self, order: Sequence[Unit], curve: Sequence[Point]) -> SupernetRecord:
-        """What supernet.json says."""
-        with self.stopwatch.stage("evaluation"):
-            base_top1 = self.top1(self.opened.base.network, self.task.base_columns)
-        settings = self.settings()
+    def record(self, problem: Problem, **found: Any) -> SupernetRecord:
+        """What supernet.json says: what was asked, and `found` by its name there."""
+        settings, assumed = self.settings(), self.opened.assumed
         shape, training = shape_record(self.policy), settings.pop("training")
         del settings["shape"]
         return SupernetRecord(
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             base=self.opened.base_name,
-            base_top1=base_top1,
-            assumptions=self.opened.assumed.record(),
+            assumptions=None if assumed is None else assumed.record(),
             settings=SettingsRecord(
                 shape, TrainingRecord(training.pop("seed"), training.pop("steps"), training), settings
             ),
-            data=self.task.record(),
+            data=problem.task.record(),
             fitted_head=self.opened.fitted,
             versions=versions(),
-            processes=self.passes.compute.accelerator.num_processes,
-            seconds=self.stopwatch.seconds,
-            order=tuple(order),
-            curve=tuple(curve),
+            processes=problem.compute.accelerator.num_processes,
+            seconds=problem.stopwatch.seconds,
+            **found,
         )
 
 
@@ -175,16 +144,13 @@ def supernet(
 def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
     """Do what is asked; `supernet` says what is raised."""
     request.check()
-    progress, training, out = progress or Silent(), request.training, request.out
+    progress, training = progress or Silent(), request.training
     config = make_config(SUPERNET, Config, request.options)
     policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
     found = open_network(request.base, **request.opening(), progress=progress)
-    task = open_task_for(found, request, progress)
-    passes = open_passes(training, progress)
-    compute = passes.compute
     head = "full" if request.classes is None else "subset"
-    opened = open_for(found, request.base, request, head, task, passes, Cache(None))
-    spec = opened.base.spec
+    opened = open_for(found, request, head, open_task_for(found, request, progress), progress)
+    task, spec, compute = opened.task, opened.base.spec, opened.passes.compute
     budget = make_budget(spec.macs, spec.params, rate=request.rate)
     check_all_pass(family_of(opened.network).read(opened.network), "a super-network")
     asked_for = Asked(opened.network, budget, policy, len(task.train))
@@ -192,99 +158,84 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
     images = min(config.proxy_images, len(task.train))
     if config.cut_embedding and (why := why_it_stays(opened.network, budget, images)) is not None:
         raise OptionError(f"supernet.cut_embedding=true: the embedding cannot be narrowed: {why}")
-    steps = training.steps
-    if steps is None:
-        steps = ceil(config.epochs * len(task.train) / training.batch_size)
+    if training.steps is None:
+        training = replace(training, steps=ceil(config.epochs * len(task.train) / training.batch_size))
     # The trained and the smallest network need not meet.
-    training = fill(replace(training, steps=steps, early_stop=False), gentle=False)
-    made = _Making(opened, config, policy, request.rate, training, Stopwatch(), request.accept_weak_base)
-    folder = partial_folder(out)
-    same, asked = request.same(made.settings()), request.told()
-    alone = open_partial(out, same, request.resume, asked=asked, overwrite=request.overwrite)
-    with alone if compute.is_main else nullcontext():
-        compute.wait()
-        _carry_out(made, folder, out, overwrite=request.overwrite)
-    compute.wait()
-    close_compute()
-    return replace(read_supernet(out), is_main=compute.is_main)
+    training = fill(replace(training, early_stop=False), gentle=False)
+    wanted = _Wanted(request, opened, config, policy, training)
+    with unfinished(request, wanted.settings(), compute) as folder:
+        _carry_out(wanted, opened.problem(budget, policy, training, folder))
+    return replace(read_supernet(request.out), is_main=compute.is_main)
 
 
-def _carry_out(made: _Making, folder: Path, out: Path, *, overwrite: bool) -> None:
+def _carry_out(wanted: _Wanted, problem: Problem) -> None:
     """Train, measure slices, and write the model folder."""
-    history = History(folder / HISTORY)
-    torch.manual_seed(made.training.seed)
-    with resumable(folder, is_main=made.passes.compute.is_main):
-        _check_base(made)
-        torch.manual_seed(made.training.seed)
-        network, order = _train(made, folder, history)
-        spec = derived_spec(made.opened.base.spec, network, made.opened.head, made.opened.labels)
-        curve = _curve(made, order, network, spec)
-        record = made.record(order, curve)
-    if made.passes.compute.is_main:
-        save(
-            Model(network.cpu().eval(), spec),
-            out,
-            overwrite=overwrite,
-            card=_card(out.name, spec, record),
-            supernet=record,
-            history=history.lines,
-        )
-        shutil.rmtree(folder, ignore_errors=True)
+    opened = wanted.opened
+    torch.manual_seed(problem.training.seed)
+    with resumable(problem.folder, is_main=problem.compute.is_main):
+        _check_base(wanted, problem)
+        torch.manual_seed(problem.training.seed)
+        network, order = _train(wanted, problem)
+        spec = derived_spec(opened.base.spec, network, opened.head, opened.labels)
+        curve = _curve(wanted, problem, order, network, spec)
+        with problem.stopwatch.stage("evaluation"):
+            base_top1 = _top1(opened.base.network, problem, problem.task.base_columns)
+    record = wanted.record(problem, base_top1=base_top1, order=tuple(order), curve=tuple(curve))
+    card, model = _card(wanted.request.out.name, spec, record), Model(network.cpu().eval(), spec)
+    write(model, wanted.request, problem, card=card, supernet=record, history=problem.history.lines)
 
 
-def _check_base(made: _Making) -> None:
+def _top1(network: nn.Module, problem: Problem, columns: Sequence[int]) -> float:
+    """Accuracy on the validation part."""
+    return evaluate(network, problem.task.validation, columns, problem.task.class_names, problem.passes).top1
+
+
+def _check_base(wanted: _Wanted, problem: Problem) -> None:
     """Raise DataError if the base is near chance on the validation part, and that is not accepted."""
-    with made.stopwatch.stage("check"):
-        answers = ask(made.opened.base.network, made.task, made.passes, Cache(None), {})
-    judge(answers, answers.sureness(made.task), made.task, made.accept_weak_base, made.passes.progress)
+    with problem.stopwatch.stage("check"):
+        answers = ask(wanted.opened.base.network, problem.task, problem.passes, problem.cache, problem.identity)
+    judge(answers, answers.sureness(problem.task), problem.task, wanted.request.accept_weak_base, problem.progress)
 
 
-def _train(made: _Making, folder: Path, history: History) -> tuple[nn.Module, list[Unit]]:
+def _train(wanted: _Wanted, problem: Problem) -> tuple[nn.Module, list[Unit]]:
     """Concentrate and train; return the network and its units in the order in which they are dropped."""
-    config, training, passes = made.config, made.training, made.passes
+    config, passes, columns, training = wanted.config, problem.passes, problem.columns, problem.training
     assert training.steps is not None
-    encode = None
-    with made.stopwatch.stage("wpac"):
-        network = concentrate(made.opened.network, made.proxy, made.opened.columns, passes)
+    proxy, encode = problem.task.train.subset(config.proxy_images), None
+    with problem.stopwatch.stage("wpac"):
+        network = concentrate(problem.network, proxy, columns, passes)
         if config.cut_embedding:
-            network, encode = concentrate_embedding(network, made.proxy, made.opened.columns, passes, training.seed)
+            network, encode = concentrate_embedding(network, proxy, columns, passes, training.seed)
     family = family_of(network)
     dims, geometry = [b.dims for b in family.read(network)], family.geometry(network)
-    embeds = ladder(geometry.embed, made.policy.embed_step) if config.cut_embedding else []
-    units = make_units(dims, geometry, made.policy, config.attention_groups, config.ffn_groups, embeds)
-    growth = Growth(ceil(made.rate * geometry.macs(dims)), config.updates, round(config.growth * training.steps))
-    dropout = ProgressiveDropout(network, units, growth, made.proxy, made.opened.columns, passes, training.seed)
-    with made.stopwatch.stage("training"):
-        train(
-            network,
-            made.task,
-            made.opened.columns,
-            training,
-            passes,
-            history,
-            stage="supernet",
-            constraint=dropout,
-            folder=folder / "train",
-            distillation=make_distillation(made.opened.network, made.config, encode),
-        )
+    embeds = ladder(geometry.embed, problem.policy.embed_step) if config.cut_embedding else []
+    units = make_units(dims, geometry, problem.policy, config.attention_groups, config.ffn_groups, embeds)
+    most = ceil(wanted.request.rate * geometry.macs(dims))
+    growth = Growth(most, config.updates, round(config.growth * training.steps))
+    dropout = ProgressiveDropout(network, units, growth, proxy, columns, passes, training.seed)
+    distillation = distillation_for(problem, config, encode)
+    train_for(problem, network, stage="supernet", constraint=dropout, distillation=distillation)
+    with problem.stopwatch.stage("training"):
         dropout.finish()
     return network, dropout.dropped
 
 
-def _curve(made: _Making, order: Sequence[Unit], network: nn.Module, spec: ModelSpec) -> list[Point]:
+def _curve(
+    wanted: _Wanted, problem: Problem, order: Sequence[Unit], network: nn.Module, spec: ModelSpec
+) -> list[Point]:
     """Measure the whole network and slices at equal distances, down to the smallest."""
-    count = made.config.points - 1
+    count = wanted.config.points - 1
     points = []
-    with made.stopwatch.stage("evaluation"), made.passes.progress.stage("slices", count, "slice") as stage:
+    with problem.stopwatch.stage("evaluation"), problem.progress.stage("slices", count, "slice") as stage:
         for i in range(count + 1):
             slim = network
             if i > 0:
-                budget = make_budget(spec.macs, spec.params, rate=made.rate * i / count)
-                slim = cut_slice(network, order, budget, made.policy)
+                budget = make_budget(spec.macs, spec.params, rate=wanted.request.rate * i / count)
+                slim = cut_slice(network, order, budget, problem.policy)
             family = family_of(slim)
             macs = family.geometry(slim).macs([b.dims for b in family.read(slim)])
             params = sum(p.numel() for p in slim.parameters())
-            points.append(Point(1 - macs / spec.macs, macs, params, made.top1(slim, made.opened.columns)))
+            points.append(Point(1 - macs / spec.macs, macs, params, _top1(slim, problem, problem.columns)))
             stage.update(i)
     return points
 

@@ -26,9 +26,8 @@ class Costs:
         self.network, self.place, self.progress = network, place, progress
         self.policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
         self.energy = request.quantity == "mj"
-        method, folder = find_method(request.method), request.supernet_folder()
-        options = {**request.settings, **({} if folder is None else {"supernet": str(folder)})}
-        config = method.make_config(options)
+        method = find_method(request.method)
+        config = method.make_config(request.on_its_base().settings)
         cuts = method.cuts(self.network, config, self.policy)
         self.tokens = cuts.tokens
         self.narrower = 0 < cuts.embed < family_of(self.network).geometry(self.network).embed

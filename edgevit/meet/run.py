@@ -112,7 +112,7 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
     once, found = OnlyOnce(progress), []
     earlier: tuple[tuple[Round, ...], ...] = ((),) * len(request.places)
     with _shared(request) as shared:
-        base = shared.supernet_folder() or shared.base
+        base = shared.on_its_base().base
         assert base is not None
         network = network_without_weights(base, shared.model_args)
         costs = tuple(Costs(network, shared, place, once) for place in shared.places)

@@ -93,7 +93,7 @@ class Workshop:
 
     def _write_base(self, model: Path) -> None:
         asked = self.request
-        base = asked.supernet_folder() or asked.base
+        base = asked.on_its_base().base
         assert base is not None
         shared = ("data", "training", "validation_fraction", "skip_bad_images", "cache")
         given: dict[str, Any] = {**asked.opening(), **{name: getattr(asked, name) for name in shared}}

@@ -1,17 +1,17 @@
 """Every method leaves the base alone, and its model is the base with what the plan removes masked.
 
-Held for every file in derive/methods, and for the example in its docstring, on a base with random weights and without
-training. Masked is: a block that goes hands its tokens on; a neuron that goes is multiplied by 0, or becomes the one
-that it is merged into; a token that leaves is left out behind its block; a head that goes, and every direction beyond
-the width that stays, has weights of 0. What a method solves anew, the factors of attention and, where the plan says so,
-W_2, the base is given in its own full size; all else is the base's own.
+Held for every file in derive/methods, and for the example in its docstring, on a base with random weights; that the
+base is left alone with training, too. Masked is: a block that goes hands its tokens on; a neuron that goes becomes 0,
+or the one that it is merged into; a token that leaves is left out behind its block; a head that goes, and every
+direction beyond the width that stays, has weights of 0. What a method solves anew, the factors of attention and, where
+the plan says so, W_2, the base is given in its own full size; all else is the base's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from edgevit.models.anatomy import Attention, Block, Ffn
 from edgevit.models.checkpoint import Model, describe, save
 from edgevit.models.families import family_of
 from edgevit.models.families.vit.tokens import pass_on
+from edgevit.train.settings import fill
 
 FEW: dict[str, dict[str, Any]] = {
     "corp": {"calibration_images": 32},
@@ -160,6 +161,29 @@ def masked_and_compared(name: str, rate: float, base: Model, task: Task, superne
     assert logits.std() > 0.02 and len(after) == len(before)
     torch.testing.assert_close(slim, logits, rtol=1e-5, atol=1e-5 * float(logits.abs().max()))
     return made
+
+
+# The contract lets a method train the network that it is given, and so those do that draw together what they will cut.
+TRAIN_WHAT_THEY_ARE_GIVEN = {"vulcan", "heart"}
+
+
+@pytest.mark.parametrize("name", [*method_names(), EXAMPLE])
+def test_training_leaves_the_base_alone(name: str, base: Model, task: Task, supernet: Path, tmp_path: Path) -> None:
+    """Whatever a method may do to the network it is given, a copy with the target classes, the base is not that."""
+    problem, method = untrained(base, task, 0.45, tmp_path), find_method(name)
+    training = fill(replace(problem.training, steps=2, evaluations=1, lr=1e-2), gentle=method.gentle)
+    options = {"supernet": str(supernet)} if name == "skd" else {**FEW.get(name, {}), **WIDE.get(name, {})}
+    if "teacher" in {field.name for field in fields(method.make_config({}))}:
+        options["teacher"] = "restricted"
+    networks = (base.network, problem.network)
+    before = [{key: tensor.clone() for key, tensor in network.state_dict().items()} for network in networks]
+    made = method.derive(replace(problem, training=training), method.make_config(options))
+    assert made.facts["steps"] == 2
+    same = [
+        all(torch.equal(tensor, kept[key]) for key, tensor in network.state_dict().items())
+        for network, kept in zip(networks, before, strict=True)
+    ]
+    assert same == [True, name not in TRAIN_WHAT_THEY_ARE_GIVEN], "the base, what the method was given"
 
 
 @contextmanager

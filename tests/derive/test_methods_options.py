@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from small_base import derive, make_supernet, write_checkpoint
 
 import edgevit
-from edgevit.derive.methods import method_names
+from edgevit.derive.methods import load_method, method_names
 from edgevit.derive.options import SUPERNET, Option, describe
 
 # Fewer images and steps than anybody would take; what is not here is as by default.
@@ -100,3 +101,45 @@ def test_every_value_of_every_option_derives_a_model(
         assert rate <= made.model.spec.rate < rate + 0.1
         assert edgevit.load(tmp_path / "m")(torch.randn(2, 3, 32, 32)).isfinite().all()
     assert {name: config[name] for name in case} == {n: known[n].convert(owner, v) for n, v in case.items()}
+
+
+def test_vulcans_rule_says_how_many_steps_where_none_are_given(checkpoint: Path, tmp_path: Path) -> None:
+    """In the sweep they are given. As published it is 6250 * 0.01 + 1250 * 0.1 at rate 0.1."""
+    training = {"steps": None, "batch_size": 256, "evaluations": 1}
+    options = {"steps_rule": "data", "calibration_images": 32}
+    made = derive(checkpoint, tmp_path / "m", rate=0.1, classes="3,7", training=training, options=options)
+    vulcan, images = load_method("vulcan"), made.record.data.images.train
+    assert vulcan.default_steps(vulcan.Config(), 0.1, images, 256) == 188
+    assert made.record.facts.steps == round(188 * images / 32_500) == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "rate", "shape", "beside", "goes"),
+    [
+        ("drop_heads", 0.85, "free", {"cut_embedding": False}, lambda spec: any(b.heads < 2 for b in spec.blocks)),
+        ("drop_blocks", 0.92, "fused", {}, lambda spec: len(spec.blocks) < 2),
+        ("cut_embedding", 0.8, "fused", {}, lambda spec: spec.timm_args["embed_dim"] < 64),
+    ],
+)
+def test_what_forge_may_let_go_goes_where_most_is_to_go_and_else_stays(
+    option: str, rate: float, shape: str, beside: dict[str, Any], goes: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    """At the sweep's rate it would stay either way."""
+    for may in (True, False):
+        options = {**QUICK["forge"], **beside, option: may}
+        how: dict[str, Any] = {"method": "forge", "rate": rate, "shape": shape, "training": {"steps": 0}}
+        made = derive(checkpoint, tmp_path / str(may), options=options, **how)
+        assert goes(made.model.spec) == may
+
+
+def test_a_super_network_is_taught_by_what_the_answers_feel_if_that_is_asked_for(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    teacher = {"teacher": "restricted", "token_weight": 1.0, "epochs": 1}
+    two_steps, found = {"steps": 2, "evaluations": 1}, []
+    for weighting in ("alike", "felt"):
+        options = {**teacher, "token_weighting": weighting}
+        make_supernet(checkpoint, tmp_path / weighting, training=two_steps, options=options)
+        lines = (tmp_path / weighting / "history.jsonl").read_text().splitlines()
+        found.append(json.loads(lines[-1])["loss_tokens"])
+    assert found[0] != found[1]

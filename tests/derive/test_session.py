@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from small_base import ARGS, derive, press_ctrl_c_in_step, write_checkpoint
 
 import edgevit
-from edgevit.derive import session
+from edgevit.derive import opening
 from edgevit.errors import Interrupted, TrainingError
 
 
@@ -130,12 +130,12 @@ def test_training_stops_once_both_accuracies_have_met(checkpoint, tmp_path, monk
 
 
 def test_ctrl_c_while_the_model_is_written_comes_too_late(tmp_path, monkeypatch):
-    save = session.save
+    save = opening.save
 
     def press_and_save(*of, **how):
         os.kill(os.getpid(), signal.SIGINT)
         save(*of, **how)
 
-    monkeypatch.setattr(session, "save", press_and_save)
+    monkeypatch.setattr(opening, "save", press_and_save)
     derive(write_checkpoint(tmp_path), tmp_path / "out", training={"steps": 1})
     assert sorted(file.name for file in tmp_path.iterdir()) == ["base.safetensors", "out"]

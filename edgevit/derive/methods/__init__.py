@@ -4,7 +4,8 @@
 
     class Config                 frozen dataclass: the method's options, in the CLI (`--set method.option=value`), in
                                  derivation.json and in reports; every field has a default, is a bool, int, float,
-                                 str or Literal, and has a comment: the sentence that `edgevit methods NAME` shows
+                                 str or Literal, and has a comment: the sentence that `edgevit methods NAME` shows.
+                                 One that has the option `supernet` cuts a super-network, which is its base then
     def default_steps(config, rate, images, batch_size) -> int   optimiser steps where the user gives none; 0 if it
                                  does not train
     def derive(problem, config) -> Derived
@@ -14,16 +15,17 @@ and, where they are not as most are:
     gentle=True                  if its training starts from weights that are nearly right: the learning rate warms
                                  up and is no higher than what is wrong with them needs (`train.settings.fill`)
     needs_all_tokens=True        if it cannot cut a model that tokens leave: such an order of steps is refused at once
-    slices=                      slices(config) -> Slices, if it cuts super-networks, without any image, and no base
+    check_base=                  check_base(base, config, request), if it cannot cut every base that can be opened:
+                                 refuses one before an image is read
     cuts=                        cuts(network, config, policy) -> Cuts, if it may take away more than widths: heads,
                                  blocks, the embedding, tokens (edgevit/derive/reach.py); a budget that nothing of it
                                  meets is refused at once
     check_options=               check_options(asked, config), if options may not fit a network or its images
                                  (reach.Asked): refuses them with an OptionError, before anything is measured
 
-Read from the source, so that a list of methods imports none of them: the docstring, the Config, whether there is a
-function `slices`, and QUANTITIES = ("macs", "params", "ms", "mj") if it can spend by a cost table, too, as all of
-edgevit's own can.
+Read from the source, so that a list of methods imports none of them: the docstring, the Config, NEEDS_IMAGES = False if
+it needs none unless it is asked to train (its task may have none then), and QUANTITIES = ("macs", "params", "ms", "mj")
+if it can spend by a cost table, too, as all of edgevit's own can.
 
 A method decides what to keep: a `Plan` (edgevit/derive/plan.py), with new weights where it works them out. It may train
 `problem.network` in place before that, or what comes of the plan after it; only `realise` changes a structure. What a

@@ -9,17 +9,21 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.method import Method
 from edgevit.derive.methods.skd.piad import embed_left
-from edgevit.derive.methods.skd.slices import SuperNet, read_supernet
+from edgevit.derive.methods.skd.slices import plan_of_slice, read_supernet
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.reach import Cuts
 from edgevit.derive.realise import realise
+from edgevit.derive.request import DeriveRequest
+from edgevit.models.checkpoint import Model
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
 
 QUANTITIES = ("macs", "params", "ms", "mj")
+NEEDS_IMAGES = False
 
 
 @dataclass(frozen=True)
@@ -37,22 +41,25 @@ def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
     if not config.supernet:
         return Cuts()
     whole: int = family_of(network).geometry(network).embed
-    narrowest = embed_left(whole, slices(config).order)
+    narrowest = embed_left(whole, read_supernet(config.supernet).order)
     return Cuts(embed=narrowest if narrowest < whole else 0)
 
 
-def slices(config: Config) -> SuperNet:
-    """What slices are cut from; they need no image."""
-    return read_supernet(config.supernet)
+def check_base(base: Model, config: Config, request: DeriveRequest) -> None:
+    """Refuse a size or classes that the super-network cannot give."""
+    size = {"rate": request.rate, "macs": request.macs, "params": request.params}
+    read_supernet(config.supernet).check(base.spec, base.network, request.classes, **size)
 
 
 def derive(problem: Problem, config: Config) -> Derived:
-    with problem.stopwatch.stage("slice"):
-        plan = slices(config).plan(problem.network, problem.budget, problem.policy)
+    with problem.stopwatch.stage("slice"), one_thread():  # copies are too short to share on a busy machine
+        plan = plan_of_slice(problem.network, read_supernet(config.supernet).order, problem.budget, problem.policy)
         slim = realise(problem.network, plan)
-    distillation = distillation_for(problem, config, plan.encode)
-    done = train_for(problem, slim, stage="finetune", distillation=distillation)
+    done = 0
+    if problem.training.steps:
+        distillation = distillation_for(problem, config, plan.encode)
+        done = train_for(problem, slim, stage="finetune", distillation=distillation)
     return Derived(slim, plan, {"steps": done, "steps_planned": problem.training.steps})
 
 
-METHOD = Method(Config, default_steps, derive, cuts=cuts, slices=slices)
+METHOD = Method(Config, default_steps, derive, cuts=cuts, check_base=check_base)

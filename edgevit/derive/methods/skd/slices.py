@@ -9,26 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from edgevit.data.classes import TargetClass, imagenet_names, listed, resolve
 from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.budget import Budget, parse_count, quantity_name, readable
 from edgevit.derive.allocate.policy import Policy, Widths, fit
 from edgevit.derive.embedding import geometry_at
 from edgevit.derive.methods.skd.piad import embed_left, slice_plan, without
+from edgevit.derive.opening import known_classes
 from edgevit.derive.plan import Plan
 from edgevit.derive.realise import realise
-from edgevit.errors import BudgetError, OptionError
+from edgevit.errors import BudgetError
 from edgevit.folder.model import BlockDims, ModelSpec
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.supernet import Point, SupernetRecord, Unit
-from edgevit.models.cost import Geometry, Quantity
+from edgevit.models.cost import Quantity
 from edgevit.models.families import family_of
 from edgevit.numbers import check_number
 
@@ -53,10 +53,6 @@ class SuperNet:
         """The slices that were measured, from the whole network to the smallest."""
         return self.record.curve
 
-    def plan(self, network: nn.Module, budget: Budget, policy: Policy, outputs: int | None = None) -> Plan:
-        """The slice of this budget, with as many outputs as the network unless another number is given."""
-        return plan_of_slice(network, self.order, budget, policy, outputs)
-
     def slice(self, network: nn.Module, budget: Budget, policy: Policy) -> nn.Module:
         """The slice of this budget, as a model of its own."""
         return cut_slice(network, self.order, budget, policy)
@@ -71,7 +67,7 @@ class SuperNet:
             OptionError: it was made for other classes.
         """
         if spec.head == "subset":
-            self.classes(spec, classes)
+            known_classes(self.folder, spec, classes)
         given = [name for name, value in size.items() if value is not None]
         if len(given) != 1:
             return  # make_budget says so
@@ -92,31 +88,9 @@ class SuperNet:
                 f"(rate 0); ask for one of these, or make one for smaller slices: edgevit supernet --smallest-rate"
             )
 
-    def classes(self, spec: ModelSpec, classes: Classes) -> tuple[TargetClass, ...]:
-        """The classes that a slice is for, with their rows in the super-network's classifier; None is all it knows.
 
-        Raises:
-            OptionError: it was made for other classes.
-            DataError: as `edgevit.data.classes.resolve` says.
-        """
-        order = dict(zip(spec.class_names, spec.class_columns, strict=True))
-        if spec.head == "full":
-            order = {**imagenet_names(spec.outputs), **order}
-        entries = listed(classes, order)
-        indices = {str(index) for index in order.values()}
-        if unknown := [entry for entry in entries or () if entry not in order and entry not in indices]:
-            known = f"{', '.join(spec.class_names[:8])}{', ...' if len(spec.classes) > 8 else ''}"
-            raise OptionError(
-                f"{self.folder} was made for {len(spec.classes)} classes ({known}), and {unknown[0]!r} is none of "
-                f"them; choose among them, or make a super-network for others"
-            )
-        return resolve(entries, spec.class_names, order)
-
-
-def plan_of_slice(
-    network: nn.Module, order: Sequence[Unit], budget: Budget, policy: Policy, outputs: int | None = None
-) -> Plan:
-    """The slice of this budget, with as many outputs as the network unless another number is given.
+def plan_of_slice(network: nn.Module, order: Sequence[Unit], budget: Budget, policy: Policy) -> Plan:
+    """The slice of this budget.
 
     Its embedding is that of the first sub-network in the order that is within the budget, or the next one that the
     policy allows; its widths are those that fill the budget with it.
@@ -128,10 +102,7 @@ def plan_of_slice(
     blocks = family.read(network)
     whole = [b.dims for b in blocks]
 
-    @cache
-    def geometry_of(embed: int) -> Geometry:
-        geometry = geometry_at(network, embed)
-        return geometry if outputs is None else geometry.with_classes(outputs)
+    geometry_of = cache(partial(geometry_at, network))
 
     def holds(count: int, embed: int) -> bool:
         return budget.holds(budget.cost(without(whole, order[:count]), geometry_of(embed)))

@@ -1,15 +1,20 @@
 """Slices need a super-network, and no training."""
 
+from pathlib import Path
+
 import pytest
 
-from edgevit.derive.methods.skd.method import Config, default_steps, slices
+from edgevit.derive.methods.skd.method import Config, check_base, default_steps
+from edgevit.derive.request import DeriveRequest
 from edgevit.errors import CheckpointError
+from edgevit.models.checkpoint import describe
 
 
 def test_slices_train_only_where_that_is_asked_for():
     assert default_steps(Config(), 0.9, 100_000, 64) == 0
 
 
-def test_slices_are_cut_from_a_super_network_that_is_there(tmp_path):
+def test_slices_are_cut_from_a_super_network_that_is_there(small_vit, tmp_path):
+    base = describe(small_vit(), "vit_tiny_patch16_224", {})
     with pytest.raises(CheckpointError, match="is no super-network: no such folder"):
-        slices(Config(supernet=str(tmp_path / "net")))
+        check_base(base, Config(supernet=str(tmp_path / "net")), DeriveRequest(rate=0.5, out=Path("slice")))
