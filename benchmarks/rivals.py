@@ -3,7 +3,8 @@
     python benchmarks/rivals.py                   # everything that is not in results/rivals.json yet
     python benchmarks/rivals.py --only cut        # nothing trained; distilled, labels
     python benchmarks/rivals.py --tasks 6 --seeds 1 --method taylor
-    python benchmarks/rivals.py --base fashion    # on photographs, in results/rivals_fashion.json; fine
+    python benchmarks/rivals.py --base fine       # on 48 finer classes, in results/rivals_fine.json
+    python benchmarks/rivals.py --base fashion    # on photographs, in results/rivals_fashion.json
 
 The sub-tasks, steps and images of accuracy.py, on the base that base.py trains on this machine, or another; the
 smallest sub-task comes first. Each method is as its docstring has it from its source, in the first of the shapes

@@ -68,6 +68,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "nvit": {"steps": 2, "options": {"calibration_images": 96}},
     "random": {"steps": 2, "options": {}},
     "taylor": {"steps": 2, "options": {"calibration_images": 96}},
+    "torch_pruning": {"steps": 2, "options": {"calibration_images": 96}},
     "wanda": {"steps": 2, "options": {"calibration_images": 96}},
     "xpruner": {"steps": 2, "options": {"calibration_images": 32, "mask_passes": 2}},
 }

@@ -173,7 +173,9 @@ UNASKED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", {*ASKED.values(), Training, Conditions, Tolerances, EngineOptions, Place}, ids=str)
+@pytest.mark.parametrize(
+    "kind", dict.fromkeys([*ASKED.values(), Training, Conditions, Tolerances, EngineOptions, Place])
+)
 def test_a_field_of_a_request_is_an_option_unless_it_is_known_not_to_be(kind: Any) -> None:
     options = {asked.path[0] for asked in asked_of(kind)}
     assert {one.name for one in fields(kind)} - options == UNASKED.get(kind.__name__, set())
