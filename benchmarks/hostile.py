@@ -126,7 +126,7 @@ class Setting:
         return [*given, "--accept-weak-base", "--no-cache", "--out", out]
 
     def plan(self, folder: Path) -> Path:
-        file = folder / "plan.yaml"
+        file = folder / "jobs.yaml"
         told = {
             "base": "vit_tiny_patch16_224", "checkpoint": str(self.base), "data": "digits", "model_args": ARGS,
             "preprocessing": PREPROCESSING, "accept_weak_base": True, "training": TRAINING,

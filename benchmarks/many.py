@@ -1,4 +1,4 @@
-"""What `edgevit derive-many` saves: tasks x budgets from one plan beside as many runs of `edgevit derive`.
+"""What `edgevit derive-many` saves: tasks x budgets from one jobs file beside as many runs of `edgevit derive`.
 
     python benchmarks/many.py                                        # 10 tasks x 3 rates, no purification
     python benchmarks/many.py --purification validated --tasks 2     # NuWa's default
@@ -93,7 +93,7 @@ def together(base: Path, data: Path, tasks: dict[str, list[str]], purification: 
         "budgets": [{"name": f"r{100 * rate:.0f}", "rate": rate} for rate in RATES],
         "methods": [{"name": "nuwa", "options": {"purification": purification}}],
     }
-    file = folder / "plan.yaml"
+    file = folder / "jobs.yaml"
     file.write_text(yaml.safe_dump(plan))
     return edgevit(["derive-many", file], folder / "cache")
 

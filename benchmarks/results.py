@@ -156,7 +156,7 @@ def many() -> str:
         for name, v in data["variants"].items()
     ]
     head = ["NuWa, one thread; wall clock, CPU", "derive-many", "a separate run", "ratio per derivation"]
-    return "\n".join(["## Many derivations from one plan\n", table(head, lines)])
+    return "\n".join(["## Many derivations from one jobs file\n", table(head, lines)])
 
 
 def hostile(data: dict[str, Any] | None) -> str:

@@ -162,7 +162,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for case, seen in cases(Path(scratch), [asked.base] if asked.base else list(BASES), asked.method or [*METHODS]):
             found[case] = seen
-            if asked.check and (names := differences(seen, kept["cases"][case])):
+            if asked.check and (names := differences(seen, kept["cases"].get(case))):
                 differing += 1
                 print(f"{case}: {names}", flush=True)
     if asked.check:
@@ -171,7 +171,9 @@ def main() -> None:
     asked.record.write_text(written(here, found))
 
 
-def differences(seen: Mapping[str, Any], kept: Mapping[str, Any]) -> list[str]:
+def differences(seen: Mapping[str, Any], kept: Mapping[str, Any] | None) -> list[str]:
+    if kept is None:
+        return ["not in the record"]
     return [name for name in kept if seen[name] != kept[name]]
 
 

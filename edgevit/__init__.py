@@ -33,13 +33,18 @@ The words, one for each idea:
     method          decides what to keep: a plan; a derivation is one method, or several in a row
     plan            what becomes of each block: heads, widths and neurons that stay, with new weights where there are
     realise         make the slim network of a network and a plan
+    narrow          give an axis a smaller width: fewer dimensions of heads, neurons, or channels of the embedding
+    rung            one of the few widths of the embedding, or numbers of tokens, among which a method chooses
+    anchor          the neuron that stays for a cluster of them, and that the others are drawn to (Vulcan)
+    super-network   a base that was trained for every size (`edgevit supernet`); slice: a model that is cut out of it
     derived model   what comes of it: a folder of weights and records that everything else reads
     imported file   an ONNX file that edgevit did not make, in a folder with what it and its owner say of it
     source          what files and engines are written of: a model folder's network, or an imported file
     engine          a derived model compiled by TensorRT for one board
-    board           a Jetson, reached over SSH; device: where torch computes
+    board           a Jetson, reached over SSH; device: where torch computes; profile: what is known of a kind of board
     agent           the program that runs on a board; runner: what runs a model there; meter: what measures beside it
     run             one measurement, raw samples and environment; gate: the limits that decide whether it passes
+    meet            derive for a budget in time or energy: derive, measure and correct the cost table in rounds
     proof           how a suite of networks with random weights runs on a board: what its owner sends back
 """
 

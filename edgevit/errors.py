@@ -3,7 +3,8 @@
 EdgeVitError
   UnknownNameError        no method, option, class, runner, device ... of that name; suggests the nearest
   OptionError             an option's value is outside what it may be
-  PlanError               a plan that contradicts itself: a file of many derivations, or what a method says is kept
+  PlanError               a plan that does not fit its network, or that nothing can be made of
+  JobsError               a file of many derivations that contradicts itself
   SweepError              a sweep's record that cannot be read, or is of another sweep
   DataError               images or classes are missing, empty, corrupt or ambiguous
   ModelError
@@ -64,7 +65,11 @@ class OptionError(EdgeVitError):
 
 
 class PlanError(EdgeVitError):
-    """A plan that contradicts itself: a file of many derivations, or what a method says is kept."""
+    """A plan that does not fit its network, or that nothing can be made of."""
+
+
+class JobsError(EdgeVitError):
+    """A file of many derivations that contradicts itself."""
 
 
 class SweepError(EdgeVitError):

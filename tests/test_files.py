@@ -98,7 +98,7 @@ def _costs(root: Path) -> object:
 def _plan(root: Path) -> object:
     from edgevit.derive.jobs_file import read_jobs
 
-    return read_jobs(root / "plan.yaml")
+    return read_jobs(root / "jobs.yaml")
 
 
 def _stated(root: Path) -> object:
@@ -140,7 +140,7 @@ KINDS = {
     "runs": Kind("runs.jsonl", (("compare", "runs.jsonl", "runs.jsonl", "--force"),)),
     "profile": Kind("mine.yaml", (("profiles", "mine.yaml"),)),
     "costs": Kind("costs.yaml", (_costs,), named="cost"),
-    "plan": Kind("plan.yaml", (_plan,)),
+    "plan": Kind("jobs.yaml", (_plan,)),
     "results": Kind("fleet/results.json", (_results,)),
     "sweep": Kind("swept/sweep.json", (("show", "swept"), ("show", "swept", "--json"))),
     "proof": Kind("proof.json", (("show", "proof.json"), ("show", "proof.json", "--json"))),
@@ -242,7 +242,7 @@ def _make_small_files(root: Path) -> None:
     costs = {"schema": 1, "measured_on": "here", "base": base, "fixed_ms": 0.5, "blocks": [block]}
     (root / "costs.yaml").write_text(yaml.safe_dump(costs))
     (root / "classes.txt").write_text("3\n5\n")
-    shutil.copy(jobs_file.EXAMPLE, root / "plan.yaml")
+    shutil.copy(jobs_file.EXAMPLE, root / "jobs.yaml")
     row = Row("a", "t", "b", "forge", "fleet/a", "0" * 64, "done", 1.5, None, 0.9, 0.95, 10, 20, 0.5, ("curves",))
     table = JobsTable((row, replace(row, job="c", state="failed", error="no")), versions={"edgevit": "0.1.0"})
     (root / "fleet").mkdir()

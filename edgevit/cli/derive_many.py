@@ -30,19 +30,19 @@ def main(
     *,
     example: Annotated[
         bool,
-        option("--example", panel=OUTPUT, callback=_example, is_eager=True, help="Print a plan that has every key."),
+        option("--example", panel=OUTPUT, callback=_example, is_eager=True, help="Print a file that has every key."),
     ] = False,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
 ) -> None:
-    """Derive many models from one plan; the same command goes on where it was stopped.
+    """Derive many models from one jobs file; the same command goes on where it was stopped.
 
-    Begin with: edgevit derive-many --example > plan.yaml
+    Begin with: edgevit derive-many --example > jobs.yaml
     """
     from edgevit.derive.jobs_file import read_jobs
 
-    _, layout = read_jobs(request.plan)  # before torch is imported
+    _, layout = read_jobs(request.jobs)  # before torch is imported
 
     from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""A plan: many derivations in one file, as tasks x budgets x methods or as a list of jobs. Read here, without torch.
+"""A jobs file: many derivations, as tasks x budgets x methods or as a list of jobs. Read here, without torch.
 
 example_jobs.yaml, which `edgevit derive-many --example` prints, has every key.
 """
@@ -20,7 +20,7 @@ from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.options import describe, read_options
 from edgevit.derive.request import DeriveRequest
 from edgevit.derive.steps import check_steps
-from edgevit.errors import OptionError, PlanError, UnknownNameError
+from edgevit.errors import JobsError, OptionError, UnknownNameError
 from edgevit.folder.documents import Reader
 from edgevit.folder.writing import file_sha256
 from edgevit.numbers import check_number
@@ -29,7 +29,7 @@ from edgevit.train.settings import Training
 
 EXAMPLE = Path(__file__).with_name("example_jobs.yaml")
 RESULTS = ("results.json", "results.md")  # beside the jobs' folders
-READER = Reader(PlanError, mend="`edgevit derive-many --example` prints one that is good")
+READER = Reader(JobsError, mend="`edgevit derive-many --example` prints one that is good")
 
 
 MEASURED = ("ms", "mj", "fps")  # budgets that a cost table decides
@@ -76,7 +76,7 @@ BudgetEntry: type[_Named] = create_model("BudgetEntry", __base__=_Named, **_keys
 class MethodEntry(_Named):
     method: str | None = None  # the name itself, if left out
     options: dict[str, Any] = {}
-    training: dict[str, Any] = {}  # in place of the plan's
+    training: dict[str, Any] = {}  # in place of the file's
     supernet: str | None = None  # for slices of it, which have no other base
 
 
@@ -85,7 +85,7 @@ class PlannedJob(_Strict):
     task: str
     budget: str
     method: str
-    out: str | None = None  # a folder of the job's name under the plan's, if left out
+    out: str | None = None  # a folder of the job's name under the file's, if left out
 
 
 class Layout(_Strict):
@@ -109,7 +109,7 @@ COMMON_KEYS = tuple(
         if asked.path[0] not in {*BUDGET_KEYS, *TASK_KEYS, *METHOD_KEYS, *OWN_KEYS, "base"}
     )
 )
-# What a plan may hold; everything that `edgevit derive` takes has the name it has there.
+# What a jobs file may hold; everything that `edgevit derive` takes has the name it has there.
 JobsFile: type[Layout] = create_model("JobsFile", __base__=Layout, **_keys(COMMON_KEYS))
 
 
@@ -121,9 +121,9 @@ class _Trained(_Strict):
 class DeriveManyRequest:
     """What `edgevit.derive_many` is asked."""
 
-    plan: Annotated[Path, Option("YAML of tasks, budgets and methods; --example prints one.", None)]
+    jobs: Annotated[Path, Option("YAML of tasks, budgets and methods; --example prints one.", None)]
     workers: Annotated[
-        int | None, Option("Number of derivations side by side.  [default: what the plan says]", COMPUTING)
+        int | None, Option("Number of derivations side by side.  [default: what the file says]", COMPUTING)
     ] = None
 
 
@@ -150,31 +150,31 @@ class Job:
 
 
 def read_jobs(file: str | Path) -> tuple[list[Job], Layout]:
-    """Read a plan and lay out its jobs, as `in_turns` says for the plan's own workers.
+    """Read a jobs file and lay out its jobs, as `in_turns` says for the file's own workers.
 
     Raises:
-        PlanError: it is no plan: an unknown key, a name that is there twice or not at all, two jobs with one folder, a
-            number out of range, and the like.
+        JobsError: it is no jobs file: an unknown key, a name that is there twice or not at all, two jobs with one
+            folder, a number out of range, and the like.
     """
     file = Path(file)
     told = READER.yaml(file, dict[str, Any])
     if given := [key for key in told if key in PLACE_KEYS]:
-        raise PlanError(f"{file}: {given[0]} says how models are measured; {TABLE}")
-    plan = READER.checked(told, JobsFile, str(file))
+        raise JobsError(f"{file}: {given[0]} says how models are measured; {TABLE}")
+    layout = READER.checked(told, JobsFile, str(file))
     try:
-        return _jobs(plan, file), plan
+        return _jobs(layout, file), layout
     except (OptionError, UnknownNameError) as error:
-        raise PlanError(f"{file}: {error}") from error
+        raise JobsError(f"{file}: {error}") from error
 
 
-def _jobs(plan: Layout, file: Path) -> list[Job]:
-    tasks, budgets = _by_name("tasks", plan.tasks, file), _by_name("budgets", plan.budgets, file)
-    methods = _by_name("methods", plan.methods, file)
-    for method in plan.methods:
-        _check_method(plan, method, file)
-    for budget in plan.budgets:
+def _jobs(layout: Layout, file: Path) -> list[Job]:
+    tasks, budgets = _by_name("tasks", layout.tasks, file), _by_name("budgets", layout.budgets, file)
+    methods = _by_name("methods", layout.methods, file)
+    for method in layout.methods:
+        _check_method(layout, method, file)
+    for budget in layout.budgets:
         _check_budget(budget, file)
-    planned = plan.jobs
+    planned = layout.jobs
     if planned is None:
         planned = [
             PlannedJob(name=f"{t}-{b}-{m}", task=t, budget=b, method=m) for t in tasks for b in budgets for m in methods
@@ -186,14 +186,14 @@ def _jobs(plan: Layout, file: Path) -> list[Job]:
                 raise UnknownNameError(f"{kind} of job {entry.name!r}", name, known)
         if entry.method not in methods:
             raise UnknownNameError(f"method of job {entry.name!r}", entry.method, methods)
-        jobs.append(_job(plan, entry, tasks[entry.task], budgets[entry.budget], methods[entry.method], file))
+        jobs.append(_job(layout, entry, tasks[entry.task], budgets[entry.budget], methods[entry.method], file))
     for job in jobs:
         asked = job.request()
         read_options(asked.method, asked.settings)
         make_policy(asked.shape, asked.ffn_multiple, asked.embed_multiple)
         check_steps(asked.first, asked.method, asked.rate, measured=asked.measured)
     _refuse_shared_folders(jobs, file)
-    return in_turns(jobs, plan.workers)
+    return in_turns(jobs, layout.workers)
 
 
 def in_turns(jobs: Sequence[Job], workers: int) -> list[Job]:
@@ -211,16 +211,16 @@ def _by_name(kind: str, entries: Sequence[Any], file: Path) -> dict[str, Any]:
     for entry in entries:
         name = entry.name
         if name in found:
-            raise PlanError(f"{file}: two {kind} are named {name!r}; give each its own name")
+            raise JobsError(f"{file}: two {kind} are named {name!r}; give each its own name")
         if name in ("", ".", "..", *RESULTS) or "/" in name or not name.isprintable():
-            raise PlanError(f"{file}: {name!r}, one of the {kind}, cannot be the name of a folder; try another")
+            raise JobsError(f"{file}: {name!r}, one of the {kind}, cannot be the name of a folder; try another")
         found[name] = entry
     if not found:
-        raise PlanError(f"{file}: no {kind}; give at least one")
+        raise JobsError(f"{file}: no {kind}; give at least one")
     return found
 
 
-def _check_method(plan: Layout, method: MethodEntry, file: Path) -> None:
+def _check_method(layout: Layout, method: MethodEntry, file: Path) -> None:
     """Find a misspelt option or a setting that cannot be before any job starts."""
     name = method.method or method.name
     options, settings = {o.name for o in describe(name).options}, {f.name for f in fields(Training)}
@@ -230,9 +230,9 @@ def _check_method(plan: Layout, method: MethodEntry, file: Path) -> None:
     ):
         for key in given:
             if key not in own and key in other:
-                raise PlanError(f"{file}: {key} of method {method.name!r} belongs under {where}: move it there")
+                raise JobsError(f"{file}: {key} of method {method.name!r} belongs under {where}: move it there")
     read_options(name, method.options)
-    training = {**plan.training, **method.training}
+    training = {**layout.training, **method.training}
     for key in training:
         if key not in settings:
             raise UnknownNameError("training setting", key, settings)
@@ -245,28 +245,28 @@ def _check_budget(budget: _Named, file: Path) -> None:
     if len(given) != 1:
         seen = " and ".join(given) or "nothing"
         *first, last = asked
-        raise PlanError(f"{file}: budget {budget.name!r} is {seen}; give one of {', '.join(first)} and {last}")
+        raise JobsError(f"{file}: budget {budget.name!r} is {seen}; give one of {', '.join(first)} and {last}")
     timed = [name for name in given if name in MEASURED]
     if timed and budget.model_dump()["cost_table"] is None:
-        raise PlanError(f"{file}: budget {budget.name!r} is in {timed[0]}, and has no cost_table; {TABLE}")
+        raise JobsError(f"{file}: budget {budget.name!r} is in {timed[0]}, and has no cost_table; {TABLE}")
     if asked["rate"] is not None:
         check_number(f"budget {budget.name!r}: rate", asked["rate"], "(0, 1)", "0.6 leaves 40 % of the MACs")
 
 
-def _job(plan: Layout, entry: PlannedJob, task: _Named, budget: _Named, method: MethodEntry, file: Path) -> Job:
+def _job(layout: Layout, entry: PlannedJob, task: _Named, budget: _Named, method: MethodEntry, file: Path) -> Job:
     arguments = {
-        "base": plan.base if method.supernet is None else None,
-        **{name: getattr(plan, name) for name in COMMON_KEYS},
+        "base": layout.base if method.supernet is None else None,
+        **{name: getattr(layout, name) for name in COMMON_KEYS},
         **{name: getattr(task, name) for name in TASK_KEYS},
         **{name: getattr(budget, name) for name in BUDGET_KEYS},
         "method": method.method or method.name,
         "options": method.options,
         "supernet": method.supernet,
-        "training": {**plan.training, **method.training},
+        "training": {**layout.training, **method.training},
     }
-    arguments["data"] = arguments["data"] or plan.data
+    arguments["data"] = arguments["data"] or layout.data
     if arguments["data"] is None:
-        raise PlanError(f"{file}: task {task.name!r} has no data; give it some, or the whole plan")
+        raise JobsError(f"{file}: task {task.name!r} has no data; give it some, or the whole file")
     arguments = {
         name: value for name, value in arguments.items() if name in ALWAYS or value not in (None, DEFAULTS[name])
     }
@@ -276,14 +276,14 @@ def _job(plan: Layout, entry: PlannedJob, task: _Named, budget: _Named, method: 
     try:
         files = {key: _sha256(path, path.stat().st_mtime_ns) for key, path in there.items()}
     except OSError as error:
-        raise PlanError(f"cannot read {error.filename}: {error.strerror}; {file} names it") from error
-    out = entry.out or str(Path(plan.out) / entry.name)
+        raise JobsError(f"cannot read {error.filename}: {error.strerror}; {file} names it") from error
+    out = entry.out or str(Path(layout.out) / entry.name)
     return Job(entry.name, entry.task, entry.budget, entry.method, out, arguments, files)
 
 
 @lru_cache
 def _sha256(file: Path, changed_ns: int) -> str:
-    return file_sha256(file)  # which all jobs of a plan name: a checkpoint is read once
+    return file_sha256(file)  # which all jobs of a file name: a checkpoint is read once
 
 
 def _refuse_shared_folders(jobs: Sequence[Job], file: Path) -> None:
@@ -299,7 +299,7 @@ def _refuse_shared_folders(jobs: Sequence[Job], file: Path) -> None:
 
 def _refuse_shared(one: Job, other: Job, file: Path) -> None:
     if one is not other:
-        raise PlanError(f"{file}: jobs {one.name!r} and {other.name!r} both write {one.out}; give each its own folder")
+        raise JobsError(f"{file}: jobs {one.name!r} and {other.name!r} both write {one.out}; give each its own folder")
 
 
 def _real(path: str) -> Path:

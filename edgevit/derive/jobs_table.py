@@ -1,4 +1,4 @@
-"""results.json of a plan: what became of each of its jobs, told anew whenever one starts or ends.
+"""results.json of a jobs file: what became of each of its jobs, told anew whenever one starts or ends.
 
 Schema history: 1  first version
                 2  versions, of the edgevit that wrote it last; tables of schema 1 are still read
@@ -11,13 +11,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from edgevit.errors import PlanError
+from edgevit.errors import JobsError
 from edgevit.folder.derivation import Share
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import Count, Sha256
 from edgevit.folder.records import RecordKind, Versions
 
-READER = Reader(PlanError, mend="the rows of models that are there are read from their folders")
+READER = Reader(JobsError, mend="the rows of models that are there are read from their folders")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class JobsTable:
     """What results.json says."""
 
     rows: tuple[Row, ...] = ()
-    earlier: tuple[Row, ...] = ()  # of an older edgevit: models of a plan that another has since taken the place of
+    earlier: tuple[Row, ...] = ()  # of an older edgevit: models of a file that another has since taken the place of
     versions: Versions | None = None  # None: of an older edgevit
 
 

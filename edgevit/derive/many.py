@@ -1,4 +1,4 @@
-"""Many derivations from one plan: `edgevit derive-many PLAN`. example_jobs.yaml shows what a plan may hold.
+"""Many derivations from one jobs file: `edgevit derive-many JOBS`. example_jobs.yaml shows what it may hold.
 
 A job is a pure function of its arguments: `run_job` may run in any process, on any machine that has the data. What jobs
 share they share through the cache; as many tasks are worked on at a time as there are workers (`jobs_file.in_turns`).
@@ -23,7 +23,7 @@ from edgevit.derive.jobs_table import TABLE_KIND, JobsTable, Row
 from edgevit.derive.method import find_method
 from edgevit.derive.session import run
 from edgevit.derive.workers import Died, work_off
-from edgevit.errors import CheckpointError, EdgeVitError, Interrupted, OptionError, OutputError, PlanError
+from edgevit.errors import CheckpointError, EdgeVitError, Interrupted, JobsError, OptionError, OutputError
 from edgevit.folder.derivation import DerivationRecord
 from edgevit.folder.lock import alone_in
 from edgevit.folder.model import ModelSpec
@@ -95,7 +95,7 @@ def _found(job: Job, told: Sequence[Row], progress: Progress) -> Row | None:
 
 @dataclass
 class _Results:
-    """results.json and results.md in the plan's folder, rewritten whenever a job starts or ends."""
+    """results.json and results.md in the file's folder, rewritten whenever a job starts or ends."""
 
     folder: Path
     order: Sequence[str]
@@ -106,7 +106,7 @@ class _Results:
         file = self.folder / RESULTS[0]
         try:
             return TABLE_KIND.read(file) if file.is_file() else JobsTable()
-        except PlanError as error:
+        except JobsError as error:
             progress.warn(str(error))
             return JobsTable()
 
@@ -144,32 +144,32 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def derive_many(
-    plan: str | Path | DeriveManyRequest | None = None, *, progress: Progress | None = None, **options: Any
+    jobs: str | Path | DeriveManyRequest | None = None, *, progress: Progress | None = None, **options: Any
 ) -> list[Row]:
-    """Do every job of a plan that is not done yet; a job that fails does not stop the others.
+    """Do every job of a jobs file that is not done yet; a job that fails does not stop the others.
 
     Args:
-        plan: a YAML file of tasks, budgets and methods, or a whole request.
+        jobs: a YAML file of tasks, budgets and methods, or a whole request.
         options: the fields of `DeriveManyRequest`.
 
     Raises:
-        PlanError, UnknownNameError, OptionError: the plan is no good; nothing was started.
-        OutputError: another process works on this plan, or its folder cannot be written.
+        JobsError, UnknownNameError, OptionError: the file is no good; nothing was started.
+        OutputError: another process works on these jobs, or its folder cannot be written.
         Interrupted: Ctrl-C or SIGTERM; the same call goes on.
     """
-    return run_many(as_request(DeriveManyRequest, "plan", plan, options), progress)
+    return run_many(as_request(DeriveManyRequest, "jobs", jobs, options), progress)
 
 
 def run_many(request: DeriveManyRequest, progress: Progress | None = None) -> list[Row]:
     """Do what is asked; `derive_many` says what is raised."""
-    jobs, plan = read_jobs(request.plan)
-    workers, progress = request.workers or plan.workers, progress or Silent()
+    jobs, layout = read_jobs(request.jobs)
+    workers, progress = request.workers or layout.workers, progress or Silent()
     if workers < 1:
         raise OptionError(f"workers {workers} is less than 1")
-    for method in plan.methods:
+    for method in layout.methods:
         name = method.method or method.name
         find_method(name).make_config(method.options)
-    jobs, folder = in_turns(jobs, workers), Path(plan.out)
+    jobs, folder = in_turns(jobs, workers), Path(layout.out)
     with ExitStack() as held:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)

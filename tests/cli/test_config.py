@@ -108,7 +108,7 @@ REFUSED = [
     ("show", {"jsn": True}, "did you mean 'json'?"),
     ("compare", {"before": "nowhere.jsonl"}, "nowhere.jsonl"),
     ("export", {"model": "nowhere", "opset": 3}, "opset 3"),
-    ("derive-many", {"plan": "nowhere.yaml"}, "nowhere.yaml"),
+    ("derive-many", {"jobs": "nowhere.yaml"}, "nowhere.yaml"),
 ]  # fmt: skip
 
 

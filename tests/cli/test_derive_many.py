@@ -25,7 +25,7 @@ def test_a_plan_may_accept_a_weak_base(
         "budgets": [{"name": "r", "rate": 0.4}], "methods": [{"name": "nuwa", "options": {"purification": "none"}}],
         "training": {"device": "cpu"},
     }  # fmt: skip
-    file = tmp_path / "plan.yaml"
+    file = tmp_path / "jobs.yaml"
     file.write_text(yaml.safe_dump(plan))
     (job,), _ = read_jobs(file)
     stopped = run_job(job)

@@ -14,7 +14,7 @@ def plan(tmp_path: Path) -> Any:
 
     def write(**changed: Any) -> Path:
         held = {**PLAN, "out": str(tmp_path / "out"), **changed}
-        file = tmp_path / "plan.yaml"
+        file = tmp_path / "jobs.yaml"
         file.write_text(yaml.safe_dump({k: v for k, v in held.items() if v is not None}))
         return file
 

@@ -24,7 +24,7 @@ from edgevit.derive.jobs_file import (
     read_jobs,
 )  # fmt: skip
 from edgevit.derive.many import derive_many
-from edgevit.errors import PlanError
+from edgevit.errors import JobsError
 from edgevit.meet.request import MeetRequest
 from edgevit.request import asked_of
 from edgevit.train.settings import Training
@@ -52,70 +52,70 @@ JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
 @pytest.mark.parametrize(
     ("changed", "error", "told"),
     [
-        ({"boards": ["orin"]}, PlanError, "boards says how models are measured; derive-many measures nothing"),
-        ({"finetune_epochs": 2}, PlanError, "--steps and --finetune-epochs exclude each other"),
-        ({"tsks": []}, PlanError, r"plan.yaml has the unknown key 'tsks'; did you mean 'tasks'"),
-        ({"budgets": [{"name": "x", "rat": 0.5}]}, PlanError, r"the unknown key 'budgets.0.rat'; did you mean 'rate'"),
-        ({"base": None}, PlanError, r"plan.yaml lacks base; `edgevit derive-many --example` prints"),
-        ({"workers": "two"}, PlanError, "has 'two' as workers, expected a valid integer"),
-        ({"tasks": [{"name": "a"}, {"name": "a"}]}, PlanError, "two tasks are named 'a'"),
-        ({"jobs": [JOB, JOB]}, PlanError, "two jobs are named 'one'"),
+        ({"boards": ["orin"]}, JobsError, "boards says how models are measured; derive-many measures nothing"),
+        ({"finetune_epochs": 2}, JobsError, "--steps and --finetune-epochs exclude each other"),
+        ({"tsks": []}, JobsError, r"jobs.yaml has the unknown key 'tsks'; did you mean 'tasks'"),
+        ({"budgets": [{"name": "x", "rat": 0.5}]}, JobsError, r"the unknown key 'budgets.0.rat'; did you mean 'rate'"),
+        ({"base": None}, JobsError, r"jobs.yaml lacks base; `edgevit derive-many --example` prints"),
+        ({"workers": "two"}, JobsError, "has 'two' as workers, expected a valid integer"),
+        ({"tasks": [{"name": "a"}, {"name": "a"}]}, JobsError, "two tasks are named 'a'"),
+        ({"jobs": [JOB, JOB]}, JobsError, "two jobs are named 'one'"),
         (
             {"jobs": [{**JOB, "out": "x/y"}, {**JOB, "name": "two", "out": "x/../x/y"}]},
-            PlanError,
+            JobsError,
             "jobs 'one' and 'two' both write x/y",
         ),
-        ({"jobs": [{**JOB, "task": "od"}]}, PlanError, "no task of job 'one' 'od'; did you mean 'odd'"),
-        ({"data": None}, PlanError, "task 'odd' has no data"),
-        ({"training": {"stps": 3}}, PlanError, "no training setting 'stps'; did you mean 'steps'"),
-        ({"methods": []}, PlanError, "no methods; give at least one"),
-        ({"methods": [{"name": "nuwaa"}]}, PlanError, "did you mean 'nuwa'"),
-        ({"methods": [{"name": "nuwa", "options": {"purificaton": "none"}}]}, PlanError, "'purification'"),
-        ({"budgets": [{"name": "x", "rate": 0.5, "macs": "3G"}]}, PlanError, "budget 'x' is rate and macs; give one"),
-        ({"budgets": [{"name": "x"}]}, PlanError, "budget 'x' is nothing; give one of rate"),
+        ({"jobs": [{**JOB, "task": "od"}]}, JobsError, "no task of job 'one' 'od'; did you mean 'odd'"),
+        ({"data": None}, JobsError, "task 'odd' has no data"),
+        ({"training": {"stps": 3}}, JobsError, "no training setting 'stps'; did you mean 'steps'"),
+        ({"methods": []}, JobsError, "no methods; give at least one"),
+        ({"methods": [{"name": "nuwaa"}]}, JobsError, "did you mean 'nuwa'"),
+        ({"methods": [{"name": "nuwa", "options": {"purificaton": "none"}}]}, JobsError, "'purification'"),
+        ({"budgets": [{"name": "x", "rate": 0.5, "macs": "3G"}]}, JobsError, "budget 'x' is rate and macs; give one"),
+        ({"budgets": [{"name": "x"}]}, JobsError, "budget 'x' is nothing; give one of rate"),
         (
             {"budgets": [{"name": "x", "fps": 30}]},
-            PlanError,
+            JobsError,
             "budget 'x' is in fps, and has no cost_table",
         ),
-        ({"budgets": [{"name": "x", "rate": 1.5}]}, PlanError, r"budget 'x': rate 1.5 is not in \(0, 1\)"),
-        ({"training": {"lr": "fast"}}, PlanError, "has 'fast' as training.lr, expected a valid number"),
-        ({"training": {"lr": 0}}, PlanError, "--lr 0 is not a finite number above 0"),
-        ({"training": {"steps": "3"}}, PlanError, "has '3' as training.steps"),
-        ({"training": {"precision": "fp8"}}, PlanError, "has 'fp8' as training.precision, expected 'fp32', 'bf16'"),
-        ({"methods": [{"name": "nuwa", "training": {"lr": []}}]}, PlanError, "has a list as training.lr"),
+        ({"budgets": [{"name": "x", "rate": 1.5}]}, JobsError, r"budget 'x': rate 1.5 is not in \(0, 1\)"),
+        ({"training": {"lr": "fast"}}, JobsError, "has 'fast' as training.lr, expected a valid number"),
+        ({"training": {"lr": 0}}, JobsError, "--lr 0 is not a finite number above 0"),
+        ({"training": {"steps": "3"}}, JobsError, "has '3' as training.steps"),
+        ({"training": {"precision": "fp8"}}, JobsError, "has 'fp8' as training.precision, expected 'fp32', 'bf16'"),
+        ({"methods": [{"name": "nuwa", "training": {"lr": []}}]}, JobsError, "has a list as training.lr"),
         (
             {"methods": [{"name": "nuwa", "options": {"steps": 0}}]},
-            PlanError,
+            JobsError,
             "steps of method 'nuwa' belongs under training: move it there",
         ),
         (
             {"methods": [{"name": "nuwa", "training": {"purification": "none"}}]},
-            PlanError,
+            JobsError,
             "purification of method 'nuwa' belongs under options: move it there",
         ),
-        ({"model_args": {**ARGS, "depth": date(2020, 1, 1)}}, PlanError, "has 2020-01-01 as model_args.depth, a date"),
-        ({"preprocessing": {"mean": date(2020, 1, 1)}}, PlanError, "as preprocessing.mean, a date: put it in quotes"),
+        ({"model_args": {**ARGS, "depth": date(2020, 1, 1)}}, JobsError, "has 2020-01-01 as model_args.depth, a date"),
+        ({"preprocessing": {"mean": date(2020, 1, 1)}}, JobsError, "as preprocessing.mean, a date: put it in quotes"),
         (
             {"tasks": [{"name": "../../esc"}]},
-            PlanError,
+            JobsError,
             "'../../esc', one of the tasks, cannot be the name",
         ),
-        ({"budgets": [{"name": "a/b", "rate": 0.5}]}, PlanError, "'a/b', one of the budgets, cannot be the name"),
-        ({"methods": [{"name": "/", "method": "nuwa"}]}, PlanError, "'/', one of the methods, cannot be the name"),
-        ({"jobs": [{**JOB, "name": ".."}]}, PlanError, "'..', one of the jobs, cannot be the name of a folder"),
-        ({"jobs": [{**JOB, "name": "results.json"}]}, PlanError, "'results.json', one of the jobs, cannot be the name"),
-        ({"tasks": [{"name": "a\nb"}]}, PlanError, r"'a\\nb', one of the tasks, cannot be the name of a folder"),
-        ({"out": "a\0b"}, PlanError, "has a zero byte in out"),
-        ({"checkpoint": "x" * 5000, "shape": "round"}, PlanError, "no shape policy 'round'"),
+        ({"budgets": [{"name": "a/b", "rate": 0.5}]}, JobsError, "'a/b', one of the budgets, cannot be the name"),
+        ({"methods": [{"name": "/", "method": "nuwa"}]}, JobsError, "'/', one of the methods, cannot be the name"),
+        ({"jobs": [{**JOB, "name": ".."}]}, JobsError, "'..', one of the jobs, cannot be the name of a folder"),
+        ({"jobs": [{**JOB, "name": "results.json"}]}, JobsError, "'results.json', one of the jobs, cannot be the name"),
+        ({"tasks": [{"name": "a\nb"}]}, JobsError, r"'a\\nb', one of the tasks, cannot be the name of a folder"),
+        ({"out": "a\0b"}, JobsError, "has a zero byte in out"),
+        ({"checkpoint": "x" * 5000, "shape": "round"}, JobsError, "no shape policy 'round'"),
         (
             {"jobs": [{**JOB, "out": "x"}, {**JOB, "name": "two", "out": "x.partial"}]},
-            PlanError,
+            JobsError,
             "jobs 'one' and 'two' both write x; give each its own folder",
         ),
         (
             {"jobs": [{**JOB, "out": "x"}, {**JOB, "name": "two", "out": "x/y"}]},
-            PlanError,
+            JobsError,
             "jobs 'one' and 'two' both write x; give each its own folder",
         ),
     ],
@@ -125,8 +125,8 @@ def test_a_bad_plan_is_refused_in_one_line_before_any_job_starts(
 ) -> None:
     with pytest.raises(error, match=told) as seen:
         derive_many(plan(**changed))
-    assert "\n" not in str(seen.value) and [file.name for file in tmp_path.iterdir()] == ["plan.yaml"]
-    assert error is not PlanError or str(tmp_path / "plan.yaml") in str(seen.value)
+    assert "\n" not in str(seen.value) and [file.name for file in tmp_path.iterdir()] == ["jobs.yaml"]
+    assert error is not JobsError or str(tmp_path / "jobs.yaml") in str(seen.value)
 
 
 @pytest.mark.parametrize(
@@ -142,11 +142,11 @@ def test_a_bad_plan_is_refused_in_one_line_before_any_job_starts(
     ],
 )
 def test_a_file_that_is_no_plan_is_refused_in_one_line(tmp_path: Path, content: bytes, told: str) -> None:
-    (tmp_path / "plan.yaml").write_bytes(content)
-    with pytest.raises(PlanError, match=told) as seen:
-        read_jobs(tmp_path / "plan.yaml")
+    (tmp_path / "jobs.yaml").write_bytes(content)
+    with pytest.raises(JobsError, match=told) as seen:
+        read_jobs(tmp_path / "jobs.yaml")
     assert "\n" not in str(seen.value)
-    with pytest.raises(PlanError, match="there is no"):
+    with pytest.raises(JobsError, match="there is no"):
         read_jobs(tmp_path / "none.yaml")
 
 
@@ -159,16 +159,16 @@ def test_a_learning_rate_may_be_written_as_in_python(plan: Any, tmp_path: Path) 
 def test_the_example_is_printed_reads_as_a_plan_and_has_every_key(tmp_path: Path, edgevit_main: Any) -> None:
     printed = edgevit_main("derive-many", "--example")
     assert printed.code == 0 and printed.out == EXAMPLE.read_text()
-    (tmp_path / "plan.yaml").write_text(printed.out)
-    jobs, _ = read_jobs(tmp_path / "plan.yaml")
+    (tmp_path / "jobs.yaml").write_text(printed.out)
+    jobs, _ = read_jobs(tmp_path / "jobs.yaml")
     assert len(jobs) == 8 and jobs[0].out == "fleet/birds-small-closed"
     records = (jobs_file.JobsFile, jobs_file.TaskEntry, jobs_file.BudgetEntry, jobs_file.MethodEntry)
     keys = {name for record in records for name in record.model_fields} | {f.name for f in fields(Training)}
     assert [key for key in keys if not re.search(rf"\b{key}:", printed.out)] == []
     # What is commented out shows the defaults; all of them together are a plan, too.
     whole = re.sub(r"(?m)^( *)# ([a-z_]+:|  - |- )", r"\1\2", printed.out)
-    (tmp_path / "plan.yaml").write_text(whole)
-    jobs, full = read_jobs(tmp_path / "plan.yaml")
+    (tmp_path / "jobs.yaml").write_text(whole)
+    jobs, full = read_jobs(tmp_path / "jobs.yaml")
     assert [job.out for job in jobs] == ["models/birds"]
     defaults = {name: f.default for name, f in jobs_file.JobsFile.model_fields.items() if not f.is_required()}
     assert {n: getattr(full, n) for n in defaults if n not in ("jobs", "training", "data", "checkpoint")} == {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgevit.derive.jobs_table import TABLE_KIND, JobsTable, Row
-from edgevit.errors import PlanError
+from edgevit.errors import JobsError
 from edgevit.folder.records import plain
 
 DONE = Row(
@@ -41,6 +41,6 @@ def test_a_table_of_an_older_edgevit_does_not_say_which() -> None:
     ],
 )
 def test_what_no_derive_many_writes_is_one_line_that_names_it(changed: dict[str, Any], said: str) -> None:
-    with pytest.raises(PlanError) as error:
+    with pytest.raises(JobsError) as error:
         TABLE_KIND.checked({**TABLE_KIND.content(TABLE), **changed}, "results.json")
     assert said in str(error.value) and "results.json" in str(error.value) and "\n" not in str(error.value)

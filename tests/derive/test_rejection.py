@@ -148,6 +148,6 @@ def test_a_plan_may_ask_for_it_and_jobs_done_without_it_stay_done(tmp_path: Path
     plan = {"base": "vit", "out": "runs", "data": "digits", "tasks": [{"name": "t"}],
             "budgets": [{"name": "b", "rate": 0.5}], "methods": [{"name": "nuwa"}]}  # fmt: skip
     for reject in (None, 0.1):
-        (tmp_path / "plan.yaml").write_text(json.dumps(plan if reject is None else {**plan, "reject": reject}))
-        [job], _ = read_jobs(tmp_path / "plan.yaml")
+        (tmp_path / "jobs.yaml").write_text(json.dumps(plan if reject is None else {**plan, "reject": reject}))
+        [job], _ = read_jobs(tmp_path / "jobs.yaml")
         assert job.arguments.get("reject") == reject and ("reject" in job.arguments) == (reject is not None)
