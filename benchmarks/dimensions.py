@@ -29,6 +29,7 @@ WITHOUT: dict[str, Options] = {f"{name}=false": {name: value} for name, value in
 WITHOUT["cut_tokens=true"] = {"cut_tokens": True}
 CLOSED = {"forge, closed form": {}, "without all of these": BEFORE}
 TRAINED = {"forge": {}, "forge, without all of these": BEFORE}
+TOKENS: dict[str, Options] = {"forge, cut_tokens=true": {"cut_tokens": True}}
 PARTS = ("closed", "without", "trained", "longer")
 LONGER = 8 * STEPS
 EMBED = {"rendered": 192, "fine": 192, "fashion": 128}  # width of the bases
@@ -75,7 +76,11 @@ def cases() -> dict[str, list[Case]]:
     return {
         "closed": list(made(CLOSED, 0, (0.8, 0.9, 0.95, 0.97, 0.6, 0.4))),
         "without": list(made(WITHOUT, 0, (0.9, 0.95, 0.8))),
-        "trained": list(made(TRAINED, STEPS, (0.95, 0.9))) + list(made({"forge": {}}, STEPS, (0.8, 0.97))),
+        "trained": [
+            *made(TRAINED, STEPS, (0.95, 0.9)),
+            *made({"forge": {}}, STEPS, (0.8, 0.97)),
+            *made(TOKENS, STEPS, (0.95,)),
+        ],
         "longer": list(made({"forge, longer": {}}, LONGER, (0.95,))),
     }
 
@@ -133,7 +138,7 @@ def section(data: dict[str, Any] | None, introduction: str) -> str:
             introduction.format(**{**rows[0], "base_top1": 100 * rows[0]["base_top1"], "steps": STEPS, "since": SINCE}),
             baselines_table(rows),
             f"### Nothing trained\n\n{_table(picked(rows, steps=0), [*CLOSED, *WITHOUT])}",
-            *([f"### Distilled, {STEPS} steps\n\n{_table(trained, list(TRAINED))}"] if trained else []),
+            *([f"### Distilled, {STEPS} steps\n\n{_table(trained, [*TRAINED, *TOKENS])}"] if trained else []),
             *([f"### Distilled, {LONGER} steps\n\n{_table(longer, ['forge, longer'])}"] if longer else []),
             f"### Widths chosen, of {whole}, for each seed\n\n"
             + table(["MACs gone", *(f"{task} classes" for task in tasks)], widths),
