@@ -24,12 +24,12 @@ from tables import Row, derived, percent, picked, table
 
 RATES = (0.4, 0.6, 0.8, 0.9, 0.95, 0.97)
 BEFORE: Options = {"cut_embedding": False, "align": False, "refit_head": False, "drop_sites": False}
-# Each takes one away from forge's closed form; the last adds what is no default.
+NEVER: Options = {"cut_tokens": "never"}
+# Each takes one away from forge's closed form.
 WITHOUT: dict[str, Options] = {f"{name}=false": {name: value} for name, value in BEFORE.items()}
-WITHOUT["cut_tokens=true"] = {"cut_tokens": True}
-CLOSED = {"forge, closed form": {}, "without all of these": BEFORE}
-TRAINED = {"forge": {}, "forge, without all of these": BEFORE}
-TOKENS: dict[str, Options] = {"forge, cut_tokens=true": {"cut_tokens": True}}
+WITHOUT["cut_tokens=never"] = NEVER
+CLOSED = {"forge, closed form": {}, "without all of these": {**BEFORE, **NEVER}}
+TRAINED = {"forge": {}, "forge, without all of these": {**BEFORE, **NEVER}}
 PARTS = ("closed", "without", "trained", "longer")
 LONGER = 8 * STEPS
 EMBED = {"rendered": 192, "fine": 192, "fashion": 128}  # width of the bases
@@ -79,7 +79,6 @@ def cases() -> dict[str, list[Case]]:
         "trained": [
             *made(TRAINED, STEPS, (0.95, 0.9)),
             *made({"forge": {}}, STEPS, (0.8, 0.97)),
-            *made(TOKENS, STEPS, (0.95,)),
         ],
         "longer": list(made({"forge, longer": {}}, LONGER, (0.95,))),
     }
@@ -138,7 +137,7 @@ def section(data: dict[str, Any] | None, introduction: str) -> str:
             introduction.format(**{**rows[0], "base_top1": 100 * rows[0]["base_top1"], "steps": STEPS, "since": SINCE}),
             baselines_table(rows),
             f"### Nothing trained\n\n{_table(picked(rows, steps=0), [*CLOSED, *WITHOUT])}",
-            *([f"### Distilled, {STEPS} steps\n\n{_table(trained, [*TRAINED, *TOKENS])}"] if trained else []),
+            *([f"### Distilled, {STEPS} steps\n\n{_table(trained, [*TRAINED])}"] if trained else []),
             *([f"### Distilled, {LONGER} steps\n\n{_table(longer, ['forge, longer'])}"] if longer else []),
             f"### Widths chosen, of {whole}, for each seed\n\n"
             + table(["MACs gone", *(f"{task} classes" for task in tasks)], widths),

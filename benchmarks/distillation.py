@@ -33,6 +33,7 @@ from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.cache import Cache
 from edgevit.derive.methods.forge import method as forge
+from edgevit.derive.methods.forge.config import Config
 from edgevit.derive.plan import Plan
 from edgevit.derive.problem import Problem, Stopwatch, distillation_for
 from edgevit.derive.session import versions
@@ -86,7 +87,7 @@ class Fresh:
         logits = classified(network, self.images)
         network.train(was_training)
         right = count_correct(logits, self.labels, torch.arange(logits.shape[1]))[1].sum()
-        loss = teacher_loss(logits, self.taught, forge.Config().temperature)
+        loss = teacher_loss(logits, self.taught, Config().temperature)
         return {"top1": float(right / len(logits)), "loss": float(loss)}
 
 
@@ -168,7 +169,7 @@ def starts(
                 teacher, task, columns, budget, make_policy("fused"), training, open_passes(training), Path(folder),
                 History(None), Stopwatch(), cache, identity,
             )  # fmt: skip
-            closed = forge.derive(problem, forge.Config())
+            closed = forge.derive(problem, Config())
         with torch.inference_mode():
             fresh = Fresh(images, labels, classified(teacher, images))
         yield rate, Start(closed.network, closed.plan, problem, fresh, unlabelled)
@@ -177,7 +178,7 @@ def starts(
 def distil(start: Start, seed: int, changes: dict[str, Any]) -> dict[str, Any]:
     """Train a copy of the closed form; return how, and what was seen of it at every look."""
     changes = dict(changes)
-    config, times = forge.Config(**changes.pop("config", {})), changes.pop("unlabelled", 0)
+    config, times = Config(**changes.pop("config", {})), changes.pop("unlabelled", 0)
     training = Training(
         steps=accuracy.STEPS, batch_size=accuracy.BATCH, lr=accuracy.LR, seed=seed, device="cpu", evaluations=LOOKS
     )

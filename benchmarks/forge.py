@@ -117,7 +117,7 @@ def main() -> None:
     from base import CACHE
     from safetensors.torch import save_file
 
-    from edgevit.derive.methods.forge.method import Config
+    from edgevit.derive.methods.forge.config import Config
     from edgevit.folder.writing import write_whole
 
     load = os.getloadavg()[0]

@@ -141,7 +141,7 @@ def composed(rate: float) -> dict[str, dict[str, Any]]:
     heart = {"method": "heart", "options": {"teacher": TEACHER}}
     return {
         "forge": {"method": "forge"},
-        "forge, tokens too": {"method": "forge", "options": {"cut_tokens": True}},
+        "forge, tokens too": {"method": "forge", "options": {"cut_tokens": "predicted"}},
         "heart": heart,
         "forge, then heart": {**heart, "first": (Step("forge", rate / 2),)},
     }

@@ -49,6 +49,7 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
 SHAPES, HEADS = ("fused", "fused4", "paper", "free"), ("subset", "full")
 # Forge as it was when the record was begun, as far as options go: it multiplied in fp32, measured losses on the images
 # of the gradients, left the embedding and whole sites alone, aligned nothing and kept the head.
+NEVER = {"cut_tokens": "never"}  # as when the record was made
 BEFORE = {
     "bf16": False, "measured_images": 48, "cut_embedding": False, "drop_sites": False, "align": False,
     "refit_head": False,
@@ -57,8 +58,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "vulcan": {"steps": 3, "options": {"calibration_images": 96}},
     "vulcan, moments": {"steps": 3, "options": {"calibration_images": 96, "factorisation": "tokens"}},
     "nuwa": {"steps": 2, "options": {"calibration_images": 96, "purification_steps": 4}},
-    "forge": {"steps": 3, "options": {"calibration_images": 96, "sensitivity_images": 48}},
-    "forge, as before": {"steps": 3, "options": {"calibration_images": 96, "sensitivity_images": 48, **BEFORE}},
+    "forge": {"steps": 3, "options": {"calibration_images": 96, "sensitivity_images": 48, **NEVER}},
+    "forge, as before": {
+        "steps": 3,
+        "options": {"calibration_images": 96, "sensitivity_images": 48, **BEFORE, **NEVER},
+    },
     "skd": {"steps": 2, "options": {}},
     "heart": {"steps": 2, "options": {"calibration_images": 16, "probes": 2}},
     "corp": {"steps": 2, "options": {"calibration_images": 96}},

@@ -212,7 +212,7 @@ class TeacherOptions:
     token_depths: int = 0  # The number of blocks, beside the last, behind which tokens are compared.
 
     def __post_init__(self) -> None:
-        owner = type(self).__module__.removesuffix(".method").rpartition(".")[2]
+        owner = type(self).__module__.removesuffix(".method").removesuffix(".config").rpartition(".")[2]
         _check(self.teacher_weight, self.temperature, self.token_weight, f"{owner}.")
         if self.token_depths < 0:
             raise OptionError(f"{owner}.token_depths={self.token_depths} is negative; 0 compares final tokens alone")

@@ -146,7 +146,7 @@ def test_an_embedding_whose_directions_too_few_images_tell_stays(small_vit: Any)
 def test_tokens_that_may_leave_reach_further(small_vit: Any) -> None:
     one = asked(small_vit, 0.5)
     options: dict[str, Any] = {"drop_blocks": False, "drop_sites": False}
-    assert least("forge", {**options, "cut_tokens": True}, one) < least("forge", options, one)
+    assert least("forge", {**options, "cut_tokens": "predicted"}, one) < least("forge", options, one)
 
 
 @pytest.mark.parametrize(("shape", "merge"), [("fused", False), ("free", False), ("free", True)])

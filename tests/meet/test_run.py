@@ -182,7 +182,7 @@ def test_a_budget_is_spent_on_tokens_where_the_method_lets_them_leave(
 
     monkeypatch.setattr(costs, "measured_table", listed)
     few = {"calibration_images": 8, "probes": 1} if method == "heart" else {
-        **asked["options"], "cut_tokens": True, "drop_blocks": False, "drop_sites": False, "drop_heads": False,
+        **asked["options"], "cut_tokens": "predicted", "drop_blocks": False, "drop_sites": False, "drop_heads": False,
     }  # fmt: skip
     (made,) = edgevit.meet(NAME, ms=ms, out=tmp_path / "t", **{**asked, "method": method, "options": few})
     met = made.record.met

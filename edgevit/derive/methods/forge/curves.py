@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from edgevit.derive.algebra.factorise import Spectrum
-from edgevit.derive.algebra.least_squares import Removal
+from edgevit.derive.algebra.least_squares import Removal, refit
 from edgevit.derive.measure.sensitivity import Sensitivity
 from edgevit.derive.measure.statistics import BlockStatistics, from_triangle, triangle
+from edgevit.models.anatomy import Ffn
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,18 @@ class BlockCurves:
     ffn_losses: Tensor  # [e] nats, as each neuron goes, the first to go first
     block_loss: Tensor  # [1] nats without the whole block
     site_losses: Tensor  # [2] nats without its attention, and without its FFN; infinite where not measured
+
+    def refitted(self, ffn: Ffn, width: int, ridge: float) -> Ffn:
+        """The block's FFN with the neurons that stay, and output weights for what they are given in the base."""
+        hidden = self.statistics.hidden
+        assert hidden is not None
+        return refit(ffn, self.removal.kept(width), hidden, self.statistics.mean, ridge=ridge)
+
+
+def moment_of(statistics: BlockStatistics) -> Tensor:
+    """The second moment of the block's tokens, which forge always takes."""
+    assert statistics.moment is not None
+    return statistics.moment
 
 
 def blind(tokens: int, embed: int, qk: Spectrum, vo: Spectrum) -> Sensitivity:

@@ -3,7 +3,8 @@
 A ladder says of each block of the base how many tokens it passes on, 0 for as many as it is given; which ones is
 decided image by image, by what its attention looks at (`models.families.vit.tokens`). Counts are multiples of a tile,
 which is what a matrix unit takes at once: 197 tokens are four tiles of 64, and 192 are three. What is lost with a
-ladder is measured by one pass over the sensitivity images, and is taken as what it adds to the losses of widths.
+ladder is measured by one pass over the sensitivity images, once per task, and is taken as what it adds to the losses of
+widths.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from dataclasses import replace
 from itertools import accumulate, combinations
 from math import inf
 from operator import ge
+
+import torch
+from torch import Tensor
 
 from edgevit.derive.allocate.tokens import tile_counts
 from edgevit.derive.embedding import Slices
@@ -55,12 +59,18 @@ def worthwhile(problem: Problem, slices: Slices) -> list[tuple[Ladder, float]]:
     def macs(ladder: Ladder) -> int:
         return geometry.macs(passing([b.dims for b in blocks], ladder))
 
+    def lost_with(ladder: Ladder) -> float:
+        slim = family.build(network, [replace(b, tokens=n) for b, n in zip(blocks, ladder, strict=True)])
+        return slices.lost(slim.to(problem.compute.device)) if any(ladder) else 0.0
+
+    def measure() -> dict[str, Tensor]:
+        with problem.stopwatch.stage("tokens"):
+            return {"nats": torch.tensor([lost_with(ladder) for ladder in known], dtype=torch.float64)}
+
     found: list[tuple[Ladder, float]] = []
     known = sorted(ladders(geometry, len(blocks)), key=macs, reverse=True)
-    for ladder in known:
-        with problem.stopwatch.stage("tokens"):
-            slim = family.build(network, [replace(b, tokens=n) for b, n in zip(blocks, ladder, strict=True)])
-            lost = slices.lost(slim.to(problem.compute.device)) if any(ladder) else 0.0
+    losses = problem.cache.tensors("ladders", {**slices.key, "ladders": known, "quick": slices.quick}, measure)["nats"]
+    for ladder, lost in zip(known, losses.tolist(), strict=True):
         # The next has fewer MACs than all before it: those that lose more are beaten by it.
         found = [(other, nats) for other, nats in found if nats < lost or not any(other)] + [(ladder, lost)]
     return found

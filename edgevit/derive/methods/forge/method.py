@@ -5,8 +5,10 @@
    the loss's own metric; tokens count by how much the answers feel them (`measure.sensitivity`, `allocate.menus`).
 2. Allocation: the least predicted loss within the budget over QK and VO, FFN, heads and whole blocks at once, in the
    steps that the shape policy allows: by dynamic programming, as exact as `allocate.knapsack` says; and so for every
-   rung of a ladder of embedding widths, of which the one that loses least is taken (`derive.embedding`).
-3. Closed form: block by block, output weights solved for the slim network's own inputs (`sequential`).
+   rung of a ladder of embedding widths, of which the one that loses least is taken (`derive.embedding`). Where much
+   is lost, likewise for some ladders of tokens that leave, as a second plan (`choose`).
+3. Closed form: block by block, output weights solved for the slim network's own inputs (`sequential`), for both plans
+   at once; the one whose answers are nearer to the base's on the validation images stays (`solve`).
 4. Distillation from the base restricted to the classes; the best state on the validation part is kept, and the closed
    form is among them. `--steps 0` leaves it out: nothing is trained, and no label is looked at.
 
@@ -15,136 +17,41 @@ Each step can be taken away by its option; benchmarks/RESULTS.md has what each i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from math import gcd, inf
-from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.derive import embedding
-from edgevit.derive.algebra.attention import Spectra, attention_spectra, keep_heads, mean_values, narrow
-from edgevit.derive.algebra.factorise import Spectrum
-from edgevit.derive.algebra.least_squares import refit, refittable_mean, removal_in_order, removal_order
-from edgevit.derive.allocate.knapsack import Choice, allocate
-from edgevit.derive.allocate.menus import Heads
-from edgevit.derive.allocate.policy import Policy, fit, uniform
-from edgevit.derive.allocate.widths import adaptive
-from edgevit.derive.embedding import (
-    Rung,
-    Slices,
-    check_width,
-    climb,
-    geometry_at,
-    has_directions,
-    reason_against,
-    widths,
-)
+from edgevit.derive.algebra.attention import Spectra, attention_spectra, mean_values, narrow
+from edgevit.derive.algebra.least_squares import refittable_mean, removal_in_order, removal_order
+from edgevit.derive.allocate.policy import Policy
+from edgevit.derive.embedding import has_directions
 from edgevit.derive.measure.embedding import TokenMoment, worth_to_norms
 from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, minimum_images
 from edgevit.derive.method import Method
-from edgevit.derive.methods.forge.curves import BlockCurves, blind, packed, root, unpacked
-from edgevit.derive.methods.forge.ladders import Ladder, containing, ladders, passing, worthwhile
-from edgevit.derive.methods.forge.ladders import reason_against as no_tokens
+from edgevit.derive.methods.forge.choose import AS_PREDICTED, choose, plan_of
+from edgevit.derive.methods.forge.config import Config
+from edgevit.derive.methods.forge.curves import BlockCurves, blind, moment_of, packed, root, unpacked
+from edgevit.derive.methods.forge.ladders import ladders
 from edgevit.derive.methods.forge.measured import measure
-from edgevit.derive.methods.forge.menus import Goes, block_costs, block_menu
 from edgevit.derive.methods.forge.solve import solve
 from edgevit.derive.methods.forge.streams import keeping, show_stream
-from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.reach import Asked, Cuts, check_embed_width
-from edgevit.derive.realise import realise
-from edgevit.errors import BudgetError, OptionError
-from edgevit.models.anatomy import Attention, Block, Ffn, attentions, ffns
-from edgevit.models.cost import Geometry
+from edgevit.models.anatomy import Block, attentions, ffns
 from edgevit.models.families import family_of
-from edgevit.train.distil import TeacherOptions
-from edgevit.train.passes import Observer, evaluate, multiplies_bf16
+from edgevit.train.passes import Observer, evaluate
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
-MOST_MEASURED = 4  # widths of the embedding that are realised, and their loss measured
 ENOUGH_TOKENS, PER_NEURON = 25_000, 8  # for an FFN's second moments: tokens at least, and for each of its neurons
-LITTLE = 0.01  # nats: where less is predicted to be lost, aligning and refitting the head won 0.0002 at most (lab log)
 PASSES = 10  # over the training images, in distillation
-
-
-@dataclass(frozen=True)
-class Config(TeacherOptions):
-    # Whose answers are learnt: the base's, restricted to the classes, as it is (restricted) or after training on them
-    # (finetuned); or nobody's (none).
-    teacher: Literal["none", "restricted", "finetuned"] = "restricted"
-    # The weight of the final tokens' squared error, relative to the teacher's square; 0 leaves the tokens alone.
-    token_weight: float = 1.0
-    calibration_images: int = 512  # The number of training images from which the closed form is computed.
-    sensitivity_images: int = 64  # The number of training images on which gradients are taken, the sensitivities.
-    # The number of training images on which it is measured what the loss is with each block changed or left out.
-    measured_images: int = 32
-    # Whether passes of images multiply in bf16, where the processor has it: 3 times as fast. Gradients, sums, what is
-    # solved and what is tried on the validation images stay in fp32.
-    bf16: bool = True
-    # What widths are judged by: what the loss feels (fisher), or the output that each module loses (none).
-    sensitivity: Literal["fisher", "none"] = "fisher"
-    # How the budget is spent: over all widths, heads and blocks at once (joint), all cut alike (uniform), or as the
-    # method vulcan does.
-    allocation: Literal["joint", "uniform", "vulcan"] = "joint"
-    drop_heads: bool = True  # Whether whole heads may go; those of a block that stay have one width.
-    # Whether whole blocks may go; with sensitivity=none none does, as nothing says what one is worth.
-    drop_blocks: bool = True
-    # Whether the attention or the FFN of a block may go without the other; with sensitivity=none none does.
-    drop_sites: bool = True
-    # Whether the embedding may be narrowed, by a change of basis of all blocks at once; only with allocation=joint and
-    # sensitivity=fisher. By a cost table it may be as narrow as that lists.
-    cut_embedding: bool = True
-    embed_width: int = 0  # The embedding's width, if it may be narrowed; 0: the one that is predicted to lose least.
-    # Whether some tokens may leave behind blocks of the deeper half; only where the embedding may be narrowed, for a
-    # budget in MACs or by a cost table that lists fewer tokens.
-    cut_tokens: bool = False
-    # Whether output weights are solved again, block by block, for the slim network's own inputs.
-    sequential: bool = True
-    # How strongly the refit of output weights is drawn to zero, in units of the neurons' mean square.
-    ridge: float = 1e-4
-    # Whether what reads normalised tokens is aligned to the base's: where more than 0.01 nats are predicted to be lost,
-    # and kept where it helps on the validation images.
-    align: bool = True
-    # Whether the head is fitted again to the base's answers: where more than 0.01 nats are predicted to be lost, and
-    # kept where it helps on the validation images.
-    refit_head: bool = True
-    sequential_ridge: float = 1e-3  # How strongly the sequential solution is drawn to the refit, in the same units.
-
-    @property
-    def by_loss(self) -> bool:
-        """Whether losses are known in nats."""
-        return self.sensitivity == "fisher"
-
-    @property
-    def quick(self) -> bool:
-        """Whether bf16 is asked for, and there."""
-        return self.bf16 and multiplies_bf16()
-
-    @property
-    def cuts_embedding(self) -> bool:
-        return self.cut_embedding and self.allocation == "joint" and self.by_loss
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("calibration_images", "sensitivity_images", "measured_images"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"forge.{name}={getattr(self, name)} is less than 1")
-        check_width("forge", self.embed_width)
-        if self.cut_tokens and not self.cuts_embedding:
-            raise OptionError("forge.cut_tokens=true needs cut_embedding=true, allocation=joint, sensitivity=fisher")
-        if self.embed_width and not self.cuts_embedding:
-            raise OptionError(
-                f"forge.embed_width={self.embed_width} needs cut_embedding=true, allocation=joint, sensitivity=fisher"
-            )
-        for name in ("ridge", "sequential_ridge"):
-            if not 0 <= getattr(self, name) < inf:
-                raise OptionError(f"forge.{name}={getattr(self, name):g} is not a number of at least 0")
 
 
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
@@ -156,15 +63,21 @@ def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
     """What it may take away."""
     family, joint = family_of(network), config.allocation == "joint"
     blocks = family.read(network)
-    switches = ("cut_embedding", "drop_blocks", "drop_heads", "drop_sites", "cut_tokens")
+    switches = ("cut_embedding", "drop_blocks", "drop_heads", "drop_sites")
     return Cuts(
         heads=joint and config.drop_heads,
         blocks=joint and config.by_loss and config.drop_blocks,
         sites=joint and config.by_loss and config.drop_sites,
         embed=embedding.narrowest(network, policy, config.embed_width, "forge") if config.cuts_embedding else 0,
         images=config.calibration_images,
-        ladders=ladders(family.geometry(network), len(blocks)) if config.cut_tokens else (),
-        more={**dict.fromkeys(switches, True), "embed_width": 0, "allocation": "joint", "sensitivity": "fisher"},
+        ladders=ladders(family.geometry(network), len(blocks)) if config.cut_tokens == "predicted" else (),
+        more={
+            **dict.fromkeys(switches, True),
+            "cut_tokens": "predicted",
+            "embed_width": 0,
+            "allocation": "joint",
+            "sensitivity": "fisher",
+        },
     )
 
 
@@ -292,7 +205,7 @@ def _spectra(problem: Problem, blocks: Sequence[Block], statistics: Sequence[Blo
     """Factorise attention for the task's tokens."""
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
         queries = [s.query for s in statistics if s.query is not None] or None
-        return attention_spectra(attentions(blocks), [_moment(s) for s in statistics], query_moments=queries)
+        return attention_spectra(attentions(blocks), [moment_of(s) for s in statistics], query_moments=queries)
 
 
 def _felt(
@@ -304,7 +217,7 @@ def _felt(
 ) -> list[Sensitivity]:
     """Measure each direction of the spectra in the network that has them and is otherwise equal."""
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
-        moments = [_moment(s) for s in statistics]
+        moments = [moment_of(s) for s in statistics]
         parts = attentions(blocks)
         whole = narrow(parts, [(a.qk, a.vo) for a in parts], moments, spectra)
         restored = [mean_values(a, m) if a.bo is not None else None for a, m in zip(whole, moments, strict=True)]
@@ -314,17 +227,6 @@ def _felt(
         return _sensitivities(problem, config, rotated, "worth of attention's directions", restored=restored)
 
 
-def _moment(statistics: BlockStatistics) -> Tensor:
-    assert statistics.moment is not None
-    return statistics.moment
-
-
-def _refit(part: Ffn, known: BlockCurves, width: int, config: Config) -> Ffn:
-    s = known.statistics
-    assert s.hidden is not None
-    return refit(part, known.removal.kept(width), s.hidden, s.mean, ridge=config.ridge)
-
-
 def _scaled(
     problem: Problem, config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves]
 ) -> list[BlockCurves]:
@@ -332,7 +234,7 @@ def _scaled(
     probes = [max(b.dims.ffn // PROBE, 1) for b in blocks]
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
         parts = zip(blocks, ffns(blocks), curves, probes, strict=True)
-        thin = [Block(b.attention, _refit(ffn, known, width, config)) for b, ffn, known, width in parts]
+        thin = [Block(b.attention, known.refitted(ffn, width, config.ridge)) for b, ffn, known, width in parts]
         narrowed = family_of(problem.network).build(problem.network, thin)
     with problem.stopwatch.stage("sensitivity"):
         images = problem.task.train.subset(config.measured_images)
@@ -351,217 +253,6 @@ def _scaled(
     return scaled
 
 
-# -- allocation --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """What becomes of each block of the base: its attention and FFN width, None where they go; or None: it goes."""
-
-    blocks: Sequence[tuple[Heads | None, int | None] | None]
-    predicted_nats: float | None
-    tokens: Ladder | None = None  # that each block of the base passes on; None: all
-
-
-def _allocate(
-    problem: Problem,
-    config: Config,
-    blocks: Sequence[Block],
-    curves: Sequence[BlockCurves],
-    geometry: Geometry,
-    ladder: Ladder | None = None,
-) -> _Shape:
-    """Spend the budget on a network of this geometry, whose blocks pass on as many tokens as the ladder says.
-
-    Raises:
-        BudgetError: it is not reachable.
-    """
-    budget, policy = problem.budget, problem.policy
-    dims = [b.dims for b in blocks]
-    if config.allocation != "joint":
-        activations = [known.statistics.activation for known in curves]
-        wishes = uniform(dims) if config.allocation == "uniform" else adaptive(blocks, activations, policy)
-        chosen = fit(wishes, dims, geometry, budget, policy)
-        return _Shape([(Heads(tuple(range(d.heads)), d.qk, d.vo), d.ffn) for d in chosen], None)
-    if ladder is not None:
-        dims = passing(dims, ladder)
-    stay = budget.at_least or dict.fromkeys(range(len(dims)))
-    menus = []
-    for i, (d, known, tokens) in enumerate(zip(dims, curves, geometry.reaching(dims), strict=True)):
-        if i not in stay:
-            continue
-        # The first block always stays: a network has one. One behind which tokens leave needs its attention.
-        goes = Goes(
-            config.drop_heads,
-            config.drop_blocks and i > 0 and not d.tokens,
-            config.drop_sites and config.by_loss and not d.tokens,
-        )
-        costs = block_costs(budget, geometry.at(tokens), i, d.tokens)
-        menus.append(block_menu(d, known, policy, costs, goes, geometry.frozen(i), stay[i]))
-    prices = budget.prices_at(geometry)
-    fixed = geometry.fixed(0, budget.linear) if prices is None else prices.fixed
-    made = dict(zip(stay, allocate(menus, budget.limit - fixed), strict=True))
-    found = [made.get(i) for i in range(len(dims))]
-    lost = [
-        float(known.block_loss) if pair is None else sum(choice.loss for choice in pair if choice is not None)
-        for known, pair in zip(curves, found, strict=True)
-    ]
-
-    def value(choice: Choice | None) -> Any:
-        return None if choice is None else choice.value
-
-    return _Shape([None if pair is None else (value(pair[0]), value(pair[1])) for pair in found], sum(lost), ladder)
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """What becomes of the whole network."""
-
-    shape: _Shape
-    embed: EmbedPlan | None
-    facts: dict[str, object]
-
-
-def _widths(problem: Problem, config: Config) -> list[int]:
-    return widths(problem.network, problem.policy, config.embed_width, "forge", problem.budget.least_embed)
-
-
-def _choose(
-    problem: Problem,
-    config: Config,
-    blocks: Sequence[Block],
-    curves: Sequence[BlockCurves],
-    directions: Tensor | None,
-) -> _Chosen:
-    """Spend the budget, which is reachable, on the embedding and all blocks.
-
-    What a slice of the embedding loses is measured, and what its blocks lose a sum of parts, which a deep cut exceeds
-    several times: so the width that seems best is realised and measured, what the sums fall short by is learnt from it,
-    and so on, until the width that seems best is one that was measured.
-    """
-    network = problem.network
-    whole = family_of(network).geometry(network).embed
-    if not config.cuts_embedding:
-        return _Chosen(_allocate(problem, config, blocks, curves, geometry_at(network, whole)), None, {})
-    if (reason := reason_against(problem, config.calibration_images)) is not None:
-        problem.progress.note(f"the embedding stays as it is: {reason}")
-        if not config.cut_tokens or no_tokens(problem) is not None:
-            return _Chosen(_allocate(problem, config, blocks, curves, geometry_at(network, whole)), None, {})
-    allowed = _widths(problem, config) if reason is None else [whole]
-    slices = Slices(problem, config.calibration_images, config.sensitivity_images, directions, quick=config.quick)
-
-    rungs = _rungs(problem, config, slices, allowed, lambda width, ladder: _allocate(
-        problem, config, blocks, curves, geometry_at(network, width), ladder
-    ))  # fmt: skip
-    measured: dict[int, float] = {}
-    while len(rungs) > 1 and (seems := _seems_best(rungs, measured)) not in measured and len(measured) < MOST_MEASURED:
-        rung = rungs[seems]
-        with problem.stopwatch.stage("embedding"):
-            slim = realise(network, _plan(config, blocks, curves, rung.shape, slices.plan(rung.width)))
-            measured[seems] = slices.lost(slim.to(problem.compute.device))
-    best = rungs[min(measured, key=measured.__getitem__, default=0)]
-    told = [
-        {**rung.facts(), "measured_nats": measured.get(i), **({"tokens": t} if (t := rung.shape.tokens) else {})}
-        for i, rung in sorted(enumerate(rungs), key=lambda pair: -pair[1].width)
-    ]
-    facts: dict[str, object] = {"embed": best.width, "embed_rungs": told}
-    if best.shape.tokens:
-        facts["tokens"] = best.shape.tokens
-    shape = replace(best.shape, predicted_nats=best.nats)
-    return _Chosen(shape, slices.plan(best.width), facts)
-
-
-def _seems_best(rungs: Sequence[Rung[_Shape]], measured: Mapping[int, float]) -> int:
-    """The number of the rung with the least loss, where those that were measured tell how far sums of parts fall short.
-
-    `measured`: nats by the number of the rung.
-    """
-    shortfalls = [
-        max(nats - rungs[i].slice_nats, 0.0) / rungs[i].shape_nats
-        for i, nats in measured.items()
-        if rungs[i].shape_nats > 0
-    ]
-    factor = median(shortfalls) if shortfalls else 1.0
-    expected = [measured.get(i, rung.slice_nats + factor * rung.shape_nats) for i, rung in enumerate(rungs)]
-    return expected.index(min(expected))
-
-
-def _rungs(
-    problem: Problem,
-    config: Config,
-    slices: Slices,
-    widths: list[int],
-    allocate_at: Callable[[int, Ladder | None], _Shape],
-) -> list[Rung[_Shape]]:
-    """The widths of the embedding worth a thought, each with every ladder of tokens; the least predicted loss first.
-
-    Raises:
-        BudgetError: none reaches the budget.
-    """
-    found: list[tuple[Ladder | None, float]] = [(None, 0.0)]
-    if config.cut_tokens:
-        if (reason := no_tokens(problem)) is None:
-            grown = problem.budget.at_least
-            found = [
-                (ladder if any(ladder) else None, nats)
-                for ladder, nats in worthwhile(problem, slices)
-                if grown is None or containing(ladder, grown)
-            ]
-        else:
-            problem.progress.note(f"all tokens stay: {reason}")
-    rungs: list[Rung[_Shape]] = []
-    refused: BudgetError | None = None
-    for ladder, nats in found:
-
-        def allocate(width: int, ladder: Ladder | None = ladder, nats: float = nats) -> tuple[_Shape, float]:
-            shape = allocate_at(width, ladder)
-            assert shape.predicted_nats is not None
-            return shape, shape.predicted_nats + nats
-
-        try:
-            rungs += climb(widths, allocate, slices.nats)
-        except BudgetError as error:
-            refused = error
-    if not rungs:
-        assert refused is not None
-        raise refused
-    return sorted(rungs, key=lambda rung: rung.nats)
-
-
-# -- closed form -------------------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def _plan(
-    config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves], shape: _Shape, embed: EmbedPlan | None
-) -> Plan:
-    """Carry the allocation out in the base's own terms: factors, neurons and output weights for its inputs."""
-    plans = []
-    parts = zip(attentions(blocks), ffns(blocks), curves, shape.blocks, strict=True)
-    for i, (attention, ffn, known, decided) in enumerate(parts):
-        if decided is None:
-            continue
-        chosen, width = decided
-        neurons = None
-        if width is not None:
-            neurons = FfnPlan(known.removal.kept(width), weights=_refit(ffn, known, width, config))
-        passed = 0 if shape.tokens is None else shape.tokens[i]
-        planned = None if chosen is None else _plan_attention(attention, known, chosen)
-        plans.append(BlockPlan(i, planned, neurons, passed))
-    return Plan(tuple(plans), embed)
-
-
-def _plan_attention(attention: Attention, known: BlockCurves, chosen: Heads) -> AttentionPlan:
-    heads, moment = list(chosen.heads), _moment(known.statistics)
-    spectra = Spectra(*((_of_heads(part, heads),) for part in (known.qk, known.vo)))
-    (slim,) = narrow([keep_heads(attention, heads, moment)], [(chosen.qk, chosen.vo)], [moment], spectra)
-    return AttentionPlan(chosen.heads, chosen.qk, chosen.vo, weights=slim)
-
-
-def _of_heads(spectrum: Spectrum, heads: Sequence[int]) -> Spectrum:
-    return Spectrum(*(tensor[list(heads)] for tensor in vars(spectrum).values()))
-
-
 def _warn_of_few_images(problem: Problem, config: Config) -> None:
     images, enough = min(len(problem.task.train), config.calibration_images), minimum_images(problem.network)
     if images < enough:
@@ -575,16 +266,13 @@ def derive(problem: Problem, config: Config) -> Derived:
     curves, directions = _curves(problem, config)
     with problem.stopwatch.stage("allocation"):
         blocks = family_of(problem.network).read(problem.network)
-        chosen = _choose(problem, config, blocks, curves, directions)
-    shape = chosen.shape
+        choices = choose(problem, config, blocks, curves, directions)
     with problem.stopwatch.stage("closed_form"):
-        plan = _plan(config, blocks, curves, shape, chosen.embed)
-    mended = config
-    if shape.predicted_nats is not None and shape.predicted_nats < LITTLE:
-        mended = replace(config, align=False, refit_head=False)
-    solved = solve(problem, mended, [known.felt.by_token for known in curves], plan)
-    slim = solved.network
-    task = problem.task
+        plans = {name: plan_of(config, blocks, curves, one.shape, one.embed) for name, one in choices.items()}
+    mended = replace(config, align=False, refit_head=False) if choices[AS_PREDICTED].loses_little else config
+    solved = solve(problem, mended, [known.felt.by_token for known in curves], plans)
+    slim, chosen, plan = solved.network, choices[solved.name], plans[solved.name]
+    task, shape = problem.task, chosen.shape
     validation = evaluate(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
     felt = [known.felt.by_token[1] for known in curves] if config.by_loss else None
     distillation = distillation_for(problem, config, plan.encode, plan.kept_blocks, felt)

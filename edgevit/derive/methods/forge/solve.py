@@ -1,19 +1,21 @@
 """From forge's plan to its network: realised, solved for its own inputs, its head fitted again.
 
-Whether readers are aligned and whether the head is fitted is decided on the validation images: of the network without
-the step and the one with it, the one stays whose answers are nearer to the base's. No label is looked at.
+Whether readers are aligned, whether another plan is taken and whether the head is fitted is decided on the validation
+images: of the network without the step and the one with it, the one stays whose answers are nearer to the base's. No
+label is looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.derive.measure.divergence import answers, base_answers, divergence
+from edgevit.derive.methods.forge.config import Config
 from edgevit.derive.methods.forge.head import Taught, refit_head
 from edgevit.derive.methods.forge.ladders import without_tokens
 from edgevit.derive.methods.forge.sequential import Slim, solve_in_sequence
@@ -24,22 +26,8 @@ from edgevit.derive.realise import realise
 from edgevit.models.copies import bare_copy
 from edgevit.models.families import family_of
 
-
-class Options(Protocol):
-    """Those of forge's options that decide here."""
-
-    @property
-    def calibration_images(self) -> int: ...
-    @property
-    def sequential(self) -> bool: ...
-    @property
-    def sequential_ridge(self) -> float: ...
-    @property
-    def align(self) -> bool: ...
-    @property
-    def refit_head(self) -> bool: ...
-    @property
-    def quick(self) -> bool: ...
+# Another plan has to lose less than this share of what the first does: a model that tokens leave is none of timm's own.
+CLEARLY = 0.9
 
 
 @dataclass(frozen=True)
@@ -54,34 +42,44 @@ class Tried:
 @dataclass(frozen=True)
 class Solved:
     network: nn.Module
+    name: str  # of its plan
     tried: dict[str, Tried]  # by the option's name
 
 
-def solve(problem: Problem, options: Options, by_token: Sequence[tuple[Tensor, Tensor]], plan: Plan) -> Solved:
-    """Realise the plan, and solve its weights again as far as that is asked for.
+def solve(
+    problem: Problem, config: Config, by_token: Sequence[tuple[Tensor, Tensor]], plans: Mapping[str, Plan]
+) -> Solved:
+    """Realise the plans in one sweep, solve their weights again as far as that is asked for, and take the best.
 
     Weights are solved token by token, for all tokens; those that are to leave do so afterwards.
 
     Args:
         by_token: per block of the base, as for `solve_in_sequence`.
+        plans: the first stays, unless another is clearly better; each of the others by the option that it tries.
     """
     with problem.stopwatch.stage("closed_form"):
-        network = realise(problem.network, without_tokens(plan))
-    images = problem.task.train.subset(options.calibration_images)
-    aligned = bare_copy(network) if options.sequential and options.align else None
-    if options.sequential:
+        made = [realise(problem.network, without_tokens(plan)) for plan in plans.values()]
+    images = problem.task.train.subset(config.calibration_images)
+    aligned = [bare_copy(network) if config.sequential and config.align else None for network in made]
+    if config.sequential:
         with problem.stopwatch.stage("sequential"):
-            encode = None if plan.embed is None else plan.embed.encode
-            slims = [Slim(network, plan.kept_blocks, encode=encode)]
-            slims += [] if aligned is None else [Slim(aligned, plan.kept_blocks, align=True, encode=encode)]
-            how: Any = {"ridge": options.sequential_ridge, "quick": options.quick}
-            how["keep"] = keeping(problem, images, quick=options.quick)
+            slims = []
+            for plan, network, other in zip(plans.values(), made, aligned, strict=True):
+                encode = None if plan.embed is None else plan.embed.encode
+                slims.append(Slim(network, plan.kept_blocks, encode=encode))
+                slims += [] if other is None else [Slim(other, plan.kept_blocks, align=True, encode=encode)]
+            how: Any = {"ridge": config.sequential_ridge, "quick": config.quick}
+            how["keep"] = keeping(problem, images, quick=config.quick)
             solve_in_sequence(problem.network, slims, images, by_token, problem.passes, **how)
-    network, aligned = _leaving(network, plan), None if aligned is None else _leaving(aligned, plan)
-    if aligned is None and not options.refit_head:
-        return Solved(network, {})
+    of_plans = {
+        name: (_leaving(network, plan), None if other is None else _leaving(other, plan))
+        for (name, plan), network, other in zip(plans.items(), made, aligned, strict=True)
+    }
+    if len(plans) == 1 and aligned == [None] and not config.refit_head:
+        ((name, (network, _)),) = of_plans.items()
+        return Solved(network, name, {})
     with problem.stopwatch.stage("head"):
-        return _judged(problem, network, aligned, images if options.refit_head else None)
+        return _judged(problem, of_plans, images if config.refit_head else None)
 
 
 def _leaving(network: nn.Module, plan: Plan) -> nn.Module:
@@ -93,24 +91,50 @@ def _leaving(network: nn.Module, plan: Plan) -> nn.Module:
     return family.build(network, [replace(block, tokens=planned.tokens) for block, planned in pairs])
 
 
-def _judged(problem: Problem, network: nn.Module, aligned: nn.Module | None, images: Split | None) -> Solved:
-    """The better of a network and the same with aligned readers, and that one or it with a head fitted to images."""
+@dataclass(frozen=True)
+class _Candidate:
+    """A network, and KL(base || network) on the validation images."""
+
+    network: nn.Module
+    loss: float
+
+
+def _judged(
+    problem: Problem, of_plans: Mapping[str, tuple[nn.Module, nn.Module | None]], images: Split | None
+) -> Solved:
+    """The best of the networks of every plan, without and with aligned readers, its head fitted to images if given."""
 
     validation = problem.task.validation
-    judge, tried = Taught(validation, base_answers(problem, validation)), dict[str, Tried]()
+    judge = Taught(validation, base_answers(problem, validation))
 
-    def lost(network: nn.Module) -> float:
-        return divergence(judge.answers, answers(network, validation, problem.columns, problem.passes))
+    def judged(network: nn.Module) -> _Candidate:
+        seen = answers(network, validation, problem.columns, problem.passes)
+        return _Candidate(network, divergence(judge.answers, seen))
 
-    loss = lost(network)
-    if aligned is not None:
-        other = lost(aligned)
-        tried["align"] = Tried(other < loss, loss, other)
-        network, loss = (aligned, other) if other < loss else (network, loss)
+    found: dict[str, tuple[_Candidate, dict[str, Tried]]] = {}
+    for name, (network, aligned) in of_plans.items():
+        one, tried = judged(network), dict[str, Tried]()
+        if aligned is not None:
+            one = _better(one, judged(aligned), "align", tried)
+        found[name] = one, tried
+    (best, (one, tried)), *others = found.items()
+    tried_plans = dict[str, Tried]()
+    for name, (other, its) in others:
+        if _better(one, other, name, tried_plans, CLEARLY) is other:
+            best, one, tried = name, other, its
+    tried |= tried_plans
     if images is not None:
-        fitted = bare_copy(network)
+        fitted = bare_copy(one.network)
         taught = Taught(images, base_answers(problem, images))
-        other = refit_head(fitted, taught, judge, problem.columns, problem.passes)
-        tried["refit_head"] = Tried(other < loss, loss, other)
-        network = fitted if other < loss else network
-    return Solved(network, tried)
+        loss = refit_head(fitted, taught, judge, problem.columns, problem.passes)
+        one = _better(one, _Candidate(fitted, loss), "refit_head", tried)
+    return Solved(one.network, best, tried)
+
+
+def _better(
+    before: _Candidate, after: _Candidate, name: str, tried: dict[str, Tried], share: float = 1.0
+) -> _Candidate:
+    """The second, if it loses less than this share of what the first does; told under its name."""
+    kept = after.loss < share * before.loss
+    tried[name] = Tried(kept, before.loss, after.loss)
+    return after if kept else before

@@ -16,15 +16,14 @@ import edgevit
 from edgevit.data.task import open_task
 from edgevit.derive.allocate.cost_table import load_cost_table
 from edgevit.derive.embedding import Slices
-from edgevit.derive.methods.forge import method as forge
+from edgevit.derive.methods.forge import choose
 from edgevit.derive.methods.forge.ladders import containing, ladders, passing, worthwhile
-from edgevit.derive.methods.forge.method import Config
-from edgevit.errors import BudgetError, CostTableError, OptionError
+from edgevit.errors import BudgetError, CostTableError
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit
 
-FEW: dict[str, Any] = {"calibration_images": 96, "sensitivity_images": 32, "cut_tokens": True}
+FEW: dict[str, Any] = {"calibration_images": 96, "sensitivity_images": 32, "cut_tokens": "predicted"}
 MACS = 140_000  # of the small base's 1.8 M
 
 
@@ -66,12 +65,12 @@ def test_tokens_leave_within_the_budget_and_the_model_loads_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At a rate that nothing else reaches."""
-    monkeypatch.setattr(forge, "LITTLE", 0.0)
+    monkeypatch.setattr(choose, "LITTLE", 0.0)
     checkpoint = write_checkpoint(tmp_path)
     given: dict[str, Any] = {"method": "forge", "rate": None, "macs": MACS, "shape": "fused"}
     options = {**FEW, "drop_blocks": False, "drop_sites": False, "token_weighting": "felt"}
-    with pytest.raises(BudgetError, match=r"let more go \(.*forge.cut_tokens=true"):
-        derive(checkpoint, tmp_path / "n", options={**options, "cut_tokens": False}, **given)
+    with pytest.raises(BudgetError, match=r"let more go \(.*forge.cut_tokens=predicted"):
+        derive(checkpoint, tmp_path / "n", options={**options, "cut_tokens": "never"}, **given)
     made = derive(checkpoint, tmp_path / "m", options=options, training={"steps": 2}, **given)
     spec, more = made.model.spec, made.record.facts.more
     assert spec.macs <= MACS and len(spec.blocks) == 2
@@ -111,5 +110,3 @@ def test_all_tokens_stay_where_they_save_nothing_that_is_known(tmp_path: Path) -
     made = derive(checkpoint, tmp_path / "m", method="forge", rate=None, params="20k", options=FEW,
                   training={"steps": 0})  # fmt: skip
     assert not any(b.tokens for b in made.model.spec.blocks) and "tokens" not in made.record.facts.more
-    with pytest.raises(OptionError, match=r"forge.cut_tokens=true needs cut_embedding=true"):
-        Config(cut_tokens=True, cut_embedding=False)

@@ -18,11 +18,11 @@ import edgevit
 from edgevit.cli.console import Console
 from edgevit.data.task import open_task
 from edgevit.derive.algebra.attention import keep_heads
-from edgevit.derive.embedding import Rung
-from edgevit.derive.methods import load_method
+from edgevit.derive.methods.forge import choose
 from edgevit.derive.methods.forge import method as forge
+from edgevit.derive.methods.forge.config import Config
 from edgevit.derive.methods.forge.curves import unpacked
-from edgevit.derive.methods.forge.method import Config, _make_curves
+from edgevit.derive.methods.forge.method import _make_curves
 from edgevit.errors import BudgetError, CostTableError, OptionError
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.models.checkpoint import describe
@@ -104,7 +104,7 @@ def test_an_embedding_that_stays_says_why(
         training=UNTRAINED, progress=Console().progress,
     )  # fmt: skip
     assert f"the embedding stays as it is: {said}" in " ".join(capsys.readouterr().err.split())
-    assert "embed" not in made.record.facts.more and vit.geometry(made.model.network).embed == 64
+    assert made.record.facts.more.get("embed", 64) == 64 == vit.geometry(made.model.network).embed
 
 
 def test_sites_go_alone_where_nothing_else_may(checkpoint: Path, tmp_path: Path) -> None:
@@ -203,20 +203,23 @@ def test_more_images_than_there_are_find_the_curves_again(checkpoint: Path, tmp_
         {"drop_heads": "false"},
         {"align": "false", "refit_head": "false"},
         {"drop_sites": "false"},
+        {"cut_tokens": "never"},
     ],
     ids=str,
 )
 def test_each_step_can_be_taken_away(
     options: dict[str, str], checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forge, "LITTLE", 0.0)
+    monkeypatch.setattr(choose, "LITTLE", 0.0)
     made = derive(checkpoint, tmp_path / "m", method="forge", rate=0.45, options={**FEW, **options}, training=UNTRAINED)
     assert 0.45 <= made.model.spec.rate < 0.48
     if "drop_sites" in options:
         assert all(b.has_attention and b.has_ffn for b in made.model.spec.blocks)
     if "sensitivity" in options:
         assert "sensitivity" not in made.record.seconds, "no gradient is taken"
-    tried = {"refit_head"} if "sequential" in options else {"align", "refit_head"}
+    tried = {"refit_head", "cut_tokens"} if "sequential" in options else {"align", "refit_head", "cut_tokens"}
+    if "sensitivity" in options or "allocation" in options:
+        tried -= {"cut_tokens"}
     assert set(made.record.facts.more["tried"]) == tried - options.keys()
     if "drop_heads" in options or "allocation" in options:
         assert all(b.heads == 2 for b in made.model.spec.blocks)
@@ -230,9 +233,9 @@ def test_where_little_is_predicted_to_be_lost_nothing_is_mended(
         return facts.record.facts.more
 
     before = made("m")
-    assert before["predicted_nats"] < forge.LITTLE and before["tried"] == {}
-    monkeypatch.setattr(forge, "LITTLE", before["predicted_nats"])
-    assert set(made("n")["tried"]) == {"align", "refit_head"}
+    assert before["predicted_nats"] < choose.LITTLE and before["tried"] == {}
+    monkeypatch.setattr(choose, "LITTLE", before["predicted_nats"])
+    assert set(made("n")["tried"]) == {"align", "refit_head", "cut_tokens"}
 
 
 def test_of_many_tokens_as_many_are_taken_as_determine_the_widest_ffn(small_vit: Any) -> None:
@@ -330,16 +333,6 @@ def test_a_budget_in_milliseconds_is_spent_on_the_embedding_as_far_as_the_table_
         derive(checkpoint, tmp_path / "a", ms=0.7, options={**FEW, "embed_width": 24}, **given)
 
 
-def test_a_width_that_was_measured_tells_by_how_much_the_sums_of_others_fall_short() -> None:
-    shape = forge._Shape([], 0.0)
-    rungs = [Rung(64, shape, 0.03, 0.10), Rung(80, shape, 0.01, 0.16), Rung(48, shape, 0.17, 0.04)]
-    assert forge._seems_best(rungs, {}) == 0
-    assert forge._seems_best(rungs, {0: 0.13}) == 0, "as predicted"
-    assert forge._seems_best(rungs, {0: 0.65}) == 2, "6.2 times as much: 48 is expected to lose 0.42"
-    assert forge._seems_best(rungs, {0: 0.65, 2: 0.5}) == 2 and forge._seems_best(rungs, {0: 0.65, 2: 0.9}) == 0
-    assert forge._seems_best(rungs, {0: 0.02}) == 1, "the sum was too high, and a wider one worth a measurement"
-
-
 def test_too_few_images_are_told_with_the_number_that_would_do(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -349,16 +342,3 @@ def test_too_few_images_are_told_with_the_number_that_would_do(
         derive(checkpoint, tmp_path / name, method="forge", options=options, training=UNTRAINED, progress=told)
         warning = "warning: 4 calibration images do not determine the widest layer, 16 would"
         assert warning in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("calibration_images", 0, r"forge\.calibration_images=0 is less than 1"),
-        ("sequential_ridge", -1, r"forge\.sequential_ridge=-1 is not a number of at least 0"),
-        ("temperature", 0, r"forge\.temperature=0"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(option: str, value: float, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        load_method("forge").Config(**{option: value})

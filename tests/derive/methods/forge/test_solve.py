@@ -10,7 +10,7 @@ from problems import untrained
 
 from edgevit.data.task import open_task
 from edgevit.derive.measure.divergence import answers, divergence
-from edgevit.derive.methods.forge.method import Config
+from edgevit.derive.methods.forge.config import Config
 from edgevit.derive.methods.forge.solve import solve
 from edgevit.derive.plan import Plan
 from edgevit.derive.problem import Problem
@@ -31,7 +31,7 @@ def problem(small_vit: Any, tmp_path_factory: pytest.TempPathFactory) -> Problem
 def _solve(problem: Problem, width: int, **options: Any) -> Any:
     plan = Plan.narrowed([BlockDims(2, 8, 8, width)] * 2, [torch.arange(width)] * 2)
     even = [(torch.ones(17).double(), torch.ones(17).double())] * 2
-    solved = solve(problem, Config(calibration_images=128, **options), even, plan)
+    solved = solve(problem, Config(calibration_images=128, **options), even, {"": plan})
     images = problem.task.validation
     judged = [answers(n, images, problem.columns, problem.passes) for n in (problem.network, solved.network)]
     return solved, divergence(*judged)

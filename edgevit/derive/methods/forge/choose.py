@@ -1,0 +1,284 @@
+"""What becomes of each block, of the embedding and of the tokens within the budget, and the plan that says so.
+
+For each width of the embedding the least predicted loss over all blocks at once (`allocate.knapsack`), and of all the
+widths the one that measures best; likewise with tokens that leave, where that is to be tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgevit.derive.algebra.attention import Spectra, keep_heads, narrow
+from edgevit.derive.algebra.factorise import Spectrum
+from edgevit.derive.allocate.knapsack import Choice, allocate
+from edgevit.derive.allocate.menus import Heads
+from edgevit.derive.allocate.policy import fit, uniform
+from edgevit.derive.allocate.widths import adaptive
+from edgevit.derive.embedding import Rung, Slices, climb, geometry_at, reason_against, widths
+from edgevit.derive.methods.forge.config import Config
+from edgevit.derive.methods.forge.curves import BlockCurves, moment_of
+from edgevit.derive.methods.forge.ladders import Ladder, containing, passing, worthwhile
+from edgevit.derive.methods.forge.ladders import reason_against as no_tokens
+from edgevit.derive.methods.forge.menus import Goes, block_costs, block_menu
+from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
+from edgevit.derive.problem import Problem
+from edgevit.derive.realise import realise
+from edgevit.errors import BudgetError
+from edgevit.models.anatomy import Attention, Block, attentions, ffns
+from edgevit.models.cost import Geometry
+from edgevit.models.families import family_of
+
+LITTLE = 0.01  # nats: where less is predicted to be lost, aligning and refitting the head won 0.0002 at most (lab log)
+MOST_MEASURED = 4  # widths of the embedding that are realised, and their loss measured
+AS_PREDICTED = "as predicted"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What becomes of each block of the base: its attention and FFN width, None where they go; or None: it goes."""
+
+    blocks: Sequence[tuple[Heads | None, int | None] | None]
+    predicted_nats: float | None
+    tokens: Ladder | None = None  # that each block of the base passes on; None: all
+
+
+def _allocated(
+    problem: Problem,
+    config: Config,
+    blocks: Sequence[Block],
+    curves: Sequence[BlockCurves],
+    geometry: Geometry,
+    ladder: Ladder | None = None,
+) -> Shape:
+    """Spend the budget on a network of this geometry, whose blocks pass on as many tokens as the ladder says.
+
+    Raises:
+        BudgetError: it is not reachable.
+    """
+    budget, policy = problem.budget, problem.policy
+    dims = [b.dims for b in blocks]
+    if config.allocation != "joint":
+        activations = [known.statistics.activation for known in curves]
+        wishes = uniform(dims) if config.allocation == "uniform" else adaptive(blocks, activations, policy)
+        chosen = fit(wishes, dims, geometry, budget, policy)
+        return Shape([(Heads(tuple(range(d.heads)), d.qk, d.vo), d.ffn) for d in chosen], None)
+    if ladder is not None:
+        dims = passing(dims, ladder)
+    stay = budget.at_least or dict.fromkeys(range(len(dims)))
+    menus = []
+    for i, (d, known, tokens) in enumerate(zip(dims, curves, geometry.reaching(dims), strict=True)):
+        if i not in stay:
+            continue
+        # The first block always stays: a network has one. One behind which tokens leave needs its attention.
+        goes = Goes(
+            config.drop_heads,
+            config.drop_blocks and i > 0 and not d.tokens,
+            config.drop_sites and config.by_loss and not d.tokens,
+        )
+        costs = block_costs(budget, geometry.at(tokens), i, d.tokens)
+        menus.append(block_menu(d, known, policy, costs, goes, geometry.frozen(i), stay[i]))
+    prices = budget.prices_at(geometry)
+    fixed = geometry.fixed(0, budget.linear) if prices is None else prices.fixed
+    made = dict(zip(stay, allocate(menus, budget.limit - fixed), strict=True))
+    found = [made.get(i) for i in range(len(dims))]
+    lost = [
+        float(known.block_loss) if pair is None else sum(choice.loss for choice in pair if choice is not None)
+        for known, pair in zip(curves, found, strict=True)
+    ]
+
+    def value(choice: Choice | None) -> Any:
+        return None if choice is None else choice.value
+
+    return Shape([None if pair is None else (value(pair[0]), value(pair[1])) for pair in found], sum(lost), ladder)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What becomes of the whole network."""
+
+    shape: Shape
+    embed: EmbedPlan | None
+    facts: dict[str, object]
+
+    @property
+    def loses_little(self) -> bool:
+        return self.shape.predicted_nats is not None and self.shape.predicted_nats < LITTLE
+
+
+def choose(
+    problem: Problem,
+    config: Config,
+    blocks: Sequence[Block],
+    curves: Sequence[BlockCurves],
+    directions: Tensor | None,
+) -> dict[str, Chosen]:
+    """Spend the budget, which is reachable, on the embedding, the tokens and all blocks.
+
+    Returns:
+        What is predicted to lose least, and beside it what is to be tried, by the name of the option that says so.
+
+    Raises:
+        BudgetError: what the embedding, the tokens and the blocks may give do not reach it together.
+    """
+    network = problem.network
+    whole = family_of(network).geometry(network).embed
+
+    def spend(width: int, ladder: Ladder | None = None) -> Shape:
+        return _allocated(problem, config, blocks, curves, geometry_at(network, width), ladder)
+
+    if not config.cuts_embedding:
+        return {AS_PREDICTED: Chosen(spend(whole), None, {})}
+    all_stay = no_tokens(problem)
+    if all_stay is not None and config.cut_tokens == "predicted":
+        problem.progress.note(f"all tokens stay: {all_stay}")
+    leave = all_stay is None and config.cut_tokens == "predicted"
+    may_leave = all_stay is None and config.cut_tokens == "tried" and problem.budget.quantity == "macs"
+    if (stays := reason_against(problem, config.calibration_images)) is not None:
+        problem.progress.note(f"the embedding stays as it is: {stays}")
+        if not leave and not may_leave:
+            return {AS_PREDICTED: Chosen(spend(whole), None, {})}
+    allowed = [whole] if stays is not None else widths(
+        network, problem.policy, config.embed_width, "forge", problem.budget.least_embed
+    )  # fmt: skip
+    slices = Slices(problem, config.calibration_images, config.sensitivity_images, directions, quick=config.quick)
+
+    def least(ladders: Sequence[tuple[Ladder | None, float]]) -> Chosen:
+        rungs = _rungs(allowed, slices, ladders, spend)
+        return _measured(problem, slices, rungs, lambda shape, embed: plan_of(config, blocks, curves, shape, embed))
+
+    unchanged: list[tuple[Ladder | None, float]] = [(None, 0.0)]
+    if leave:
+        return {AS_PREDICTED: least([*unchanged, *_leaving(problem, slices)])}
+    choices = {AS_PREDICTED: least(unchanged)}
+    if may_leave and not choices[AS_PREDICTED].loses_little and (ladders := _leaving(problem, slices)):
+        with suppress(BudgetError):  # blocks behind which tokens leave have to stay
+            choices["cut_tokens"] = least(ladders)
+    return choices
+
+
+def _leaving(problem: Problem, slices: Slices) -> list[tuple[Ladder, float]]:
+    """The ladders with which tokens leave, each with what it loses; where a plan grows, those that contain it."""
+    grown = problem.budget.at_least
+    return [
+        (ladder, nats)
+        for ladder, nats in worthwhile(problem, slices)
+        if any(ladder) and (grown is None or containing(ladder, grown))
+    ]
+
+
+def _rungs(
+    widths: list[int],
+    slices: Slices,
+    ladders: Sequence[tuple[Ladder | None, float]],
+    spend: Callable[[int, Ladder | None], Shape],
+) -> list[Rung[Shape]]:
+    """The widths of the embedding worth a thought, each with every ladder of tokens; the least predicted loss first.
+
+    Args:
+        ladders: each with what it loses by itself; None: all tokens stay.
+
+    Raises:
+        BudgetError: none reaches the budget.
+    """
+    rungs: list[Rung[Shape]] = []
+    refused: BudgetError | None = None
+    for ladder, nats in ladders:
+
+        def spent(width: int, ladder: Ladder | None = ladder, nats: float = nats) -> tuple[Shape, float]:
+            shape = spend(width, ladder)
+            assert shape.predicted_nats is not None
+            return shape, shape.predicted_nats + nats
+
+        try:
+            rungs += climb(widths, spent, slices.nats)
+        except BudgetError as error:
+            refused = error
+    if not rungs:
+        assert refused is not None
+        raise refused
+    return sorted(rungs, key=lambda rung: rung.nats)
+
+
+def _measured(
+    problem: Problem,
+    slices: Slices,
+    rungs: Sequence[Rung[Shape]],
+    plan: Callable[[Shape, EmbedPlan | None], Plan],
+) -> Chosen:
+    """The rung that loses least, where measuring says which.
+
+    What a slice of the embedding loses is measured, and what its blocks lose a sum of parts, which a deep cut exceeds
+    several times: so the width that seems best is realised and measured, what the sums fall short by is learnt from it,
+    and so on, until the width that seems best is one that was measured.
+    """
+    measured: dict[int, float] = {}
+    while len(rungs) > 1 and (seems := _seems_best(rungs, measured)) not in measured and len(measured) < MOST_MEASURED:
+        rung = rungs[seems]
+        with problem.stopwatch.stage("embedding"):
+            slim = realise(problem.network, plan(rung.shape, slices.plan(rung.width)))
+            measured[seems] = slices.lost(slim.to(problem.compute.device))
+    best = rungs[min(measured, key=measured.__getitem__, default=0)]
+    told = [
+        {**rung.facts(), "measured_nats": measured.get(i), **({"tokens": t} if (t := rung.shape.tokens) else {})}
+        for i, rung in sorted(enumerate(rungs), key=lambda pair: -pair[1].width)
+    ]
+    facts: dict[str, object] = {"embed": best.width, "embed_rungs": told}
+    if best.shape.tokens:
+        facts["tokens"] = best.shape.tokens
+    return Chosen(replace(best.shape, predicted_nats=best.nats), slices.plan(best.width), facts)
+
+
+def _seems_best(rungs: Sequence[Rung[Shape]], measured: Mapping[int, float]) -> int:
+    """The number of the rung with the least loss, where those that were measured tell how far sums of parts fall short.
+
+    `measured`: nats by the number of the rung.
+    """
+    shortfalls = [
+        max(nats - rungs[i].slice_nats, 0.0) / rungs[i].shape_nats
+        for i, nats in measured.items()
+        if rungs[i].shape_nats > 0
+    ]
+    factor = median(shortfalls) if shortfalls else 1.0
+    expected = [measured.get(i, rung.slice_nats + factor * rung.shape_nats) for i, rung in enumerate(rungs)]
+    return expected.index(min(expected))
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def plan_of(
+    config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves], shape: Shape, embed: EmbedPlan | None
+) -> Plan:
+    """Carry the allocation out in the base's own terms: factors, neurons and output weights for its inputs."""
+    plans = []
+    parts = zip(attentions(blocks), ffns(blocks), curves, shape.blocks, strict=True)
+    for i, (attention, ffn, known, decided) in enumerate(parts):
+        if decided is None:
+            continue
+        chosen, width = decided
+        neurons = None
+        if width is not None:
+            neurons = FfnPlan(known.removal.kept(width), weights=known.refitted(ffn, width, config.ridge))
+        passed = 0 if shape.tokens is None else shape.tokens[i]
+        planned = None if chosen is None else _plan_attention(attention, known, chosen)
+        plans.append(BlockPlan(i, planned, neurons, passed))
+    return Plan(tuple(plans), embed)
+
+
+def _plan_attention(attention: Attention, known: BlockCurves, chosen: Heads) -> AttentionPlan:
+    heads, moment = list(chosen.heads), moment_of(known.statistics)
+    spectra = Spectra(*((_of_heads(part, heads),) for part in (known.qk, known.vo)))
+    (slim,) = narrow([keep_heads(attention, heads, moment)], [(chosen.qk, chosen.vo)], [moment], spectra)
+    return AttentionPlan(chosen.heads, chosen.qk, chosen.vo, weights=slim)
+
+
+def _of_heads(spectrum: Spectrum, heads: Sequence[int]) -> Spectrum:
+    return Spectrum(*(tensor[list(heads)] for tensor in vars(spectrum).values()))
