@@ -38,7 +38,8 @@ RENDERED = f"""## {TITLE}
 The base of the rendered data set, trained again on one thread: top-1 {{base_top1:.1f}} % on all 24 classes.
 Shape `fused`, equal MACs, sub-tasks and recipe as above; mean and range over seeds. Where a cell is empty, the rate
 cannot be reached, or was not run. All rows are of forge before passes multiplied in bf16 (decision 048) and before it
-measured the width that seems best (029) or tried tokens (050). These are images rendered by the project, and no ImageNet result.
+measured the width that seems best (029) or tried tokens (050). These are images rendered by the project, and no
+ImageNet result.
 """
 FINE = """## A harder base: 48 classes in 65 tokens
 

@@ -25,8 +25,8 @@ block: {by_block}. docs/lab-log.md has the same with more draws of signs, and wi
 
 COMPOSED = """### Beside widths, at equal MACs
 
-The same base, in shape `free`: forge with all tokens, forge with tokens among its choices (`cut_tokens=predicted`), HEART
-alone, and HEART behind a forge that has cut half of what is to go. {steps} steps each. Mean and range over seeds
+The same base, in shape `free`: forge with all tokens, forge with tokens among its choices (`cut_tokens=predicted`),
+HEART alone, and HEART behind a forge that has cut half of what is to go. {steps} steps each. Mean and range over seeds
 {seeds}.
 """
 
