@@ -15,7 +15,7 @@ from random import Random
 from statistics import median
 from typing import Any, Literal, TypeVar
 
-from edgevit.cost.fit import Costs, Figure
+from edgevit.cost.fit import FittedCosts, StackFigure
 from edgevit.cost.grid import Grid
 from edgevit.cost.narrower import fit_narrower
 from edgevit.cost.stacks import Stack
@@ -26,7 +26,7 @@ from edgevit.derive.allocate.prices import Prices
 from edgevit.derive.embedding import ladder
 from edgevit.errors import BudgetError
 from edgevit.meet.in_turns import ROUNDS, SURE
-from edgevit.meet.rounds import CONFIDENT, Candidate, Measured, Search, Shape
+from edgevit.meet.rounds import CONFIDENT, Candidate, MeasuredFigure, Search, Shape
 from edgevit.models.anatomy import BlockDims
 
 Sizes = TypeVar("Sizes", bound=tuple[int, ...])
@@ -88,7 +88,7 @@ class EmulatedBoard:
         attention = sum(self.attention_ms(b, cached) for b in blocks if b.has_attention)
         return self.fixed_ms + attention + sum(self.ffn_ms(b, cached) for b in blocks if b.has_ffn)
 
-    def measure(self, blocks: Sequence[BlockDims], random: Random, most: int = ROUNDS) -> Measured:
+    def measure(self, blocks: Sequence[BlockDims], random: Random, most: int = ROUNDS) -> MeasuredFigure:
         """A measurement in turns: the median of several rounds, and an interval from their spread.
 
         Where that is wide, of more rounds, up to `most`.
@@ -100,7 +100,7 @@ class EmulatedBoard:
             if spread <= SURE or len(seen) >= most:
                 break
         value = median(seen)
-        return Measured(value, value * (1 - spread), value * (1 + spread), len(seen))
+        return MeasuredFigure(value, value * (1 - spread), value * (1 + spread), len(seen))
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class EmulatedBench:
         self.widths = {16, 40, dims.qk}
         self.neurons = {8, *(share * dims.ffn // 8 for share in (1, 2, 4, 6, 8))}
         self.known: dict[BlockDims, float] = {}
-        self.rungs: dict[int, dict[Stack, Figure]] = {}
+        self.rungs: dict[int, dict[Stack, StackFigure]] = {}
         self.table = self._measured_table()
 
     def least_ms(self) -> float:
@@ -170,7 +170,7 @@ class EmulatedBench:
     def tables(self) -> tuple[CostTable, ...]:
         return (self.table,)
 
-    def measure(self, candidate: Candidate) -> tuple[Measured, ...]:
+    def measure(self, candidate: Candidate) -> tuple[MeasuredFigure, ...]:
         return (
             self.board.narrowed(candidate.shape.embed).measure(candidate.shape.blocks, self.random, self.most_rounds),
         )
@@ -290,7 +290,7 @@ class EmulatedBench:
         self, fixed: float, attention: dict[tuple[int, int], float], ffn: dict[tuple[int], float]
     ) -> list[dict[str, Any]]:
         """As `edgevit cost` measures it: a few stacks at three widths."""
-        base = Costs(fixed, 0.0, attention, {n: ms for (n,), ms in ffn.items()}, 0.01, ())
+        base = FittedCosts(fixed, 0.0, attention, {n: ms for (n,), ms in ffn.items()}, 0.01, ())
         if not self.rungs:
             for embed in Grid.of(self.base, POLICIES["fused"], self.board.embed).narrower:
                 self._measure_rung(embed)
@@ -318,7 +318,7 @@ class EmulatedBench:
             Stack(deep, heads[len(heads) // 2], widths[len(widths) // 2], neurons[len(neurons) // 2]),
         ]  # fmt: skip
         seen = {s: there.measure([s.dims] * s.count, self.random).value for s in stacks}
-        self.rungs[embed] = {s: Figure(ms, max(self.board.noise, 0.002)) for s, ms in seen.items()}
+        self.rungs[embed] = {s: StackFigure(ms, max(self.board.noise, 0.002)) for s, ms in seen.items()}
 
     def _per_block(self, dims: BlockDims) -> float:
         """What one more block takes; measured once."""

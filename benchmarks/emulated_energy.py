@@ -22,7 +22,7 @@ from emulated import EmulatedBench, EmulatedBoard, draw
 from edgevit.agent.meters import ina3221
 from edgevit.agent.records import Power
 from edgevit.meet.in_turns import ROUNDS, SURE
-from edgevit.meet.rounds import CONFIDENT, Measured
+from edgevit.meet.rounds import CONFIDENT, MeasuredFigure
 from edgevit.models.anatomy import BlockDims
 
 CAPTURED = Path(__file__).parents[1] / "tests" / "boards" / "orin-nx-16gb-jetpack6.2"
@@ -90,7 +90,7 @@ class EnergyBoard(EmulatedBoard):
     def time_ms(self, blocks: Sequence[BlockDims]) -> float:
         return super().ms(blocks)
 
-    def measure(self, blocks: Sequence[BlockDims], random: Random, most: int = ROUNDS) -> Measured:
+    def measure(self, blocks: Sequence[BlockDims], random: Random, most: int = ROUNDS) -> MeasuredFigure:
         """In turns with the base, through the meter; as the base takes by the table, which is taken to be right."""
         ratios: list[float] = []
         while True:
@@ -102,7 +102,7 @@ class EnergyBoard(EmulatedBoard):
             if spread <= SURE * value or len(ratios) >= most:
                 break
         whole = self.ms(self.base)
-        return Measured(value * whole, (value - spread) * whole, (value + spread) * whole, len(ratios))
+        return MeasuredFigure(value * whole, (value - spread) * whole, (value + spread) * whole, len(ratios))
 
     def _seen(self, blocks: Sequence[BlockDims], random: Random) -> float:
         """Energy of one image in one window, whose power is somewhat other each time."""

@@ -14,7 +14,7 @@ from edgevit.derive.allocate.mixed_table import mixed
 from edgevit.errors import BudgetError
 from edgevit.meet.boards import Searches
 from edgevit.meet.mixing import CLOSE, fitting
-from edgevit.meet.rounds import Candidate, Measured, Shape
+from edgevit.meet.rounds import Candidate, MeasuredFigure, Shape
 
 RATE = 0.3  # of attentions and of FFNs: up to 10 ** 0.3 = 2 times as long or as short on one board as on another
 HALVINGS = 12
@@ -35,7 +35,7 @@ class EmulatedPair:
         self.allocated += 1
         return self.benches[0].allocate(table, limit, at_least)
 
-    def measure(self, candidate: Candidate) -> tuple[Measured, ...]:
+    def measure(self, candidate: Candidate) -> tuple[MeasuredFigure, ...]:
         return tuple(seen for bench in self.benches for seen in bench.measure(candidate))
 
     def refine(self, shape: Shape, board: int) -> None:

@@ -47,7 +47,7 @@ from edgevit.derive.allocate.tokens import tile_counts
 from edgevit.derive.embedding import ladder
 from edgevit.engines.unjudged import OPSET
 from edgevit.export.graph import write_onnx
-from edgevit.meet.rounds import MOST, Measured, Shape, correct
+from edgevit.meet.rounds import MOST, MeasuredFigure, Shape, correct
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import network_without_weights
 from edgevit.models.families import family_of
@@ -107,7 +107,7 @@ def corrected(plans: Sequence[Shape], seen: Sequence[float], prices: Prices) -> 
     found = []
     for i, own in enumerate(by_table):
         others = sorted((j for j in range(len(plans)) if j != i), key=lambda j: abs(by_table[j].total - own.total))
-        told = [(by_table[j], Measured(seen[j] * prices.base, None, None, 1)) for j in others[:MOST]]
+        told = [(by_table[j], MeasuredFigure(seen[j] * prices.base, None, None, 1)) for j in others[:MOST]]
         found.append(own.times(correct(told)).total / prices.base)
     return found
 

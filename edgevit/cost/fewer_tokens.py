@@ -14,19 +14,19 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edgevit.cost.fit import LEAST, Costs, Figure, Floats, rounded, solved
+from edgevit.cost.fit import LEAST, FittedCosts, Floats, StackFigure, rounded, solved
 from edgevit.cost.stacks import Stack
 from edgevit.derive.allocate.tokens import Law, TokenPrices
 
 CUT, START_ATTENTION, SLOPE_ATTENTION, START_FFN, SLOPE_FFN = range(5)
 
 
-def fit_fewer(base: Costs, seen: Mapping[int, Mapping[Stack, Figure]]) -> list[TokenPrices]:
+def fit_fewer(base: FittedCosts, seen: Mapping[int, Mapping[Stack, StackFigure]]) -> list[TokenPrices]:
     """What blocks take that are given each of these numbers of tokens, the most first."""
     return [_fit(base, tokens, figures) for tokens, figures in sorted(seen.items(), reverse=True)]
 
 
-def _fit(base: Costs, tokens: int, seen: Mapping[Stack, Figure]) -> TokenPrices:
+def _fit(base: FittedCosts, tokens: int, seen: Mapping[Stack, StackFigure]) -> TokenPrices:
     rows, targets = [], []
     for stack, figure in seen.items():
         assert stack.cut is not None
@@ -40,7 +40,7 @@ def _fit(base: Costs, tokens: int, seen: Mapping[Stack, Figure]) -> TokenPrices:
     return TokenPrices(tokens, rounded(found[CUT]), attention, ffn)
 
 
-def _row(base: Costs, stack: Stack) -> Floats:
+def _row(base: FittedCosts, stack: Stack) -> Floats:
     """The equation of a stack, which has one site or none."""
     row = np.zeros(5)
     row[CUT] = 1

@@ -35,7 +35,7 @@ DIGITS = 5  # of what is written
 
 
 @dataclass(frozen=True)
-class Figure:
+class StackFigure:
     """What a stack takes, in ms or mJ."""
 
     value: float
@@ -43,7 +43,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Sample:
+class StackSample:
     """What one run of a stack took, in ms or mJ."""
 
     stack: Stack
@@ -51,7 +51,7 @@ class Sample:
     value: float
 
 
-def figures(samples: Sequence[Sample], anchor: Stack, level: float | None = None) -> dict[Stack, Figure]:
+def figures(samples: Sequence[StackSample], anchor: Stack, level: float | None = None) -> dict[Stack, StackFigure]:
     """A figure for each stack: its ratio to the anchor, times `level` or, left out, the median of the anchor's own."""
     stacks = list(dict.fromkeys(sample.stack for sample in samples))
     sessions = list(dict.fromkeys(sample.session for sample in samples))
@@ -68,7 +68,7 @@ def figures(samples: Sequence[Sample], anchor: Stack, level: float | None = None
     base = stacks.index(anchor)
     own = float(np.nanmedian(table[base])) if level is None else np.log(level)
     errors = np.maximum(MEDIAN * deviation / np.sqrt(np.isfinite(table).sum(1)), LEAST_ERROR)
-    return {s: Figure(float(np.exp(rows[i] - rows[base] + own)), float(errors[i])) for i, s in enumerate(stacks)}
+    return {s: StackFigure(float(np.exp(rows[i] - rows[base] + own)), float(errors[i])) for i, s in enumerate(stacks)}
 
 
 def _polished(table: Floats) -> tuple[Floats, Floats]:
@@ -82,7 +82,7 @@ def _polished(table: Floats) -> tuple[Floats, Floats]:
 
 
 @dataclass(frozen=True)
-class Costs:
+class FittedCosts:
     """The costs that a fit found, in ms or mJ."""
 
     fixed: float
@@ -161,7 +161,7 @@ def _threes(values: list[int]) -> Iterator[tuple[int, int, int]]:
     return zip(values, values[1:], values[2:], strict=False)
 
 
-def fit(seen: Mapping[Stack, Figure]) -> Costs:
+def fit(seen: Mapping[Stack, StackFigure]) -> FittedCosts:
     """Solve for what each site takes."""
     columns = _Columns.of(seen)
     usual = float(np.median([figure.value / stack.count for stack, figure in seen.items()]))
@@ -172,7 +172,7 @@ def fit(seen: Mapping[Stack, Figure]) -> Costs:
     grid: Floats = _risen(found[2 : columns.ffn(0)].reshape(columns.shape))
     ffn = _risen(found[columns.ffn(0) :][None])[0]
     places = [(h, w) for h in columns.heads for w in columns.widths]
-    return Costs(
+    return FittedCosts(
         rounded(found[0]),
         rounded(max(found[1], -0.9 * float(grid.min()))),
         {size: rounded(cost) for size, cost in zip(places, grid.ravel(), strict=True)},

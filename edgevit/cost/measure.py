@@ -18,7 +18,7 @@ from edgevit.agent.records import Run
 from edgevit.board.bench import Setting, requests_of, take_turns
 from edgevit.board.connection import THIS_MACHINE, Board
 from edgevit.board.models import Measurable
-from edgevit.cost.fit import Sample
+from edgevit.cost.fit import StackSample
 from edgevit.cost.place import POWER_WINDOW_S, WINDOW_S, Place
 from edgevit.cost.stacks import Stack, write_stack
 from edgevit.cost.store import Store
@@ -34,7 +34,7 @@ MOST_BATCH = 8  # images that an engine takes, unless more are asked for: as `ed
 
 
 @dataclass
-class Bench:
+class StackBench:
     """One session with one machine."""
 
     network: nn.Module
@@ -81,7 +81,7 @@ class Bench:
             self.store.keep_engines(kept)
         self._files.clear()
 
-    def samples(self, quantity: Measured) -> list[Sample]:
+    def samples(self, quantity: Measured) -> list[StackSample]:
         """What all runs that count took, in ms of one inference or mJ of one image; nothing where none was measured."""
         found = []
         for run in self._good():
@@ -89,7 +89,7 @@ class Bench:
             stack = Stack.of(run.label)
             if stack is not None and value is not None and value > 0:
                 together = f"{run.session} {run.turn}" if run.beside else str(run.session)
-                found.append(Sample(stack, together, value))
+                found.append(StackSample(stack, together, value))
         return found
 
     @property

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from edgevit.cost.fit import LEAST, WEAK, Costs, Figure, Floats, rounded, solved
+from edgevit.cost.fit import LEAST, WEAK, FittedCosts, Floats, StackFigure, rounded, solved
 from edgevit.cost.stacks import Stack
 
 FIXED, TOGETHER, A_ATTENTION, B_ATTENTION, A_FFN, B_FFN = range(6)
 
 
-def fit_narrower(base: Costs, seen: Mapping[int, Mapping[Stack, Figure]]) -> dict[int, Costs]:
+def fit_narrower(base: FittedCosts, seen: Mapping[int, Mapping[Stack, StackFigure]]) -> dict[int, FittedCosts]:
     """What every size of the base's costs takes at each of these widths of the embedding, the widest first.
 
     Stacks of sizes that the base's costs do not list are passed over.
@@ -31,7 +31,7 @@ def fit_narrower(base: Costs, seen: Mapping[int, Mapping[Stack, Figure]]) -> dic
     return dict(reversed([*zip(found, levelled, strict=True)]))
 
 
-def _listed(base: Costs, figures: Mapping[Stack, Figure]) -> dict[Stack, Figure]:
+def _listed(base: FittedCosts, figures: Mapping[Stack, StackFigure]) -> dict[Stack, StackFigure]:
     def is_listed(stack: Stack) -> bool:
         return (not stack.heads or (stack.heads, stack.width) in base.attention) and (
             not stack.neurons or stack.neurons in base.ffn
@@ -40,7 +40,7 @@ def _listed(base: Costs, figures: Mapping[Stack, Figure]) -> dict[Stack, Figure]
     return {stack: figure for stack, figure in figures.items() if is_listed(stack)}
 
 
-def _fit(base: Costs, seen: Mapping[Stack, Figure]) -> Costs:
+def _fit(base: FittedCosts, seen: Mapping[Stack, StackFigure]) -> FittedCosts:
     """One width, by itself."""
     usual = float(np.median([figure.value / stack.count for stack, figure in seen.items()]))
     rows, targets = [], []
@@ -54,10 +54,10 @@ def _fit(base: Costs, seen: Mapping[Stack, Figure]) -> Costs:
     attention = {size: max(found[A_ATTENTION] + found[B_ATTENTION] * ms, LEAST) for size, ms in base.attention.items()}
     ffn = {neurons: max(found[A_FFN] + found[B_FFN] * ms, LEAST) for neurons, ms in base.ffn.items()}
     noise = float(np.median([figure.error for figure in seen.values()]))
-    return Costs(float(found[FIXED]), float(found[TOGETHER]), attention, ffn, noise, ())
+    return FittedCosts(float(found[FIXED]), float(found[TOGETHER]), attention, ffn, noise, ())
 
 
-def _row(base: Costs, stack: Stack) -> Floats:
+def _row(base: FittedCosts, stack: Stack) -> Floats:
     """The equation of a stack."""
     row = np.zeros(6)
     row[FIXED] = 1
@@ -69,7 +69,7 @@ def _row(base: Costs, stack: Stack) -> Floats:
     return row
 
 
-def _levelled(rungs: Sequence[Costs]) -> list[Costs]:
+def _levelled(rungs: Sequence[FittedCosts]) -> list[FittedCosts]:
     """All but the last, which is the base's own: costs that rise with the embedding's width up to the base's."""
     fixed = _risen_to([rung.fixed for rung in rungs])
     attention = {size: _risen_to([rung.attention[size] for rung in rungs]) for size in rungs[-1].attention}
@@ -79,7 +79,7 @@ def _levelled(rungs: Sequence[Costs]) -> list[Costs]:
         sites = {size: rounded(costs[i]) for size, costs in attention.items()}
         together = rounded(max(rung.together, -0.9 * min(sites.values())))
         thin = {neurons: rounded(costs[i]) for neurons, costs in ffn.items()}
-        made.append(Costs(rounded(fixed[i]), together, sites, thin, rounded(rung.noise, 2), ()))
+        made.append(FittedCosts(rounded(fixed[i]), together, sites, thin, rounded(rung.noise, 2), ()))
     return made
 
 

@@ -13,9 +13,9 @@ from edgevit.board.bench import Setting, look
 from edgevit.board.connection import open_board
 from edgevit.board.profiles import load_profile
 from edgevit.cost.fewer_tokens import fit_fewer
-from edgevit.cost.fit import Costs, Figure, figures, fit
+from edgevit.cost.fit import FittedCosts, StackFigure, figures, fit
 from edgevit.cost.grid import Grid
-from edgevit.cost.measure import Bench, scratch
+from edgevit.cost.measure import StackBench, scratch
 from edgevit.cost.narrower import fit_narrower
 from edgevit.cost.place import Place
 from edgevit.cost.request import POINTS, ROUNDS
@@ -89,7 +89,7 @@ def measured_table(
         where = place.where(setting)
         store = Store.of(_key(network, where), folder)
         with store.alone():
-            bench = Bench(network, place, board, setting, store, grid.anchor, told, files)
+            bench = StackBench(network, place, board, setting, store, grid.anchor, told, files)
             rungs = [stack for embed in grid.narrower for stack in grid.rung(embed)]
             cuts = [stack for count in grid.fewer for stack in grid.behind_cuts(count)]
             bench.measure([*grid.coarse(), *rungs, *cuts], rounds)
@@ -118,7 +118,7 @@ def _check_power(host: str, setting: Setting) -> None:
         )
 
 
-def _refine(bench: Bench, grid: Grid, points: int, rounds: int) -> None:
+def _refine(bench: StackBench, grid: Grid, points: int, rounds: int) -> None:
     """Measure more sizes where straight lines are least certain, a few at a time."""
     while True:
         seen = _figures(bench, grid.within(bench.known))
@@ -132,7 +132,7 @@ def _refine(bench: Bench, grid: Grid, points: int, rounds: int) -> None:
         bench.measure(more, rounds)
 
 
-def _figures(bench: Bench, stacks: Collection[Stack], quantity: Measured = "ms") -> dict[Stack, Figure]:
+def _figures(bench: StackBench, stacks: Collection[Stack], quantity: Measured = "ms") -> dict[Stack, StackFigure]:
     """What these take, in ms or mJ; in mJ only those of which it is known."""
     samples = [sample for sample in bench.samples(quantity) if sample.stack in stacks]
     return figures(samples, bench.anchor, bench.anchor_ms() if quantity == "ms" else None) if samples else {}
@@ -142,12 +142,12 @@ def _figures(bench: Bench, stacks: Collection[Stack], quantity: Measured = "ms")
 class _Found:
     """What was found, in ms or mJ."""
 
-    own: Costs  # at the base's own embedding, with all tokens
-    narrower: dict[int, Costs]  # by the embedding's width, the widest first
+    own: FittedCosts  # at the base's own embedding, with all tokens
+    narrower: dict[int, FittedCosts]  # by the embedding's width, the widest first
     fewer: list[TokenPrices]  # the most tokens first
 
 
-def _found(bench: Bench, grid: Grid) -> dict[Measured, _Found]:
+def _found(bench: StackBench, grid: Grid) -> dict[Measured, _Found]:
     """By quantity; energy only where all runs have it."""
     known = set(bench.known)
     embeds = {stack.embed for stack in known if stack.embed is not None}
@@ -160,10 +160,10 @@ def _found(bench: Bench, grid: Grid) -> dict[Measured, _Found]:
     return {**found, "mj": _fit(energy)} if set(energy) == set(stacks) else found
 
 
-def _fit(seen: Mapping[Stack, Figure]) -> _Found:
+def _fit(seen: Mapping[Stack, StackFigure]) -> _Found:
     """At the base's own embedding with all tokens, and from there on."""
-    by_width: dict[int, dict[Stack, Figure]] = {}
-    by_count: dict[int, dict[Stack, Figure]] = {}
+    by_width: dict[int, dict[Stack, StackFigure]] = {}
+    by_count: dict[int, dict[Stack, StackFigure]] = {}
     for stack, figure in seen.items():
         if stack.cut is not None:
             by_count.setdefault(stack.cut.tokens, {})[stack] = figure
@@ -173,7 +173,7 @@ def _fit(seen: Mapping[Stack, Figure]) -> _Found:
     return _Found(own, fit_narrower(own, by_width), fit_fewer(own, by_count))
 
 
-def _judge(costs: Costs, quantity: Measured, progress: Progress) -> None:
+def _judge(costs: FittedCosts, quantity: Measured, progress: Progress) -> None:
     """Say where noise of milliseconds or of millijoules hides what sizes cost.
 
     Raises:
@@ -252,14 +252,14 @@ def _of_fewer(found: Mapping[Measured, TokenPrices]) -> dict[str, Any]:
     return {**cuts, "attention": law("attention"), "ffn": law("ffn")}
 
 
-def _fixed(found: Mapping[Measured, Costs]) -> dict[str, float]:
+def _fixed(found: Mapping[Measured, FittedCosts]) -> dict[str, float]:
     return {f"fixed_{quantity}": costs.fixed for quantity, costs in found.items()}
 
 
-def _sites(found: Mapping[Measured, Costs]) -> dict[str, Any]:
+def _sites(found: Mapping[Measured, FittedCosts]) -> dict[str, Any]:
     """What a block of any size takes, as a table lists it."""
 
-    def listed(read: Callable[[Costs], float]) -> dict[str, float]:
+    def listed(read: Callable[[FittedCosts], float]) -> dict[str, float]:
         return {quantity: read(costs) for quantity, costs in found.items()}
 
     return {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from edgevit.meet.rounds import AIM, Candidate, Measured, Round, Search, Shape
+from edgevit.meet.rounds import AIM, Candidate, MeasuredFigure, Round, Search, Shape
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Searches:
         candidate: Candidate,
         limits: tuple[float, ...],
         predicted: tuple[float, ...],
-        measured: tuple[Measured, ...],
+        measured: tuple[MeasuredFigure, ...],
         at_least: Shape | None,
     ) -> Searches:
         """After one more round."""
@@ -76,6 +76,6 @@ class Searches:
         )
 
 
-def _share(seen: Measured, budget: float) -> Measured:
+def _share(seen: MeasuredFigure, budget: float) -> MeasuredFigure:
     low, high = (None if end is None else end / budget for end in (seen.low, seen.high))
-    return Measured(seen.value / budget, low, high, seen.repeats)
+    return MeasuredFigure(seen.value / budget, low, high, seen.repeats)

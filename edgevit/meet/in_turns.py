@@ -20,7 +20,7 @@ from edgevit.engines.options import EngineOptions
 from edgevit.engines.request import ExportRequest
 from edgevit.errors import UnfitBoardError
 from edgevit.export.current import current_export
-from edgevit.meet.rounds import Measured
+from edgevit.meet.rounds import MeasuredFigure
 from edgevit.progress import Progress
 from edgevit.report.runs import Comparison, compare_within, decisive
 
@@ -73,7 +73,7 @@ class InTurns:
         with open_board(self.place.board, ssh_config=self.place.ssh_config) as board:
             build_engine(asked, board, self.progress)
 
-    def measure(self, base: Path, model: Path) -> Measured:
+    def measure(self, base: Path, model: Path) -> MeasuredFigure:
         """Measure a model beside the base, until its interval is narrow or there are many rounds; both must be ready.
 
         Raises:
@@ -87,7 +87,7 @@ class InTurns:
         self.figure = found.figure
         self._tell_drift(runs)
         low, high = (None if end is None else end * self.base_takes for end in (found.low, found.high))
-        return Measured(found.ratio * self.base_takes, low, high, found.rounds or 1)
+        return MeasuredFigure(found.ratio * self.base_takes, low, high, found.rounds or 1)
 
     def _counting(self, base: Path, model: Path) -> tuple[Run, ...]:
         """The runs of some rounds, none of which is void; UnfitBoardError as above."""

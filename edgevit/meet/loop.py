@@ -11,7 +11,7 @@ from edgevit.derive.allocate.prices import Measured as Quantity
 from edgevit.meet.boards import Searches
 from edgevit.meet.growth import AIMS, Growth, growth, shrinking
 from edgevit.meet.mixing import LimitError, fitting
-from edgevit.meet.rounds import AIM, Candidate, Measured, Search, Shape, Terms
+from edgevit.meet.rounds import AIM, Candidate, MeasuredFigure, Search, Shape, Terms
 
 if TYPE_CHECKING:
     from edgevit.derive.allocate.cost_table import CostTable
@@ -25,7 +25,7 @@ ROUNDING = 1e-9  # of sums of milliseconds
 Limits = tuple[float, ...]  # one for each board
 
 
-class Bench(Protocol):
+class PlanBench(Protocol):
     """Where plans are made and measured, on one board or on two."""
 
     @property
@@ -41,7 +41,7 @@ class Bench(Protocol):
             BudgetError: there is none; its `least` is the cost of the cheapest plan.
         """
 
-    def measure(self, candidate: Candidate) -> tuple[Measured, ...]:
+    def measure(self, candidate: Candidate) -> tuple[MeasuredFigure, ...]:
         """Measure a plan on each board."""
 
     def refine(self, shape: Shape, board: int) -> None:
@@ -49,7 +49,7 @@ class Bench(Protocol):
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchOutcome:
     """How a search ended."""
 
     searches: Searches
@@ -61,7 +61,7 @@ class Found:
         return self.searches.tightest
 
 
-def meet(searches: Searches, bench: Bench, tell: Callable[[Searches], None] = lambda _: None) -> Found:
+def meet(searches: Searches, bench: PlanBench, tell: Callable[[Searches], None] = lambda _: None) -> SearchOutcome:
     """Go on with a search until the budget is met, nothing more is gained, or the rounds are used up.
 
     `tell` gets the searches after each round that was measured.
@@ -74,14 +74,14 @@ def meet(searches: Searches, bench: Bench, tell: Callable[[Searches], None] = la
         step = _Step(searches, bench)
         made = step.shrunk() or (searches.tightest.is_bracketed and step.grown()) or step.allocated()
         if isinstance(made, str):
-            return Found(searches, made)
+            return SearchOutcome(searches, made)
         measured = bench.measure(made.candidate)
         searches = searches.with_round(made.candidate, made.limits, made.predicted, measured, made.at_least)
         tell(searches)
-    return Found(searches, None)
+    return SearchOutcome(searches, None)
 
 
-def _refine(searches: Searches, bench: Bench) -> None:
+def _refine(searches: Searches, bench: PlanBench) -> None:
     """Where the last prediction was wrong for the board that decides, measure its sizes, or its embedding's width."""
     board = searches.decides
     rounds = searches.each[board].rounds
@@ -106,7 +106,7 @@ class _Next:
 class _Step:
     """One round before it is measured: the tables as they are now."""
 
-    def __init__(self, searches: Searches, bench: Bench) -> None:
+    def __init__(self, searches: Searches, bench: PlanBench) -> None:
         self.searches, self.bench, self.tables = searches, bench, bench.tables()
         self.prices: list[Prices] = [table.in_quantity(bench.quantity) for table in self.tables]
 

@@ -114,7 +114,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredFigure:
     """A model's figure, with its 95 % interval where there is one."""
 
     value: float
@@ -137,7 +137,7 @@ class Round:
     limit: float  # by the table as it was corrected then
     shape: Shape
     predicted: float  # by the table as it was corrected then
-    measured: Measured
+    measured: MeasuredFigure
     at_least: Shape | None = None  # the plan that it grew from, if it did
 
     @property
@@ -146,7 +146,7 @@ class Round:
         return self.measured.value / self.predicted - 1
 
 
-def correct(seen: Sequence[tuple[Terms, Measured]]) -> Terms:
+def correct(seen: Sequence[tuple[Terms, MeasuredFigure]]) -> Terms:
     """The factors of the four terms: the posterior mean, one measurement after the other (a Kalman filter)."""
     names = [one.name for one in fields(Terms)]
     if not seen:
@@ -179,14 +179,14 @@ class Search:
     rounds: tuple[Round, ...] = ()
     earlier: tuple[Round, ...] = ()  # of other budgets, on the same base at the same place
 
-    def holds(self, measured: Measured) -> bool:
+    def holds(self, measured: MeasuredFigure) -> bool:
         return measured.value <= self.budget
 
-    def is_met(self, measured: Measured) -> bool:
+    def is_met(self, measured: MeasuredFigure) -> bool:
         """Whether a measurement is in the window."""
         return WINDOW * self.budget <= measured.value <= self.budget
 
-    def is_sure(self, measured: Measured) -> bool:
+    def is_sure(self, measured: MeasuredFigure) -> bool:
         """Whether a measurement is in the window so surely that no other round is worth its time.
 
         The upper end of its interval is within the budget, too; or the figure is at the aim or below, which is all that
@@ -204,7 +204,7 @@ class Search:
             return min(self.rounds, key=lambda one: one.measured.value, default=None)
         return max(within, key=lambda one: (self.is_sure(one.measured), one.measured.value))
 
-    def outcome(self, measured: Measured) -> Outcome:
+    def outcome(self, measured: MeasuredFigure) -> Outcome:
         return "met" if self.is_met(measured) else "under" if self.holds(measured) else "over"
 
     @property

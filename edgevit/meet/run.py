@@ -28,12 +28,12 @@ from edgevit.folder.writing import new_folder, write_whole, writing
 from edgevit.meet.boards import Searches
 from edgevit.meet.costs import Costs
 from edgevit.meet.in_turns import InTurns
-from edgevit.meet.loop import OUT_OF_REACH, Found
+from edgevit.meet.loop import OUT_OF_REACH, SearchOutcome
 from edgevit.meet.loop import meet as search_for
 from edgevit.meet.mixing import LimitError
 from edgevit.meet.request import MeetRequest, identity
-from edgevit.meet.rounds import Measured, Round, Search, Terms
-from edgevit.meet.workshop import Workshop, shape_of
+from edgevit.meet.rounds import MeasuredFigure, Round, Search, Terms
+from edgevit.meet.workshop import BudgetBench, shape_of
 from edgevit.models.checkpoint import load, network_without_weights
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.request import as_request
@@ -199,7 +199,7 @@ class _One:
                 InTurns(costs.place, quantity, one.base_takes, self.progress)
                 for costs, one in zip(self.costs, kept.each, strict=True)
             ]
-            shop = Workshop(asked, work, self.base, quantity, self.costs, measuring, self.progress)
+            shop = BudgetBench(asked, work, self.base, quantity, self.costs, measuring, self.progress)
             with watch.stage("rounds"):
                 each = zip(kept.each, earlier, strict=True)
                 searches = Searches(tuple(Search(budget.limit, one.rounds, before) for one, before in each))
@@ -216,7 +216,7 @@ class _One:
         budget = self.budget()
         quantity = _quantity(budget)
         with tempfile.TemporaryDirectory(prefix="edgevit-meet-") as work:
-            shop = Workshop(self.request, Path(work), self.base, quantity, self.costs, (), self.progress)
+            shop = BudgetBench(self.request, Path(work), self.base, quantity, self.costs, (), self.progress)
             for board, costs in enumerate(self.costs):
                 try:
                     shop.allocate(costs.table, NEXT_TO_NOTHING)
@@ -247,7 +247,9 @@ class _One:
         first, *beside = [KeptRounds(costs.table.in_quantity(quantity).base, costs.where) for costs in self.costs]
         return KeptSearch(first.base_takes, first.where, beside=tuple(beside))
 
-    def _searched(self, searches: Searches, shop: Workshop, work: Path, kept: KeptSearch, budget: Budget) -> Found:
+    def _searched(
+        self, searches: Searches, shop: BudgetBench, work: Path, kept: KeptSearch, budget: Budget
+    ) -> SearchOutcome:
         def tell(now: Searches) -> None:
             first, *others = now.each
             beside = [replace(one, rounds=of.rounds) for one, of in zip(kept.beside, others, strict=True)]
@@ -286,7 +288,7 @@ class _One:
             made_of=error.made_of,
         )
 
-    def _finished(self, found: Found, shop: Workshop, budget: Budget, watch: Stopwatch) -> Derivation:
+    def _finished(self, found: SearchOutcome, shop: BudgetBench, budget: Budget, watch: Stopwatch) -> Derivation:
         """Derive the best shape as asked, export and build it, measure it once more, and say what came of it."""
         number = found.searches.best
         assert number is not None
@@ -310,7 +312,13 @@ class _One:
         return Derivation(out, load(out), record)
 
     def _record(
-        self, board: int, found: Found, verified: Measured, shop: Workshop, budget: Budget, watch: Stopwatch
+        self,
+        board: int,
+        found: SearchOutcome,
+        verified: MeasuredFigure,
+        shop: BudgetBench,
+        budget: Budget,
+        watch: Stopwatch,
     ) -> MetRecord:
         """Of one board."""
         search, costs, measuring = found.searches.each[board], self.costs[board], shop.measuring[board]
@@ -336,7 +344,7 @@ class _One:
             seconds=watch.seconds,
         )
 
-    def _least_told(self, board: int, factors: Terms, shop: Workshop) -> str | None:
+    def _least_told(self, board: int, factors: Terms, shop: BudgetBench) -> str | None:
         """What the cheapest plan takes on a board by its table as it is corrected now, and what that consists of."""
         table = self.costs[board].table.corrected(**vars(factors))
         try:
@@ -352,7 +360,7 @@ def _quantity(budget: Budget) -> Quantity:
     return "mj" if budget.quantity == "mj" else "ms"
 
 
-def _figure(measured: Measured) -> FigureRecord:
+def _figure(measured: MeasuredFigure) -> FigureRecord:
     return FigureRecord(measured.value, measured.low, measured.high, measured.repeats)
 
 

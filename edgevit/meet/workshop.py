@@ -20,14 +20,14 @@ from edgevit.folder.writing import write_whole, writing
 from edgevit.meet.costs import Costs
 from edgevit.meet.in_turns import InTurns
 from edgevit.meet.request import QUANTITIES, MeetRequest
-from edgevit.meet.rounds import Candidate, Measured, Shape
+from edgevit.meet.rounds import Candidate, MeasuredFigure, Shape
 from edgevit.progress import Progress
 
 REFINED = 4  # blocks of a plan whose sizes are measured for the table: each is two more stacks
 
 
 @dataclass
-class Workshop:
+class BudgetBench:
     """One budget's bench. What it makes lies in `folder`: models under rounds/, by what they were made for."""
 
     request: MeetRequest  # of one budget
@@ -72,11 +72,11 @@ class Workshop:
         containing = {"at_least": grown, "at_least_embed": embed}
         return self.request.derivation(**budget, **going_on, **containing, cost_table=self._table(name))
 
-    def measure(self, candidate: Candidate) -> tuple[Measured, ...]:
+    def measure(self, candidate: Candidate) -> tuple[MeasuredFigure, ...]:
         """Measure a model beside the base, on one board after the other."""
         return self.measured(self.model(candidate.name))
 
-    def measured(self, model: Path) -> tuple[Measured, ...]:
+    def measured(self, model: Path) -> tuple[MeasuredFigure, ...]:
         if not self.base.is_dir():
             self._write_base(model)
         for folder in (self.base, model):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edgevit.cost.fewer_tokens import fit_fewer
-from edgevit.cost.fit import Figure, fit
+from edgevit.cost.fit import StackFigure, fit
 from edgevit.cost.grid import Grid
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.models.anatomy import BlockDims
@@ -33,7 +33,7 @@ def cost(stack):
 
 def figures(stacks, random=None, noise=0.002):
     shaken = [1.0 if random is None else 1 + noise * random.standard_normal() for _ in stacks]
-    return {s: Figure(cost(s) * shake, noise) for s, shake in zip(stacks, shaken, strict=True)}
+    return {s: StackFigure(cost(s) * shake, noise) for s, shake in zip(stacks, shaken, strict=True)}
 
 
 def fitted(random=None):

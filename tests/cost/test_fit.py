@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevit.cost.fit import Figure, Sample, figures, fit
+from edgevit.cost.fit import StackFigure, StackSample, figures, fit
 from edgevit.cost.grid import Grid
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.models.anatomy import BlockDims
@@ -29,7 +29,7 @@ def cost(stack):
 
 
 def exact(stacks):
-    return {stack: Figure(cost(stack), 0.01) for stack in stacks}
+    return {stack: StackFigure(cost(stack), 0.01) for stack in stacks}
 
 
 def test_without_noise_every_term_is_found():
@@ -55,7 +55,9 @@ def test_what_no_stack_has_lies_on_the_line_between_its_neighbours():
 @given(seed=st.integers(0, 10**6), noise=st.floats(0.001, 0.02))
 def test_with_noise_costs_rise_with_size_and_the_base_is_as_good_as_the_noise(seed, noise):
     random = np.random.default_rng(seed)
-    seen = {s: Figure(f.value * (1 + noise * random.standard_normal()), noise) for s, f in exact(GRID.coarse()).items()}
+    seen = {
+        s: StackFigure(f.value * (1 + noise * random.standard_normal()), noise) for s, f in exact(GRID.coarse()).items()
+    }
     found = fit(seen)
     heads, widths = ({size[i] for size in found.attention} for i in (0, 1))
     grid = np.array([[found.attention[h, w] for w in sorted(widths)] for h in sorted(heads)])
@@ -66,9 +68,9 @@ def test_with_noise_costs_rise_with_size_and_the_base_is_as_good_as_the_noise(se
 
 
 def test_steps_that_noise_hides_are_named():
-    clear = fit({stack: Figure(f.value, 0.001) for stack, f in exact(GRID.coarse()).items()})
+    clear = fit({stack: StackFigure(f.value, 0.001) for stack, f in exact(GRID.coarse()).items()})
     assert not any(hidden for _, hidden in clear.steps) and len(clear.steps) == 3 * 2 + 2 * 3 + 5
-    noisy = fit({stack: Figure(f.value, 0.2) for stack, f in exact(GRID.coarse()).items()})
+    noisy = fit({stack: StackFigure(f.value, 0.2) for stack, f in exact(GRID.coarse()).items()})
     hidden = [told for told, is_hidden in noisy.steps if is_hidden]
     assert "16 to 40 width of 2 heads" in hidden and len(hidden) < len(noisy.steps), "small steps hide first"
 
@@ -78,7 +80,7 @@ def samples(random, sessions=6, noise=0.01, disturbed=0.0):
         slow = np.exp(0.3 * random.standard_normal())  # the whole machine, for all of a session
         for stack in GRID.coarse():
             shaken = 3.0 if random.random() < disturbed else 1.0
-            yield Sample(stack, str(session), cost(stack) * slow * shaken * (1 + noise * random.standard_normal()))
+            yield StackSample(stack, str(session), cost(stack) * slow * shaken * (1 + noise * random.standard_normal()))
 
 
 def test_the_speed_of_a_session_and_single_disturbed_runs_leave_the_ratios_alone():
@@ -89,8 +91,8 @@ def test_the_speed_of_a_session_and_single_disturbed_runs_leave_the_ratios_alone
 
 
 def test_a_stack_that_only_a_later_session_has_is_set_against_what_both_have():
-    first = [Sample(s, "a", cost(s)) for s in GRID.coarse()]
+    first = [StackSample(s, "a", cost(s)) for s in GRID.coarse()]
     late = GRID.ffn(1000)
-    second = [Sample(s, "b", 2 * cost(s)) for s in (GRID.anchor, late)]
+    second = [StackSample(s, "b", 2 * cost(s)) for s in (GRID.anchor, late)]
     seen = figures([*first, *second, *second[:1]], GRID.anchor)
     assert seen[late].value / seen[GRID.anchor].value == pytest.approx(cost(late) / cost(GRID.anchor), rel=1e-3)

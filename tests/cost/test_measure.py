@@ -13,7 +13,7 @@ from some_runs import ON_A_BOARD
 from edgevit.board.bench import look
 from edgevit.board.connection import open_board
 from edgevit.cost import measure
-from edgevit.cost.measure import Bench, scratch
+from edgevit.cost.measure import StackBench, scratch
 from edgevit.cost.place import Place
 from edgevit.cost.stacks import Stack
 from edgevit.cost.store import Store
@@ -47,7 +47,7 @@ def opened(network, folder, place, progress=None):
     told = progress or Stages()
     with open_board(place.board, ssh_config=place.ssh_config) as board, scratch() as files:
         setting = look(board, None, place.conditions(), told)
-        yield Bench(network, place, board, setting, Store.of({}, folder), BASE, told, files)
+        yield StackBench(network, place, board, setting, Store.of({}, folder), BASE, told, files)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevit.cost.fit import Figure, fit
+from edgevit.cost.fit import StackFigure, fit
 from edgevit.cost.grid import Grid
 from edgevit.cost.narrower import fit_narrower
 from edgevit.cost.stacks import Stack
@@ -27,7 +27,7 @@ def cost(stack, kernel=0.02):
 
 def figures(stacks, random=None, noise=0.005, **how):
     shaken = {s: 1.0 if random is None else 1 + noise * random.standard_normal() for s in stacks}
-    return {s: Figure(cost(s, **how) * shaken[s], noise) for s in stacks}
+    return {s: StackFigure(cost(s, **how) * shaken[s], noise) for s in stacks}
 
 
 def test_a_few_stacks_tell_what_every_size_takes():

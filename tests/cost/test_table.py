@@ -79,7 +79,7 @@ def test_an_embedding_that_cannot_be_narrowed_or_is_not_to_be_costs_no_stacks(fi
     def asked(**how):
         labels = []
         monkeypatch.setattr(
-            module.Bench, "measure", lambda self, stacks, rounds: labels.extend(s.embed for s in stacks)
+            module.StackBench, "measure", lambda self, stacks, rounds: labels.extend(s.embed for s in stacks)
         )
         measured_table(network, PLACE, points=0, folder=tmp_path, **how)
         return set(labels)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgevit.cost import table as module
-from edgevit.cost.fit import Sample
+from edgevit.cost.fit import StackSample
 from edgevit.cost.grid import Grid
 from edgevit.cost.request import POINTS
 from edgevit.derive.allocate.policy import POLICIES
@@ -29,7 +29,7 @@ GRID = Grid.of(BASE, POLICIES["fused"], EMBED, COUNTS)
 
 
 class EmulatedBench:
-    """What `edgevit.cost.measure.Bench` is to a table, with times by a formula."""
+    """What `edgevit.cost.measure.StackBench` is to a table, with times by a formula."""
 
     anchor = GRID.anchor
 
@@ -70,7 +70,7 @@ class EmulatedBench:
                 exact = self.model(stack.blocks, stack.embed or EMBED)
                 for session in range(rounds):
                     shaken = 1 + self.noise * self.random.standard_normal()
-                    self.seen.append(Sample(stack, str(session), exact * shaken))
+                    self.seen.append(StackSample(stack, str(session), exact * shaken))
 
     def samples(self, quantity):
         return self.seen if quantity == "ms" else []

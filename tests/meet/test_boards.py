@@ -6,7 +6,7 @@ import pytest
 from some_rounds import SHAPES, a_round, exactly
 
 from edgevit.meet.boards import Searches
-from edgevit.meet.rounds import AIM, Candidate, Measured, Search
+from edgevit.meet.rounds import AIM, Candidate, MeasuredFigure, Search
 
 
 def pair(first: list[float], second: list[float]) -> Searches:
@@ -36,7 +36,7 @@ def test_a_round_is_as_good_as_on_the_board_where_it_takes_most_of_the_budget() 
 
 
 def test_the_interval_is_that_of_the_same_board_and_in_shares() -> None:
-    wide = Measured(9.9, 9.6, 10.2, 8)
+    wide = MeasuredFigure(9.9, 9.6, 10.2, 8)
     searches = Searches((Search(1.0), Search(10.0))).with_round(
         Candidate(SHAPES[0], "x"), (0.9, 9.8), (0.5, 9.7), (exactly(0.6), wide), SHAPES[2]
     )

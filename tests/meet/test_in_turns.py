@@ -20,7 +20,7 @@ from edgevit.engines.request import ExportRequest
 from edgevit.errors import UnfitBoardError
 from edgevit.meet import in_turns
 from edgevit.meet.in_turns import LABELS, InTurns
-from edgevit.meet.rounds import Measured
+from edgevit.meet.rounds import MeasuredFigure
 from edgevit.progress import Silent
 
 
@@ -60,7 +60,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, *answers: list[Run]) -> None:
     monkeypatch.setattr(InTurns, "_runs", lambda *_: tuple(next(given)))
 
 
-def measured(progress: Notes, base_takes: float) -> Measured:
+def measured(progress: Notes, base_takes: float) -> MeasuredFigure:
     return InTurns(Place(), "ms", base_takes, progress).measure(Path("base"), Path("model"))
 
 

@@ -7,7 +7,7 @@ from some_rounds import BASE, PRICES, SHAPES, a_round, exactly
 
 from edgevit.derive.allocate.prices import Prices
 from edgevit.folder.model import BlockDims
-from edgevit.meet.rounds import AIM, PRIOR, Measured, Round, Search, Shape, Terms, correct
+from edgevit.meet.rounds import AIM, PRIOR, MeasuredFigure, Round, Search, Shape, Terms, correct
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,9 @@ def test_the_factors_are_found_again_where_measurements_tell_them_apart(prices: 
 def test_noise_is_believed_no_more_than_the_table(prices: Prices) -> None:
     terms = SHAPES[0].terms(prices)
     value = 1.3 * terms.total
-    sure, doubtful = (correct([(terms, Measured(value, value * (1 - w), value * (1 + w), 8))]) for w in (0.0, 0.6))
+    sure, doubtful = (
+        correct([(terms, MeasuredFigure(value, value * (1 - w), value * (1 + w), 8))]) for w in (0.0, 0.6)
+    )
     assert 1 < terms.times(doubtful).total / terms.total < 1.15 < terms.times(sure).total / terms.total
 
 

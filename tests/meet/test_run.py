@@ -27,7 +27,7 @@ from edgevit.export import current
 from edgevit.export.request import FilesRequest
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.meet import costs, in_turns, rounds
-from edgevit.meet.rounds import Measured
+from edgevit.meet.rounds import MeasuredFigure
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import network_without_weights
 from edgevit.models.families import family_of, vit
@@ -104,7 +104,7 @@ class Computed:
         patch.setattr(in_turns.InTurns, "ready", lambda *_, **__: None)
         patch.setattr(in_turns.InTurns, "measure", lambda there, base, model: self.at(there.place.board, base, model))
 
-    def at(self, board: str | None, base: Path, model: Path) -> Measured:
+    def at(self, board: str | None, base: Path, model: Path) -> MeasuredFigure:
         """On a board; the one called nano takes twice as long for an FFN, and half as long for an attention."""
         if board != NANO:
             return self.measure(base, model)
@@ -113,13 +113,13 @@ class Computed:
             sum(0.5 * d.heads * (d.qk + d.vo) / 256 + 2 * d.ffn / 512 for d in of.blocks) for of in (spec, of_base)
         )
         value = 2.5 * BASE_MS * mine / whole
-        return Measured(value, value * 0.999, value * 1.001, 8)
+        return MeasuredFigure(value, value * 0.999, value * 1.001, 8)
 
-    def measure(self, base: Path, model: Path) -> Measured:
+    def measure(self, base: Path, model: Path) -> MeasuredFigure:
         self.measured.append(model.name)
         macs, of_base = (ModelFolder(folder).spec().macs for folder in (model, base))
         value = BASE_MS * macs / of_base * 1.5
-        return Measured(value, value * 0.999, value * 1.001, 8)
+        return MeasuredFigure(value, value * 0.999, value * 1.001, 8)
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(
 ) -> None:
     measure = computed.measure
 
-    def stopped(base: Path, model: Path) -> Measured:
+    def stopped(base: Path, model: Path) -> MeasuredFigure:
         if len(computed.measured) == 1:
             raise KeyboardInterrupt
         return measure(base, model)
@@ -231,7 +231,7 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(
 def test_a_board_that_is_lost_is_said_to_be_gone_on_with(
     asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(*_: Path) -> Measured:
+    def lost(*_: Path) -> MeasuredFigure:
         raise ConnectionLostError("the connection to orin broke")
 
     monkeypatch.setattr(computed, "measure", lost)
@@ -305,9 +305,9 @@ def test_a_verification_above_the_budget_is_told_with_the_least_that_a_plan_take
 ) -> None:
     measure = computed.measure
 
-    def slower(base: Path, model: Path) -> Measured:
+    def slower(base: Path, model: Path) -> MeasuredFigure:
         seen = measure(base, model)
-        return Measured(seen.value * 1.2, seen.low, seen.high, 8) if model.name == "t" else seen
+        return MeasuredFigure(seen.value * 1.2, seen.low, seen.high, 8) if model.name == "t" else seen
 
     monkeypatch.setattr(computed, "measure", slower)
     (made,) = edgevit.meet(NAME, ms=4, out=tmp_path / "t", **asked)
@@ -402,7 +402,7 @@ class TestOnTwoBoards:
     ) -> None:
         at, stop = computed.at, True
 
-        def lost(board: str | None, base: Path, model: Path) -> Measured:
+        def lost(board: str | None, base: Path, model: Path) -> MeasuredFigure:
             if stop and board == NANO and len(computed.measured) == 2:
                 raise ConnectionLostError("the connection to nano broke")
             return at(board, base, model)

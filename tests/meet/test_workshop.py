@@ -11,7 +11,7 @@ from edgevit.folder.model import BlockDims
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.meet.costs import Costs
 from edgevit.meet.rounds import Shape
-from edgevit.meet.workshop import REFINED, Workshop, shape_of
+from edgevit.meet.workshop import REFINED, BudgetBench, shape_of
 
 
 def test_the_shape_of_a_model_says_which_blocks_it_has(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_the_shape_of_a_model_says_which_blocks_it_has(tmp_path: Path) -> None:
 def test_a_few_blocks_of_a_plan_are_measured_from_the_smallest_to_the_largest() -> None:
     asked: list[tuple[BlockDims, ...]] = []
     embeds: list[int | None] = []
-    shop = Workshop.__new__(Workshop)
+    shop = BudgetBench.__new__(BudgetBench)
 
     class Noted(Costs):
         def __init__(self) -> None:

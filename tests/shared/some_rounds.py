@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgevit.derive.allocate.cost_table import CostTable
 from edgevit.folder.model import BlockDims
-from edgevit.meet.rounds import AIM, Measured, Round, Shape
+from edgevit.meet.rounds import AIM, MeasuredFigure, Round, Shape
 
 BASE = BlockDims(2, 32, 32, 64)
 SHAPES = [
@@ -31,11 +31,11 @@ TABLE = {
 PRICES = CostTable.model_validate(TABLE).in_quantity("ms")
 
 
-def exactly(value: float) -> Measured:
-    return Measured(value, value, value, 8)
+def exactly(value: float) -> MeasuredFigure:
+    return MeasuredFigure(value, value, value, 8)
 
 
 def a_round(value: float, *, limit: float = AIM, predicted: float = AIM, width: float = 0.0, shape: int = 0) -> Round:
     return Round(
-        f"{shape}", limit, SHAPES[shape], predicted, Measured(value, value * (1 - width), value * (1 + width), 8)
+        f"{shape}", limit, SHAPES[shape], predicted, MeasuredFigure(value, value * (1 - width), value * (1 + width), 8)
     )
