@@ -45,7 +45,7 @@ COSTS = {"a training step": 32, "scores": 8}  # images of each
 
 def attention_scores(network: Any, images: Any, columns: Any, passes: Any, **_: Any) -> Any:
     """Scores of what attention looks at, the mean over the images, and of heads by the size of their weights."""
-    from edgevit.derive.methods.heart.scores import Scores
+    from edgevit.derive.methods.heart.scores import HessianScores
     from edgevit.models.anatomy import attentions
     from edgevit.models.families import family_of
 
@@ -60,18 +60,18 @@ def attention_scores(network: Any, images: Any, columns: Any, passes: Any, **_: 
     passes.run(network, images, lambda *_: None, [(family.attention_inputs(network)[:-1], see)])
     ranked = torch.stack(sums) / len(images)
     heads = tuple((a.wo @ a.wv).flatten(1).norm(dim=1).double().detach() for a in attentions(blocks))
-    return Scores(ranked, ranked, heads, torch.zeros(len(ranked)))
+    return HessianScores(ranked, ranked, heads, torch.zeros(len(ranked)))
 
 
 def random_scores(network: Any, images: Any, columns: Any, passes: Any, *, seed: int, **_: Any) -> Any:
-    from edgevit.derive.methods.heart.scores import Scores
+    from edgevit.derive.methods.heart.scores import HessianScores
     from edgevit.models.families import family_of
 
     family, draw = family_of(network), torch.Generator().manual_seed(seed)
     geometry, blocks = family.geometry(network), family.read(network)
     ranked = torch.rand(len(blocks) - 1, geometry.patches, generator=draw, dtype=torch.float64)
     heads = tuple(torch.rand(b.dims.heads, generator=draw, dtype=torch.float64) for b in blocks)
-    return Scores(ranked, ranked, heads, torch.zeros(len(ranked)))
+    return HessianScores(ranked, ranked, heads, torch.zeros(len(ranked)))
 
 
 def random_order(attn: Any, seen: Tensor, **_: Any) -> Tensor:

@@ -36,7 +36,7 @@ from edgevit.derive.session import derive
 from edgevit.folder.derivation import DataRecord, ImageCounts, ShapeRecord, TrainingRecord
 from edgevit.folder.model import ClassLabel
 from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.supernet import Point, SettingsRecord, SupernetRecord
+from edgevit.folder.supernet import SettingsRecord, SlicePoint, SupernetRecord
 from edgevit.models.checkpoint import describe, load, save
 from edgevit.models.families import vit
 
@@ -66,7 +66,7 @@ def write_supernet(folder: Path, name: str) -> None:
         versions={"edgevit": __version__},
         seconds={},
         order=tuple(order),
-        curve=(Point(0, model.spec.macs, model.spec.params, 0),),
+        curve=(SlicePoint(0, model.spec.macs, model.spec.params, 0),),
     )
     save(model, folder, supernet=record)
 

@@ -20,7 +20,7 @@ from edgevit.cli.app import COMMANDS
 from edgevit.cli.command import Command
 from edgevit.derive import methods
 from edgevit.derive.methods import method_module, method_names
-from edgevit.derive.options import SUPERNET, Option, describe
+from edgevit.derive.options import SUPERNET, MethodOption, describe
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(__file__).parent / "made"
@@ -108,12 +108,12 @@ def methods_page() -> str:
     return "\n".join([*lines, _options(SUPERNET, describe(SUPERNET).options)])
 
 
-def _options(owner: str, options: Iterable[Option]) -> str:
+def _options(owner: str, options: Iterable[MethodOption]) -> str:
     rows = [(f"`{owner}.{o.name}`", _kind(o), f"`{o.default}`", o.explanation) for o in options]
     return table(("option", "kind", "default", "meaning"), rows)
 
 
-def _kind(option: Option) -> str:
+def _kind(option: MethodOption) -> str:
     return ", ".join(option.kind) if isinstance(option.kind, tuple) else option.kind.__name__
 
 

@@ -39,7 +39,7 @@ from edgevit.folder.derivation import (
 from edgevit.folder.engine import EngineAccuracy, EngineClassAccuracy
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.records import content_sha256
-from edgevit.folder.supernet import Point, SettingsRecord, SupernetRecord, Unit
+from edgevit.folder.supernet import SettingsRecord, SlicePoint, SupernetRecord, Unit
 from edgevit.progress import Silent
 
 EXAMPLES = int(os.environ.get("EDGEVIT_MUTATIONS", "10"))
@@ -200,7 +200,7 @@ def _make_supernet(root: Path) -> None:
         versions=made.versions,
         seconds={},
         order=order,
-        curve=tuple(Point(rate, 10**6, 10**5, top1) for rate, top1 in ((0.0, 0.9), (0.5, 0.8))),
+        curve=tuple(SlicePoint(rate, 10**6, 10**5, top1) for rate, top1 in ((0.0, 0.9), (0.5, 0.8))),
     )
     labels = tuple(ClassLabel(str(i), i) for i in range(10))
     save(replace(base, spec=replace(base.spec, classes=labels)), root / "net", supernet=record)
@@ -226,7 +226,7 @@ def _make_small_files(root: Path) -> None:
 
     from edgevit.board.layers import line_of
     from edgevit.derive import jobs_file
-    from edgevit.derive.jobs_table import TABLE_KIND, JobsTable, Row
+    from edgevit.derive.jobs_table import TABLE_KIND, JobRow, JobsTable
     from edgevit.prove.record import write_proof
     from edgevit.sweep.record import Point as SweepPoint
     from edgevit.sweep.record import Sweep, write_sweep
@@ -243,7 +243,7 @@ def _make_small_files(root: Path) -> None:
     (root / "costs.yaml").write_text(yaml.safe_dump(costs))
     (root / "classes.txt").write_text("3\n5\n")
     shutil.copy(jobs_file.EXAMPLE, root / "jobs.yaml")
-    row = Row("a", "t", "b", "forge", "fleet/a", "0" * 64, "done", 1.5, None, 0.9, 0.95, 10, 20, 0.5, ("curves",))
+    row = JobRow("a", "t", "b", "forge", "fleet/a", "0" * 64, "done", 1.5, None, 0.9, 0.95, 10, 20, 0.5, ("curves",))
     table = JobsTable((row, replace(row, job="c", state="failed", error="no")), versions={"edgevit": "0.1.0"})
     (root / "fleet").mkdir()
     (root / "fleet" / "results.json").write_text(TABLE_KIND.text(table))

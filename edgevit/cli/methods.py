@@ -11,7 +11,7 @@ from edgevit.cli.console import Console, JsonFlag
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgevit.derive.options import Method
+    from edgevit.derive.options import MethodDescription
 
 LINEAR = ("macs", "params")  # what every method's budget may be counted in
 
@@ -42,7 +42,7 @@ def main(
     console.result({"name": shown.name, "summary": shown.summary, "options": options})
 
 
-def methods_table(methods: Sequence[Method]) -> Table:
+def methods_table(methods: Sequence[MethodDescription]) -> Table:
     from rich.table import Table
 
     table = Table("method", "--ms, --mj", "what it does")
@@ -53,7 +53,7 @@ def methods_table(methods: Sequence[Method]) -> Table:
     return table
 
 
-def options_table(method: Method) -> Table:
+def options_table(method: MethodDescription) -> Table:
     from rich.table import Table
 
     table = Table("option", "default", "takes", "meaning")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgevit.folder.derivation import DerivationRecord
     from edgevit.folder.imported import ImportedDocument
     from edgevit.folder.model import ModelSpec
-    from edgevit.folder.supernet import Point, SupernetRecord
+    from edgevit.folder.supernet import SlicePoint, SupernetRecord
 
 
 def main(
@@ -194,7 +194,7 @@ def curve_table(supernet: SupernetRecord) -> Table:
     return table
 
 
-def curve_drawing(curve: Sequence[Point]) -> str:
+def curve_drawing(curve: Sequence[SlicePoint]) -> str:
     """Accuracy against MACs, each measured slice a dot at its place."""
     from edgevit.cli.drawing import Dot, scatter
     from edgevit.derive.allocate.budget import readable

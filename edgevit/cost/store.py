@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevit.agent.records import RecordError, Run
-from edgevit.derive.cache import Entry, cache_folder
+from edgevit.derive.cache import CacheEntry, cache_folder
 from edgevit.errors import RunsError
 from edgevit.folder.lock import in_turn
 from edgevit.folder.records import UNMARKED, More, RecordKind
@@ -60,7 +60,7 @@ def costs_folder() -> Path:
     return cache_folder().with_name("costs")
 
 
-def entries(folder: Path) -> list[Entry]:
+def entries(folder: Path) -> list[CacheEntry]:
     """What is kept, as `edgevit cache` shows it: an entry for each key."""
     found = []
     for key in sorted(folder.glob(f"*/{KEY}")):
@@ -70,11 +70,11 @@ def entries(folder: Path) -> list[Entry]:
         there = where.get("board") or where.get("processor") or ""
         files = [file.stat() for file in key.parent.iterdir() if file.is_file()]
         size, used_s = sum(file.st_size for file in files), max(file.st_mtime for file in files)
-        found.append(Entry(key.parent, "costs", base, f"{there}, {where.get('precision', '')}", size, used_s))
+        found.append(CacheEntry(key.parent, "costs", base, f"{there}, {where.get('precision', '')}", size, used_s))
     return found
 
 
-def clear(folder: Path) -> list[Entry]:
+def clear(folder: Path) -> list[CacheEntry]:
     """Remove all that is kept; return what was there.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgevit.data.sources import Reference, Source
+from edgevit.data.sources import ImageSource, Reference
 from edgevit.data.task import Split
 
 SHARE = 4  # of the memory that is available, decoded images may take one part in so many
@@ -44,7 +44,7 @@ class Decoded:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes, self.bytes = limit_bytes, 0
         # By source and preprocessing; the source is held, so that no other can get its id.
-        self._shelves: dict[tuple[int, str], tuple[Source, dict[Reference, Tensor]]] = {}
+        self._shelves: dict[tuple[int, str], tuple[ImageSource, dict[Reference, Tensor]]] = {}
 
     def batches(self, split: Split, batch_size: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Every image once, as `Split.batches` gives them: (images float32 [B, C, H, W], labels int64 [B])."""
@@ -61,7 +61,7 @@ class Decoded:
                 self._keep(shelf, split.references[i], image)
             yield images, torch.tensor(split.labels[part.start : part.stop])
 
-    def _shelf(self, source: Source, preprocessing: Mapping[str, Any]) -> dict[Reference, Tensor]:
+    def _shelf(self, source: ImageSource, preprocessing: Mapping[str, Any]) -> dict[Reference, Tensor]:
         name = (id(source), repr(sorted(preprocessing.items())))
         return self._shelves.setdefault(name, (source, {}))[1]
 

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from edgevit.data.augment import Augment
 from edgevit.data.classes import TargetClass, base_list, base_order, listed, resolve
-from edgevit.data.sources import Reference, Source, open_source, open_unlabelled
+from edgevit.data.sources import ImageSource, Reference, open_source, open_unlabelled
 from edgevit.errors import DataError, OptionError
 from edgevit.folder.derivation import DataRecord, ImageCounts, UnlabelledRecord
 from edgevit.folder.model import ClassLabel
@@ -59,7 +59,9 @@ def training_transform(preprocessing: Mapping[str, Any], augment: Augment) -> An
 class _Images(Dataset[tuple[Tensor, int]]):
     """Reads and transforms one image; with a seed, its augmentation depends on that seed and nothing else."""
 
-    def __init__(self, source: Source, references: Sequence[Reference], labels: Sequence[int], transform: Any) -> None:
+    def __init__(
+        self, source: ImageSource, references: Sequence[Reference], labels: Sequence[int], transform: Any
+    ) -> None:
         self.source, self.references, self.labels, self.transform = source, references, labels, transform
 
     def __len__(self) -> int:
@@ -101,7 +103,7 @@ UNLABELLED = -1  # the label of images of no known class
 class Split:
     """Images of one part, in a fixed order."""
 
-    source: Source
+    source: ImageSource
     references: tuple[Reference, ...]
     labels: tuple[int, ...]  # position in the task's classes, or UNLABELLED
     preprocessing: Mapping[str, Any]
@@ -228,7 +230,7 @@ class Task:
         return digest.hexdigest()
 
 
-def _content(source: Source, reference: Reference) -> bytes:
+def _content(source: ImageSource, reference: Reference) -> bytes:
     return Path(str(reference)).read_bytes() if source.files else source.read(reference).tobytes()
 
 
@@ -282,7 +284,7 @@ def _count(total: int, fraction: float) -> int:
     return min(max(1, round(total * fraction)), total - 1)
 
 
-def parts_of(source: Source, name: str, validation_fraction: float, seed: int) -> dict[str, list[Reference]]:
+def parts_of(source: ImageSource, name: str, validation_fraction: float, seed: int) -> dict[str, list[Reference]]:
     """Split one class into train, validation and test.
 
     Raises:

@@ -46,7 +46,7 @@ def cache_folder() -> Path:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """One file of the cache."""
 
     file: Path
@@ -57,14 +57,14 @@ class Entry:
     used_s: float  # seconds since the epoch
 
 
-def entries(folder: Path) -> list[Entry]:
+def entries(folder: Path) -> list[CacheEntry]:
     """What the cache holds, last used first."""
     found = []
     for file in folder.glob("*.safetensors"):
         with suppress(FileNotFoundError):  # another process has just made room
             facts, told = file.stat(), _told(file)
             what, base, task = file.stem.rpartition("-")[0], told.get("base", ""), told.get("task", "")
-            found.append(Entry(file, what, base, task, facts.st_size, facts.st_mtime))
+            found.append(CacheEntry(file, what, base, task, facts.st_size, facts.st_mtime))
     return sorted(found, key=lambda entry: -entry.used_s)
 
 
@@ -77,7 +77,7 @@ def _told(file: Path) -> dict[str, str]:
         return {}
 
 
-def clear(folder: Path) -> list[Entry]:
+def clear(folder: Path) -> list[CacheEntry]:
     """Remove every entry; return what was there."""
     gone = entries(folder)
     with writing(folder):

@@ -126,7 +126,7 @@ def _fit(base: Headless, task: Task, passes: Passes) -> dict[str, Tensor]:
     moments, held = Moments(task.train.labels, width), list[tuple[Tensor, Tensor]]()
     _see_features(network, task.train, passes, "fit a head", moments.add)
     _see_features(network, task.validation, passes, "judge the head", lambda *batch: held.append(batch))
-    regression = Regression.of(moments)
+    regression = RidgeRegression.of(moments)
     features, labels = (torch.cat(parts) for parts in zip(*held, strict=True))
     ridge, temperature, accuracy = choose(regression, features, labels)
     weight, bias = regression.solved(ridge)
@@ -176,7 +176,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Regression:
+class RidgeRegression:
     """One-hot ridge regression for every ridge at once: the correlations of the features, decomposed; in fp64.
 
     With standardised features z = (x - mean) / scale, correlations R = Q diag(l) Q^T and covariances K of z with the
@@ -190,7 +190,7 @@ class Regression:
     targets: Tensor  # [d, C], Q^T K
 
     @classmethod
-    def of(cls, moments: Moments) -> Regression:
+    def of(cls, moments: Moments) -> RidgeRegression:
         mean = moments.sums.sum(0)
         covariance = moments.products - mean[:, None] * mean
         variance = covariance.diagonal().clamp_min(0)
@@ -206,7 +206,7 @@ class Regression:
         return weight, 1 / len(weight) - weight @ self.mean
 
 
-def choose(regression: Regression, features: Tensor, labels: Tensor) -> tuple[float, float, float]:
+def choose(regression: RidgeRegression, features: Tensor, labels: Tensor) -> tuple[float, float, float]:
     """Choose ridge and temperature on validation images; return them, and the mean of the classes' accuracies.
 
     Shapes: features [N, d] in fp64, labels [N]; every class has an image.

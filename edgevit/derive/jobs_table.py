@@ -21,7 +21,7 @@ READER = Reader(JobsError, mend="the rows of models that are there are read from
 
 
 @dataclass(frozen=True)
-class Row:
+class JobRow:
     """What became of a job."""
 
     job: str
@@ -45,8 +45,8 @@ class Row:
 class JobsTable:
     """What results.json says."""
 
-    rows: tuple[Row, ...] = ()
-    earlier: tuple[Row, ...] = ()  # of an older edgevit: models of a file that another has since taken the place of
+    rows: tuple[JobRow, ...] = ()
+    earlier: tuple[JobRow, ...] = ()  # of an older edgevit: models of a file that another has since taken the place of
     versions: Versions | None = None  # None: of an older edgevit
 
 

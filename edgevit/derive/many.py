@@ -19,7 +19,7 @@ import torch
 
 from edgevit.derive.allocate.budget import readable
 from edgevit.derive.jobs_file import RESULTS, DeriveManyRequest, Job, in_turns, read_jobs
-from edgevit.derive.jobs_table import TABLE_KIND, JobsTable, Row
+from edgevit.derive.jobs_table import TABLE_KIND, JobRow, JobsTable
 from edgevit.derive.method import find_method
 from edgevit.derive.session import run
 from edgevit.derive.workers import Died, work_off
@@ -37,7 +37,7 @@ from edgevit.version import written_by
 # -- one job -----------------------------------------------------------------------------------------------------------
 
 
-def run_job(job: Job) -> Row:
+def run_job(job: Job) -> JobRow:
     """Do one job; an error that edgevit raises on purpose is its result, and any other is a bug."""
     row, out = _started(job), Path(job.out)
     began = time.monotonic()
@@ -49,11 +49,11 @@ def run_job(job: Job) -> Row:
     return replace(row, seconds=round(time.monotonic() - began, 1))
 
 
-def _started(job: Job) -> Row:
-    return Row(job.name, job.task, job.budget, job.method, job.out, job.sha256(), "started")
+def _started(job: Job) -> JobRow:
+    return JobRow(job.name, job.task, job.budget, job.method, job.out, job.sha256(), "started")
 
 
-def _done(row: Row, spec: ModelSpec, record: DerivationRecord) -> Row:
+def _done(row: JobRow, spec: ModelSpec, record: DerivationRecord) -> JobRow:
     """The row of a job whose model has been written."""
     derived, restricted = record.accuracy.derived, record.accuracy.base_restricted
     return replace(
@@ -68,7 +68,7 @@ def _done(row: Row, spec: ModelSpec, record: DerivationRecord) -> Row:
     )
 
 
-def _found(job: Job, told: Sequence[Row], progress: Progress) -> Row | None:
+def _found(job: Job, told: Sequence[JobRow], progress: Progress) -> JobRow | None:
     """The row of a job that is done already; None if it is to be done.
 
     Args:
@@ -99,7 +99,7 @@ class _Results:
 
     folder: Path
     order: Sequence[str]
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, JobRow] = field(default_factory=dict)
 
     def read(self, progress: Progress) -> JobsTable:
         """What an earlier run left; nothing if that is damaged."""
@@ -110,21 +110,21 @@ class _Results:
             progress.warn(str(error))
             return JobsTable()
 
-    def add(self, *rows: Row) -> None:
+    def add(self, *rows: JobRow) -> None:
         self.rows |= {row.job: row for row in rows}
         told = JobsTable(tuple(self.ordered()), versions={"edgevit": written_by()})
         with writing(self.folder):
             write_whole(self.folder / RESULTS[0], TABLE_KIND.text(told))
             write_whole(self.folder / RESULTS[1], markdown(self.ordered()))
 
-    def ordered(self) -> list[Row]:
+    def ordered(self) -> list[JobRow]:
         return [self.rows[name] for name in self.order if name in self.rows]
 
 
 HEAD = ("job", "top-1", "base, restricted", "MACs", "parameters", "seconds", "state")
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: JobRow) -> tuple[str, ...]:
     """One row of the table as text."""
 
     def percent(value: float | None) -> str:
@@ -138,14 +138,14 @@ def cells(row: Row) -> tuple[str, ...]:
     return row.job, percent(row.top1), percent(row.base_restricted), count(row.macs), count(row.params), seconds, state
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[JobRow]) -> str:
     lines = [HEAD, tuple("---" for _ in HEAD), *map(cells, rows)]
     return "".join("| " + " | ".join(c.replace("|", "/") for c in line) + " |\n" for line in lines)
 
 
 def derive_many(
     jobs: str | Path | DeriveManyRequest | None = None, *, progress: Progress | None = None, **options: Any
-) -> list[Row]:
+) -> list[JobRow]:
     """Do every job of a jobs file that is not done yet; a job that fails does not stop the others.
 
     Args:
@@ -160,7 +160,7 @@ def derive_many(
     return run_many(as_request(DeriveManyRequest, "jobs", jobs, options), progress)
 
 
-def run_many(request: DeriveManyRequest, progress: Progress | None = None) -> list[Row]:
+def run_many(request: DeriveManyRequest, progress: Progress | None = None) -> list[JobRow]:
     """Do what is asked; `derive_many` says what is raised."""
     jobs, layout = read_jobs(request.jobs)
     workers, progress = request.workers or layout.workers, progress or Silent()
@@ -181,7 +181,7 @@ def run_many(request: DeriveManyRequest, progress: Progress | None = None) -> li
             raise Interrupted("stopped; the same command goes on with the jobs that are not done") from None
 
 
-def _work_off(jobs: Sequence[Job], results: _Results, workers: int, progress: Progress) -> list[Row]:
+def _work_off(jobs: Sequence[Job], results: _Results, workers: int, progress: Progress) -> list[JobRow]:
     before = results.read(progress)
     told = {job.name: [row for row in (*before.rows, *before.earlier) if row.job == job.name] for job in jobs}
     found = {job.name: row for job in jobs if (row := _found(job, told[job.name], progress)) is not None}
@@ -208,9 +208,9 @@ def _work_off(jobs: Sequence[Job], results: _Results, workers: int, progress: Pr
     return results.ordered()
 
 
-def _row(job: Job, result: Row | Died | None) -> Row:
+def _row(job: Job, result: JobRow | Died | None) -> JobRow:
     """What is to be told of a job that began (None) or ended."""
-    if isinstance(result, Row):
+    if isinstance(result, JobRow):
         return result
     if result is None:
         return _started(job)

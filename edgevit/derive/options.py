@@ -25,7 +25,7 @@ _PLAIN: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
 
 
 @dataclass(frozen=True)
-class Option:
+class MethodOption:
     """One field of a Config."""
 
     name: str
@@ -59,12 +59,12 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodDescription:
     """What the source of a method says of it."""
 
     name: str
     summary: str  # the first line of its docstring
-    options: tuple[Option, ...]
+    options: tuple[MethodOption, ...]
     quantities: tuple[str, ...]  # what its budget may be counted in
     needs_images: bool  # whether it measures or trains whatever it is asked; else only if it is asked to train
 
@@ -75,7 +75,7 @@ class Method:
 
 
 @lru_cache
-def describe(name: str) -> Method:
+def describe(name: str) -> MethodDescription:
     """Describe a method, or the making of a super-network.
 
     Raises:
@@ -90,7 +90,7 @@ def describe(name: str) -> Method:
     source = _Source.of(module)
     summary = (ast.get_docstring(source.tree) or "").partition("\n")[0]
     quantities, needs_images = source.value("QUANTITIES"), source.value("NEEDS_IMAGES")
-    return Method(
+    return MethodDescription(
         name,
         summary,
         tuple(_options(source, "Config").values()),
@@ -177,7 +177,7 @@ class _Source:
         return None
 
 
-def _options(source: _Source, name: str) -> dict[str, Option]:
+def _options(source: _Source, name: str) -> dict[str, MethodOption]:
     """The fields of a class and of those it inherits from, in the order in which a dataclass has them."""
     found = next((n for n in source.tree.body if isinstance(n, ast.ClassDef) and n.name == name), None)
     if found is None:
@@ -192,7 +192,7 @@ def _options(source: _Source, name: str) -> dict[str, Option]:
             default = node.value.value if isinstance(node.value, ast.Constant) else ast.unparse(node.value)
             explanation = " ".join(_comments(source.lines, node))
             kind = _kind(source, node.annotation)
-            options[node.target.id] = Option(node.target.id, kind, str(default), explanation)
+            options[node.target.id] = MethodOption(node.target.id, kind, str(default), explanation)
     return options
 
 

@@ -24,7 +24,7 @@ from edgevit.derive.allocate.policy import Policy, make_policy
 from edgevit.derive.base_check import ask, judge
 from edgevit.derive.embedding import ladder, narrowest, why_it_stays
 from edgevit.derive.head import open_task_for
-from edgevit.derive.methods.skd.piad import Growth, ProgressiveDropout, make_units
+from edgevit.derive.methods.skd.piad import DropoutSchedule, ProgressiveDropout, make_units
 from edgevit.derive.methods.skd.slices import SuperNet, cut_slice, read_supernet
 from edgevit.derive.methods.skd.wpac import concentrate, concentrate_embedding
 from edgevit.derive.opening import Opened, open_for, resumable, unfinished, write
@@ -36,7 +36,7 @@ from edgevit.derive.session import shape_record, versions
 from edgevit.errors import OptionError
 from edgevit.folder.derivation import TrainingRecord
 from edgevit.folder.model import ModelSpec
-from edgevit.folder.supernet import Point, SettingsRecord, SupernetRecord, Unit
+from edgevit.folder.supernet import SettingsRecord, SlicePoint, SupernetRecord, Unit
 from edgevit.models.anatomy import check_all_pass
 from edgevit.models.checkpoint import Model, derived_spec, open_network
 from edgevit.models.families import family_of
@@ -211,7 +211,7 @@ def _train(wanted: _Wanted, problem: Problem) -> tuple[nn.Module, list[Unit]]:
     embeds = ladder(geometry.embed, problem.policy.embed_step) if config.cut_embedding else []
     units = make_units(dims, geometry, problem.policy, config.attention_groups, config.ffn_groups, embeds)
     most = ceil(wanted.request.rate * geometry.macs(dims))
-    growth = Growth(most, config.updates, round(config.growth * training.steps))
+    growth = DropoutSchedule(most, config.updates, round(config.growth * training.steps))
     dropout = ProgressiveDropout(network, units, growth, proxy, columns, passes, training.seed)
     distillation = distillation_for(problem, config, encode)
     train_for(problem, network, stage="supernet", constraint=dropout, distillation=distillation)
@@ -222,7 +222,7 @@ def _train(wanted: _Wanted, problem: Problem) -> tuple[nn.Module, list[Unit]]:
 
 def _curve(
     wanted: _Wanted, problem: Problem, order: Sequence[Unit], network: nn.Module, spec: ModelSpec
-) -> list[Point]:
+) -> list[SlicePoint]:
     """Measure the whole network and slices at equal distances, down to the smallest."""
     count = wanted.config.points - 1
     points = []
@@ -235,7 +235,7 @@ def _curve(
             family = family_of(slim)
             macs = family.geometry(slim).macs([b.dims for b in family.read(slim)])
             params = sum(p.numel() for p in slim.parameters())
-            points.append(Point(1 - macs / spec.macs, macs, params, _top1(slim, problem, problem.columns)))
+            points.append(SlicePoint(1 - macs / spec.macs, macs, params, _top1(slim, problem, problem.columns)))
             stage.update(i)
     return points
 

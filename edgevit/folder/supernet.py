@@ -44,7 +44,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Point:
+class SlicePoint:
     """A slice whose accuracy was measured when the super-network was made."""
 
     rate: Share  # share of the super-network's MACs that it lacks
@@ -77,7 +77,7 @@ class SupernetRecord:
     processes: Index = 1  # that trained side by side
     seconds: dict[str, float]
     order: tuple[Unit, ...]  # the first to be dropped first
-    curve: Annotated[tuple[Point, ...], Field(min_length=1)]  # from the whole network to its smallest slice
+    curve: Annotated[tuple[SlicePoint, ...], Field(min_length=1)]  # from the whole network to its smallest slice
 
     def out_of_order(self, blocks: Sequence[BlockDims]) -> Unit | None:
         """The first unit that does not go from its module's last dimension on, after those before it; None: all do."""

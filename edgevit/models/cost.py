@@ -32,7 +32,7 @@ class UnitCosts:
 
 
 @dataclass(frozen=True)
-class SiteCosts:
+class SiteCostTerms:
     """What the cost of one kind of site depends on beside its sizes; alike in all blocks of a model."""
 
     inputs: int  # matrices that read the tokens: 3 of an attention, 1 of an FFN, 2 of one that is gated
@@ -51,8 +51,8 @@ class Geometry:
     outputs: int  # rows of the classifier, over all heads of a distilled model
     classifier_heads: int  # 2 for a model with a distillation token
     other_params: int  # everything outside blocks and classifier
-    attention: SiteCosts
-    ffn: SiteCosts
+    attention: SiteCostTerms
+    ffn: SiteCostTerms
     sites: tuple[Site, ...] = ()  # of the model it is of; none where nothing is frozen
 
     def with_classes(self, classes: int) -> Geometry:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from small_base import ARGS
 
 import edgevit
-from edgevit.derive.head import FEWEST, Moments, Regression, choose, sharpen
+from edgevit.derive.head import FEWEST, Moments, RidgeRegression, choose, sharpen
 from edgevit.derive.methods import method_names
 from edgevit.errors import DataError, OptionError, UnsupportedModelError
 from edgevit.train.settings import Training
@@ -38,11 +38,11 @@ def clouds(counts: list[int], spread: float, width: int = 6) -> tuple[torch.Tens
     return (centres[labels] + spread * noise) * torch.logspace(-3, 3, width, dtype=torch.float64) + 7, labels
 
 
-def regression(features: torch.Tensor, labels: torch.Tensor) -> Regression:
+def regression(features: torch.Tensor, labels: torch.Tensor) -> RidgeRegression:
     moments = Moments(labels.tolist(), features.shape[1])
     for batch in torch.randperm(len(labels)).split(7):
         moments.add(features[batch], labels[batch])
-    return Regression.of(moments)
+    return RidgeRegression.of(moments)
 
 
 @pytest.mark.parametrize("ridge", [1e-6, 1e-2, 10.0])

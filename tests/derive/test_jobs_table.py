@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from edgevit.derive.jobs_table import TABLE_KIND, JobsTable, Row
+from edgevit.derive.jobs_table import TABLE_KIND, JobRow, JobsTable
 from edgevit.errors import JobsError
 from edgevit.folder.records import plain
 
-DONE = Row(
+DONE = JobRow(
     "odd-half-nuwa", "odd", "half", "nuwa", "out/odd", "a" * 64, "done", 1.5, None, 0.9, 0.95, 10, 20, 0.5, ("x",)
 )
-FAILED = Row("even-half-nuwa", "even", "half", "nuwa", "out/even", "b" * 64, "failed", 0.0, "no such class")
+FAILED = JobRow("even-half-nuwa", "even", "half", "nuwa", "out/even", "b" * 64, "failed", 0.0, "no such class")
 TOLD = plain(DONE)
 TABLE = JobsTable((DONE, FAILED), versions={"edgevit": "0.1.0"})
 

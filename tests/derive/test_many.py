@@ -90,7 +90,7 @@ def _a_model_of_an_older_edgevit_is_known_by_its_row(job: Job) -> None:
     assert record.pop("job") == job.sha256()
     file.write_text(json.dumps(record))
     for state, known in (("started", True), ("failed", False)):
-        told = many.Row(job.name, job.task, job.budget, job.method, job.out, job.sha256(), state)  # type: ignore[arg-type]
+        told = many.JobRow(job.name, job.task, job.budget, job.method, job.out, job.sha256(), state)  # type: ignore[arg-type]
         assert (many._found(job, [told], Silent()) is not None) == known
 
 

@@ -28,7 +28,7 @@ from edgevit.derive.methods import method_names
 from edgevit.derive.plan import BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived
 from edgevit.folder.derivation import ShapeRecord, TrainingRecord
-from edgevit.folder.supernet import SUPERNET_KIND, Point, SettingsRecord, SupernetRecord, Unit
+from edgevit.folder.supernet import SUPERNET_KIND, SettingsRecord, SlicePoint, SupernetRecord, Unit
 from edgevit.models.anatomy import Attention, Block, Ffn
 from edgevit.models.checkpoint import Model, describe, save
 from edgevit.models.families import family_of
@@ -114,7 +114,7 @@ def supernet(base: Model, task: Task, tmp_path_factory: pytest.TempPathFactory) 
         created="2026-01-01T00:00:00+00:00", base="base", base_top1=0.1,
         settings=SettingsRecord(ShapeRecord("fused"), TrainingRecord(0)), data=task.record(),
         versions={"edgevit": "0.1.0"}, seconds={}, order=tuple(units),
-        curve=(Point(0.0, base.spec.macs, base.spec.params, 0.1),),
+        curve=(SlicePoint(0.0, base.spec.macs, base.spec.params, 0.1),),
     )  # fmt: skip
     folder = tmp_path_factory.mktemp("net") / "net"
     save(base, folder)

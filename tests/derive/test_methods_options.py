@@ -13,7 +13,7 @@ from small_base import derive, make_supernet, write_checkpoint
 
 import edgevit
 from edgevit.derive.methods import load_method, method_names
-from edgevit.derive.options import SUPERNET, Option, describe
+from edgevit.derive.options import SUPERNET, MethodOption, describe
 
 # Fewer images and steps than anybody would take; what is not here is as by default.
 QUICK: dict[str, dict[str, Any]] = {
@@ -51,7 +51,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 
 
-def others(option: Option) -> tuple[str, ...]:
+def others(option: MethodOption) -> tuple[str, ...]:
     """All that it may be beside its default; of a number nothing."""
     values = ("True", "False") if option.kind is bool else option.kind if isinstance(option.kind, tuple) else ()
     return tuple(value for value in values if value != option.default)

@@ -21,7 +21,7 @@ from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.method import find_method
 from edgevit.derive.methods import method_names
 from edgevit.derive.methods.heart.choose import Candidates
-from edgevit.derive.methods.heart.scores import Scores
+from edgevit.derive.methods.heart.scores import HessianScores
 from edgevit.derive.reach import Asked, asked_of, least_of
 from edgevit.errors import BudgetError, OptionError
 from edgevit.models.checkpoint import describe
@@ -156,7 +156,7 @@ def test_what_heart_reaches_is_its_smallest_choice(small_vit: Any, shape: str, m
     geometry, dims = family.geometry(one.network), [b.dims for b in family.read(one.network)]
     rows, heads = torch.ones(2, geometry.patches).double(), (torch.ones(4).double(),) * 3
     found = Candidates(
-        dims, geometry, one.budget, Scores(rows, rows, heads, rows[:, 0]), tokens=rows, token_multiple=1,
+        dims, geometry, one.budget, HessianScores(rows, rows, heads, rows[:, 0]), tokens=rows, token_multiple=1,
         least_heads=2 if shape == "fused" else 1, merge=merge,
     )  # fmt: skip
     smallest = found.ladder([geometry.patches] * 2, found.most_heads)

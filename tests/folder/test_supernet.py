@@ -8,7 +8,7 @@ from model_folders import some_spec
 
 from edgevit.errors import CheckpointError
 from edgevit.folder.derivation import DataRecord, ImageCounts, ShapeRecord, TrainingRecord
-from edgevit.folder.supernet import SUPERNET_KIND, Point, SettingsRecord, SupernetRecord, Unit
+from edgevit.folder.supernet import SUPERNET_KIND, SettingsRecord, SlicePoint, SupernetRecord, Unit
 
 ORDER = (Unit(1, "ffn", 32, 64, 10), Unit(0, "attention", 8, 16, 10), Unit(1, "ffn", 8, 32, 10))
 DATA = DataRecord("digits", 10, None, 0.1, 42, False, some_spec().classes, ImageCounts(8, 1, 1), "c" * 64)
@@ -21,7 +21,7 @@ RECORD = SupernetRecord(
     versions={"edgevit": "0.1.0"},
     seconds={},
     order=ORDER,
-    curve=(Point(0, 10**6, 10**4, 0.9), Point(0.5, 5 * 10**5, 10**4, 0.8)),
+    curve=(SlicePoint(0, 10**6, 10**4, 0.9), SlicePoint(0.5, 5 * 10**5, 10**4, 0.8)),
 )
 
 

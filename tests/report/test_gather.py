@@ -10,7 +10,7 @@ import pytest
 from some_report import write_everything
 from some_runs import DENSE
 
-from edgevit.derive.jobs_table import TABLE_KIND, JobsTable, Row
+from edgevit.derive.jobs_table import TABLE_KIND, JobRow, JobsTable
 from edgevit.errors import OptionError
 from edgevit.report.gather import gather
 
@@ -68,8 +68,8 @@ def test_a_file_of_lines_that_is_not_of_edgevit_is_passed_over_unless_it_was_ask
 def test_jobs_without_a_model_are_told_of(tmp_path: Path) -> None:
     (tmp_path / "runs.jsonl").write_text(DENSE.to_json())
     rows = [
-        Row("a", "pets", "rate 0.5", "nuwa", str(tmp_path / "a"), "0" * 64, "done"),
-        Row("b", "pets", "rate 0.9", "nuwa", str(tmp_path / "b"), "0" * 64, "failed", error="no shape fits"),
+        JobRow("a", "pets", "rate 0.5", "nuwa", str(tmp_path / "a"), "0" * 64, "done"),
+        JobRow("b", "pets", "rate 0.9", "nuwa", str(tmp_path / "b"), "0" * 64, "failed", error="no shape fits"),
     ]
     (tmp_path / "results.json").write_text(TABLE_KIND.text(JobsTable(tuple(rows), (), {"edgevit": "0.1.0"})))
     told = {one.where.rpartition(", ")[2]: one.why for one in gather([tmp_path]).skipped}

@@ -1,9 +1,9 @@
 """One file per kind of data on disk. Each defines:
 
-    def matches(data: str) -> bool          is it of this kind?
-    def open_source(data: str) -> Source    list it, without reading any image
+    def matches(data: str) -> bool                is it of this kind?
+    def open_source(data: str) -> ImageSource     list it, without reading any image
     def class_names(data: str) -> Sequence[str]   its classes' names, at once: without numpy, and without the images
-    def open_images(data: str) -> Source    optional: open_source where images need not be sorted by class
+    def open_images(data: str) -> ImageSource     optional: open_source where images need not be sorted by class
 
 Sources are tried in the order of their names; `folder` matches any directory and so comes last.
 """
@@ -26,7 +26,7 @@ Part = Literal["train", "test"]
 Reference = str | int  # what a source needs to read one image: a path, or an index
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     """Images by class, read one at a time."""
 
     class_names: Sequence[str]  # in the order of the base's outputs, if the base was trained on exactly these
@@ -76,13 +76,13 @@ def class_names(data: str | Path) -> Sequence[str]:
     return names
 
 
-def open_source(data: str | Path) -> Source:
+def open_source(data: str | Path) -> ImageSource:
     """Open image data by name or path.
 
     Raises:
         DataError: there is nothing there, or nothing that any source understands.
     """
-    source: Source = _kind(str(data)).open_source(str(data))
+    source: ImageSource = _kind(str(data)).open_source(str(data))
     return source
 
 
@@ -99,14 +99,14 @@ def refuse_missing_unlabelled(data: str | Path) -> ModuleType:
     return kind
 
 
-def open_unlabelled(data: str | Path) -> tuple[Source, list[Reference]]:
+def open_unlabelled(data: str | Path) -> tuple[ImageSource, list[Reference]]:
     """Open images whose classes do not matter: those below a folder, at any depth, or another source's training part.
 
     Raises:
         DataError: there is nothing there, or no file.
     """
     kind = refuse_missing_unlabelled(data)
-    source: Source = getattr(kind, "open_images", kind.open_source)(str(data))
+    source: ImageSource = getattr(kind, "open_images", kind.open_source)(str(data))
     references = [r for name in source.class_names for r in source.references("train", name)]
     if not references:
         raise DataError(f"{data} holds no images; give a folder that has some, at any depth")

@@ -13,10 +13,10 @@ from edgevit.derive.allocate.ranking import Units, rank, top
 from edgevit.derive.measure.importance import Scores, UnitScores
 from edgevit.errors import BudgetError
 from edgevit.models.anatomy import BlockDims
-from edgevit.models.cost import Geometry, SiteCosts
+from edgevit.models.cost import Geometry, SiteCostTerms
 
 BASE = [BlockDims(4, 32, 32, 256)] * 3
-GEOMETRY = Geometry(64, 17, 16, 192, 10, 1, 1000, SiteCosts(3, True, 4), SiteCosts(1, True, 4))
+GEOMETRY = Geometry(64, 17, 16, 192, 10, 1, 1000, SiteCostTerms(3, True, 4), SiteCostTerms(1, True, 4))
 
 
 def geometry_at(width: int) -> Geometry:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from edgevit.derive.allocate.tokens import Law, TokenPrices, of_fewer, tile_counts
 from edgevit.models.anatomy import BlockDims
-from edgevit.models.cost import Geometry, SiteCosts
+from edgevit.models.cost import Geometry, SiteCostTerms
 
-TINY = Geometry(192, 197, 196, 768, 10, 1, 0, SiteCosts(3, True, 0), SiteCosts(1, True, 0))
+TINY = Geometry(192, 197, 196, 768, 10, 1, 0, SiteCostTerms(3, True, 0), SiteCostTerms(1, True, 0))
 COSTS = np.array([0.1, 1.0, 2.0])
 LAWS = [(128, Law(0.04, 0.6)), (64, Law(0.06, 0.3))]
 

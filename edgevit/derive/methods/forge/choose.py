@@ -41,7 +41,7 @@ AS_PREDICTED = "as predicted"
 
 
 @dataclass(frozen=True)
-class Shape:
+class ChosenShape:
     """What becomes of each block of the base: its attention and FFN width, None where they go; or None: it goes."""
 
     blocks: Sequence[tuple[Heads | None, int | None] | None]
@@ -56,7 +56,7 @@ def _allocated(
     curves: Sequence[BlockCurves],
     geometry: Geometry,
     ladder: Ladder | None = None,
-) -> Shape:
+) -> ChosenShape:
     """Spend the budget on a network of this geometry, whose blocks pass on as many tokens as the ladder says.
 
     Raises:
@@ -68,7 +68,7 @@ def _allocated(
         activations = [known.statistics.activation for known in curves]
         wishes = uniform(dims) if config.allocation == "uniform" else adaptive(blocks, activations, policy)
         chosen = fit(wishes, dims, geometry, budget, policy)
-        return Shape([(Heads(tuple(range(d.heads)), d.qk, d.vo), d.ffn) for d in chosen], None)
+        return ChosenShape([(Heads(tuple(range(d.heads)), d.qk, d.vo), d.ffn) for d in chosen], None)
     if ladder is not None:
         dims = passing(dims, ladder)
     stay = budget.at_least or dict.fromkeys(range(len(dims)))
@@ -96,14 +96,16 @@ def _allocated(
     def value(choice: Choice | None) -> Any:
         return None if choice is None else choice.value
 
-    return Shape([None if pair is None else (value(pair[0]), value(pair[1])) for pair in found], sum(lost), ladder)
+    return ChosenShape(
+        [None if pair is None else (value(pair[0]), value(pair[1])) for pair in found], sum(lost), ladder
+    )
 
 
 @dataclass(frozen=True)
 class Chosen:
     """What becomes of the whole network."""
 
-    shape: Shape
+    shape: ChosenShape
     embed: EmbedPlan | None
     facts: dict[str, object]
 
@@ -130,7 +132,7 @@ def choose(
     network = problem.network
     whole = family_of(network).geometry(network).embed
 
-    def spend(width: int, ladder: Ladder | None = None) -> Shape:
+    def spend(width: int, ladder: Ladder | None = None) -> ChosenShape:
         return _allocated(problem, config, blocks, curves, geometry_at(network, width), ladder)
 
     if not config.cuts_embedding:
@@ -177,8 +179,8 @@ def _rungs(
     widths: list[int],
     slices: Slices,
     ladders: Sequence[tuple[Ladder | None, float]],
-    spend: Callable[[int, Ladder | None], Shape],
-) -> list[Rung[Shape]]:
+    spend: Callable[[int, Ladder | None], ChosenShape],
+) -> list[Rung[ChosenShape]]:
     """The widths of the embedding worth a thought, each with every ladder of tokens; the least predicted loss first.
 
     Args:
@@ -187,11 +189,11 @@ def _rungs(
     Raises:
         BudgetError: none reaches the budget.
     """
-    rungs: list[Rung[Shape]] = []
+    rungs: list[Rung[ChosenShape]] = []
     refused: BudgetError | None = None
     for ladder, nats in ladders:
 
-        def spent(width: int, ladder: Ladder | None = ladder, nats: float = nats) -> tuple[Shape, float]:
+        def spent(width: int, ladder: Ladder | None = ladder, nats: float = nats) -> tuple[ChosenShape, float]:
             shape = spend(width, ladder)
             assert shape.predicted_nats is not None
             return shape, shape.predicted_nats + nats
@@ -209,8 +211,8 @@ def _rungs(
 def _measured(
     problem: Problem,
     slices: Slices,
-    rungs: Sequence[Rung[Shape]],
-    plan: Callable[[Shape, EmbedPlan | None], Plan],
+    rungs: Sequence[Rung[ChosenShape]],
+    plan: Callable[[ChosenShape, EmbedPlan | None], Plan],
 ) -> Chosen:
     """The rung that loses least, where measuring says which.
 
@@ -235,7 +237,7 @@ def _measured(
     return Chosen(replace(best.shape, predicted_nats=best.nats), slices.plan(best.width), facts)
 
 
-def _seems_best(rungs: Sequence[Rung[Shape]], measured: Mapping[int, float]) -> int:
+def _seems_best(rungs: Sequence[Rung[ChosenShape]], measured: Mapping[int, float]) -> int:
     """The number of the rung with the least loss, where those that were measured tell how far sums of parts fall short.
 
     `measured`: nats by the number of the rung.
@@ -255,7 +257,7 @@ def _seems_best(rungs: Sequence[Rung[Shape]], measured: Mapping[int, float]) -> 
 
 @torch.no_grad()
 def plan_of(
-    config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves], shape: Shape, embed: EmbedPlan | None
+    config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves], shape: ChosenShape, embed: EmbedPlan | None
 ) -> Plan:
     """Carry the allocation out in the base's own terms: factors, neurons and output weights for its inputs."""
     plans = []

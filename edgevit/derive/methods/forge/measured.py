@@ -14,7 +14,7 @@ from edgevit.models.families import Branch, family_of
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLosses:
     """KL(base || changed) in nats per image, for every block: [L] each, fp64 on the CPU."""
 
     narrowed: Tensor  # with the narrow block in its place
@@ -27,7 +27,9 @@ def _past(branch: Branch | None, tokens: Tensor) -> Tensor:
     return tokens if branch is None else tokens + branch.added(branch.module(branch.before(tokens)))
 
 
-def measure(problem: Problem, narrowed: nn.Module, images: Split, *, sites: bool, quick: bool = False) -> Measured:
+def measure(
+    problem: Problem, narrowed: nn.Module, images: Split, *, sites: bool, quick: bool = False
+) -> MeasuredLosses:
     """Replace the blocks one at a time, the rest being the base's.
 
     Args:
@@ -62,4 +64,4 @@ def measure(problem: Problem, narrowed: nn.Module, images: Split, *, sites: bool
     problem.passes.show(network, images, see, stage="loss without each block", quick=quick)
     means = (problem.compute.sum(losses) / len(images)).cpu().clamp_min(0)
     alone = means[2:].mT if sites else torch.full((len(layers), 2), torch.inf, dtype=torch.float64)
-    return Measured(means[0], means[1], alone.contiguous())
+    return MeasuredLosses(means[0], means[1], alone.contiguous())

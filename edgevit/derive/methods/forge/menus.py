@@ -31,7 +31,7 @@ class Goes:
 
 
 @dataclass(frozen=True)
-class BlockCosts:
+class ModuleCosts:
     """What one block's modules cost in the budget's quantity."""
 
     attention: Callable[[int, Tensor, Tensor], Tensor]  # of a number of heads with each pair of widths qk and vo
@@ -41,7 +41,7 @@ class BlockCosts:
     ffn_alone: float
 
 
-def block_costs(budget: Budget, geometry: Geometry, block: int, passed: int = 0) -> BlockCosts:
+def block_costs(budget: Budget, geometry: Geometry, block: int, passed: int = 0) -> ModuleCosts:
     """Of a block that passes on so many tokens; 0: all that it is given."""
     prices = budget.prices_at(geometry)
     if prices is not None:
@@ -52,7 +52,7 @@ def block_costs(budget: Budget, geometry: Geometry, block: int, passed: int = 0)
             costs = [prices.together(block) + prices.attention(block, heads, *pair) + cut for pair in pairs]
             return torch.tensor(costs, dtype=torch.float64)
 
-        return BlockCosts(listed, partial(prices.ffn, block), -prices.together(block), 0.0)
+        return ModuleCosts(listed, partial(prices.ffn, block), -prices.together(block), 0.0)
     # What a block costs whatever its widths goes with its attention: it goes with the block.
     itself = geometry.fixed(1, budget.linear) - geometry.fixed(0, budget.linear)
     of_ffn = geometry.site_fixed("ffn", budget.linear)
@@ -64,14 +64,14 @@ def block_costs(budget: Budget, geometry: Geometry, block: int, passed: int = 0)
     def ffn(width: int) -> float:
         return geometry.block_cost(BlockDims(0, 0, 0, width), budget.linear)
 
-    return BlockCosts(attention, ffn, -of_ffn, of_ffn)
+    return ModuleCosts(attention, ffn, -of_ffn, of_ffn)
 
 
 def block_menu(
     dims: BlockDims,
     known: BlockCurves,
     policy: Policy,
-    costs: BlockCosts,
+    costs: ModuleCosts,
     goes: Goes,
     frozen: Collection[Axis],
     at_least: BlockDims | None = None,

@@ -15,7 +15,7 @@ from typing import Literal
 from torch import Tensor
 
 from edgevit.derive.allocate.budget import Budget
-from edgevit.derive.methods.heart.scores import Scores
+from edgevit.derive.methods.heart.scores import HessianScores
 from edgevit.errors import BudgetError
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.cost import Geometry
@@ -24,18 +24,18 @@ Ratios = Literal["sensitivity", "uniform"]
 
 
 @dataclass(frozen=True)
-class Choice:
+class PruningLevels:
     """A rung per block, of the number of tokens that it passes on, and how many of its heads go, the least felt
     first."""
 
     rungs: tuple[int, ...]
     heads_gone: tuple[int, ...]
 
-    def lower(self, block: int, rung: int) -> Choice:
+    def lower(self, block: int, rung: int) -> PruningLevels:
         """With a block on a lower rung, and those behind it no higher."""
         return replace(self, rungs=(*self.rungs[:block], *(max(r, rung) for r in self.rungs[block:])))
 
-    def without_head(self, block: int) -> Choice:
+    def without_head(self, block: int) -> PruningLevels:
         gone = list(self.heads_gone)
         gone[block] += 1
         return replace(self, heads_gone=tuple(gone))
@@ -57,7 +57,7 @@ class Candidates:
     """Everything that may go from one model, what each choice of it costs, and what it loses."""
 
     def __init__(
-        self, dims: Sequence[BlockDims], geometry: Geometry, budget: Budget, scores: Scores, *,
+        self, dims: Sequence[BlockDims], geometry: Geometry, budget: Budget, scores: HessianScores, *,
         tokens: Tensor, token_multiple: int, least_heads: int, merge: bool,
     ) -> None:  # fmt: skip
         self.dims, self.geometry, self.budget = dims, geometry, budget
@@ -86,10 +86,10 @@ class Candidates:
         self._costs: dict[tuple[int, int, int], float] = {}
 
     @property
-    def whole(self) -> Choice:
-        return Choice((0,) * len(self.dims), (0,) * len(self.dims))
+    def whole(self) -> PruningLevels:
+        return PruningLevels((0,) * len(self.dims), (0,) * len(self.dims))
 
-    def shaped(self, choice: Choice) -> list[BlockDims]:
+    def shaped(self, choice: PruningLevels) -> list[BlockDims]:
         """The blocks of a choice; those after which no token leaves pass on as many as they are given."""
         shaped, before = [], 0
         for d, rung, gone in zip(self.dims, choice.rungs, choice.heads_gone, strict=True):
@@ -97,7 +97,7 @@ class Candidates:
             before = rung
         return shaped
 
-    def cost(self, choice: Choice) -> float:
+    def cost(self, choice: PruningLevels) -> float:
         """What a model of this choice costs, in the budget's quantity."""
         prices, rung = self.budget.prices, 0
         total = float(self.geometry.fixed(0, self.budget.linear)) if prices is None else prices.fixed
@@ -118,7 +118,7 @@ class Candidates:
             return prices.block(i, block)
         return at.cost([block], self.budget.linear) - at.fixed(0, self.budget.linear)
 
-    def lost(self, choice: Choice) -> float:
+    def lost(self, choice: PruningLevels) -> float:
         """Nats that are predicted to be lost with it."""
         total, before = 0.0, 0
         for i, rung in enumerate(choice.rungs[:-1]):
@@ -131,9 +131,9 @@ class Candidates:
         """The lowest rung on which no more than so many tokens are gone."""
         return max(i for i, n in enumerate(self.lengths) if self.geometry.tokens - n <= gone)
 
-    def ladder(self, gone: Sequence[int], heads_gone: Sequence[int]) -> Choice:
+    def ladder(self, gone: Sequence[int], heads_gone: Sequence[int]) -> PruningLevels:
         """The choice in which no more than these many tokens are gone after each block, and these heads."""
-        choice = Choice(self.whole.rungs, tuple(map(min, heads_gone, self.most_heads)))
+        choice = PruningLevels(self.whole.rungs, tuple(map(min, heads_gone, self.most_heads)))
         for i, count in enumerate(gone):
             if self.may_leave[i]:
                 choice = choice.lower(i, min(self.rung(min(count, self.geometry.patches - 1)), self.lowest[i]))
@@ -156,7 +156,7 @@ def _running(scores: Sequence[float]) -> list[float]:
 # -- by MACs -----------------------------------------------------------------------------------------------------------
 
 
-def by_macs(candidates: Candidates, ratios: Ratios) -> Choice:
+def by_macs(candidates: Candidates, ratios: Ratios) -> PruningLevels:
     """The choice that meets the budget and is predicted to lose little: see `_steps`; or the best of equal ratios."""
     if ratios == "uniform":
         return _best_uniform(candidates)
@@ -164,7 +164,7 @@ def by_macs(candidates: Candidates, ratios: Ratios) -> Choice:
     while not budget.holds(cost := candidates.cost(choice)):
         lost = candidates.lost(choice)
 
-        def price(other: Choice, cost: float = cost, lost: float = lost) -> float:
+        def price(other: PruningLevels, cost: float = cost, lost: float = lost) -> float:
             return max(candidates.lost(other) - lost, 0.0) / (cost - candidates.cost(other))
 
         smaller = [c for c in _steps(candidates, choice) if candidates.cost(c) < cost]
@@ -174,7 +174,7 @@ def by_macs(candidates: Candidates, ratios: Ratios) -> Choice:
     return choice
 
 
-def _smallest(candidates: Candidates) -> Choice:
+def _smallest(candidates: Candidates) -> PruningLevels:
     """All gone that may go, where ranking tokens takes more than any step saves, and only many together save.
 
     Raises:
@@ -192,7 +192,7 @@ def _smallest(candidates: Candidates) -> Choice:
     return choice
 
 
-def _steps(candidates: Candidates, choice: Choice) -> Iterator[Choice]:
+def _steps(candidates: Candidates, choice: PruningLevels) -> Iterator[PruningLevels]:
     """All choices a step smaller: tokens leave down to the next rung after some block, or a head goes.
 
     By a table, to any lower rung: it may be the next that saves next to nothing.
@@ -206,7 +206,7 @@ def _steps(candidates: Candidates, choice: Choice) -> Iterator[Choice]:
             yield choice.without_head(i)
 
 
-def _best_uniform(candidates: Candidates) -> Choice:
+def _best_uniform(candidates: Candidates) -> PruningLevels:
     """Of all pairs of a number of tokens and a number of heads, alike in all blocks, that meet the budget."""
     found = []
     for heads in range(max(candidates.most_heads, default=0) + 1):
@@ -218,14 +218,14 @@ def _best_uniform(candidates: Candidates) -> Choice:
     return min(found, key=candidates.lost)
 
 
-def _uniform(candidates: Candidates, tokens_gone: int, heads_gone: Sequence[int]) -> Choice:
+def _uniform(candidates: Candidates, tokens_gone: int, heads_gone: Sequence[int]) -> PruningLevels:
     return candidates.ladder([tokens_gone] * (len(candidates.dims) - 1), heads_gone)
 
 
 # -- by ratios ---------------------------------------------------------------------------------------------------------
 
 
-def by_ratio(candidates: Candidates, ratios: Ratios, tokens: float, heads: float) -> Choice:
+def by_ratio(candidates: Candidates, ratios: Ratios, tokens: float, heads: float) -> PruningLevels:
     """These shares of tokens and heads gone: of each block's own, or of all blocks' together where these are least
     felt."""
     if ratios == "uniform":
@@ -247,7 +247,7 @@ def _below(rows: Sequence[Sequence[float]], share: float) -> list[int]:
 # -- by loss -----------------------------------------------------------------------------------------------------------
 
 
-def by_loss(candidates: Candidates, ratios: Ratios, nats: float) -> Choice:
+def by_loss(candidates: Candidates, ratios: Ratios, nats: float) -> PruningLevels:
     """As much as costs no more than so many nats: an equal part of them in each block, or whatever is felt least of
     all."""
     blocks = range(len(candidates.dims))
@@ -274,7 +274,7 @@ def _next(
             yield max(candidates.head_scores[i][heads_gone[i]], 0.0), i, True
 
 
-def least_amount(candidates: Candidates, chosen: Callable[[float], Choice], what: str) -> Choice:
+def least_amount(candidates: Candidates, chosen: Callable[[float], PruningLevels], what: str) -> PruningLevels:
     """The choice of the least amount, in [0, 1], that meets the budget.
 
     Raises:

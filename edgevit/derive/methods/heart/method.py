@@ -28,9 +28,9 @@ from edgevit.derive.allocate.menus import least_heads
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.method import Method
 from edgevit.derive.methods.heart import choose
-from edgevit.derive.methods.heart.choose import Candidates, Choice, Ratios
+from edgevit.derive.methods.heart.choose import Candidates, PruningLevels, Ratios
 from edgevit.derive.methods.heart.gates import Closing, ClosingGates, head_gates
-from edgevit.derive.methods.heart.scores import Gated, Labels, Scores, Taylor, measure_scores
+from edgevit.derive.methods.heart.scores import Gated, HessianScores, Labels, Taylor, measure_scores
 from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.reach import Asked, Cuts
@@ -130,7 +130,7 @@ def check_options(asked: Asked, config: Config) -> None:
             )
 
 
-def _scores(problem: Problem, config: Config) -> Scores:
+def _scores(problem: Problem, config: Config) -> HessianScores:
     """Take the scores, or find them in the cache: they depend on the task and not on the budget."""
     images = problem.task.train.subset(config.calibration_images)
     names = ("probes", "taylor", "labels", "gated")
@@ -148,10 +148,10 @@ def _scores(problem: Problem, config: Config) -> Scores:
         return found.tensors()
 
     with problem.stopwatch.stage("curvature"):
-        return Scores.of(problem.cache.tensors("heart", key, take))
+        return HessianScores.of(problem.cache.tensors("heart", key, take))
 
 
-def _candidates(problem: Problem, config: Config, scores: Scores) -> Candidates:
+def _candidates(problem: Problem, config: Config, scores: HessianScores) -> Candidates:
     family = family_of(problem.network)
     dims = [block.dims for block in family.read(problem.network)]
     tokens = scores.ranked if config.order == "attention" else scores.placed.sort(dim=1, stable=True).values
@@ -161,7 +161,7 @@ def _candidates(problem: Problem, config: Config, scores: Scores) -> Candidates:
     )  # fmt: skip
 
 
-def _choose(problem: Problem, config: Config, candidates: Candidates) -> Choice:
+def _choose(problem: Problem, config: Config, candidates: Candidates) -> PruningLevels:
     if config.selection == "macs":
         return choose.by_macs(candidates, config.ratios)
     if config.selection == "loss":
@@ -200,7 +200,9 @@ def _plan(network: nn.Module, dims: Sequence[BlockDims], kept: Sequence[Sequence
     return Plan(tuple(plans))
 
 
-def _trained(problem: Problem, config: Config, candidates: Candidates, choice: Choice, scores: Scores) -> Derived:
+def _trained(
+    problem: Problem, config: Config, candidates: Candidates, choice: PruningLevels, scores: HessianScores
+) -> Derived:
     dims, base = candidates.shaped(choice), problem.network.to(problem.compute.device)
     pairs = list(zip(candidates.head_order, choice.heads_gone, strict=True))
     kept = [sorted(order[gone:]) for order, gone in pairs]

@@ -37,7 +37,7 @@ MOST = 8  # images of one double backward: it holds several times what a trainin
 
 
 @dataclass(frozen=True)
-class Scores:
+class HessianScores:
     """Nats that are lost with each token after each block but the last, and with each head: means over the images."""
 
     ranked: Tensor  # [L - 1, M]: of the token that the block's attention looks at least, next to least, and so on
@@ -50,11 +50,11 @@ class Scores:
         return named | {f"heads.{i:03}": scores for i, scores in enumerate(self.heads)}
 
     @classmethod
-    def of(cls, tensors: dict[str, Tensor]) -> Scores:
+    def of(cls, tensors: dict[str, Tensor]) -> HessianScores:
         heads = tuple(tensors[name] for name in sorted(tensors) if name.startswith("heads."))
         return cls(tensors["ranked"], tensors["placed"], heads, tensors["spearman"])
 
-    def standardised(self) -> Scores:
+    def standardised(self) -> HessianScores:
         """Eq. 8: minus the mean, over the deviation, of all candidates of a block, its tokens and its heads."""
         ranked, placed = torch.zeros_like(self.ranked), torch.zeros_like(self.placed)
         heads = []
@@ -66,7 +66,7 @@ class Scores:
             heads.append((of_heads - mean) / deviation)
             if i < len(placed):
                 placed[i], ranked[i] = (of_tokens - mean) / deviation, (self.ranked[i] - mean) / deviation
-        return Scores(ranked, placed, tuple(heads), self.spearman)
+        return HessianScores(ranked, placed, tuple(heads), self.spearman)
 
 
 @dataclass
@@ -183,7 +183,7 @@ def measure_scores(
     labels: Labels,
     gated: Gated,
     seed: int,
-) -> Scores:
+) -> HessianScores:
     """Take the scores of every token and head, means over the images.
 
     Args:
@@ -221,7 +221,7 @@ def measure_scores(
     found = {name: (passes.compute.sum(total) / len(images)).cpu() for name, total in sums.items()}
     if not all(bool(t.isfinite().all()) for t in found.values()):
         raise DataError("the scores of tokens and heads are not finite; check the base's weights, and --mean and --std")
-    return Scores.of(found)
+    return HessianScores.of(found)
 
 
 def _of_batch(tokens: Sequence[Tensor], attention: Sequence[Tensor]) -> dict[str, Tensor]:

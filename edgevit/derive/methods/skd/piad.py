@@ -321,7 +321,7 @@ def _worth(units: Sequence[Unit], importance: Importance) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Growth:
+class DropoutSchedule:
     """How the dropout list comes to be."""
 
     macs: int  # to be dropped in the end
@@ -336,7 +336,7 @@ class ProgressiveDropout:
         self,
         network: nn.Module,
         units: Sequence[Unit],
-        growth: Growth,
+        growth: DropoutSchedule,
         proxy: Split,
         columns: Sequence[int],
         passes: Passes,

@@ -27,7 +27,7 @@ from edgevit.derive.realise import realise
 from edgevit.errors import BudgetError
 from edgevit.folder.model import BlockDims, ModelSpec
 from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.supernet import Point, SupernetRecord, Unit
+from edgevit.folder.supernet import SlicePoint, SupernetRecord, Unit
 from edgevit.models.cost import Quantity
 from edgevit.models.families import family_of
 from edgevit.numbers import check_number
@@ -49,7 +49,7 @@ class SuperNet:
         return self.record.order
 
     @property
-    def curve(self) -> tuple[Point, ...]:
+    def curve(self) -> tuple[SlicePoint, ...]:
         """The slices that were measured, from the whole network to the smallest."""
         return self.record.curve
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from edgevit.errors import UnsupportedModelError
 from edgevit.models.anatomy import Axis, Block, BlockDims, Site
 from edgevit.models.copies import bare_copy, without_values
-from edgevit.models.cost import Geometry, SiteCosts
+from edgevit.models.cost import Geometry, SiteCostTerms
 from edgevit.models.families import Branch, HalfThere
 from edgevit.models.families.vit import embedding, tokens
 from edgevit.models.families.vit.names import fitted as fitted
@@ -277,15 +277,15 @@ def geometry(model: Any) -> Geometry:
     heads, patch, dim = classifiers(model), model.patch_embed.proj, model.embed_dim
     with_attn = next((b for b in model.blocks if attn_of(b) is not None), None)
     with_mlp = next((b for b in model.blocks if mlp_of(b) is not None), None)
-    attention, ffn = SiteCosts(3, False, 0), SiteCosts(1, False, 0)
+    attention, ffn = SiteCostTerms(3, False, 0), SiteCostTerms(1, False, 0)
     if with_attn is not None:
         attn = with_attn.attn
         biases, out = attn.qkv.bias is not None, attn.proj.bias is not None or attn.qkv.bias is not None
-        attention = SiteCosts(3, biases, _vectors(with_attn, ("norm1", "ls1"), dim) + int(out))
+        attention = SiteCostTerms(3, biases, _vectors(with_attn, ("norm1", "ls1"), dim) + int(out))
     if with_mlp is not None:
         part = read_ffn(with_mlp.mlp)
         own = _vectors(with_mlp, ("norm2", "ls2"), dim) + int(part.b2 is not None)
-        ffn = SiteCosts(1 + int(part.gated), part.b1 is not None, own)
+        ffn = SiteCostTerms(1 + int(part.gated), part.b1 is not None, own)
     outside = [p for name, p in model.named_parameters() if not name.startswith("blocks.")]
     return Geometry(
         embed=dim,

@@ -34,7 +34,7 @@ def made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
 
 
 def test_a_width_that_was_measured_tells_by_how_much_the_sums_of_others_fall_short() -> None:
-    shape = choose.Shape([], 0.0)
+    shape = choose.ChosenShape([], 0.0)
     rungs = [Rung(64, shape, 0.03, 0.10), Rung(80, shape, 0.01, 0.16), Rung(48, shape, 0.17, 0.04)]
     assert choose._seems_best(rungs, {}) == 0
     assert choose._seems_best(rungs, {0: 0.13}) == 0, "as predicted"

@@ -14,13 +14,13 @@ from edgevit.derive.allocate.budget import Budget, make_budget
 from edgevit.derive.allocate.cost_table import CostTable
 from edgevit.derive.methods.heart.choose import (
     Candidates,
-    Choice,
+    PruningLevels,
     by_loss,
     by_macs,
     by_ratio,
     least_amount,
 )
-from edgevit.derive.methods.heart.scores import Scores
+from edgevit.derive.methods.heart.scores import HessianScores
 from edgevit.errors import BudgetError
 from edgevit.models.families import family_of
 
@@ -39,12 +39,12 @@ def candidates(small_vit: Callable[..., Any]) -> Callable[..., Candidates]:
         heads = tuple(torch.tensor([4.0, 2.0, 8.0, 6.0], dtype=torch.float64) * (i + 1) for i in range(4))
         budget = changed.pop("budget", make_budget(geometry.macs(dims), geometry.params(dims), rate=rate))
         how = {"tokens": rows, "token_multiple": 1, "least_heads": 1, "merge": False, **changed}
-        return Candidates(dims, geometry, budget, Scores(rows, rows, heads, rows[:, 0]), **how)
+        return Candidates(dims, geometry, budget, HessianScores(rows, rows, heads, rows[:, 0]), **how)
 
     return make
 
 
-def check_whole(found: Candidates, choice: Choice) -> None:
+def check_whole(found: Candidates, choice: PruningLevels) -> None:
     """What a choice costs is what the model costs, and no block has more tokens than the one before it."""
     shaped = found.shaped(choice)
     assert found.cost(choice) == found.geometry.macs(shaped)

@@ -16,7 +16,7 @@ from edgevit.data.task import open_task
 from edgevit.derive.methods.heart.scores import (
     Gated,
     Gates,
-    Scores,
+    HessianScores,
     Taylor,
     _frozen,
     gate_losses,
@@ -128,7 +128,7 @@ def test_scores_of_images_are_means_and_leave_the_network_as_it_was(
     torch.testing.assert_close(one.ranked.sum(1), one.placed.sum(1))
     assert all(torch.equal(value, two.tensors()[name]) for name, value in one.tensors().items())
     assert all(torch.equal(value, before[name]) for name, value in problem.network.state_dict().items())
-    assert Scores.of(one.tensors()).tensors().keys() == one.tensors().keys()
+    assert HessianScores.of(one.tensors()).tensors().keys() == one.tensors().keys()
     standard = one.standardised()
     both = torch.cat([standard.placed[1], standard.heads[1]])
     assert float(both.mean()) == pytest.approx(0, abs=1e-9) and float(both.std(correction=0)) == pytest.approx(1)

@@ -14,7 +14,7 @@ from edgevit.derive.algebra.embedding import encoder
 from edgevit.derive.allocate.policy import POLICIES, make_policy, smallest
 from edgevit.derive.measure.embedding import token_directions, token_weights
 from edgevit.derive.methods.skd.piad import (
-    Growth,
+    DropoutSchedule,
     Importance,
     ProgressiveDropout,
     Unit,
@@ -54,7 +54,7 @@ def dims_of(network):
 def make_dropout(network, images, passes, *, share=0.5, updates=3, steps=6, policy="fused"):
     dims, geometry = dims_of(network), vit.geometry(network)
     units = make_units(dims, geometry, POLICIES[policy], 8, 32)
-    growth = Growth(int(share * geometry.macs(dims)), updates, steps)
+    growth = DropoutSchedule(int(share * geometry.macs(dims)), updates, steps)
     return ProgressiveDropout(network, units, growth, images, COLUMNS, passes, seed=1)
 
 
@@ -125,7 +125,7 @@ def test_channels_are_units_whose_worth_is_measured_and_whose_macs_are_counted_o
     scored = score_units(embeds[1:], importance)
     rise = importance.narrowed[16] - importance.loss
     assert sum(s * u.macs for s, u in zip(scored, embeds[1:], strict=True)) == pytest.approx(rise / importance.loss)
-    growth = Growth(int(0.85 * geometry.macs(dims)), 2, 4)  # more than widths of blocks can save
+    growth = DropoutSchedule(int(0.85 * geometry.macs(dims)), 2, 4)  # more than widths of blocks can save
     dropout = ProgressiveDropout(network.train(), units, growth, images, COLUMNS, passes, seed=1)
     dropout.finish()
     slim = dropout.pruned()
