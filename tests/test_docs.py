@@ -19,7 +19,7 @@ from places import ROOT
 from torch import nn
 
 from edgevit.agent import meters, power, runners
-from edgevit.agent.measure import Request, measure
+from edgevit.agent.measure import MeasurementRequest, measure
 from edgevit.board.profiles import load_profile, profile_names
 from edgevit.derive.algebra.embedding import encoder
 from edgevit.derive.methods import method_names
@@ -55,12 +55,12 @@ def test_the_runner_of_the_documentation_is_measured_as_any_other(with_examples:
     np.save(file, np.ones((12, 3), np.float32))
     told = {"model": str(file), "model_sha256": "0" * 64, "label": "matrix", "precision": "fp32", "runner": "matrix"}
     how: dict[str, Any] = {"samples": 5, "duration_s": 0.0, "warmup": 1, "warmup_seconds": 0.0, "batch": 2}
-    run = measure(Request(**told, **how), lambda stage, done, **figures: None)
+    run = measure(MeasurementRequest(**told, **how), lambda stage, done, **figures: None)
     assert (run.runner, run.provider, run.batch) == ("matrix", "cpu", 2) and len(run.latencies_ns) >= 5
     assert run.environment["numpy"] == np.__version__
     np.save(file, np.ones(3))
     with pytest.raises(runners.RunnerError, match="an array of 1 axes, expected 2"):
-        measure(Request(**told, **how), lambda stage, done, **figures: None)
+        measure(MeasurementRequest(**told, **how), lambda stage, done, **figures: None)
 
 
 def test_the_meter_of_the_documentation_reads_power(

@@ -39,29 +39,29 @@ def hello(send: Send, root: str) -> dict[str, Any]:
 
 
 def measure(send: Send, root: str, **args: Any) -> dict[str, Any]:
-    from .measure import Request
+    from .measure import MeasurementRequest
     from .measure import measure as measure_once
 
-    return measure_once(Request(**args), _reporter(send), root).to_dict()
+    return measure_once(MeasurementRequest(**args), _reporter(send), root).to_dict()
 
 
 def alternate(send: Send, root: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
     from .alternate import alternate as alternate_once
-    from .measure import Request
+    from .measure import MeasurementRequest
     from .runners import AloneError
 
     try:
-        runs = alternate_once([Request(**request) for request in requests], _reporter(send), root)
+        runs = alternate_once([MeasurementRequest(**request) for request in requests], _reporter(send), root)
     except AloneError as error:
         return {"runs": [], "alone": str(error)}
     return {"runs": [run.to_dict() for run in runs], "alone": None}
 
 
 def profile(send: Send, root: str, **args: Any) -> dict[str, Any]:
-    from .measure import Request
+    from .measure import MeasurementRequest
     from .profile import profile as profile_once
 
-    return profile_once(Request(**args), _reporter(send), root)
+    return profile_once(MeasurementRequest(**args), _reporter(send), root)
 
 
 def _reporter(send: Send) -> Callable[..., None]:

@@ -17,7 +17,7 @@ from time import perf_counter_ns
 from types import ModuleType
 from typing import Any, Sequence
 
-from .measure import TICK_NS, Report, Request, import_requirements, make_run, repeat
+from .measure import TICK_NS, MeasurementRequest, Report, import_requirements, make_run, repeat
 from .meters import AnyMeter, clocks, load, nvpmodel, thermal
 from .records import Run
 from .runners import Loaded, import_runner, open_beside
@@ -35,7 +35,7 @@ SHARED = (
 class _Visited:
     """A model, and what its visits gave."""
 
-    request: Request
+    request: MeasurementRequest
     loaded: Loaded
     load_ns: int
     first_ns: int
@@ -86,7 +86,7 @@ class _Visited:
         }
 
 
-def alternate(requests: Sequence[Request], report: Report, root: str = "/") -> list[Run]:
+def alternate(requests: Sequence[MeasurementRequest], report: Report, root: str = "/") -> list[Run]:
     """Measure models that one runner runs, until each has its samples and its duration; a run of each, in this order.
 
     Raises:
@@ -121,7 +121,7 @@ def alternate(requests: Sequence[Request], report: Report, root: str = "/") -> l
     return [_run(model, requests, root, figures, window_ns) for model in models]
 
 
-def _open(runner: ModuleType, request: Request, opened: ExitStack) -> _Visited:
+def _open(runner: ModuleType, request: MeasurementRequest, opened: ExitStack) -> _Visited:
     started = perf_counter_ns()
     loaded = opened.enter_context(open_beside(runner, request.model, request.batch, request.options, request.label))
     load_ns = perf_counter_ns() - started
@@ -129,7 +129,9 @@ def _open(runner: ModuleType, request: Request, opened: ExitStack) -> _Visited:
     return _Visited(request, loaded, load_ns, first[0], {**loaded.environment, **loaded.settle()})
 
 
-def _run(model: _Visited, requests: Sequence[Request], root: str, seen: dict[str, Any], window_ns: int) -> Run:
+def _run(
+    model: _Visited, requests: Sequence[MeasurementRequest], root: str, seen: dict[str, Any], window_ns: int
+) -> Run:
     figures = {**seen, **dict.fromkeys(SHARED), "cpu_own_ns": model.own_ns}
     if seen["cpu_busy_ns"] is not None:  # what others took meanwhile is shared out by time: ticks are of 10 ms
         others = max(0, seen["cpu_busy_ns"] - seen["cpu_own_ns"]) / window_ns

@@ -49,7 +49,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundSettings:
     """How the board was before the first change, and the mode that was then set."""
 
     mode: int | None  # None: it is not changed
@@ -94,7 +94,9 @@ def controlled(
             raise RunnerError("nothing is changed before what an earlier process changed is put back (see above)")
         guardian = ends.enter_context(_guarded(root, folder, lock))
         current = jetson.power_mode(root)
-        found = Found(current["id"], mode["id"], locked) if current and mode else Found(None, None, locked)
+        found = (
+            FoundSettings(current["id"], mode["id"], locked) if current and mode else FoundSettings(None, None, locked)
+        )
         ends.callback(_restore, root, folder, tell, guardian)
         _remember(root, folder, found)
         if mode:
@@ -248,7 +250,7 @@ def _lock_clocks(root: str, guardian: int) -> None:
     )
 
 
-def _remember(root: str, folder: Path, found: Found) -> None:
+def _remember(root: str, folder: Path, found: FoundSettings) -> None:
     """Write down how the board is, so that not even a power cut loses it."""
     store = folder / CLOCKS
     try:
@@ -279,7 +281,7 @@ def _restore(root: str, folder: Path, report: Report, guardian: int | None = Non
     """Carry out the record, if there is one, and remove it. `late`: anything may have happened to the board since."""
     record, store = folder / RECORD, folder / CLOCKS
     try:
-        found = Found(**json.loads(record.read_text(encoding="utf-8")))
+        found = FoundSettings(**json.loads(record.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return True  # nothing was changed
     except (OSError, ValueError, TypeError) as error:
@@ -298,7 +300,7 @@ def _restore(root: str, folder: Path, report: Report, guardian: int | None = Non
     return True
 
 
-def _put_back(root: str, found: Found, store: str, guardian: int | None, late: bool) -> str:
+def _put_back(root: str, found: FoundSettings, store: str, guardian: int | None, late: bool) -> str:
     """Undo in the reverse order. The clocks once more after the mode, as setting that sets their limits, too."""
     now = jetson.power_mode(root)
     if late and found.mode is not None and now and now["id"] not in (found.mode, found.set_mode):

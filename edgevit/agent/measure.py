@@ -35,7 +35,7 @@ Report = Callable[..., None]  # stage, how much of it is done, 0 to 1, and figur
 
 
 @dataclass(frozen=True)
-class Request:
+class MeasurementRequest:
     """One measurement to make, and what the host knows about the model."""
 
     model: str  # path on the machine that measures
@@ -57,7 +57,7 @@ class Request:
     preprocessing: dict[str, Any] | None = None  # the model's own, of these pictures
 
 
-def measure(request: Request, report: Report, root: str = "/") -> Run:
+def measure(request: MeasurementRequest, report: Report, root: str = "/") -> Run:
     """Raises: RunnerError."""
     runner = import_runner(request.runner)
     power = power_meter(root, request.power_meter, request.total_rails)
@@ -91,7 +91,7 @@ def measure(request: Request, report: Report, root: str = "/") -> Run:
 
 
 def make_run(
-    request: Request, loaded: Loaded, load_ns: int, root: str, timed: dict[str, Any], figures: dict[str, Any]
+    request: MeasurementRequest, loaded: Loaded, load_ns: int, root: str, timed: dict[str, Any], figures: dict[str, Any]
 ) -> Run:
     """The record of one measurement; the bench it is part of fills in the rest, such as the idle power."""
     watts = figures.pop("power", None)
@@ -129,7 +129,11 @@ def import_requirements(runner: ModuleType) -> None:
 
 
 def _time(
-    loaded: Loaded, request: Request, report: Report, meters: Sequence[AnyMeter], tick: Callable[[float], None]
+    loaded: Loaded,
+    request: MeasurementRequest,
+    report: Report,
+    meters: Sequence[AnyMeter],
+    tick: Callable[[float], None],
 ) -> dict[str, Any]:
     """Run the three regimes; the meters are for the window alone."""
     used = None

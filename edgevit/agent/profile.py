@@ -11,13 +11,13 @@ from time import perf_counter_ns
 from typing import Any
 
 from .environment import describe_environment
-from .measure import Report, Request, import_requirements, repeat
+from .measure import MeasurementRequest, Report, import_requirements, repeat
 from .runners import RunnerError, has_profiler, import_runner, runner_names
 
 MOST = 100  # inferences: of 400 nodes each, a trace has some 30 MB
 
 
-def profile(request: Request, report: Report, root: str = "/") -> dict[str, Any]:
+def profile(request: MeasurementRequest, report: Report, root: str = "/") -> dict[str, Any]:
     """Time the layers of up to MOST inferences.
 
     Returns `inferences_ns`, the whole of each by `clock` ("gpu" or "host"), `layers` as dicts of `Layer`, `provider`

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from edgevit.agent.measure import Request
+from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
 from edgevit.board.connection import THIS_MACHINE, Board, open_board
 from edgevit.board.facts import BoardFacts, examine
@@ -181,9 +181,9 @@ def _built(path: Path, file: Measurable | None, setting: Setting, how: Condition
 
 def requests_of(
     how: Conditions, model: str, found: Measurable, runner: str, setting: Setting, pictures: Sequence[str] = ()
-) -> list[Request]:
+) -> list[MeasurementRequest]:
     """One for each batch size and number of streams."""
-    request = Request(
+    request = MeasurementRequest(
         model=model,
         model_sha256=found.sha256,
         label=found.label,
@@ -205,15 +205,15 @@ def requests_of(
 
 
 def in_turns(
-    shapes: Sequence[Sequence[Request]], rounds: int, seed: int, *, alternate: bool = False
-) -> list[list[Request]]:
+    shapes: Sequence[Sequence[MeasurementRequest]], rounds: int, seed: int, *, alternate: bool = False
+) -> list[list[MeasurementRequest]]:
     """Order the measurements of several models, each at the same shapes: those of one shape follow one another.
 
     Return those of each process: of one model, or of all that `alternate` in it. The first round keeps the order of the
     models, so that runs in a file say which of them the first was.
     """
     random = Random(seed)
-    turns: list[list[Request]] = []
+    turns: list[list[MeasurementRequest]] = []
     for number in range(1, rounds + 1):
         for alike in zip(*shapes, strict=True):
             order = alike if number == 1 else random.sample(alike, len(alike))
@@ -254,8 +254,8 @@ def _bench(
     board: Board,
     how: Conditions,
     found: Sequence[Measurable],
-    shapes: Sequence[Sequence[Request]],
-    turns: Sequence[Sequence[Request]],
+    shapes: Sequence[Sequence[MeasurementRequest]],
+    turns: Sequence[Sequence[MeasurementRequest]],
     setting: Setting,
     on_run: Callable[[Run], None] | None,
     progress: Progress,
@@ -291,12 +291,12 @@ class Turns:
 def take_turns(
     board: Board,
     how: Conditions,
-    turns: Sequence[Sequence[Request]],
+    turns: Sequence[Sequence[MeasurementRequest]],
     setting: Setting,
     name: str,
     progress: Progress,
     *,
-    profiled: Sequence[Request] = (),
+    profiled: Sequence[MeasurementRequest] = (),
 ) -> Turns:
     """Make measurements in this order as one job, which is called `name`, then take the profiles.
 
@@ -338,7 +338,7 @@ def _ceiling(setting: Setting, changed: Mapping[str, Any]) -> Ceiling | None:
 
 
 def _cross_check(
-    board: Board, requests: Iterable[Request], how: Conditions, progress: Progress
+    board: Board, requests: Iterable[MeasurementRequest], how: Conditions, progress: Progress
 ) -> tuple[dict[str, Any], ...]:
     """Let trtexec measure the same engine in its own way, on the board set as it was for the runs."""
     checks = []

@@ -56,7 +56,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Rail:
+class RailReading:
     address: str
     label: str
     milliwatts: float
@@ -86,7 +86,7 @@ class TensorRT:
 
 
 @dataclass(frozen=True)
-class Cuda:
+class CudaFacts:
     """Without a binding there is none, and `error` says why."""
 
     binding: str | None = None
@@ -132,7 +132,7 @@ class BoardFacts:
     default_power_mode: int | None = None
     clocks: dict[str, Clock | None] = field(default_factory=dict)
     clocks_locked: bool | None = None
-    rails: tuple[Rail, ...] = ()
+    rails: tuple[RailReading, ...] = ()
     power_interval_ms: float | None = None
     meters: dict[str, str | None] = field(default_factory=dict)  # why a meter cannot read the power; None: it can
     memory: Memory = field(default_factory=Memory)
@@ -143,7 +143,7 @@ class BoardFacts:
     sudo: bool = False
     recovered: Recovered = field(default_factory=Recovered)
     tensorrt: TensorRT = field(default_factory=TensorRT)
-    cuda: Cuda = field(default_factory=Cuda)
+    cuda: CudaFacts = field(default_factory=CudaFacts)
     onnxruntime: OnnxRuntime | None = None
     onnxruntime_packages: dict[str, str] = field(default_factory=dict)
 

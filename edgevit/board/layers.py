@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgevit.agent.layers import Layer
-from edgevit.agent.measure import Request
+from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
 from edgevit.errors import RunsError
 from edgevit.folder.documents import Reader
@@ -57,7 +57,7 @@ class LayerProfile:
 LAYERS_KIND = RecordKind("layers", LayerProfile, READER, schemas=(1,))
 
 
-def profile_of(request: Request, told: dict[str, Any], runs: Sequence[Run]) -> LayerProfile:
+def profile_of(request: MeasurementRequest, told: dict[str, Any], runs: Sequence[Run]) -> LayerProfile:
     """What an agent tells of the layers of one model, beside the plain runs of the same bench."""
     plain = [run for run in runs if (run.label, run.batch) == (request.label, request.batch)]
     by_gpu = told["clock"] == "gpu"

@@ -48,7 +48,7 @@ class Mode(BaseModel, extra="forbid", frozen=True):
         return max(self.gpu_mhz, self.gpu_mhz_jetpack5 or 0) * 1e6
 
 
-class Variant(BaseModel, extra="forbid", frozen=True):
+class BoardVariant(BaseModel, extra="forbid", frozen=True):
     """A module as it left the factory, or with the clocks that NVIDIA calls Super."""
 
     gpu_max_mhz: float = Field(gt=0)
@@ -60,7 +60,7 @@ class Variant(BaseModel, extra="forbid", frozen=True):
     modes: tuple[Mode, ...]
 
     @model_validator(mode="after")
-    def _default_is_a_mode(self) -> Variant:
+    def _default_is_a_mode(self) -> BoardVariant:
         names = [mode.name for mode in self.modes]
         if self.default_mode is not None and self.default_mode not in names:
             raise ValueError(f"default_mode {self.default_mode} is none of its modes: {', '.join(names)}")
@@ -97,7 +97,7 @@ class Profile(BaseModel, extra="forbid", frozen=True):
     cpus: Size
     cache_mib: float = Field(ge=0)  # what of an inference's data may stay beside the GPU until the next one
     memory_bus_bits: Size
-    variants: dict[VariantName, Variant]
+    variants: dict[VariantName, BoardVariant]
     rails: tuple[Rail, ...]
     software: tuple[Release, ...]
     budgets: tuple[str, ...]  # gates, such as "p99<33ms"
@@ -129,7 +129,7 @@ class Profile(BaseModel, extra="forbid", frozen=True):
     def bytes_per_s(self, emc_mhz: float) -> float:
         return emc_mhz * 1e6 * TRANSFERS_PER_CLOCK * self.memory_bus_bits / 8
 
-    def variant(self, *, super_clocks: bool) -> Variant:
+    def variant(self, *, super_clocks: bool) -> BoardVariant:
         return self.variants["super"] if super_clocks and "super" in self.variants else self.variants["standard"]
 
     def mode_names(self) -> list[str]:

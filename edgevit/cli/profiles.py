@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from edgevit.board.profiles import Profile, Variant
+    from edgevit.board.profiles import BoardVariant, Profile
 
 
 def main(
@@ -78,7 +78,7 @@ def show_profile(console: Console, p: Profile) -> None:
         console.show(f"source of {what}: {source}")
 
 
-def modes_table(variant: Variant) -> Table:
+def modes_table(variant: BoardVariant) -> Table:
     from rich.table import Table
 
     table = Table("power mode")

@@ -13,7 +13,7 @@ from statistics import median
 
 from torch import nn
 
-from edgevit.agent.measure import Request
+from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
 from edgevit.board.bench import Setting, requests_of, take_turns
 from edgevit.board.connection import THIS_MACHINE, Board
@@ -135,7 +135,7 @@ class StackBench:
         parts = [others[first : first + TOGETHER] for first in range(0, len(others), TOGETHER)]
         return [[self.anchor, *part] for part in parts or [[]]]
 
-    def _made(self, turns: Sequence[Sequence[Request]], name: str) -> tuple[Run, ...]:
+    def _made(self, turns: Sequence[Sequence[MeasurementRequest]], name: str) -> tuple[Run, ...]:
         """Make these runs, and keep them."""
         how = self.place.conditions()
         done = take_turns(self.board, how, turns, self.setting, f"{name} on {self.board.host}", self.progress)
@@ -146,7 +146,7 @@ class StackBench:
             raise AgentError(f"{what}: {failed['message']}", remote_traceback=failed["traceback"])
         return done.runs
 
-    def _request(self, stack: Stack) -> Request:
+    def _request(self, stack: Stack) -> MeasurementRequest:
         found, power = self._files[stack], self.setting.facts.has_power
         how = replace(self.place.conditions(), duration_s=POWER_WINDOW_S if power else WINDOW_S)
         (request,) = requests_of(how, str(found.path), found, self.place.runs_on, self.setting)

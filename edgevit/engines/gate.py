@@ -69,7 +69,7 @@ class ClassResult:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class EngineVerdict:
     """An engine on the sample."""
 
     per_class: dict[str, ClassResult]  # classes without images are left out; empty: too few images to judge by
@@ -132,12 +132,12 @@ def _failure(per_class: Mapping[str, ClassResult], tolerances: GateTolerances) -
     return None
 
 
-def judge(sample: Sample, predicted: Sequence[int], nonfinite: int, tolerances: GateTolerances) -> Verdict:
+def judge(sample: Sample, predicted: Sequence[int], nonfinite: int, tolerances: GateTolerances) -> EngineVerdict:
     """Compare what the engine takes each image for with what fp32 on the host does."""
     if nonfinite:
-        return Verdict({}, f"gives NaN or infinity ({nonfinite} values)")
+        return EngineVerdict({}, f"gives NaN or infinity ({nonfinite} values)")
     if not sample.judges:
-        return Verdict({}, None)
+        return EngineVerdict({}, None)
     if len(predicted) != sample.count:
         raise EngineError(f"the board classified {len(predicted)} of {sample.count} images; run the command again")
     counts: dict[str, list[int]] = {}
@@ -146,7 +146,7 @@ def judge(sample: Sample, predicted: Sequence[int], nonfinite: int, tolerances: 
         for i, hit in enumerate((True, host == label, board == label, host == board)):
             seen[i] += hit
     per_class = {name: ClassResult(*seen) for name, seen in counts.items()}
-    return Verdict(per_class, _failure(per_class, tolerances))
+    return EngineVerdict(per_class, _failure(per_class, tolerances))
 
 
 def remarks(sample: Sample, tolerances: GateTolerances) -> list[str]:

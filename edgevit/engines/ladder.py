@@ -27,7 +27,7 @@ def _spans(numbers: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Rung:
+class PrecisionRung:
     """What an engine computes in."""
 
     precision: str  # "fp32": all of it; "fp16": all but what follows
@@ -56,12 +56,12 @@ class Rung:
         return kept_in_fp32(norms, blocks, all_norms=self.norms, chosen=self.blocks)
 
 
-FP16 = Rung("fp16")
+FP16 = PrecisionRung("fp16")
 
 
-def least_rung(fp32_modules: Sequence[str], blocks: Sequence[str]) -> Rung:
+def least_rung(fp32_modules: Sequence[str], blocks: Sequence[str]) -> PrecisionRung:
     """The first rung worth trying where fp16 is known not to hold these modules."""
-    return Rung("fp16", bool(fp32_modules), tuple(i for i, name in enumerate(blocks) if name in fp32_modules))
+    return PrecisionRung("fp16", bool(fp32_modules), tuple(i for i, name in enumerate(blocks) if name in fp32_modules))
 
 
 def node_patterns(modules: Sequence[str]) -> list[str]:
@@ -125,36 +125,36 @@ J = TypeVar("J", bound=Judged)
 class Descent(Generic[J]):
     """Where the ladder ended."""
 
-    rung: Rung
+    rung: PrecisionRung
     judged: J
-    tried: tuple[tuple[Rung, J], ...]  # every attempt that failed, in order
+    tried: tuple[tuple[PrecisionRung, J], ...]  # every attempt that failed, in order
 
 
 class _Attempts(Generic[J]):
     """Each rung is attempted once."""
 
-    def __init__(self, attempt: Callable[[Rung], J]) -> None:
+    def __init__(self, attempt: Callable[[PrecisionRung], J]) -> None:
         self.attempt = attempt
-        self.done: dict[Rung, J] = {}
+        self.done: dict[PrecisionRung, J] = {}
 
-    def passes(self, rung: Rung) -> bool:
+    def passes(self, rung: PrecisionRung) -> bool:
         if rung not in self.done:
             self.done[rung] = self.attempt(rung)
         return self.done[rung].failure is None
 
-    def ended(self, rung: Rung) -> Descent[J]:
+    def ended(self, rung: PrecisionRung) -> Descent[J]:
         failed = tuple((tried, judged) for tried, judged in self.done.items() if judged.failure is not None)
         return Descent(rung, self.done[rung], failed)
 
 
 def descend(
-    attempt: Callable[[Rung], J],
+    attempt: Callable[[PrecisionRung], J],
     *,
     fp16: bool,
     blocks: int,
     most_probes: int,
     note: Callable[[str], None],
-    least: Rung = FP16,
+    least: PrecisionRung = FP16,
 ) -> Descent[J]:
     """Try one rung after the other until an engine is right; say in a line each why the one before was not.
 
@@ -165,23 +165,23 @@ def descend(
     """
     attempts = _Attempts(attempt)
 
-    def failed(rung: Rung, then: str) -> None:
+    def failed(rung: PrecisionRung, then: str) -> None:
         note(f"{rung} {attempts.done[rung].failure}; trying {then}")
 
-    norms, full = Rung("fp16", norms=True), Rung("fp32")
+    norms, full = PrecisionRung("fp16", norms=True), PrecisionRung("fp32")
     if fp16:
         if not least.norms:
             if attempts.passes(FP16):
                 return attempts.ended(FP16)
             failed(FP16, str(norms))
-        first = Rung("fp16", norms=True, blocks=least.blocks)
+        first = PrecisionRung("fp16", norms=True, blocks=least.blocks)
         if attempts.passes(first):
             return attempts.ended(first)
         others = [i for i in range(blocks) if i not in least.blocks]
         failed(first, "single blocks in fp32" if others else "fp32")
 
-        def with_blocks(chosen: Sequence[int]) -> Rung:
-            return Rung("fp16", norms=True, blocks=tuple(sorted({*least.blocks, *chosen})))
+        def with_blocks(chosen: Sequence[int]) -> PrecisionRung:
+            return PrecisionRung("fp16", norms=True, blocks=tuple(sorted({*least.blocks, *chosen})))
 
         def passes(chosen: tuple[int, ...]) -> bool:
             rung = with_blocks(chosen)

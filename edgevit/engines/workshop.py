@@ -13,8 +13,8 @@ from typing import Any
 from edgevit.board.connection import Board
 from edgevit.board.facts import BoardFacts
 from edgevit.board.fingerprint import fingerprint
-from edgevit.engines.gate import Sample, Verdict, judge, remarks
-from edgevit.engines.ladder import Descent, Rung, node_patterns
+from edgevit.engines.gate import EngineVerdict, Sample, judge, remarks
+from edgevit.engines.ladder import Descent, PrecisionRung, node_patterns
 from edgevit.engines.options import EngineOptions
 from edgevit.export.variants import Exported, Variant, WrittenVariant
 from edgevit.folder.engine import (
@@ -84,7 +84,7 @@ class Attempt:
     written: WrittenVariant | None  # None: a file of the export itself
     fp32_modules: tuple[str, ...]
     built: dict[str, Any]  # as the board tells it, or why it was refused
-    verdict: Verdict
+    verdict: EngineVerdict
 
     @property
     def failure(self) -> str | None:
@@ -111,15 +111,15 @@ class Workshop:
         self.batches = batches_of(exported.report, options)
         self.older: WrittenVariant | None = None  # for releases before strong typing; written once
 
-    def attempt(self, rung: Rung) -> Attempt:
+    def attempt(self, rung: PrecisionRung) -> Attempt:
         """Build an engine and have it classify the sample."""
         modules = rung.modules(self.source.norms, self.source.blocks)
         onnx, written = self._typed_file(rung, modules) if self.strongly_typed else self._untyped_file()
         built = self._build(rung, onnx, [] if self.strongly_typed else node_patterns(modules))
-        verdict = Verdict({}, built["refused"]) if built["refused"] else self._judge(rung, built["engine"])
+        verdict = EngineVerdict({}, built["refused"]) if built["refused"] else self._judge(rung, built["engine"])
         return Attempt(onnx, written, modules, built, verdict)
 
-    def _typed_file(self, rung: Rung, modules: tuple[str, ...]) -> tuple[Path, WrittenVariant | None]:
+    def _typed_file(self, rung: PrecisionRung, modules: tuple[str, ...]) -> tuple[Path, WrittenVariant | None]:
         """Where an engine computes in the types of its ONNX file, each rung has a file of its own."""
         report = self.exported.report
         if rung.precision == "fp32" or modules == report.fp32_modules:
@@ -139,7 +139,7 @@ class Workshop:
                 self.older = self.exported.write(Variant(f"fp32.opset{opset}", "fp32", opset), self.scratch)
         return self.older.path, self.older
 
-    def _build(self, rung: Rung, onnx: Path, fp32_layers: list[str]) -> dict[str, Any]:
+    def _build(self, rung: PrecisionRung, onnx: Path, fp32_layers: list[str]) -> dict[str, Any]:
         options, dynamic = self.options, self.exported.report.batch == "dynamic"
         args = {
             "onnx": self.board.put(onnx, file_sha256(onnx), self.progress),
@@ -153,7 +153,7 @@ class Workshop:
         built: dict[str, Any] = self.board.run_job("build", args, name=str(rung), progress=self.progress)
         return built
 
-    def _judge(self, rung: Rung, engine: str) -> Verdict:
+    def _judge(self, rung: PrecisionRung, engine: str) -> EngineVerdict:
         """At the batch that kernels were chosen for, then at the most: an engine may be wrong at one of them only."""
         sample = self.sample
         args = classification(self.board, engine, sample, self.progress)
@@ -170,13 +170,13 @@ class Workshop:
         """TensorRT 8.5, which JetPack 5 has, brings no fused attention for Orin's generation."""
         return (self.facts.tensorrt.version or "").startswith("8.5.") and self.facts.cuda.capability == "8.7"
 
-    def _expected_fused(self, rung: Rung) -> int:
+    def _expected_fused(self, rung: PrecisionRung) -> int:
         """Attention blocks that should run as one kernel: fp16, of fusable dimensions, by a compiler that can."""
         if rung.precision == "fp32" or self._fuses_nothing:
             return 0
         return sum(fusable for i, fusable in enumerate(self.source.fusable) if i not in rung.blocks)
 
-    def _warnings(self, rung: Rung, built: Mapping[str, Any]) -> list[str]:
+    def _warnings(self, rung: PrecisionRung, built: Mapping[str, Any]) -> list[str]:
         version, fused, expected = built["tensorrt"], built["fused"], self._expected_fused(rung)
         said = [*built["warnings"], *remarks(self.sample, self.options.tolerances)]
         if version.startswith("10.3."):

@@ -58,7 +58,7 @@ class _Split:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ModelUnderTest:
     """A model to be evaluated: a base, a model folder, an ONNX file or an engine."""
 
     form: str  # as of an Evaluation
@@ -66,7 +66,7 @@ class Candidate:
     subject: Subject
 
 
-def open_onnx(path: Path, device: str) -> Candidate:
+def open_onnx(path: Path, device: str) -> ModelUnderTest:
     """Open a file that edgevit wrote, with what its metadata says.
 
     Raises:
@@ -88,15 +88,15 @@ def open_onnx(path: Path, device: str) -> Candidate:
     fits = max(columns, default=0) < subject.outputs and list(images.input_size) == list(model.input.shape[1:])
     if not fits or not len(names) == len(columns) == len(set(names)) == len(set(columns)):
         raise CheckpointError(f"{path} has metadata of other classes or images than its own; export the model again")
-    return Candidate("onnx", model.predict, subject)
+    return ModelUnderTest("onnx", model.predict, subject)
 
 
-def _open_torch(model: str | Path, device: str, progress: Progress, **options: Any) -> Candidate:
+def _open_torch(model: str | Path, device: str, progress: Progress, **options: Any) -> ModelUnderTest:
     opened = open_base(model, progress=progress, **options)
     place = find_device(device)
     network = opened.network.to(place)
     record = data_record(Path(model)) if Path(model).is_dir() else None
-    return Candidate("torch", lambda images: network(images.to(place)), subject_of(opened.spec, record))
+    return ModelUnderTest("torch", lambda images: network(images.to(place)), subject_of(opened.spec, record))
 
 
 def _open_judging(subject: Subject, request: JudgeRequest, progress: Progress) -> Judging:
@@ -149,7 +149,7 @@ def run(request: JudgeRequest, progress: Progress | None = None) -> Evaluation:
     find_device(request.device)
     if ModelFolder(Path(model)).is_imported:
         source = open_imported(Path(model))
-        candidate = Candidate("onnx", source.predictor(request.device), source.subject)
+        candidate = ModelUnderTest("onnx", source.predictor(request.device), source.subject)
     elif Path(model).suffix == ONNX:
         candidate = open_onnx(Path(model), request.device)
     else:
@@ -157,7 +157,7 @@ def run(request: JudgeRequest, progress: Progress | None = None) -> Evaluation:
     return measure(candidate, request, progress)
 
 
-def measure(candidate: Candidate, request: JudgeRequest, progress: Progress) -> Evaluation:
+def measure(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress) -> Evaluation:
     """Have an opened model classify the images that are asked for; `edgevit.evaluate` says what is raised."""
     model, part = request.model, request.part
     judging = _open_judging(candidate.subject, request, progress)

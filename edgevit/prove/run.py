@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from edgevit.agent.measure import Request
+from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
 from edgevit.board.bench import Setting, in_turns, look, requests_of, take_turns
 from edgevit.board.connection import Board, open_board
@@ -348,7 +348,7 @@ class _Work:
             raise AgentError(f"{what}: {failed['message']}", remote_traceback=failed["traceback"])
         return done.runs
 
-    def _requests(self, one: _Ready) -> list[Request]:
+    def _requests(self, one: _Ready) -> list[MeasurementRequest]:
         assert one.measurable is not None and self.how.runner is not None
         return requests_of(self.how, str(one.measurable.path), one.measurable, self.how.runner, self.setting)
 

@@ -16,7 +16,7 @@ from edgevit.agent import alternate as alternating
 from edgevit.agent import measure as measuring
 from edgevit.agent import runners
 from edgevit.agent.alternate import VISIT_NS, alternate
-from edgevit.agent.measure import Request, measure
+from edgevit.agent.measure import MeasurementRequest, measure
 from edgevit.agent.records import Run
 from edgevit.agent.runners import AloneError, Loaded, RunnerError
 
@@ -28,9 +28,11 @@ def silent(stage: str, done: float, **figures: Any) -> None:
     pass
 
 
-def request(label: str, **changes: Any) -> Request:
+def request(label: str, **changes: Any) -> MeasurementRequest:
     known = dict(model=f"/{label}.onnx", model_sha256="0" * 64, label=label, precision=None, runner="fake", batch=1)
-    return Request(**{**known, "samples": 20, "duration_s": 0.5, "warmup": 3, "warmup_seconds": 0.1, **changes})
+    return MeasurementRequest(
+        **{**known, "samples": 20, "duration_s": 0.5, "warmup": 3, "warmup_seconds": 0.1, **changes}
+    )
 
 
 class Machine:

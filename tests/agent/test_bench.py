@@ -5,13 +5,15 @@ from dataclasses import asdict
 import pytest
 
 from edgevit.agent.bench import bench
-from edgevit.agent.measure import Request
+from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
 
 
 def request(**changes):
     known = dict(model="/any.onnx", model_sha256="0" * 64, label="any", precision=None, runner="fake", batch=1)
-    return asdict(Request(**{**known, "samples": 3, "duration_s": 0, "warmup": 0, "warmup_seconds": 0, **changes}))
+    return asdict(
+        MeasurementRequest(**{**known, "samples": 3, "duration_s": 0, "warmup": 0, "warmup_seconds": 0, **changes})
+    )
 
 
 @pytest.fixture

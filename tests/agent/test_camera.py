@@ -12,7 +12,7 @@ from PIL import Image
 from standin_board import build, model_for, play, play_cudart, write_model
 
 from edgevit.agent.camera import Camera
-from edgevit.agent.measure import Request, measure
+from edgevit.agent.measure import MeasurementRequest, measure
 from edgevit.agent.records import Run
 from edgevit.agent.runners import RunnerError
 
@@ -75,7 +75,7 @@ def used(model: Path | str, runner: str, pictures: list[str], **changes: Any) ->
     known = dict(model_sha256="0" * 64, label="small", precision=None, runner=runner, batch=2, samples=6)
     settings = {**SETTINGS, "input_size": [3, 8, 8]}
     more = {"duration_s": 0, "warmup": 1, "warmup_seconds": 0, "images": pictures, "preprocessing": settings}
-    return measure(Request(str(model), **{**known, **more, **changes}), lambda stage, done, **figures: None)
+    return measure(MeasurementRequest(str(model), **{**known, **more, **changes}), lambda stage, done, **figures: None)
 
 
 def test_onnx_runtime_is_measured_from_the_picture_to_the_logits_in_parts(tmp_path: Path, pictures: list[str]) -> None:

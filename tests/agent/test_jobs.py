@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from edgevit.agent.lock import lock_path
-from edgevit.agent.measure import Request
+from edgevit.agent.measure import MeasurementRequest
 from edgevit.board import client
 from edgevit.board.client import Agent
 from edgevit.errors import AgentError
 
-REQUEST = asdict(Request("/models/any.onnx", "0" * 64, "any", None, "fake", 1, 5, 0, 0, 0, {"latency_ms": 1}))
+REQUEST = asdict(
+    MeasurementRequest("/models/any.onnx", "0" * 64, "any", None, "fake", 1, 5, 0, 0, 0, {"latency_ms": 1})
+)
 LONG = {**REQUEST, "duration_s": 60}
 
 CAREFUL = """

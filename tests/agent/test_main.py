@@ -5,13 +5,13 @@ from dataclasses import asdict
 import pytest
 from pythons import interpreter
 
-from edgevit.agent.measure import Request
+from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
 from edgevit.agent.runners import runner_names
 from edgevit.board.client import Agent
 from edgevit.errors import AgentError, UnreachableError
 
-REQUEST = Request("/models/any.onnx", "0" * 64, "any", None, "fake", 4, 20, 0, 3, 0, {"latency_ms": 1})
+REQUEST = MeasurementRequest("/models/any.onnx", "0" * 64, "any", None, "fake", 4, 20, 0, 3, 0, {"latency_ms": 1})
 
 
 @pytest.mark.parametrize("version", ["3.8", "3.10", "3.12"])

@@ -5,14 +5,14 @@ from threading import Thread
 import pytest
 
 from edgevit.agent import runners
-from edgevit.agent.measure import TICK_NS, Request, clock_step_ns, measure, repeat, repeat_lanes
+from edgevit.agent.measure import TICK_NS, MeasurementRequest, clock_step_ns, measure, repeat, repeat_lanes
 from edgevit.agent.records import Run
 from edgevit.agent.runners import Loaded, RunnerError
 
 
 def request(**changes):
     known = dict(model="/models/any.onnx", model_sha256="0" * 64, label="any", precision=None, runner="fake", batch=4)
-    return Request(**{**known, "samples": 20, "duration_s": 0, "warmup": 3, "warmup_seconds": 0, **changes})
+    return MeasurementRequest(**{**known, "samples": 20, "duration_s": 0, "warmup": 3, "warmup_seconds": 0, **changes})
 
 
 def silent(stage, done, **figures):

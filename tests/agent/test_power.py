@@ -8,7 +8,7 @@ from math import exp
 import pytest
 from captured import INA, NX
 
-from edgevit.agent.measure import Request, measure
+from edgevit.agent.measure import MeasurementRequest, measure
 from edgevit.agent.meters import ina3221, tegrastats
 from edgevit.agent.power import Readings, power_meter, power_meters
 from edgevit.agent.runners import RunnerError
@@ -130,7 +130,7 @@ def test_the_energy_of_a_known_power_curve_is_recovered_within_one_percent(board
             if stage == "measure" and sensor.anchor_ns is None:
                 sensor.anchor_ns = time.perf_counter_ns() + int(FLAT_S * 1e9)
 
-        request = Request(
+        request = MeasurementRequest(
             model="any.onnx", model_sha256="0" * 64, label="any", precision=None, runner="fake", batch=1, samples=1,
             duration_s=0.2 + FLAT_S + SHAPE_S + 1.5, warmup=1, warmup_seconds=0, options={"latency_ms": 20},
             total_rails=(("40", "VDD_IN"),),

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from standin_board import RELEASES, build, model_for, play, play_cudart, write_model
 
-from edgevit.agent.measure import Request
+from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.profile import MOST, profile
 from edgevit.agent.runners import RunnerError
 
 
-def request(model: Path | str, runner: str, **changes: Any) -> Request:
+def request(model: Path | str, runner: str, **changes: Any) -> MeasurementRequest:
     known = dict(model_sha256="0" * 64, label="small", precision=None, runner=runner, batch=4, samples=7)
-    return Request(str(model), **{**known, "duration_s": 0, "warmup": 2, "warmup_seconds": 0, **changes})
+    return MeasurementRequest(str(model), **{**known, "duration_s": 0, "warmup": 2, "warmup_seconds": 0, **changes})
 
 
-def told(asked: Request) -> tuple[dict[str, Any], list[str]]:
+def told(asked: MeasurementRequest) -> tuple[dict[str, Any], list[str]]:
     stages: list[str] = []
     return profile(asked, lambda stage, done, **figures: stages.append(stage)), list(dict.fromkeys(stages))
 

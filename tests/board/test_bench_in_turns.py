@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edgevit.agent.measure import Request
+from edgevit.agent.measure import MeasurementRequest
 from edgevit.board.bench import bench_in_turns, in_turns
 from edgevit.board.request import Conditions
 from edgevit.errors import AgentError, CheckpointError, OptionError
@@ -55,7 +55,7 @@ class Told(Silent):
 
 
 def request(label, batch=1):
-    return Request(f"/{label}.onnx", "0" * 64, label, None, "fake", batch)
+    return MeasurementRequest(f"/{label}.onnx", "0" * 64, label, None, "fake", batch)
 
 
 def order(processes):

@@ -12,13 +12,15 @@ from dataclasses import asdict
 
 import pytest
 
-from edgevit.agent.measure import Request
+from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import SCHEMA
 from edgevit.board import client
 from edgevit.board.client import Agent, pack_agent
 from edgevit.errors import AgentError, UnreachableError
 
-REQUEST = asdict(Request("/models/any.onnx", "0" * 64, "any", None, "fake", 1, 5, 0, 0, 0, {"latency_ms": 1}))
+REQUEST = asdict(
+    MeasurementRequest("/models/any.onnx", "0" * 64, "any", None, "fake", 1, 5, 0, 0, 0, {"latency_ms": 1})
+)
 
 NOISY = """
 import os

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from edgevit.agent import files
 from edgevit.agent.__main__ import MARK
-from edgevit.agent.measure import Request
+from edgevit.agent.measure import MeasurementRequest
 from edgevit.board.client import LOCAL, Agent, pack_agent
 from edgevit.board.connection import Board, open_board
 from edgevit.board.ssh import Ssh
@@ -33,7 +33,9 @@ from edgevit.errors import (
 )
 from edgevit.progress import Silent
 
-REQUEST = asdict(Request("/models/any.onnx", "0" * 64, "any", None, "fake", 1, 5, 0, 0, 0, {"latency_ms": 1}))
+REQUEST = asdict(
+    MeasurementRequest("/models/any.onnx", "0" * 64, "any", None, "fake", 1, 5, 0, 0, 0, {"latency_ms": 1})
+)
 SECOND = {**REQUEST, "duration_s": 1}
 THREE = {**REQUEST, "duration_s": 3}
 LONG = {**REQUEST, "duration_s": 60}

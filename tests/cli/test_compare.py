@@ -8,7 +8,7 @@ import pytest
 from small_models import write_narrower
 
 import edgevit
-from edgevit.agent.measure import Request, measure
+from edgevit.agent.measure import MeasurementRequest, measure
 from edgevit.board.models import find_file
 
 COMPARED = "environments differ in kernel: the ratios say little about the models"
@@ -17,7 +17,7 @@ COMPARED = "environments differ in kernel: the ratios say little about the model
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Three runs at 2 ms and three at 4 ms, nominally."""
-    request = Request(
+    request = MeasurementRequest(
         model="/models/m.onnx",
         model_sha256="0" * 64,
         label="t1",
@@ -153,7 +153,7 @@ def test_a_model_with_a_narrower_embedding_is_set_beside_its_base(edgevit_main, 
         folder = write_narrower(tmp_path / label, width)
         edgevit.export(folder, accuracy=False)
         file = find_file(folder, None, "cpu")
-        request = Request(
+        request = MeasurementRequest(
             model=str(file.path), model_sha256=file.sha256, label=label, precision="fp32", runner="onnxruntime",
             batch=1, samples=5, duration_s=0, warmup_seconds=0, options={"provider": "cpu", "threads": 1},
         )  # fmt: skip

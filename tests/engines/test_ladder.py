@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgevit.engines.ladder import FP16, Descent, Rung, descend, least_rung, node_patterns, smallest_set
+from edgevit.engines.ladder import FP16, Descent, PrecisionRung, descend, least_rung, node_patterns, smallest_set
 from edgevit.errors import EngineError
 
 NORMS = ("blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.10.norm1", "norm")
@@ -72,17 +72,17 @@ def test_a_search_where_not_even_all_pass_ends_at_once() -> None:
 
 @dataclass(frozen=True)
 class Engine:
-    rung: Rung
+    rung: PrecisionRung
     failure: str | None
 
 
 def climb(
-    right: Callable[[Rung], bool], *, fp16: bool = True, blocks: int = 4, least: Rung = FP16
+    right: Callable[[PrecisionRung], bool], *, fp16: bool = True, blocks: int = 4, least: PrecisionRung = FP16
 ) -> tuple[Descent[Engine], list[str]]:
     notes: list[str] = []
-    built: list[Rung] = []
+    built: list[PrecisionRung] = []
 
-    def attempt(rung: Rung) -> Engine:
+    def attempt(rung: PrecisionRung) -> Engine:
         assert rung not in built, "no engine is built twice"
         built.append(rung)
         return Engine(rung, None if right(rung) else "loses 31% on 'heron'")
@@ -95,12 +95,12 @@ def climb(
 
 def test_fp16_that_is_right_is_all_that_is_built() -> None:
     descent, notes = climb(lambda rung: True)
-    assert (descent.rung, descent.tried, notes) == (Rung("fp16"), (), [])
+    assert (descent.rung, descent.tried, notes) == (PrecisionRung("fp16"), (), [])
 
 
 def test_norms_come_next_and_the_reason_is_said() -> None:
     descent, notes = climb(lambda rung: rung.norms)
-    assert descent.rung == Rung("fp16", norms=True)
+    assert descent.rung == PrecisionRung("fp16", norms=True)
     assert notes == ["fp16 loses 31% on 'heron'; trying fp16 with LayerNorm in fp32"]
     assert [(str(rung), engine.failure) for rung, engine in descent.tried] == [("fp16", "loses 31% on 'heron'")]
 
@@ -108,31 +108,31 @@ def test_norms_come_next_and_the_reason_is_said() -> None:
 @pytest.mark.parametrize("culprits", [{0}, {3}, {1, 2}, {0, 1, 2, 3}])
 def test_then_the_blocks_that_need_it(culprits: set[int]) -> None:
     descent, notes = climb(lambda rung: culprits <= set(rung.blocks))
-    assert descent.rung == Rung("fp16", norms=True, blocks=tuple(sorted(culprits)))
+    assert descent.rung == PrecisionRung("fp16", norms=True, blocks=tuple(sorted(culprits)))
     assert "trying single blocks in fp32" in notes[1]
     assert all(engine.failure for _, engine in descent.tried)
 
 
 def test_then_fp32_and_it_is_all_that_is_tried_of_a_model_without_fp16() -> None:
     descent, notes = climb(lambda rung: rung.precision == "fp32")
-    assert descent.rung == Rung("fp32") and notes[-1].startswith(
+    assert descent.rung == PrecisionRung("fp32") and notes[-1].startswith(
         "not even fp16 with LayerNorm and blocks 0 to 3 in fp32"
     )
-    assert climb(lambda rung: True, fp16=False)[0].rung == Rung("fp32")
+    assert climb(lambda rung: True, fp16=False)[0].rung == PrecisionRung("fp32")
 
 
 def test_rungs_that_are_known_to_overflow_are_left_out() -> None:
     least = least_rung(("blocks.0.norm1", "norm", "blocks.1"), ("blocks.0", "blocks.1", "blocks.2"))
-    assert least == Rung("fp16", norms=True, blocks=(1,)) and least_rung((), BLOCKS) == FP16
+    assert least == PrecisionRung("fp16", norms=True, blocks=(1,)) and least_rung((), BLOCKS) == FP16
     assert climb(lambda rung: True, blocks=3, least=least)[0].rung == least
     descent, _ = climb(lambda rung: 2 in rung.blocks, blocks=3, least=least)
-    assert descent.rung == Rung("fp16", norms=True, blocks=(1, 2))
+    assert descent.rung == PrecisionRung("fp16", norms=True, blocks=(1, 2))
     assert all(1 in rung.blocks for rung, _ in descent.tried)
 
 
 def test_of_a_graph_without_blocks_norms_are_all_that_is_tried_before_fp32() -> None:
     descent, notes = climb(lambda rung: rung.precision == "fp32", blocks=0)
-    assert descent.rung == Rung("fp32") and len(descent.tried) == 2
+    assert descent.rung == PrecisionRung("fp32") and len(descent.tried) == 2
     assert notes[-1] == "fp16 with LayerNorm in fp32 loses 31% on 'heron'; trying fp32"
 
 
@@ -142,18 +142,22 @@ def test_an_engine_that_is_wrong_even_in_fp32_is_refused_with_the_class() -> Non
 
 
 def test_a_rung_says_what_it_is() -> None:
-    assert str(Rung("fp16", norms=True, blocks=(1, 4))) == "fp16 with LayerNorm and blocks 1, 4 in fp32"
-    assert str(Rung("fp16", norms=True, blocks=(1,))) == "fp16 with LayerNorm and block 1 in fp32"
-    assert str(Rung("fp16", blocks=(0, 1, 2, 4, 5, 9))) == "fp16 with blocks 0 to 2, 4, 5, 9 in fp32"
-    assert Rung("fp16", norms=True, blocks=(1, 4)).label == "fp16.norms32.blocks32-1-4"
-    assert [r.kind for r in (Rung("fp16"), Rung("fp16", norms=True), Rung("fp32"))] == ["fp16", "mixed", "fp32"]
+    assert str(PrecisionRung("fp16", norms=True, blocks=(1, 4))) == "fp16 with LayerNorm and blocks 1, 4 in fp32"
+    assert str(PrecisionRung("fp16", norms=True, blocks=(1,))) == "fp16 with LayerNorm and block 1 in fp32"
+    assert str(PrecisionRung("fp16", blocks=(0, 1, 2, 4, 5, 9))) == "fp16 with blocks 0 to 2, 4, 5, 9 in fp32"
+    assert PrecisionRung("fp16", norms=True, blocks=(1, 4)).label == "fp16.norms32.blocks32-1-4"
+    assert [r.kind for r in (PrecisionRung("fp16"), PrecisionRung("fp16", norms=True), PrecisionRung("fp32"))] == [
+        "fp16",
+        "mixed",
+        "fp32",
+    ]
 
 
 def test_a_block_brings_its_own_norms_and_no_other_block_s() -> None:
-    assert Rung("fp16", norms=True).modules(NORMS, BLOCKS) == NORMS
-    kept = Rung("fp16", norms=True, blocks=(1,)).modules(NORMS, BLOCKS)
+    assert PrecisionRung("fp16", norms=True).modules(NORMS, BLOCKS) == NORMS
+    kept = PrecisionRung("fp16", norms=True, blocks=(1,)).modules(NORMS, BLOCKS)
     assert kept == ("blocks.0.norm1", "blocks.0.norm2", "blocks.10.norm1", "norm", "blocks.1")
-    assert Rung("fp32").modules(NORMS, BLOCKS) == ()
+    assert PrecisionRung("fp32").modules(NORMS, BLOCKS) == ()
 
 
 def test_patterns_match_the_nodes_of_their_module_only() -> None:

@@ -21,7 +21,7 @@ CHANNELS = (1, 2, 3)  # 4 to 7 are voltages across the shunts, and a sum
 
 
 @dataclass(frozen=True)
-class Rail:
+class SensorChannel:
     address: str  # on the I2C bus, e.g. "40"
     label: str  # e.g. "VDD_IN"
     folder: str
@@ -33,7 +33,7 @@ class Rail:
         return None if millivolts is None or milliamperes is None else millivolts * milliamperes / 1000
 
 
-def rails(root: str) -> list[Rail]:
+def rails(root: str) -> list[SensorChannel]:
     """Return the rails that have a name and a sensor that is switched on. The folders' numbers change between boots."""
     found = []
     for folder in sorted(Path(root, "sys/bus/i2c/drivers/ina3221").glob("*-004[01]/hwmon/hwmon*")):
@@ -41,7 +41,7 @@ def rails(root: str) -> list[Rail]:
         for channel in CHANNELS:
             label = read_text(str(folder), f"in{channel}_label")
             if label and label != "NC" and read_integer(str(folder), f"in{channel}_enable") != 0:
-                found.append(Rail(address, label, str(folder), channel))
+                found.append(SensorChannel(address, label, str(folder), channel))
     return found
 
 

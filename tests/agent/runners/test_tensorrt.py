@@ -12,7 +12,7 @@ import pytest
 from standin_board import RELEASES, build, model_for, play, play_cudart
 
 from edgevit.agent.execution import Execution
-from edgevit.agent.measure import Request, measure
+from edgevit.agent.measure import MeasurementRequest, measure
 from edgevit.agent.runners import Loaded, RunnerError, import_runner, runner_options
 from edgevit.agent.runners.tensorrt import TensorrtLane
 
@@ -43,7 +43,9 @@ def test_every_release_runs_with_either_binding(
     engine = board(release)
     if binding == "ctypes":
         play_cudart(monkeypatch, tmp_path)
-    request = Request(engine, "0" * 64, "small", "fp16", "tensorrt", 4, samples=20, duration_s=0, warmup_seconds=0)
+    request = MeasurementRequest(
+        engine, "0" * 64, "small", "fp16", "tensorrt", 4, samples=20, duration_s=0, warmup_seconds=0
+    )
     run = measure(request, lambda stage, done: None)
     assert len(run.latencies_ns) == len(run.gpu_ns or ()) == 20
     assert all(gpu_ns <= host_ns for gpu_ns, host_ns in zip(run.gpu_ns or (), run.latencies_ns, strict=True))
