@@ -68,7 +68,7 @@ class Nested:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestOption:
     """One option of a request."""
 
     path: tuple[str, ...]  # names of fields, from the request down to it
@@ -99,24 +99,24 @@ class Asked:
 
 
 @cache
-def asked_of(kind: Any) -> tuple[Asked, ...]:
+def asked_of(kind: Any) -> tuple[RequestOption, ...]:
     """All options of a request, those of nested records among them, in the order of the fields."""
     return tuple(_walk(kind, ()))
 
 
-def _walk(kind: type, above: tuple[str, ...]) -> Iterator[Asked]:
+def _walk(kind: type, above: tuple[str, ...]) -> Iterator[RequestOption]:
     hints = get_type_hints(kind, include_extras=True)
     for one in fields(kind):
         plain, *marks = get_args(hints[one.name]) if get_origin(hints[one.name]) is Annotated else [hints[one.name]]
         path = (*above, one.name)
         for mark in marks:
             if isinstance(mark, Option):
-                yield Asked(path, mark, plain, default_of(one))
+                yield RequestOption(path, mark, plain, default_of(one))
             elif isinstance(mark, Nested):
                 yield from _nested(mark, plain, path, default_of(one))
 
 
-def _nested(mark: Nested, plain: Any, path: tuple[str, ...], default: Any) -> Iterator[Asked]:
+def _nested(mark: Nested, plain: Any, path: tuple[str, ...], default: Any) -> Iterator[RequestOption]:
     for asked in _walk(mark.of or plain, path):
         if (mark.only and asked.field not in mark.only) or asked.field in mark.without:
             continue

@@ -228,8 +228,7 @@ def _make_small_files(root: Path) -> None:
     from edgevit.derive import jobs_file
     from edgevit.derive.jobs_table import TABLE_KIND, JobRow, JobsTable
     from edgevit.prove.record import write_proof
-    from edgevit.sweep.record import Point as SweepPoint
-    from edgevit.sweep.record import Sweep, write_sweep
+    from edgevit.sweep.record import Sweep, SweepPoint, write_sweep
 
     (root / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in (DENSE, SLIM)))
     (root / "runs.layers.jsonl").write_text(line_of(PROFILE))

@@ -1,4 +1,7 @@
-"""Tests mirror the package: edgevit/a/b.py is tested in tests/a/test_b.py, and a test file names its module."""
+"""Tests mirror the package: edgevit/a/b.py is tested in tests/a/test_b.py, and a test file names its module.
+
+And a public class has a name of its own in the package.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ OF_MANY_MODULES = {
     "cli/test_whole_board.py": "the commands of the README in a row, on a board",
 }
 OF_SCRIPTS = "benchmarks"  # mirrors benchmarks/, which holds scripts
+BY_PROTOCOL = {"Config", "Meter"}  # names of classes that every file of a folder has to define
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -70,3 +74,18 @@ def test_every_test_file_is_of_a_module() -> None:
 
 def test_every_exception_exists() -> None:
     assert [name for name in OF_MANY_MODULES if not (TESTS / name).exists()] == []
+
+
+def test_no_public_class_name_stands_twice() -> None:
+    """One word for each idea, so that a name can be searched for, and says what it is where it is imported.
+
+    But for two names that a protocol asks for: every method has a `Config`, its options, which are found by that name
+    in its source; and every file of agent/meters has a `Meter`, which is opened by that name. Those are one idea each.
+    """
+    where: dict[str, list[str]] = {}
+    for file in sorted((ROOT / "edgevit").rglob("*.py")):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+    twice = {name: files for name, files in where.items() if len(files) > 1 and name not in BY_PROTOCOL}
+    assert twice == {}

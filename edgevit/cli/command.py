@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 
 from edgevit.cli.config import CONFIG, take_config
 from edgevit.numbers import FINITE, WORD, check_number
-from edgevit.request import OUTPUT, PANELS, Asked, asked_of, request_from
+from edgevit.request import OUTPUT, PANELS, RequestOption, asked_of, request_from
 
 Main = Callable[..., Any]
 
@@ -132,7 +132,7 @@ def _found(where: str) -> type:
     return found
 
 
-def _parameter(asked: Asked) -> inspect.Parameter:
+def _parameter(asked: RequestOption) -> inspect.Parameter:
     """One option as typer knows it."""
     option, default = asked.option, _shown(asked)
     kind: Any = list[asked.typed] if option.repeated else asked.typed  # type: ignore[name-defined]
@@ -150,7 +150,7 @@ def _parameter(asked: Asked) -> inspect.Parameter:
     )
 
 
-def _shown(asked: Asked) -> Any:
+def _shown(asked: RequestOption) -> Any:
     """The default as typer shows it: as it would be typed; None where there is none to show."""
     if asked.required:
         return inspect.Parameter.empty

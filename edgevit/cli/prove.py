@@ -9,7 +9,7 @@ from edgevit.imports import importing
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgevit.prove.record import Figure, Measured, Proof
+    from edgevit.prove.record import Figure, MeasuredNetwork, Proof
     from edgevit.prove.request import ProveRequest
 
 
@@ -109,5 +109,5 @@ def published_table(proof: Proof) -> Table:
     return table
 
 
-def _here(one: Measured | None) -> float | None:
+def _here(one: MeasuredNetwork | None) -> float | None:
     return next((figure.p50_ms for figure in one.figures if figure.batch == 1), None) if one is not None else None

@@ -14,7 +14,7 @@ from edgevit.imports import importing
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgevit.sweep.record import Point, Sweep
+    from edgevit.sweep.record import Sweep, SweepPoint
     from edgevit.sweep.request import SweepRequest
 
 COARSE = 0.05  # half an interval: a sweep on so few images tells little
@@ -97,7 +97,7 @@ def sweep_table(folder: Path, found: Sweep) -> Table:
     return table
 
 
-def latency_cells(point: Point) -> tuple[str, str]:
+def latency_cells(point: SweepPoint) -> tuple[str, str]:
     from edgevit.report.runs import three_digits
 
     if (measured := point.latency) is None:

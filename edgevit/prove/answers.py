@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from edgevit.agent.records import Run
 from edgevit.errors import RunsError
-from edgevit.prove.record import Figure, Measured, Proof
+from edgevit.prove.record import Figure, MeasuredNetwork, Proof
 from edgevit.report.runs import Comparison, compare_within, decisive
 
 LITTLE = 0.03  # a ratio nearer to 1 decides nothing
@@ -107,5 +107,5 @@ def _roofline(proof: Proof) -> Iterator[str]:
         yield f"At batch {batch} the networks reach {reached} of what the board can do at most."
 
 
-def _at(one: Measured, batch: int) -> Figure | None:
+def _at(one: MeasuredNetwork, batch: int) -> Figure | None:
     return next((figure for figure in one.figures if figure.batch == batch), None)

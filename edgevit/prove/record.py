@@ -38,7 +38,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredNetwork:
     """One network of the suite."""
 
     name: str
@@ -88,7 +88,7 @@ class Proof:
     profile: str | None  # of the board
     environment: dict[str, Any]  # module, JetPack, TensorRT, power mode and clocks, as the agent found them
     seconds: float  # that the work took so far
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[MeasuredNetwork, ...] = ()
     left_out: tuple[str, ...] = ()  # networks that were not begun, for want of time
     published: tuple[Published, ...] = ()
     answers: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class Proof:
         except RecordError as error:
             raise RunsError(f"a run of the proof of {self.host} is damaged: {error}; {READER.mend}") from error
 
-    def of(self, name: str) -> Measured | None:
+    def of(self, name: str) -> MeasuredNetwork | None:
         """The network of this name."""
         return next((one for one in self.measured if one.name == name), None)
 

@@ -33,9 +33,9 @@ from edgevit.models.families import vit
 from edgevit.progress import Progress, Silent
 from edgevit.prove.answers import against, answers
 from edgevit.prove.published import published_for
-from edgevit.prove.record import Figure, Measured, Proof, Waiting, read_proof, write_proof
+from edgevit.prove.record import Figure, MeasuredNetwork, Proof, Waiting, read_proof, write_proof
 from edgevit.prove.request import BATCHES, SIZES, ProveRequest
-from edgevit.prove.suite import Subject, largest_of, shape_of, suite
+from edgevit.prove.suite import SuiteNetwork, largest_of, shape_of, suite
 from edgevit.request import as_request
 from edgevit.version import written_by
 
@@ -188,9 +188,9 @@ class _Work:
         return self.request.board is not None
 
     @property
-    def dense(self) -> Subject:
+    def dense(self) -> SuiteNetwork:
         largest = largest_of(self.request.sizes)
-        return Subject(largest, largest)
+        return SuiteNetwork(largest, largest)
 
     @property
     def elapsed_s(self) -> float:
@@ -216,7 +216,7 @@ class _Work:
             self.progress.warn(f"left out for want of time: {', '.join(left)}; {more}")
         return self.proof
 
-    def _fits(self, question: str, subject: Subject, networks: int) -> bool:
+    def _fits(self, question: str, subject: SuiteNetwork, networks: int) -> bool:
         """Whether there is time to build a network and then to measure so many, this one and the dense one among them.
 
         One that waits on the board fits: when it was built, there was time to measure it.
@@ -243,7 +243,7 @@ class _Work:
             raise AgentError(f"there is no engine of the dense network on {self.board.host}: {anchor.refused}")
         return anchor
 
-    def _answer(self, question: str, subjects: Sequence[Subject], anchor: _Ready) -> list[str]:
+    def _answer(self, question: str, subjects: Sequence[SuiteNetwork], anchor: _Ready) -> list[str]:
         """Build and measure the networks of one question, and keep what came of it; those there was no time for."""
         self.progress.note(f"{question}: {len(subjects)} networks")
         ready: list[_Ready] = []
@@ -271,7 +271,7 @@ class _Work:
 
     # -- networks on the board -----------------------------------------------------------------------------------------
 
-    def _ready(self, subject: Subject) -> _Ready:
+    def _ready(self, subject: SuiteNetwork) -> _Ready:
         """Have the file that is run of a network on the machine that runs it."""
         began = self.clock()
         if not self.builds:
@@ -318,7 +318,7 @@ class _Work:
             self.board.call("discard", paths=gone)
             self._keep(waiting=tuple(one for one in waiting if one.name == kept))
 
-    def _written(self, subject: Subject, precision: str, opset: int) -> Path:
+    def _written(self, subject: SuiteNetwork, precision: str, opset: int) -> Path:
         path = self.scratch / f"{subject.name.replace(' ', '-').replace(',', '')}.onnx"
         if not path.is_file():
             with self.progress.stage(f"write {subject.name}"):
@@ -329,7 +329,7 @@ class _Work:
         return path
 
     @staticmethod
-    def _measurable(subject: Subject, path: str, sha256: str, precision: str) -> Measurable:
+    def _measurable(subject: SuiteNetwork, path: str, sha256: str, precision: str) -> Measurable:
         return Measurable(Path(path), sha256, precision, subject.name)
 
     # -- figures -------------------------------------------------------------------------------------------------------
@@ -352,11 +352,11 @@ class _Work:
         assert one.measurable is not None and self.how.runner is not None
         return requests_of(self.how, str(one.measurable.path), one.measurable, self.how.runner, self.setting)
 
-    def _measured(self, question: str, one: _Ready, runs: Sequence[Run]) -> Measured:
+    def _measured(self, question: str, one: _Ready, runs: Sequence[Run]) -> MeasuredNetwork:
         """A network, with its figures."""
         subject = one.subject
         dims, geometry = subject.cost()
-        return Measured(
+        return MeasuredNetwork(
             name=subject.name,
             question=question,
             size=subject.size,
@@ -423,7 +423,7 @@ class _Work:
 class _Ready:
     """A network on the machine that runs it, or why there is no engine of it."""
 
-    subject: Subject
+    subject: SuiteNetwork
     precision: str
     measurable: Measurable | None
     fused: int | None = None

@@ -43,7 +43,7 @@ SPREAD = 0.02  # standard deviation of the weights
 
 
 @dataclass(frozen=True)
-class Subject:
+class SuiteNetwork:
     """One network that is measured."""
 
     name: str
@@ -139,7 +139,7 @@ def shape_of(size: str, **args: Any) -> tuple[tuple[BlockDims, ...], Geometry]:
     return tuple(block.dims for block in vit.read(network)), vit.geometry(network)
 
 
-def _mixes(size: str) -> list[Subject]:
+def _mixes(size: str) -> list[SuiteNetwork]:
     """Six ways to leave 0.2 of the MACs where `fused` at 0.8 has narrow blocks.
 
     Few blocks; two thirds of the embedding width; the same in two thirds of the blocks; the same with attention in
@@ -150,7 +150,7 @@ def _mixes(size: str) -> list[Subject]:
     depth, macs = len(dims), geometry.macs(dims)
     narrow = {"embed_dim": geometry.embed * 2 // 3, "num_heads": dims[0].heads * 2 // 3}
     few = max(round(depth * (0.2 * macs - geometry.fixed(0, "macs")) / (macs - geometry.fixed(0, "macs"))), 1)
-    found = [Subject(f"{size} 0.8 few blocks", size, dims=dims[:few], args={"depth": few})]
+    found = [SuiteNetwork(f"{size} 0.8 few blocks", size, dims=dims[:few], args={"depth": few})]
     for name, blocks, every, passed in (
         ("embedding", depth, 1, {}),
         ("embedding, blocks", depth * 2 // 3, 1, {}),
@@ -161,8 +161,8 @@ def _mixes(size: str) -> list[Subject]:
         whole, of = shape_of(size, **args)
         there = [d if i % every == 0 else replace(d, heads=0, qk=0, vo=0) for i, d in enumerate(whole)]
         fitted = _fitted(_passing(there, passed), of, 0.2 * macs)
-        found.append(Subject(f"{size} 0.8 {name}", size, dims=fitted, args=args))
-    return [*found, Subject(f"{size} 0.8 tokens", size, dims=_passing(dims, {0: 64, 1: 20}))]
+        found.append(SuiteNetwork(f"{size} 0.8 {name}", size, dims=fitted, args=args))
+    return [*found, SuiteNetwork(f"{size} 0.8 tokens", size, dims=_passing(dims, {0: 64, 1: 20}))]
 
 
 def _passing(dims: Sequence[BlockDims], tokens: Mapping[int, int]) -> tuple[BlockDims, ...]:
@@ -179,28 +179,32 @@ def _fitted(dims: Sequence[BlockDims], geometry: Geometry, macs: float) -> tuple
     return tuple(replace(d, ffn=min(8 * (1 + steps), d.ffn)) for d in heads)
 
 
-def _shapes(size: str, rate: float, forms: Sequence[str] = FORMS) -> list[Subject]:
+def _shapes(size: str, rate: float, forms: Sequence[str] = FORMS) -> list[SuiteNetwork]:
     dims, geometry = shape_of(size)
-    return [Subject(f"{size} {rate:g} {form}", size, dims=shape_dims(form, dims, geometry, rate)) for form in forms]
+    return [
+        SuiteNetwork(f"{size} {rate:g} {form}", size, dims=shape_dims(form, dims, geometry, rate)) for form in forms
+    ]
 
 
-def _head_widths(size: str, widths: Sequence[int] = HEAD_WIDTHS) -> list[Subject]:
+def _head_widths(size: str, widths: Sequence[int] = HEAD_WIDTHS) -> list[SuiteNetwork]:
     dims, _ = shape_of(size)
-    return [Subject(f"{size} heads of {w}", size, dims=tuple(replace(d, qk=w, vo=w) for d in dims)) for w in widths]
+    return [
+        SuiteNetwork(f"{size} heads of {w}", size, dims=tuple(replace(d, qk=w, vo=w) for d in dims)) for w in widths
+    ]
 
 
-def _tokens(size: str) -> list[Subject]:
+def _tokens(size: str) -> list[SuiteNetwork]:
     """192 and 196 without a class token, as 192 = 12 x 16 patches leave no room for one; and 192 of the 197."""
     pooled = {"class_token": False, "global_pool": "avg"}
     dims, _ = shape_of(size)
     return [
-        Subject(f"{size} 192 tokens behind block 1", size, dims=_passing(dims, {0: 192})),
-        Subject(f"{size} 196 tokens", size, args=pooled),
-        Subject(f"{size} 192 tokens", size, args={**pooled, "img_size": (192, 256)}),
+        SuiteNetwork(f"{size} 192 tokens behind block 1", size, dims=_passing(dims, {0: 192})),
+        SuiteNetwork(f"{size} 196 tokens", size, args=pooled),
+        SuiteNetwork(f"{size} 192 tokens", size, args={**pooled, "img_size": (192, 256)}),
     ]
 
 
-def suite(sizes: Sequence[str], *, quick: bool = False, fp32_too: bool = True) -> dict[str, list[Subject]]:
+def suite(sizes: Sequence[str], *, quick: bool = False, fp32_too: bool = True) -> dict[str, list[SuiteNetwork]]:
     """All that is measured beside the largest size as it is, by question, what tells most first.
 
     `quick` is 0.8 in three forms and two head widths. `fp32_too` adds each size in fp32.
@@ -211,8 +215,8 @@ def suite(sizes: Sequence[str], *, quick: bool = False, fp32_too: bool = True) -
             "shapes at 0.8": _shapes(largest, 0.8, FORMS[:3]),
             "head widths": _head_widths(largest, HEAD_WIDTHS[:2]),
         }
-    smaller = [Subject(size, size) for size in sizes if size != largest]
-    slow = [Subject(f"{size} fp32", size, precision="fp32") for size in sizes if fp32_too]
+    smaller = [SuiteNetwork(size, size) for size in sizes if size != largest]
+    slow = [SuiteNetwork(f"{size} fp32", size, precision="fp32") for size in sizes if fp32_too]
     found = {
         "shapes at 0.8": _shapes(largest, 0.8),
         "mixes at 0.8": _mixes(largest),

@@ -23,7 +23,7 @@ CLOCKS = {"locked": "clocks locked"}
 
 
 @dataclass(frozen=True)
-class Task:
+class AccuracyTask:
     """What accuracies are of."""
 
     classes: tuple[str, ...]
@@ -51,7 +51,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Place:
+class LatencyPlace:
     """Where and how latencies were measured, and the runs of it."""
 
     title: str
@@ -62,15 +62,15 @@ class Place:
     runs: tuple[Run, ...]
 
 
-def task_of(model: FoundModel) -> Task:
+def task_of(model: FoundModel) -> AccuracyTask:
     """What a model's accuracy is of."""
     data = model.derivation.data if model.derivation is not None else None
     if model.imported is not None:
         data = model.imported.data
-    return Task(model.class_names, data)
+    return AccuracyTask(model.class_names, data)
 
 
-def places(runs: Iterable[Run]) -> list[Place]:
+def places(runs: Iterable[Run]) -> list[LatencyPlace]:
     """The runs by what may stand on one axis, those with most models first."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     by_session: dict[tuple[object, ...], tuple[object, ...]] = {}
@@ -82,12 +82,12 @@ def places(runs: Iterable[Run]) -> list[Place]:
         groups.setdefault(key, []).append(run)
     ordered = sorted(groups.values(), key=lambda alike: (-len({run.model_sha256 for run in alike}), alike[0].batch))
     return [
-        Place(title, alike[0].environment, alike[0].batch, alike[0].streams, alike[0].use(), tuple(alike))
+        LatencyPlace(title, alike[0].environment, alike[0].batch, alike[0].streams, alike[0].use(), tuple(alike))
         for alike, title in zip(ordered, _titles([alike[0] for alike in ordered]), strict=True)
     ]
 
 
-def apart(places: Sequence[Place]) -> list[str]:
+def apart(places: Sequence[LatencyPlace]) -> list[str]:
     """What differs among the places, so that they are kept apart: "power_mode (15W, MAXN)"."""
     told = []
     names = sorted({name for place in places for name in place.environment})
@@ -102,7 +102,7 @@ def apart(places: Sequence[Place]) -> list[str]:
     return told
 
 
-def apart_tasks(tasks: Sequence[Task]) -> list[str]:
+def apart_tasks(tasks: Sequence[AccuracyTask]) -> list[str]:
     """The same of tasks."""
     told = []
     if len({tuple(sorted(task.classes)) for task in tasks}) > 1:

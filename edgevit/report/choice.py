@@ -19,7 +19,7 @@ from edgevit.errors import RunsError
 from edgevit.folder.derivation import Accuracies, AccuracyRecord
 from edgevit.folder.model import ModelSpec
 from edgevit.folder.names import onnx_name
-from edgevit.report.axes import Place, Task, places, task_of
+from edgevit.report.axes import AccuracyTask, LatencyPlace, places, task_of
 from edgevit.report.gates import Gate, Verdict, judge
 from edgevit.report.gather import Found, FoundModel
 from edgevit.report.record import EntryRecord, Kind
@@ -77,8 +77,8 @@ AXES = (
 class Panel:
     """What may be set against each other: one task at one place."""
 
-    task: Task | None  # None: of models whose folders were not found
-    place: Place | None  # None: nothing was measured
+    task: AccuracyTask | None  # None: of models whose folders were not found
+    place: LatencyPlace | None  # None: nothing was measured
     entries: tuple[Entry, ...]  # baselines first
 
     @property
@@ -161,9 +161,9 @@ def panels(found: Found, gates: Sequence[Gate] = ()) -> list[Panel]:
     return made
 
 
-def _tasks(models: Sequence[FoundModel]) -> list[tuple[Task, list[FoundModel]]]:
+def _tasks(models: Sequence[FoundModel]) -> list[tuple[AccuracyTask, list[FoundModel]]]:
     """The models by task, with the bases that they were made of; bases alone are a task of their own."""
-    by_task: dict[tuple[object, ...], tuple[Task, list[FoundModel]]] = {}
+    by_task: dict[tuple[object, ...], tuple[AccuracyTask, list[FoundModel]]] = {}
     bases = [model for model in models if _is_base(model)]
     for model in models:
         if model not in bases:
@@ -180,7 +180,7 @@ def _tasks(models: Sequence[FoundModel]) -> list[tuple[Task, list[FoundModel]]]:
                 used.append(base)
     for base in bases:
         if base not in used:
-            task = Task(base.class_names, None)
+            task = AccuracyTask(base.class_names, None)
             by_task.setdefault(("base", *task.key), (task, []))[1].append(base)
     return list(by_task.values())
 
@@ -189,7 +189,7 @@ def _is_base(model: FoundModel) -> bool:
     return model.document is not None and model.derivation is None and not model.folder.is_supernet
 
 
-def _entries(models: Sequence[FoundModel], place: Place | None) -> Iterator[Entry]:
+def _entries(models: Sequence[FoundModel], place: LatencyPlace | None) -> Iterator[Entry]:
     bases = [model for model in models if _is_base(model)]
     derived = [model for model in models if model not in bases]
     documents = {m.document.base.weights_sha256: m.document for m in (*bases, *derived) if m.document is not None}
@@ -233,7 +233,7 @@ def _of_baseline(
     folder: FoundModel | None,
     kind: Kind,
     title: str,
-    place: Place | None,
+    place: LatencyPlace | None,
     document: ModelSpec,
     accuracy: AccuracyRecord | None,
 ) -> Iterator[Entry]:
@@ -248,7 +248,7 @@ def _of_baseline(
 
 
 def _of_model(
-    model: FoundModel, kind: Kind, title: str, place: Place | None, reference: Sequence[Run]
+    model: FoundModel, kind: Kind, title: str, place: LatencyPlace | None, reference: Sequence[Run]
 ) -> Iterator[Entry]:
     """An entry for each file that was measured there, or one without figures."""
     made, document = model.derivation, model.document
@@ -306,7 +306,7 @@ def _same_images(part: str, images: int, taken: AccuracyRecord | None) -> bool:
     return part == "test" and (taken is None or taken.images == images)
 
 
-def _gone(place: Place, known: set[str]) -> Iterator[Entry]:
+def _gone(place: LatencyPlace, known: set[str]) -> Iterator[Entry]:
     """Runs of models whose folders were not found, or hold another file by now."""
     lost: dict[tuple[str, str], list[Run]] = {}
     for run in place.runs:

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgevit.agent.records import Power, Run
 from edgevit.folder.derivation import AccuracyRecord
-from edgevit.report.axes import Place
+from edgevit.report.axes import LatencyPlace
 from edgevit.report.gather import Found, FoundModel
 from edgevit.report.layers import break_down
 
@@ -23,7 +23,7 @@ MATRIX = 40  # classes of a confusion matrix; of more, the pairs that are confus
 PAIRS = 30
 
 
-def details(model: FoundModel, found: Found, at: Sequence[Place]) -> dict[str, Any]:
+def details(model: FoundModel, found: Found, at: Sequence[LatencyPlace]) -> dict[str, Any]:
     """Everything that is drawn of one model; what is not known is empty."""
     points = max(LEAST_POINTS, min(POINTS, ALL_POINTS // max(len(found.models), 1)))
     here = [(place, [run for run in place.runs if run.model_sha256 in model.files]) for place in at]
@@ -116,7 +116,7 @@ def _cells(names: Sequence[str], taken: AccuracyRecord) -> list[dict[str, Any]]:
     return cells
 
 
-def latency(place: Place, runs: Sequence[Run]) -> dict[str, Any]:
+def latency(place: LatencyPlace, runs: Sequence[Run]) -> dict[str, Any]:
     """A histogram of all inferences of runs of one file, in ms, without the slowest few."""
     times = sorted(ns / 1e6 for run in runs for ns in run.latencies_ns)
     low, high = times[0], times[math.ceil(SHOWN * len(times)) - 1]
@@ -139,7 +139,7 @@ def latency(place: Place, runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _power_of(place: Place, runs: Sequence[Run], points: int) -> dict[str, Any] | None:
+def _power_of(place: LatencyPlace, runs: Sequence[Run], points: int) -> dict[str, Any] | None:
     """The power of the run whose energy is the median."""
     known = [(energy, run) for run in runs if (energy := run.energy_per_image_mj()) is not None]
     if not known:

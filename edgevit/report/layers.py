@@ -45,7 +45,7 @@ LARGE = (("MatMul", "Gemm", "Conv", "Attention", "Einsum"), ("Softmax", "LayerNo
 
 
 @dataclass(frozen=True)
-class Place:
+class LayerPlace:
     """Where a layer belongs."""
 
     block: int | None  # None: to none
@@ -56,7 +56,7 @@ class Place:
 class Spent:
     """The time of all layers of one place."""
 
-    place: Place
+    place: LayerPlace
     ms: float  # sum of the layers' medians
     layers: int
 
@@ -103,21 +103,21 @@ class Breakdown:
         )
 
 
-def place_of(node: str) -> Place | None:
+def place_of(node: str) -> LayerPlace | None:
     """Where a node of the ONNX file belongs by its name; None: its name says nothing that is known."""
     if matches := list(BLOCK.finditer(node)):
         within = node[matches[-1].end() :].lower()
-        return Place(int(matches[-1][1]), next(part for part, words in WITHIN if words.search(within)))
-    return next((Place(None, part) for part, words in OUTSIDE if words.search(node.lower())), None)
+        return LayerPlace(int(matches[-1][1]), next(part for part, words in WITHIN if words.search(within)))
+    return next((LayerPlace(None, part) for part, words in OUTSIDE if words.search(node.lower())), None)
 
 
-def place_of_layer(layer: Layer) -> Place:
+def place_of_layer(layer: Layer) -> LayerPlace:
     """Where a layer belongs: to the module of the largest operation that it computes."""
     found = [(_size(node), place) for node in layer.nodes if (place := place_of(node)) is not None]
     if not found:
-        return Place(None, "no known name")
+        return LayerPlace(None, "no known name")
     if OPAQUE in layer.name and len({place for _, place in found}) > 1:  # of which only the two ends are known
-        return Place(None, "not shown")
+        return LayerPlace(None, "not shown")
     return min(found, key=lambda one: (one[0], PARTS.index(one[1].part)))[1]
 
 
@@ -153,6 +153,6 @@ def break_down(profile: LayerProfile) -> Breakdown:
     )
 
 
-def _slowest(times: Sequence[tuple[Layer, Place, float]], count: int = 5) -> tuple[tuple[str, float], ...]:
+def _slowest(times: Sequence[tuple[Layer, LayerPlace, float]], count: int = 5) -> tuple[tuple[str, float], ...]:
     ordered = sorted(times, key=lambda one: one[2], reverse=True)
     return tuple((layer.name, ms) for layer, _, ms in ordered[:count])

@@ -143,7 +143,7 @@ def _chosen_on(panel: Panel) -> str:
 
 
 @dataclass(frozen=True)
-class Figure:
+class KeyFigure:
     """A number that a reader sees first."""
 
     what: str
@@ -151,25 +151,27 @@ class Figure:
     more: str
 
 
-def figures(panel: Panel) -> list[Figure]:
+def figures(panel: Panel) -> list[KeyFigure]:
     """What the model to take is worth, and costs."""
     if (taken := panel.recommended()) is None:
         return []
     share, interval = _top1(taken)
-    told = [Figure("top-1", share, interval)]
+    told = [KeyFigure("top-1", share, interval)]
     if taken.ratio is not None:
         told.append(
-            Figure("of the base's latency", three_digits(taken.ratio), _between(taken.ratio_low, taken.ratio_high))
+            KeyFigure("of the base's latency", three_digits(taken.ratio), _between(taken.ratio_low, taken.ratio_high))
         )
     if taken.p50_ms is not None:
-        told.append(Figure("p50", f"{three_digits(taken.p50_ms)} ms", _between(taken.p50_least_ms, taken.p50_most_ms)))
+        told.append(
+            KeyFigure("p50", f"{three_digits(taken.p50_ms)} ms", _between(taken.p50_least_ms, taken.p50_most_ms))
+        )
     if taken.energy_mj is not None:
-        told.append(Figure("energy of an image", f"{three_digits(taken.energy_mj)} mJ", ""))
+        told.append(KeyFigure("energy of an image", f"{three_digits(taken.energy_mj)} mJ", ""))
     if taken.rate is not None and taken.macs is not None:
-        told.append(Figure("of the base's MACs", f"{100 * (1 - taken.rate):.3g} %", readable(taken.macs)))
+        told.append(KeyFigure("of the base's MACs", f"{100 * (1 - taken.rate):.3g} %", readable(taken.macs)))
     if taken.file_bytes is not None:
         params = "" if taken.params is None else f"{readable(taken.params)} parameters"
-        told.append(Figure("size", f"{three_digits(taken.file_bytes / 1e6)} MB", params))
+        told.append(KeyFigure("size", f"{three_digits(taken.file_bytes / 1e6)} MB", params))
     return told
 
 

@@ -9,7 +9,7 @@ from edgevit.data.shares import share_text
 from edgevit.derive.allocate.budget import readable
 from edgevit.folder.derivation import MetRecord
 from edgevit.folder.records import plain as as_plain
-from edgevit.report.axes import Place
+from edgevit.report.axes import LatencyPlace
 from edgevit.report.choice import Panel, may_be_taken
 from edgevit.report.details import classes, details
 from edgevit.report.gather import Found, FoundModel
@@ -143,7 +143,7 @@ def _class_rows(model: FoundModel) -> list[list[str]]:
     return rows
 
 
-def _measured(model: FoundModel, at: Sequence[Place]) -> dict[str, Any]:
+def _measured(model: FoundModel, at: Sequence[LatencyPlace]) -> dict[str, Any]:
     """Every run, without the columns that none of them has."""
     rows = []
     for place in at:
@@ -247,7 +247,7 @@ def _taken(met: MetRecord) -> str:
     return f"{seen.value:.4g} {met.quantity}{interval}"
 
 
-def _more(model: FoundModel, at: Sequence[Place]) -> list[tuple[str, list[tuple[str, str]]]]:
+def _more(model: FoundModel, at: Sequence[LatencyPlace]) -> list[tuple[str, list[tuple[str, str]]]]:
     """What only some want to know, each part under a title."""
     made = model.derivation
     parts: list[tuple[str, list[tuple[str, str]]]] = []

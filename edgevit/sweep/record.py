@@ -36,7 +36,7 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One model: a folder beside sweep.json."""
 
     folder: str
@@ -70,18 +70,18 @@ class Sweep:
     part: str  # of the data, that the models were judged on
     created: str
     versions: Versions
-    points: tuple[Point, ...] = ()  # the base first, then by rate
+    points: tuple[SweepPoint, ...] = ()  # the base first, then by rate
     left_out: tuple[str, ...] = ()  # rates that no model could be derived at, and why
 
     @property
-    def base(self) -> Point | None:
+    def base(self) -> SweepPoint | None:
         return next((point for point in self.points if point.rate is None), None)
 
     @property
-    def derived(self) -> list[Point]:
+    def derived(self) -> list[SweepPoint]:
         return [point for point in self.points if point.rate is not None]
 
-    def chosen(self) -> Point | None:
+    def chosen(self) -> SweepPoint | None:
         """The smallest model that loses no more than chance: whose interval reaches the base's top-1."""
         base = self.base
         if base is None:

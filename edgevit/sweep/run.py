@@ -31,8 +31,8 @@ from edgevit.sweep.record import (
     BASE,
     RECORD,
     Latency,
-    Point,
     Sweep,
+    SweepPoint,
     read_sweep,
     write_sweep,
 )
@@ -76,7 +76,7 @@ class _Work:
             given = {**asked.opening(), **{name: getattr(asked, name) for name in shared}}
             write_base(BaseRequest(name=asked.base, out=self.out / BASE, classes=classes, **given), self.progress)
 
-    def point(self, folder: str, rate: float | None) -> Point:
+    def point(self, folder: str, rate: float | None) -> SweepPoint:
         """Judge a model on images, and export it for the measurement."""
         model, asked = self.out / folder, self.request
         self.progress.note(f"{folder}: judge and export")
@@ -92,7 +92,7 @@ class _Work:
         seen = judge(request, self.progress)
         current_export(model, fp16=False, accuracy=False, progress=self.progress)
         spec = load(model).spec
-        return Point(folder, rate, round(seen.top1 * seen.images), seen.images, spec.macs, spec.params)
+        return SweepPoint(folder, rate, round(seen.top1 * seen.images), seen.images, spec.macs, spec.params)
 
 
 def sweep(base: str | Path | SweepRequest | None = None, *, progress: Progress | None = None, **options: Any) -> Sweep:

@@ -27,7 +27,7 @@ PROGRESS = "progress.json"
 
 
 @dataclass(frozen=True)
-class Point:
+class TrainingPoint:
     """How far a training is, beside its tensors."""
 
     step: int
@@ -40,7 +40,7 @@ class Point:
 class SavedState:
     """progress.json of an unfinished training: how far it is, and what its files are."""
 
-    point: Point
+    point: TrainingPoint
     files: dict[str, str]  # sha256 by path within the state's folder
     edgevit: str | None = None  # that wrote it; None: one that did not say yet
 
@@ -48,7 +48,7 @@ class SavedState:
 SAVED_KIND = RecordKind("progress", SavedState, STATE, schemas=(UNMARKED, 1))
 
 
-def save(folder: Path, compute: Compute, point: Point, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+def save(folder: Path, compute: Compute, point: TrainingPoint, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Write the state beside the old one and swap them, so that a crash leaves one that is whole.
 
     Args:
@@ -76,7 +76,9 @@ def save(folder: Path, compute: Compute, point: Point, parts: Mapping[str, Mappi
     compute.wait()
 
 
-def restore(folder: Path, compute: Compute, takers: Mapping[str, Callable[[dict[str, Tensor]], None]]) -> Point | None:
+def restore(
+    folder: Path, compute: Compute, takers: Mapping[str, Callable[[dict[str, Tensor]], None]]
+) -> TrainingPoint | None:
     """Take up a saved state, if there is one: accelerate does its part, the takers those of their names.
 
     Raises:

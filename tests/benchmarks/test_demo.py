@@ -16,7 +16,7 @@ from some_runs import DENSE, MS
 
 from edgevit.folder.derivation import Accuracies, AccuracyRecord, BudgetRecord
 from edgevit.folder.model_folder import ModelFolder
-from edgevit.sweep.record import Point, Sweep, write_sweep
+from edgevit.sweep.record import Sweep, SweepPoint, write_sweep
 
 
 def write_model(folder: Path, macs: int, asked: str | None, top1: float) -> None:
@@ -38,7 +38,7 @@ def rows(tmp_path: Path) -> list[dict[str, Any]]:
     write_model(sweep / "r0.9", 100, "rate 0.9", 0.7)
     write_model(sweep / "r0.9-distilled", 100, "rate 0.9", 0.85)
     found = [("base", None, 1000), ("r0.5", 0.5, 500), ("r0.9", 0.9, 100)]
-    points = tuple(Point(folder, rate, 9, 10, macs, 1) for folder, rate, macs in found)
+    points = tuple(SweepPoint(folder, rate, 9, 10, macs, 1) for folder, rate, macs in found)
     write_sweep(sweep, Sweep({}, "validation", "2026-01-01T00:00:00+00:00", {"edgevit": "0.1.0"}, points))
     (sweep / "runs.jsonl").write_text("the sweep's own")
     timed = (("base", 10), ("r0.9-distilled", 4), ("r0.9", 4))
@@ -98,7 +98,9 @@ def test_the_program_knows_every_command_of_the_demo(tmp_path: Path, monkeypatch
             assert context.info_name == name and not context.args
         typed.append(name)
         if name == "sweep":
-            points = tuple(Point(f, rate, 9, 10, macs, 1) for f, rate, macs in [("base", None, 10), ("r0.5", 0.5, 5)])
+            points = tuple(
+                SweepPoint(f, rate, 9, 10, macs, 1) for f, rate, macs in [("base", None, 10), ("r0.5", 0.5, 5)]
+            )
             made, versions = tmp_path / "demo" / "sweep", {"edgevit": "0.1.0"}
             made.mkdir()
             write_sweep(made, Sweep({}, "validation", "2026-01-01T00:00:00+00:00", versions, points))

@@ -11,7 +11,7 @@ from small_base import ARGS
 from typer.main import get_command
 
 from edgevit.cli.app import app
-from edgevit.sweep.record import Point, Sweep, read_sweep, write_sweep
+from edgevit.sweep.record import Sweep, SweepPoint, read_sweep, write_sweep
 
 NETWORK = ["vit_tiny_patch16_224", *(w for k, v in ARGS.items() for w in ("--model-arg", f"{k}={v}"))]
 TASK = ["--data", "digits", "--classes", "3,5,8"]
@@ -59,7 +59,8 @@ def test_a_sweep_ends_with_the_table_the_plot_and_the_command_that_distils(
 
 def test_one_that_loses_more_than_chance_is_not_chosen(edgevit_main: Any, tmp_path: Path) -> None:
     points = tuple(
-        Point(f, rate, right, 300, macs, 9) for f, rate, right, macs in (("base", None, 270, 9), ("r0.5", 0.5, 9, 4))
+        SweepPoint(f, rate, right, 300, macs, 9)
+        for f, rate, right, macs in (("base", None, 270, 9), ("r0.5", 0.5, 9, 4))
     )
     found = Sweep(
         {}, "validation", "2026-01-01T00:00:00+00:00", {"edgevit": "0.1.0"}, points, ("rate 0.99: too small",)

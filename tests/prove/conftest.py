@@ -3,7 +3,7 @@
 import pytest
 
 from edgevit.prove import run, suite
-from edgevit.prove.suite import Subject
+from edgevit.prove.suite import SuiteNetwork
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def two(monkeypatch):
     dims, _ = suite.shape_of("tiny", **shallow)
     narrow = tuple(type(d)(d.heads, 12, 8, 64) for d in dims)
     subjects = [
-        Subject("tiny 192 tokens", "tiny", args={**pooled, **shallow, "img_size": (192, 256)}),
-        Subject("tiny 0.8 paper", "tiny", dims=narrow, args=shallow),
+        SuiteNetwork("tiny 192 tokens", "tiny", args={**pooled, **shallow, "img_size": (192, 256)}),
+        SuiteNetwork("tiny 0.8 paper", "tiny", dims=narrow, args=shallow),
     ]
     monkeypatch.setattr(run, "suite", lambda sizes, **how: {"tokens": subjects[:1], "shapes at 0.8": subjects[1:]})
-    monkeypatch.setattr(run._Work, "dense", property(lambda self: Subject("tiny", "tiny", args=shallow)))
+    monkeypatch.setattr(run._Work, "dense", property(lambda self: SuiteNetwork("tiny", "tiny", args=shallow)))

@@ -6,7 +6,7 @@ import pytest
 from some_runs import DENSE, MS
 
 from edgevit.prove.answers import against, answers
-from edgevit.prove.record import Figure, Measured, Proof
+from edgevit.prove.record import Figure, MeasuredNetwork, Proof
 
 TIMES_MS = {"base": 10.0, "base 0.8 paper": 4.0, "base 0.8 fused": 3.0, "base 0.8 padded": 4.2}
 
@@ -30,7 +30,7 @@ def measured(name, question="shapes at 0.8", fused=None, **figure):
     figures = (
         Figure(**{"batch": 1, "p50_ms": 1.0, "mean_ms": 1.0, "images_per_s": 1.0, "void": (), **known, **figure}),
     )
-    return Measured(name, question, "base", "fp16", 197, 1, 1, (), 0, fused, None, None, figures)
+    return MeasuredNetwork(name, question, "base", "fp16", 197, 1, 1, (), 0, fused, None, None, figures)
 
 
 def test_shapes_that_are_faster_at_equal_macs_pay() -> None:

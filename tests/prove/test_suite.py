@@ -6,7 +6,7 @@ import torch
 from edgevit.models.families import vit
 from edgevit.prove import suite as suite_module
 from edgevit.prove.request import SIZES
-from edgevit.prove.suite import FORMS, HEAD_WIDTHS, Subject, largest_of, shape_of, suite
+from edgevit.prove.suite import FORMS, HEAD_WIDTHS, SuiteNetwork, largest_of, shape_of, suite
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_network_is_what_its_subject_says():
     network = subject.network()
     assert tuple(block.dims for block in vit.read(network)) == subject.dims
     assert network(torch.zeros(1, 3, 224, 224)).shape == (1, 1000)
-    again = Subject("x", "tiny", dims=subject.dims, args=subject.args).network()
+    again = SuiteNetwork("x", "tiny", dims=subject.dims, args=subject.args).network()
     assert torch.equal(network.head.weight, again.head.weight), "its weights are always the same"
 
 
@@ -80,17 +80,17 @@ def test_a_network_is_what_its_subject_says():
 def test_what_is_cut_from_a_network_has_its_first_heads_and_neurons_and_all_of_it_is_the_network_itself():
     dense = suite_module.random_network(SIZES["tiny"], args={"depth": 2})
     images = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    whole = Subject("tiny", "tiny", args={"depth": 2})
+    whole = SuiteNetwork("tiny", "tiny", args={"depth": 2})
     torch.testing.assert_close(whole.network(dense)(images), dense(images))
     (dims, *_), _ = whole.cost()
     cut = type(dims)
-    less = Subject("tiny less", "tiny", dims=(cut(2, 16, 24, 128, tokens=64), cut(0, 0, 0, 64)), args={"depth": 2})
+    less = SuiteNetwork("tiny less", "tiny", dims=(cut(2, 16, 24, 128, tokens=64), cut(0, 0, 0, 64)), args={"depth": 2})
     first, second = vit.read(less.network(dense))
     of = vit.read(dense)[0]
     assert (first.dims, second.dims) == less.dims
     assert torch.equal(first.attention.wk, of.attention.wk[:2, :16]) and torch.equal(first.ffn.w2, of.ffn.w2[:, :128])
     assert vit.read(dense)[0].dims == dims, "which is as it was"
-    assert vit.read(Subject("tiny short", "tiny", args={"depth": 1}).network(dense))[0].dims == dims
+    assert vit.read(SuiteNetwork("tiny short", "tiny", args={"depth": 1}).network(dense))[0].dims == dims
 
 
 def test_other_tokens_embeddings_and_sizes_have_weights_of_their_own(whole):

@@ -9,7 +9,7 @@ from some_runs import DENSE, SLIM
 
 from edgevit.agent.records import Run
 from edgevit.folder.model import ClassLabel
-from edgevit.report.axes import Task, apart, apart_tasks, places
+from edgevit.report.axes import AccuracyTask, apart, apart_tasks, places
 
 
 def at(run: Run, **environment: str) -> Run:
@@ -44,11 +44,18 @@ def test_places_that_would_have_one_name_are_called_by_what_differs() -> None:
 
 
 def test_tasks_differ_in_classes_images_and_seed() -> None:
-    one = Task(("cat", "dog"), DATA)
+    one = AccuracyTask(("cat", "dog"), DATA)
     assert one.title == "2 classes: cat, dog" and one.images == "200 test images of pets, seed 42"
-    assert Task(("dog", "cat"), replace(DATA, classes=(ClassLabel("dog", 5), ClassLabel("cat", 3)))).key == one.key
-    seed, images = Task(one.classes, replace(DATA, seed=7)), Task(one.classes, replace(DATA, fingerprint="0" * 64))
-    assert len({one.key, seed.key, images.key, Task(("cat",), DATA).key, Task(one.classes, None).key}) == 5
+    assert (
+        AccuracyTask(("dog", "cat"), replace(DATA, classes=(ClassLabel("dog", 5), ClassLabel("cat", 3)))).key == one.key
+    )
+    seed, images = (
+        AccuracyTask(one.classes, replace(DATA, seed=7)),
+        AccuracyTask(one.classes, replace(DATA, fingerprint="0" * 64)),
+    )
+    assert (
+        len({one.key, seed.key, images.key, AccuracyTask(("cat",), DATA).key, AccuracyTask(one.classes, None).key}) == 5
+    )
     assert apart_tasks([one, seed]) == ["seed (42, 7), which splits the images"]
-    assert apart_tasks([one, images, Task(("cat",), None)]) == ["classes", "images"]
-    assert Task(tuple("abcdefgh"), None).title == "8 classes: a, b, c, d, e, f, and 2 more"
+    assert apart_tasks([one, images, AccuracyTask(("cat",), None)]) == ["classes", "images"]
+    assert AccuracyTask(tuple("abcdefgh"), None).title == "8 classes: a, b, c, d, e, f, and 2 more"

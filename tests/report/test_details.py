@@ -9,7 +9,7 @@ import pytest
 from some_report import NANO, write_everything
 from some_runs import DENSE, ON_A_BOARD, watts
 
-from edgevit.report.axes import Place, places
+from edgevit.report.axes import LatencyPlace, places
 from edgevit.report.details import BINS, blocks, classes, confusion, curves, details, latency, thinned, trace
 from edgevit.report.gather import Found, gather
 
@@ -58,7 +58,7 @@ def test_the_worst_class_comes_first_and_pairs_that_are_confused_are_told(found:
 
 
 def test_a_histogram_counts_every_inference_but_the_slowest_few() -> None:
-    place = Place("here", NANO, 1, 1, "one after another", ())
+    place = LatencyPlace("here", NANO, 1, 1, "one after another", ())
     slow = replace(DENSE, latencies_ns=(*DENSE.latencies_ns, 10**9))
     seen = latency(place, [slow])
     assert len(seen["counts"]) == BINS and sum(seen["counts"]) + seen["slower"] == seen["samples"] == 201

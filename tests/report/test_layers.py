@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from some_layers import MS, PROFILE, layer
 
-from edgevit.report.layers import PARTS, Place, break_down, place_of, place_of_layer
+from edgevit.report.layers import PARTS, LayerPlace, break_down, place_of, place_of_layer
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ from edgevit.report.layers import PARTS, Place, break_down, place_of, place_of_l
     ],
 )
 def test_a_node_belongs_to_the_module_that_its_name_says(node: str, block: int | None, part: str) -> None:
-    assert place_of(node) == Place(block, part)  # type: ignore[arg-type]
+    assert place_of(node) == LayerPlace(block, part)  # type: ignore[arg-type]
 
 
 @given(st.text(st.sampled_from("abc./_0123 blocksattnnorm"), max_size=40))
@@ -46,12 +46,12 @@ def test_every_name_has_a_place_or_none(node: str) -> None:
 
 def test_a_kernel_of_several_modules_belongs_to_the_one_of_its_largest_operation() -> None:
     nodes = ("blocks.0.attn.proj/MatMul_1", "blocks.0/Add", "blocks.0.norm2/LayerNormalization")
-    assert place_of_layer(layer("k", 1, *nodes)) == Place(0, "attention")
-    assert place_of_layer(layer("k", 1, *nodes[1:])) == Place(0, "norms")
-    assert place_of_layer(layer("k", 1, "x", "y")) == Place(None, "no known name")
+    assert place_of_layer(layer("k", 1, *nodes)) == LayerPlace(0, "attention")
+    assert place_of_layer(layer("k", 1, *nodes[1:])) == LayerPlace(0, "norms")
+    assert place_of_layer(layer("k", 1, "x", "y")) == LayerPlace(None, "no known name")
     within, across = ("blocks.0.mlp.fc1/MatMul", "blocks.0.mlp.fc2/Add"), ("patch_embed.proj/Conv", "head/Gemm")
-    assert place_of_layer(layer("{ForeignNode[a...b]}", 1, *within)) == Place(0, "FFN")
-    assert place_of_layer(layer("{ForeignNode[a...b]}", 1, *across)) == Place(None, "not shown")
+    assert place_of_layer(layer("{ForeignNode[a...b]}", 1, *within)) == LayerPlace(0, "FFN")
+    assert place_of_layer(layer("{ForeignNode[a...b]}", 1, *across)) == LayerPlace(None, "not shown")
 
 
 def test_parts_and_what_is_between_them_are_the_inference_and_interruptions_are_apart() -> None:

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from edgevit.errors import SweepError
-from edgevit.sweep.record import SWEEP_KIND, Latency, Point, Sweep, read_sweep, write_sweep
+from edgevit.sweep.record import SWEEP_KIND, Latency, Sweep, SweepPoint, read_sweep, write_sweep
 
 
-def point(rate: float | None, right: int, macs: int) -> Point:
+def point(rate: float | None, right: int, macs: int) -> SweepPoint:
     latency = Latency("p50", 1.0, 0.5, 0.4, 0.6)
-    return Point("base" if rate is None else f"r{rate:g}", rate, right, 300, macs, macs // 20, latency)
+    return SweepPoint("base" if rate is None else f"r{rate:g}", rate, right, 300, macs, macs // 20, latency)
 
 
-def sweep_of(*points: Point) -> Sweep:
+def sweep_of(*points: SweepPoint) -> Sweep:
     return Sweep({"base": "b"}, "validation", "2026-01-01T00:00:00+00:00", {"edgevit": "0.1.0"}, points)
 
 
