@@ -95,7 +95,11 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/axes.py
 	$(BIN)/python benchmarks/heart.py
 	$(BIN)/python benchmarks/heart.py --part composed
+	$(BIN)/python benchmarks/heart.py --base fine
+	$(BIN)/python benchmarks/heart.py --base fine --part composed
 	$(BIN)/python benchmarks/embedding.py
+	$(BIN)/python benchmarks/embedding.py --base fine
+	-$(BIN)/python benchmarks/embedding.py --base fashion
 	$(BIN)/python benchmarks/equal_latency.py
 	$(BIN)/python benchmarks/distillation.py
 	$(BIN)/python benchmarks/rivals.py
@@ -104,6 +108,8 @@ benchmark: .venv/ready
 	-$(BIN)/python benchmarks/ablations.py
 	$(BIN)/python benchmarks/published.py --base demo
 	$(BIN)/python benchmarks/published.py
+	$(BIN)/python benchmarks/published.py --base fine
+	-$(BIN)/python benchmarks/published.py --base fashion
 	$(BIN)/python benchmarks/dimensions.py
 	$(BIN)/python benchmarks/dimensions.py --base fine
 	-$(BIN)/python benchmarks/dimensions.py --base fashion  # where Debian's dataset-fashion-mnist is

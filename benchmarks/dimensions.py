@@ -81,7 +81,7 @@ def cases() -> dict[str, list[Case]]:
             *made(TRAINED, STEPS, (0.95, 0.9)),
             *made({"forge": {}}, STEPS, (0.8, 0.97)),
         ],
-        "longer": list(made({"forge, longer": {}}, LONGER, (0.95,))),
+        "longer": list(made({"forge, longer": {}}, LONGER, (0.95, 0.9))),
     }
 
 
@@ -150,6 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", choices=("rendered", *OTHER_SIZES), default="rendered")
     parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--rates", type=float, nargs="+", choices=RATES, default=list(RATES))
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
     parser.add_argument("--results", type=Path, help="file of the rows; another one for a trial")
@@ -160,7 +161,12 @@ def main() -> None:
     places = open_places([given.base], progress)
     of_part = cases()
     parts = [part for part in PARTS if given.only in (None, part)]
-    wanted = [case for part in parts for case in of_part[part] if case.seed in SEEDS[: given.seeds]]
+    wanted = [
+        case
+        for part in parts
+        for case in of_part[part]
+        if case.rate in given.rates and case.seed in SEEDS[: given.seeds]
+    ]
     results = given.results or records_of("dimensions", given.base)
     complete(on_base(wanted, given.base), places, results, given.jobs, progress)
 

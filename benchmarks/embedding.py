@@ -1,11 +1,12 @@
 """Was the width that forge chose for the embedding the right one? The closed form at every rung, beside the choice.
 
     python benchmarks/embedding.py                             # everything that is not in results/embedding.json yet
-    python benchmarks/embedding.py --tasks 12 --seeds 1 --rates 0.95
+    python benchmarks/embedding.py --base fine                 # on 48 finer classes, in results/embedding_fine.json
+    python benchmarks/embedding.py --base fashion --seeds 1 --rates 0.95
 
 At each rate forge derives with the ladder as it is, and once with every width as the only one: the sub-tasks, seeds and
-images of accuracy.py, on the base that base.py trains on this machine; shape `fused`. What is compared is the closed
-form: its top-1 on the validation part, which a choice would go by, and on `val/`, which is only told.
+images of accuracy.py, on the base that base.py trains on this machine, or another; shape `fused`. What is compared is
+the closed form: its top-1 on the validation part, which a choice would go by, and on `val/`, which is only told.
 """
 
 from __future__ import annotations
@@ -16,26 +17,30 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from accuracy import SEEDS, TASK_SIZES, Case, complete, open_places
+from accuracy import OTHER_SIZES, SEEDS, TASK_SIZES, Case, complete, on_base, open_places, records_of
 from accuracy_tables import of_newest_base
-from base import RENDERED_ARGS
+from dimensions import EMBED
 from tables import Row, derived, grouped, percent, picked, points, table
 
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.derive.embedding import ladder
 
-RESULTS = Path(__file__).parent / "results" / "embedding.json"
 RATES = (0.9, 0.95, 0.8)
 CHOSEN = "chosen"
-WIDTHS = ladder(RENDERED_ARGS["embed_dim"], POLICIES["fused"].embed_step)
+TITLES = {"rendered": "24 rendered classes", "fine": "48 finer classes", "fashion": "photographs of clothes"}
 
 
-def cases(tasks: Sequence[int], seeds: Sequence[int], rates: Sequence[float]) -> Iterator[Case]:
-    """The choice and every width, place by place: a place that is complete can be read."""
+def widths(base: str) -> list[int]:
+    """What the embedding of this base can be narrowed to, the whole first."""
+    return list(ladder(EMBED[base], POLICIES["fused"].embed_step))
+
+
+def cases(base: str, seeds: Sequence[int], rates: Sequence[float]) -> Iterator[Case]:
+    """The choice and every width, place by place, so that what is complete can be read; tasks as of the first base."""
     for seed in seeds:
-        for task in tasks:
+        for task in TASK_SIZES:
             for rate in rates:
-                for width in (0, *WIDTHS):
+                for width in (0, *widths(base)):
                     options = {"embed_width": width} if width else {}
                     yield Case("embedding", task, rate, seed, f"{width or CHOSEN}", "forge", options, steps=0)
 
@@ -49,7 +54,7 @@ def best(rows: Sequence[Row]) -> Row:
     return max(rows, key=lambda row: (validation(row), -row["facts"]["predicted_nats"]))
 
 
-TEXT = """## The width of the embedding: chosen against every other
+TEXT = """## The width of the embedding, on {title}: chosen against every other
 
 Forge's closed form with the ladder as it is, and with every width as the only one, of {whole}; shape `fused`, equal
 MACs, top-1 on `val/`. Mean over seeds {seeds}. `by validation`: the width that is best on the validation part, which
@@ -62,13 +67,14 @@ def section(data: dict[str, Any] | None) -> str:
     if data is None or not data["rows"]:
         return ""
     rows = of_newest_base(data["rows"].values())
+    every_width = widths(rows[0]["data"])
     seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
     found, judged = [], []
     for (task, rate), of in sorted(grouped(rows, "task", "rate").items()):
         chosen = picked(of, variant=CHOSEN)
         place = f"{task} classes, {rate:g}"
-        widths = [derived(picked(of, variant=str(width))) for width in WIDTHS]
-        found.append([place, percent(derived(chosen)), *(percent([mean(one)]) if one else "" for one in widths)])
+        forced = [derived(picked(of, variant=str(width))) for width in every_width]
+        found.append([place, percent(derived(chosen)), *(percent([mean(one)]) if one else "" for one in forced)])
         every = {seed: [r for r in picked(of, seed=seed) if r["variant"] != CHOSEN] for seed in {r["seed"] for r in of}}
         pairs = [(row, best(every[row["seed"]])) for row in chosen if every[row["seed"]]]
         judged.append(
@@ -81,8 +87,8 @@ def section(data: dict[str, Any] | None) -> str:
         )
     return "\n".join(
         [
-            TEXT.format(whole=WIDTHS[0], seeds=seeds),
-            table(["", CHOSEN, *map(str, WIDTHS)], found),
+            TEXT.format(title=TITLES[rows[0]["data"]], whole=every_width[0], seeds=seeds),
+            table(["", CHOSEN, *map(str, every_width)], found),
             table(["", "chosen, for each seed", "by validation", "points, chosen less that one"], judged),
         ]
     )
@@ -90,18 +96,19 @@ def section(data: dict[str, Any] | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=int, nargs="+", choices=TASK_SIZES, default=list(TASK_SIZES))
+    parser.add_argument("--base", choices=("rendered", *OTHER_SIZES), default="rendered")
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, help="file of the rows; another one for a trial")
     given = parser.parse_args()
     from edgevit.cli.console import Console
 
     progress = Console().progress
-    places = open_places(["rendered"], progress)
-    wanted = cases(given.tasks, SEEDS[: given.seeds], given.rates)
-    complete(wanted, places, given.results, given.jobs, progress)  # some widths cannot be had at a rate
+    places = open_places([given.base], progress)
+    wanted = on_base(cases(given.base, SEEDS[: given.seeds], given.rates), given.base)
+    results = given.results or records_of("embedding", given.base)
+    complete(wanted, places, results, given.jobs, progress)  # some widths cannot be had at a rate
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
     python benchmarks/heart.py                   # writes results/heart.json row by row; what is there is not done again
     python benchmarks/heart.py --cost            # the cost of the scores of DeiT-Small alone
     python benchmarks/heart.py --part composed   # HEART behind forge, beside either alone, at equal MACs; likewise
+    python benchmarks/heart.py --base fine       # 24 of 48 finer classes in 65 tokens, in results/heart_fine.json
 
-The base is the demo's: few classes, 25 patches, three heads, so that ratios are coarse. Every row is a derivation with
+The base is the demo's (its six classes, 25 patches, three heads, so that ratios are coarse), or one that the repository
+keeps, with the middle one of its sub-tasks. Every row is a derivation with
 `selection=percentile`; rows differ in what scores come from. "attention" shares tokens out by what the attention of
 blocks looks at, and heads by the size of their weights; "random" draws both, and at inference which tokens go on.
 
@@ -27,13 +29,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
+from accuracy import OTHER_SIZES
 from torch import Tensor
 
-RESULTS = Path(__file__).parent / "results" / "heart.json"
+if TYPE_CHECKING:
+    from source import Source
+
+RESULTS = Path(__file__).parent / "results"
+BASES = ("demo", *OTHER_SIZES)
 RATIOS = ((0.2, 0.2), (0.4, 0.4), (0.6, 0.6), (0.2, 0.8), (0.4, 0.6), (0.6, 0.4))  # of tokens, of heads
 VARIANTS = ("heart, alike", "heart, by sensitivity", "attention", "random")
 SEEDS = (42, 43, 44)
@@ -92,7 +99,7 @@ def scored(variant: str) -> Iterator[None]:
         yield
 
 
-def measure(variant: str, ratios: tuple[float, float], seed: int, data: Path, base: Path) -> dict[str, Any]:
+def measure(variant: str, ratios: tuple[float, float], seed: int, source: Source) -> dict[str, Any]:
     """A row of these ratios."""
     tokens, heads = ratios
     options = {
@@ -100,27 +107,26 @@ def measure(variant: str, ratios: tuple[float, float], seed: int, data: Path, ba
         "ratios": "uniform" if variant == "heart, alike" else "sensitivity",
     }  # fmt: skip
     with scored(variant):
-        row, derived = before_and_after(seed, data, base, method="heart", rate=0.01, options=options)
+        row, derived = before_and_after(seed, source, method="heart", rate=0.01, options=options)
     facts = derived.record.facts.more
     row |= {"reaching": facts["tokens"], "spearman": facts["spearman"]}
     row["heads_left"] = [len(kept) for kept in facts["kept_heads"]]
     return {"variant": variant, "tokens": tokens, "heads": heads, "seed": seed, **row}
 
 
-def before_and_after(seed: int, data: Path, base: Path, **given: Any) -> tuple[dict[str, Any], Any]:
+def before_and_after(seed: int, source: Source, **given: Any) -> tuple[dict[str, Any], Any]:
     """Derive without training, and with: top-1 of both and of the restricted base, and the second derivation."""
     import edgevit
     from edgevit.train.settings import Training
 
-    made = json.loads((base / "base.json").read_text())
+    sizes = OTHER_SIZES.get(source.title)
+    classes = None if sizes is None else source.sub_tasks([sizes[1]], None)[0]
     training = {name: value for name, value in TRAINING.items() if name != "steps"}
     row: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, steps in (("before", 0), ("after", TRAINING["steps"])):
             derived = edgevit.derive(
-                made["timm_name"], checkpoint=base / "base.safetensors", model_args=made["model_args"],
-                preprocessing={n: made[n] for n in ("mean", "std", "crop_pct", "interpolation")},
-                base_classes=made["classes"], data=data, shape="free", cache=False, out=Path(folder) / name,
+                **source.start, data=source.data, classes=classes, shape="free", cache=False, out=Path(folder) / name,
                 training=Training(**training, steps=steps, seed=seed), **given,
             )  # fmt: skip
             accuracy = derived.record.accuracy
@@ -147,9 +153,9 @@ def composed(rate: float) -> dict[str, dict[str, Any]]:
     }
 
 
-def measure_composed(variant: str, rate: float, seed: int, data: Path, base: Path) -> dict[str, Any]:
+def measure_composed(variant: str, rate: float, seed: int, source: Source) -> dict[str, Any]:
     """A row of the part `composed`, with the shape of what was left."""
-    row, derived = before_and_after(seed, data, base, rate=rate, **composed(rate)[variant])
+    row, derived = before_and_after(seed, source, rate=rate, **composed(rate)[variant])
     spec = derived.model.spec
     row |= {"passed_on": [b.tokens for b in spec.blocks], "heads_left": [b.heads for b in spec.blocks]}
     row |= {"ffn": [b.ffn for b in spec.blocks], "embed": spec.timm_args["embed_dim"]}
@@ -202,12 +208,14 @@ def environment() -> dict[str, Any]:
     return {"machine": platform.machine(), "torch": torch.__version__, "load_average": os.getloadavg()[0]}
 
 
-def write(record: dict[str, Any]) -> None:
-    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+def results_of(base: str) -> Path:
+    """The file of a base's rows."""
+    return RESULTS / ("heart.json" if base == "demo" else f"heart_{base}.json")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", choices=BASES, default=BASES[0])
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--part", choices=("ratios", "composed"), default="ratios")
     parser.add_argument("--cost", action="store_true", help="the cost of the scores alone")
@@ -216,23 +224,29 @@ def main() -> None:
     if given.one:
         print(json.dumps(cost_of(given.one, COSTS[given.one])))
         return
-    record = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"schema": 1, "rows": [], "cost": None}
-    record |= {"environment": environment(), "training": {**TRAINING, "teacher": TEACHER}}
+    results = results_of(given.base)
+    record = json.loads(results.read_text()) if results.is_file() else {"schema": 1, "rows": [], "cost": None}
+    record |= {"base": given.base, "environment": environment(), "training": {**TRAINING, "teacher": TEACHER}}
+
+    def write() -> None:
+        results.write_text(json.dumps(record, indent=1) + "\n")
+
     if given.cost:
-        write({**record, "cost": costs()})
+        record["cost"] = costs()
+        write()
         return
-    import demo
+    from source import own
 
-    from edgevit.folder.writing import file_sha256
+    from edgevit.cli.console import Console
 
-    data, base = demo.ensure_data()
-    of = {"base_sha256": file_sha256(base / "base.safetensors")}  # another machine may train another one
+    source = own(given.base, Console().progress)
+    of = {"base_sha256": source.sha256}  # another machine may train another one
     rows = record.setdefault("rows" if given.part == "ratios" else given.part, [])
     for key, make in wanted(given.part, SEEDS[: given.seeds]):
         if any(row.items() >= {**key, **of}.items() for row in rows):
             continue
-        rows.append({**make(data=data, base=base), **of})
-        write(record)
+        rows.append({**make(source=source), **of})
+        write()
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The section of RESULTS.md about tokens and heads: from results/heart.json."""
+"""The sections of RESULTS.md about tokens and heads: from results/heart.json and heart_fine.json."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ from typing import Any
 
 from tables import grouped, percent, table
 
-TOLD = """## HEART: tokens and heads, before and after training
+TOLD = """## HEART: tokens and heads, before and after training, on {base}
 
-The demo's base: {images} test images, {tokens} tokens, three heads, so that a fifth of the heads is none. Shares of
-tokens and heads that go; {steps} steps of {batch_size} images with the restricted base as teacher. `alike`: the same
-shares in every block, so that all tokens leave after the first; the others share them out by their scores, so that
-equal shares are not equal MACs. `random`: which tokens and which heads, by chance. Mean and range over seeds {seeds}.
-A small base with few tokens: it says nothing of 197.
+{images} test images, {tokens} tokens, {heads}. Shares of tokens and heads that go; {steps} steps of {batch_size} images
+with the restricted base as teacher. `alike`: the same shares in every block, so that all tokens leave after the first;
+the others share them out by their scores, so that equal shares are not equal MACs. `random`: which tokens and which
+heads, by chance. Mean and range over seeds {seeds}. A small base with few tokens: it says nothing of 197.
 """
+BASES = {
+    "demo": ("the demo's base", "three heads, so that a fifth of the heads is none"),
+    "fine": ("24 of 48 finer classes", "three heads in each of six blocks"),
+    "fashion": ("photographs of five kinds of clothes", "two heads in each of six blocks"),
+}
 COST = """The scores of DeiT-Small's shapes, one thread: {ratio:.1f} times the processor time of a forward and backward
 pass per image ({probes} draws of signs), and {memory:.2f} times the memory that such a pass of {step} images takes,
 with {images} images at a time.
 """
 CORRELATION = """Rank correlation, image by image, of what attention looks at with the curvature of the loss, per
-block: {by_block}. docs/lab-log.md has the same with more draws of signs, and with other gates.
+block: {by_block}.{more}
 """
 
 
@@ -40,19 +44,21 @@ def section(data: dict[str, Any] | None) -> str:
     if data is None:
         return ""
     rows, how = of_newest(data["rows"]), data["training"]
+    demo, (base, heads) = BASES["demo"][0], BASES[data.get("base", "demo")]
     seeds = sorted({row["seed"] for row in rows})
     parts = []
     if rows:
         parts.append(
             TOLD.format(
-                images=rows[0]["images"], tokens=rows[0]["reaching"][0], steps=how["steps"],
+                base=base, heads=heads, images=rows[0]["images"], tokens=rows[0]["reaching"][0], steps=how["steps"],
                 batch_size=how["batch_size"], seeds=", ".join(map(str, seeds)),
             )
         )  # fmt: skip
         parts.append(_accuracy(rows))
         own = [row["spearman"] for row in rows if row["variant"].startswith("heart")]
         by_block = ", ".join(f"{sum(of) / len(of):+.2f}" for of in zip(*own, strict=True))
-        parts.append(CORRELATION.format(by_block=by_block))
+        more = " docs/lab-log.md has the same with more draws of signs, and with other gates." if base == demo else ""
+        parts.append(CORRELATION.format(by_block=by_block, more=more))
     if found := of_newest(data.get("composed", [])):
         seeds = sorted({row["seed"] for row in found})
         parts += [COMPOSED.format(steps=how["steps"], seeds=", ".join(map(str, seeds))), _composed(found)]

@@ -162,7 +162,8 @@ def section(data: dict[str, Any] | None, introduction: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=PARTS)
-    parser.add_argument("--method", choices=sorted({method for method, _, _ in METHODS.values()}))
+    parser.add_argument("--method", nargs="+", choices=list(METHODS), default=list(METHODS), help="names in the table")
+    parser.add_argument("--rates", type=float, nargs="+", choices=RATES, default=list(RATES))
     parser.add_argument("--tasks", type=int, nargs="+", choices=TASK_SIZES, default=list(TASK_SIZES))
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
@@ -176,7 +177,8 @@ def main() -> None:
     wanted = [
         case
         for part, case in cases(tuple(given.tasks))
-        if given.only in (None, part) and given.method in (None, case.method) and case.seed in SEEDS[: given.seeds]
+        if given.only in (None, part) and case.variant in given.method and case.rate in given.rates
+        if case.seed in SEEDS[: given.seeds]
     ]
     results = given.results or records_of("rivals", given.base)
     complete(on_base(wanted, given.base), places, results, given.jobs, progress)

@@ -55,6 +55,9 @@ def test_the_section_has_a_line_of_every_variant_and_bears_missing_parts() -> No
     assert heart_tables.of_newest([*older, *beside]) == beside
     assert "| 0.5, forge, then heart | 49.9 | 70.0 | 80.0 | 90.0 | 96 |" in text
     assert "processor" not in heart_tables.section({"rows": rows, "training": heart.TRAINING, "cost": None})
+    finer = heart_tables.section({"rows": rows, "training": heart.TRAINING, "cost": None, "base": "fine"})
+    assert "on 24 of 48 finer classes" in finer and "lab-log" not in finer and "lab-log" in text
+    assert set(heart_tables.BASES) == set(heart.BASES)
 
 
 def test_a_row_is_told_from_others_by_what_it_was_asked() -> None:

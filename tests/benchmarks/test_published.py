@@ -8,6 +8,8 @@ from typing import Any
 import accuracy
 import base
 import demo
+import fashion
+import fine
 import published
 import pytest
 import timm
@@ -18,8 +20,18 @@ from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
 from edgevit.models.families import family_of
 
-IMAGES = {"demo": {4: 1800, 3: 1350, 2: 900}, "rendered": {12: 2700, 6: 1350, 18: 4050}}
-MODELS = {"demo": (demo.BASE_ARGS, len(demo.CLASSES)), "rendered": (base.RENDERED_ARGS, 24)}
+IMAGES = {
+    "demo": {4: 1800, 3: 1350, 2: 900},
+    "rendered": {12: 2700, 6: 1350, 18: 4050},
+    "fine": {12: 2160, 24: 4320, 36: 6480},
+    "fashion": {5: 2700, 3: 1620, 10: 5401},
+}
+MODELS = {
+    "demo": (demo.BASE_ARGS, len(demo.CLASSES)),
+    "rendered": (base.RENDERED_ARGS, 24),
+    "fine": (fine.FINE_ARGS, 48),
+    "fashion": (fashion.FASHION_ARGS, 10),
+}
 KEEP = ("vulcan", "nuwa", "corp", "wanda", "random")  # every head and block, and the embedding
 
 
@@ -90,3 +102,10 @@ def test_tables_show_what_is_there() -> None:
     told = published.section({"rows": dict(enumerate(few))})
     assert "| 4 classes, forge | 0.0003 | 80.0 (80.0 to 80.0) |  |  |  |" in told
     assert published.section(None) == published.section({"rows": {}}) == ""
+
+
+def test_photographs_are_not_called_rendered() -> None:
+    rows = [row(case) for case in cases("fashion") if case.variant == "forge"]
+    told = published.section({"rows": dict(enumerate(rows))})
+    assert told.startswith("## At published length, photographs of clothes\n") and "Photographs of ten kinds" in told
+    assert "rendered" not in told and "| 5 classes, forge |" in told
