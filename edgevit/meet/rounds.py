@@ -186,23 +186,32 @@ class Search:
         """Whether a measurement is in the window."""
         return WINDOW * self.budget <= measured.value <= self.budget
 
+    def _is_surely_within(self, measured: MeasuredFigure) -> bool:
+        """Whether a measurement is in the window, and not above it by its interval.
+
+        The interval of a figure at the aim or below does not count: the aim is all that a next round would try for.
+        """
+        high = measured.value if measured.high is None else measured.high
+        return self.is_met(measured) and (high <= self.budget or measured.value <= AIM * self.budget)
+
     def is_sure(self, measured: MeasuredFigure) -> bool:
         """Whether a measurement is in the window so surely that no other round is worth its time.
 
-        The upper end of its interval is within the budget, too; or the figure is at the aim or below, which is all that
-        a next round would try for where the interval is wide.
+        Its interval does not reach below the window, either, unless it is wider than the window, as that of a next
+        round would be: the model that is kept is measured again, and must be there then, too.
         """
-        if not self.is_met(measured):
-            return False
-        return measured.high is None or measured.high <= self.budget or measured.value <= AIM * self.budget
+        low = measured.value if measured.low is None else measured.low
+        high = measured.value if measured.high is None else measured.high
+        below = low < WINDOW * self.budget and measured.value < AIM * self.budget
+        return self._is_surely_within(measured) and not (below and high - low <= (1 - WINDOW) * self.budget)
 
     @property
     def best(self) -> Round | None:
-        """The round to keep: one that surely meets the budget, else the largest within it, else the smallest."""
+        """The round to keep: the largest surely in the window, else the largest within the budget, else the smallest."""
         within = [one for one in self.rounds if self.holds(one.measured)]
         if not within:
             return min(self.rounds, key=lambda one: one.measured.value, default=None)
-        return max(within, key=lambda one: (self.is_sure(one.measured), one.measured.value))
+        return max(within, key=lambda one: (self._is_surely_within(one.measured), one.measured.value))
 
     def outcome(self, measured: MeasuredFigure) -> Outcome:
         return "met" if self.is_met(measured) else "under" if self.holds(measured) else "over"

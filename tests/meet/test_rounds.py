@@ -87,6 +87,14 @@ def test_an_interval_that_reaches_above_the_budget_asks_for_another_round_unless
     assert Search(1.0, (larger, sure)).best is sure
 
 
+def test_an_interval_that_reaches_below_the_window_asks_for_another_round_unless_it_is_wider_than_that() -> None:
+    low, sure = a_round(0.972, width=0.01), a_round(0.981, width=0.01)
+    assert not Search(1.0, (low,)).is_done and Search(1.0, (low,)).outcome(low.measured) == "met"
+    assert Search(1.0, (low, sure)).is_done and Search(1.0, (low, sure)).best is sure
+    assert Search(1.0, (a_round(0.972, width=0.05),)).is_done, "a next round would be as unsure"
+    assert Search(1.0, (a_round(0.986, width=0.014),)).is_done, "at the aim"
+
+
 def test_the_largest_within_the_budget_is_kept_or_the_smallest_above_it() -> None:
     found = [Search(1.0, tuple(map(a_round, values))).best for values in ([0.9, 0.96, 1.001], [1.3, 1.1, 1.2], [])]
     assert [one and one.measured.value for one in found] == [0.96, 1.1, None]
