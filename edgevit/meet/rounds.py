@@ -207,7 +207,7 @@ class Search:
 
     @property
     def best(self) -> Round | None:
-        """The round to keep: the largest surely in the window, else the largest within the budget, else the smallest."""
+        """The round to keep: the largest surely in the window, else the largest within the budget or the smallest."""
         within = [one for one in self.rounds if self.holds(one.measured)]
         if not within:
             return min(self.rounds, key=lambda one: one.measured.value, default=None)
