@@ -109,6 +109,10 @@ def profiles_of_base(console: Console, request: BenchRequest) -> Sequence[LayerP
         return ()
     base = base_of(request.models[0])
     if base is None:
+        if derived_from(request.models[0]):
+            console.warn(
+                "its base is not beside it, as there is no model folder of it; the last line says how to make one"
+            )
         return ()
     try:
         return run(replace(request, models=(base,), labels=None), progress=console.progress).profiles
@@ -183,17 +187,14 @@ def against_base(context: typer.Context, model: Path) -> str | None:
     """The same bench of a derived model and its base, in turns, and how to make that; None: it was not derived."""
     from shlex import join
 
-    from edgevit.folder.model_folder import ModelFolder
-
-    folder = ModelFolder(model)
-    derived = folder.derivation() if folder.is_model else None
-    if derived is None:
+    origin = derived_from(model)
+    if origin is None:
         return None
     beside, base = model.with_name("base"), base_of(model)
     both = arguments.repeated(context, "bench", models=(base or beside, model), labels=None)
     if base is not None:
         return f"Next: {both} sets it against its base, in turns"
-    made = join(["edgevit", "base", derived.base, "--out", str(beside)])
+    made = join(["edgevit", "base", origin, "--out", str(beside)])
     return (
         f"Next: {made}, with the --checkpoint and --model-arg that it was derived with, and "
         f"{join(['edgevit', 'export', str(beside)])}; then {both} sets it against its base, in turns"
@@ -204,11 +205,19 @@ def base_of(model: Path) -> Path | None:
     """The model folder of what a model was derived from: the one beside it, or the one that it names."""
     from edgevit.folder.model_folder import ModelFolder
 
+    origin = derived_from(model)
+    if origin is None:
+        return None
+    return next((p for p in (model.with_name("base"), Path(origin)) if ModelFolder(p).is_model), None)
+
+
+def derived_from(model: Path) -> str | None:
+    """The name of what a model was derived from; None: it was not derived."""
+    from edgevit.folder.model_folder import ModelFolder
+
     folder = ModelFolder(model)
     derived = folder.derivation() if folder.is_model else None
-    if derived is None:
-        return None
-    return next((p for p in (model.with_name("base"), Path(derived.base)) if ModelFolder(p).is_model), None)
+    return None if derived is None else derived.base
 
 
 def writers(output: Path | None, *, layers: bool) -> tuple[Write, Write]:

@@ -61,6 +61,11 @@ def test_a_derived_model_is_beside_its_base_where_that_is_exported(
     edgevit.export(folders[1])
     alone = edgevit_main("bench", folders[1], "--layers", *FAST)
     assert alone.code == 0 and "its base is not beside it" in alone.err and "t1 over" not in alone.out, alone.err
+    folders[0].rename(tmp_path / "elsewhere")
+    unmade = edgevit_main("bench", folders[1], "--layers", *FAST)
+    assert unmade.code == 0 and "there is no model folder of it" in words(unmade.err), unmade.err
+    assert "Next: edgevit base" in words(unmade.out)
+    (tmp_path / "elsewhere").rename(folders[0])
     edgevit.export(folders[0])
     both = edgevit_main("bench", folders[1], "--layers", "--output", output, "--gate", "p50>1us", *FAST)
     assert both.code == 0 and "t1 over base" in words(both.out) and both.out.count(" pass ") == 1, both.err
