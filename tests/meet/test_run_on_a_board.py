@@ -111,3 +111,18 @@ def test_a_model_is_built_judged_and_measured_on_two_boards_of_which_one_is_lost
     assert built == dict(zip((one.where["board"] for one in met.each), ("fp16", "mixed"), strict=True))
     assert done.out.count("round 1: ") == 2
     assert all(f"on {board}" in done.out.replace("\n", " ") for board in ("orin-nx-16gb", "orin-nano-8gb"))
+
+
+def test_a_budget_in_millijoules_is_met_by_what_the_rails_tell(
+    orin: Any, command: list[object], edgevit_main: Any, small_vit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The captured rails stand still, so energy is the time of an inference times their power."""
+    monkeypatch.setattr(in_turns, "POWER_SECONDS", 0.5)
+    fill(small_vit(), look_there(Place(board=orin.host, ssh_config=orin.config), Silent()), None)
+    done = edgevit_main(*command, "--mj", 8000, *orin.options)
+    assert done.code in (0, 3), done.err
+    record = ModelFolder(tmp_path / "t").derivation()
+    met = record.met
+    assert (met.quantity, met.figure, met.budget) == ("mj", "energy", 8000) and done.code == (0 if met.keeps else 3)
+    assert met.verified.value == pytest.approx(met.rounds[0].measured.value, rel=0.5) and met.verified.value > 0
+    assert "round 1: " in done.out and "mJ" in done.out, done.out
