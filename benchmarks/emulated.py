@@ -350,6 +350,11 @@ def rising(costs: dict[Sizes, float]) -> dict[Sizes, float]:
 def draw(seed: int, *, narrower: bool = True) -> EmulatedBench:
     """A board, a base and what its widths are worth, all drawn; `narrower`: so is what its embedding's is."""
     random = Random(seed)
+    return draw_from(random, random, narrower=narrower)
+
+
+def draw_from(random: Random, noise: Random, *, narrower: bool = True) -> EmulatedBench:
+    """The same from what draws the constants and what draws the measurements' noise."""
     heads, depth = random.choice([3, 6, 12]), random.choice([6, 8, 12])
     base = [BlockDims(heads, 64, 64, 256 * heads)] * depth
     board = EmulatedBoard(
@@ -374,4 +379,4 @@ def draw(seed: int, *, narrower: bool = True) -> EmulatedBench:
         for _ in base
     ]
     embedding = Losses(0.0, 10 ** random.uniform(-1, 1), random.uniform(6, 20), 0.0) if narrower else None
-    return EmulatedBench(board, base, losses, random, embedding, ffn_step=16 * (heads // 3))
+    return EmulatedBench(board, base, losses, noise, embedding, ffn_step=16 * (heads // 3))

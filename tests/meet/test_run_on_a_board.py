@@ -20,6 +20,7 @@ from some_costs import fill
 from edgevit.cost import place
 from edgevit.cost.place import Place, look_there
 from edgevit.cost.table import measured_table
+from edgevit.derive.allocate.cost_table import load_cost_table
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.meet import costs, in_turns, loop, rounds
 from edgevit.progress import Silent
@@ -126,3 +127,12 @@ def test_a_budget_in_millijoules_is_met_by_what_the_rails_tell(
     assert (met.quantity, met.figure, met.budget) == ("mj", "energy", 8000) and done.code == (0 if met.keeps else 3)
     assert met.verified.value == pytest.approx(met.rounds[0].measured.value, rel=0.5) and met.verified.value > 0
     assert "round 1: " in done.out and "mJ" in done.out, done.out
+
+    shutil.copytree(tmp_path / "t", tmp_path / "again")
+    few = ("--duration", 0.05, "--samples", 10, "--warmup", 0, "--warmup-seconds", 0, "--repeat", 2, "--idle", 0)
+    turns = edgevit_main("bench", tmp_path / "t", tmp_path / "again", *few, *orin.options)
+    assert turns.code in (0, 4) and "ratio to t" in turns.out, turns.err + turns.out
+    known = edgevit_main("cost", *TYPED, "--points", 1, "--output", tmp_path / "orin.yaml", *orin.options)
+    assert known.code == 0, known.err
+    table = load_cost_table(tmp_path / "orin.yaml")
+    assert (table.where.board or "").startswith("orin-nx-16gb") and set(table.quantities) == {"ms", "mj"}
