@@ -7,6 +7,7 @@ SUPERNET = "supernet.json"
 HISTORY = "history.jsonl"
 CARD = "README.md"
 PLAN = "plan.json"
+COST_TABLES = ("costs.yaml", "costs.beside.yaml")  # by which a budget was met: of the board, and of a second one
 IMPORTED = "onnx.json"  # in the folder of an ONNX file that edgevit did not make, in place of model.json
 IMPORTED_ONNX = "model.onnx"  # and this in place of model.safetensors
 
@@ -16,7 +17,7 @@ ENGINES = "engines"  # a folder in that one, with a folder for each kind of boar
 
 WEIGHTS_ALONE = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")  # suffixes of files without a graph
 
-MODEL_FOLDER = frozenset({SPEC, WEIGHTS, DERIVATION, SUPERNET, HISTORY, CARD, PLAN, EXPORT})
+MODEL_FOLDER = frozenset({SPEC, WEIGHTS, DERIVATION, SUPERNET, HISTORY, CARD, PLAN, EXPORT, *COST_TABLES})
 
 
 def onnx_name(label: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from edgevit.board.connection import THIS_MACHINE
 from edgevit.cost.place import look_there
+from edgevit.cost.run import write_table
 from edgevit.derive.allocate.budget import Budget, make_budget
 from edgevit.derive.allocate.cost_table import Where
 from edgevit.derive.allocate.prices import UNITS
@@ -309,6 +310,8 @@ class _One:
         first, *beside = [self._record(board, found, seen, shop, budget, watch) for board, seen in enumerate(verified)]
         record = replace(record, met=replace(first, beside=tuple(beside)))
         ModelFolder(out).write_derivation(record)
+        for board, costs in enumerate(self.costs):
+            write_table(costs.table, ModelFolder(out).cost_table_file(board))
         return Derivation(out, load(out), record)
 
     def _record(

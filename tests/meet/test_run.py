@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import edgevit
 from edgevit.cost.place import Place, look_there
-from edgevit.derive.allocate.cost_table import CostTable
+from edgevit.derive.allocate.cost_table import CostTable, load_cost_table
 from edgevit.errors import (
     BudgetError,
     ConnectionLostError,
@@ -144,6 +144,8 @@ def test_a_model_is_derived_measured_and_verified_through_onnx_runtime(
     assert met is not None and len(met.rounds) == 1
     assert (met.budget, met.asked, met.quantity, met.table.measured_on) == (6.0, "ms 6", "ms", "a guess")
     assert met.figure in ("p50", "processor") and met.verified.repeats == 2 and 0 < met.verified.value < BASE_MS
+    kept = load_cost_table(ModelFolder(made.folder).cost_table_file())
+    assert kept.record() == met.table, "the table itself lies beside the model"
     assert met.outcome == ("over" if met.verified.value > 6 else "met" if met.verified.value >= 5.82 else "under")
     assert ModelFolder(tmp_path / "t").derivation() == made.record
     assert (tmp_path / "t" / "export" / "model.fp32.onnx").is_file() and edgevit.load(tmp_path / "t")

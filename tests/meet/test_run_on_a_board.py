@@ -108,6 +108,8 @@ def test_a_model_is_built_judged_and_measured_on_two_boards_of_which_one_is_lost
     assert [one.where["board"].split("-l4t")[0] for one in met.each] == ["orin-nx-16gb", "orin-nano-8gb"]
     assert met.each[0].where["power_mode"] == "MAXN_SUPER"
     assert [(len(one.rounds), one.figure) for one in met.each] == [(1, "p50")] * 2
+    tables = [load_cost_table(ModelFolder(tmp_path / "t").cost_table_file(board)).record() for board in (0, 1)]
+    assert tables == [one.table for one in met.each]
     built = {engine.fingerprint: engine.precision for engine in ModelFolder(tmp_path / "t").export.engines()}
     assert built == dict(zip((one.where["board"] for one in met.each), ("fp16", "mixed"), strict=True))
     assert done.out.count("round 1: ") == 2
