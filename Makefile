@@ -72,6 +72,7 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/supernet.py
 	$(BIN)/python benchmarks/heart.py --cost
 	$(BIN)/python benchmarks/turns.py
+	$(BIN)/python benchmarks/prove.py
 	$(BIN)/python benchmarks/meet.py emulated
 	$(BIN)/python benchmarks/meet.py emulated_narrower
 	$(BIN)/python benchmarks/meet.py emulated_pairs --draws 100

@@ -26,6 +26,7 @@ import meet
 import neurons
 import older
 import predictions
+import prove
 import published
 import rivals
 import turns
@@ -376,6 +377,7 @@ def main() -> None:
         many(),
         hostile(load("hostile")),
         shapes(),
+        prove.section(load("prove")),
         turns.section(load("turns")),
         predictions.section(load("predictions")),
         *(heart_tables.section(load(f"heart{base}")) for base in ("", "_fine", "_fashion")),

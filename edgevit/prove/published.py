@@ -11,6 +11,7 @@ _VULCAN_ON = (
 _HEART = "HEART-ViT, Tables 4 and 5"
 _HEART_ON = "AGX Orin; neither batch, precision, runtime nor power mode named"
 _LAB = "NVIDIA Jetson AI Lab, benchmarks"
+_LAB_ON = "neither batch, precision nor power mode named"
 
 # By the name of a profile, or the beginning of several.
 PUBLISHED: dict[str, tuple[Published, ...]] = {
@@ -30,8 +31,8 @@ PUBLISHED: dict[str, tuple[Published, ...]] = {
             "onnxsim, issues 1742 and 1727",
             "ViT-B/16 fp16, batch 1, MAXN_SUPER, JetPack 6, TensorRT 10.3",
         ),
-        Published("base", 1000 / 98, _LAB, "vit-base-patch16-224, 98 images/s, Orin Nano before Super"),
-        Published("base", 1000 / 158, _LAB, "vit-base-patch16-224, 158 images/s, Orin Nano Super"),
+        Published("base", 1000 / 98, _LAB, f"vit-base-patch16-224, 98 images/s, Orin Nano before Super; {_LAB_ON}"),
+        Published("base", 1000 / 158, _LAB, f"vit-base-patch16-224, 158 images/s, Orin Nano Super; {_LAB_ON}"),
     ),
 }
 

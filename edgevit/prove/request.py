@@ -52,7 +52,13 @@ class ProveRequest:
             MEASURING,
         ),
     ] = None
-    rounds: Annotated[int, Option("Number of times that each network is measured, in turns.", MEASURING)] = 6
+    rounds: Annotated[
+        int,
+        Option(
+            "Number of times that each network is measured, in turns; half or a third where no interval is wanted.",
+            MEASURING,
+        ),
+    ] = 6
     threads: Annotated[int | None, Option("Threads within one operator, on the CPU.  [default: all cores]", RUNNER)] = (
         None
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from edgevit.agent.doubts import POWER_WINDOW_S
 from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
 from edgevit.board.bench import Setting, in_turns, look, requests_of, take_turns
@@ -35,7 +36,7 @@ from edgevit.prove.answers import against, answers
 from edgevit.prove.published import published_for
 from edgevit.prove.record import Figure, MeasuredNetwork, Proof, Waiting, read_proof, write_proof
 from edgevit.prove.request import BATCHES, SIZES, ProveRequest
-from edgevit.prove.suite import SuiteNetwork, largest_of, shape_of, suite
+from edgevit.prove.suite import EFFORTS, SuiteNetwork, largest_of, shape_of, suite
 from edgevit.request import as_request
 from edgevit.version import written_by
 
@@ -43,11 +44,12 @@ DENSE = "dense"
 MOST = max(BATCHES)
 # One run of many, each in turns with the dense network: that much of each shows a ratio.
 SAMPLES, WARMUP, WARMUP_S = 20, 3, 0.2
-WINDOW_S, POWER_WINDOW_S = 0.5, 2.0  # the rails' sensors average over 0.43 s
-CHECKED = (DENSE, "shapes at 0.8")  # questions whose engines trtexec runs, too
+WINDOW_S = 0.5
+ENERGY_WINDOW_S = POWER_WINDOW_S  # of the one round that tells energy; shorter ones are mostly their edges
+CHECKED = (DENSE, "shapes at 0.8")  # questions whose engines trtexec runs, too, at the smallest batch size
 TRTEXEC_S = 3.0
 # What is reckoned for the start of a process that loads an engine, until it was seen; and for the end of a proof.
-START_S, END_S = 2.0, 5.0
+START_S, END_S = 3.5, 5.0
 KEPT = ("module", "jetpack", "l4t", "tensorrt", "cuda", "power_mode", "clocks_locked")
 
 
@@ -90,17 +92,13 @@ def run(request: ProveRequest, progress: Progress | None = None) -> Proof:
         setting = look(board, None, how, told)
         if request.board is not None:
             check_board(board.host, setting.facts, None)
-        how = replace(how, duration_s=_window_s(setting), samples=SAMPLES, warmup=WARMUP, warmup_seconds=WARMUP_S)
+        how = replace(how, duration_s=WINDOW_S, samples=SAMPLES, warmup=WARMUP, warmup_seconds=WARMUP_S)
         work = _Work(request, how, board, setting, Path(scratch), told, _opened(request, setting), weights, began)
         try:
             return work.finished()
         except (KeyboardInterrupt, Interrupted) as stop:
             wait = f", with engines that wait in ~/.cache/edgevit/files on {board.host}" if work.proof.waiting else ""
             raise Interrupted(f"stopped; the same command goes on where this one was{wait}") from stop
-
-
-def _window_s(setting: Setting) -> float:
-    return POWER_WINDOW_S if setting.facts.has_power else WINDOW_S
 
 
 def _weights(request: ProveRequest) -> nn.Module | None:
@@ -223,17 +221,24 @@ class _Work:
         """
         if self.proof.waits(subject.name) is not None:
             return True
-        run_s = self.proof.run_s or _window_s(self.setting) + WARMUP_S + START_S
-        each_s = self.request.rounds * run_s + (self._check_s if question in CHECKED else 0.0)
-        measuring_s = networks * len(self.how.batches) * each_s
-        return self._is_time_for((self.proof.build_s or 0.0) + measuring_s)
+        return self._is_time_for((self.proof.build_s or 0.0) + self._measuring_s(question, networks))
+
+    def _measuring_s(self, question: str, networks: int) -> float:
+        """What it takes to measure so many networks and to check them with trtexec, but for the window of energy."""
+        run_s = self.proof.run_s or WINDOW_S + WARMUP_S + START_S
+        check_s = self._check_s if question in CHECKED else 0.0
+        return networks * (sum(self._rounds(question).values()) * run_s + check_s)
+
+    def _rounds(self, question: str) -> dict[int, int]:
+        """How often each network of a question is measured, by batch size."""
+        return EFFORTS[question].rounds(self.request.rounds, self.how.batches)
 
     def _is_time_for(self, seconds: float) -> bool:
         return self.elapsed_s + seconds + END_S <= 60 * self.request.most_minutes
 
     @property
     def _check_s(self) -> float:
-        """What trtexec takes for one network at one batch size."""
+        """What trtexec takes for one network."""
         return WARMUP_S + START_S + TRTEXEC_S if self.builds and self.setting.facts.trtexec else 0.0
 
     def _anchor(self) -> _Ready:
@@ -335,22 +340,39 @@ class _Work:
     # -- figures -------------------------------------------------------------------------------------------------------
 
     def _measure(self, question: str, ready: Sequence[_Ready]) -> tuple[Run, ...]:
-        """All of them at every batch size, in turns."""
-        shapes = [self._requests(one) for one in ready]
-        turns = in_turns(shapes, self.request.rounds, seed=0)
+        """All of them in turns, at one batch size after the other.
+
+        Where energy is asked for and can be told, the window of the last round at the smallest batch size is as long as
+        that takes: of all of them, so that they meet the same board.
+        """
+        longer_s = len(ready) * (ENERGY_WINDOW_S - WINDOW_S)
+        is_told = EFFORTS[question].energy and self.setting.facts.has_power and self.setting.profile is not None
+        is_long = is_told and self._is_time_for(self._measuring_s(question, len(ready)) + longer_s)
+        turns = list(chain.from_iterable(self._turns(question, ready, is_long)))
         name, began = f"{question} on {self.board.host}", self.clock()
         done = take_turns(self.board, self.how, turns, self.setting, name, self.progress)
         # One whose result was waiting took no time now.
-        run_s = max((self.clock() - began) / len(turns), _window_s(self.setting) + WARMUP_S)
+        took_s = self.clock() - began - (longer_s if is_long else 0.0)
+        run_s = max(took_s / len(turns), WINDOW_S + WARMUP_S)
         self.proof = replace(self.proof, run_s=run_s)
         if failed := done.failed:
             what = f"cannot measure {failed['labels'][0]} on {self.board.host}"
             raise AgentError(f"{what}: {failed['message']}", remote_traceback=failed["traceback"])
         return done.runs
 
-    def _requests(self, one: _Ready) -> list[MeasurementRequest]:
+    def _turns(self, question: str, ready: Sequence[_Ready], is_long: bool) -> Iterator[list[list[MeasurementRequest]]]:
+        """Those of each batch size."""
+        for batch, rounds in self._rounds(question).items():
+            turns = in_turns([self._requests(one, batch) for one in ready], rounds, seed=0)
+            if is_long and batch == self.how.batches[0]:
+                last = turns[-len(ready) :]
+                turns[-len(ready) :] = [[replace(one, duration_s=ENERGY_WINDOW_S)] for (one,) in last]
+            yield turns
+
+    def _requests(self, one: _Ready, batch: int) -> list[MeasurementRequest]:
         assert one.measurable is not None and self.how.runner is not None
-        return requests_of(self.how, str(one.measurable.path), one.measurable, self.how.runner, self.setting)
+        how = replace(self.how, batches=(batch,))
+        return requests_of(how, str(one.measurable.path), one.measurable, self.how.runner, self.setting)
 
     def _measured(self, question: str, one: _Ready, runs: Sequence[Run]) -> MeasuredNetwork:
         """A network, with its figures."""
@@ -378,7 +400,7 @@ class _Work:
             own = [run for run in runs if run.label == one.subject.name and run.batch == batch]
             if not own:
                 continue
-            ratio, energies = ratios.get(batch), [e for run in own if (e := run.energy_per_image_mj()) is not None]
+            ratio, energies = ratios.get(batch), [energy for run in own if (energy := _energy_mj(run)) is not None]
             p50_ms = median(run.p50_ns() for run in own) / 1e6
             yield Figure(
                 batch=batch,
@@ -405,7 +427,7 @@ class _Work:
 
     def _by_trtexec(self, question: str, one: _Ready, batch: int) -> float | None:
         """GPU time of the same engine by trtexec, where it is on the board."""
-        if question not in CHECKED or not self._check_s or one.measurable is None:
+        if question not in CHECKED or batch != self.how.batches[0] or not self._check_s or one.measurable is None:
             return None
         if not self._is_time_for(self._check_s):
             return None
@@ -417,6 +439,13 @@ class _Work:
             self.progress.warn(f"{name}: {error}")
             return None
         return float(seen["gpu_ms"]["median"])
+
+
+def _energy_mj(run: Run) -> float | None:
+    """Of an image; None: no power was read, or the window was too short to tell."""
+    if run.power is None or run.power.window_s() < ENERGY_WINDOW_S:
+        return None
+    return run.energy_per_image_mj()
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,33 @@ from edgevit.prove.request import SIZES
 
 FORMS = ("fused", "paper", "padded", "fused4")
 HEAD_WIDTHS = (16, 12, 24, 20, 32, 8)  # beside the dense model's 64
+# Of `--rounds`: an interval takes all of them; of a coarse question half or a third, whose median is told without one.
+HALF, THIRD = 1 / 2, 1 / 3
 UNEVENNESS = 0.4  # QK and VO wishes of a block differ from their mean by up to this share, as effective ranks make them
 SPREAD = 0.02  # standard deviation of the weights
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much time a question is worth."""
+
+    shares: Mapping[int, float]  # of `--rounds`, by the batch sizes at which it is asked
+    energy: bool = False  # whether energy is measured, too, at the first of these
+
+    def rounds(self, most: int, batches: Sequence[int]) -> dict[int, int]:
+        """How often each network is measured at each of these batch sizes, where `most` are asked for."""
+        return {batch: max(round(most * share), 1) for batch, share in self.shares.items() if batch in batches}
+
+
+# All of it is to fit into 30 minutes on an Orin Nano (decision 052): so batch 8 is asked where shapes differ most.
+EFFORTS = {
+    "shapes at 0.8": Effort({1: 1, 8: HALF}, energy=True),
+    "shapes at 0.6": Effort({1: 1}),
+    "sizes and precisions": Effort({1: THIRD}),
+    "mixes at 0.8": Effort({1: HALF, 8: HALF}, energy=True),
+    "head widths": Effort({1: THIRD}),
+    "tokens": Effort({1: HALF}),
+}
 
 
 @dataclass(frozen=True)
@@ -205,7 +230,7 @@ def _tokens(size: str) -> list[SuiteNetwork]:
 
 
 def suite(sizes: Sequence[str], *, quick: bool = False, fp32_too: bool = True) -> dict[str, list[SuiteNetwork]]:
-    """All that is measured beside the largest size as it is, by question, what tells most first.
+    """All that is measured beside the largest size as it is, by question: first what others published figures of.
 
     `quick` is 0.8 in three forms and two head widths. `fp32_too` adds each size in fp32.
     """
@@ -216,14 +241,15 @@ def suite(sizes: Sequence[str], *, quick: bool = False, fp32_too: bool = True) -
             "head widths": _head_widths(largest, HEAD_WIDTHS[:2]),
         }
     smaller = [SuiteNetwork(size, size) for size in sizes if size != largest]
-    slow = [SuiteNetwork(f"{size} fp32", size, precision="fp32") for size in sizes if fp32_too]
+    largest_first = sorted(sizes, key=list(SIZES).index, reverse=True)
+    slow = [SuiteNetwork(f"{size} fp32", size, precision="fp32") for size in largest_first if fp32_too]
     found = {
         "shapes at 0.8": _shapes(largest, 0.8),
-        "mixes at 0.8": _mixes(largest),
-        "tokens": _tokens(largest),
-        "head widths": _head_widths(largest),
-        "sizes and precisions": [*smaller, *slow],
         "shapes at 0.6": _shapes(largest, 0.6),
+        "sizes and precisions": [*slow[:1], *smaller, *slow[1:]],
+        "mixes at 0.8": _mixes(largest),
+        "head widths": _head_widths(largest),
+        "tokens": _tokens(largest),
     }
     return {question: subjects for question, subjects in found.items() if subjects}
 

@@ -9,7 +9,7 @@ from edgevit.prove.suite import SuiteNetwork
 @pytest.fixture
 def short(monkeypatch):
     """Three inferences for each run."""
-    for name, value in {"SAMPLES": 3, "WARMUP": 0, "WARMUP_S": 0.0, "WINDOW_S": 0.0, "POWER_WINDOW_S": 0.05}.items():
+    for name, value in {"SAMPLES": 3, "WARMUP": 0, "WARMUP_S": 0.0, "WINDOW_S": 0.0, "ENERGY_WINDOW_S": 0.05}.items():
         monkeypatch.setattr(run, name, value)
 
 

@@ -67,6 +67,27 @@ def test_fusion_mixes_and_the_roofline_are_told() -> None:
     assert "40% (base 0.8 fused) to 50% (base 0.8 few blocks) of what the board can do" in said
 
 
+def test_what_narrow_heads_take_is_told_against_wider_ones_that_fuse() -> None:
+    said = answers(proof({"base": 10.0, "base heads of 16": 4.0, "base heads of 12": 6.0}), "base")
+    assert len(said) == 1 and said[0].startswith("Heads of 12 take, of heads of 16: 1.49 (")
+    assert said[0].endswith(") of its time at batch 1.")
+
+
+def test_few_rounds_at_another_batch_size_may_speak_against_what_is_sure_at_the_first() -> None:
+    times = {"base": 40.0, "base 0.8 paper": 16.0}
+    found = proof()
+
+    def at_8(fused_ms: float) -> str:
+        runs = [
+            run(name, number, ms) for number in range(3) for name, ms in {**times, "base 0.8 fused": fused_ms}.items()
+        ]
+        more = tuple(replace(one, batch=8, turn=100 + one.turn).to_dict() for one in runs)
+        return answers(replace(found, runs=(*found.runs, *more)), "base")[0]
+
+    assert at_8(12.0).startswith("Fused shapes pay") and at_8(12.0).endswith("0.75 (3 rounds) of its time at batch 8.")
+    assert at_8(20.0).startswith("Fused shapes make no clear difference")
+
+
 def test_nothing_is_concluded_from_void_runs_or_from_too_few_rounds() -> None:
     whole = proof(
         measured=(

@@ -15,4 +15,6 @@ def test_they_are_of_boards_that_there_are() -> None:
     for beginning in PUBLISHED:
         assert any(name.startswith(beginning) for name in profile_names())
     assert [one.ms for one in published_for("orin-nx-16gb")] == [45.45, 21.81, 15.06]
+    lab = [one for one in published_for("orin-nano-8gb") if "AI Lab" in one.source]
+    assert len(lab) == 2 and all("neither batch, precision nor power mode named" in one.conditions for one in lab)
     assert published_for(None) == () == published_for("orin-nano-4gb")

@@ -12,6 +12,7 @@ from some_runs import DENSE
 from edgevit.agent.records import Run
 from edgevit.board.bench import Setting
 from edgevit.board.facts import BoardFacts
+from edgevit.board.profiles import load_profile
 from edgevit.board.request import Conditions
 from edgevit.errors import CheckpointError, Interrupted, RunsError
 from edgevit.progress import Silent
@@ -32,25 +33,25 @@ def test_networks_are_measured_in_turns_here_and_what_is_left_out_is_gone_on_wit
         part = run(asked)
     assert part == read_proof(asked.output)
     assert [one.name for one in part.measured] == ["tiny", "tiny 192 tokens"]
-    assert part.left_out == ("tiny 0.8 paper",) and len(part.runs) == 4
+    assert part.left_out == ("tiny 0.8 paper",) and len(part.runs) == 2
 
     whole = run(asked)
     assert [one.name for one in whole.measured] == ["tiny", "tiny 192 tokens", "tiny 0.8 paper"] and not whole.left_out
     dense, tokens, paper = whole.measured
     assert (dense.precision, tokens.tokens, paper.fused, whole.profile) == ("fp32", 192, None, None)
-    assert all([figure.batch for figure in one.figures] == [1, 8] for one in whole.measured)
+    assert [[figure.batch for figure in one.figures] for one in whole.measured] == [[1], [1], [1, 8]]
     # A loaded machine may not show in one round that it is faster: its ratio is about that of the two runs' medians.
     assert dense.figures[0].ratio is None and paper.macs < 0.5 * dense.macs
-    of_8 = {run.label: run.p50_ns() for run in map(Run.from_dict, whole.runs[4:]) if run.batch == 8}
+    of_8 = {run.label: run.p50_ns() for run in map(Run.from_dict, whole.runs[2:]) if run.batch == 8}
     assert paper.figures[1].ratio == pytest.approx(of_8["tiny 0.8 paper"] / of_8["tiny"], rel=0.5)
-    assert whole.runs[:4] == part.runs and len(whole.runs) == 8 and whole.seconds > part.seconds
+    assert whole.runs[:2] == part.runs and len(whole.runs) == 6 and whole.seconds > part.seconds
 
     with pytest.raises(RunsError, match="is of another asked: rounds was 1 and is 2; choose another --output"):
         run(replace(asked, rounds=2))
 
 
 def test_engines_are_built_and_measured_on_a_board_and_an_interrupted_question_goes_on_with_its_own(
-    tmp_path, sshd, board_tree, monkeypatch
+    tmp_path, sshd, board_tree, monkeypatch, edgevit_main
 ):
     tree = board_tree("orin-nx-16gb-jetpack6.2")
     server = sshd(EDGEVIT_BOARD_ROOT=tree, PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
@@ -65,7 +66,7 @@ def test_engines_are_built_and_measured_on_a_board_and_an_interrupted_question_g
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "build_unjudged", noted)
-    told, where = Notes(), {"board": server.host, "ssh_config": Path(server.config)}
+    where = {"board": server.host, "ssh_config": Path(server.config)}
     asked = ProveRequest(sizes=("tiny",), rounds=1, output=tmp_path / "p.json", **where)
     with (
         monkeypatch.context() as patched,
@@ -74,33 +75,37 @@ def test_engines_are_built_and_measured_on_a_board_and_an_interrupted_question_g
         patched.setattr(module._Work, "_measure", stopped)
         run(asked)
     assert [one.name for one in read_proof(asked.output).waiting] == built == ["tiny", "tiny 192 tokens"]
-    proof = run(asked, told)
+    before = contents(tree)
+    typed = ("--ssh-config", server.config, "--sizes", "tiny", "--rounds", 1, "--output", asked.output)
+    done = edgevit_main("prove", server.host, *typed)
+    assert done.code == 0 and "tokens: 1 networks" in done.err and "shapes at 0.8: 1 networks" in done.err, done.err
+    assert "tiny 0.8 paper" in done.out and f"wrote {asked.output}" in done.out and "Vulcan" in done.out
+    assert contents(tree) == before, "power mode, clocks and all else there are as they were"
+    proof = read_proof(asked.output)
     assert built == ["tiny", "tiny 192 tokens", "tiny 0.8 paper"], "each is built once"
     assert proof.profile == "orin-nx-16gb" and proof.environment["jetpack"] and not proof.waiting
     assert [one.name for one in proof.measured] == built
     for one in proof.measured:
         assert one.precision == "fp16" and one.build_s > 0 and one.fused is not None and one.refused is None
-        assert one.figures[0].energy_mj > 0 and one.figures[0].roofline_share > 0
+        assert one.figures[0].roofline_share > 0
+    energies = [one.figures[0].energy_mj for one in proof.measured]
+    assert energies[:2] == [None, None] and energies[2] > 0, "tokens are asked without a window for it"
     assert [one.source.split()[0] for one in proof.published] == ["Vulcan"] * 3
     assert not [file.name for file in server.cache.glob("files/*") if file.suffix in (".engine", ".onnx")]
-    assert told.notes == ["tokens: 1 networks", "shapes at 0.8: 1 networks"]
 
 
-class Notes(Silent):
-    def __init__(self):
-        self.notes = []
-
-    def note(self, text):
-        self.notes.append(text)
+def contents(tree):
+    """Of every file of a board, and when it was written last."""
+    return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in tree.rglob("*") if file.is_file()}
 
 
 RUN = replace(DENSE, latencies_ns=DENSE.latencies_ns[:3])
 
 
 class SlowBoard:
-    """A board whose jobs take their time on a clock of its own."""
+    """A board whose jobs take their time on a clock of its own: a run of the ordinary window takes `run_s`."""
 
-    host, now_s = "nano", 0.0
+    host, now_s, long = "nano", 0.0, 0
 
     def __init__(self, run_s, build_s):
         self.run_s, self.build_s = run_s, build_s
@@ -114,7 +119,9 @@ class SlowBoard:
             return {"gpu_ms": {"median": 1.0}}
         asked = [request for (request,) in args["requests"]]
         assert args["idle_s"] == 0.0
-        self.now_s += self.run_s * len(asked)
+        longer_s = [one["duration_s"] - module.WINDOW_S for one in asked]
+        self.now_s += self.run_s * len(asked) + sum(longer_s)
+        self.long += sum(seconds > 0 for seconds in longer_s)
         runs = [
             replace(
                 RUN, session=f"{self.now_s}", turn=turn, **{name: one[name] for name in ("label", "batch", "round")}
@@ -129,24 +136,49 @@ class SlowBoard:
 
 
 @pytest.mark.parametrize(
-    ("quick", "rounds", "run_s", "build_s"), [(False, 2, 4.5, 70.0), (True, 6, 4.5, 25.0), (True, 6, 4.0, 90.0)]
+    ("quick", "run_s", "build_s", "whole"),
+    [
+        (False, 4.2, 40.0, True),
+        (False, 4.2, 20.0, True),
+        (False, 4.5, 70.0, False),
+        (True, 4.2, 20.0, True),
+        (True, 4.2, 40.0, False),
+        (True, 4.0, 90.0, False),
+    ],
 )
-def test_what_there_is_no_time_for_is_left_out_and_named(tmp_path, monkeypatch, quick, rounds, run_s, build_s):
+def test_the_suite_ends_in_time_and_on_a_slower_board_what_there_is_no_time_for_is_left_out_and_named(
+    tmp_path, monkeypatch, quick, run_s, build_s, whole
+):
     monkeypatch.undo()  # windows and networks are as they are for everybody
     board = SlowBoard(run_s, build_s)
     monkeypatch.setattr(module, "build_unjudged", board.build)
     monkeypatch.setattr(module, "answers", lambda *_: ())
     facts = BoardFacts(meters={"ina3221": None}, trtexec="/trtexec")
-    asked = ProveRequest(board="nano", quick=quick, rounds=rounds, output=tmp_path / "p.json")
-    setting, how = Setting("nano", facts, None), Conditions(runner="tensorrt", batches=asked.batches, idle_s=0.0)
+    asked = ProveRequest(board="nano", quick=quick, output=tmp_path / "p.json")
+    setting = Setting("nano", facts, load_profile("orin-nano-8gb"))
+    how = Conditions(
+        runner="tensorrt", batches=asked.batches, idle_s=0.0, duration_s=module.WINDOW_S, samples=module.SAMPLES,
+        warmup=module.WARMUP, warmup_seconds=module.WARMUP_S,
+    )  # fmt: skip
     start = module._opened(asked, setting)
     proof = module._Work(
         asked, how, board, setting, tmp_path, Silent(), start, began=0.0, clock=lambda: board.now_s
     ).finished()
     networks = [one.name for subjects in suite(asked.sizes, quick=quick).values() for one in subjects]
-    assert proof.seconds == board.now_s <= 60 * asked.most_minutes
-    assert proof.left_out and {*proof.left_out, *(one.name for one in proof.measured)} >= set(networks)
+    assert proof.seconds == pytest.approx(board.now_s) and board.now_s <= 60 * asked.most_minutes
+    assert (proof.left_out == ()) == whole, proof.left_out
+    assert {*proof.left_out, *(one.name for one in proof.measured)} >= set(networks)
     assert proof == read_proof(asked.output) and not proof.waiting
+    dense, *others = proof.measured
+    checked = [one for one in (dense, *others) if one.question in module.CHECKED]
+    if whole or not quick:
+        assert len(checked) == (4 if quick else 5), "trtexec's time is beside the dense network's and the shapes'"
+        assert {one.figures[0].trtexec_ms for one in checked} == {1.0}
+        assert {figure.trtexec_ms for one in others if one not in checked for figure in one.figures} == {None}
+    if whole and not quick:
+        assert board.long == 12, "energy of the dense network, of four shapes, and of six mixes beside it"
+        asked_twice = {one.name for one in proof.measured if len(one.figures) == 2}
+        assert asked_twice == {n for n in ("base", *networks) if n == "base" or " 0.8 " in n}
 
 
 def test_with_a_checkpoint_what_can_have_its_weights_has_them(tmp_path, monkeypatch):

@@ -58,7 +58,7 @@ def test_heads_of_other_widths_and_192_tokens(whole):
     behind, *pooled = whole["tokens"]
     assert [s.cost()[1].tokens for s in pooled] == [196, 192]
     assert behind.cost()[1].reaching(behind.dims) == [197] + [192] * 11
-    assert [s.precision for s in whole["sizes and precisions"]] == ["fp16", "fp16", "fp32", "fp32", "fp32"]
+    assert [s.precision for s in whole["sizes and precisions"]] == ["fp32", "fp16", "fp16", "fp32", "fp32"]
 
 
 def test_quick_is_a_part_of_the_whole(whole):
