@@ -246,6 +246,8 @@ def main() -> None:
             rows.append({**asdict(one), **told, **made, "base_sha256": source.sha256, "key": key})
             store_rows(file, rows)
             progress.note(f"{one.kind} {one.method} {one.rate:.3g}, {len(one.classes)} classes: {made['top1']:.3f}")
+    if given.data is not None:
+        print(section({"rows": rows}))
 
 
 if __name__ == "__main__":

@@ -319,6 +319,8 @@ def measure_criteria(given: argparse.Namespace) -> None:
                 rows.append({**of, **row})
                 store_rows(file, rows)
                 progress.note(f"{len(classes)} classes, {row['kind']}, {row['share']:.3g}: {row['top1']:.3f}")
+    if given.data is not None:
+        print(section({"rows": rows}))
 
 
 def main() -> None:

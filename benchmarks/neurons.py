@@ -246,6 +246,8 @@ def main() -> None:
                     store_rows(file, rows)
                     only = sum(block["only"] for block in row["after"] if block)
                     progress.note(f"{method}, {len(classes)} classes: {only} neurons answer to these alone")
+    if given.data is not None:
+        print(section({"rows": rows}))
 
 
 if __name__ == "__main__":

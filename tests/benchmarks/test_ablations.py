@@ -58,3 +58,12 @@ def test_the_table_has_points_to_the_first_row_of_the_same_task_and_seed() -> No
 
 def test_without_a_record_there_is_no_section() -> None:
     assert ablations.section(None) == ""
+
+
+def test_a_user_s_rows_are_not_called_photographs_of_clothes() -> None:
+    case = next(case for part, case in ablations.cases([4]) if part == "vulcan")
+    mine = {**row(case, 0.8), "data": "animals", "base_top1": None}
+    told = ablations.section({"rows": {"1": mine}})
+    assert told.startswith("## The papers' ablations, on `animals`\n") and "top-1" not in told.partition("|")[0]
+    assert "| 4 classes, 600 test images |" in told and "clothes" not in told
+    assert ablations.section({"rows": {}}) == ""
