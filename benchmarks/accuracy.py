@@ -258,7 +258,7 @@ def task_classes(names: Sequence[str], size: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a data set and its base are."""
+    """Where a data set and its base are, and where derivations of them run."""
 
     data: Path
     start: Options  # of `edgevit.derive`: base, checkpoint, model_args, preprocessing, base_classes
@@ -266,6 +266,7 @@ class Place:
     base_sha256: str
     base_top1: float | None  # on all classes; None: of a user's base, which is not asked for all of them
     cache: Path  # of super-networks, and of what derivations share
+    device: str = "cpu"  # where torch computes: a row is known by what it is of, not by where it came about
 
 
 def _ensure_digits(progress: Any) -> tuple[Path, Path]:
@@ -297,7 +298,7 @@ def _ensure_digits(progress: Any) -> tuple[Path, Path]:
     return folder, base
 
 
-def open_places(kinds: Iterable[str], progress: Any) -> dict[str, Place]:
+def open_places(kinds: Iterable[str], progress: Any, device: str = "cpu") -> dict[str, Place]:
     import demo
     from base import ensure_rendered_base
     from fashion import ensure_fashion_base
@@ -321,8 +322,8 @@ def open_places(kinds: Iterable[str], progress: Any) -> dict[str, Place]:
                 data, base = ensure_fashion_base(progress=progress)
         facts = json.loads((base / "base.json").read_text())
         sha256 = tensors_sha256(read_weights(base / "base.safetensors"))
-        classes = tuple(facts["classes"])
-        places[kind] = Place(data, _base_arguments(base, facts), classes, sha256, facts["val_top1"], base.parent)
+        start, classes = _base_arguments(base, facts), tuple(facts["classes"])
+        places[kind] = Place(data, start, classes, sha256, facts["val_top1"], base.parent, device)
     return places
 
 
@@ -356,11 +357,11 @@ def run(case: Case, place: Place, threads: int) -> dict[str, Any] | str:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _training(case: Case, steps: int) -> Any:
+def _training(case: Case, steps: int, device: str) -> Any:
     from edgevit.train.settings import Training
 
     return Training(
-        steps=steps, batch_size=case.batch_size, lr=case.lr, seed=case.seed, device="cpu", evaluations=5,
+        steps=steps, batch_size=case.batch_size, lr=case.lr, seed=case.seed, device=device, evaluations=5,
         early_stop=False, schedule=case.schedule,
     )  # fmt: skip
 
@@ -380,7 +381,7 @@ def _ensure_supernet(case: Case, place: Place, classes: list[str]) -> Path:
         if not folder.is_dir():
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as scratch:
                 made = Path(scratch) / "net"
-                training = _training(case, steps)
+                training = _training(case, steps, place.device)
                 supernet(**place.start, data=place.data, classes=classes, out=made, training=training, options=options)
                 made.rename(folder)
     return folder
@@ -403,15 +404,24 @@ def _derive(case: Case, place: Place, folder: Path) -> dict[str, Any]:
         method=case.method,
         options=case.options,
         shape=case.shape,
-        training=_training(case, case.steps),
+        training=_training(case, case.steps, place.device),
         finetune_base=case.takes_finetuned_base,
     )
     history = ModelFolder(folder / "model").history()
     row = _row(case, derivation, history[-1].more if history else {})
-    row |= {"base_sha256": place.base_sha256, "base_top1": place.base_top1}
+    row |= {"base_sha256": place.base_sha256, "base_top1": place.base_top1, **told_device(place.device)}
     if "supernet" in start:
         row["supernet_seconds"] = ModelFolder(start["supernet"]).supernet().seconds
     return row
+
+
+def told_device(device: str) -> dict[str, str]:
+    """What a row says of where it ran: nothing of the CPU, where all the first rows ran."""
+    return {} if device == "cpu" else {"device": device}
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where torch computes")
 
 
 def _row(case: Case, derivation: Any, last: dict[str, Any]) -> dict[str, Any]:
@@ -504,6 +514,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
     parser.add_argument("--results", type=Path, help="file of the rows; another one for a trial")
     parser.add_argument("--steps", type=int, help="of every case that trains: for a trial")
+    add_device(parser)
     given = parser.parse_args()
     from edgevit.cli.console import Console
 
@@ -516,7 +527,7 @@ def main() -> None:
         and given.only in (None, case.table)
         and given.method in (None, case.method)
     ]
-    places = open_places(dict.fromkeys(case.data for case in wanted), progress)
+    places = open_places(dict.fromkeys(case.data for case in wanted), progress, given.device)
     sys.exit(1 if complete(wanted, places, results, given.jobs, progress) else 0)
 
 

@@ -119,7 +119,10 @@ def preparations(rows: Iterable[Row], method: str) -> dict[tuple[int, int], floa
 
 
 def duration(rows: list[Row], of: Sequence[Row]) -> str:
-    """Mean of the whole derivations `of`, one variant of one method, among all `rows`."""
+    """Mean of the whole derivations `of`, one variant of one method, among all `rows`; of those on the CPU."""
+    rows, of = ([row for row in some if "device" not in row] for some in (rows, of))
+    if not of:
+        return ""
     prepared = preparations(rows, of[0]["method"])
     seconds = statistics.mean(prepared[r["task"], r["seed"]] + training_s(r) for r in of)
     return f"{seconds:.0f} s" if seconds < 60 else f"{seconds / 60:.1f} min"

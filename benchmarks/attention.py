@@ -24,15 +24,16 @@ import json
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from accuracy import TASK_SIZES, task_classes
+from accuracy import TASK_SIZES, task_classes, told_device
 from base import ensure_rendered_base
-from source import Source, add_source, load_rows, refusals, results_file, source_from, store_rows
+from source import Source, add_source, load_rows, predictor, refusals, results_file, source_from, store_rows
 from tables import Row, grouped, percent, picked, table
 from torch import Tensor, nn
 
@@ -176,7 +177,7 @@ def gates(network: nn.Module, images: Split, columns: Sequence[int], passes: Pas
     family = family_of(network)
     dims = [block.dims for block in family.read(network)]
     found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in dims]
-    target = torch.as_tensor(columns)
+    target = torch.as_tensor(columns, device=passes.compute.device)
 
     def see(i: int, _: Any, output: Tensor) -> None:
         def back(gradient: Tensor) -> None:
@@ -190,7 +191,7 @@ def gates(network: nn.Module, images: Split, columns: Sequence[int], passes: Pas
         torch.autograd.grad(loss, list(network.parameters()), allow_unused=True)
 
     passes.run(network, images, see_answers, [(family.projections(network), see)], gradients=True)
-    return [Gates(torch.cat([qk for qk, _ in of]), torch.cat([vo for _, vo in of])) for of in found]
+    return [Gates(torch.cat([qk for qk, _ in of]).cpu(), torch.cat([vo for _, vo in of]).cpu()) for of in found]
 
 
 @torch.no_grad()
@@ -208,17 +209,18 @@ def random_scores(parts: Sequence[Attention], seed: int) -> list[tuple[Tensor, T
 class Cuts:
     """Every way to make the attentions of one network smaller, for one sub-task."""
 
-    def __init__(self, network: nn.Module, task: Task) -> None:
+    def __init__(self, network: nn.Module, task: Task, device: str = "cpu") -> None:
         self.network, columns = network, list(range(len(task.classes)))
         self.blocks = family_of(network).read(network)
         self.parts = attentions(self.blocks)
-        images, passes = task.train.subset(IMAGES), open_passes(Training(device="cpu"))
-        self.gates = gates(network, images, columns, passes)
+        images, passes = task.train.subset(IMAGES), open_passes(Training(device=device))
+        looked_at = network if device == "cpu" else deepcopy(network)  # passes take it there; cuts are made here
+        self.gates = gates(looked_at, images, columns, passes)
         squares = group_sums(valued(network, lambda _, weight: weight.square())).blocks
         self.scores: dict[str, list[tuple[Tensor, Tensor]]] = {"magnitude": [(b.qk, b.vo) for b in squares]}
         for name in self.gates[0].scores():
             self.scores[name] = [of.scores()[name] for of in self.gates]
-        taken = calibrate(network, images, passes, factorisation="tokens", columns=columns)
+        taken = calibrate(looked_at, images, passes, factorisation="tokens", columns=columns)
         self.moments = [s.moment for s in taken if s.moment is not None]
         self.spectra = {SVD: attention_spectra(self.parts), WPAC: attention_spectra(self.parts, self.moments)}
 
@@ -266,7 +268,7 @@ def wanted(heads: int) -> Iterator[Row]:
             yield {"part": "heads", "kind": kind, "share": count / heads, "seed": 0}
 
 
-def criteria_rows(source: Source, classes: Sequence[str], done: Sequence[Row]) -> Iterator[Row]:
+def criteria_rows(source: Source, classes: Sequence[str], done: Sequence[Row], device: str = "cpu") -> Iterator[Row]:
     """Every row of one sub-task that is not done; its base has the argmax over the sub-task's classes, too."""
     heads = attentions(family_of(source.base.network).read(source.base.network))[0].heads
     due = [one for one in wanted(heads) if not picked(done, **one)]
@@ -275,10 +277,11 @@ def criteria_rows(source: Source, classes: Sequence[str], done: Sequence[Row]) -
     task = source.task(classes)
     network = with_classes(source.base.network, task.base_columns)
     test, columns = list(task.test.batches(200)), list(range(len(classes)))
-    cuts = Cuts(network, task)
+    cuts = Cuts(network, task, device)
     for one in due:
-        top1 = measure_accuracy(cuts.made(network, one), test, columns, task.class_names).top1
-        yield {**one, "images": len(task.test), "top1": top1}
+        made = predictor(cuts.made(network, one), device)
+        top1 = measure_accuracy(made, test, columns, task.class_names).top1
+        yield {**one, "images": len(task.test), "top1": top1, **told_device(device)}
 
 
 def section(data: dict[str, Any] | None) -> str:
@@ -315,7 +318,7 @@ def measure_criteria(given: argparse.Namespace) -> None:
         for classes in source.sub_tasks(given.tasks, given.classes):
             of = {"source": source.title, "all_classes": len(source.classes), "base_sha256": source.sha256}
             of |= {"task": len(classes), "classes": classes}
-            for row in criteria_rows(source, classes, picked(rows, **of)):
+            for row in criteria_rows(source, classes, picked(rows, **of), given.device):
                 rows.append({**of, **row})
                 store_rows(file, rows)
                 progress.note(f"{len(classes)} classes, {row['kind']}, {row['share']:.3g}: {row['top1']:.3f}")

@@ -29,13 +29,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
-from accuracy import OTHER_SIZES
+from accuracy import OTHER_SIZES, told_device
 from source import add_source, refusals, results_file, source_from
 from torch import Tensor
 
@@ -49,10 +50,19 @@ BASES = ("demo", *OTHER_SIZES)
 RATIOS = ((0.2, 0.2), (0.4, 0.4), (0.6, 0.6), (0.2, 0.8), (0.4, 0.6), (0.6, 0.4))  # of tokens, of heads
 VARIANTS = ("heart, alike", "heart, by sensitivity", "attention", "random")
 SEEDS = (42, 43, 44)
-TRAINING: dict[str, Any] = {"steps": 60, "batch_size": 48, "lr": 3e-4, "evaluations": 3, "device": "cpu"}
+TRAINING: dict[str, Any] = {"steps": 60, "batch_size": 48, "lr": 3e-4, "evaluations": 3}
 TEACHER = "restricted"  # of all rows: labels alone made none of the first rows better in so few steps
 COMPOSED_RATES = (0.5,)  # which HEART reaches alone, too
 COSTS = {"a training step": 32, "scores": 8}  # images of each
+
+
+@dataclass(frozen=True)
+class Place:
+    """What rows are of, and where they are made."""
+
+    source: Source
+    classes: list[str] | None  # of the sub-task; None: all
+    device: str = "cpu"
 
 
 def attention_scores(network: Any, images: Any, columns: Any, passes: Any, **_: Any) -> Any:
@@ -70,8 +80,8 @@ def attention_scores(network: Any, images: Any, columns: Any, passes: Any, **_: 
         sums[i] = looked_at + sums[i] if len(sums[i]) else looked_at
 
     passes.run(network, images, lambda *_: None, [(family.attention_inputs(network)[:-1], see)])
-    ranked = torch.stack(sums) / len(images)
-    heads = tuple((a.wo @ a.wv).flatten(1).norm(dim=1).double().detach() for a in attentions(blocks))
+    ranked = torch.stack(sums).cpu() / len(images)
+    heads = tuple((a.wo @ a.wv).flatten(1).norm(dim=1).double().detach().cpu() for a in attentions(blocks))
     return HessianScores(ranked, ranked, heads, torch.zeros(len(ranked)))
 
 
@@ -104,24 +114,22 @@ def scored(variant: str) -> Iterator[None]:
         yield
 
 
-def measure(
-    variant: str, ratios: tuple[float, float], seed: int, source: Source, classes: list[str] | None
-) -> dict[str, Any]:
-    """A row of these ratios; `classes`: of the sub-task, None for all."""
+def measure(variant: str, ratios: tuple[float, float], seed: int, place: Place) -> dict[str, Any]:
+    """A row of these ratios."""
     tokens, heads = ratios
     options = {
         "teacher": TEACHER, "selection": "percentile", "token_ratio": tokens, "head_ratio": heads,
         "ratios": "uniform" if variant == "heart, alike" else "sensitivity",
     }  # fmt: skip
     with scored(variant):
-        row, derived = before_and_after(seed, source, classes, method="heart", rate=0.01, options=options)
+        row, derived = before_and_after(seed, place, method="heart", rate=0.01, options=options)
     facts = derived.record.facts.more
     row |= {"reaching": facts["tokens"], "spearman": facts["spearman"]}
     row["heads_left"] = [len(kept) for kept in facts["kept_heads"]]
     return {"variant": variant, "tokens": tokens, "heads": heads, "seed": seed, **row}
 
 
-def before_and_after(seed: int, source: Source, classes: list[str] | None, **given: Any) -> tuple[dict[str, Any], Any]:
+def before_and_after(seed: int, place: Place, **given: Any) -> tuple[dict[str, Any], Any]:
     """Derive without training, and with: top-1 of both and of the restricted base, and the second derivation."""
     import edgevit
     from edgevit.train.settings import Training
@@ -131,8 +139,9 @@ def before_and_after(seed: int, source: Source, classes: list[str] | None, **giv
     with tempfile.TemporaryDirectory() as folder:
         for name, steps in (("before", 0), ("after", TRAINING["steps"])):
             derived = edgevit.derive(
-                **source.start, data=source.data, classes=classes, shape="free", cache=False, out=Path(folder) / name,
-                training=Training(**training, steps=steps, seed=seed), **given,
+                **place.source.start, data=place.source.data, classes=place.classes, shape="free", cache=False,
+                out=Path(folder) / name, training=Training(**training, steps=steps, seed=seed, device=place.device),
+                **given,
             )  # fmt: skip
             accuracy = derived.record.accuracy
             assert accuracy.derived is not None
@@ -158,9 +167,9 @@ def composed(rate: float) -> dict[str, dict[str, Any]]:
     }
 
 
-def measure_composed(variant: str, rate: float, seed: int, source: Source, classes: list[str] | None) -> dict[str, Any]:
+def measure_composed(variant: str, rate: float, seed: int, place: Place) -> dict[str, Any]:
     """A row of the part `composed`, with the shape of what was left."""
-    row, derived = before_and_after(seed, source, classes, rate=rate, **composed(rate)[variant])
+    row, derived = before_and_after(seed, place, rate=rate, **composed(rate)[variant])
     spec = derived.model.spec
     row |= {"passed_on": [b.tokens for b in spec.blocks], "heads_left": [b.heads for b in spec.blocks]}
     row |= {"ffn": [b.ffn for b in spec.blocks], "embed": spec.timm_args["embed_dim"]}
@@ -263,16 +272,16 @@ def main() -> None:
 
     with refusals():
         source = source_from(given, Console().progress)
-        classes = sub_task(source, given)
+        place = Place(source, sub_task(source, given), given.device)
     of: dict[str, Any] = {"base_sha256": source.sha256}  # another machine may train another one
     if given.data is not None or given.tasks is not None or given.classes is not None:
-        of["classes"] = classes
+        of["classes"] = place.classes
     rows = record.setdefault("rows" if given.part == "ratios" else given.part, [])
     for key, make in wanted(given.part, SEEDS[: given.seeds]):
         same = [row for row in rows if row.get("classes") == of.get("classes")]
         if any(row.items() >= {**key, **of}.items() for row in same):
             continue
-        rows.append({**make(source=source, classes=classes), **of})
+        rows.append({**make(place=place), **of, **told_device(given.device)})
         write()
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     if given.data is not None:

@@ -20,7 +20,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from accuracy import OTHER_SIZES, SEEDS, STEPS, TASK_SIZES, Case, Options, complete, on_base, open_places, records_of
+from accuracy import (
+    OTHER_SIZES,
+    SEEDS,
+    STEPS,
+    TASK_SIZES,
+    Case,
+    Options,
+    add_device,
+    complete,
+    on_base,
+    open_places,
+    records_of,
+)
 from accuracy_tables import baselines_table, of_newest_base
 from tables import Row, derived, percent, picked, points, table
 
@@ -169,11 +181,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
     parser.add_argument("--base", choices=("rendered", *OTHER_SIZES), default="rendered")
     parser.add_argument("--results", type=Path, help="file of the rows; another one for a trial")
+    add_device(parser)
     given = parser.parse_args()
     from edgevit.cli.console import Console
 
     progress = Console().progress
-    places = open_places([given.base], progress)
+    places = open_places([given.base], progress, given.device)
     wanted = [
         case
         for part, case in cases(tuple(given.tasks))

@@ -16,14 +16,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from accuracy import OTHER_SIZES, TASK_SIZES, Case, Place, load, open_places, task_classes
+from accuracy import OTHER_SIZES, TASK_SIZES, Case, Place, add_device, load, open_places, task_classes
 
 from edgevit.data.classes import listed
 from edgevit.data.sources import class_names
@@ -138,6 +139,7 @@ def add_source(parser: argparse.ArgumentParser, ours: Sequence[str] = OURS) -> N
     parser.add_argument("--tasks", type=int, nargs="+", help="numbers of classes of the sub-tasks")
     parser.add_argument("--classes", help="the one sub-task by its classes: a file, or names between commas")
     parser.add_argument("--results", type=Path, help="file of the rows")
+    add_device(parser)
 
 
 def source_from(given: argparse.Namespace, progress: Progress) -> Source:
@@ -180,12 +182,13 @@ def chosen_from(given: argparse.Namespace, progress: Progress) -> Chosen:
     tasks = source.sub_tasks(asked, given.classes)
     classes = None if given.classes is None else tuple(tasks[0])
     if given.data is None:
-        place = open_places([given.base], progress)[given.base]
+        place = open_places([given.base], progress, given.device)[given.base]
         name = given.base
     else:
         from base import CACHE
 
-        name, place = given.data.name, Place(source.data, source.start, source.classes, source.sha256, None, CACHE)
+        name = given.data.name
+        place = Place(source.data, source.start, source.classes, source.sha256, None, CACHE, given.device)
     return Chosen(name, source, place, tuple(map(len, tasks)), classes)
 
 
@@ -228,6 +231,12 @@ def small_from(given: argparse.Namespace, progress: Progress) -> Source | None:
     return source_from(
         argparse.Namespace(**{**vars(given), "base": given.small, "checkpoint": given.small_checkpoint}), progress
     )
+
+
+def predictor(network: Any, device: str) -> Callable[[Any], Any]:
+    """What turns images into logits on that device. The network itself stays where it is: others share its weights."""
+    there = network if device == "cpu" else deepcopy(network).to(device)
+    return lambda images: there(images.to(device))
 
 
 def results_file(given: argparse.Namespace, name: str) -> Path:

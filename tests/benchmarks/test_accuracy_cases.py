@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import accuracy
+import accuracy_tables
 import base
 import dimensions
 import fashion
@@ -16,6 +17,7 @@ import pytest
 import rivals
 import tables
 import timm
+import torch
 from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
 from torch import nn
 
@@ -150,4 +152,21 @@ def test_a_user_s_base_and_named_classes_are_another_result_whose_row_says_so(tm
     assert isinstance(row, dict) and row["classes"] == ("3", "7", "9") and row["data"] == "mine"
     assert row["worst_class"][0] in named.classes and row["base_top1"] is None and row["images_seen"] == 8
     drawn_row = accuracy.run(drawn, place, 1)
-    assert isinstance(drawn_row, dict) and "classes" not in drawn_row
+    assert isinstance(drawn_row, dict) and "classes" not in drawn_row and "device" not in drawn_row
+
+
+def test_a_row_says_where_it_ran_if_not_on_the_cpu_and_is_done_once() -> None:
+    assert accuracy.told_device("cuda") == {"device": "cuda"} and accuracy.told_device("cpu") == {}
+    seconds, facts = {"statistics": 2.0, "training": 60.0}, {"reused": []}
+    row = {"method": "m", "task": 6, "seed": 42, "seconds": seconds, "facts": facts}
+    quicker = {**row, "device": "cuda", "seconds": {"training": 1.0}}
+    assert accuracy_tables.duration([row, quicker], [row, quicker]) == "1.0 min"
+    assert accuracy_tables.duration([row, quicker], [quicker]) == ""
+
+
+def test_a_device_that_is_not_there_is_what_could_not_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    start = {"base": NAME, "checkpoint": write_checkpoint(tmp_path), "model_args": ARGS, "accept_weak_base": True}
+    place = accuracy.Place(Path("digits"), start, tuple("0123456789"), "b", None, tmp_path, "cuda")
+    told = accuracy.run(accuracy.Case("main", 3, 0.5, 42, "random", "random", {}, "paper", 0), place, 1)
+    assert isinstance(told, str) and "no cuda device" in told
