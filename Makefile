@@ -106,6 +106,7 @@ benchmark: .venv/ready
 	-$(BIN)/python benchmarks/rivals.py --base fine
 	-$(BIN)/python benchmarks/rivals.py --base fashion
 	-$(BIN)/python benchmarks/ablations.py
+	$(BIN)/python benchmarks/ablations.py --base fine
 	$(BIN)/python benchmarks/published.py --base demo
 	$(BIN)/python benchmarks/published.py
 	$(BIN)/python benchmarks/published.py --base fine
@@ -114,6 +115,7 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/dimensions.py --base fine
 	-$(BIN)/python benchmarks/dimensions.py --base fashion  # where Debian's dataset-fashion-mnist is
 	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python benchmarks/accuracy.py --base fine
 	-$(BIN)/python benchmarks/accuracy.py --base fashion
 	$(BIN)/python benchmarks/results.py
 

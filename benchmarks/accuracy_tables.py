@@ -41,7 +41,7 @@ MAIN = """Methods at one rate have the same MACs: the rate reached is at most {b
 `paper`, whose heads may be narrower and need not fuse; `fused4` is all that fuses. Time: one derivation that finds
 nothing cached, on one thread, without measuring.
 """
-PHOTOGRAPHS = """### The papers' methods on photographs
+OTHER_BASE = """### The papers' methods on {where}
 
 The same base and sub-tasks; methods, steps and shapes as on the rendered data set, seeds {seeds}: forge beside them is
 in the tables above. The rate reached is at most {beyond:.3f} above the one asked.
@@ -477,10 +477,10 @@ def section(data: dict[str, Any] | None, attention: dict[str, Any] | None, folde
     return "\n".join(parts)
 
 
-def photographs_section(data: dict[str, Any] | None) -> str:
-    """Every method on Fashion-MNIST, to follow what forge's dimensions are worth there."""
+def other_base_section(data: dict[str, Any] | None, where: str) -> str:
+    """Every method on another base, to follow what forge's dimensions are worth there."""
     main = picked(of_newest_base(data["rows"].values()), table="main") if data else []
     if not main:
         return ""
     beyond = max(row["rate_reached"] - row["rate"] for row in main)
-    return "\n".join([PHOTOGRAPHS.format(**_told(main), beyond=beyond), methods_table(main, (*RATES, HIGHEST))])
+    return "\n".join([OTHER_BASE.format(**_told(main), beyond=beyond, where=where), methods_table(main, (*RATES, HIGHEST))])

@@ -67,3 +67,9 @@ def test_a_user_s_rows_are_not_called_photographs_of_clothes() -> None:
     assert told.startswith("## The papers' ablations, on `animals`\n") and "top-1" not in told.partition("|")[0]
     assert "| 4 classes, 600 test images |" in told and "clothes" not in told
     assert ablations.section({"rows": {}}) == ""
+
+
+def test_the_title_says_which_base() -> None:
+    for base, where in (("fashion", "photographs"), ("fine", "48 finer classes")):
+        rows = {"1": {**row(CASES[0][1], 0.8), "data": base}}
+        assert ablations.section({"rows": rows}).startswith(f"## The papers' ablations, on {where}\n")
