@@ -89,6 +89,7 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/efficiency.py methods
 	$(BIN)/python benchmarks/efficiency.py ratios
 	$(BIN)/python benchmarks/attention.py
+	-$(BIN)/python benchmarks/attention.py --base fashion
 	$(BIN)/python benchmarks/attention.py criteria
 	$(BIN)/python benchmarks/neurons.py
 	$(BIN)/python benchmarks/agnostic.py

@@ -76,12 +76,22 @@ One super-network per sub-task, trained on as many images as any method, and cut
 base that was only brought into WPAC's order; both directly, and after {steps} steps, of which the slices have seen that
 much more. Vulcan trains anew for each size.
 """
-ATTENTION = """### Attention alone, factorised and cut to a width (of {whole}), nothing trained: top-1
+ATTENTION = """### Attention alone{where}, factorised and cut to a width (of {whole}), nothing trained: top-1
 
 Moments of {images} training images: of no tokens (`weights`), of all of them, of all weighted by importance, of the
 class token alone.
 """
-KINDS = {"weights": "weights", "activations": "all tokens", "tokens": "weighted tokens", "class token": "class token"}
+SELECTED = """Token selection as in Table 6 of the SKD paper, which is at half of the width: so many tokens of each
+image at random (mean and range over {draws} draws), and all at a weight of 0.01, which cancels here: a moment is a
+weighted mean, and its decomposition does not fail on what has no full rank.
+"""
+KINDS = {
+    "weights": "weights",
+    "activations": "all tokens",
+    "activations x 0.01": "all tokens x 0.01",
+    "tokens": "weighted tokens",
+    "class token": "class token",
+}
 
 
 def of_newest_base(rows: Iterable[Row]) -> list[Row]:
@@ -417,15 +427,20 @@ def skd_table(rows: Sequence[Row]) -> str:
 
 
 def attention_table(data: dict[str, Any]) -> str:
-    """Kind of moments x width, per sub-task, as Table 3 of the SKD paper has it."""
+    """Kind of moments x width, per sub-task, as Tables 3 and 6 of the SKD paper have it."""
     bases = picked(data["rows"], kind="base")
     widths = sorted({row["width"] for row in data["rows"]} - {row["width"] for row in bases}, reverse=True)
     lines = []
     for (task, kind), group in grouped((r for r in data["rows"] if r["kind"] != "base"), "task", "kind").items():
         whole = [row["top1"] for row in picked(bases, task=task)]
         cut = [percent([row["top1"] for row in picked(group, width=width)]) for width in widths]
-        lines.append([f"{task} classes, {KINDS[kind]}", percent(whole), *cut])
-    title = ATTENTION.format(whole=bases[0]["width"], images=data["calibration_images"])
+        name = KINDS.get(kind) or f"{kind.removeprefix('random ')} random"
+        lines.append([f"{task} classes, {name}", percent(whole), *cut])
+    of = data.get("source", "rendered")
+    where = "" if of == "rendered" else f" of {of}"
+    title = ATTENTION.format(where=where, whole=bases[0]["width"], images=data["calibration_images"])
+    if drawn := [row for row in data["rows"] if row["kind"].startswith("random ")]:
+        title += SELECTED.format(draws=1 + max(row["draw"] for row in drawn))
     return title + "\n" + table(["", "whole", *map(str, widths)], lines)
 
 
@@ -483,4 +498,6 @@ def other_base_section(data: dict[str, Any] | None, where: str) -> str:
     if not main:
         return ""
     beyond = max(row["rate_reached"] - row["rate"] for row in main)
-    return "\n".join([OTHER_BASE.format(**_told(main), beyond=beyond, where=where), methods_table(main, (*RATES, HIGHEST))])
+    return "\n".join(
+        [OTHER_BASE.format(**_told(main), beyond=beyond, where=where), methods_table(main, (*RATES, HIGHEST))]
+    )

@@ -359,6 +359,7 @@ def main() -> None:
         accuracy_tables.other_base_section(load("accuracy_fine"), "the harder base"),
         dimensions.section(load("dimensions_fashion"), dimensions.FASHION),
         accuracy_tables.other_base_section(load("accuracy_fashion"), "photographs"),
+        accuracy_tables.attention_table(found) if (found := load("attention_fashion")) else "",
         rivals.section(load("rivals"), rivals.RENDERED),
         rivals.section(load("rivals_fine"), rivals.FINE),
         rivals.section(load("rivals_fashion"), rivals.FASHION),
