@@ -88,6 +88,7 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/shapes.py
 	$(BIN)/python benchmarks/efficiency.py methods
 	$(BIN)/python benchmarks/efficiency.py ratios
+	$(BIN)/python benchmarks/efficiency.py depth
 	$(BIN)/python benchmarks/attention.py
 	-$(BIN)/python benchmarks/attention.py --base fashion
 	$(BIN)/python benchmarks/attention.py criteria
