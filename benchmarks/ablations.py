@@ -64,7 +64,8 @@ INTRODUCTION = (
     "On {base}{top1} (`ablations.py`), shape `paper`, Vulcan as its paper has it (anchors of each batch, multipliers "
     "by gradient ascent but where a row says otherwise) for {steps} steps of {batch} images, NuWa as its paper has it "
     "(10,000 steps of one image for the masks). Mean and range over the seeds that were run, and points to the first "
-    "row of each table. {but}{steps} steps are a small part of what Vulcan's own rule gives."
+    "row of each table. {but}{steps} steps are a small part of what Vulcan's own rule gives. Vulcan's Table 17, with "
+    "LoRA, has no ablation here: edgevit has no LoRA to turn off (docs/decisions/051-no-lora.md)."
 )
 
 

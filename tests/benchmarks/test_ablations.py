@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from typing import Any
 
 import ablations
 import accuracy
+from places import ROOT
 
 from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
@@ -72,4 +74,7 @@ def test_a_user_s_rows_are_not_called_photographs_of_clothes() -> None:
 def test_the_title_says_which_base() -> None:
     for base, where in (("fashion", "photographs"), ("fine", "48 finer classes")):
         rows = {"1": {**row(CASES[0][1], 0.8), "data": base}}
-        assert ablations.section({"rows": rows}).startswith(f"## The papers' ablations, on {where}\n")
+        told = ablations.section({"rows": rows})
+        assert told.startswith(f"## The papers' ablations, on {where}\n")
+        (decision,) = re.findall(r"docs/decisions/[\w-]+\.md", told)
+        assert "no LoRA to turn off" in told.replace("\n", " ") and (ROOT / decision).is_file()
