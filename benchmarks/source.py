@@ -9,6 +9,8 @@
 Sub-tasks are of so many classes, drawn once by a seed that is their number (`accuracy.task_classes`), or of the classes
 that are named. Rows of a user's images go into results/NAME_FOLDER.json, beside the project's own; a script that has
 made such rows prints its tables of them, and RESULTS.md has those of the project's images alone.
+
+The papers' COCO tables are of detection, which edgevit does not do: of COCO a folder of crops by class works as any.
 """
 
 from __future__ import annotations
