@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import accuracy_tables
@@ -11,7 +12,8 @@ import attention
 import pytest
 import torch
 import torch.nn.functional as F
-from source import add_source
+from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
+from source import Source, add_source
 
 from edgevit.data.task import open_task
 from edgevit.models.anatomy import attentions
@@ -75,6 +77,16 @@ def test_moments_are_of_the_tokens_that_are_chosen(small_vit: Callable[..., Any]
     assert small is not None
     for ours, theirs in zip(small, every, strict=True):  # a weight that all tokens share cancels
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_of_moments_are_of_any_base(tmp_path: Path) -> None:
+    start = {"base": NAME, "checkpoint": write_checkpoint(tmp_path), "model_args": ARGS, "preprocessing": PREPROCESSING}
+    mine = Source("mine", Path("digits"), start, tuple("0123456789"))
+    rows = list(attention.moments_rows(mine, ["3", "7"]))
+    assert rows[0]["kind"] == "base" and rows[0]["width"] == 32 and rows[0]["task"] == 2
+    kinds = 5 + len(attention.DRAWN) * attention.DRAWS
+    assert len(rows) == 1 + 3 * kinds and {row["width"] for row in rows[1:]} == {4, 8, 16}, "below 32, and half of it"
+    assert "device" not in rows[0] and all(0 <= row["top1"] <= 1 for row in rows)
 
 
 def test_moments_have_a_record_of_each_base_and_a_line_of_each_selection() -> None:
