@@ -89,7 +89,9 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/shapes.py
 	$(BIN)/python benchmarks/efficiency.py methods
 	$(BIN)/python benchmarks/efficiency.py ratios
+	$(BIN)/python benchmarks/efficiency.py depth
 	$(BIN)/python benchmarks/attention.py
+	-$(BIN)/python benchmarks/attention.py --base fashion
 	$(BIN)/python benchmarks/attention.py criteria
 	$(BIN)/python benchmarks/neurons.py
 	$(BIN)/python benchmarks/agnostic.py
@@ -107,6 +109,7 @@ benchmark: .venv/ready
 	-$(BIN)/python benchmarks/rivals.py --base fine
 	-$(BIN)/python benchmarks/rivals.py --base fashion
 	-$(BIN)/python benchmarks/ablations.py
+	$(BIN)/python benchmarks/ablations.py --base fine
 	$(BIN)/python benchmarks/published.py --base demo
 	$(BIN)/python benchmarks/published.py
 	$(BIN)/python benchmarks/published.py --base fine
@@ -115,6 +118,7 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/dimensions.py --base fine
 	-$(BIN)/python benchmarks/dimensions.py --base fashion  # where Debian's dataset-fashion-mnist is
 	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python benchmarks/accuracy.py --base fine
 	-$(BIN)/python benchmarks/accuracy.py --base fashion
 	$(BIN)/python benchmarks/results.py
 

@@ -4,6 +4,7 @@ batch size decide.
     python benchmarks/ablations.py                      # on photographs, what is not in results/ablations.json yet
     python benchmarks/ablations.py --only vulcan --seeds 1
     python benchmarks/ablations.py --base fine          # on 48 finer classes, in results/ablations_fine.json
+    python benchmarks/ablations.py --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs.txt
 
 Vulcan's Table 3 (without the collapse of neurons, without the rank of attention, with random anchors), its Figure 9
 (rho, with either rule for the multipliers) and its Figure 22 (learning rate; batch size at equal steps), and NuWa's
@@ -15,25 +16,16 @@ Accuracy is on `val/`, which no derivation sees.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from accuracy import (
-    LR,
-    OTHER_SIZES,
-    SEEDS,
-    STEPS,
-    TASK_SIZES,
-    Case,
-    Options,
-    complete,
-    on_base,
-    open_places,
-    records_of,
-)
+from accuracy import BATCH, LR, RESULTS, SEEDS, STEPS, TASK_SIZES, Case, Options, complete, shortened
 from accuracy_tables import baselines_table, of_newest_base
 from published import NUWA, VULCAN
+from source import add_source, chosen_from, refusals, results_file
 from tables import Row, derived, percent, picked, points, table
 
 RATES = (0.6, 0.8)
@@ -59,14 +51,22 @@ TITLES = {
     "learning rate": "Vulcan's learning rate (its Figure 22)",
     "batch size": f"Vulcan's batch size, {STEPS} steps of each (its Figure 22)",
 }
-INTRODUCTION = """## The papers' ablations, on photographs
-
-On the base of Fashion-MNIST (top-1 {top1:.1f} % on the 10,000 test images; `ablations.py`), shape `paper`, Vulcan as
-its paper has it (anchors of each batch, multipliers by gradient ascent but where a row says otherwise) for {steps}
-steps of {batch} images, NuWa as its paper has it (10,000 steps of one image for the masks). Mean and range over the
-seeds that were run, and points to the first row of each table. Ten classes of clothes are no ImageNet, and {steps}
-steps are a small part of what Vulcan's own rule gives.
-"""
+BASES = ("fashion", "fine", "rendered", "demo")  # photographs first
+RENDERED = "Rendered images are no ImageNet, and "
+# By base: what the title says of it, its introduction, and what it is not. A user's have their own name.
+WHERE = {
+    "fashion": ("photographs", "the base of Fashion-MNIST", "Ten classes of clothes are no ImageNet, and "),
+    "fine": ("48 finer classes", "the harder base (`--base fine`)", RENDERED),
+    "rendered": ("rendered images", "the rendered base (`--base rendered`)", RENDERED),
+    "demo": ("the demo's base", "the demo's base (`--base demo`)", RENDERED),
+}
+INTRODUCTION = (
+    "On {base}{top1} (`ablations.py`), shape `paper`, Vulcan as its paper has it (anchors of each batch, multipliers "
+    "by gradient ascent but where a row says otherwise) for {steps} steps of {batch} images, NuWa as its paper has it "
+    "(10,000 steps of one image for the masks). Mean and range over the seeds that were run, and points to the first "
+    "row of each table. {but}{steps} steps are a small part of what Vulcan's own rule gives. Vulcan's Table 17, with "
+    "LoRA, has no ablation here: edgevit has no LoRA to turn off (docs/decisions/051-no-lora.md)."
+)
 
 
 def _variants(part: str) -> Iterator[tuple[str, Case]]:
@@ -91,12 +91,12 @@ def _variants(part: str) -> Iterator[tuple[str, Case]]:
             yield f"{size} images", replace(trained, batch_size=size)
 
 
-def cases() -> Iterator[tuple[str, Case]]:
-    """Every derivation with its part, in the order in which a reader would miss it."""
+def cases(sizes: Sequence[int] = TASK_SIZES) -> Iterator[tuple[str, Case]]:
+    """Every derivation with its part, in the order in which a reader would miss it; `sizes`: of the sub-tasks."""
     for seed in SEEDS:
         for part in PARTS:
             for rate in RATES:
-                for task in TASK_SIZES:
+                for task in sizes:
                     for name, case in _variants(part):
                         yield part, replace(case, task=task, rate=rate, seed=seed, variant=name)
 
@@ -120,11 +120,17 @@ def _part_table(rows: list[Row], part: str) -> str:
 
 def section(data: dict[str, Any] | None) -> str:
     """The part of RESULTS.md."""
-    if data is None:
+    if data is None or not data["rows"]:
         return ""
     rows = of_newest_base(data["rows"].values())
-    top1, batch = 100 * rows[0]["base_top1"], max(row["batch_size"] for row in rows)
-    parts = [INTRODUCTION.format(top1=top1, steps=STEPS, batch=batch), baselines_table(rows)]
+    name, top1, steps = rows[0]["data"], rows[0]["base_top1"], max(row["steps"] for row in rows) or STEPS
+    where, base, but = WHERE.get(name, (f"`{name}`", f"images of `{name}`", ""))
+    told = INTRODUCTION.format(
+        base=base, top1="" if top1 is None else f", top-1 {100 * top1:.1f} % on all of its classes",
+        steps=steps, batch=BATCH, but=but,
+    )  # fmt: skip
+    title = f"## The papers' ablations, on {where}\n"
+    parts = [title, "\n".join(textwrap.wrap(told, 118)) + "\n", baselines_table(rows)]
     for part in PARTS:
         of = [row for row in rows if _is_of(row, part)]
         if of:
@@ -138,23 +144,33 @@ def _is_of(row: Row, part: str) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", choices=tuple(OTHER_SIZES), default="fashion")
+    add_source(parser, BASES)
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
     parser.add_argument("--rates", type=float, nargs="+", choices=RATES, default=list(RATES))
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
+    parser.add_argument("--steps", type=int, help="of every case that trains: for a trial")
     given = parser.parse_args()
     from edgevit.cli.console import Console
 
-    progress = Console().progress
-    places = open_places([given.base], progress)
+    progress, results = Console().progress, file_of(given)
+    with refusals():
+        chosen = chosen_from(given, progress)
     wanted = [
-        case
-        for part, case in cases()
+        shortened(case, given.steps) if given.steps else case
+        for part, case in cases(chosen.sizes)
         if given.only in (None, part) and case.rate in given.rates and case.seed in SEEDS[: given.seeds]
     ]
-    results = records_of("ablations", "rendered" if given.base == "fashion" else given.base)
-    complete(on_base(wanted, given.base), places, results, given.jobs, progress)
+    complete(chosen.of(wanted), {chosen.name: chosen.place}, results, given.jobs, progress)
+    if given.data is not None:
+        print(section({"rows": chosen.rows(results)}))
+
+
+def file_of(given: argparse.Namespace) -> Path:
+    """Photographs came first: theirs are the rows without a name."""
+    if given.data is not None or given.results is not None or given.base == BASES[0]:
+        return results_file(given, "ablations")
+    return RESULTS / f"ablations_{given.base}.json"
 
 
 if __name__ == "__main__":

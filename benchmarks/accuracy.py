@@ -106,12 +106,20 @@ class Case:
     batch_size: int = BATCH
     lr: float = LR
     schedule: Literal["constant", "cosine"] = "cosine"
-    data: Literal["rendered", "digits", "fine", "fashion", "demo"] = "rendered"
+    data: str = "rendered"  # rendered, digits, fine, fashion or demo; or the name of a user's folder
     supernet_steps: int | None = None  # of the super-network that the case slices
+    classes: tuple[str, ...] | None = None  # of the sub-task, where a user names them; None: drawn by their number
+
+    def settings(self) -> dict[str, Any]:
+        """Its fields. `classes` is younger than most rows: where nobody names them it is none, so that keys stay."""
+        known = asdict(self)
+        if self.classes is None:
+            del known["classes"]
+        return known
 
     def key(self, base_sha256: str) -> str:
         """What identifies a result: another base or another setting is another result."""
-        return hashlib.sha256(json.dumps([asdict(self), base_sha256], sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([self.settings(), base_sha256], sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def takes_finetuned_base(self) -> bool:
@@ -250,11 +258,15 @@ def task_classes(names: Sequence[str], size: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a data set and its base are."""
+    """Where a data set and its base are, and where derivations of them run."""
 
     data: Path
-    base: Path
+    start: Options  # of `edgevit.derive`: base, checkpoint, model_args, preprocessing, base_classes
+    classes: tuple[str, ...]  # all that the base and the folder have
     base_sha256: str
+    base_top1: float | None  # on all classes; None: of a user's base, which is not asked for all of them
+    cache: Path  # of super-networks, and of what derivations share
+    device: str = "cpu"  # where torch computes: a row is known by what it is of, not by where it came about
 
 
 def _ensure_digits(progress: Any) -> tuple[Path, Path]:
@@ -286,7 +298,7 @@ def _ensure_digits(progress: Any) -> tuple[Path, Path]:
     return folder, base
 
 
-def open_places(kinds: Iterable[str], progress: Any) -> dict[str, Place]:
+def open_places(kinds: Iterable[str], progress: Any, device: str = "cpu") -> dict[str, Place]:
     import demo
     from base import ensure_rendered_base
     from fashion import ensure_fashion_base
@@ -308,8 +320,20 @@ def open_places(kinds: Iterable[str], progress: Any) -> dict[str, Place]:
                 data, base = ensure_fine_base(progress=progress)
             case _:
                 data, base = ensure_fashion_base(progress=progress)
-        places[kind] = Place(data, base, tensors_sha256(read_weights(base / "base.safetensors")))
+        facts = json.loads((base / "base.json").read_text())
+        sha256 = tensors_sha256(read_weights(base / "base.safetensors"))
+        start, classes = _base_arguments(base, facts), tuple(facts["classes"])
+        places[kind] = Place(data, start, classes, sha256, facts["val_top1"], base.parent, device)
     return places
+
+
+def _base_arguments(base: Path, facts: dict[str, Any]) -> Options:
+    return {
+        "base": facts["timm_name"],
+        "checkpoint": base / "base.safetensors",
+        "model_args": facts["model_args"],
+        "preprocessing": {"mean": facts["mean"], "std": facts["std"], "crop_pct": 1.0},
+    }
 
 
 # -- one derivation ----------------------------------------------------------------------------------------------------
@@ -323,7 +347,7 @@ def run(case: Case, place: Place, threads: int) -> dict[str, Any] | str:
 
     torch.set_num_threads(threads)
     # The benchmark's own cache, not the user's, and one per method: none gets for nothing what another worked out.
-    os.environ["XDG_CACHE_HOME"] = str(place.base.parent / "shared" / case.method)
+    os.environ["XDG_CACHE_HOME"] = str(place.cache / "shared" / case.method)
     folder = Path(tempfile.mkdtemp())
     try:
         return _derive(case, place, folder)
@@ -333,23 +357,13 @@ def run(case: Case, place: Place, threads: int) -> dict[str, Any] | str:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _training(case: Case, steps: int) -> Any:
+def _training(case: Case, steps: int, device: str) -> Any:
     from edgevit.train.settings import Training
 
     return Training(
-        steps=steps, batch_size=case.batch_size, lr=case.lr, seed=case.seed, device="cpu", evaluations=5,
+        steps=steps, batch_size=case.batch_size, lr=case.lr, seed=case.seed, device=device, evaluations=5,
         early_stop=False, schedule=case.schedule,
     )  # fmt: skip
-
-
-def _base_arguments(place: Place) -> Options:
-    facts = json.loads((place.base / "base.json").read_text())
-    return {
-        "base": facts["timm_name"],
-        "checkpoint": place.base / "base.safetensors",
-        "model_args": facts["model_args"],
-        "preprocessing": {"mean": facts["mean"], "std": facts["std"], "crop_pct": 1.0},
-    }
 
 
 def _ensure_supernet(case: Case, place: Place, classes: list[str]) -> Path:
@@ -361,15 +375,14 @@ def _ensure_supernet(case: Case, place: Place, classes: list[str]) -> Path:
     options = SKD[case.variant.partition(",")[0]][1]
     how = [case.seed, steps, case.batch_size, case.lr, case.schedule, options]
     known = json.dumps([place.base_sha256, classes, *how])
-    folder = place.base.parent / f"supernet-{hashlib.sha256(known.encode()).hexdigest()[:16]}"
+    folder = place.cache / f"supernet-{hashlib.sha256(known.encode()).hexdigest()[:16]}"
     with open(folder.with_suffix(".lock"), "w") as lock:  # two jobs may want the same one
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as scratch:
                 made = Path(scratch) / "net"
-                training = _training(case, steps)
-                base = _base_arguments(place)
-                supernet(**base, data=place.data, classes=classes, out=made, training=training, options=options)
+                training = _training(case, steps, place.device)
+                supernet(**place.start, data=place.data, classes=classes, out=made, training=training, options=options)
                 made.rename(folder)
     return folder
 
@@ -378,9 +391,8 @@ def _derive(case: Case, place: Place, folder: Path) -> dict[str, Any]:
     from edgevit.derive.session import derive
     from edgevit.folder.model_folder import ModelFolder
 
-    base = json.loads((place.base / "base.json").read_text())
-    classes = task_classes(base["classes"], case.task)
-    start = _base_arguments(place)
+    classes = list(case.classes or task_classes(place.classes, case.task))
+    start = place.start
     if case.supernet_steps is not None:
         start = {"supernet": _ensure_supernet(case, place, classes)}
     derivation = derive(
@@ -392,15 +404,24 @@ def _derive(case: Case, place: Place, folder: Path) -> dict[str, Any]:
         method=case.method,
         options=case.options,
         shape=case.shape,
-        training=_training(case, case.steps),
+        training=_training(case, case.steps, place.device),
         finetune_base=case.takes_finetuned_base,
     )
     history = ModelFolder(folder / "model").history()
     row = _row(case, derivation, history[-1].more if history else {})
-    row |= {"base_sha256": place.base_sha256, "base_top1": base["val_top1"]}
+    row |= {"base_sha256": place.base_sha256, "base_top1": place.base_top1, **told_device(place.device)}
     if "supernet" in start:
         row["supernet_seconds"] = ModelFolder(start["supernet"]).supernet().seconds
     return row
+
+
+def told_device(device: str) -> dict[str, str]:
+    """What a row says of where it ran: nothing of the CPU, where all the first rows ran."""
+    return {} if device == "cpu" else {"device": device}
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where torch computes")
 
 
 def _row(case: Case, derivation: Any, last: dict[str, Any]) -> dict[str, Any]:
@@ -410,7 +431,7 @@ def _row(case: Case, derivation: Any, last: dict[str, Any]) -> dict[str, Any]:
     derived, parts = record.accuracy.derived, vars(record.accuracy)
     worst = min(derived.per_class.items(), key=lambda pair: pair[1])
     return {
-        **asdict(case),
+        **case.settings(),
         "accuracy": {name: part and part.top1 for name, part in parts.items()},
         "worst_class": worst,
         "validation": {"trained": last.get("accuracy_trained"), "pruned": last.get("accuracy_pruned")},
@@ -493,6 +514,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
     parser.add_argument("--results", type=Path, help="file of the rows; another one for a trial")
     parser.add_argument("--steps", type=int, help="of every case that trains: for a trial")
+    add_device(parser)
     given = parser.parse_args()
     from edgevit.cli.console import Console
 
@@ -505,7 +527,7 @@ def main() -> None:
         and given.only in (None, case.table)
         and given.method in (None, case.method)
     ]
-    places = open_places(dict.fromkeys(case.data for case in wanted), progress)
+    places = open_places(dict.fromkeys(case.data for case in wanted), progress, given.device)
     sys.exit(1 if complete(wanted, places, results, given.jobs, progress) else 0)
 
 

@@ -41,7 +41,7 @@ MAIN = """Methods at one rate have the same MACs: the rate reached is at most {b
 `paper`, whose heads may be narrower and need not fuse; `fused4` is all that fuses. Time: one derivation that finds
 nothing cached, on one thread, without measuring.
 """
-PHOTOGRAPHS = """### The papers' methods on photographs
+OTHER_BASE = """### The papers' methods on {where}
 
 The same base and sub-tasks; methods, steps and shapes as on the rendered data set, seeds {seeds}: forge beside them is
 in the tables above. The rate reached is at most {beyond:.3f} above the one asked.
@@ -76,12 +76,22 @@ One super-network per sub-task, trained on as many images as any method, and cut
 base that was only brought into WPAC's order; both directly, and after {steps} steps, of which the slices have seen that
 much more. Vulcan trains anew for each size.
 """
-ATTENTION = """### Attention alone, factorised and cut to a width (of {whole}), nothing trained: top-1
+ATTENTION = """### Attention alone{where}, factorised and cut to a width (of {whole}), nothing trained: top-1
 
 Moments of {images} training images: of no tokens (`weights`), of all of them, of all weighted by importance, of the
 class token alone.
 """
-KINDS = {"weights": "weights", "activations": "all tokens", "tokens": "weighted tokens", "class token": "class token"}
+SELECTED = """Token selection as in Table 6 of the SKD paper, which is at half of the width: so many tokens of each
+image at random (mean and range over {draws} draws), and all at a weight of 0.01, which cancels here: a moment is a
+weighted mean, and its decomposition does not fail on what has no full rank.
+"""
+KINDS = {
+    "weights": "weights",
+    "activations": "all tokens",
+    "activations x 0.01": "all tokens x 0.01",
+    "tokens": "weighted tokens",
+    "class token": "class token",
+}
 
 
 def of_newest_base(rows: Iterable[Row]) -> list[Row]:
@@ -119,7 +129,10 @@ def preparations(rows: Iterable[Row], method: str) -> dict[tuple[int, int], floa
 
 
 def duration(rows: list[Row], of: Sequence[Row]) -> str:
-    """Mean of the whole derivations `of`, one variant of one method, among all `rows`."""
+    """Mean of the whole derivations `of`, one variant of one method, among all `rows`; of those on the CPU."""
+    rows, of = ([row for row in some if "device" not in row] for some in (rows, of))
+    if not of:
+        return ""
     prepared = preparations(rows, of[0]["method"])
     seconds = statistics.mean(prepared[r["task"], r["seed"]] + training_s(r) for r in of)
     return f"{seconds:.0f} s" if seconds < 60 else f"{seconds / 60:.1f} min"
@@ -414,15 +427,20 @@ def skd_table(rows: Sequence[Row]) -> str:
 
 
 def attention_table(data: dict[str, Any]) -> str:
-    """Kind of moments x width, per sub-task, as Table 3 of the SKD paper has it."""
+    """Kind of moments x width, per sub-task, as Tables 3 and 6 of the SKD paper have it."""
     bases = picked(data["rows"], kind="base")
     widths = sorted({row["width"] for row in data["rows"]} - {row["width"] for row in bases}, reverse=True)
     lines = []
     for (task, kind), group in grouped((r for r in data["rows"] if r["kind"] != "base"), "task", "kind").items():
         whole = [row["top1"] for row in picked(bases, task=task)]
         cut = [percent([row["top1"] for row in picked(group, width=width)]) for width in widths]
-        lines.append([f"{task} classes, {KINDS[kind]}", percent(whole), *cut])
-    title = ATTENTION.format(whole=bases[0]["width"], images=data["calibration_images"])
+        name = KINDS.get(kind) or f"{kind.removeprefix('random ')} random"
+        lines.append([f"{task} classes, {name}", percent(whole), *cut])
+    of = data.get("source", "rendered")
+    where = "" if of == "rendered" else f" of {of}"
+    title = ATTENTION.format(where=where, whole=bases[0]["width"], images=data["calibration_images"])
+    if drawn := [row for row in data["rows"] if row["kind"].startswith("random ")]:
+        title += SELECTED.format(draws=1 + max(row["draw"] for row in drawn))
     return title + "\n" + table(["", "whole", *map(str, widths)], lines)
 
 
@@ -474,10 +492,12 @@ def section(data: dict[str, Any] | None, attention: dict[str, Any] | None, folde
     return "\n".join(parts)
 
 
-def photographs_section(data: dict[str, Any] | None) -> str:
-    """Every method on Fashion-MNIST, to follow what forge's dimensions are worth there."""
+def other_base_section(data: dict[str, Any] | None, where: str) -> str:
+    """Every method on another base, to follow what forge's dimensions are worth there."""
     main = picked(of_newest_base(data["rows"].values()), table="main") if data else []
     if not main:
         return ""
     beyond = max(row["rate_reached"] - row["rate"] for row in main)
-    return "\n".join([PHOTOGRAPHS.format(**_told(main), beyond=beyond), methods_table(main, (*RATES, HIGHEST))])
+    return "\n".join(
+        [OTHER_BASE.format(**_told(main), beyond=beyond, where=where), methods_table(main, (*RATES, HIGHEST))]
+    )

@@ -31,8 +31,8 @@ from typing import Any
 
 import timm
 import torch
-from accuracy import BATCH, LR, SEEDS, STEPS
-from source import Source, add_source, load_rows, refusals, results_file, small_from, source_from, store_rows
+from accuracy import BATCH, LR, SEEDS, STEPS, told_device
+from source import Source, add_source, load_rows, predictor, refusals, results_file, small_from, source_from, store_rows
 from tables import Row, grouped, percent, picked, points, seeds_told, table
 from torch import nn
 
@@ -86,12 +86,12 @@ def wanted(
 class Maker:
     """Makes what is wanted; one model for all classes serves every sub-task."""
 
-    def __init__(self, source: Source, small: Source | None, folder: Path) -> None:
-        self.source, self.small, self.folder = source, small, folder
+    def __init__(self, source: Source, small: Source | None, folder: Path, device: str = "cpu") -> None:
+        self.source, self.small, self.folder, self.device = source, small, folder, device
         self.for_all = cache(self._for_all)
 
     def training(self, seed: int, steps: int) -> Training:
-        return Training(steps=steps, batch_size=BATCH, lr=LR, seed=seed, device="cpu", evaluations=2)
+        return Training(steps=steps, batch_size=BATCH, lr=LR, seed=seed, device=self.device, evaluations=2)
 
     def derive(self, method: str, rate: float, classes: Sequence[str], seed: int, steps: int) -> edgevit.Derivation:
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
@@ -132,7 +132,7 @@ class Maker:
         """Accuracy on the sub-task's test images of a network with these outputs."""
         task = source.task(one.classes, seed=one.seed)
         columns = [list(outputs).index(name) for name in task.class_names]
-        return measure_accuracy(network, task.test.batches(200), columns, task.class_names)
+        return measure_accuracy(predictor(network, self.device), task.test.batches(200), columns, task.class_names)
 
 
 def small_network(small: Source, one: Wanted) -> nn.Module:
@@ -233,7 +233,7 @@ def main() -> None:
         tasks = source.sub_tasks(given.tasks, given.classes, most=len(source.classes) - 1)
         small = small_from(given, progress)
         small_rate = None if small is None else 1 - small.base.spec.macs / source.base.spec.macs
-        maker = Maker(source, small, Path(scratch))
+        maker = Maker(source, small, Path(scratch), given.device)
         for one in wanted(tasks, SEEDS[: given.seeds], given.steps, small_rate, given.methods):
             if (key := one.key(source.sha256)) in known:
                 continue
@@ -242,10 +242,13 @@ def main() -> None:
             except BudgetError as error:
                 progress.note(f"{one.kind} {one.method} {one.rate:.3g}: {error}")
                 continue
+            on = told_device(given.device)
             told = {"source": source.title, "all_classes": len(source.classes), "task": len(one.classes)}
-            rows.append({**asdict(one), **told, **made, "base_sha256": source.sha256, "key": key})
+            rows.append({**asdict(one), **told, **made, **on, "base_sha256": source.sha256, "key": key})
             store_rows(file, rows)
             progress.note(f"{one.kind} {one.method} {one.rate:.3g}, {len(one.classes)} classes: {made['top1']:.3f}")
+    if given.data is not None:
+        print(section({"rows": rows}))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,18 @@
 """Attention pruned without training, its factors made for the weights, for the task's tokens, or for these weighted.
 
-    python benchmarks/attention.py                # writes results/attention.json
-    python benchmarks/attention.py criteria       # writes results/criteria.json; other bases: source.py
+    python benchmarks/attention.py                     # writes results/attention.json
+    python benchmarks/attention.py --base fashion      # writes results/attention_fashion.json
+    python benchmarks/attention.py --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs.txt
+    python benchmarks/attention.py criteria            # writes results/criteria.json; other bases: source.py
 
-The form of Table 3 of the SKD super-network paper: QK and VO of every block at 1/4, 2/4 and 3/4 of their width, the FFN
+Tables 3 and 6 of the SKD super-network paper: QK and VO of every block at 1/4, 2/4 and 3/4 of their width, the FFN
 whole, top-1 with nothing trained. Narrower widths, too: this base's attention is of so low a rank that 1/4 costs it
-nothing. `class token` is what the paper calls ill-conditioned: moments from one token per image, of fewer images than
-features. Rendered data set, base and sub-tasks of accuracy.py; moments of `IMAGES` training images; top-1 on `val/`.
+nothing. Table 6 is at half of the width and chooses tokens: the class token, 1, 2 or 5 of each image at random, all of
+them, all at a weight of 0.01, all by their importance. Moments of one token per image, of fewer images than features,
+have no full rank, and the paper's decomposition fails on some (`Ill-Cond.`); here a floor decides where tokens do not.
+A moment is a weighted mean, in which a weight that all tokens share cancels: `x 0.01` is all tokens once more.
+Random tokens are drawn once per image, the same in all blocks, `DRAWS` times. Sub-tasks of accuracy.py or a user's;
+moments of `IMAGES` training images; top-1 on the test part. Each run writes its record anew.
 
 `criteria` sets WPAC, and the singular values of the weights, against five criteria that score each dimension by itself,
 which is that Table 3 and Figure 4 of Vulcan; and whole heads against dimensions, which is Vulcan's Table 6. With g the
@@ -24,110 +30,164 @@ import json
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from accuracy import TASK_SIZES, task_classes
-from base import ensure_rendered_base
-from source import Source, add_source, load_rows, refusals, results_file, source_from, store_rows
+from accuracy import told_device
+from accuracy_tables import attention_table
+from source import (
+    RESULTS,
+    SIZES,
+    Source,
+    add_source,
+    load_rows,
+    predictor,
+    refusals,
+    results_file,
+    source_from,
+    store_rows,
+)
 from tables import Row, grouped, percent, picked, table
 from torch import Tensor, nn
 
 from edgevit.data.accuracy import measure_accuracy
-from edgevit.data.task import Split, Task, open_task
+from edgevit.data.task import Split, Task
 from edgevit.derive.algebra.attention import attention_spectra, narrow
 from edgevit.derive.measure.importance import group_sums, valued
 from edgevit.derive.measure.statistics import calibrate
+from edgevit.errors import OptionError
+from edgevit.folder.writing import write_whole
 from edgevit.models.anatomy import Attention, Block, attentions
-from edgevit.models.checkpoint import Model, open_base
 from edgevit.models.classifier import with_classes
 from edgevit.models.families import family_of, vit
-from edgevit.train.passes import Passes, observed, open_passes
+from edgevit.train.passes import Passes, open_passes
 from edgevit.train.settings import Training
 
-RESULTS = Path(__file__).parent / "results" / "attention.json"
 IMAGES, WIDTHS = 128, (4, 8, 16, 32, 48)
 SHARES = (1 / 16, 1 / 8, 0.25, 0.5, 0.75)  # of the dimensions that stay: those of Table 3, and two narrower ones
 HEAD_RATES = (0.4, 0.6)  # of the heads that go, as in Vulcan's Table 6; the nearest number of heads
-DRAWS = 3  # of random dimensions
+DRAWS = 3  # of random dimensions, and of random tokens
+DRAWN, SMALL = (1, 2, 5), 0.01  # random tokens of an image, and the weight of all tokens, in Table 6
 WPAC, SVD, HEADS = "WPAC", "SVD of the weights", "whole heads"
 
 
-def open_all() -> tuple[Model, Path, dict[str, Any]]:
-    data, folder = ensure_rendered_base()
-    facts = json.loads((folder / "base.json").read_text())
-    base = open_base(
-        facts["timm_name"], checkpoint=folder / "base.safetensors", model_args=facts["model_args"],
-        preprocessing={"mean": facts["mean"], "std": facts["std"], "crop_pct": 1.0},
-    )  # fmt: skip
-    return base, data, facts
+def token_moments(
+    network: nn.Module, images: Split, chosen: Tensor, passes: Passes, weight: float = 1.0
+) -> list[Tensor]:
+    """Weighted means of [x 1]^T [x 1] over these tokens of each image: of rank no more than their number.
 
-
-def class_token_moments(network: nn.Module, images: Split) -> list[Tensor]:
-    """Second moments of the class token alone: of rank no more than the images."""
-    blocks = vit.attention_inputs(network)
-    found: list[Tensor] = [torch.empty(0)] * len(blocks)
+    Shape: chosen [n, x], places of tokens.
+    """
+    family = family_of(network)
+    geometry = family.geometry(network)
+    sums = [torch.zeros(geometry.embed + 1, geometry.embed + 1, dtype=torch.float64) for _ in family.read(network)]
+    seen = 0
 
     def see(i: int, given: Any, _: Tensor) -> None:
-        token = given[0][:, 0].double()
-        token = torch.cat([token, token.new_ones(len(token), 1)], dim=1)
-        found[i] = token.mT @ token / len(token)
+        inputs = given[0].cpu().double()  # [B, N, d]
+        places = chosen[seen : seen + len(inputs), :, None].expand(-1, -1, inputs.shape[2])
+        tokens = inputs.gather(1, places).flatten(0, 1)
+        tokens = torch.cat([tokens, tokens.new_ones(len(tokens), 1)], dim=1)
+        sums[i] += weight * (tokens.mT @ tokens)
 
-    with torch.no_grad(), observed(blocks, see):
-        network(next(iter(images.batches(len(images))))[0])
-    return found
+    def count(logits: Tensor, _: Tensor) -> None:
+        nonlocal seen
+        seen += len(logits)
+
+    with torch.no_grad():
+        passes.run(network, images, count, [(family.attention_inputs(network), see)])
+    return [total / (weight * chosen.numel()) for total in sums]
 
 
-def moments(network: nn.Module, task: Task, columns: list[int]) -> dict[str, list[Tensor] | None]:
-    images, passes = task.train.subset(IMAGES), open_passes(Training(device="cpu"))
+def random_tokens(images: int, tokens: int, count: int, seed: int) -> Tensor:
+    """So many tokens of each image, drawn without replacement, the class token among them: [n, count]."""
+    return torch.rand(images, tokens, generator=torch.Generator().manual_seed(seed)).argsort(1)[:, :count]
+
+
+def moments(
+    network: nn.Module, task: Task, columns: list[int], device: str = "cpu"
+) -> Iterator[tuple[str, int, list[Tensor] | None]]:
+    """Each kind, by its draw, with its moment per block; `network` stays where it is."""
+    images, passes = task.train.subset(IMAGES), open_passes(Training(device=device))
+    looked_at = network if device == "cpu" else deepcopy(network)
+    tokens = family_of(network).geometry(network).tokens
 
     def take(factorisation: Any) -> list[Tensor]:
-        taken = calibrate(network, images, passes, factorisation=factorisation, columns=columns)
+        taken = calibrate(looked_at, images, passes, factorisation=factorisation, columns=columns)
         return [s.moment for s in taken if s.moment is not None]
 
-    return {
-        "weights": None,
-        "activations": take("activations"),
-        "tokens": take("tokens"),
-        "class token": class_token_moments(network, images),
-    }
+    def of_places(places: Tensor, weight: float = 1.0) -> list[Tensor]:
+        return token_moments(looked_at, images, places, passes, weight)
+
+    yield "weights", 0, None
+    yield "activations", 0, take("activations")
+    yield "activations x 0.01", 0, of_places(torch.arange(tokens).expand(len(images), -1), SMALL)
+    yield "tokens", 0, take("tokens")
+    yield "class token", 0, of_places(torch.zeros(len(images), 1, dtype=torch.int64))
+    for count in (few for few in DRAWN if few <= tokens):
+        for draw in range(DRAWS):
+            yield f"random {count}", draw, of_places(random_tokens(len(images), tokens, count, draw))
 
 
-def measure_moments() -> None:
-    base, data, facts = open_all()
-    names: list[str] = facts["classes"]
-    rows: list[dict[str, Any]] = []
-    for size in TASK_SIZES:
-        task = open_task(
-            data, task_classes(names, size), preprocessing=base.preprocessing, base_outputs=len(names), base_names=names
-        )
-        columns = list(range(size))
-        network = with_classes(base.network, task.base_columns)
-        test = list(task.test.batches(200))
+def moments_rows(source: Source, classes: Sequence[str], device: str = "cpu") -> Iterator[Row]:
+    """Every row of one sub-task, its base first.
 
-        def top1(model: nn.Module, test: Any = test, columns: Any = columns, names: Any = task.class_names) -> float:
-            return measure_accuracy(model, test, columns, names).top1
+    Raises:
+        OptionError: the base's tokens are not one sequence in all blocks, or it has no class token.
+    """
+    family, task = family_of(source.base.network), source.task(classes)
+    if family is not vit:
+        raise OptionError(f"{source.title} is no plain ViT: there is no class token in every block to take moments of")
+    network, columns = with_classes(source.base.network, task.base_columns), list(range(len(classes)))
+    test, blocks = list(task.test.batches(200)), family.read(network)
+    parts = attentions(blocks)
+    whole = parts[0].qk
+    known = {"task": len(classes), "images": len(task.test), **told_device(device)}
 
-        rows.append({"task": size, "images": len(task.test), "width": 64, "kind": "base", "top1": top1(network)})
-        blocks = vit.read(network)
-        parts = attentions(blocks)
-        for kind, of in moments(network, task, columns).items():
-            spectra = attention_spectra(parts, of)
-            for width in WIDTHS:
-                with torch.no_grad():
-                    slim = narrow(parts, [(width, width)] * len(parts), of, spectra)
-                    slim = vit.build(network, [Block(a, b.ffn) for a, b in zip(slim, blocks, strict=True)])
-                rows.append({"task": size, "images": len(task.test), "width": width, "kind": kind, "top1": top1(slim)})
-                print(rows[-1], flush=True)
+    def top1(model: nn.Module) -> float:
+        return measure_accuracy(predictor(model, device), test, columns, task.class_names).top1
+
+    yield {**known, "width": whole, "kind": "base", "draw": 0, "top1": top1(network)}
+    for kind, draw, of in moments(network, task, columns, device):
+        spectra = attention_spectra(parts, of)
+        for width in sorted({*(w for w in WIDTHS if w < whole), whole // 2}):
+            with torch.no_grad():
+                slim = narrow(parts, [(width, width)] * len(parts), of, spectra)
+                made = family.build(network, [Block(a, b.ffn) for a, b in zip(slim, blocks, strict=True)])
+            yield {**known, "width": width, "kind": kind, "draw": draw, "top1": top1(made)}
+
+
+def measure_moments(given: argparse.Namespace) -> None:
+    """Write a record of all sub-tasks anew."""
+    from edgevit.cli.console import Console
+
+    progress, rows = Console().progress, []
+    with refusals():
+        source = source_from(given, progress)
+        asked = given.tasks or (SIZES.get(given.base) if given.data is None else None)
+        for classes in source.sub_tasks(asked, given.classes):
+            for row in moments_rows(source, classes, given.device):
+                rows.append(row)
+                progress.note(f"{row['task']} classes, {row['kind']}, width {row['width']}: {row['top1']:.3f}")
     environment = {"torch": torch.__version__, "load_average": os.getloadavg()[0]}
     record = {
-        "schema": 1, "base_top1": facts["val_top1"], "calibration_images": IMAGES, "environment": environment,
-        "rows": rows,
+        "schema": 1, "source": source.title, "base_sha256": source.sha256, "calibration_images": IMAGES,
+        "environment": environment, "rows": rows,
     }  # fmt: skip
-    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+    write_whole(moments_file(given), json.dumps(record, indent=1) + "\n")
+    if given.data is not None:
+        print(attention_table(record))
+
+
+def moments_file(given: argparse.Namespace) -> Path:
+    """A record is of one base; the rendered one came first."""
+    if given.data is not None or given.results is not None or given.base == "rendered":
+        return results_file(given, "attention")
+    return RESULTS / f"attention_{given.base}.json"
 
 
 # -- each dimension by itself ------------------------------------------------------------------------------------------
@@ -176,7 +236,7 @@ def gates(network: nn.Module, images: Split, columns: Sequence[int], passes: Pas
     family = family_of(network)
     dims = [block.dims for block in family.read(network)]
     found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in dims]
-    target = torch.as_tensor(columns)
+    target = torch.as_tensor(columns, device=passes.compute.device)
 
     def see(i: int, _: Any, output: Tensor) -> None:
         def back(gradient: Tensor) -> None:
@@ -190,7 +250,7 @@ def gates(network: nn.Module, images: Split, columns: Sequence[int], passes: Pas
         torch.autograd.grad(loss, list(network.parameters()), allow_unused=True)
 
     passes.run(network, images, see_answers, [(family.projections(network), see)], gradients=True)
-    return [Gates(torch.cat([qk for qk, _ in of]), torch.cat([vo for _, vo in of])) for of in found]
+    return [Gates(torch.cat([qk for qk, _ in of]).cpu(), torch.cat([vo for _, vo in of]).cpu()) for of in found]
 
 
 @torch.no_grad()
@@ -208,17 +268,18 @@ def random_scores(parts: Sequence[Attention], seed: int) -> list[tuple[Tensor, T
 class Cuts:
     """Every way to make the attentions of one network smaller, for one sub-task."""
 
-    def __init__(self, network: nn.Module, task: Task) -> None:
+    def __init__(self, network: nn.Module, task: Task, device: str = "cpu") -> None:
         self.network, columns = network, list(range(len(task.classes)))
         self.blocks = family_of(network).read(network)
         self.parts = attentions(self.blocks)
-        images, passes = task.train.subset(IMAGES), open_passes(Training(device="cpu"))
-        self.gates = gates(network, images, columns, passes)
+        images, passes = task.train.subset(IMAGES), open_passes(Training(device=device))
+        looked_at = network if device == "cpu" else deepcopy(network)  # passes take it there; cuts are made here
+        self.gates = gates(looked_at, images, columns, passes)
         squares = group_sums(valued(network, lambda _, weight: weight.square())).blocks
         self.scores: dict[str, list[tuple[Tensor, Tensor]]] = {"magnitude": [(b.qk, b.vo) for b in squares]}
         for name in self.gates[0].scores():
             self.scores[name] = [of.scores()[name] for of in self.gates]
-        taken = calibrate(network, images, passes, factorisation="tokens", columns=columns)
+        taken = calibrate(looked_at, images, passes, factorisation="tokens", columns=columns)
         self.moments = [s.moment for s in taken if s.moment is not None]
         self.spectra = {SVD: attention_spectra(self.parts), WPAC: attention_spectra(self.parts, self.moments)}
 
@@ -266,7 +327,7 @@ def wanted(heads: int) -> Iterator[Row]:
             yield {"part": "heads", "kind": kind, "share": count / heads, "seed": 0}
 
 
-def criteria_rows(source: Source, classes: Sequence[str], done: Sequence[Row]) -> Iterator[Row]:
+def criteria_rows(source: Source, classes: Sequence[str], done: Sequence[Row], device: str = "cpu") -> Iterator[Row]:
     """Every row of one sub-task that is not done; its base has the argmax over the sub-task's classes, too."""
     heads = attentions(family_of(source.base.network).read(source.base.network))[0].heads
     due = [one for one in wanted(heads) if not picked(done, **one)]
@@ -275,10 +336,11 @@ def criteria_rows(source: Source, classes: Sequence[str], done: Sequence[Row]) -
     task = source.task(classes)
     network = with_classes(source.base.network, task.base_columns)
     test, columns = list(task.test.batches(200)), list(range(len(classes)))
-    cuts = Cuts(network, task)
+    cuts = Cuts(network, task, device)
     for one in due:
-        top1 = measure_accuracy(cuts.made(network, one), test, columns, task.class_names).top1
-        yield {**one, "images": len(task.test), "top1": top1}
+        made = predictor(cuts.made(network, one), device)
+        top1 = measure_accuracy(made, test, columns, task.class_names).top1
+        yield {**one, "images": len(task.test), "top1": top1, **told_device(device)}
 
 
 def section(data: dict[str, Any] | None) -> str:
@@ -315,10 +377,12 @@ def measure_criteria(given: argparse.Namespace) -> None:
         for classes in source.sub_tasks(given.tasks, given.classes):
             of = {"source": source.title, "all_classes": len(source.classes), "base_sha256": source.sha256}
             of |= {"task": len(classes), "classes": classes}
-            for row in criteria_rows(source, classes, picked(rows, **of)):
+            for row in criteria_rows(source, classes, picked(rows, **of), given.device):
                 rows.append({**of, **row})
                 store_rows(file, rows)
                 progress.note(f"{len(classes)} classes, {row['kind']}, {row['share']:.3g}: {row['top1']:.3f}")
+    if given.data is not None:
+        print(section({"rows": rows}))
 
 
 def main() -> None:
@@ -328,10 +392,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.part == "criteria":
         measure_criteria(given)
-    elif given != parser.parse_args(["moments"]):
-        parser.error("moments are of the project's rendered images and their base; the options go with criteria")
     else:
-        measure_moments()
+        measure_moments(given)
 
 
 if __name__ == "__main__":

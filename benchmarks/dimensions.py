@@ -17,7 +17,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from accuracy import OTHER_SIZES, SEEDS, STEPS, TASK_SIZES, Case, Options, complete, on_base, open_places, records_of
+from accuracy import (
+    OTHER_SIZES,
+    SEEDS,
+    STEPS,
+    TASK_SIZES,
+    Case,
+    Options,
+    add_device,
+    complete,
+    on_base,
+    open_places,
+    records_of,
+)
 from accuracy_tables import baselines_table, of_newest_base
 from older import TITLE
 from tables import Row, derived, percent, picked, table
@@ -154,11 +166,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
     parser.add_argument("--results", type=Path, help="file of the rows; another one for a trial")
+    add_device(parser)
     given = parser.parse_args()
     from edgevit.cli.console import Console
 
     progress = Console().progress
-    places = open_places([given.base], progress)
+    places = open_places([given.base], progress, given.device)
     of_part = cases()
     parts = [part for part in PARTS if given.only in (None, part)]
     wanted = [

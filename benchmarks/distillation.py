@@ -138,24 +138,23 @@ def starts(
     place: accuracy.Place, size: int, seed: int, rates: list[float], most: int | None = None
 ) -> Iterator[tuple[float, Start]]:
     """The closed form at each rate, as `edgevit.derive` works it out; `most`: training images, None for all."""
-    facts = json.loads((place.base / "base.json").read_text())
-    names, given = facts["classes"], accuracy._base_arguments(place)
+    names, given = place.classes, place.start
     classes = accuracy.task_classes(names, size)
     opened = open_base(pretrained=False, **given)
-    known = {"preprocessing": opened.preprocessing, "base_outputs": len(names), "base_names": names}
+    known: dict[str, Any] = {"preprocessing": opened.preprocessing, "base_outputs": len(names), "base_names": names}
     task = open_task(place.data, classes, seed=seed, **known)
     if most is not None:
         task = replace(task, train=task.train.subset(most))
     made = json.loads((place.data / "dataset.json").read_text())
     how = {"classes": made["classes"], "size": made["size"], "scene": dataset.Scene(**made["scene"])}
-    more = dataset.ensure(place.base.parent, train_per_class=2, val_per_class=FRESH_PER_CLASS, seed=FRESH_SEED, **how)
+    more = dataset.ensure(place.cache, train_per_class=2, val_per_class=FRESH_PER_CLASS, seed=FRESH_SEED, **how)
     batches = open_task(more, classes, validation_fraction=0.5, **known).test.batches(200)
     images, labels = (torch.cat(part) for part in zip(*batches, strict=True))
 
     def unlabelled(times: int) -> Split:
         per_class = times * len(task.train) // len(classes)
         of = {**how, "classes": classes, "seed": UNLABELLED_SEED}
-        folder = dataset.ensure(place.base.parent, train_per_class=per_class, val_per_class=2, **of)
+        folder = dataset.ensure(place.cache, train_per_class=per_class, val_per_class=2, **of)
         return open_task(folder, classes, validation_fraction=0.01, **known).train
 
     for rate in rates:
@@ -163,7 +162,7 @@ def starts(
         teacher = with_classes(opened.network, task.base_columns).eval()
         columns, budget = range(len(classes)), make_budget(opened.spec.macs, opened.spec.params, rate=rate)
         identity = {"base": place.base_sha256, "classes": classes, "seed": seed}
-        cache = Cache(place.base.parent / "shared" / "distillation")
+        cache = Cache(place.cache / "shared" / "distillation")
         with tempfile.TemporaryDirectory() as folder:
             problem = Problem(
                 teacher, task, columns, budget, make_policy("fused"), training, open_passes(training), Path(folder),

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accuracy import BATCH, OTHER_SIZES, SEEDS, TASK_SIZES, Place, _base_arguments, open_places, task_classes
+from accuracy import BATCH, OTHER_SIZES, SEEDS, TASK_SIZES, Place, open_places, task_classes
 from tables import Row, percent, picked, points, table
 
 import edgevit
@@ -87,15 +87,15 @@ def top1(derivation: edgevit.Derivation) -> float:
 
 def one(place: Place, base_of: str, task: int, seed: int, share: float, folder: Path) -> Row:
     """Both models of one budget."""
-    start = _base_arguments(place)
+    start = dict(place.start)
     name = start.pop("base")
-    classes = task_classes(json.loads((place.base / "base.json").read_text())["classes"], task)
+    classes = task_classes(place.classes, task)
     given = {
         **start,
         "data": place.data,
         "classes": classes,
         "training": Training(steps=0, batch_size=BATCH, seed=seed, device="cpu"),
-        "cache": place.base.parent / "shared" / "equal_latency",
+        "cache": place.cache / "shared" / "equal_latency",
     }
     began = time.monotonic()
     dense = edgevit.cost(name, model_args=start["model_args"], threads=1).in_quantity("ms").base

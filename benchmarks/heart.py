@@ -4,9 +4,11 @@
     python benchmarks/heart.py --cost            # the cost of the scores of DeiT-Small alone
     python benchmarks/heart.py --part composed   # HEART behind forge, beside either alone, at equal MACs; likewise
     python benchmarks/heart.py --base fine       # 24 of 48 finer classes in 65 tokens, in results/heart_fine.json
+    python benchmarks/heart.py --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs.txt
 
 The base is the demo's (its six classes, 25 patches, three heads, so that ratios are coarse), or one that the repository
-keeps, with the middle one of its sub-tasks. Every row is a derivation with
+keeps, with the middle one of its sub-tasks; or a user's, with one sub-task: half of the classes, unless it is chosen.
+Every row is a derivation with
 `selection=percentile`; rows differ in what scores come from. "attention" shares tokens out by what the attention of
 blocks looks at, and heads by the size of their weights; "random" draws both, and at inference which tokens go on.
 
@@ -27,14 +29,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
-from accuracy import OTHER_SIZES
+from accuracy import OTHER_SIZES, told_device
+from source import add_source, refusals, results_file, source_from
 from torch import Tensor
+
+from edgevit.errors import OptionError
 
 if TYPE_CHECKING:
     from source import Source
@@ -44,10 +50,19 @@ BASES = ("demo", *OTHER_SIZES)
 RATIOS = ((0.2, 0.2), (0.4, 0.4), (0.6, 0.6), (0.2, 0.8), (0.4, 0.6), (0.6, 0.4))  # of tokens, of heads
 VARIANTS = ("heart, alike", "heart, by sensitivity", "attention", "random")
 SEEDS = (42, 43, 44)
-TRAINING: dict[str, Any] = {"steps": 60, "batch_size": 48, "lr": 3e-4, "evaluations": 3, "device": "cpu"}
+TRAINING: dict[str, Any] = {"steps": 60, "batch_size": 48, "lr": 3e-4, "evaluations": 3}
 TEACHER = "restricted"  # of all rows: labels alone made none of the first rows better in so few steps
 COMPOSED_RATES = (0.5,)  # which HEART reaches alone, too
 COSTS = {"a training step": 32, "scores": 8}  # images of each
+
+
+@dataclass(frozen=True)
+class Place:
+    """What rows are of, and where they are made."""
+
+    source: Source
+    classes: list[str] | None  # of the sub-task; None: all
+    device: str = "cpu"
 
 
 def attention_scores(network: Any, images: Any, columns: Any, passes: Any, **_: Any) -> Any:
@@ -65,8 +80,8 @@ def attention_scores(network: Any, images: Any, columns: Any, passes: Any, **_: 
         sums[i] = looked_at + sums[i] if len(sums[i]) else looked_at
 
     passes.run(network, images, lambda *_: None, [(family.attention_inputs(network)[:-1], see)])
-    ranked = torch.stack(sums) / len(images)
-    heads = tuple((a.wo @ a.wv).flatten(1).norm(dim=1).double().detach() for a in attentions(blocks))
+    ranked = torch.stack(sums).cpu() / len(images)
+    heads = tuple((a.wo @ a.wv).flatten(1).norm(dim=1).double().detach().cpu() for a in attentions(blocks))
     return HessianScores(ranked, ranked, heads, torch.zeros(len(ranked)))
 
 
@@ -99,7 +114,7 @@ def scored(variant: str) -> Iterator[None]:
         yield
 
 
-def measure(variant: str, ratios: tuple[float, float], seed: int, source: Source) -> dict[str, Any]:
+def measure(variant: str, ratios: tuple[float, float], seed: int, place: Place) -> dict[str, Any]:
     """A row of these ratios."""
     tokens, heads = ratios
     options = {
@@ -107,27 +122,26 @@ def measure(variant: str, ratios: tuple[float, float], seed: int, source: Source
         "ratios": "uniform" if variant == "heart, alike" else "sensitivity",
     }  # fmt: skip
     with scored(variant):
-        row, derived = before_and_after(seed, source, method="heart", rate=0.01, options=options)
+        row, derived = before_and_after(seed, place, method="heart", rate=0.01, options=options)
     facts = derived.record.facts.more
     row |= {"reaching": facts["tokens"], "spearman": facts["spearman"]}
     row["heads_left"] = [len(kept) for kept in facts["kept_heads"]]
     return {"variant": variant, "tokens": tokens, "heads": heads, "seed": seed, **row}
 
 
-def before_and_after(seed: int, source: Source, **given: Any) -> tuple[dict[str, Any], Any]:
+def before_and_after(seed: int, place: Place, **given: Any) -> tuple[dict[str, Any], Any]:
     """Derive without training, and with: top-1 of both and of the restricted base, and the second derivation."""
     import edgevit
     from edgevit.train.settings import Training
 
-    sizes = OTHER_SIZES.get(source.title)
-    classes = None if sizes is None else source.sub_tasks([sizes[1]], None)[0]
     training = {name: value for name, value in TRAINING.items() if name != "steps"}
     row: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, steps in (("before", 0), ("after", TRAINING["steps"])):
             derived = edgevit.derive(
-                **source.start, data=source.data, classes=classes, shape="free", cache=False, out=Path(folder) / name,
-                training=Training(**training, steps=steps, seed=seed), **given,
+                **place.source.start, data=place.source.data, classes=place.classes, shape="free", cache=False,
+                out=Path(folder) / name, training=Training(**training, steps=steps, seed=seed, device=place.device),
+                **given,
             )  # fmt: skip
             accuracy = derived.record.accuracy
             assert accuracy.derived is not None
@@ -153,9 +167,9 @@ def composed(rate: float) -> dict[str, dict[str, Any]]:
     }
 
 
-def measure_composed(variant: str, rate: float, seed: int, source: Source) -> dict[str, Any]:
+def measure_composed(variant: str, rate: float, seed: int, place: Place) -> dict[str, Any]:
     """A row of the part `composed`, with the shape of what was left."""
-    row, derived = before_and_after(seed, source, rate=rate, **composed(rate)[variant])
+    row, derived = before_and_after(seed, place, rate=rate, **composed(rate)[variant])
     spec = derived.model.spec
     row |= {"passed_on": [b.tokens for b in spec.blocks], "heads_left": [b.heads for b in spec.blocks]}
     row |= {"ffn": [b.ffn for b in spec.blocks], "embed": spec.timm_args["embed_dim"]}
@@ -208,14 +222,32 @@ def environment() -> dict[str, Any]:
     return {"machine": platform.machine(), "torch": torch.__version__, "load_average": os.getloadavg()[0]}
 
 
-def results_of(base: str) -> Path:
+def file_of(given: argparse.Namespace) -> Path:
     """The file of a base's rows."""
-    return RESULTS / ("heart.json" if base == "demo" else f"heart_{base}.json")
+    if given.data is not None or given.results is not None or given.base == BASES[0]:
+        return results_file(given, "heart")
+    return RESULTS / f"heart_{given.base}.json"
+
+
+def sub_task(source: Source, given: argparse.Namespace) -> list[str] | None:
+    """The one that rows are of; None: all classes, those of the demo's base.
+
+    Raises:
+        OptionError: several are asked for.
+        UnknownNameError, DataError: as `Source.sub_tasks` says.
+    """
+    if given.tasks is None and given.classes is None and given.data is None:
+        sizes = OTHER_SIZES.get(given.base)
+        return None if sizes is None else source.sub_tasks([sizes[1]], None)[0]
+    if given.tasks is not None and len(given.tasks) > 1:
+        raise OptionError(f"rows are of one sub-task, and {len(given.tasks)} were asked for; give --tasks NUMBER")
+    half = [max(len(source.classes) // 2, 2)]
+    return source.sub_tasks(given.tasks or half, given.classes)[0]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", choices=BASES, default=BASES[0])
+    add_source(parser, BASES)
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--part", choices=("ratios", "composed"), default="ratios")
     parser.add_argument("--cost", action="store_true", help="the cost of the scores alone")
@@ -224,9 +256,10 @@ def main() -> None:
     if given.one:
         print(json.dumps(cost_of(given.one, COSTS[given.one])))
         return
-    results = results_of(given.base)
+    results = file_of(given)
     record = json.loads(results.read_text()) if results.is_file() else {"schema": 1, "rows": [], "cost": None}
-    record |= {"base": given.base, "environment": environment(), "training": {**TRAINING, "teacher": TEACHER}}
+    record["base"] = given.data.name if given.data else given.base
+    record |= {"environment": environment(), "training": {**TRAINING, "teacher": TEACHER}}
 
     def write() -> None:
         results.write_text(json.dumps(record, indent=1) + "\n")
@@ -235,19 +268,26 @@ def main() -> None:
         record["cost"] = costs()
         write()
         return
-    from source import own
-
     from edgevit.cli.console import Console
 
-    source = own(given.base, Console().progress)
-    of = {"base_sha256": source.sha256}  # another machine may train another one
+    with refusals():
+        source = source_from(given, Console().progress)
+        place = Place(source, sub_task(source, given), given.device)
+    of: dict[str, Any] = {"base_sha256": source.sha256}  # another machine may train another one
+    if given.data is not None or given.tasks is not None or given.classes is not None:
+        of["classes"] = place.classes
     rows = record.setdefault("rows" if given.part == "ratios" else given.part, [])
     for key, make in wanted(given.part, SEEDS[: given.seeds]):
-        if any(row.items() >= {**key, **of}.items() for row in rows):
+        same = [row for row in rows if row.get("classes") == of.get("classes")]
+        if any(row.items() >= {**key, **of}.items() for row in same):
             continue
-        rows.append({**make(source=source), **of})
+        rows.append({**make(place=place), **of, **told_device(given.device)})
         write()
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    if given.data is not None:
+        from heart_tables import section
+
+        print(section(record))
 
 
 def wanted(part: str, seeds: Sequence[int]) -> Iterator[tuple[dict[str, Any], Callable[..., dict[str, Any]]]]:

@@ -11,8 +11,9 @@ TOLD = """## HEART: tokens and heads, before and after training, on {base}
 {images} test images, {tokens} tokens, {heads}. Shares of tokens and heads that go; {steps} steps of {batch_size} images
 with the restricted base as teacher. `alike`: the same shares in every block, so that all tokens leave after the first;
 the others share them out by their scores, so that equal shares are not equal MACs. `random`: which tokens and which
-heads, by chance. Mean and range over seeds {seeds}. A small base with few tokens: it says nothing of 197.
+heads, by chance. Mean and range over seeds {seeds}.{more}
 """
+SMALL = " A small base with few tokens: it says nothing of 197."
 BASES = {
     "demo": ("the demo's base", "three heads, so that a fifth of the heads is none"),
     "fine": ("24 of 48 finer classes", "three heads in each of six blocks"),
@@ -36,22 +37,27 @@ HEART alone, and HEART behind a forge that has cut half of what is to go. {steps
 
 
 def of_newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of the base that the last row is of."""
-    return [row for row in rows if row.get("base_sha256") == rows[-1].get("base_sha256")]
+    """Those of the base and the sub-task that the last row is of."""
+
+    def of(row: dict[str, Any]) -> tuple[Any, ...]:
+        return row.get("base_sha256"), row.get("classes")
+
+    return [row for row in rows if of(row) == of(rows[-1])]
 
 
 def section(data: dict[str, Any] | None) -> str:
     if data is None:
         return ""
     rows, how = of_newest(data["rows"]), data["training"]
-    demo, (base, heads) = BASES["demo"][0], BASES[data.get("base", "demo")]
+    name, demo = data.get("base", "demo"), BASES["demo"][0]
+    base, heads = BASES.get(name) or _of_user(name, rows)
     seeds = sorted({row["seed"] for row in rows})
     parts = []
     if rows:
         parts.append(
             TOLD.format(
                 base=base, heads=heads, images=rows[0]["images"], tokens=rows[0]["reaching"][0], steps=how["steps"],
-                batch_size=how["batch_size"], seeds=", ".join(map(str, seeds)),
+                batch_size=how["batch_size"], seeds=", ".join(map(str, seeds)), more=SMALL if name in BASES else "",
             )
         )  # fmt: skip
         parts.append(_accuracy(rows))
@@ -71,6 +77,11 @@ def section(data: dict[str, Any] | None) -> str:
             )
         )  # fmt: skip
     return "\n".join(parts)
+
+
+def _of_user(name: str, rows: list[dict[str, Any]]) -> tuple[str, str]:
+    classes, blocks = rows[0]["classes"] if rows else (), rows[0]["heads_left"] if rows else ()
+    return f"{len(classes)} classes of `{name}`", f"{len(blocks)} blocks"
 
 
 def _accuracy(rows: list[dict[str, Any]]) -> str:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accuracy import BATCH, LR, SEEDS, STEPS
+from accuracy import BATCH, LR, SEEDS, STEPS, told_device
 from source import Source, add_source, load_rows, refusals, results_file, source_from, store_rows
 from tables import Row, grouped, seeds_told, table
 from torch import Tensor, nn
@@ -194,7 +194,7 @@ def derived_row(
     """Derive for the classes, and look at the neurons before and after."""
     task, before, passes = known
     targets = [task.class_names.index(name) for name in classes]
-    training = Training(steps=given.steps, batch_size=BATCH, lr=LR, seed=seed, device="cpu", evaluations=2)
+    training = Training(steps=given.steps, batch_size=BATCH, lr=LR, seed=seed, device=given.device, evaluations=2)
     with tempfile.TemporaryDirectory() as scratch:
         made = edgevit.derive(
             **source.start, data=source.data, classes=list(classes), rate=given.rate, method=method,
@@ -231,7 +231,7 @@ def main() -> None:
         source = source_from(given, progress)
         tasks = source.sub_tasks(given.tasks, given.classes, most=len(source.classes) - 1)
         every = source.task()
-        passes = open_passes(Training(device="cpu"), progress)
+        passes = open_passes(Training(device=given.device), progress)
         looked = every, highest(source.base.network, every.test, passes), passes
         done = [(r["classes"], r["method"], r["seed"], r["rate"], r["steps"], r["base_sha256"]) for r in rows]
         for seed in SEEDS[: given.seeds]:
@@ -242,10 +242,13 @@ def main() -> None:
                     row = derived_row(source, classes, method, seed, given, looked)
                     asked = {"method": method, "seed": seed, "rate": given.rate, "steps": given.steps}
                     of = {"source": source.title, "all_classes": len(source.classes), "task": len(classes)}
-                    rows.append({**of, "classes": classes, **asked, **row, "base_sha256": source.sha256})
+                    of |= {"classes": classes, **asked, **told_device(given.device)}
+                    rows.append({**of, **row, "base_sha256": source.sha256})
                     store_rows(file, rows)
                     only = sum(block["only"] for block in row["after"] if block)
                     progress.note(f"{method}, {len(classes)} classes: {only} neurons answer to these alone")
+    if given.data is not None:
+        print(section({"rows": rows}))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
     python benchmarks/published.py                             # of the 24 rendered classes
     python benchmarks/published.py --base fashion              # on photographs, in results/published_fashion.json
     python benchmarks/published.py --base fine                 # on 48 finer classes, in results/published_fine.json
+    python benchmarks/published.py --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs.txt
 
 Vulcan's rule gives as many passes over a task's images as its paper trained for (`vulcan.steps_rule=data`); every
 method that trains gets that length. Vulcan and NuWa are there with the choices of their papers, too, and the
@@ -27,17 +28,16 @@ from accuracy import (
     BATCH,
     OTHER_SIZES,
     PUBLISHED_RATE,
+    RESULTS,
     SEEDS,
     TASK_SIZES,
     Case,
     Options,
     complete,
-    load,
-    open_places,
-    records_of,
 )
 from accuracy_tables import baselines_table, of_newest_base
 from rivals import METHODS, TAUGHT
+from source import add_source, chosen_from, refusals, results_file
 from tables import Row, derived, percent, picked, seeds_told, table
 
 SIZES = {  # the first has every seed
@@ -51,6 +51,10 @@ TITLES = {
     "demo": "the demo's base",
     "fine": "the harder base",
     "fashion": "photographs of clothes",
+}
+IMAGES = {
+    **dict.fromkeys(SIZES, "Images are rendered by the project: no ImageNet result. "),
+    "fashion": "Photographs of ten kinds of clothes: no ImageNet result. ",
 }
 RATES = (PUBLISHED_RATE, 0.8, 0.6, 0.2)
 PARTS = (1 / 16, 1 / 4)  # of the length
@@ -115,17 +119,16 @@ def _case(base: str, kind: str, name: str, task: int, rate: float, seed: int, st
     way = WAYS[name]
     return Case(
         kind, task, rate, seed, name, way.method, way.options, way.shape(rate), steps if way.trained else 0, BATCH, lr,
-        way.schedule, base, steps if way.supernet else None,  # type: ignore[arg-type]  # literals by name
+        way.schedule, base, steps if way.supernet else None,  # type: ignore[arg-type]  # a schedule by its name
     )  # fmt: skip
 
 
-def tuning(base: str, names: Iterable[str], steps: int) -> Iterator[Case]:
-    """Runs by which the learning rate of each method is chosen."""
+def tuning(base: str, names: Iterable[str], steps: int, task: int) -> Iterator[Case]:
+    """Runs by which the learning rate of each method is chosen, on one sub-task; `steps`: of the whole length."""
     for name in names:
         for lr in LRS if WAYS[name].trained else ():
-            yield _case(
-                base, TUNING, name, SIZES[base][0], PUBLISHED_RATE, SEEDS[0], max(round(PARTS[-1] * steps), 1), lr
-            )
+            part = max(round(PARTS[-1] * steps), 1)
+            yield _case(base, TUNING, name, task, PUBLISHED_RATE, SEEDS[0], part, lr)
 
 
 def chosen_lr(rows: Iterable[Row], base: str, name: str) -> float:
@@ -148,9 +151,9 @@ def cases(
     """Every derivation but those of `tuning`, in the order in which a reader would miss it.
 
     Args:
-        images: number of training images of each sub-task.
+        images: number of training images of each sub-task, the one that has every seed first.
     """
-    first, *others = SIZES[base]
+    first, *others = images
     places = [(first, SEEDS[0]), *((first, seed) for seed in SEEDS[1:seeds]), *((size, SEEDS[0]) for size in others)]
     for rate in rates:
         for task, seed in places:
@@ -172,8 +175,8 @@ TEXT = (
     "at its own learning rate of {lrs}, chosen on the validation part in runs of a quarter of the length. As "
     "published: the choices of the paper, which keep every head and block; Vulcan's shapes are `paper`, and it "
     "learns from labels; NuWa trains masks for 10,000 steps of one image and nothing else. Rivals are distilled "
-    "as forge is. Base top-1 {top1:.1f} % on all classes; {seeds} of the first sub-task, one of the others. "
-    "{images}: no ImageNet result. Empty: out of reach, or not run."
+    "as forge is. {top1}{seeds} of the first sub-task, one of the others. "
+    "{images}Empty: out of reach, or not run."
 )
 
 
@@ -182,9 +185,10 @@ def section(data: dict[str, Any] | None) -> str:
     if data is None:
         return ""
     parts: list[str] = []
-    for base in SIZES:
-        if rows := [row for row in of_newest_base(data["rows"].values()) if row["data"] == base]:
-            parts += _of_base(base, rows)
+    rows = of_newest_base(data["rows"].values())
+    for base in (*SIZES, *dict.fromkeys(row["data"] for row in rows if row["data"] not in SIZES)):
+        if of_base := picked(rows, data=base):
+            parts += _of_base(base, of_base)
     return "\n".join(parts)
 
 
@@ -192,19 +196,20 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
     full, curve = picked(rows, table=FULL), picked(rows, table=CURVE)
     if not full:
         return
-    first = picked(full, task=SIZES[base][0])
+    sizes = SIZES.get(base) or tuple(dict.fromkeys(row["task"] for row in rows))  # learning rates are of the first one
+    first, top1 = picked(full, task=sizes[0]), full[0]["base_top1"]
     told = TEXT.format(
         most=max(row["images_seen"] for row in full) // BATCH,
         batch=BATCH,
         lrs=", ".join(f"{lr:g}" for lr in LRS),
-        top1=100 * full[0]["base_top1"],
+        top1="" if top1 is None else f"Base top-1 {100 * top1:.1f} % on all classes; ",
         seeds=seeds_told(first or full),
-        images="Photographs of ten kinds of clothes" if base == "fashion" else "Images are rendered by the project",
+        images=IMAGES.get(base, ""),
     )
-    yield f"## At published length, {TITLES[base]}\n\n" + "\n".join(textwrap.wrap(told, 118)) + "\n"
+    yield f"## At published length, {TITLES.get(base, f'`{base}`')}\n\n" + "\n".join(textwrap.wrap(told, 118)) + "\n"
     yield baselines_table(full)
     lines = []
-    for task in SIZES[base]:
+    for task in sizes:
         for name in WAYS:
             found = picked(full, task=task, variant=name)
             cells = [percent(derived(picked(found, rate=rate))) for rate in RATES]
@@ -220,43 +225,45 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
         if WAYS[name].trained and found:
             lines.append([name, *(percent(derived(picked(found, steps=steps))) for steps in lengths)])
     if curve:
-        yield f"Against images seen, {SIZES[base][0]} classes, rate {PUBLISHED_RATE:g}, seed {SEEDS[0]}:\n"
+        yield f"Against images seen, {sizes[0]} classes, rate {PUBLISHED_RATE:g}, seed {SEEDS[0]}:\n"
         yield table(["", *(f"{steps * BATCH} images" for steps in lengths)], lines)
-
-
-def train_images(base: str, sizes: Iterable[int], progress: Any) -> dict[int, int]:
-    """How many images each sub-task trains on."""
-    from source import own
-
-    source = own(base, progress)
-    return {size: len(source.task(source.sub_tasks([size], None)[0]).train) for size in sizes}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", choices=sorted(SIZES), default="rendered")
+    add_source(parser, tuple(SIZES))
     parser.add_argument("--method", nargs="+", choices=sorted(WAYS), default=list(WAYS), help="names in the table")
     parser.add_argument("--rates", type=float, nargs="+", choices=RATES, default=list(RATES))
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds, of the first sub-task")
-    parser.add_argument("--tasks", type=int, help="how many of the sub-tasks; all of them if not given")
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
-    parser.add_argument("--results", type=Path, help="file of the rows; another one for a trial")
     given = parser.parse_args()
     from edgevit.cli.console import Console
 
-    progress = Console().progress
-    places = open_places([given.base], progress)
-    sizes = SIZES[given.base][: given.tasks]
-    images = train_images(given.base, SIZES[given.base], progress)
-    # Rows of the demo's base have always been beside those of the rendered one.
-    results = given.results or records_of("published", "rendered" if given.base == "demo" else given.base)
+    progress, results = Console().progress, file_of(given)
+    asked = given.tasks
+    if given.data is None:
+        given.tasks = SIZES.get(given.base)  # learning rates are of the first of these, whichever are asked for
+    with refusals():
+        chosen = chosen_from(given, progress)
+        images = chosen.train_images()
 
     def do(wanted: Iterable[Case]) -> None:
-        complete((case for case in wanted if case.task in sizes), places, results, given.jobs, progress)
+        due = (case for case in chosen.of(wanted) if case.task in (asked or chosen.sizes))
+        complete(due, {chosen.name: chosen.place}, results, given.jobs, progress)
 
-    do(tuning(given.base, given.method, length(PUBLISHED_RATE, images[SIZES[given.base][0]])))
-    rows = of_newest_base(load(results).values())
-    do(cases(given.base, given.method, given.rates, given.seeds, images, rows))
+    first = chosen.sizes[0]
+    do(tuning(chosen.name, given.method, length(PUBLISHED_RATE, images[first]), first))
+    tuned = picked(of_newest_base(chosen.rows(results).values()), task=first)
+    do(cases(chosen.name, given.method, given.rates, given.seeds, images, tuned))
+    if given.data is not None:
+        print(section({"rows": chosen.rows(results)}))
+
+
+def file_of(given: argparse.Namespace) -> Path:
+    """Rows of the demo's base have always been beside those of the rendered one."""
+    if given.data is not None or given.results is not None or given.base in ("rendered", "demo"):
+        return results_file(given, "published")
+    return RESULTS / f"published_{given.base}.json"
 
 
 if __name__ == "__main__":

@@ -10,17 +10,31 @@ The sub-tasks, steps and images of accuracy.py, on the base that base.py trains 
 smallest sub-task comes first. Each method is as its docstring has it from its source, in the first of the shapes
 `fused`, `paper` and `free` in which it reaches the rate: one that keeps every head and the embedding cannot be as small
 as the others.
+NuWa's table has a rival that trains nothing and is called Numerical: `magnitude` with nothing trained is taken to be
+it, as that method's docstring says.
 Everything is chosen on the validation part; accuracy is reported on `val/`, which no derivation ever sees.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from accuracy import OTHER_SIZES, SEEDS, STEPS, TASK_SIZES, Case, Options, complete, on_base, open_places, records_of
+from accuracy import (
+    OTHER_SIZES,
+    SEEDS,
+    STEPS,
+    TASK_SIZES,
+    Case,
+    Options,
+    add_device,
+    complete,
+    on_base,
+    open_places,
+    records_of,
+)
 from accuracy_tables import baselines_table, of_newest_base
 from tables import Row, derived, percent, picked, points, table
 
@@ -53,6 +67,7 @@ METHODS: dict[str, tuple[str, Options, dict[float, str]]] = {
     "random": ("random", {}, NARROW),
     "random, all dimensions": ("random", {**WIDE, "grouping": "uniform"}, FUSED),
 }
+NUMERICAL = {"magnitude": 'magnitude (NuWa\'s "numerical")'}  # what another paper calls it, with nothing trained
 PARTS = ("cut", "distilled", "labels")
 
 
@@ -88,8 +103,8 @@ def part_of(row: Row) -> str:
     return "labels" if row["options"].get("teacher") == "none" else "distilled"
 
 
-def methods_table(rows: list[Row]) -> str:
-    """Accuracy by method and rate, the sub-tasks one below the other."""
+def methods_table(rows: list[Row], names: Mapping[str, str]) -> str:
+    """Accuracy by method and rate, the sub-tasks one below the other; `names`: of methods that are shown by another."""
     lines = []
     for task in sorted({row["task"] for row in rows}):
         for name in METHODS:
@@ -99,7 +114,7 @@ def methods_table(rows: list[Row]) -> str:
                 shape = f" `{found[0]['shape']}`" if found and found[0]["shape"] != "fused" else ""
                 cells.append(percent(derived(found)) + shape)
             if any(cells):
-                lines.append([f"{task} classes, {name}", *cells])
+                lines.append([f"{task} classes, {names.get(name, name)}", *cells])
     return table(["", *(f"{rate:g}" for rate in RATES)], lines)
 
 
@@ -141,7 +156,8 @@ equal MACs: mean and range over the seeds that were run. Where a cell is empty, 
 run. Ten classes of clothes are no ImageNet.
 """
 TITLES = {
-    "cut": "### Nothing trained",
+    "cut": "### Nothing trained\n\nNuWa's table has a rival that trains nothing and is called Numerical, without more "
+    "of it: by its name it is\n`magnitude`, and that row says so.",
     "distilled": f"### Distilled alike: {STEPS} steps, the restricted base's answers and final tokens",
     "labels": f"### Trained on the labels alone: {STEPS} steps",
 }
@@ -155,7 +171,7 @@ def section(data: dict[str, Any] | None, introduction: str) -> str:
     parts = [introduction.format(top1=100 * rows[0]["base_top1"]), baselines_table(rows)]
     for part, title in TITLES.items():
         if found := [row for row in rows if part_of(row) == part]:
-            parts += [f"{title}\n", methods_table(found), differences_table(found)]
+            parts += [f"{title}\n", methods_table(found, NUMERICAL if part == "cut" else {}), differences_table(found)]
     return "\n".join(parts)
 
 
@@ -169,11 +185,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
     parser.add_argument("--base", choices=("rendered", *OTHER_SIZES), default="rendered")
     parser.add_argument("--results", type=Path, help="file of the rows; another one for a trial")
+    add_device(parser)
     given = parser.parse_args()
     from edgevit.cli.console import Console
 
     progress = Console().progress
-    places = open_places([given.base], progress)
+    places = open_places([given.base], progress, given.device)
     wanted = [
         case
         for part, case in cases(tuple(given.tasks))

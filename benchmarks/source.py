@@ -7,7 +7,10 @@
     --data IMAGES --base vit_small_patch16_224 --checkpoint FILE [--base-classes FILE]
 
 Sub-tasks are of so many classes, drawn once by a seed that is their number (`accuracy.task_classes`), or of the classes
-that are named. Rows of a user's images go into results/NAME_FOLDER.json, beside the project's own.
+that are named. Rows of a user's images go into results/NAME_FOLDER.json, beside the project's own; a script that has
+made such rows prints its tables of them, and RESULTS.md has those of the project's images alone.
+
+The papers' COCO tables are of detection, which edgevit does not do: of COCO a folder of crops by class works as any.
 """
 
 from __future__ import annotations
@@ -15,14 +18,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from accuracy import task_classes
+from accuracy import OTHER_SIZES, TASK_SIZES, Case, Place, add_device, load, open_places, task_classes
 
 from edgevit.data.classes import listed
 from edgevit.data.sources import class_names
@@ -36,6 +40,7 @@ RESULTS = Path(__file__).parent / "results"
 OURS = ("rendered", "demo", "fine", "fashion")
 KEPT = ("fine", "fashion")  # bases that the repository keeps, and no smaller model beside them
 SMALL = 96  # width of the embedding of our small model; the bases have 192
+SIZES = {"rendered": TASK_SIZES, **OTHER_SIZES}  # of the sub-tasks on the project's bases, where nobody chooses
 SHARES = (0.25, 0.5, 0.75)  # of the classes, of the sub-tasks that nobody chose
 
 
@@ -99,15 +104,44 @@ class Source:
         )
 
 
-def add_source(parser: argparse.ArgumentParser) -> None:
-    """Give a script the options by which a source is chosen."""
+@dataclass(frozen=True)
+class Chosen:
+    """What rows of accuracy.py are of: images and their base, and the sub-tasks."""
+
+    name: str  # `data` of the rows
+    source: Source
+    place: Place
+    sizes: tuple[int, ...]  # of the sub-tasks
+    classes: tuple[str, ...] | None  # of the one sub-task, where they are named
+
+    def of(self, cases: Iterable[Case]) -> Iterator[Case]:
+        """The cases on these images, whose `task` is one of the sizes."""
+        return (replace(case, data=self.name, classes=self.classes) for case in cases)
+
+    def rows(self, file: Path) -> dict[str, dict[str, Any]]:
+        """Those of a file that are of these sub-tasks."""
+        named = None if self.classes is None else list(self.classes)
+        rows = load(file).items()
+        return {key: row for key, row in rows if row["task"] in self.sizes and row.get("classes") == named}
+
+    def train_images(self) -> dict[int, int]:
+        """How many images each sub-task trains on."""
+        tasks = {size: self.classes or task_classes(self.place.classes, size) for size in self.sizes}
+        return {size: len(self.source.task(classes).train) for size, classes in tasks.items()}
+
+
+def add_source(parser: argparse.ArgumentParser, ours: Sequence[str] = OURS) -> None:
+    """Give a script the options by which a source is chosen; the first of the project's bases is the default."""
+    parser.set_defaults(ours=tuple(ours))
     parser.add_argument("--data", type=Path, help="an image folder of yours, in place of the project's images")
-    parser.add_argument("--base", default=OURS[0], help=f"{', '.join(OURS)}; with --data a timm name or a model folder")
+    told = f"{', '.join(ours)}; with --data a timm name or a model folder"
+    parser.add_argument("--base", default=ours[0], help=told)
     parser.add_argument("--checkpoint", type=Path, help="weights of --base")
     parser.add_argument("--base-classes", help="class of each output of --base: a file, or names between commas")
     parser.add_argument("--tasks", type=int, nargs="+", help="numbers of classes of the sub-tasks")
     parser.add_argument("--classes", help="the one sub-task by its classes: a file, or names between commas")
     parser.add_argument("--results", type=Path, help="file of the rows")
+    add_device(parser)
 
 
 def source_from(given: argparse.Namespace, progress: Progress) -> Source:
@@ -118,17 +152,46 @@ def source_from(given: argparse.Namespace, progress: Progress) -> Source:
         DataError: there are no images.
     """
     if given.data is None:
-        if given.base not in OURS:
+        if given.base not in given.ours:
             raise OptionError(f"--base {given.base} is a base of yours, and its images are missing; give --data FOLDER")
         if given.checkpoint or given.base_classes:
             raise OptionError(f"--checkpoint and --base-classes are of a base of yours, not of {given.base}")
         return own(given.base, progress)
-    if given.base in OURS:
+    if given.base in given.ours:
         raise OptionError(f"--data has images of yours, and --base {given.base} does not know them; give --base NAME")
     found = class_names(given.data)
     start = {"base": given.base, "checkpoint": given.checkpoint, "base_classes": listed(given.base_classes, found)}
     known = {name: value for name, value in start.items() if value is not None}
     return Source(f"{given.data.name}, {given.base}", given.data, known, tuple(found))
+
+
+def chosen_from(given: argparse.Namespace, progress: Progress) -> Chosen:
+    """What was chosen, for rows of accuracy.py.
+
+    Raises:
+        OptionError, DataError: as `source_from` says; or a user's folder has the name of one of the project's.
+        UnknownNameError, DataError: as `sub_tasks` says.
+    """
+    if given.data is None and given.classes is not None:
+        raise OptionError("sub-tasks of the project's images are drawn by their size here; --classes goes with --data")
+    if given.data is not None and given.data.name in (*OURS, "digits"):
+        raise OptionError(
+            f"rows of {given.data} would be called {given.data.name}, as those of the project's own images; "
+            "give the folder another name, or a link to it"
+        )
+    source = source_from(given, progress)
+    asked = given.tasks or (SIZES.get(given.base) if given.data is None else None)
+    tasks = source.sub_tasks(asked, given.classes)
+    classes = None if given.classes is None else tuple(tasks[0])
+    if given.data is None:
+        place = open_places([given.base], progress, given.device)[given.base]
+        name = given.base
+    else:
+        from base import CACHE
+
+        name = given.data.name
+        place = Place(source.data, source.start, source.classes, source.sha256, None, CACHE, given.device)
+    return Chosen(name, source, place, tuple(map(len, tasks)), classes)
 
 
 def own(base: str, progress: Progress, **changed: Any) -> Source:
@@ -170,6 +233,12 @@ def small_from(given: argparse.Namespace, progress: Progress) -> Source | None:
     return source_from(
         argparse.Namespace(**{**vars(given), "base": given.small, "checkpoint": given.small_checkpoint}), progress
     )
+
+
+def predictor(network: Any, device: str) -> Callable[[Any], Any]:
+    """What turns images into logits on that device. The network itself stays where it is: others share its weights."""
+    there = network if device == "cpu" else deepcopy(network).to(device)
+    return lambda images: there(images.to(device))
 
 
 def results_file(given: argparse.Namespace, name: str) -> Path:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from typing import Any
 
 import ablations
 import accuracy
+from places import ROOT
 
 from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
@@ -58,3 +60,21 @@ def test_the_table_has_points_to_the_first_row_of_the_same_task_and_seed() -> No
 
 def test_without_a_record_there_is_no_section() -> None:
     assert ablations.section(None) == ""
+
+
+def test_a_user_s_rows_are_not_called_photographs_of_clothes() -> None:
+    case = next(case for part, case in ablations.cases([4]) if part == "vulcan")
+    mine = {**row(case, 0.8), "data": "animals", "base_top1": None}
+    told = ablations.section({"rows": {"1": mine}})
+    assert told.startswith("## The papers' ablations, on `animals`\n") and "top-1" not in told.partition("|")[0]
+    assert "| 4 classes, 600 test images |" in told and "clothes" not in told
+    assert ablations.section({"rows": {}}) == ""
+
+
+def test_the_title_says_which_base() -> None:
+    for base, where in (("fashion", "photographs"), ("fine", "48 finer classes")):
+        rows = {"1": {**row(CASES[0][1], 0.8), "data": base}}
+        told = ablations.section({"rows": rows})
+        assert told.startswith(f"## The papers' ablations, on {where}\n")
+        (decision,) = re.findall(r"docs/decisions/[\w-]+\.md", told)
+        assert "no LoRA to turn off" in told.replace("\n", " ") and (ROOT / decision).is_file()

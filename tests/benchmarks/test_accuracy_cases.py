@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
 
 import accuracy
+import accuracy_tables
 import base
+import dimensions
 import fashion
 import fine
 import pytest
+import rivals
+import tables
 import timm
+import torch
+from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
 from torch import nn
 
 from edgevit.derive.allocate.budget import Budget, make_budget
@@ -103,3 +112,61 @@ def test_the_first_base_has_every_table_and_another_the_two_that_compare_methods
         mine = [case for case in ON_OTHERS if case.data == name]
         assert {case.table for case in mine} == {"main", "forge"} and {case.task for case in mine} == set(sizes)
         assert len(mine) == sum(case.table in ("main", "forge") for case in ALL)
+
+
+RECORDS = ("published", "rivals_fashion", "dimensions_fine", "ablations", "ablations_fine")
+
+
+def rows_of(record: str) -> dict[str, dict[str, Any]]:
+    return (tables.load(record) or {"rows": {}})["rows"]
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_keys_of_rows_on_the_project_s_bases_stay_as_they_are(record: str) -> None:
+    for key, row in rows_of(record).items():
+        of = {field.name: row[field.name] for field in fields(accuracy.Case) if field.name in row}
+        assert accuracy.Case(**of).key(row["base_sha256"]) == key
+
+
+def test_what_is_recorded_is_not_done_again() -> None:
+    def known(record: str, wanted: Iterable[accuracy.Case]) -> float:
+        rows = rows_of(record)
+        (sha256,) = {row["base_sha256"] for row in rows.values()}
+        return len(rows.keys() & {case.key(sha256) for case in wanted}) / len(rows)
+
+    every = [case for of in dimensions.cases().values() for case in of]
+    assert known("dimensions_fine", accuracy.on_base(every, "fine")) > 0.9
+    assert known("rivals_fashion", accuracy.on_base((case for _, case in rivals.cases()), "fashion")) > 0.9
+
+
+def test_a_user_s_base_and_named_classes_are_another_result_whose_row_says_so(tmp_path: Path) -> None:
+    start = {
+        "base": NAME, "checkpoint": write_checkpoint(tmp_path), "model_args": ARGS, "preprocessing": PREPROCESSING,
+        "accept_weak_base": True,
+    }  # fmt: skip
+    place = accuracy.Place(Path("digits"), start, tuple("0123456789"), "b", None, tmp_path)
+    drawn = accuracy.Case("ablations", 3, 0.5, 42, "random", "random", {}, "paper", 1, 8, data="mine")
+    named = replace(drawn, classes=("3", "7", "9"))
+    assert named.key("b") != drawn.key("b")
+    row = accuracy.run(named, place, 1)
+    assert isinstance(row, dict) and row["classes"] == ("3", "7", "9") and row["data"] == "mine"
+    assert row["worst_class"][0] in named.classes and row["base_top1"] is None and row["images_seen"] == 8
+    drawn_row = accuracy.run(drawn, place, 1)
+    assert isinstance(drawn_row, dict) and "classes" not in drawn_row and "device" not in drawn_row
+
+
+def test_a_row_says_where_it_ran_if_not_on_the_cpu_and_is_done_once() -> None:
+    assert accuracy.told_device("cuda") == {"device": "cuda"} and accuracy.told_device("cpu") == {}
+    seconds, facts = {"statistics": 2.0, "training": 60.0}, {"reused": []}
+    row = {"method": "m", "task": 6, "seed": 42, "seconds": seconds, "facts": facts}
+    quicker = {**row, "device": "cuda", "seconds": {"training": 1.0}}
+    assert accuracy_tables.duration([row, quicker], [row, quicker]) == "1.0 min"
+    assert accuracy_tables.duration([row, quicker], [quicker]) == ""
+
+
+def test_a_device_that_is_not_there_is_what_could_not_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    start = {"base": NAME, "checkpoint": write_checkpoint(tmp_path), "model_args": ARGS, "accept_weak_base": True}
+    place = accuracy.Place(Path("digits"), start, tuple("0123456789"), "b", None, tmp_path, "cuda")
+    told = accuracy.run(accuracy.Case("main", 3, 0.5, 42, "random", "random", {}, "paper", 0), place, 1)
+    assert isinstance(told, str) and "no cuda device" in told

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import accuracy_tables
 import attention
 import pytest
 import torch
 import torch.nn.functional as F
+from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
+from source import Source, add_source
 
 from edgevit.data.task import open_task
 from edgevit.models.anatomy import attentions
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit
+from edgevit.train.passes import open_passes
+from edgevit.train.settings import Training
 
 
 def test_cuts_keep_what_is_worth_most_and_the_function_where_all_is_kept(small_vit: Callable[..., Any]) -> None:
@@ -45,3 +52,57 @@ def test_the_section_has_a_line_for_every_criterion() -> None:
     )
     assert "|  | 0.333 | 0.667 | whole |" in text and f"| 3 classes, {attention.HEADS} |" in text
     assert attention.section(None) == ""
+
+
+def test_moments_are_of_the_tokens_that_are_chosen(small_vit: Callable[..., Any]) -> None:
+    base = describe(small_vit(num_classes=2), "vit_tiny_patch16_224", {"num_classes": 2})
+    task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)
+    network, images = base.network, task.train.subset(attention.IMAGES)
+    found = {(kind, draw): of for kind, draw, of in attention.moments(network, task, [0, 1])}
+    draws = {(f"random {count}", draw) for count in attention.DRAWN for draw in range(attention.DRAWS)}
+    assert found.keys() - draws == {
+        (kind, 0) for kind in ("weights", "activations", "activations x 0.01", "tokens", "class token")
+    }
+    every, one = found["activations", 0], found["random 1", 0]
+    assert every is not None and one is not None and found["weights", 0] is None
+    # All tokens, chosen one by one, are all tokens.
+    passes = open_passes(Training(device="cpu"))
+    tokens = vit.geometry(network).tokens
+    chosen = attention.random_tokens(len(images), tokens, tokens, 0)
+    assert (chosen.sort(1).values == torch.arange(tokens)).all()
+    for ours, theirs in zip(attention.token_moments(network, images, chosen, passes), every, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(one[1], every[1], rtol=1e-2) and torch.linalg.matrix_rank(one[0]) <= len(images)
+    small = found["activations x 0.01", 0]
+    assert small is not None
+    for ours, theirs in zip(small, every, strict=True):  # a weight that all tokens share cancels
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_of_moments_are_of_any_base(tmp_path: Path) -> None:
+    start = {"base": NAME, "checkpoint": write_checkpoint(tmp_path), "model_args": ARGS, "preprocessing": PREPROCESSING}
+    mine = Source("mine", Path("digits"), start, tuple("0123456789"))
+    rows = list(attention.moments_rows(mine, ["3", "7"]))
+    assert rows[0]["kind"] == "base" and rows[0]["width"] == 32 and rows[0]["task"] == 2
+    kinds = 5 + len(attention.DRAWN) * attention.DRAWS
+    assert len(rows) == 1 + 3 * kinds and {row["width"] for row in rows[1:]} == {4, 8, 16}, "below 32, and half of it"
+    assert "device" not in rows[0] and all(0 <= row["top1"] <= 1 for row in rows)
+
+
+def test_moments_have_a_record_of_each_base_and_a_line_of_each_selection() -> None:
+    def asked(*more: str) -> argparse.Namespace:
+        parser = argparse.ArgumentParser()
+        add_source(parser)
+        return parser.parse_args(more)
+
+    files = [attention.moments_file(asked(*more)).name for more in ((), ("--base", "fashion"), ("--data", "pets"))]
+    assert files == ["attention.json", "attention_fashion.json", "attention_pets.json"]
+    row = {"task": 3, "images": 90, "width": 64, "kind": "base", "draw": 0, "top1": 0.9}
+    rows = [row, {**row, "kind": "activations x 0.01", "width": 32, "top1": 0.8}]
+    rows += [{**row, "kind": "random 2", "width": 32, "draw": draw, "top1": 0.6 + draw / 10} for draw in range(2)]
+    told = accuracy_tables.attention_table({"rows": rows, "calibration_images": 128, "source": "fashion"})
+    assert "### Attention alone of fashion, factorised" in told and "range over 2 draws" in told
+    assert "| 3 classes, 2 random | 90.0 | 65.0 (60.0 to 70.0) |" in told
+    assert "| 3 classes, all tokens x 0.01 | 90.0 | 80.0 |" in told
+    first = accuracy_tables.attention_table({"rows": rows[:2], "calibration_images": 128})
+    assert "### Attention alone, factorised" in first and "draws" not in first

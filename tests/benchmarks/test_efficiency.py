@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import efficiency
 import pytest
+import torch
 from efficiency import METHODS, PUBLISHED, RATES, Start, section, wanted
 from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
 
 import edgevit
+from edgevit.data.task import open_task
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 
@@ -36,6 +39,57 @@ def test_heart_s_tables_are_those_under_whose_figures_their_captions_stand() -> 
         assert full["heart", tokens, heads] * 23.78 == pytest.approx(ms_full)
         assert hundred["heart", tokens, heads] * 23.05 == pytest.approx(ms_hundred)
     assert full["heart", 0.2, 0.8] * 23.78 == pytest.approx(18.31) and full["heart", 0.8, 0.8] < 14.77 / 23.78
+
+
+def test_depth_is_cut_by_what_accuracy_misses_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = write_checkpoint(tmp_path, depth=6)
+    start = Start(NAME, {**ARGS, "depth": 6}, made, Path("digits"), {}, {"preprocessing": PREPROCESSING})
+    monkeypatch.setattr(efficiency, "start_from", lambda *_: start)
+    quick = edgevit.Conditions(samples=5, duration_s=0, warmup=1, warmup_seconds=0, threads=1)
+    monkeypatch.setattr(edgevit, "Conditions", lambda **_: quick)
+    out = tmp_path / "efficiency.json"
+    monkeypatch.setattr(sys, "argv", ["efficiency.py", "depth", "--model", "demo", "--rounds", "2", "--out", str(out)])
+    efficiency.main()
+    told: dict[str, Any] = json.loads(out.read_text())
+    base, whole, cut = told["rows"]
+    assert (base["of"], whole["of"], cut["of"]) == ([], [0.8], [0.8, 3])
+    assert len(set(cut["blocks_out"])) == 3 and "blocks_out" not in whole
+    assert cut["macs"] < whole["macs"] <= 0.2 * base["macs"] and cut["params"] < whole["params"]
+    text = section(told)
+    gone = ", ".join(map(str, cut["blocks_out"]))
+    cells = next(line for line in text.splitlines() if line.startswith(f"| vulcan 0.8, without blocks {gone} |"))
+    assert cells.split(" | ")[-2:] == ["0.290", "0.300 |"] and "that choice is arbitrary" in text.replace("\n", " ")
+    of = PUBLISHED["depth"]["Table 18, Orin NX"]
+    assert of["vulcan", 0.8] == pytest.approx(1 / 3.02, rel=0.01) and of["vulcan", 0.8, 3] == pytest.approx(
+        1 / 3.45, rel=0.01
+    )
+
+
+def test_a_block_that_does_nothing_goes_first(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, depth=4)
+    given = {"checkpoint": checkpoint, "model_args": {**ARGS, "depth": 4}, "preprocessing": PREPROCESSING}
+    folder = tmp_path / "base"
+    edgevit.base(NAME, out=folder, data="digits", **given)
+    model = edgevit.load(folder)
+    with torch.no_grad():
+        for layer in (model.network.blocks[2].attn.proj, model.network.blocks[2].mlp.fc2):
+            layer.weight.zero_()
+            layer.bias.zero_()
+    task = open_task("digits", None, preprocessing=model.preprocessing, base_outputs=10)
+    images = next(task.train.subset(64).batches(64))[0]
+    shorter = efficiency.without_blocks(model, model.spec, [2])
+    with torch.inference_mode():
+        answers = model.network(images)
+        torch.testing.assert_close(shorter.network(images), answers)
+    assert len(shorter.spec.blocks) == 3 and len(model.network.blocks) == 4
+
+    class Answered:
+        """Images whose label is what the model says."""
+
+        def batches(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            yield images, answers.argmax(1)
+
+    assert efficiency.least_missed(model, model.spec, Answered(), task.class_names, 1) == [2]  # type: ignore[arg-type]
 
 
 def test_models_are_measured_beside_their_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

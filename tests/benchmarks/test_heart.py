@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ import heart_tables
 import pytest
 import torch
 from problems import untrained
+from source import add_source, source_from
 
 from edgevit.data.task import open_task
 from edgevit.derive.methods.heart.method import Config, derive
+from edgevit.errors import OptionError
 from edgevit.models.checkpoint import describe
+from edgevit.progress import Silent
 
 
 @pytest.mark.parametrize("variant", heart.VARIANTS)
@@ -66,3 +70,31 @@ def test_a_row_is_told_from_others_by_what_it_was_asked() -> None:
         assert len({tuple(key.items()) for key in keys}) == len(keys) == 2 * count
     behind = heart.composed(0.5)["forge, then heart"]
     assert behind["method"] == "heart" and behind["first"][0].rate == 0.25
+
+
+def test_a_user_s_rows_are_of_one_sub_task(image_folder: Callable[..., Path], tmp_path: Path) -> None:
+    images = image_folder(tmp_path / "animals", dict.fromkeys(("ant", "bee", "cat", "dog"), 2))
+    parser = argparse.ArgumentParser()
+    add_source(parser, heart.BASES)
+
+    def asked(*more: str) -> list[str] | None:
+        given = parser.parse_args(["--data", str(images), "--base", "vit_tiny_patch16_224", *more])
+        assert heart.file_of(given).name == "heart_animals.json"
+        return heart.sub_task(source_from(given, Silent()), given)
+
+    assert (
+        asked("--classes", "dog,ant") == ["ant", "dog"]
+        and len(asked() or ()) == 2
+        and len(asked("--tasks", "3") or ()) == 3
+    )
+    with pytest.raises(OptionError, match="rows are of one sub-task, and 2 were asked for"):
+        asked("--tasks", "2", "3")
+    row = {"variant": "random", "tokens": 0.2, "heads": 0.4, "seed": 42, "base": 0.9, "before": 0.5, "after": 0.8,
+           "macs_left": 0.75, "images": 90, "reaching": [26], "spearman": [0.25], "heads_left": [12] * 12,
+           "classes": ["ant", "dog"], "base_sha256": "b"}  # fmt: skip
+    other = {**row, "classes": ["bee", "cat"], "before": 0.1}
+    data = {"rows": [other, row], "training": heart.TRAINING, "cost": None, "base": "animals"}
+    text = heart_tables.section(data)
+    assert "on 2 classes of `animals`" in text and "small base" not in text and "| 10.0 |" not in text
+    demo = heart.file_of(parser.parse_args([])), heart.file_of(parser.parse_args(["--base", "fine"]))
+    assert [file.name for file in demo] == ["heart.json", "heart_fine.json"]

@@ -82,7 +82,7 @@ def test_all_that_trains_for_one_rate_and_task_sees_as_many_images_and_one_net_s
 
 
 def test_the_learning_rate_is_that_of_the_best_run_on_the_validation_part() -> None:
-    tried = list(published.tuning("demo", ["forge", "nuwa, as published"], 400))
+    tried = list(published.tuning("demo", ["forge", "nuwa, as published"], 400, 4))
     assert [case.lr for case in tried] == list(published.LRS) and {case.steps for case in tried} == {100}
     rows = [row(case, validation={"trained": 0.5, "pruned": case.lr}) for case in tried]
     assert published.chosen_lr(rows, "demo", "forge") == max(published.LRS)
@@ -109,3 +109,12 @@ def test_photographs_are_not_called_rendered() -> None:
     told = published.section({"rows": dict(enumerate(rows))})
     assert told.startswith("## At published length, photographs of clothes\n") and "Photographs of ten kinds" in told
     assert "rendered" not in told and "| 5 classes, forge |" in told
+
+
+def test_a_user_s_rows_have_the_sub_task_of_the_learning_rates_first() -> None:
+    found = published.cases("animals", ["forge"], published.RATES, 2, {30: 3000, 10: 1000}, [])
+    rows = [row(case, base_top1=None) for case in found]
+    tuned = [row(case, base_top1=None) for case in published.tuning("animals", ["forge"], 400, 30)]
+    told = published.section({"rows": dict(enumerate([*tuned, *rows]))})
+    assert told.startswith("## At published length, `animals`\n") and "Base top-1" not in told
+    assert told.index("| 30 classes, forge |") < told.index("| 10 classes, forge |") and "n = 2" in told

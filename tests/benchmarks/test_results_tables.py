@@ -219,3 +219,13 @@ def test_a_width_that_was_chosen_is_judged_against_the_best_by_validation() -> N
     assert line_of(text, "6 classes, 0.9")[1:] == ["85.0", *[""] * 6, "95.0", *["85.0"] * 4]
     assert "| 6 classes, 0.9 | 80 | 96 | -10.0 |" in text and embedding.section(None) == ""
     assert embedding.widths("fashion")[:2] == [128, 112]
+
+
+def test_each_base_s_section_is_titled_by_its_base() -> None:
+    data = {"rows": {str(i): {**r, "data": "fine"} for i, r in enumerate(MAIN)}}
+    told = accuracy_tables.other_base_section(data, "the harder base")
+    assert told.startswith("### The papers' methods on the harder base\n") and "| 0.8 | vulcan | fused |" in told
+    assert accuracy_tables.other_base_section(None, "photographs") == ""
+    script = Path(results.__file__).read_text()
+    for name in ("accuracy_fine", "ablations_fine"):
+        assert f'load("{name}")' in script

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 import source
+from accuracy import Case, store
+from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
 
+import edgevit
 from edgevit.errors import DataError, OptionError, UnknownNameError
 from edgevit.progress import Silent
 
@@ -63,3 +66,32 @@ def test_a_folder_without_the_classes_of_a_figure_is_refused_in_one_line(images:
 def test_options_that_contradict_one_another_are_refused(arguments: tuple[str, ...], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         source.source_from(asked(*arguments), Silent())
+
+
+def test_rows_of_a_user_s_folder_are_of_its_own_sub_tasks(images: Path, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path)
+    edgevit.base(
+        NAME, checkpoint=checkpoint, model_args=ARGS, preprocessing=PREPROCESSING, base_classes=list("0123456789"),
+        out=tmp_path / "base",
+    )  # fmt: skip
+    known = ("--data", images, "--base", tmp_path / "base", "--base-classes", "ant,bee,cat,dog,e,f,g,h,i,j")
+    drawn = source.chosen_from(asked(*known, "--tasks", "3", "2"), Silent())
+    assert (drawn.name, drawn.sizes, drawn.classes) == ("animals", (3, 2), None)
+    assert set(drawn.train_images()) == {3, 2} and drawn.place.classes == tuple(CLASSES)
+    named = source.chosen_from(asked(*known, "--classes", "dog,ant"), Silent())
+    case = Case("ablations", 2, 0.6, 42, "vulcan", "vulcan")
+    (mine,), (other,) = named.of([case]), drawn.of([case])
+    assert mine.classes == ("ant", "dog") and mine.data == "animals" and other.classes is None
+    rows = {"a": {"task": 2, "classes": ["ant", "dog"]}, "b": {"task": 2}, "c": {"task": 4}}
+    store(tmp_path / "rows.json", rows)
+    assert [*named.rows(tmp_path / "rows.json")] == ["a"] and [*drawn.rows(tmp_path / "rows.json")] == ["b"]
+
+
+def test_rows_that_would_be_called_as_the_project_s_are_refused(
+    image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    mine = image_folder(tmp_path / "fashion", CLASSES)
+    with pytest.raises(OptionError, match="would be called fashion, as those of the project's own"):
+        source.chosen_from(asked("--data", mine, "--base", "vit_tiny_patch16_224"), Silent())
+    with pytest.raises(OptionError, match="--classes goes with --data"):
+        source.chosen_from(asked("--classes", "a,b"), Silent())
