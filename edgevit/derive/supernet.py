@@ -24,6 +24,7 @@ from edgevit.derive.allocate.policy import Policy, make_policy
 from edgevit.derive.base_check import ask, judge
 from edgevit.derive.embedding import ladder, narrowest, why_it_stays
 from edgevit.derive.head import open_task_for
+from edgevit.derive.methods.skd.dropout import RATES, Dropout, rival_of
 from edgevit.derive.methods.skd.piad import DropoutSchedule, ProgressiveDropout, make_units
 from edgevit.derive.methods.skd.slices import SuperNet, cut_slice, read_supernet
 from edgevit.derive.methods.skd.wpac import concentrate, concentrate_embedding
@@ -58,6 +59,13 @@ class Config(TeacherOptions):
     ffn_groups: int = 32  # The number of units that each FFN is divided into.
     # Whether channels of the embedding are among the units: its largest directions are put into the first ones.
     cut_embedding: bool = False
+    # What a training step drops: the units that are listed as least important (piad), or, to compare with, channels at
+    # random (channel), channels by how weakly they are activated (weighted), whole blocks (layer), or nothing (none).
+    # Slices are cut by PIAD's order of units in any case; channels of the embedding are dropped by piad alone.
+    dropout: Dropout = "piad"
+    # The share that is dropped, with dropout=channel, weighted or layer; 0: 0.5 of the channels by channel, 0.2 by
+    # weighted, and 0.2 of the blocks.
+    dropout_rate: float = 0.0
     updates: int = 8  # How often the list of units to drop grows.
     growth: float = 1 / 3  # The share of the steps during which it grows.
     proxy_images: int = 128  # The number of training images from which the importance of units is taken.
@@ -71,6 +79,13 @@ class Config(TeacherOptions):
                 raise OptionError(f"supernet.{name}={getattr(self, name)} is less than 1")
         if not 0 <= self.growth <= 1:
             raise OptionError(f"supernet.growth={self.growth:g} is not in [0, 1]; the paper's is about 1/3")
+        if not 0 <= self.dropout_rate < 1:
+            raise OptionError(f"supernet.dropout_rate={self.dropout_rate:g} is not in [0, 1); 0.2 drops a fifth")
+        if self.dropout_rate and self.dropout not in RATES:
+            raise OptionError(
+                f"supernet.dropout_rate={self.dropout_rate:g} is not for dropout={self.dropout}; add --set "
+                f"supernet.dropout={' or '.join(RATES)}"
+            )
         if self.points < 2:
             raise OptionError(f"supernet.points={self.points} is less than 2: the whole network and the smallest slice")
 
@@ -212,7 +227,8 @@ def _train(wanted: _Wanted, problem: Problem) -> tuple[nn.Module, list[Unit]]:
     units = make_units(dims, geometry, problem.policy, config.attention_groups, config.ffn_groups, embeds)
     most = ceil(wanted.request.rate * geometry.macs(dims))
     growth = DropoutSchedule(most, config.updates, round(config.growth * training.steps))
-    dropout = ProgressiveDropout(network, units, growth, proxy, columns, passes, training.seed)
+    rival = rival_of(config.dropout, config.dropout_rate)
+    dropout = ProgressiveDropout(network, units, growth, proxy, columns, passes, training.seed, rival)
     distillation = distillation_for(problem, config, encode)
     train_for(problem, network, stage="supernet", constraint=dropout, distillation=distillation)
     with problem.stopwatch.stage("training"):

@@ -168,8 +168,9 @@ def test_steps_train_the_slice_through_the_shared_loop(net, tmp_path):
     assert tuned.record.accuracy.derived.top1 > max(judged.top1, 0.6)
 
 
-def test_an_interrupted_training_resumed_ends_in_the_same_network(digits_checkpoint, tmp_path, monkeypatch):
-    short = {"training": {"steps": 8, "batch_size": 16}, "options": {"growth": 1.0}}
+@pytest.mark.parametrize("dropout", ["piad", "channel", "weighted", "layer"])
+def test_an_interrupted_training_resumed_ends_in_the_same_network(digits_checkpoint, tmp_path, monkeypatch, dropout):
+    short = {"training": {"steps": 8, "batch_size": 16}, "options": {"growth": 1.0, "dropout": dropout}}
     whole = make(digits_checkpoint, tmp_path / "whole", **short)
     press_ctrl_c_in_step(4, monkeypatch)
     with pytest.raises(Interrupted, match=r"stopped at step 5 of 8 .* --resume goes on from .*resumed\.partial"):
@@ -308,9 +309,30 @@ def test_options_that_do_not_belong_together_are_refused(net, digits_checkpoint,
         make(digits_checkpoint, out, rate=0.95)
     with pytest.raises(OptionError, match=r"supernet\.updates=0 is less than 1"):
         make(digits_checkpoint, out, options={"updates": 0})
+    with pytest.raises(OptionError, match=r"supernet\.dropout_rate=1 is not in \[0, 1\)"):
+        make(digits_checkpoint, out, options={"dropout": "layer", "dropout_rate": 1.0})
+    for dropout in ("piad", "none"):
+        with pytest.raises(
+            OptionError, match=rf"dropout_rate=0\.5 is not for dropout={dropout}; add .*=channel or wei"
+        ):
+            make(digits_checkpoint, out, options={"dropout": dropout, "dropout_rate": 0.5})
     assert not list(tmp_path.iterdir())
     by_folder = derive(net.folder, method="skd", rate=0.5, out=out)  # the folder alone says what it is
     assert by_folder.record.config["supernet"] == str(net.folder)
+
+
+def test_what_a_step_drops_and_how_much_of_it_makes_another_network(digits_checkpoint, tmp_path):
+    training, made, fixed = {"steps": 4, "batch_size": 16}, {}, {"updates": 1}
+    ways = {"piad": {}, "none": {"dropout": "none"}}
+    ways |= {f"{name} {rate}": {"dropout": name, "dropout_rate": rate} for name in ("channel", "layer", "weighted")
+             for rate in (0.0, 0.4)}  # fmt: skip
+    for name, options in ways.items():
+        made[name] = make(digits_checkpoint, tmp_path / name, training=training, options={**options, **fixed})
+        assert made[name].record.settings.more["options"]["dropout"] == options.get("dropout", "piad")
+    assert len({one.order for one in made.values()}) == 1, "all of it grows before the first step"
+    assert len({weights(one.folder)["blocks.0.mlp.fc1.weight"].sum().item() for one in made.values()}) == len(ways)
+    lines = (made["channel 0.4"].folder / "history.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["units_kept"] == pytest.approx(0.6, abs=0.1)
 
 
 def test_the_base_can_teach_the_network_while_it_trains(net, digits_checkpoint, tmp_path):

@@ -5,10 +5,9 @@ the FFN's neurons. Units of a module go from the last to the first, so that what
 network trains, the list of units that may be dropped grows to the target, and every step drops a random number of them,
 the least important first.
 
-A dropped unit is masked, and no shape changes: queries and values beyond the kept widths, and neurons, are multiplied
-by zero. With queries zero the keys no longer matter, so this is the slice exactly (`cut`). Channels of the embedding
-may be units, too, where the network has its largest directions in the first ones (`algebra.embedding.nested_basis`):
-before each norm the last ones are zeros, and what the first ones share is taken away, as the slice's norm does.
+A dropped unit is masked (masks.py). Channels of the embedding may be units, too, where the network has its largest
+directions in the first ones (`algebra.embedding.nested_basis`). What a step drops may be drawn otherwise, as rivals of
+PIAD do it (dropout.py); the list grows alike.
 
 Differences from the paper: a module counts as skipped when all its units are masked, its output bias staying, as it
 does in every slice; and the random cut may also drop the whole list, because that slice is offered, too.
@@ -16,8 +15,8 @@ does in every slice; and the random cut may also drop the whole list, because th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil
@@ -32,6 +31,8 @@ from edgevit.data.task import Split
 from edgevit.derive.algebra.embedding import prefix
 from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.policy import Policy, smallest
+from edgevit.derive.methods.skd.dropout import Rival
+from edgevit.derive.methods.skd.masks import Dropping, make_masks, masking
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.realise import realise
 from edgevit.folder.supernet import Module, ModuleKind, Unit
@@ -122,82 +123,6 @@ def cut(network: nn.Module, kept: Sequence[BlockDims], embed: int | None = None)
     """Return a slim copy that has the first dimensions of every module, and these first channels of the embedding."""
     with one_thread():  # copies are too short to share on a busy machine
         return realise(network, slice_plan(family_of(network).read(network), kept, embed))
-
-
-# -- masks -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Masks:
-    """What is multiplied by zero, and all else by one."""
-
-    blocks: list[tuple[Tensor, Tensor]]  # per block, the projection's output [H * (2q + v)] and the neurons [e]
-    embed: int | None = None  # of the tokens before each norm all but the first channels; None: all of them stay
-
-    def narrowed(self, tokens: Tensor) -> Tensor:
-        """Tokens [..., d] as a norm is given them."""
-        if self.embed is None or self.embed == tokens.shape[-1]:
-            return tokens
-        first = tokens[..., : self.embed]
-        return F.pad(first - first.mean(-1, keepdim=True), (0, tokens.shape[-1] - self.embed))
-
-
-def make_masks(
-    family: Family,
-    whole: Sequence[BlockDims],
-    kept: Sequence[BlockDims],
-    device: torch.device,
-    embed: int | None = None,
-) -> Masks:
-    def ones(width: int, of: int) -> Tensor:
-        return (torch.arange(of, device=device) < width).float()
-
-    masks = []
-    for now, then in zip(whole, kept, strict=True):
-        of_one_head = (ones(then.qk, now.qk), ones(now.qk, now.qk), ones(then.vo, now.vo))
-        heads = family.pack(*(part.repeat(now.heads, 1) for part in of_one_head))
-        masks.append((heads, ones(then.ffn, now.ffn)))
-    return Masks(masks, embed)
-
-
-@contextmanager
-def masking(network: nn.Module, masks: Callable[[], Masks | None]) -> Iterator[None]:
-    """Apply the masks that are asked for at each forward pass; None applies none."""
-    family = family_of(network)
-
-    def masked(tensor: Tensor, block: int, part: int) -> Tensor:
-        now = masks()
-        return tensor if now is None else tensor * now.blocks[block][part].to(tensor.dtype)
-
-    def narrowed_tokens(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        now = masks()
-        return None if now is None else (now.narrowed(given[0]), *given[1:])
-
-    with ExitStack() as stack:
-        if family.geometry(network).fixed_embed is None:
-            for norm in family.token_norms(network):
-                stack.callback(norm.register_forward_pre_hook(narrowed_tokens).remove)
-        for block, (heads, neurons) in enumerate(
-            zip(family.projections(network), family.ffn_outputs(network), strict=True)
-        ):
-            if heads is not None:
-                hook = heads.register_forward_hook(lambda _, __, output, i=block: masked(output, i, 0))
-                stack.callback(hook.remove)
-            if neurons is not None:
-                before = neurons.register_forward_pre_hook(lambda _, given, i=block: (masked(given[0], i, 1),))
-                stack.callback(before.remove)
-        yield
-
-
-@contextmanager
-def masked(
-    network: nn.Module, kept: Sequence[BlockDims], device: torch.device, embed: int | None = None
-) -> Iterator[None]:
-    """Let the network compute what its slice of these dimensions, and of so many channels, does."""
-    family = family_of(network)
-    masks = make_masks(family, [b.dims for b in family.read(network)], kept, device, embed)
-    with masking(network, lambda: masks):
-        yield
 
 
 # -- importance --------------------------------------------------------------------------------------------------------
@@ -341,15 +266,21 @@ class ProgressiveDropout:
         columns: Sequence[int],
         passes: Passes,
         seed: int,
+        rival: Rival | None = None,
     ) -> None:
+        """Begin with an empty list.
+
+        Args:
+            rival: what draws the sub-networks in place of the list.
+        """
         self.network, self.units, self.growth, self.passes = network, units, growth, passes
-        self.proxy, self.columns, self.seed = proxy, columns, seed
+        self.proxy, self.columns, self.seed, self.rival = proxy, columns, seed, rival
         self.family = family_of(network)
         self.whole, self.geometry = [b.dims for b in self.family.read(network)], self.family.geometry(network)
         self.order: list[int] = []  # units, the first to go first
         self.updates, self.steps = 0, 0
-        self.masks: Masks | None = None
-        self.kept_share = 1.0  # of the units' MACs, in the step under way
+        self.masks: Dropping | None = None
+        self.kept_share = 1.0  # in the step under way, of the units' MACs; of the dimensions, if a rival draws
 
     @property
     def dropped(self) -> list[Unit]:
@@ -402,9 +333,13 @@ class ProgressiveDropout:
         while self.updates < min(1 + self.steps // every, self.growth.updates):
             self.grow()
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.steps)
+        device = self.passes.compute.device
+        if self.rival is not None:
+            self.masks, self.kept_share = self.rival.draw(self.family, self.whole, generator, device)
+            return
         count = int(torch.randint(len(self.order) + 1, (), generator=generator))
         dropped = self.dropped[:count]
-        kept, device = without(self.whole, dropped), self.passes.compute.device
+        kept = without(self.whole, dropped)
         self.masks = make_masks(self.family, self.whole, kept, device, self._embed(dropped))
         self.kept_share = 1 - sum(u.macs for u in dropped) / sum(u.macs for u in self.units)
 

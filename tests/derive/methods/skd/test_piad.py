@@ -1,4 +1,4 @@
-"""Progressive importance-aware dropout: masks are slices, units obey the shapes, the list grows and stays nested."""
+"""Progressive importance-aware dropout: units obey the shapes, the list grows and stays nested."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -13,6 +13,8 @@ from edgevit.data.task import open_task
 from edgevit.derive.algebra.embedding import encoder
 from edgevit.derive.allocate.policy import POLICIES, make_policy, smallest
 from edgevit.derive.measure.embedding import token_directions, token_weights
+from edgevit.derive.methods.skd.dropout import Rival
+from edgevit.derive.methods.skd.masks import masked
 from edgevit.derive.methods.skd.piad import (
     DropoutSchedule,
     Importance,
@@ -21,7 +23,6 @@ from edgevit.derive.methods.skd.piad import (
     cut,
     embed_left,
     make_units,
-    masked,
     measure_importance,
     score_units,
     without,
@@ -51,54 +52,11 @@ def dims_of(network):
     return [b.dims for b in vit.read(network)]
 
 
-def make_dropout(network, images, passes, *, share=0.5, updates=3, steps=6, policy="fused"):
+def make_dropout(network, images, passes, *, share=0.5, updates=3, steps=6, policy="fused", rival=None):
     dims, geometry = dims_of(network), vit.geometry(network)
     units = make_units(dims, geometry, POLICIES[policy], 8, 32)
     growth = DropoutSchedule(int(share * geometry.macs(dims)), updates, steps)
-    return ProgressiveDropout(network, units, growth, images, COLUMNS, passes, seed=1)
-
-
-@pytest.mark.parametrize(
-    "kept",
-    [
-        [BlockDims(2, 16, 16, 8), BlockDims(2, 32, 32, 256)],
-        [BlockDims(2, 8, 24, 40), BlockDims(2, 24, 8, 200)],
-        [BlockDims(2, 1, 5, 3), BlockDims(2, 7, 1, 1)],
-    ],
-    ids=["fused", "paper", "free"],
-)
-@pytest.mark.parametrize("args", [{}, {"qkv_bias": False}], ids=str)
-def test_a_masked_network_passess_what_its_slice_does(small_vit, args, kept):
-    network, x = small_vit(**args), torch.randn(4, 3, 32, 32)
-    slim = cut(network, kept)
-    assert dims_of(slim) == kept and dims_of(network)[0] == BlockDims(2, 32, 32, 256)
-    with torch.no_grad():
-        with masked(network, kept, CPU):
-            seen = network(x)
-        torch.testing.assert_close(slim(x), seen, rtol=1e-5, atol=1e-5)
-        assert not torch.allclose(network(x), seen, atol=1e-3), "the masks are gone again"
-
-
-PRE_NORM = [{}, {"qkv_bias": False}, {"init_values": 0.3}, {"class_token": False, "global_pool": "avg"}]
-
-
-@pytest.mark.parametrize("args", PRE_NORM, ids=str)
-def test_a_network_masked_to_its_first_channels_passes_what_its_slice_does(small_vit, images, passes, args):
-    base, x = small_vit(**args), torch.randn(4, 3, 32, 32)
-    network, encode = concentrate_embedding(base, images, COLUMNS, passes, 0)
-    kept = [BlockDims(2, 16, 16, 40), BlockDims(2, 32, 24, 256)]
-    with torch.no_grad():
-        torch.testing.assert_close(network(x), base(x), rtol=1e-5, atol=2e-5)
-        for parameter in network.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.02)  # trained since: norms are no ones any more
-        for embed, dims in ((48, dims_of(network)), (32, kept), (2, kept)):
-            slim = cut(network, dims, embed)
-            assert (vit.geometry(slim).embed, dims_of(slim)) == (embed, dims)
-            with masked(network, dims, CPU, embed):
-                seen = network(x)
-            torch.testing.assert_close(slim(x), seen, rtol=1e-5, atol=1e-5)
-            assert not torch.allclose(network(x), seen, atol=1e-3)
-    assert vit.geometry(cut(network, kept, 64)).embed == 64 and encode.shape == (64, 64)
+    return ProgressiveDropout(network, units, growth, images, COLUMNS, passes, seed=1, rival=rival)
 
 
 def test_the_first_channels_are_the_directions_that_the_answers_feel_most(small_vit, images, passes):
@@ -249,3 +207,32 @@ def test_each_step_trains_a_sub_network_that_seed_and_step_decide(small_vit, ima
         for a, b in zip(again.masks.blocks, dropout.masks.blocks, strict=True):
             assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
     assert dims_of(dropout.pruned()) == list(without(dims_of(network), dropout.dropped))
+
+
+@pytest.mark.parametrize("kind", ["channel", "weighted", "layer", "none"])
+def test_a_rival_draws_the_steps_and_the_list_grows_as_ever(small_vit, images, passes, kind):
+    network, x = small_vit().train(), torch.randn(4, 3, 32, 32)
+    dropout = make_dropout(network, images, passes, rival=Rival(kind, 0.0 if kind == "none" else 0.4))
+    plain = make_dropout(network, images, passes)
+    shares, seen = [], []
+    with torch.no_grad(), dropout.watch():
+        for _ in range(7):
+            shares.append(dropout.penalty()[1]["units_kept"])
+            seen.append(network(x))
+            dropout.after_step()
+        whole = network.eval()(x)
+    plain.finish()
+    assert dropout.order == plain.order and dropout.updates == 3
+    with torch.no_grad():
+        torch.testing.assert_close(network(x), whole)  # an evaluation is of the whole network
+    if kind == "none":
+        assert set(shares) == {1.0} and all(torch.equal(one, whole) for one in seen)
+    else:
+        assert len({one.sum().item() for one in seen}) > 2 and 0.2 < sum(shares) / 7 < 0.95
+
+    again = make_dropout(network.train(), images, passes, rival=dropout.rival)
+    again.load_state(dropout.state())
+    with torch.no_grad(), dropout.watch():
+        expected = network(x)
+    with torch.no_grad(), again.watch():
+        assert torch.equal(network(x), expected) and again.kept_share == dropout.kept_share
