@@ -110,6 +110,9 @@ benchmark: .venv/ready
 	-$(BIN)/python benchmarks/rivals.py --base fashion
 	-$(BIN)/python benchmarks/ablations.py
 	$(BIN)/python benchmarks/ablations.py --base fine
+	$(BIN)/python benchmarks/dropout.py
+	$(BIN)/python benchmarks/dropout.py --base fine
+	-$(BIN)/python benchmarks/dropout.py --base fashion
 	$(BIN)/python benchmarks/published.py --base demo
 	$(BIN)/python benchmarks/published.py
 	$(BIN)/python benchmarks/published.py --base fine

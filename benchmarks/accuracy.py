@@ -88,6 +88,19 @@ SKD: dict[str, tuple[int, Options]] = {
     "super-network + teacher": (STEPS, {"teacher": "restricted"}),
     "WPAC only": (0, {}),
 }
+# What a step of the training drops (dropout.py); PIAD is named, so that its network is trained beside the others.
+DROPOUTS: dict[str, Options] = {
+    "no dropout": {"dropout": "none"},
+    "channel dropout 0.5": {"dropout": "channel", "dropout_rate": 0.5},
+    "weighted channel dropout 0.2": {"dropout": "weighted", "dropout_rate": 0.2},
+    "LayerDrop 0.2": {"dropout": "layer", "dropout_rate": 0.2},
+    "PIAD": {"dropout": "piad"},
+    "channel dropout 0.2": {"dropout": "channel", "dropout_rate": 0.2},
+    "weighted channel dropout 0.5": {"dropout": "weighted", "dropout_rate": 0.5},
+    "LayerDrop 0.5": {"dropout": "layer", "dropout_rate": 0.5},
+}
+# Options of the super-network that a case slices, by its variant up to a comma.
+SUPERNETS: dict[str, Options] = {**{name: options for name, (_, options) in SKD.items()}, **DROPOUTS}
 
 
 @dataclass(frozen=True)
@@ -372,7 +385,7 @@ def _ensure_supernet(case: Case, place: Place, classes: list[str]) -> Path:
 
     steps = case.supernet_steps
     assert steps is not None
-    options = SKD[case.variant.partition(",")[0]][1]
+    options = SUPERNETS[case.variant.partition(",")[0]]
     how = [case.seed, steps, case.batch_size, case.lr, case.schedule, options]
     known = json.dumps([place.base_sha256, classes, *how])
     folder = place.cache / f"supernet-{hashlib.sha256(known.encode()).hexdigest()[:16]}"

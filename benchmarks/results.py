@@ -17,6 +17,7 @@ import agnostic
 import attention
 import axes
 import dimensions
+import dropout
 import efficiency
 import embedding
 import equal_latency
@@ -367,6 +368,7 @@ def main() -> None:
         *(published.section(load(f"published{base}")) for base in ("", "_fine", "_fashion")),
         ablations.section(load("ablations")),
         ablations.section(load("ablations_fine")),
+        *(dropout.section(load(f"dropout{base}")) for base in ("", "_fine", "_fashion")),
         *(embedding.section(load(f"embedding{base}")) for base in ("", "_fine", "_fashion")),
         agnostic.section(load("agnostic")),
         attention.section(load("criteria")),
