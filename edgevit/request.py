@@ -5,7 +5,8 @@
         rate: Annotated[float | None, Option("Share of the base's MACs to remove: 0.6 leaves 40 %.", BUDGET)] = None
 
 `--rate` of the command line, its line in --help, its key in a file, the keyword `rate` of `edgevit.derive` and its
-place in request.json are all made from that field. A field without an `Option` is nobody's to give.
+place in request.json are all made from that field. A user cannot give a field
+without an `Option`: edgevit's own code fills it in.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A job is a process of its own session with a folder in the cache:
 
     request.json    what was asked, by whom and when
-    pid             its process; locked for as long as that lives, so a number that was given out again fools nobody
+    pid             its process; locked while that lives, so that a later process of this number is not mistaken for it
     progress        one JSON object per line
     stderr          what it and its libraries printed
     result.json     `{"result": ...}` or `{"error": ...}`; whole, or not there

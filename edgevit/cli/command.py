@@ -56,7 +56,7 @@ class Command(TyperCommand):
 
     @params.setter
     def params(self, _: object) -> None:
-        """Ignore the empty list that every command begins with."""
+        """Ignore the [] that typer sets when it constructs a command: ours are made when first read."""
 
     @property
     def callback(self) -> Any:
@@ -64,7 +64,7 @@ class Command(TyperCommand):
 
     @callback.setter
     def callback(self, _: object) -> None:
-        """Ignore the missing one that every command begins with."""
+        """Ignore the None that typer sets when it constructs a command: ours is made when first read."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Read what was typed; an option may have the name that it once had."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgevit.derive.allocate.cost_table import Where
 
 PRECISIONS = ("fp32", "fp16")
-# One run of many, each in turns with the base: that much of each shows a ratio.
+# Of one run. A stack has many runs, each in turns with the base: so few samples are enough for their ratios.
 SAMPLES, WARMUP_S = 40, 0.2
 WINDOW_S, POWER_WINDOW_S = 0.4, 3.0  # the rails' sensors average over 0.43 s
 

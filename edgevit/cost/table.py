@@ -1,4 +1,4 @@
-"""The whole of it: a table of what each site of a base takes at a place, measured as far as it is not known."""
+"""Make the table of what each site of a base takes at a place; measure what is not known yet."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _found(bench: StackBench, grid: Grid) -> dict[Measured, _Found]:
 
 
 def _fit(seen: Mapping[Stack, StackFigure]) -> _Found:
-    """At the base's own embedding with all tokens, and from there on."""
+    """Costs at the base's own embedding with all tokens, and from these at narrower ones and with fewer tokens."""
     by_width: dict[int, dict[Stack, StackFigure]] = {}
     by_count: dict[int, dict[Stack, StackFigure]] = {}
     for stack, figure in seen.items():

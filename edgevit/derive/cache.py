@@ -34,7 +34,7 @@ from edgevit.version import written_by
 SCHEMA = "6"  # of the entries
 MADE_BY = f"edgevit {edgevit.__version__} with torch {torch.__version__}, schema {SCHEMA}"
 LIMIT_BYTES = 20 * 10**9
-STREAMS = "streams"  # the entries that are the largest, and the soonest worked out again: they have half of the limit
+STREAMS = "streams"  # the largest entries, and the soonest worked out again: they may take half of the limit
 
 Tensors = dict[str, Tensor]
 
@@ -180,7 +180,7 @@ class Cache:
         told = {"made_by": MADE_BY, "sha256": tensors_sha256(tensors), "base": base, "task": task}
         told["edgevit"] = written_by()  # for people; an entry is good for every commit of the version that made it
         try:
-            # In a folder that nobody else can write to: a link of a name that was to be guessed could lead anywhere.
+            # The folder is private: under a name that can be guessed, others could put a link to any file beforehand.
             with writing(file), tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=file.parent) as private:
                 temporary = Path(private, file.name)
                 save_file(tensors, temporary, told)

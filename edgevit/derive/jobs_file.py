@@ -45,8 +45,8 @@ TABLE = (
 BUDGET_KEYS = tuple(asked.field for asked in asked_of(DeriveRequest) if asked.option.panel == BUDGET)
 TASK_KEYS, METHOD_KEYS = ("classes", "data"), ("method", "options", "supernet", "training")
 OWN_KEYS = ("out", "resume", "overwrite")  # which every job has its own way of
-# In the hash of every job since the first version; the other fields are where they are not the default, so that a new
-# option leaves jobs done that are done.
+# The hash of every job has these fields, and the others only where they differ from the default: so a job that is done
+# keeps its hash when edgevit gets a new option, and is not done again.
 ALWAYS = {
     "base", "checkpoint", "pretrained", "model_args", "preprocessing", "base_classes", "shape", "ffn_multiple", "head",
     "finetune_base", "validation_fraction", "skip_bad_images", "data", "classes", "rate", "macs", "params", "method",

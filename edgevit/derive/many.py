@@ -82,7 +82,7 @@ def _found(job: Job, told: Sequence[JobRow], progress: Progress) -> JobRow | Non
         return states["done"]
     try:
         record = folder.derivation()
-        # An older edgevit's record does not say which job it was: then its start must have been told.
+        # An older edgevit's record does not say which job it was: then results.json must say that this job was started.
         if record and (record.job == job.sha256() or (record.job is None and "started" in states)):
             return _done(_started(job), folder.spec(), record)
     except CheckpointError as error:
@@ -209,7 +209,7 @@ def _work_off(jobs: Sequence[Job], results: _Results, workers: int, progress: Pr
 
 
 def _row(job: Job, result: JobRow | Died | None) -> JobRow:
-    """What is to be told of a job that began (None) or ended."""
+    """The row of results.json for a job that began (None) or ended."""
     if isinstance(result, JobRow):
         return result
     if result is None:

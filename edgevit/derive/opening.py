@@ -1,4 +1,4 @@
-"""What every derivation begins with, and how it ends, done or stopped: a super-network's too."""
+"""Open base and images for a derivation or a super-network, keep its unfinished work, and write what came of it."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def write(model: Model, request: DeriveRequest | SupernetRequest, problem: Probl
 
 @contextmanager
 def resumable(folder: Path, *, is_main: bool) -> Iterator[None]:
-    """Say how an unfinished run is gone on with when it is stopped; take away what took no work when it fails.
+    """Name the command that goes on with a run that was stopped; remove the folder of one that failed before any work.
 
     Raises:
         Interrupted: Ctrl-C.

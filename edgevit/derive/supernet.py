@@ -160,7 +160,7 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
         raise OptionError(f"supernet.cut_embedding=true: the embedding cannot be narrowed: {why}")
     if training.steps is None:
         training = replace(training, steps=ceil(config.epochs * len(task.train) / training.batch_size))
-    # The trained and the smallest network need not meet.
+    # Nothing ends it early: that would wait for the accuracies of whole network and smallest slice to become equal.
     training = fill(replace(training, early_stop=False), gentle=False)
     wanted = _Wanted(request, opened, config, policy, training)
     with unfinished(request, wanted.settings(), compute) as folder:

@@ -72,7 +72,7 @@ def _reused(record: EngineRecord, facts: BoardFacts, progress: Progress) -> Engi
 
 
 def _open_judging(source: Source, request: ExportRequest, progress: Progress, warnings: list[str]) -> Judging | None:
-    """Validation images, because the gate chooses; what an engine makes of test images, `edgevit evaluate` tells."""
+    """Open validation images, as the gate chooses by them; `edgevit evaluate` judges an engine on test images."""
     how = {"part": "validation", "skip_bad_images": request.skip_bad_images, "progress": progress}
     judging = judging_images(source.subject, request.data, warnings, **how)
     return judging and judging.limited(request.engine_images)

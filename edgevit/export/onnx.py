@@ -197,7 +197,7 @@ def _kept_in_fp32(source: Source, seen: Range | None, warnings: list[str]) -> tu
 
 
 def _doubts(source: Source, seen: AccuracyCheck) -> Iterator[str]:
-    """What to say of a file from elsewhere that guesses: its classes or its preprocessing may be told wrongly."""
+    """Warn of an imported file that is near chance: its classes or its preprocessing may have been told wrongly."""
     file, choices = source.described.file, len(source.subject.class_names)
     if file and near_chance(round(seen.torch * seen.images), seen.images, choices):
         share = f"{seen.torch:.1%} of {seen.images} {seen.part} images"

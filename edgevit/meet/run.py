@@ -166,7 +166,7 @@ def _read(folder: Path) -> Derivation:
 
 @contextmanager
 def _shared(request: MeetRequest) -> Iterator[MeetRequest]:
-    """The same request with a cache, for rounds share nearly all of their work."""
+    """Give the request a cache if it has none, as rounds share nearly all of their work."""
     if request.cache:
         yield request
     else:
@@ -225,7 +225,7 @@ class _One:
                         raise self._out_of_reach(LimitError(error, board, error.least), quantity, budget) from error
 
     def budget(self) -> Budget:
-        """By the table of the board where the base takes most: it is to be below that."""
+        """The budget, by the table of the board where the base takes most; it is to be less than that."""
         name = self.request.quantity
         assert name is not None
         quantity: Quantity = "mj" if name == "mj" else "ms"

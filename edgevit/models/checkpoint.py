@@ -142,7 +142,7 @@ def _preprocessing(network: Any, overrides: Mapping[str, Any]) -> dict[str, Any]
     return {key: list(v) if isinstance(v := config[key], tuple) else v for key in PREPROCESSING_KEYS}
 
 
-SOME_CLASSES = 1000  # of a classifier that only has to be there
+SOME_CLASSES = 1000  # of the classifier that a network without one is given, whose weights do not matter
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ BASELINES: dict[Kind, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(EntryRecord):
-    """The same with what it was made of."""
+    """An entry of the report with the runs and verdicts that it was made of."""
 
     runs: tuple[Run, ...] = field(default=(), repr=False)
     verdicts: tuple[Verdict, ...] = field(default=(), repr=False)
@@ -75,7 +75,7 @@ AXES = (
 
 @dataclass(frozen=True)
 class Panel:
-    """What may be set against each other: one task at one place."""
+    """Entries that may be compared: those of one task at one place."""
 
     task: AccuracyTask | None  # None: of models whose folders were not found
     place: LatencyPlace | None  # None: nothing was measured
@@ -127,7 +127,7 @@ class Panel:
         return [e for e in held if e.validation is not None and wilson(*e.validation)[1] >= goal]
 
     def recommended(self) -> Entry | None:
-        """The cheapest of them."""
+        """The cheapest of the models that are as accurate as the base."""
         axis = next(iter(self.axes), None)
         known = [(value, e) for e in self.reaching() if axis is not None and (value := cost(e, axis)) is not None]
         return min(known, key=lambda pair: pair[0])[1] if known else None

@@ -64,7 +64,7 @@ class _Run:
         self.model, self.optimizer = self.compute.accelerator.prepare(validation.network, optimizer)
         self.average = Average(validation.network, training.average) if training.average else None
         self.meeting = Meeting()
-        self.highest_lr = training.lr  # lowered where it goes by the loss
+        self.highest_lr = training.lr  # `look` lowers it before the first step where the rate goes by the loss
 
     # -- saved state ---------------------------------------------------------------------------------------------------
 
@@ -250,7 +250,7 @@ def train(
     if validation.best_state:
         validation.take_best()
         outcome = history.outcome(stage)
-        if outcome is not None:  # the first of several processes speaks
+        if outcome is not None:  # the first of several processes tells it, once for all
             progress.note(outcome.told("distillation" if lesson is not None else "training"))
     network.eval()
     return done

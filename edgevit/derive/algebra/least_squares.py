@@ -64,7 +64,8 @@ def refit(
     """Keep these neurons of an FFN and refit its output weights and bias to them.
 
     `ridge` is in units of the kept neurons' mean square: a share of their variance would be nothing where few tokens
-    leave no variance. Shapes: kept [r] int64; second [e, e] and mean [e], moments of the FFN after its non-linearity.
+    leave no variance. Shapes: kept [r] int64; second [e, e] and mean [e], moments of the neurons as the output layer
+    reads them.
     """
     kept = kept.to(part.w1.device)
     slim = part.keep(kept)
