@@ -30,7 +30,7 @@ from typing import IO, Any, Callable, Iterator
 
 from .files import cache_folder
 from .lock import hold, lock_path
-from .methods import answer, find_method
+from .methods import method_named, reply
 from .runners import RunnerError
 
 Send = Callable[[Any], None]
@@ -166,13 +166,13 @@ def work(job: str) -> None:
                 _write_whole(_path(job, "result.json"), message)
 
         def act() -> Any:
-            method = find_method(request["method"])
+            method = method_named(request["method"])
             with hold(
                 lock_path(root), request["owner"], request["method"], lambda waiting: send({"progress": waiting})
             ):
                 return method(send, root, **request["args"])
 
-        answer(act, send)
+        reply(act, send)
 
 
 def _end(number: int, frame: object) -> None:

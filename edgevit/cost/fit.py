@@ -51,7 +51,9 @@ class StackSample:
     value: float
 
 
-def figures(samples: Sequence[StackSample], anchor: Stack, level: float | None = None) -> dict[Stack, StackFigure]:
+def stack_figures(
+    samples: Sequence[StackSample], anchor: Stack, level: float | None = None
+) -> dict[Stack, StackFigure]:
     """A figure for each stack: its ratio to the anchor, times `level` or, left out, the median of the anchor's own."""
     stacks = list(dict.fromkeys(sample.stack for sample in samples))
     sessions = list(dict.fromkeys(sample.session for sample in samples))
@@ -161,7 +163,7 @@ def _threes(values: list[int]) -> Iterator[tuple[int, int, int]]:
     return zip(values, values[1:], values[2:], strict=False)
 
 
-def fit(seen: Mapping[Stack, StackFigure]) -> FittedCosts:
+def fit_costs(seen: Mapping[Stack, StackFigure]) -> FittedCosts:
     """Solve for what each site takes."""
     columns = _Columns.of(seen)
     usual = float(np.median([figure.value / stack.count for stack, figure in seen.items()]))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevit.agent.records import RecordError, Run
-from edgevit.derive.cache import CacheEntry, cache_folder
+from edgevit.derive.cache import CacheEntry, derivations_folder
 from edgevit.errors import RunsError
 from edgevit.folder.lock import in_turn
 from edgevit.folder.records import UNMARKED, More, RecordKind
@@ -57,7 +57,7 @@ ENGINES_KIND = RecordKind("costs_engines", BuiltEngines, READER, schemas=(UNMARK
 
 def costs_folder() -> Path:
     """Where all of them are: $XDG_CACHE_HOME/edgevit/costs, or ~/.cache/edgevit/costs."""
-    return cache_folder().with_name("costs")
+    return derivations_folder().with_name("costs")
 
 
 def entries(folder: Path) -> list[CacheEntry]:

@@ -183,7 +183,9 @@ def _answers(base: nn.Module, split: Split, columns: Sequence[int], passes: Pass
     return torch.cat(found, 1)
 
 
-def judge(answers: Answers, sureness: Sureness, task: Task, accept_weak_base: bool, progress: Progress) -> None:
+def refuse_weak_base(
+    answers: Answers, sureness: Sureness, task: Task, accept_weak_base: bool, progress: Progress
+) -> None:
     """Stop where the base is near chance, unless that is accepted; say what other preprocessing would give.
 
     Raises:

@@ -39,7 +39,7 @@ STREAMS = "streams"  # the largest entries, and the soonest worked out again: th
 Tensors = dict[str, Tensor]
 
 
-def cache_folder() -> Path:
+def derivations_folder() -> Path:
     """Where entries are: $XDG_CACHE_HOME/edgevit/derive, or ~/.cache/edgevit/derive."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "edgevit" / "derive"

@@ -13,12 +13,12 @@ from edgevit.board.profiles import load_profile
 from edgevit.engines.gate import Sample, take_sample, unlabelled_sample
 from edgevit.engines.ladder import descend, least_rung
 from edgevit.engines.request import ExportRequest
-from edgevit.engines.workshop import Workshop, batches_of, power_mode
+from edgevit.engines.workshop import Workshop, batches_of, mode_name
 from edgevit.errors import EngineError, UnfitBoardError
 from edgevit.export.current import current_export
 from edgevit.export.images import Judging
 from edgevit.export.importing import imported
-from edgevit.export.onnx import judging_images, open_source
+from edgevit.export.onnx import judging_images, open_model_source
 from edgevit.export.source import Source
 from edgevit.export.variants import Exported
 from edgevit.folder.engine import ENGINE_KIND, EngineRecord, key_of, store_engine, stored_engine
@@ -62,7 +62,7 @@ def _key(report: ExportRecord, board: str, request: ExportRequest) -> str:
 
 def _reused(record: EngineRecord, facts: BoardFacts, progress: Progress) -> EngineRecord:
     progress.note(f"{record.path} is up to date: reused")
-    before, now = record.board.power_mode, power_mode(facts)
+    before, now = record.board.power_mode, mode_name(facts)
     if before == now:
         return record
     text = (
@@ -112,7 +112,7 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
     if not request.engine.rebuild and (stored := stored_engine(target, key)):
         return _reused(stored, facts, progress)
     warnings: list[str] = []
-    source = open_source(folder)
+    source = open_model_source(folder)
     judging = _open_judging(source, request, progress, warnings)
     exported = Exported(report, source, judging, request.tolerances)
     with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:

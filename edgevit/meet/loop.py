@@ -61,7 +61,9 @@ class SearchOutcome:
         return self.searches.tightest
 
 
-def meet(searches: Searches, bench: PlanBench, tell: Callable[[Searches], None] = lambda _: None) -> SearchOutcome:
+def search_plans(
+    searches: Searches, bench: PlanBench, tell: Callable[[Searches], None] = lambda _: None
+) -> SearchOutcome:
     """Go on with a search until the budget is met, nothing more is gained, or the rounds are used up.
 
     `tell` gets the searches after each round that was measured.

@@ -29,11 +29,11 @@ from edgevit.meet.boards import Searches
 from edgevit.meet.costs import Costs
 from edgevit.meet.in_turns import InTurns
 from edgevit.meet.loop import OUT_OF_REACH, SearchOutcome
-from edgevit.meet.loop import meet as search_for
+from edgevit.meet.loop import search_plans as search_for
 from edgevit.meet.mixing import LimitError
 from edgevit.meet.request import MeetRequest, identity
 from edgevit.meet.rounds import MeasuredFigure, Round, Search, Terms
-from edgevit.meet.workshop import BudgetBench, shape_of
+from edgevit.meet.workshop import BudgetBench, shape_in
 from edgevit.models.checkpoint import load, network_without_weights
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.request import as_request
@@ -298,7 +298,7 @@ class _One:
         with watch.stage("derivation"):
             if not out.is_dir():
                 derive(shop.derivation(out, best.name, best.limit, best.at_least), self.progress)
-        if shape_of(out) != best.shape:
+        if shape_in(out) != best.shape:
             self.progress.warn("the model has other widths than the one that was measured in its round")
         with watch.stage("verification"):
             for there in shop.measuring:

@@ -14,7 +14,7 @@ from edgevit.report.choice import Panel, may_be_taken
 from edgevit.report.details import classes, details
 from edgevit.report.gather import Found, FoundModel
 from edgevit.report.runs import gather_warnings, make_row, three_digits
-from edgevit.report.tables import answer, columns, figures, heading, notes, plain
+from edgevit.report.tables import answer, columns, entry_data, figures, heading, notes
 
 HEAD = ("place", "file", "batch", "p50 ms", "p90 ms", "p99 ms", "spread", "images/s", "W", "mJ/image", "engine MiB",
         "max C", "power mode")  # fmt: skip
@@ -65,7 +65,7 @@ def panel_data(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
     reaching = panel.reaching()
     entries = []
     for entry in panel.entries:
-        told = plain(entry)
+        told = entry_data(entry)
         if entry.void:  # it is drawn on no axis of measured figures
             told |= dict.fromkeys(("p50_ms", "p99_ms", "ratio", "energy_mj", "memory_mib"))
         low, high = entry.interval or (None, None)

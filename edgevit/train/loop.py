@@ -29,7 +29,7 @@ from edgevit.train.history import History
 from edgevit.train.optimizer import make_optimizer
 from edgevit.train.order import sample_order, unlabelled_share
 from edgevit.train.passes import Passes
-from edgevit.train.saved import TrainingPoint, restore, save
+from edgevit.train.saved import TrainingPoint, restore, save_point
 from edgevit.train.schedule import highest_rate, learning_rate
 from edgevit.train.settings import Training
 from edgevit.train.stopping import PATIENCE, Meeting
@@ -78,7 +78,9 @@ class _Run:
             parts["best"] = self.validation.best_state
         if self.average is not None:
             parts["average"] = self.average.state()
-        save(self.folder, self.compute, TrainingPoint(step, self.meeting, self.validation.best, self.highest_lr), parts)
+        save_point(
+            self.folder, self.compute, TrainingPoint(step, self.meeting, self.validation.best, self.highest_lr), parts
+        )
 
     def restore(self) -> int:
         """Take up a saved state; return the step to go on from, 0 if there is none."""

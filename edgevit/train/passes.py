@@ -141,7 +141,7 @@ def open_passes(training: Training, progress: Progress | None = None) -> Passes:
     return Passes(compute, progress or Silent(), Decoded(limit))
 
 
-def evaluate(
+def accuracy_of(
     network: nn.Module,
     images: Split,
     columns: Sequence[int],

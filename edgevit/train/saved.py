@@ -48,7 +48,7 @@ class SavedState:
 SAVED_KIND = RecordKind("progress", SavedState, STATE, schemas=(UNMARKED, 1))
 
 
-def save(folder: Path, compute: Compute, point: TrainingPoint, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+def save_point(folder: Path, compute: Compute, point: TrainingPoint, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Write the state beside the old one and swap them, so that a crash leaves one that is whole.
 
     Args:

@@ -46,7 +46,7 @@ def _cholesky(gram: Tensor, ridge: float) -> Tensor:
     return lower
 
 
-def solve(gram: Tensor, right: Tensor, ridge: float) -> Tensor:
+def solve_ridge(gram: Tensor, right: Tensor, ridge: float) -> Tensor:
     """Solve (gram + ridge * 1) X = right by Cholesky; the ridge is added to gram in place, which may be large.
 
     Shapes: gram [r, r], of which the lower triangle is read, and right [r, n], fp64.
@@ -81,7 +81,7 @@ def refit(
     if how == "compensate":
         right += lift * w2[:, index].mT
     with one_thread():
-        new = solve(gram, right, lift).mT
+        new = solve_ridge(gram, right, lift).mT
     bias = None if part.b2 is None else (part.b2.detach().to(w2) + w2 @ mean - new @ mean[index]).to(part.b2)
     return replace(slim, w2=new.to(part.w2), b2=bias)
 
@@ -150,7 +150,7 @@ class Regression:
         if prior is not None:
             cross += lift * prior.detach().to(cross).mT
         with one_thread():
-            weight = solve(gram.mT, cross, lift).mT
+            weight = solve_ridge(gram.mT, cross, lift).mT
         return weight, y - weight @ x if bias else None
 
     def error(self, weight: Tensor, bias: Tensor | None = None) -> float:
