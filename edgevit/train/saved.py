@@ -42,7 +42,7 @@ class SavedState:
 
     point: TrainingPoint
     files: dict[str, str]  # sha256 by path within the state's folder
-    edgevit: str | None = None  # that wrote it; None: one that did not say yet
+    edgevit: str | None = None  # version that wrote it; None: an older one, which did not write it
 
 
 SAVED_KIND = RecordKind("progress", SavedState, STATE, schemas=(UNMARKED, 1))
