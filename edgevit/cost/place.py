@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from edgevit.agent.environment import usable_cpus
@@ -12,7 +11,7 @@ from edgevit.board.request import AskedBoard, Conditions, Provider, SshConfig, T
 from edgevit.errors import UnknownNameError
 from edgevit.progress import Progress
 from edgevit.request import BOARD, LOAD, RUNNER, Option
-from edgevit.version import written_by
+from edgevit.version import processor, written_by
 
 if TYPE_CHECKING:
     from edgevit.board.bench import Setting
@@ -122,11 +121,3 @@ def look_there(place: Place, progress: Progress) -> Where:
     profile = None if place.profile is None else load_profile(place.profile)
     with open_board(place.board, ssh_config=place.ssh_config) as board:
         return place.where(look(board, profile, place.conditions(), progress))
-
-
-def processor() -> str:
-    """The name of this machine's processor."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.is_file() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "unknown processor")

@@ -117,6 +117,21 @@ def test_an_entry_says_which_commit_made_it_and_is_good_for_every_other(
     assert make.calls == 1
 
 
+def test_an_entry_of_another_processor_is_used_and_said_to_be_of_it(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Maker()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(cache_module, "processor", lambda: "AMD EPYC 7B13")
+        opened.tensors("masks", {}, make)
+    opened.made.clear()  # as another derivation has it
+    for _ in range(2):
+        opened.tensors("masks", {}, make)
+    assert make.calls == 1 and opened.reused == ["masks (worked out on AMD EPYC 7B13)"]
+    (note,) = opened.progress.notes
+    assert note.startswith("reusing masks (worked out on AMD EPYC 7B13) from the cache: results may differ")
+
+
 def test_an_entry_that_goes_while_it_is_read_is_still_used(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process has just made room."""
     make, read = Maker(), cache_module._read

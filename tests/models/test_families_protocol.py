@@ -516,7 +516,5 @@ def test_every_function_of_the_protocol_is_held_by_a_test_that_sweeps_the_famili
             node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("test_")
         ]
         for node in [*swept, *(helpers if swept else [])]:
-            asked |= {
-                one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute) and _is_family(one.value)
-            }
+            asked |= {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute) and _is_family(one.value)}
     assert {name for name in vars(Family) if not name.startswith("_")} <= asked
