@@ -41,7 +41,7 @@ class PowerTree:
                 (root / path).parent.mkdir(parents=True, exist_ok=True)
                 (root / path).write_text(value + "\n")
         self.root, self.now_ns, self.shown_mw = root, 0, 5000.0
-        rail = next(rail for rail in ina3221.rails(str(root)) if (rail.address, rail.label) == TOTAL[0])
+        rail = next(rail for rail in ina3221.sensor_channels(str(root)) if (rail.address, rail.label) == TOTAL[0])
         self.current = Path(rail.folder, f"curr{rail.channel}_input")
         Path(rail.folder, f"in{rail.channel}_input").write_text(f"{MILLIVOLTS}\n")
         interval_ms = ina3221.interval_ms(str(root))

@@ -30,7 +30,7 @@ import torch
 from cost import peak_bytes
 from torch import Tensor
 
-from edgevit.derive.algebra.least_squares import Regression, solve
+from edgevit.derive.algebra.least_squares import Regression, solve_ridge
 from edgevit.derive.measure.statistics import add_outer, symmetric
 
 RESULTS = Path(__file__).parent / "results" / "closed_form.json"
@@ -102,7 +102,7 @@ def by_moments(folder: Path, clock: Clock) -> Tensor:
     with clock:
         second = symmetric(second)
         lift = RIDGE * float(second.diagonal()[:KEPT].mean())
-        return solve(second[:KEPT, :KEPT], second[:KEPT] @ w2.mT, lift).mT
+        return solve_ridge(second[:KEPT, :KEPT], second[:KEPT] @ w2.mT, lift).mT
 
 
 FP32, FP64 = "pseudo-inverse", "pseudo-inverse in fp64"  # the second as exact as sums in fp64 are

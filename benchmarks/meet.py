@@ -44,7 +44,7 @@ from edgevit.errors import BudgetError
 from edgevit.folder.writing import write_whole
 from edgevit.meet.boards import Searches
 from edgevit.meet.in_turns import MOST_ROUNDS
-from edgevit.meet.loop import meet
+from edgevit.meet.loop import search_plans
 from edgevit.meet.rounds import WINDOW, Search
 from edgevit.report.runs import compare_within, decisive
 from edgevit.train.settings import Training
@@ -70,7 +70,7 @@ def emulated(draws: int, make: Callable[[int], EmulatedBench]) -> dict[str, Any]
         bench.most_rounds = MOST_ROUNDS
         budget = share * bench.board.ms(bench.base)
         try:
-            found = meet(Searches((Search(budget),)), bench)
+            found = search_plans(Searches((Search(budget),)), bench)
         except BudgetError:
             ended["refused, and out of reach" if bench.least_ms() > budget else "refused, and within reach"] += 1
             continue
@@ -119,7 +119,7 @@ def pairs(draws: int) -> dict[str, Any]:
         shares = SHARES[number % len(SHARES)], SHARES[number // len(SHARES) % len(SHARES)]
         budgets = [share * ms for share, ms in zip(shares, pair.base_ms(), strict=True)]
         try:
-            found = meet(Searches(tuple(map(Search, budgets))), pair)
+            found = search_plans(Searches(tuple(map(Search, budgets))), pair)
         except BudgetError:
             ended["refused"] += 1
             continue

@@ -31,10 +31,10 @@ import torch
 from safetensors.torch import save_file
 
 import edgevit
-from edgevit.cost.place import processor
 from edgevit.models.checkpoint import tensors_sha256
 from edgevit.models.families import family_of
 from edgevit.train.settings import Training
+from edgevit.version import processor
 
 RECORD = Path(__file__).parent / "results" / "same_results.json"
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 96, "depth": 3, "num_heads": 3}

@@ -5,7 +5,8 @@
         rate: Annotated[float | None, Option("Share of the base's MACs to remove: 0.6 leaves 40 %.", BUDGET)] = None
 
 `--rate` of the command line, its line in --help, its key in a file, the keyword `rate` of `edgevit.derive` and its
-place in request.json are all made from that field. A field without an `Option` is nobody's to give.
+place in request.json are all made from that field. A user cannot give a field
+without an `Option`: edgevit's own code fills it in.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class RequestOption:
 
 
 @cache
-def asked_of(kind: Any) -> tuple[RequestOption, ...]:
+def options_of(kind: Any) -> tuple[RequestOption, ...]:
     """All options of a request, those of nested records among them, in the order of the fields."""
     return tuple(_walk(kind, ()))
 
@@ -145,7 +146,7 @@ def request_of(kind: type[R], given: Given, what: str) -> R:
     Raises:
         OptionError: a keyword that the request does not have, or one is missing.
     """
-    options = {asked.field: asked for asked in asked_of(cast("Any", kind))}
+    options = {asked.field: asked for asked in options_of(cast("Any", kind))}
     records = {asked.path[0] for asked in options.values() if len(asked.path) > 1}
     hints, values, inside = get_type_hints(kind), dict[str, Any](), dict[str, Any]()
     for name, value in given.items():
@@ -242,7 +243,7 @@ def request_from(kind: type[R], typed: Given) -> R:
         OptionError: a text that cannot be read.
     """
     values, inside = dict[str, Any](), dict[str, Any]()
-    for asked in asked_of(cast("Any", kind)):
+    for asked in options_of(cast("Any", kind)):
         if (value := typed.get(asked.field)) is None:
             continue
         if asked.option.read is not None:
@@ -253,7 +254,7 @@ def request_from(kind: type[R], typed: Given) -> R:
     return kind(**values, **_records(kind, inside))
 
 
-def plain(request: Any) -> dict[str, Any]:
+def plain_request(request: Any) -> dict[str, Any]:
     """A request as JSON has it: paths as text, tuples as lists."""
     return dict(json.loads(json.dumps(asdict(request), default=str)))
 

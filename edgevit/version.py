@@ -1,4 +1,7 @@
-"""Which edgevit this is. Every record says so: a version alone does not tell two states of a checkout apart."""
+"""Which edgevit this is, and on which processor: what tells results apart that were made with the same arguments.
+
+Every record says the first: a version alone does not tell two states of a checkout apart.
+"""
 
 from __future__ import annotations
 
@@ -36,3 +39,12 @@ def commit_of(checkout: Path) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+@cache
+def processor() -> str:
+    """The name of this machine's processor."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "unknown processor")

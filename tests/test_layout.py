@@ -1,6 +1,6 @@
 """Tests mirror the package: edgevit/a/b.py is tested in tests/a/test_b.py, and a test file names its module.
 
-And a public class has a name of its own in the package.
+And a public class or function has a name of its own in the package.
 """
 
 from __future__ import annotations
@@ -28,6 +28,29 @@ OF_MANY_MODULES = {
 }
 OF_SCRIPTS = "benchmarks"  # mirrors benchmarks/, which holds scripts
 BY_PROTOCOL = {"Config", "Meter"}  # names of classes that every file of a folder has to define
+# Names of functions that stand in several modules, and why: each is one idea there.
+FUNCTIONS_BY_PROTOCOL = {
+    "every command, and the agent's program": {"main"},
+    "every request": {"run"},
+    "every method (edgevit/derive/method.py)": {"derive", "default_steps", "cuts", "check_options"},
+    "every source of images": {"class_names", "matches", "open_source"},
+    "every runner of the agent": {"open_runner", "open_profiler"},
+    "every meter of the agent": {"why_not"},
+    "what a family answers (`Family`), and other code of the network in its hands": {
+        "answers", "build", "input_size", "token_scores"
+    },
+    "what the agent does when asked, in its own program and as the function that does it": {
+        "alternate", "measure", "profile"
+    },
+    "what the agent and the host both do: the agent imports nothing else of edgevit": {
+        "bench", "build_plan", "count_fused", "examine"
+    },
+    "what `edgevit cache` asks of either folder": {"clear", "entries"},
+    "why one axis stays as it is": {"reason_against"},
+    "the plan of what a method chose": {"plan_of"},
+    "what to type after a command": {"next_command"},
+    "a record of what something is: a method by its source, a network": {"describe"},
+}  # fmt: skip
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -76,16 +99,25 @@ def test_every_exception_exists() -> None:
     assert [name for name in OF_MANY_MODULES if not (TESTS / name).exists()] == []
 
 
+def defined_twice(kind: type[ast.ClassDef | ast.FunctionDef]) -> dict[str, list[str]]:
+    """The public names that several modules define on their top level, each with its files."""
+    where: dict[str, list[str]] = {}
+    for file in sorted((ROOT / "edgevit").rglob("*.py")):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, kind) and not node.name.startswith("_"):
+                where.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+    return {name: files for name, files in where.items() if len(files) > 1}
+
+
 def test_no_public_class_name_stands_twice() -> None:
     """One word for each idea, so that a name can be searched for, and says what it is where it is imported.
 
     But for two names that a protocol asks for: every method has a `Config`, its options, which are found by that name
     in its source; and every file of agent/meters has a `Meter`, which is opened by that name. Those are one idea each.
     """
-    where: dict[str, list[str]] = {}
-    for file in sorted((ROOT / "edgevit").rglob("*.py")):
-        for node in ast.parse(file.read_text()).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                where.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
-    twice = {name: files for name, files in where.items() if len(files) > 1 and name not in BY_PROTOCOL}
-    assert twice == {}
+    assert {name: files for name, files in defined_twice(ast.ClassDef).items() if name not in BY_PROTOCOL} == {}
+
+
+def test_no_public_function_name_stands_twice() -> None:
+    """But for names that are one idea wherever they stand; one that stands once any more is listed no longer."""
+    assert set(defined_twice(ast.FunctionDef)) == set().union(*FUNCTIONS_BY_PROTOCOL.values())

@@ -22,9 +22,9 @@ from edgevit.request import (
     Nested,
     Option,
     as_request,
-    asked_of,
     assignments,
-    plain,
+    options_of,
+    plain_request,
     request_from,
     request_of,
 )
@@ -53,7 +53,7 @@ class Outer:
 
 
 def test_options_are_the_fields_that_are_declared_those_of_nested_records_among_them() -> None:
-    found = [(a.path, a.name, a.option.help, a.typed) for a in asked_of(Outer)]
+    found = [(a.path, a.name, a.option.help, a.typed) for a in options_of(Outer)]
     assert found == [
         (("name",), "--name", "Name.", str),
         (("out",), "--out", "Out.", Path),
@@ -64,8 +64,8 @@ def test_options_are_the_fields_that_are_declared_those_of_nested_records_among_
         (("inner", "speed"), "--pace", "Speed.", float),
         (("loose", "speed"), "--pace", "Speed.", float),
     ]
-    assert [a.default for a in asked_of(Outer) if a.field == "depth"] == [5], "that of the record it stands in"
-    assert [a.field for a in asked_of(Outer) if a.required] == ["name", "out"]
+    assert [a.default for a in options_of(Outer) if a.field == "depth"] == [5], "that of the record it stands in"
+    assert [a.field for a in options_of(Outer) if a.required] == ["name", "out"]
 
 
 def test_what_is_typed_and_what_is_given_from_python_make_the_same_request() -> None:
@@ -100,7 +100,7 @@ def test_a_whole_request_is_taken_as_it_is() -> None:
 
 
 def test_a_request_is_written_as_json_has_it() -> None:
-    told = plain(Outer(name="n", out=Path("o")))
+    told = plain_request(Outer(name="n", out=Path("o")))
     assert (told["out"], told["sizes"], told["inner"]) == ("o", [1], {"depth": 5, "speed": None, "hidden": 0})
 
 
@@ -139,8 +139,8 @@ def test_every_public_function_but_the_one_that_opens_a_folder_takes_a_request()
 
 def impossible(name: str, tmp_path: Path) -> dict[str, Any]:
     """Keywords that are refused before anything is begun."""
-    known = {asked.field for asked in asked_of(ASKED[name])}
-    given = {a.field: tmp_path / "nowhere" for a in asked_of(ASKED[name]) if a.required}
+    known = {asked.field for asked in options_of(ASKED[name])}
+    given = {a.field: tmp_path / "nowhere" for a in options_of(ASKED[name]) if a.required}
     given |= {"base": str(tmp_path / "nowhere")} if "base" in known else {}
     several = {field: (tmp_path / "nowhere",) for field in ("models", "paths") if field in known}
     return {**given, **several, **({"output": tmp_path / "none" / "x.json"} if "output" in known else {})}
@@ -155,12 +155,12 @@ def test_keywords_and_a_whole_request_are_the_same_to_a_public_function(name: st
         function(ASKED[name](**given))
     assert str(whole.value) == str(by_keywords.value) and type(whole.value) is type(by_keywords.value)
     with pytest.raises(OptionError, match=f"a whole {ASKED[name].__name__} was given, and .* beside it"):
-        function(ASKED[name](**given), **{asked_of(ASKED[name])[-1].field: 1})
+        function(ASKED[name](**given), **{options_of(ASKED[name])[-1].field: 1})
 
 
 @pytest.mark.parametrize("name", ASKED)
 def test_a_misspelt_keyword_of_a_public_function_is_named_with_the_nearest(name: str) -> None:
-    field = asked_of(ASKED[name])[-1].field
+    field = options_of(ASKED[name])[-1].field
     with pytest.raises(OptionError, match=rf"^edgevit\.{name.removesuffix('_in_turns')} has no option '{field}x'; "
                        rf"did you mean '{field}'\?$"):  # fmt: skip
         getattr(edgevit, name)("nowhere", **{f"{field}x": 1})
@@ -177,7 +177,7 @@ UNASKED = {
     "kind", dict.fromkeys([*ASKED.values(), Training, Conditions, Tolerances, EngineOptions, Place])
 )
 def test_a_field_of_a_request_is_an_option_unless_it_is_known_not_to_be(kind: Any) -> None:
-    options = {asked.path[0] for asked in asked_of(kind)}
+    options = {asked.path[0] for asked in options_of(kind)}
     assert {one.name for one in fields(kind)} - options == UNASKED.get(kind.__name__, set())
 
 
@@ -196,5 +196,5 @@ def test_a_record_inside_of_a_request_is_given_as_a_whole_or_option_by_option() 
 def test_every_field_of_every_request_has_a_default_that_its_class_takes() -> None:
     for name in [n for n in edgevit.__all__ if n.endswith("Request")]:
         kind = getattr(edgevit, name)
-        needed = {a.field: Path("x") for a in asked_of(kind) if a.required}
-        assert {one.name for one in fields(kind)} >= set(plain(request_of(kind, needed, name)))
+        needed = {a.field: Path("x") for a in options_of(kind) if a.required}
+        assert {one.name for one in fields(kind)} >= set(plain_request(request_of(kind, needed, name)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgevit.version import __version__, commit_of, written_by
+from edgevit.version import __version__, commit_of, processor, written_by
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -60,3 +60,7 @@ def test_it_begins_with_the_version_and_imports_nothing_heavy() -> None:
         "import sys, edgevit.version as v; v.written_by(); sys.exit('torch' in sys.modules or 'yaml' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_a_processor_has_a_name_of_one_line() -> None:
+    assert processor() and processor() == " ".join(processor().split("\n"))

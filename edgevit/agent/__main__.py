@@ -18,7 +18,7 @@ import platform
 import sys
 from typing import Any, Callable, TextIO
 
-from .methods import Send, answer, find_method
+from .methods import Send, method_named, reply
 
 MARK = "edgevit-agent: "  # begins what is said before the first answer
 
@@ -94,14 +94,14 @@ def serve(root: str, *, greet: bool) -> None:
 
     def handle(line: str) -> Any:
         request = json.loads(line)
-        return find_method(request["method"])(send, root, **request["args"])
+        return method_named(request["method"])(send, root, **request["args"])
 
     try:
         if greet:
             replies.write(MARK)
             send(hello(send, root))
         for line in sys.stdin:
-            answer(lambda line=line: handle(line), send)  # type: ignore[misc]
+            reply(lambda line=line: handle(line), send)  # type: ignore[misc]
     except BrokenPipeError:
         os._exit(1)  # an ordinary exit would try to flush the pipe once more, and complain
 

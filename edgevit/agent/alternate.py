@@ -1,10 +1,10 @@
 """Several models in one process, each for some milliseconds in turn: what slows the machine slows them all alike.
 
-Processes of their own are a second apart, and a shared host slows down in bursts of seconds, which then meet one of
-them. Here a burst lasts for many visits of every model. A visit begins with inferences that do not count, as the caches
-hold what the others have left there. It is so many inferences, and not so much time, of which other programs may take
-most. What is the process's and no model's own is not measured: its memory, how busy the GPU was, and the power, whose
-sensors average over many visits.
+Models in processes of their own run seconds apart, and a shared host slows down in bursts of seconds: such a burst
+slows one model alone. Here it lasts for many visits of every model. A visit begins with inferences that do not count,
+as the caches hold what the other models left there. Its length is a number of inferences and no time, as other programs
+may take most of any time. What belongs to the process and to no model is not measured: its memory, how busy the GPU
+was, and the power, as the sensors average over many visits.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from .meters import AnyMeter, clocks, load, nvpmodel, thermal
 from .records import Run
 from .runners import Loaded, import_runner, open_beside
 
-# As many inferences as take so long when nothing slows them, at least one: those that count, and those before them. Of
-# models of 7 and 4 MB in turn on a CPU, the larger took 15 to 20 % longer after 2 to 5 ms, 1 to 2 % after 5 to 10 ms.
+# A visit has as many inferences as take these times when nothing slows them, at least one of each kind: VISIT_NS those
+# that count, COLD_NS those before them. Of models of 7 and 4 MB in turn on a CPU, the larger took 15 to 20 % longer
+# after 2 to 5 ms, 1 to 2 % after 5 to 10 ms.
 VISIT_NS, COLD_NS = 50_000_000, 10_000_000
 SHARED = (
     *("memory_peak_rss_bytes", "memory_available_before_bytes", "memory_available_min_bytes"),

@@ -1,7 +1,7 @@
 """A bench: the board is set as asked, its idle power taken, then each measurement made in a fresh process of its own.
 
-A process each, so that no memory, thread or CUDA context of one batch size is left in the figures of the next. Or one
-for several models that alternate in it, where only the ratios of their times are asked for.
+With a process each, no memory, thread or CUDA context of one batch size affects the figures of the next. Several models
+may alternate in one process where only the ratios of their times are asked for.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _gpu_clock(run: Run) -> str | None:
     clocks = [reading["gpu"] for reading in run.clocks_during_khz or () if "gpu" in reading]
     if run.period_ns or run.parts_ns:  # it had pauses, in which clocks fall: that is what is measured
         return None
-    on_gpu = run.gpu_ns is not None or run.streams > 1  # which have no GPU times
+    on_gpu = run.gpu_ns is not None or run.streams > 1  # several streams are always on a GPU, and have no GPU times
     if not on_gpu or not clocks or max(clocks) <= CLOCKS_MOVED * min(clocks):
         return None
     low, high = min(clocks) / 1000, max(clocks) / 1000
@@ -146,7 +146,7 @@ def _cores(run: Run) -> int:
 def _load(run: Run) -> str | None:
     cores = _cores(run)
     if run.cpu_busy_ns is not None:
-        return None  # ticks tell of this window and of the cores that may be used; the average, of minutes and of all
+        return None  # then `_others` judges, for this window and the usable cores alone
     if run.load_average_before is None or not cores or run.load_average_before <= cores:
         return None
     return f"the load average was {run.load_average_before:.1f} on {cores} cores; close other programs and run again"

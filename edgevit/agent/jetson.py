@@ -178,7 +178,7 @@ def temperatures_c(root: str) -> dict[str, float]:
 def rails(root: str) -> list[dict[str, Any]]:
     """Return what each power rail draws now."""
     found = []
-    for rail in ina3221.rails(root):
+    for rail in ina3221.sensor_channels(root):
         milliwatts = rail.milliwatts()
         if milliwatts is not None:
             found.append({"address": rail.address, "label": rail.label, "milliwatts": milliwatts})

@@ -3,7 +3,7 @@
 A job is a process of its own session with a folder in the cache:
 
     request.json    what was asked, by whom and when
-    pid             its process; locked for as long as that lives, so a number that was given out again fools nobody
+    pid             its process; locked while that lives, so that a later process of this number is not mistaken for it
     progress        one JSON object per line
     stderr          what it and its libraries printed
     result.json     `{"result": ...}` or `{"error": ...}`; whole, or not there
@@ -30,7 +30,7 @@ from typing import IO, Any, Callable, Iterator
 
 from .files import cache_folder
 from .lock import hold, lock_path
-from .methods import answer, find_method
+from .methods import method_named, reply
 from .runners import RunnerError
 
 Send = Callable[[Any], None]
@@ -166,13 +166,13 @@ def work(job: str) -> None:
                 _write_whole(_path(job, "result.json"), message)
 
         def act() -> Any:
-            method = find_method(request["method"])
+            method = method_named(request["method"])
             with hold(
                 lock_path(root), request["owner"], request["method"], lambda waiting: send({"progress": waiting})
             ):
                 return method(send, root, **request["args"])
 
-        answer(act, send)
+        reply(act, send)
 
 
 def _end(number: int, frame: object) -> None:

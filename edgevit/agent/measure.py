@@ -50,7 +50,7 @@ class MeasurementRequest:
     warmup_seconds: float = 0.5  # at least
     options: dict[str, Any] = field(default_factory=dict)  # the runner's own
     power_meter: str | None = None  # name of a file in meters/; None: the best that can be read
-    round: int | None = None  # of those of the bench that it is a part of
+    round: int | None = None  # of the bench, counted from its first, that this is a part of
     total_rails: tuple[tuple[str, str], ...] = ()  # I2C address and label of the rails that make up the module
     period_ms: float | None = None  # between the beginnings of two inferences; None: one after another
     images: Sequence[str] = ()  # encoded pictures to begin with, paths on the machine that measures; none: random input

@@ -35,12 +35,12 @@ MODULES = {
 }
 
 
-def find_method(name: str) -> Method:
+def method_named(name: str) -> Method:
     method: Method = getattr(import_module("." + MODULES[name], __package__), name)
     return method
 
 
-def answer(act: Callable[[], Any], send: Send) -> None:
+def reply(act: Callable[[], Any], send: Send) -> None:
     """Send what `act` returns, or why it failed."""
     try:
         send({"result": act()})

@@ -87,7 +87,7 @@ class Power:
         return drawn / (end - start)
 
     def window_s(self) -> float:
-        """All of it: unlike a run's wall time, with what the meters took, as the module draws power then, too."""
+        """Length of the window: a run's wall time and what the meters took, as the module draws power then, too."""
         return (self.window_ended_ns - self.window_started_ns) / 1e9
 
     def energy_mj(self) -> float | None:

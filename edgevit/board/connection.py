@@ -184,7 +184,7 @@ class Board:
     def _connected(self) -> Agent:
         """Return the agent, started anew if it died or was left in the middle of an answer."""
         if not self._agent.idle:
-            self._running.pop_all().__exit__(ConnectionLostError, None, None)  # not gently: it may hang
+            self._running.pop_all().__exit__(ConnectionLostError, None, None)  # not asked to end: it may hang
             self._running.enter_context(self._agent)
         return self._agent
 
@@ -226,7 +226,7 @@ class Board:
             progress.stage(f"send {path.name}", total=math.ceil(size / MIB), unit="MiB") as stage,
             path.open("rb") as file,
             self._command(f"cat >{shlex.quote(part)}", full, stdin=subprocess.PIPE) as process,
-            suppress(BrokenPipeError),  # why, is for the exit code to say
+            suppress(BrokenPipeError),  # the exit code says why
         ):
             assert process.stdin
             while chunk := file.read(CHUNK):

@@ -44,7 +44,7 @@ def main(
     Exit code 3: a gate failed. 4: a run is void, because clocks moved or the board held itself back.
     """
     from edgevit.board.bench import run
-    from edgevit.report.gates import exit_code, judge, parse_gate
+    from edgevit.report.gates import exit_code, parse_gate, verdicts_of
     from edgevit.report.runs import compare_runs, compare_within, load_runs, make_row
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
@@ -73,7 +73,7 @@ def main(
     show_in_turns(console, runs, in_turns)
     show_setting(console, done)
     layers = told_layers(console, request, done, keep_layers)
-    verdicts = judge(gates, runs)
+    verdicts = verdicts_of(gates, runs)
     comparisons = compare_runs(earlier, runs, force=judging.force) if earlier else []
     show_judged(console, verdicts, comparisons)
     if judging.output is not None:

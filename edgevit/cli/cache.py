@@ -22,7 +22,7 @@ def main(
     from edgevit.derive import cache
 
     console = Console(json=json)
-    folder, costs = cache.cache_folder(), store.costs_folder()
+    folder, costs = cache.derivations_folder(), store.costs_folder()
     held = [*cache.clear(folder), *store.clear(costs)] if clear else [*cache.entries(folder), *store.entries(costs)]
     total = sum(entry.bytes for entry in held)
     table = Table("what", "base", "first made for", "MB", "last used", "entry")

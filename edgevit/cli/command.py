@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 
 from edgevit.cli.config import CONFIG, take_config
 from edgevit.numbers import FINITE, WORD, check_number
-from edgevit.request import OUTPUT, PANELS, RequestOption, asked_of, request_from
+from edgevit.request import OUTPUT, PANELS, RequestOption, options_of, request_from
 
 Main = Callable[..., Any]
 
@@ -56,7 +56,7 @@ class Command(TyperCommand):
 
     @params.setter
     def params(self, _: object) -> None:
-        """Ignore the empty list that every command begins with."""
+        """Ignore the [] that typer sets when it constructs a command: ours are made when first read."""
 
     @property
     def callback(self) -> Any:
@@ -64,12 +64,12 @@ class Command(TyperCommand):
 
     @callback.setter
     def callback(self, _: object) -> None:
-        """Ignore the missing one that every command begins with."""
+        """Ignore the None that typer sets when it constructs a command: ours is made when first read."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Read what was typed; an option may have the name that it once had."""
         requests = map(_found, getattr(self.main_function, "asks", {}).values())
-        today = {a.option.earlier: a.name for request in requests for a in asked_of(request) if a.option.earlier}
+        today = {a.option.earlier: a.name for request in requests for a in options_of(request) if a.option.earlier}
         named = (arg.partition("=") for arg in args)
         return super().parse_args(ctx, [today.get(name, name) + equals + value for name, equals, value in named])
 
@@ -98,7 +98,7 @@ def with_options(main: Main) -> Main:
         for name, parameter in inspect.signature(main).parameters.items()
         if name not in kinds
     ]
-    asked = [_parameter(one) for kind in kinds.values() for one in asked_of(kind)]
+    asked = [_parameter(one) for kind in kinds.values() for one in options_of(kind)]
     config = inspect.Parameter(CONFIG, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_CONFIG_OPTION)
 
     def made(**typed: Any) -> Any:

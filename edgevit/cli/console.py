@@ -58,7 +58,7 @@ def _print(text: str, to: TextIO | None) -> None:
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), file=to, flush=True)
     except OSError as error:
-        # What is left in its buffer goes nowhere, or the interpreter's last flush would fail again, and so the program.
+        # What the buffer still holds goes to /dev/null: else the flush at exit would fail, and the program with it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), to.fileno())
         if to is sys.stdout:
             if isinstance(error, BrokenPipeError):

@@ -22,7 +22,7 @@ def show_breakdowns(console: Console, breakdowns: Sequence[Breakdown]) -> None:
     for batch in dict.fromkeys(one.batch for one in breakdowns):
         alike = [one for one in breakdowns if one.batch == batch]
         console.show(modules_table(alike))
-        console.show(blocks_table(alike))
+        console.show(block_times_table(alike))
         for one in alike:
             console.show(remark(one))
 
@@ -61,7 +61,7 @@ def modules_table(found: Sequence[Breakdown]) -> Table:
     return table
 
 
-def blocks_table(found: Sequence[Breakdown]) -> Table:
+def block_times_table(found: Sequence[Breakdown]) -> Table:
     """Block by block."""
     from edgevit.report.runs import three_digits
 

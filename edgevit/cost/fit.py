@@ -51,7 +51,9 @@ class StackSample:
     value: float
 
 
-def figures(samples: Sequence[StackSample], anchor: Stack, level: float | None = None) -> dict[Stack, StackFigure]:
+def stack_figures(
+    samples: Sequence[StackSample], anchor: Stack, level: float | None = None
+) -> dict[Stack, StackFigure]:
     """A figure for each stack: its ratio to the anchor, times `level` or, left out, the median of the anchor's own."""
     stacks = list(dict.fromkeys(sample.stack for sample in samples))
     sessions = list(dict.fromkeys(sample.session for sample in samples))
@@ -139,7 +141,7 @@ class _Columns:
         return row
 
     def lines(self) -> Iterator[tuple[list[int], list[int], str]]:
-        """Along each axis: sizes, the columns of what costs so much, and what the sizes are of."""
+        """Every line of the grid: the sizes along it, the columns of their costs, and the name of the axis."""
         h, w = self.shape
         for i, heads in enumerate(self.heads):
             yield self.widths, [self.attention(i, j) for j in range(w)], f"width of {heads} heads"
@@ -161,7 +163,7 @@ def _threes(values: list[int]) -> Iterator[tuple[int, int, int]]:
     return zip(values, values[1:], values[2:], strict=False)
 
 
-def fit(seen: Mapping[Stack, StackFigure]) -> FittedCosts:
+def fit_costs(seen: Mapping[Stack, StackFigure]) -> FittedCosts:
     """Solve for what each site takes."""
     columns = _Columns.of(seen)
     usual = float(np.median([figure.value / stack.count for stack, figure in seen.items()]))
@@ -183,11 +185,11 @@ def fit(seen: Mapping[Stack, StackFigure]) -> FittedCosts:
 
 
 def solved(rows: Floats, targets: Floats, positive: Sequence[int]) -> tuple[Floats, Floats]:
-    """Least squares and its covariance; what is in these columns is no less than nothing."""
+    """Solve by least squares, with covariance; the unknowns of the columns `positive` are kept at 0 or above."""
     rows = rows.copy()
     found = np.linalg.lstsq(rows, targets, rcond=None)[0]
     while below := [i for i in positive if found[i] < 0]:
-        rows[:, below] = 0  # of all solutions lstsq gives the smallest, which has nothing there
+        rows[:, below] = 0  # lstsq gives the smallest of all solutions, which is 0 in a column of zeros
         found = np.linalg.lstsq(rows, targets, rcond=None)[0]
         found[below] = 0
     covariance: Floats = np.asarray(np.linalg.pinv(rows.T @ rows), np.float64)

@@ -15,9 +15,9 @@ from edgevit.models.anatomy import BlockDims
 DEPTH = 6  # blocks of a stack: enough for what they take to show, few enough to be exported and built soon
 SHARES = (0.125, 0.25, 0.5, 0.75)  # of the neurons, beside the fewest and all
 TILE = 64  # neurons that kernels like: a coarse grid has sizes amid two such, where a line errs to neither side
-BEND = 0.25  # error of a straight line at the middle that is reckoned with, as a share of the change of slope
+BEND = 0.25  # assumed error of a straight line at its middle, as a share of the change of slope
 NARROWER = (1 / 2, 1 / 4)  # of the embedding's width, beside the narrowest that may be asked for
-JUMP = 0.1  # the same as a share of the rise from one size to the next, which may be a step
+JUMP = 0.1  # assumed error as a share of the rise from one size to the next: that rise may be a step
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Grid:
         return list(dict.fromkeys(found))
 
     def rung(self, embed: int) -> list[Stack]:
-        """What tells how costs at a narrower embedding follow from those of the base's: `cost.narrower`."""
+        """Stacks by which `cost.narrower` finds how costs at this embedding follow from those at the base's."""
         heads, widths, neurons = self._sizes()
         found = [
             replace(self.ffn(neurons[0]), count=1),
@@ -121,7 +121,7 @@ class Grid:
         return [replace(stack, embed=embed) for stack in dict.fromkeys(found)]
 
     def behind_cuts(self, tokens: int) -> list[Stack]:
-        """What tells how costs with so many tokens follow from those with all: `cost.fewer_tokens`."""
+        """Stacks by which `cost.fewer_tokens` finds how costs with so many tokens follow from those with all."""
         heads, widths, neurons = self._sizes()
         cut, depth = Cut(tokens, heads[0], widths[0]), max(min(self.count - 1, DEPTH), 1)
         found = [
@@ -139,7 +139,7 @@ class Grid:
         return list(dict.fromkeys([*found, *(self.ffn(d.ffn) for d in sizes if d.has_ffn)]))
 
     def within(self, stacks: Iterable[Stack]) -> list[Stack]:
-        """Those of the base's own embedding that are no larger than it: what is kept may be of others, too."""
+        """The stacks at the base's own embedding that are no larger than it: a store may hold those of larger bases."""
         most = (self.most.heads, self.width, self.most.ffn)
         own = (s for s in stacks if s.embed is None and s.cut is None)
         return [s for s in own if all(a <= b for a, b in zip((s.heads, s.width, s.neurons), most, strict=True))]

@@ -68,7 +68,7 @@ class StackBench:
             self.progress.note(f"stack {number} of {len(due | {self.anchor: 0})}: {stack.label}")
             self._ready(stack)
         most = max(due.values())
-        for left in range(most, 0, -1):  # where most is missing first, as void runs of a round are made again at once
+        for left in range(most, 0, -1):  # stacks that lack most begin; a round makes its void runs again
             self._round([stack for stack, missing in due.items() if missing >= left], f"{most - left + 1} of {most}")
 
     def tidy(self) -> None:
@@ -128,7 +128,7 @@ class StackBench:
         )
 
     def _turns(self, stacks: Sequence[Stack]) -> list[list[Stack]]:
-        """Those of each process: a few with the base, or one where power is read, which no process tells apart."""
+        """The stacks of each process: a few and the base; or one where power is read, which is that of the process."""
         if self.setting.facts.has_power:
             return [[stack] for stack in stacks]
         others = [stack for stack in stacks if stack != self.anchor]
@@ -153,7 +153,7 @@ class StackBench:
         return request
 
     def _ready(self, stack: Stack) -> None:
-        """Have the file that is run of a stack on the machine that runs it."""
+        """See that the file or engine of a stack is on the machine that runs it."""
         if stack not in self._files:
             path, sha256 = self._engine(stack) if self.place.builds else self._put(stack, self.place.computes_in, OPSET)
             self._files[stack] = Measurable(Path(path), sha256, self.place.computes_in, stack.label)
@@ -200,7 +200,7 @@ class StackBench:
 
 
 def taken_ms(run: Run) -> float:
-    """What is set against the base's: the p50, or on one thread of a processor the time that it computed.
+    """The time of a run to compare with the base's: the p50; on one thread of a processor, the time that it computed.
 
     Other programs make a model wait, and a long inference more often than a short one: no median of ratios mends that.
     """

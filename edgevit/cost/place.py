@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from edgevit.agent.environment import usable_cpus
@@ -12,14 +11,14 @@ from edgevit.board.request import AskedBoard, Conditions, Provider, SshConfig, T
 from edgevit.errors import UnknownNameError
 from edgevit.progress import Progress
 from edgevit.request import BOARD, LOAD, RUNNER, Option
-from edgevit.version import written_by
+from edgevit.version import processor, written_by
 
 if TYPE_CHECKING:
     from edgevit.board.bench import Setting
     from edgevit.derive.allocate.cost_table import Where
 
 PRECISIONS = ("fp32", "fp16")
-# One run of many, each in turns with the base: that much of each shows a ratio.
+# Of one run. A stack has many runs, each in turns with the base: so few samples are enough for their ratios.
 SAMPLES, WARMUP_S = 40, 0.2
 WINDOW_S, POWER_WINDOW_S = 0.4, 3.0  # the rails' sensors average over 0.43 s
 
@@ -122,11 +121,3 @@ def look_there(place: Place, progress: Progress) -> Where:
     profile = None if place.profile is None else load_profile(place.profile)
     with open_board(place.board, ssh_config=place.ssh_config) as board:
         return place.where(look(board, profile, place.conditions(), progress))
-
-
-def processor() -> str:
-    """The name of this machine's processor."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.is_file() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "unknown processor")

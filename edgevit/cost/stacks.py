@@ -23,7 +23,7 @@ SPREAD = 0.02  # standard deviation of the weights
 
 @dataclass(frozen=True)
 class Cut:
-    """A block without FFN, of so many heads of a width, that passes on only so many tokens."""
+    """A block without FFN that passes on fewer tokens than it is given."""
 
     tokens: int
     heads: int
@@ -36,9 +36,9 @@ class Cut:
 
 @dataclass(frozen=True)
 class Stack:
-    """So many equal blocks; QK and VO share one width, and a site of size 0 is not there.
+    """Equal blocks, `count` of them; QK and VO share one width, and a site of size 0 is not there.
 
-    Behind a cut there may be none.
+    The count may be 0 where there is a cut, which is then measured alone.
     """
 
     count: int
@@ -76,7 +76,7 @@ class Stack:
 
     @property
     def blocks(self) -> list[BlockDims]:
-        """All of them, the first first."""
+        """The block that tokens leave, if there is one, and the equal blocks after it."""
         return [*(() if self.cut is None else (self.cut.dims,)), *[self.dims] * self.count]
 
 
@@ -115,16 +115,16 @@ def _ffn(like: Ffn, dims: BlockDims) -> Ffn:
 
 
 def _filled(like: P, shapes: Mapping[str, tuple[int, ...]]) -> P:
-    """Weights of its own for every block: an exporter may write equal ones once, which a cache would like."""
+    """Random weights for every block anew: an exporter would write equal ones once, and caches would then hold them."""
     made = {name: torch.randn(shape) * SPREAD for name, shape in shapes.items() if getattr(like, name) is not None}
     return replace(like, **made)
 
 
 @torch.no_grad()
 def network_of(network: nn.Module, blocks: Sequence[BlockDims], embed: int | None = None) -> nn.Module:
-    """The base's own stem and head around blocks of these sizes, no more than it has, with random weights.
+    """A network with the base's stem and head around blocks of these sizes, which get random weights.
 
-    `embed` is the width of the embedding where it is narrower than the base's.
+    There are no more blocks than the base has. `embed` is the embedding's width where it is narrower than the base's.
     """
     family, whole = family_of(network), whole_blocks(network)
     stem = bare_copy(network)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevit.agent.records import RecordError, Run
-from edgevit.derive.cache import CacheEntry, cache_folder
+from edgevit.derive.cache import CacheEntry, derivations_folder
 from edgevit.errors import RunsError
 from edgevit.folder.lock import in_turn
 from edgevit.folder.records import UNMARKED, More, RecordKind
@@ -36,7 +36,7 @@ KEY, RUNS, ENGINES = "key.json", "runs.jsonl", "engines.json"
 class StoreKey:
     """key.json of measured costs: what the runs depend on; all but `edgevit` is in the hash that names the folder."""
 
-    edgevit: str | None = None  # that used the folder last; None: one that did not say yet
+    edgevit: str | None = None  # version that used the folder last; None: an older one, which did not write it
     family: str | None = None
     embed: int | None = None
     where: dict[str, Any] | None = None
@@ -48,7 +48,7 @@ class BuiltEngines:
     """engines.json of measured costs: path on the board and hash of each engine built there, by the stack's label."""
 
     engines: dict[str, tuple[str, str]]
-    edgevit: str | None = None  # that wrote the file; None: one that did not say yet
+    edgevit: str | None = None  # version that wrote the file; None: an older one, which did not write it
 
 
 KEY_KIND = RecordKind("costs_key", StoreKey, READER, schemas=(1,))
@@ -57,7 +57,7 @@ ENGINES_KIND = RecordKind("costs_engines", BuiltEngines, READER, schemas=(UNMARK
 
 def costs_folder() -> Path:
     """Where all of them are: $XDG_CACHE_HOME/edgevit/costs, or ~/.cache/edgevit/costs."""
-    return cache_folder().with_name("costs")
+    return derivations_folder().with_name("costs")
 
 
 def entries(folder: Path) -> list[CacheEntry]:

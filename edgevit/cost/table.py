@@ -1,4 +1,4 @@
-"""The whole of it: a table of what each site of a base takes at a place, measured as far as it is not known."""
+"""Make the table of what each site of a base takes at a place; measure what is not known yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgevit.board.bench import Setting, look
 from edgevit.board.connection import open_board
 from edgevit.board.profiles import load_profile
 from edgevit.cost.fewer_tokens import fit_fewer
-from edgevit.cost.fit import FittedCosts, StackFigure, figures, fit
+from edgevit.cost.fit import FittedCosts, StackFigure, fit_costs, stack_figures
 from edgevit.cost.grid import Grid
 from edgevit.cost.measure import StackBench, scratch
 from edgevit.cost.narrower import fit_narrower
@@ -96,7 +96,7 @@ def measured_table(
             quantities: tuple[Measured, ...] = ("ms", "mj") if energy else ("ms",)
             for quantity in quantities:
                 if seen := _figures(bench, grid.coarse(), quantity):
-                    _judge(fit(seen), quantity, told)
+                    _judge(fit_costs(seen), quantity, told)
             if sizes:
                 bench.measure([*grid.at(sizes), *(grid.rung(embed) if embed else ())], rounds)
             else:
@@ -122,7 +122,7 @@ def _refine(bench: StackBench, grid: Grid, points: int, rounds: int) -> None:
     """Measure more sizes where straight lines are least certain, a few at a time."""
     while True:
         seen = _figures(bench, grid.within(bench.known))
-        costs = fit(seen)
+        costs = fit_costs(seen)
         limit = CLOSE * costs.predicted(grid.anchor) / grid.count
         doubts = grid.between(costs.attention, costs.ffn, costs.noise)
         found = [stack for doubt, stack in doubts if doubt > limit and stack not in seen]
@@ -135,7 +135,7 @@ def _refine(bench: StackBench, grid: Grid, points: int, rounds: int) -> None:
 def _figures(bench: StackBench, stacks: Collection[Stack], quantity: Measured = "ms") -> dict[Stack, StackFigure]:
     """What these take, in ms or mJ; in mJ only those of which it is known."""
     samples = [sample for sample in bench.samples(quantity) if sample.stack in stacks]
-    return figures(samples, bench.anchor, bench.anchor_ms() if quantity == "ms" else None) if samples else {}
+    return stack_figures(samples, bench.anchor, bench.anchor_ms() if quantity == "ms" else None) if samples else {}
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _found(bench: StackBench, grid: Grid) -> dict[Measured, _Found]:
 
 
 def _fit(seen: Mapping[Stack, StackFigure]) -> _Found:
-    """At the base's own embedding with all tokens, and from there on."""
+    """Costs at the base's own embedding with all tokens, and from these at narrower ones and with fewer tokens."""
     by_width: dict[int, dict[Stack, StackFigure]] = {}
     by_count: dict[int, dict[Stack, StackFigure]] = {}
     for stack, figure in seen.items():
@@ -169,7 +169,7 @@ def _fit(seen: Mapping[Stack, StackFigure]) -> _Found:
             by_count.setdefault(stack.cut.tokens, {})[stack] = figure
         elif stack.embed is not None:
             by_width.setdefault(stack.embed, {})[stack] = figure
-    own = fit({stack: figure for stack, figure in seen.items() if stack.embed is None and stack.cut is None})
+    own = fit_costs({stack: figure for stack, figure in seen.items() if stack.embed is None and stack.cut is None})
     return _Found(own, fit_narrower(own, by_width), fit_fewer(own, by_count))
 
 

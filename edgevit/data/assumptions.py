@@ -33,7 +33,7 @@ SETTINGS: dict[SettingsFrom, str] = {
 SHOWN = ("crop_pct", "interpolation", "mean", "std")  # of the preprocessing, and what an option can give
 CHECK = "check the order of its outputs (--base-classes) and its preprocessing (--mean, --std, --crop-pct)"
 NAMED = 5  # classes in a line
-ODDS = 1.25  # a base whose odds of being right may be as low as this times those of chance is near it
+ODDS = 1.25  # a base is near chance if its odds of being right may be this many times those of chance, or less
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a method cannot be asked for, said before any work, with the methods that can."""
+"""Refuse, before any work, what a method cannot be asked for; the message names the methods that can."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def refuse_linear(method: str, budget: str) -> None:
     """Raise OptionError if a method cannot meet a budget by a cost table: ms, mj or fps.
 
-    One that counts on a cost linear in the widths cannot; all of edgevit's own can.
+    A method that relies on costs linear in the widths cannot; all of edgevit's own methods can.
     """
     quantity = "mj" if budget == "mj" else "ms"
     if quantity not in describe(method).quantities:
@@ -41,7 +41,7 @@ def refuse_untaught(method: str, config: Any, steps: int | None) -> None:
         told = f"--set {method}.teacher=restricted" if method in can else f"--method {' or '.join(can)} with a teacher"
         raise OptionError(f"unlabelled images need a teacher, and {method} has none as asked for; try {told}")
     if steps == 0:
-        raise OptionError("unlabelled images are for training, and 0 steps train not at all; leave them out")
+        raise OptionError("unlabelled images are for training, and with 0 steps nothing is trained; leave them out")
 
 
 def refuse_silent(method: Method[Any], cuts: Cuts, prices: Prices | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgevit.data.classes import base_list, base_order, imagenet_names, listed, resolve
 from edgevit.data.sources import open_source
-from edgevit.derive.cache import Cache, cache_folder
+from edgevit.derive.cache import Cache, derivations_folder
 from edgevit.derive.card import base_card
 from edgevit.derive.head import open_task_for, with_fitted_head
 from edgevit.derive.request import BaseRequest
@@ -69,7 +69,7 @@ def _with_head(base: Headless, request: BaseRequest, progress: Progress) -> tupl
             f"{base.timm_name} has no classifier; give --data, images of the classes that a head is to be fitted to"
         )
     task = open_task_for(base, request, progress)
-    cache = Cache(cache_folder() if request.cache is True else request.cache or None, progress)
+    cache = Cache(derivations_folder() if request.cache is True else request.cache or None, progress)
     model, head = with_fitted_head(base, task, open_passes(request.training, progress), cache)
     close_compute()
     assert head is not None

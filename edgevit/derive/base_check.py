@@ -115,8 +115,10 @@ class Answers:
 
 
 def in_rings(answer: Mapping[int, int]) -> dict[int, int]:
-    """The outputs that answer for one another in a ring, as when their order is wrong; one that is merely taken for
-    another, as a shirt for a coat, is in none."""
+    """The outputs that a wrong order may have exchanged: a's images are answered with b, b's with c, and c's with a.
+
+    An output that is merely taken for another, as a shirt for a coat, is in no such ring.
+    """
 
     def returns(start: int) -> bool:
         at: int | None = start
@@ -132,8 +134,8 @@ def in_rings(answer: Mapping[int, int]) -> dict[int, int]:
 def ask(base: nn.Module, task: Task, passes: Passes, cache: Cache, identity: Mapping[str, Any]) -> Answers:
     """Let the whole base answer validation images, as it is read and under each neighbour; kept in the cache.
 
-    Whatever the training's precision: multiplied in bf16 where the processor has it, as right answers are only counted
-    and compared, and else in fp32. Every process does all of it.
+    Whatever the training's precision, the base multiplies in bf16 where the processor has it, as right answers are only
+    counted and compared; elsewhere in fp32. Every process does all of it.
 
     Raises:
         DataError: its answers are no numbers.
@@ -146,7 +148,7 @@ def ask(base: nn.Module, task: Task, passes: Passes, cache: Cache, identity: Map
 
     def take() -> dict[str, Tensor]:
         alone = replace(passes, shared=False)
-        once = replace(alone, decoded=Decoded(0))  # nobody sees the images as the neighbours have them again
+        once = replace(alone, decoded=Decoded(0))  # no other pass needs images as the neighbours prepare them
         with passes.progress.stage("check the base", len(splits) * len(split), "image") as stage:
             found = []
             for i, under in enumerate(splits):
@@ -181,7 +183,9 @@ def _answers(base: nn.Module, split: Split, columns: Sequence[int], passes: Pass
     return torch.cat(found, 1)
 
 
-def judge(answers: Answers, sureness: Sureness, task: Task, accept_weak_base: bool, progress: Progress) -> None:
+def refuse_weak_base(
+    answers: Answers, sureness: Sureness, task: Task, accept_weak_base: bool, progress: Progress
+) -> None:
     """Stop where the base is near chance, unless that is accepted; say what other preprocessing would give.
 
     Raises:

@@ -29,17 +29,17 @@ from edgevit.folder.lock import in_turn
 from edgevit.folder.writing import writing
 from edgevit.models.checkpoint import tensors_sha256
 from edgevit.progress import Progress, Silent
-from edgevit.version import written_by
+from edgevit.version import processor, written_by
 
 SCHEMA = "6"  # of the entries
 MADE_BY = f"edgevit {edgevit.__version__} with torch {torch.__version__}, schema {SCHEMA}"
 LIMIT_BYTES = 20 * 10**9
-STREAMS = "streams"  # the entries that are the largest, and the soonest worked out again: they have half of the limit
+STREAMS = "streams"  # the largest entries, and the soonest worked out again: they may take half of the limit
 
 Tensors = dict[str, Tensor]
 
 
-def cache_folder() -> Path:
+def derivations_folder() -> Path:
     """Where entries are: $XDG_CACHE_HOME/edgevit/derive, or ~/.cache/edgevit/derive."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "edgevit" / "derive"
@@ -168,19 +168,29 @@ class Cache:
             return None
         with suppress(OSError):  # of a folder that may only be read; or another process has just made room
             os.utime(file, follow_symlinks=False)  # it was used just now
-        if what not in self.reused and file not in self.made:
-            self.reused.append(what)
-            self.progress.note(f"reusing {what} from the cache")
+        if file not in self.made:
+            self._tell(what, _told(file).get("processor", processor()))
         return found
+
+    def _tell(self, what: str, made_on: str) -> None:
+        """Say once that an entry is used, and on which processor it was worked out if not on one of this kind."""
+        elsewhere = made_on != processor()
+        name = f"{what} (worked out on {made_on})" if elsewhere else what
+        if name in self.reused:
+            return
+        self.reused.append(name)
+        differs = ": results may differ from those with --no-cache in last bits, and by that in widths" * elsewhere
+        self.progress.note(f"reusing {name} from the cache{differs}")
 
     def _keep(self, file: Path, tensors: Tensors) -> None:
         """Write an entry so that it is there whole or not at all; a full disk costs the entry, not the derivation."""
         # A path may hold bytes that are no text.
         base, task = (text.encode("utf-8", "backslashreplace").decode() for text in (self.base, self.task))
         told = {"made_by": MADE_BY, "sha256": tensors_sha256(tensors), "base": base, "task": task}
+        told["processor"] = processor()  # sums are rounded otherwise on others
         told["edgevit"] = written_by()  # for people; an entry is good for every commit of the version that made it
         try:
-            # In a folder that nobody else can write to: a link of a name that was to be guessed could lead anywhere.
+            # The folder is private: under a name that can be guessed, others could put a link to any file beforehand.
             with writing(file), tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=file.parent) as private:
                 temporary = Path(private, file.name)
                 save_file(tensors, temporary, told)

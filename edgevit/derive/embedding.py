@@ -55,7 +55,7 @@ def check_width(owner: str, width: int) -> None:
         raise OptionError(f"{owner}.embed_width={width} is not 0 or a number of at least 2")
 
 
-def widths(network: nn.Module, policy: Policy, asked: int = 0, owner: str = "", least: int = 0) -> list[int]:
+def embed_widths(network: nn.Module, policy: Policy, asked: int = 0, owner: str = "", least: int = 0) -> list[int]:
     """Those that the embedding may have, the widest first: the one that the method `owner` was asked for, or a ladder.
 
     `least` is the narrowest that the budget can count.
@@ -70,9 +70,9 @@ def widths(network: nn.Module, policy: Policy, asked: int = 0, owner: str = "", 
 
 
 def narrowest(network: nn.Module, policy: Policy, asked: int, owner: str) -> int:
-    """The last of `widths`; the network's own where it cannot be narrowed."""
+    """The last of `embed_widths`; the network's own where it cannot be narrowed."""
     geometry = family_of(network).geometry(network)
-    return geometry.embed if geometry.fixed_embed is not None else widths(network, policy, asked, owner)[-1]
+    return geometry.embed if geometry.fixed_embed is not None else embed_widths(network, policy, asked, owner)[-1]
 
 
 def geometry_at(network: nn.Module, width: int) -> Geometry:

@@ -128,7 +128,7 @@ def _fit(base: Headless, task: Task, passes: Passes) -> dict[str, Tensor]:
     _see_features(network, task.validation, passes, "judge the head", lambda *batch: held.append(batch))
     regression = RidgeRegression.of(moments)
     features, labels = (torch.cat(parts) for parts in zip(*held, strict=True))
-    ridge, temperature, accuracy = choose(regression, features, labels)
+    ridge, temperature, accuracy = choose_ridge(regression, features, labels)
     weight, bias = regression.solved(ridge)
     facts = torch.tensor([ridge, temperature, accuracy], dtype=torch.float64)
     return {"weight": (temperature * weight).float(), "bias": (temperature * bias).float(), "facts": facts}
@@ -206,7 +206,7 @@ class RidgeRegression:
         return weight, 1 / len(weight) - weight @ self.mean
 
 
-def choose(regression: RidgeRegression, features: Tensor, labels: Tensor) -> tuple[float, float, float]:
+def choose_ridge(regression: RidgeRegression, features: Tensor, labels: Tensor) -> tuple[float, float, float]:
     """Choose ridge and temperature on validation images; return them, and the mean of the classes' accuracies.
 
     Shapes: features [N, d] in fp64, labels [N]; every class has an image.

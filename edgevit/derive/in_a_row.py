@@ -54,7 +54,7 @@ class CutFirst:
 
 
 def check_row(steps: Sequence[Step], method: Method[Any], config: Any, asked: Asked, base: Model) -> None:
-    """Refuse what no method of the row can reach, whatever those before it leave; nothing is measured for that.
+    """Refuse a rate or budget that is not met even if every method up to there cuts all that it may.
 
     Args:
         method: the last one, which is asked for the budget; the steps before it have rates of their own.
@@ -89,7 +89,7 @@ def cut_first(steps: Sequence[Step], problem: Problem, base: Model, asked: Train
     for i, step in enumerate(steps):
         found = _after(found, step, problem.folder / f"step{i + 1}", base, asked)
     if steps:
-        torch.manual_seed(problem.training.seed)  # the last draws the same whether steps were done or read
+        torch.manual_seed(problem.training.seed)  # the last method draws the same, were the steps done or read
     return found
 
 

@@ -24,7 +24,7 @@ from edgevit.errors import JobsError, OptionError, UnknownNameError
 from edgevit.folder.documents import Reader
 from edgevit.folder.writing import file_sha256
 from edgevit.numbers import check_number
-from edgevit.request import BUDGET, COMPUTING, Option, asked_of, default_of, plain_type, request_of
+from edgevit.request import BUDGET, COMPUTING, Option, default_of, options_of, plain_type, request_of
 from edgevit.train.settings import Training
 
 EXAMPLE = Path(__file__).with_name("example_jobs.yaml")
@@ -42,11 +42,11 @@ TABLE = (
     "derive-many measures nothing: measure a table with `edgevit cost BASE --board HOST --output FILE` and name it as "
     "the budget's cost_table, or use `edgevit derive`"
 )
-BUDGET_KEYS = tuple(asked.field for asked in asked_of(DeriveRequest) if asked.option.panel == BUDGET)
+BUDGET_KEYS = tuple(asked.field for asked in options_of(DeriveRequest) if asked.option.panel == BUDGET)
 TASK_KEYS, METHOD_KEYS = ("classes", "data"), ("method", "options", "supernet", "training")
 OWN_KEYS = ("out", "resume", "overwrite")  # which every job has its own way of
-# In the hash of every job since the first version; the other fields are where they are not the default, so that a new
-# option leaves jobs done that are done.
+# The hash of every job has these fields, and the others only where they differ from the default: so a job that is done
+# keeps its hash when edgevit gets a new option, and is not done again.
 ALWAYS = {
     "base", "checkpoint", "pretrained", "model_args", "preprocessing", "base_classes", "shape", "ffn_multiple", "head",
     "finetune_base", "validation_fraction", "skip_bad_images", "data", "classes", "rate", "macs", "params", "method",
@@ -105,7 +105,7 @@ class Layout(_Strict):
 COMMON_KEYS = tuple(
     dict.fromkeys(
         asked.path[0]
-        for asked in asked_of(DeriveRequest)
+        for asked in options_of(DeriveRequest)
         if asked.path[0] not in {*BUDGET_KEYS, *TASK_KEYS, *METHOD_KEYS, *OWN_KEYS, "base"}
     )
 )
@@ -150,7 +150,7 @@ class Job:
 
 
 def read_jobs(file: str | Path) -> tuple[list[Job], Layout]:
-    """Read a jobs file and lay out its jobs, as `in_turns` says for the file's own workers.
+    """Read a jobs file and lay out its jobs, as `tasks_side_by_side` says for the file's own workers.
 
     Raises:
         JobsError: it is no jobs file: an unknown key, a name that is there twice or not at all, two jobs with one
@@ -193,10 +193,10 @@ def _jobs(layout: Layout, file: Path) -> list[Job]:
         make_policy(asked.shape, asked.ffn_multiple, asked.embed_multiple)
         check_steps(asked.first, asked.method, asked.rate, measured=asked.measured)
     _refuse_shared_folders(jobs, file)
-    return in_turns(jobs, layout.workers)
+    return tasks_side_by_side(jobs, layout.workers)
 
 
-def in_turns(jobs: Sequence[Job], workers: int) -> list[Job]:
+def tasks_side_by_side(jobs: Sequence[Job], workers: int) -> list[Job]:
     """As many tasks at a time as there are workers: the first job of each, whose work the others share, then the rest.
 
     So tasks are begun side by side, and what is shared is used before so much else is cached that it has to go.

@@ -1,7 +1,8 @@
 """Many derivations from one jobs file: `edgevit derive-many JOBS`. example_jobs.yaml shows what it may hold.
 
 A job is a pure function of its arguments: `run_job` may run in any process, on any machine that has the data. What jobs
-share they share through the cache; as many tasks are worked on at a time as there are workers (`jobs_file.in_turns`).
+share they share through the cache; as many tasks are worked on at a time as there are workers
+(`jobs_file.tasks_side_by_side`).
 
 A model's derivation.json says of which job it is. So a model that is there is known, whatever became of results.json.
 """
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from edgevit.derive.allocate.budget import readable
-from edgevit.derive.jobs_file import RESULTS, DeriveManyRequest, Job, in_turns, read_jobs
+from edgevit.derive.jobs_file import RESULTS, DeriveManyRequest, Job, read_jobs, tasks_side_by_side
 from edgevit.derive.jobs_table import TABLE_KIND, JobRow, JobsTable
 from edgevit.derive.method import find_method
 from edgevit.derive.session import run
@@ -82,7 +83,7 @@ def _found(job: Job, told: Sequence[JobRow], progress: Progress) -> JobRow | Non
         return states["done"]
     try:
         record = folder.derivation()
-        # An older edgevit's record does not say which job it was: then its start must have been told.
+        # An older edgevit's record does not say which job it was: then results.json must say that this job was started.
         if record and (record.job == job.sha256() or (record.job is None and "started" in states)):
             return _done(_started(job), folder.spec(), record)
     except CheckpointError as error:
@@ -169,7 +170,7 @@ def run_many(request: DeriveManyRequest, progress: Progress | None = None) -> li
     for method in layout.methods:
         name = method.method or method.name
         find_method(name).make_config(method.options)
-    jobs, folder = in_turns(jobs, workers), Path(layout.out)
+    jobs, folder = tasks_side_by_side(jobs, workers), Path(layout.out)
     with ExitStack() as held:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -209,7 +210,7 @@ def _work_off(jobs: Sequence[Job], results: _Results, workers: int, progress: Pr
 
 
 def _row(job: Job, result: JobRow | Died | None) -> JobRow:
-    """What is to be told of a job that began (None) or ended."""
+    """The row of results.json for a job that began (None) or ended."""
     if isinstance(result, JobRow):
         return result
     if result is None:

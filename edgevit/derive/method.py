@@ -20,16 +20,16 @@ C = TypeVar("C")
 
 
 def widths_alone(network: nn.Module, config: object, policy: Policy) -> Cuts:
-    """What a method may take away that says nothing of it."""
+    """What a method may take away if it declares no `cuts`: widths and nothing else."""
     return Cuts()
 
 
 def takes_any_base(base: Model, config: object, request: DeriveRequest) -> None:
-    """Refuse nothing: a method that says nothing of it cuts every base that can be opened."""
+    """Refuse nothing: a method that declares no `check_base` cuts every base that can be opened."""
 
 
 def fits_anything(asked: Asked, config: object) -> None:
-    """Refuse nothing: the options of a method that says nothing of it fit every network."""
+    """Refuse nothing: the options of a method that declares no `check_options` fit every network."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Method(Generic[C]):
     check_options: Callable[[Asked, C], None] = fits_anything  # refuses a config that does not fit what is asked
     check_base: Callable[[Model, C, DeriveRequest], None] = takes_any_base  # refuses one before an image is read
     gentle: bool = False  # its training starts from weights that are nearly right
-    needs_all_tokens: bool = False  # what it measures is of tokens that pass through all blocks
+    needs_all_tokens: bool = False  # it cannot cut a network that tokens leave before its last block
     name: str = ""  # that of its file, which `find_method` knows
 
     def make_config(self, options: Mapping[str, Any]) -> C:

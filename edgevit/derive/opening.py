@@ -1,4 +1,4 @@
-"""What every derivation begins with, and how it ends, done or stopped: a super-network's too."""
+"""Open base and images for a derivation or a super-network, keep its unfinished work, and write what came of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgevit.data.classes import TargetClass, imagenet_names, listed, resolve
 from edgevit.data.task import Task
 from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
-from edgevit.derive.cache import Cache, cache_folder
+from edgevit.derive.cache import Cache, derivations_folder
 from edgevit.derive.head import with_fitted_head
 from edgevit.derive.problem import Problem, Stopwatch
 from edgevit.derive.request import DeriveRequest, SupernetRequest
@@ -120,7 +120,7 @@ def _cache(request: DeriveRequest | SupernetRequest, task: Task, passes: Passes)
     more = f", ... ({len(names)} classes)" if len(names) > 4 else ""
     weights = "" if request.checkpoint is None else f", {Path(request.checkpoint).name}"
     return Cache(
-        cache_folder() if keeping is True else keeping or None, passes.progress,
+        derivations_folder() if keeping is True else keeping or None, passes.progress,
         base=f"{request.base}{weights}", task=f"{request.data}: {', '.join(names[:4])}{more}",
     )  # fmt: skip
 
@@ -165,7 +165,7 @@ def unfinished(request: DeriveRequest | SupernetRequest, resolved: dict[str, Any
     close_compute()
 
 
-def write(model: Model, request: DeriveRequest | SupernetRequest, problem: Problem, **papers: Any) -> None:
+def write_model(model: Model, request: DeriveRequest | SupernetRequest, problem: Problem, **papers: Any) -> None:
     """Write the model folder, by one process, and take the unfinished one away; `papers` as for `save`."""
     if problem.compute.is_main:
         with stop_when_asked():  # too late to stop: a model that is there has no unfinished folder beside it
@@ -175,7 +175,7 @@ def write(model: Model, request: DeriveRequest | SupernetRequest, problem: Probl
 
 @contextmanager
 def resumable(folder: Path, *, is_main: bool) -> Iterator[None]:
-    """Say how an unfinished run is gone on with when it is stopped; take away what took no work when it fails.
+    """Name the command that goes on with a run that was stopped; remove the folder of one that failed before any work.
 
     Raises:
         Interrupted: Ctrl-C.

@@ -19,7 +19,7 @@ from edgevit.errors import OptionError, UnknownNameError
 from edgevit.numbers import FINITE, WORD, check_number
 
 C = TypeVar("C")
-SUPERNET = "supernet"  # no method, and its options are given in the same way
+SUPERNET = "supernet"  # it is no method, but its options are given as a method's are
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 _PLAIN: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
 

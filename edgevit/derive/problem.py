@@ -35,10 +35,10 @@ FELT_IMAGES = 128  # on which it is measured how much the answers feel each toke
 
 @dataclass
 class Stopwatch:
-    """Seconds per stage of a derivation; those of a stage within another are its own alone."""
+    """Seconds per stage of a derivation; those of a stage that runs within another count for the inner one alone."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    within_s: float = 0.0  # of the stages that have ended within the one that goes on
+    within_s: float = 0.0  # of the stages that have ended within the one that is running
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -89,7 +89,7 @@ class Derived:
 def finetuned_base(problem: Problem) -> nn.Module:
     """A copy of the whole base, trained exactly as long as the method trains: a baseline, and a teacher."""
     network, file = bare_copy(problem.network), problem.folder / "finetuned.safetensors"
-    if file.is_file():  # as the baseline, or before an interruption
+    if file.is_file():  # it was trained before: as the baseline, or before an interruption
         with reading_state(file):
             network.load_state_dict(load_tensors(file))
         return network.to(problem.compute.device).eval()

@@ -27,7 +27,7 @@ from edgevit.models.copies import bare_copy
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
-from edgevit.train.passes import evaluate
+from edgevit.train.passes import accuracy_of
 
 PASSES = 10  # over the training images, of the training after the cut
 
@@ -48,7 +48,7 @@ def cuts(network: nn.Module, options: RankOptions, policy: Policy) -> Cuts:
     """What a method which ranks units may take away."""
     geometry = family_of(network).geometry(network)
     may_go = options.cut_embedding and geometry.fixed_embed is None
-    embed = ranking.narrowest(geometry.embed, policy) if may_go else 0
+    embed = ranking.narrowest_by_rank(geometry.embed, policy) if may_go else 0
     more = {"cut_embedding": True, "attention": "both"}
     by_heads = options.attention != "widths"
     return Cuts(head_widths=options.attention != "heads", heads=by_heads, embed=embed, more=more)
@@ -78,7 +78,7 @@ def plan_of(network: nn.Module, scores: Scores, ranked: Ranked) -> Plan:
 
 
 @torch.no_grad()
-def masked(network: nn.Module, ranked: Ranked, scores: Scores) -> nn.Module:
+def with_zeros(network: nn.Module, ranked: Ranked, scores: Scores) -> nn.Module:
     """A copy of a network in which the weights of the units that go are zero; no shape changes."""
     copied = bare_copy(network)
     blocks = family_of(copied).read(copied)
@@ -107,7 +107,7 @@ def masked(network: nn.Module, ranked: Ranked, scores: Scores) -> nn.Module:
     return copied
 
 
-def choose(problem: Problem, options: RankOptions, scores: Scores, budget: Budget | None = None) -> Ranked:
+def choose_units(problem: Problem, options: RankOptions, scores: Scores, budget: Budget | None = None) -> Ranked:
     """Spend the problem's budget, or another, by rank.
 
     Raises:
@@ -131,14 +131,14 @@ def choose(problem: Problem, options: RankOptions, scores: Scores, budget: Budge
 
 def derive_by_rank(problem: Problem, options: RankOptions, scores: Scores) -> Derived:
     """Leave out the units of the lowest scores, then train what stays."""
-    return finish(problem, options, plan_of(problem.network, scores, choose(problem, options, scores)))
+    return finish(problem, options, plan_of(problem.network, scores, choose_units(problem, options, scores)))
 
 
 def finish(problem: Problem, options: TeacherOptions, plan: Plan, **found: object) -> Derived:
     """Realise a plan, train the network, keep its best state on the validation part, and say how it came out."""
     slim = realise(problem.network.to(problem.compute.device), plan)
     task = problem.task
-    before = evaluate(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
+    before = accuracy_of(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
     distillation = distillation_for(problem, options, encode=plan.encode)
     done = train_for(problem, slim, distillation=distillation, keep="best")
     outcome = problem.history.outcome("train")

@@ -1,4 +1,4 @@
-"""How small a method can make a network: said before anything is measured, with the axis that ends it.
+"""Refuse a budget below the smallest network that a method can make, before anything is measured.
 
 A method says what it may take away (`Cuts`). Of all that it could make, the cheapest in the budget's own quantity is
 worked out from sizes alone; a budget below it is refused with what most of that model is, at which size that ends, and
@@ -38,7 +38,8 @@ class Cuts:
     images: int = 0
     # How many tokens each block may pass on (0: all that it is given): each a way to cut.
     ladders: Sequence[tuple[int, ...]] = ()
-    more: Mapping[str, Any] = field(default_factory=dict)  # options with which more may go, and with which value
+    # Options that would let more go, each with the value that does.
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def tokens(self) -> bool:
@@ -47,7 +48,7 @@ class Cuts:
 
 
 def together(cuts: Sequence[Cuts]) -> Cuts:
-    """What several methods in a row may take away, each of what the one before it leaves; at most."""
+    """The most that several methods in a row may take away, each from what the one before it leaves."""
     narrowing = [one for one in cuts if one.embed]
     return Cuts(
         widths=any(one.widths for one in cuts),
@@ -95,7 +96,11 @@ class Least:
     geometry: Geometry
 
     def made_of(self, budget: Budget) -> str:
-        """By a cost table what each part takes; else the axis that most of it is left of, at its minimum."""
+        """Say what the cost is made of: with a cost table, what each part takes.
+
+        Without one, say which part (attention, FFN, or what lies outside the blocks) takes most of it, and at what size
+        that part ends.
+        """
         if budget.prices is not None:
             return budget.made_of(self.blocks, self.geometry, self.kept)
         geometry, costs = self.geometry, {"": float(self.geometry.fixed(0, budget.linear))}
@@ -123,7 +128,7 @@ def check_reachable(asked: Asked, owner: str, cuts_of: Callable[[Any], Cuts], co
 
     Args:
         owner: the method's name.
-        cuts_of: what it may take away, of its options.
+        cuts_of: what it may take away with a config.
 
     Raises:
         BudgetError: with the minimum, what it is made of, and what would let more go.

@@ -1,8 +1,12 @@
-"""From a network and a plan to the slim network: the only code that changes a model's structure."""
+"""From a network and a plan to the slim network that is derived, by `realise` or `leave_tokens` and nothing else.
+
+Other code builds networks to measure or to load them; decision 018 lists it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -28,8 +32,8 @@ def realise(network: nn.Module, plan: Plan) -> nn.Module:
     family = family_of(network)
     blocks = family.read(network)
     plan.check(blocks)
-    _check_tokens(plan, blocks, family.geometry(network))
     old = [blocks[i] for i in plan.kept_blocks]
+    _check_tokens(plan, old, family.geometry(network))
     attentions = _attentions([b.attention for b in old], [b.attention for b in plan.blocks])
     ffns = [_ffn(b.ffn, planned.ffn) for b, planned in zip(old, plan.blocks, strict=True)]
     if len(old) < len(blocks):
@@ -40,11 +44,36 @@ def realise(network: nn.Module, plan: Plan) -> nn.Module:
     return slim if plan.embed is None else narrow_embedding(slim, plan.embed)
 
 
+@torch.no_grad()
+def leave_tokens(network: nn.Module, plan: Plan) -> nn.Module:
+    """Return the plan's network from the one that was realised with all tokens staying, so that tokens leave it.
+
+    A method whose weights are solved token by token, for all tokens, realises its plan so, in two steps.
+
+    Raises:
+        PlanError: the network is not the plan's, or the tokens cannot leave as planned.
+    """
+    if not any(block.tokens for block in plan.blocks):
+        return network
+    family = family_of(network)
+    blocks = family.read(network)
+    sizes = [[replace(part.dims, tokens=0, merged=False) for part in parts] for parts in (blocks, plan.blocks)]
+    if sizes[0] != sizes[1]:
+        raise PlanError(f"tokens are to leave a network of the blocks {sizes[0]}, expected the plan's: {sizes[1]}")
+    _check_tokens(plan, blocks, family.geometry(network))
+    pairs = zip(blocks, plan.blocks, strict=True)
+    return family.build(network, [replace(b, tokens=planned.tokens, merged=planned.merged) for b, planned in pairs])
+
+
 def _check_tokens(plan: Plan, blocks: Sequence[Block], geometry: Geometry) -> None:
-    """See that each block passes on fewer tokens than reach it, and one that may leave among them."""
+    """See that each block passes on fewer tokens than reach it, and one that may leave among them.
+
+    Args:
+        blocks: those that the plan keeps, before tokens leave them.
+    """
     reaching, prefix = geometry.tokens, geometry.tokens - geometry.patches
-    for planned in plan.blocks:
-        passed = planned.tokens or blocks[planned.block].tokens
+    for planned, block in zip(plan.blocks, blocks, strict=True):
+        passed = planned.tokens or block.tokens
         least = prefix + 1 + int(planned.merged)
         if passed and not least <= passed < reaching:
             raise PlanError(

@@ -12,7 +12,7 @@ from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import Split, Task
 from edgevit.folder.derivation import RejectedRecord
 from edgevit.folder.model import Rejection
-from edgevit.models.rejection import calibrate, check_share
+from edgevit.models.rejection import calibrate_rule, check_share
 from edgevit.progress import Progress
 from edgevit.train.passes import Passes
 
@@ -55,7 +55,7 @@ def calibrate_rejection(
         return torch.cat(found)
 
     validation = logits(found.validation)
-    rule = calibrate(validation, found.share)
+    rule = calibrate_rule(validation, found.share)
     counted = {
         "validation": count_rejected(
             rule.rejects, validation, found.validation.labels, logits(found.foreign_validation)

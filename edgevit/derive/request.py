@@ -24,7 +24,7 @@ from edgevit.folder.unfinished import partial_folder, refuse_unfinished
 from edgevit.folder.writing import refuse_existing
 from edgevit.models.request import BASE, BaseOptions
 from edgevit.numbers import check_number
-from edgevit.request import BUDGET, COMPUTING, DATA, OUTPUT, SHAPE, TRAINING, Nested, Option, plain
+from edgevit.request import BUDGET, COMPUTING, DATA, OUTPUT, SHAPE, TRAINING, Nested, Option, plain_request
 from edgevit.train.settings import Training
 
 D = TypeVar("D", bound="Deriving")
@@ -159,7 +159,7 @@ class Request(BaseOptions):
 
     def told(self) -> dict[str, Any]:
         """The whole request as JSON has it."""
-        return plain(self)
+        return plain_request(self)
 
     def same(self, resolved: Mapping[str, Any]) -> dict[str, Any]:
         """What must be the same for an unfinished run to be gone on with: what fields came to, and all other fields."""

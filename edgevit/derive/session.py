@@ -22,13 +22,13 @@ from edgevit.derive.abilities import refuse_after_tokens, refuse_silent, refuse_
 from edgevit.derive.allocate.budget import Budget, make_budget
 from edgevit.derive.allocate.cost_table import load_cost_table
 from edgevit.derive.allocate.policy import Policy, make_policy
-from edgevit.derive.base_check import ask, judge
+from edgevit.derive.base_check import ask, refuse_weak_base
 from edgevit.derive.card import model_card
 from edgevit.derive.estimate import estimate
 from edgevit.derive.head import open_task_for
 from edgevit.derive.in_a_row import check_row, cut_first
 from edgevit.derive.method import Method, find_method
-from edgevit.derive.opening import Opened, known_classes, open_for, resumable, unfinished, write
+from edgevit.derive.opening import Opened, known_classes, open_for, resumable, unfinished, write_model
 from edgevit.derive.problem import Problem, finetuned_base
 from edgevit.derive.reach import Asked, asked_of
 from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_rejection_images
@@ -55,7 +55,7 @@ from edgevit.models.checkpoint import Headless, Model, derived_spec, open_networ
 from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
 from edgevit.request import as_request
-from edgevit.train.passes import evaluate
+from edgevit.train.passes import accuracy_of
 from edgevit.train.settings import Training, fill
 from edgevit.version import written_by
 
@@ -170,7 +170,7 @@ def _add_finetuned(taken: Baselines, wanted: _Wanted, problem: Problem) -> Basel
     task = problem.task
     if not wanted.request.finetune_base or taken.base_finetuned is not None:
         return taken
-    finetuned = evaluate(finetuned_base(problem), task.test, problem.columns, task.class_names, problem.passes)
+    finetuned = accuracy_of(finetuned_base(problem), task.test, problem.columns, task.class_names, problem.passes)
     taken = replace(taken, base_finetuned=finetuned.record(), edgevit=written_by())
     _keep_baselines(taken, problem)
     return taken
@@ -195,7 +195,7 @@ def _check_base(baselines: Baselines, wanted: _Wanted, problem: Problem) -> Base
     seen = Sureness("test", images, full, restricted, task.arguments["base_outputs"], len(task.classes))
     with problem.stopwatch.stage("check"):
         answers = ask(network, task, problem.passes, problem.cache, problem.identity)
-    judge(answers, seen, task, wanted.request.accept_weak_base, problem.progress)
+    refuse_weak_base(answers, seen, task, wanted.request.accept_weak_base, problem.progress)
     return answers.record(near_chance=seen.near_chance)
 
 
@@ -203,8 +203,8 @@ def _judge(network: nn.Module, baselines: Baselines, wanted: _Wanted, problem: P
     """Measure a derived model on the images that nothing was trained on."""
     task, columns, passes = problem.task, problem.columns, problem.passes
     with problem.stopwatch.stage("evaluation"):
-        accuracy = evaluate(network, task.test, columns, task.class_names, passes, "test the model")
-        chosen_on = evaluate(network, task.validation, columns, task.class_names, passes)
+        accuracy = accuracy_of(network, task.test, columns, task.class_names, passes, "test the model")
+        chosen_on = accuracy_of(network, task.validation, columns, task.class_names, passes)
     rule, rejected = None, None
     if wanted.rejection is not None:
         with problem.stopwatch.stage("rejection"):
@@ -223,7 +223,7 @@ def _base_accuracy(base: nn.Module, problem: Problem, part: Split) -> Accuracy:
     key = {**problem.identity, "test": part.content_sha256(), "precision": problem.training.precision}
 
     def take() -> dict[str, Tensor]:
-        seen = evaluate(base, part, task.base_columns, names, problem.passes, "baselines")
+        seen = accuracy_of(base, part, task.base_columns, names, problem.passes, "baselines")
         return {
             "counts": torch.tensor([seen.total, seen.restricted, seen.full]),
             "answers": torch.tensor(seen.answers),
@@ -371,7 +371,7 @@ def _carry_out(wanted: _Wanted, problem: Problem) -> Derivation:
         facts=Facts.of(before.in_terms_of_the_base(derived)),
     )
     model, out = Model(network, spec), wanted.request.out
-    write(
+    write_model(
         model,
         wanted.request,
         problem,

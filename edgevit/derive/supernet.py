@@ -21,14 +21,14 @@ from torch import nn
 
 from edgevit.derive.allocate.budget import make_budget, readable
 from edgevit.derive.allocate.policy import Policy, make_policy
-from edgevit.derive.base_check import ask, judge
+from edgevit.derive.base_check import ask, refuse_weak_base
 from edgevit.derive.embedding import ladder, narrowest, why_it_stays
 from edgevit.derive.head import open_task_for
 from edgevit.derive.methods.skd.dropout import RATES, Dropout, rival_of
 from edgevit.derive.methods.skd.piad import DropoutSchedule, ProgressiveDropout, make_units
 from edgevit.derive.methods.skd.slices import SuperNet, cut_slice, read_supernet
 from edgevit.derive.methods.skd.wpac import concentrate, concentrate_embedding
-from edgevit.derive.opening import Opened, open_for, resumable, unfinished, write
+from edgevit.derive.opening import Opened, open_for, resumable, unfinished, write_model
 from edgevit.derive.options import SUPERNET, make_config
 from edgevit.derive.problem import Problem, distillation_for, train_for
 from edgevit.derive.reach import Asked, Cuts, check_reachable
@@ -44,7 +44,7 @@ from edgevit.models.families import family_of
 from edgevit.progress import Progress, Silent
 from edgevit.request import as_request
 from edgevit.train.distil import TeacherOptions
-from edgevit.train.passes import evaluate
+from edgevit.train.passes import accuracy_of
 from edgevit.train.settings import Training, fill
 
 
@@ -175,7 +175,7 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
         raise OptionError(f"supernet.cut_embedding=true: the embedding cannot be narrowed: {why}")
     if training.steps is None:
         training = replace(training, steps=ceil(config.epochs * len(task.train) / training.batch_size))
-    # The trained and the smallest network need not meet.
+    # Nothing ends it early: that would wait for the accuracies of whole network and smallest slice to become equal.
     training = fill(replace(training, early_stop=False), gentle=False)
     wanted = _Wanted(request, opened, config, policy, training)
     with unfinished(request, wanted.settings(), compute) as folder:
@@ -197,19 +197,21 @@ def _carry_out(wanted: _Wanted, problem: Problem) -> None:
             base_top1 = _top1(opened.base.network, problem, problem.task.base_columns)
     record = wanted.record(problem, base_top1=base_top1, order=tuple(order), curve=tuple(curve))
     card, model = _card(wanted.request.out.name, spec, record), Model(network.cpu().eval(), spec)
-    write(model, wanted.request, problem, card=card, supernet=record, history=problem.history.lines)
+    write_model(model, wanted.request, problem, card=card, supernet=record, history=problem.history.lines)
 
 
 def _top1(network: nn.Module, problem: Problem, columns: Sequence[int]) -> float:
     """Accuracy on the validation part."""
-    return evaluate(network, problem.task.validation, columns, problem.task.class_names, problem.passes).top1
+    return accuracy_of(network, problem.task.validation, columns, problem.task.class_names, problem.passes).top1
 
 
 def _check_base(wanted: _Wanted, problem: Problem) -> None:
     """Raise DataError if the base is near chance on the validation part, and that is not accepted."""
     with problem.stopwatch.stage("check"):
         answers = ask(wanted.opened.base.network, problem.task, problem.passes, problem.cache, problem.identity)
-    judge(answers, answers.sureness(problem.task), problem.task, wanted.request.accept_weak_base, problem.progress)
+    refuse_weak_base(
+        answers, answers.sureness(problem.task), problem.task, wanted.request.accept_weak_base, problem.progress
+    )
 
 
 def _train(wanted: _Wanted, problem: Problem) -> tuple[nn.Module, list[Unit]]:

@@ -13,12 +13,12 @@ from edgevit.board.profiles import load_profile
 from edgevit.engines.gate import Sample, take_sample, unlabelled_sample
 from edgevit.engines.ladder import descend, least_rung
 from edgevit.engines.request import ExportRequest
-from edgevit.engines.workshop import Workshop, batches_of, power_mode
+from edgevit.engines.workshop import Workshop, batches_of, mode_name
 from edgevit.errors import EngineError, UnfitBoardError
 from edgevit.export.current import current_export
 from edgevit.export.images import Judging
 from edgevit.export.importing import imported
-from edgevit.export.onnx import judging_images, open_source
+from edgevit.export.onnx import judging_images, open_model_source
 from edgevit.export.source import Source
 from edgevit.export.variants import Exported
 from edgevit.folder.engine import ENGINE_KIND, EngineRecord, key_of, store_engine, stored_engine
@@ -62,7 +62,7 @@ def _key(report: ExportRecord, board: str, request: ExportRequest) -> str:
 
 def _reused(record: EngineRecord, facts: BoardFacts, progress: Progress) -> EngineRecord:
     progress.note(f"{record.path} is up to date: reused")
-    before, now = record.board.power_mode, power_mode(facts)
+    before, now = record.board.power_mode, mode_name(facts)
     if before == now:
         return record
     text = (
@@ -72,7 +72,7 @@ def _reused(record: EngineRecord, facts: BoardFacts, progress: Progress) -> Engi
 
 
 def _open_judging(source: Source, request: ExportRequest, progress: Progress, warnings: list[str]) -> Judging | None:
-    """Validation images, because the gate chooses; what an engine makes of test images, `edgevit evaluate` tells."""
+    """Open validation images, as the gate chooses by them; `edgevit evaluate` judges an engine on test images."""
     how = {"part": "validation", "skip_bad_images": request.skip_bad_images, "progress": progress}
     judging = judging_images(source.subject, request.data, warnings, **how)
     return judging and judging.limited(request.engine_images)
@@ -112,7 +112,7 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
     if not request.engine.rebuild and (stored := stored_engine(target, key)):
         return _reused(stored, facts, progress)
     warnings: list[str] = []
-    source = open_source(folder)
+    source = open_model_source(folder)
     judging = _open_judging(source, request, progress, warnings)
     exported = Exported(report, source, judging, request.tolerances)
     with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:

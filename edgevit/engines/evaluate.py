@@ -19,7 +19,7 @@ from edgevit.engines.gate import unlabelled_sample
 from edgevit.engines.options import MIB
 from edgevit.engines.workshop import classification
 from edgevit.errors import EngineError
-from edgevit.export.evaluate import Evaluation, ModelUnderTest, measure
+from edgevit.export.evaluate import Evaluation, ModelUnderTest, evaluate_opened
 from edgevit.export.images import Subject
 from edgevit.export.onnx import folder_subject
 from edgevit.export.request import JudgeRequest
@@ -87,4 +87,4 @@ def evaluate_engine(request: JudgeRequest, board: Board, progress: Progress | No
     with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
         predict = _predictor(board, record, subject, batch, Path(scratch), progress)
         jobs = replace(request, batch_size=_images_per_job(subject))
-        return measure(ModelUnderTest("engine", predict, subject), jobs, progress)
+        return evaluate_opened(ModelUnderTest("engine", predict, subject), jobs, progress)

@@ -29,7 +29,7 @@ from edgevit.progress import Progress
 
 LEAST_IMAGES = 10
 ALWAYS_ALLOWED = 2  # images
-COARSE = 0.15  # a class that must lose a larger share than this before it is noticed is worth a remark
+COARSE = 0.15  # a class gets a remark if it may lose a larger share than this before the gate fails
 BATCH = 32
 
 
@@ -150,7 +150,7 @@ def judge(sample: Sample, predicted: Sequence[int], nonfinite: int, tolerances: 
 
 
 def remarks(sample: Sample, tolerances: GateTolerances) -> list[str]:
-    """What the sample is too small to show."""
+    """Warn of losses that the sample is too small to show."""
     more = "give more with --data or --max-images"
     if not sample.judges:
         seen = f"only {len(sample.labels)} images" if sample.labels else "no images"

@@ -1,4 +1,4 @@
-"""What to build, and how right it must be."""
+"""Options of an engine: how it is built, and how far its answers may be from those of fp32."""
 
 from __future__ import annotations
 

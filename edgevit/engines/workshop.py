@@ -39,7 +39,7 @@ def batches_of(report: ExportRecord, options: EngineOptions) -> tuple[int, int, 
     return options.batches if report.batch == "dynamic" else (report.batch, report.batch, report.batch)
 
 
-def power_mode(facts: BoardFacts) -> str | None:
+def mode_name(facts: BoardFacts) -> str | None:
     return facts.power_mode.name if facts.power_mode else None
 
 
@@ -56,7 +56,7 @@ def board_in_short(facts: BoardFacts) -> EngineBoard:
         device=cuda.device,
         sms=cuda.sms,
         capability=cuda.capability,
-        power_mode=power_mode(facts),
+        power_mode=mode_name(facts),
     )
 
 

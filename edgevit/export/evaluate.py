@@ -15,7 +15,7 @@ from edgevit.data.assumptions import CHECK, Sureness, assumptions
 from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import Split
 from edgevit.errors import CheckpointError, ModelError
-from edgevit.export.images import Judging, Subject, data_record, open_images, subject_of
+from edgevit.export.images import Judging, Subject, data_record, open_judging, subject_of
 from edgevit.export.imported import open_imported
 from edgevit.export.request import ONNX, JudgeRequest, Part
 from edgevit.export.session import OnnxModel
@@ -101,7 +101,7 @@ def _open_torch(model: str | Path, device: str, progress: Progress, **options: A
 
 def _open_judging(subject: Subject, request: JudgeRequest, progress: Progress) -> Judging:
     """The images to judge on; of a base, which does not say what its outputs are, say what is assumed."""
-    judging = open_images(
+    judging = open_judging(
         subject,
         request.data,
         classes=request.classes,
@@ -154,10 +154,10 @@ def run(request: JudgeRequest, progress: Progress | None = None) -> Evaluation:
         candidate = open_onnx(Path(model), request.device)
     else:
         candidate = _open_torch(model, request.device, progress, **request.opening())
-    return measure(candidate, request, progress)
+    return evaluate_opened(candidate, request, progress)
 
 
-def measure(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress) -> Evaluation:
+def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress) -> Evaluation:
     """Have an opened model classify the images that are asked for; `edgevit.evaluate` says what is raised."""
     model, part = request.model, request.part
     judging = _open_judging(candidate.subject, request, progress)

@@ -84,7 +84,7 @@ def count_fused(path: Path, *, blocks: int, expected: int) -> Fusion:
     return Fusion(fused, blocks, expected, "TensorRT-RTX", str(trt.__version__), TARGET, PROXY)
 
 
-def remark(fusion: Fusion) -> str | None:
+def fusion_remark(fusion: Fusion) -> str | None:
     """What to say of blocks that do not fuse."""
     if fusion.fused == fusion.blocks:
         return None

@@ -23,9 +23,9 @@ _IslandOf = Callable[[ir.Node], "str | None"]  # the module of a node that stays
 
 
 def halve(graph: ir.Graph, fp32_modules: Collection[str] = ()) -> None:
-    """Turn a graph in fp32 into one in fp16, in place: images, weights, logits and all between but the islands.
+    """Turn a graph in fp32 into one in fp16, in place: images, weights, logits and all nodes but the islands.
 
-    These are the nodes of the named modules. Name blocks, or normalisations outside of these, and nothing within the
+    Islands are the nodes of the named modules. Name blocks, or normalisations outside of these, and nothing within the
     attention: its product, softmax and product fuse only where they share one precision.
 
     Raises:

@@ -110,7 +110,7 @@ def _told_by(whose: str) -> Iterator[None]:
         raise DataError(f"{error} ({whose})") from error
 
 
-def open_images(
+def open_judging(
     subject: Subject,
     data: str | Path | None,
     *,

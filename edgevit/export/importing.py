@@ -22,7 +22,7 @@ from edgevit.data.assumptions import assumptions
 from edgevit.errors import CheckpointError, ExportError, OptionError, OutputError
 from edgevit.export.evaluate import open_onnx
 from edgevit.export.graph import INPUT, OUTPUT, exporter_boundary
-from edgevit.export.images import Judging, Subject, open_images
+from edgevit.export.images import Judging, Subject, open_judging
 from edgevit.export.reading import Interface, check_nodes, read_file, read_interface, settled_batch, settled_size
 from edgevit.export.request import FilesRequest
 from edgevit.export.session import find_runtime, runtime_boundary
@@ -115,7 +115,7 @@ def _judging(request: FilesRequest, subject: Subject, progress: Progress) -> Jud
     """The images of its classes, where any are given; says which output is which class."""
     if request.data is None:
         return None
-    judging = open_images(
+    judging = open_judging(
         subject,
         request.data,
         classes=request.classes,

@@ -9,7 +9,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from edgevit.export.images import data_record, open_images, subject_of
+from edgevit.export.images import data_record, open_judging, subject_of
 from edgevit.models.checkpoint import load
 from edgevit.progress import Progress
 
@@ -34,7 +34,7 @@ def mistakes(folder: Path, count: int, progress: Progress, part: str = "validati
         CheckpointError: the model cannot be read.
     """
     model = load(folder)
-    judging = open_images(subject_of(model.spec, data_record(folder)), None, part=part, progress=progress)
+    judging = open_judging(subject_of(model.spec, data_record(folder)), None, part=part, progress=progress)
     split, names = judging.split, judging.class_names
     found: list[Tensor] = []
     with progress.stage(f"images of {folder.name}", len(split), "image") as stage, torch.inference_mode():

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from edgevit.data.assumptions import CHECK, near_chance
 from edgevit.errors import DataError, OutputError
-from edgevit.export.fusion import compiler_installed, count_fused, remark
+from edgevit.export.fusion import compiler_installed, count_fused, fusion_remark
 from edgevit.export.gates import check_accuracy, check_graph, check_parity
 from edgevit.export.graph import INPUT, OUTPUT
-from edgevit.export.images import Judging, Subject, data_record, open_images, subject_of
+from edgevit.export.images import Judging, Subject, data_record, open_judging, subject_of
 from edgevit.export.imported import open_imported, subject_of_imported
 from edgevit.export.importing import imported, settled
 from edgevit.export.precision import needs_fp32, overflow_told
@@ -84,7 +84,7 @@ def _replaced_folder(export: ExportFolder) -> Iterator[ExportFolder]:
         yield ExportFolder(temporary)
 
 
-def open_source(folder: Path) -> Source:
+def open_model_source(folder: Path) -> Source:
     """Open what a folder holds, to write files of it.
 
     Raises:
@@ -107,7 +107,7 @@ def folder_subject(folder: ModelFolder) -> Subject:
 def judging_images(subject: Subject, data: str | Path | None, warnings: list[str], **options: Any) -> Judging | None:
     """The images to judge on; where the model's own cannot be had, say so and go on without."""
     try:
-        return open_images(subject, data, **options)
+        return open_judging(subject, data, **options)
     except DataError as error:
         if data is not None:
             raise
@@ -197,7 +197,7 @@ def _kept_in_fp32(source: Source, seen: Range | None, warnings: list[str]) -> tu
 
 
 def _doubts(source: Source, seen: AccuracyCheck) -> Iterator[str]:
-    """What to say of a file from elsewhere that guesses: its classes or its preprocessing may be told wrongly."""
+    """Warn of an imported file that is near chance: its classes or its preprocessing may have been told wrongly."""
     file, choices = source.described.file, len(source.subject.class_names)
     if file and near_chance(round(seen.torch * seen.images), seen.images, choices):
         share = f"{seen.torch:.1%} of {seen.images} {seen.part} images"
@@ -212,7 +212,7 @@ def _fusion(source: Source, written: _Written, warnings: list[str]) -> Fusion | 
         return None
     path = written.folder.onnx("fp16")
     fusion = count_fused(path, blocks=sum(source.has_attention), expected=sum(source.fusable))
-    if text := remark(fusion):
+    if text := fusion_remark(fusion):
         warnings.append(text)
     return fusion
 
@@ -243,7 +243,7 @@ def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord
     stages, warnings = _Stages(progress or Silent()), list[str]()
     folder = ModelFolder(request.model)
     with stages("load"):
-        source = open_source(folder.path)
+        source = open_model_source(folder.path)
     judging = None
     if request.accuracy:
         with stages("find images"):

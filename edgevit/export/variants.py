@@ -27,7 +27,7 @@ class Variant:
     """One more form of the model."""
 
     label: str  # what tells its file from the others, e.g. "fp32.opset17" or "fp16.norms32"
-    precision: str  # of images and logits, and of all that is not named below
+    precision: str  # of images, logits and every module that `fp32_modules` does not name
     opset: int
     fp32_modules: tuple[str, ...] = ()  # of an fp16 file
 
@@ -53,12 +53,12 @@ class WrittenVariant:
 
 
 class Exported:
-    """An export with what it was made of, to be added to."""
+    """An export to which variants are added, with the model that it was made of."""
 
     def __init__(self, report: ExportRecord, source: Source, judging: Judging | None, tolerances: Tolerances) -> None:
-        """The images to judge on serve for parity, too; without any, random ones do."""
+        """Compare variants on the images of `judging`; where it is None, on random ones."""
         self.report, self.source, self.tolerances = report, source, tolerances
-        # Of what the files are, which may have padded heads; the source itself is what they are compared with.
+        # Where the export has padded heads, files are of the padded model; they are compared with the one that was not.
         self.written_of = source if report.padded is None else source.padded()[0]
         self.images, self.images_from = sample_images(judging, input_size(source))
 

@@ -132,7 +132,7 @@ class MetRecord:
 
     @property
     def each(self) -> tuple[MetRecord, ...]:
-        """Of each board."""
+        """This record, and those of the other boards."""
         return (self, *self.beside)
 
     @property

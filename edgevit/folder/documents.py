@@ -2,8 +2,11 @@
 
 Every JSON or YAML file that edgevit reads on the host comes through a `Reader`, whether edgevit or a person wrote it:
 
-    READER = Reader(CheckpointError, mend="copy the folder again, or derive the model again")
-    spec = READER.json(folder / "model.json", ModelSpec, schemas=(1, 2))
+    READER = Reader(CheckpointError, mend="write the class names again, one string for each")
+    names = READER.json(Path("names.json"), list[str])
+
+What edgevit writes has a `RecordKind` (edgevit/folder/records.py), which reads through such a reader. Whoever wants the
+model of a folder asks `ModelFolder`, which alone knows the names of its files.
 
 The record's type is any that pydantic knows: a frozen dataclass, a pydantic model, `dict[str, Any]`. Types are strict
 ("3" is no 3); a missing key, NaN, infinity, a date, a key that is there twice and nesting without end are faults of the

@@ -1,6 +1,6 @@
 """What is known of an engine: a JSON file beside it, `export/engines/<fingerprint>/<key>.json`.
 
-Schema history: 1  first version
+Schema history: 1  first version; later files of schema 1 have edgevit
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class EngineRecord:
     inputs: tuple[EngineTensor, ...]
     outputs: tuple[EngineTensor, ...]
     warnings: tuple[str, ...]
-    edgevit: str | None = None  # that had it built; None: one that did not say yet
+    edgevit: str | None = None  # version that had it built; None: an older one, which did not write it
 
     @property
     def layers_path(self) -> Path:

@@ -23,7 +23,7 @@ class HistoryLine:
 
     stage: str  # which of the trainings of a derivation
     step: Index
-    edgevit: str | None = None  # that wrote the line; None: one that did not say yet
+    edgevit: str | None = None  # version that wrote the line; None: an older one, which did not write it
     more: More = field(default_factory=dict)  # the figures
 
 

@@ -52,7 +52,7 @@ class BlockDims:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Those that its weights have."""
+        """The sizes that show in the shapes of its weights."""
         return {"heads": self.heads, "qk": self.qk, "vo": self.vo, "ffn": self.ffn}
 
     @property
@@ -224,10 +224,10 @@ def _token_fault(blocks: Sequence[BlockDims]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDocument(ModelSpec):
-    """The same with what is known once the weights are written."""
+    """A model's description with what is known once its weights are written."""
 
     weights_sha256: Sha256  # of model.safetensors
-    edgevit: str | None = None  # that wrote the folder; None: one that did not say yet
+    edgevit: str | None = None  # version that wrote the folder; None: an older one, which did not write it
 
     @classmethod
     def of(cls, spec: ModelSpec, weights_sha256: str, edgevit: str) -> ModelDocument:

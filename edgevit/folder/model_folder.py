@@ -158,7 +158,7 @@ class ModelFolder:
         return read_imported(self.imported_file)
 
     def weights_sha256(self) -> str:
-        """The hash by which whatever is made of the folder knows what it was made of.
+        """Read the hash of the weights, which every record of an export, an engine or a run repeats to name its model.
 
         Raises:
             CheckpointError: as `document` and `imported` say.

@@ -72,13 +72,13 @@ def read_picture(path: str | PathLike[str], hint: str) -> Image.Image:
     Raises:
         DataError: it is missing, corrupt, or no picture.
     """
-    with readable(str(path), hint), Image.open(path) as image:
+    with reading_picture(str(path), hint), Image.open(path) as image:
         image.load()
         return to_rgb(image)
 
 
 @contextmanager
-def readable(what: str, hint: str) -> Iterator[None]:
+def reading_picture(what: str, hint: str) -> Iterator[None]:
     """Turn what Pillow raises of a picture into one line.
 
     Raises:

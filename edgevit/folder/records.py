@@ -1,6 +1,6 @@
 """The kinds of JSON files that edgevit writes: each has a frozen record, a schema history, and one way in and out.
 
-    EXPORT_KIND = RecordKind("export", ExportRecord, READER, schemas=(1, 2))
+    EXPORT_KIND = RecordKind("export", ExportRecord, READER, schemas=(1, 2, 3))
     record = EXPORT_KIND.read(file, folder=file.parent)
     write_whole(file, EXPORT_KIND.text(record))
 
@@ -140,7 +140,7 @@ def plain(value: Any) -> Any:
 
 
 def _opened(value: Any, hint: Any) -> Any:
-    """JSON values in which every record that has a field `more` finds there what it has no other field for."""
+    """Move what a record has no field for into its field `more`, if it has that one; in the records within it, too."""
     kind = _record_of(hint)
     if kind is None or not isinstance(value, dict):
         return value
@@ -151,7 +151,7 @@ def _opened(value: Any, hint: Any) -> Any:
 
 
 def _record_of(hint: Any) -> type | None:
-    """The record that a field holds itself, or None beside it; not one inside a list or a mapping."""
+    """The record class of a field of type `Record` or `Record | None`; None for all others, lists of records too."""
     if isinstance(hint, type) and is_dataclass(hint):
         return hint
     if get_origin(hint) in (tuple, list, dict):

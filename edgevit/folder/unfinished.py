@@ -36,7 +36,7 @@ STATE = Reader(UnfinishedError, mend=MEND)
 class RequestRecord:
     """request.json of an unfinished derivation; beside its fields stands what must be the same to go on with it."""
 
-    edgevit: str | None = None  # that began it, or went on with it; None: one that did not say yet
+    edgevit: str | None = None  # version that began it, or went on with it; None: an older one, which did not write it
     asked: dict[str, Any] = field(default_factory=dict)  # all that was asked for, for whoever reads the file
     more: More = field(default_factory=dict)  # what must be the same
 

@@ -32,7 +32,7 @@ class Line:
     budget: float
     start: float  # what the start was measured to take
     cost: float  # of the start, by the corrected table
-    slope: float  # of a change by that table, what comes true
+    slope: float  # share of a change in that cost that shows in what is measured
 
     def predicted(self, cost: float) -> float:
         """What a plan takes that costs so much by the corrected table."""
@@ -45,14 +45,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Growth:
-    """From which plan one grows or shrinks, and what the tables say where they are wrong about that plan alone."""
+    """A plan to grow or shrink from, and what each board is expected to take of plans that contain it."""
 
     at_least: Shape  # what the next plan is to contain: the plan it grows from, or the frame of the one that shrinks
     factors: tuple[Terms, ...]  # of each board's table
     lines: tuple[Line, ...]
 
     def limits(self) -> Iterator[tuple[float, ...]]:
-        """What plans may cost on each board to be measured at each of the AIMS; of a plan that grows, where it can."""
+        """For each of the AIMS, what plans may cost on each board; for a plan that grows, more than it costs itself."""
         for aim in AIMS:
             limits = tuple(line.limit(aim) for line in self.lines)
             over = any(line.start > line.budget for line in self.lines)
@@ -60,7 +60,7 @@ class Growth:
                 yield limits
 
     def predicted(self, costs: Sequence[float]) -> tuple[float, ...]:
-        """What a plan takes on each board that costs so much there."""
+        """What a plan with these costs is expected to take on each board."""
         return tuple(line.predicted(cost) for line, cost in zip(self.lines, costs, strict=True))
 
 
@@ -105,7 +105,7 @@ def shrinking(searches: Searches, prices: Sequence[Prices]) -> Growth | None:
 
 
 def _line(search: Search, prices: Prices, factors: Terms, best: int, over: int | None) -> Line:
-    """Of one board, from the round that is grown from and the one above the budget."""
+    """One board's line, by the round `best` to grow from and the round `over`, if any, that was above the budget."""
 
     def at(number: int) -> tuple[float, float]:
         one = search.rounds[number]

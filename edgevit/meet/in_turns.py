@@ -1,4 +1,4 @@
-"""What a model takes: its ratio to the base, measured in turns with it, times what the base takes by the table.
+"""Measure what a model takes: its ratio to the base, in turns with it, times what the base takes by the table.
 
 A machine that grows warm or has other work to do is slow for both, and the ratio stays. Latencies are measured
 alternately in one process per round; energy in processes of their own, as sensors are too slow to tell visits apart.
@@ -145,7 +145,7 @@ class InTurns:
 
 
 def _is_sure(found: Comparison) -> bool:
-    """Whether more rounds would tell no more: the interval is narrow, or there is none."""
+    """Whether more rounds would be of no use: the interval is narrow, or the figure has none."""
     if found.low is None or found.high is None:
         return True
     return found.high - found.low <= 2 * SURE * found.ratio

@@ -61,7 +61,9 @@ class SearchOutcome:
         return self.searches.tightest
 
 
-def meet(searches: Searches, bench: PlanBench, tell: Callable[[Searches], None] = lambda _: None) -> SearchOutcome:
+def search_plans(
+    searches: Searches, bench: PlanBench, tell: Callable[[Searches], None] = lambda _: None
+) -> SearchOutcome:
     """Go on with a search until the budget is met, nothing more is gained, or the rounds are used up.
 
     `tell` gets the searches after each round that was measured.
@@ -127,7 +129,7 @@ class _Step:
                 return _Next(candidate, limits, self._costs(candidate.shape, factors))
             if relaxed:
                 return "no plan costs less than one that is measured"
-            # By its own measurement alone, as the factors are of all.
+            # The plan's own measurement counts here and not the factors, which are fitted to all measurements.
             number, costs = judged.rounds.index(known), self._costs(known.shape, factors)
             own = [(search.budget, search.rounds[number].measured.value) for search in searches.each]
             if (aim := next(aims, None)) is None:

@@ -30,11 +30,11 @@ from edgevit.meet.boards import Searches
 from edgevit.meet.costs import Costs
 from edgevit.meet.in_turns import InTurns
 from edgevit.meet.loop import OUT_OF_REACH, SearchOutcome
-from edgevit.meet.loop import meet as search_for
+from edgevit.meet.loop import search_plans as search_for
 from edgevit.meet.mixing import LimitError
 from edgevit.meet.request import MeetRequest, identity
 from edgevit.meet.rounds import MeasuredFigure, Round, Search, Terms
-from edgevit.meet.workshop import BudgetBench, shape_of
+from edgevit.meet.workshop import BudgetBench, shape_in
 from edgevit.models.checkpoint import load, network_without_weights
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.request import as_request
@@ -167,7 +167,7 @@ def _read(folder: Path) -> Derivation:
 
 @contextmanager
 def _shared(request: MeetRequest) -> Iterator[MeetRequest]:
-    """The same request with a cache, for rounds share nearly all of their work."""
+    """Give the request a cache if it has none, as rounds share nearly all of their work."""
     if request.cache:
         yield request
     else:
@@ -226,7 +226,7 @@ class _One:
                         raise self._out_of_reach(LimitError(error, board, error.least), quantity, budget) from error
 
     def budget(self) -> Budget:
-        """By the table of the board where the base takes most: it is to be below that."""
+        """The budget, by the table of the board where the base takes most; it is to be less than that."""
         name = self.request.quantity
         assert name is not None
         quantity: Quantity = "mj" if name == "mj" else "ms"
@@ -299,7 +299,7 @@ class _One:
         with watch.stage("derivation"):
             if not out.is_dir():
                 derive(shop.derivation(out, best.name, best.limit, best.at_least), self.progress)
-        if shape_of(out) != best.shape:
+        if shape_in(out) != best.shape:
             self.progress.warn("the model has other widths than the one that was measured in its round")
         with watch.stage("verification"):
             for there in shop.measuring:

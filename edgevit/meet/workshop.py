@@ -54,7 +54,7 @@ class BudgetBench:
             asked = self.derivation(folder, name, limit, at_least)
             closed = replace(asked.training, steps=0)
             derive(replace(asked, training=closed, unlabelled=None, finetune_base=False, reject=None), self.progress)
-        return Candidate(shape_of(folder), name)
+        return Candidate(shape_in(folder), name)
 
     def model(self, name: str) -> Path:
         return self.folder / "rounds" / name
@@ -101,7 +101,7 @@ class BudgetBench:
         write_base(BaseRequest(name=base, out=self.base, **given), self.progress)
 
 
-def shape_of(folder: Path) -> Shape:
+def shape_in(folder: Path) -> Shape:
     """The blocks of a model, which of the base's they are, and its embedding."""
     files = ModelFolder(folder)
     record, spec = files.derivation(), files.spec()

@@ -26,9 +26,9 @@ from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.writing import file_sha256, new_folder
 from edgevit.models.copies import without_values
 from edgevit.models.families import family_like, family_of, load_family, name_of
-from edgevit.models.prediction import Picture, Prediction, judge, rgb_images
-from edgevit.models.request import check_base, check_model_folder
-from edgevit.models.weights import FOREIGN, fill, first_line, read_weights, reading
+from edgevit.models.prediction import Picture, Prediction, predictions_of, rgb_images
+from edgevit.models.request import check_model_folder, check_openable
+from edgevit.models.weights import FOREIGN, fill_network, first_line, read_weights, reading
 from edgevit.numbers import COUNT, check_number
 from edgevit.progress import Progress, Silent
 
@@ -53,7 +53,7 @@ class Model:
             UnsupportedModelError: the model is a base, which knows no names.
             ModelError: a logit is not a finite number.
         """
-        return [seen.name for seen in judge(logits, self.spec)]
+        return [seen.name for seen in predictions_of(logits, self.spec)]
 
     def predict(self, pictures: Picture | Iterable[Picture], *, batch_size: int = 32) -> list[Prediction]:
         """Classify image files by their paths, or PIL images of any mode, on the network's device; in their order.
@@ -71,7 +71,7 @@ class Model:
         while batch := [self.transform(image) for image in islice(images, batch_size)]:
             with torch.inference_mode():
                 logits = self(torch.stack(batch).to(like))
-            predictions += judge(logits, self.spec)
+            predictions += predictions_of(logits, self.spec)
         if not predictions:
             raise DataError("no images to predict; give paths of image files, or PIL images")
         return predictions
@@ -142,7 +142,7 @@ def _preprocessing(network: Any, overrides: Mapping[str, Any]) -> dict[str, Any]
     return {key: list(v) if isinstance(v := config[key], tuple) else v for key in PREPROCESSING_KEYS}
 
 
-SOME_CLASSES = 1000  # of a classifier that only has to be there
+SOME_CLASSES = 1000  # of the classifier that a network without one is given, whose weights do not matter
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def open_network(
     Raises:
         UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as their names say.
     """
-    check_base(base, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args)
+    check_openable(base, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args)
     if Path(base).is_dir():
         model = load(base)
         spec = model.spec
@@ -262,7 +262,7 @@ def _filled(name: str, args: dict[str, Any], checkpoint: Path, progress: Progres
         network = _create(name, args)
     weights = family.fitted(weights, network, name, resample="img_size" in args)
     try:
-        fill(network, weights.state, checkpoint, name)
+        fill_network(network, weights.state, checkpoint, name)
     except CheckpointError as error:
         raise CheckpointError("; ".join([str(error), *weights.notes])) from error
     for note in weights.notes:
@@ -329,7 +329,7 @@ def load(folder: str | Path) -> Model:
             f"{depth} of {name_of(family)}; copy the folder again, or derive it again"
         )
     family.resize(network, spec.blocks, state)
-    fill(network, state, files.weights_file, str(folder))
+    fill_network(network, state, files.weights_file, str(folder))
     _check_described(network, spec, files.spec_file)
     return Model(network.eval(), spec)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edgevit.errors import DataError, ModelError, UnsupportedModelError
 from edgevit.folder.model import ModelSpec
-from edgevit.folder.pictures import read_picture, readable, to_rgb
+from edgevit.folder.pictures import read_picture, reading_picture, to_rgb
 from edgevit.models.rejection import OTHER
 
 Picture = str | PathLike[str] | Image.Image  # a file's path, or a PIL image of any mode
@@ -27,7 +27,7 @@ class Prediction:
     rejected: bool  # whether the model's own rule calls it `other`; the probabilities are what they are without it
 
 
-def judge(logits: Tensor, spec: ModelSpec) -> list[Prediction]:
+def predictions_of(logits: Tensor, spec: ModelSpec) -> list[Prediction]:
     """Name each image by its logits [B, outputs].
 
     Raises:
@@ -60,7 +60,7 @@ def rgb_images(pictures: Picture | Iterable[Picture]) -> Iterator[Image.Image]:
         raise DataError(f"cannot predict a {type(pictures).__name__}; give paths of image files, or PIL images")
     for position, picture in enumerate(pictures):
         if isinstance(picture, Image.Image):
-            with readable(f"image {position}", "give another, or leave it out"):
+            with reading_picture(f"image {position}", "give another, or leave it out"):
                 picture.load()  # a file that was opened and not read yet
                 rgb = to_rgb(picture)
             yield rgb

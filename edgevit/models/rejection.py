@@ -35,7 +35,7 @@ def check_share(share: float, images: int) -> None:
         )
 
 
-def calibrate(logits: Tensor, share: float) -> Rejection:
+def calibrate_rule(logits: Tensor, share: float) -> Rejection:
     """Find the threshold below which at most this share of the target classes' images falls.
 
     Of n held-out ones with logits [n, C] it is the k-th smallest score, k = floor(share (n + 1)): the score of one more

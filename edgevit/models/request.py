@@ -95,9 +95,9 @@ class BaseOptions:
         return {name: getattr(self, name) for name in names}
 
     def check_base(self, base: str | Path) -> None:
-        """Refuse a base that cannot be opened with these options; see `check_base`."""
+        """Refuse a base that cannot be opened with these options; see `check_openable`."""
         check_preprocessing(self.preprocessing)
-        check_base(base, checkpoint=self.checkpoint, pretrained=self.pretrained, model_args=self.model_args)
+        check_openable(base, checkpoint=self.checkpoint, pretrained=self.pretrained, model_args=self.model_args)
 
 
 def check_preprocessing(given: Given) -> None:
@@ -135,7 +135,7 @@ def check_model_folder(folder: str | Path) -> None:
     files.document()
 
 
-def check_base(
+def check_openable(
     base: str | Path,
     *,
     checkpoint: str | Path | None = None,

@@ -104,7 +104,7 @@ def first_names(names: Sequence[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
-def fill(network: nn.Module, state: Mapping[str, Tensor], path: Path, name: str) -> None:
+def fill_network(network: nn.Module, state: Mapping[str, Tensor], path: Path, name: str) -> None:
     """Put weights into a network, which may live on the meta device.
 
     Raises:

@@ -24,14 +24,14 @@ CLOCKS = {"locked": "clocks locked"}
 
 @dataclass(frozen=True)
 class AccuracyTask:
-    """What accuracies are of."""
+    """Classes and images that accuracies were measured on."""
 
     classes: tuple[str, ...]
     data: DataRecord | None  # None: no images are known
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The same for models that were judged on the same images."""
+        """A key that models judged on the same images share."""
         if self.data is None:
             return (tuple(sorted(self.classes)),)
         return (tuple(sorted(self.classes)), self.data.fingerprint, self.data.seed)
@@ -63,7 +63,7 @@ class LatencyPlace:
 
 
 def task_of(model: FoundModel) -> AccuracyTask:
-    """What a model's accuracy is of."""
+    """The classes and images that a model's accuracy was measured on."""
     data = model.derivation.data if model.derivation is not None else None
     if model.imported is not None:
         data = model.imported.data
@@ -103,7 +103,7 @@ def apart(places: Sequence[LatencyPlace]) -> list[str]:
 
 
 def apart_tasks(tasks: Sequence[AccuracyTask]) -> list[str]:
-    """The same of tasks."""
+    """What differs among the tasks, so that they are kept apart."""
     told = []
     if len({tuple(sorted(task.classes)) for task in tasks}) > 1:
         told.append("classes")

@@ -20,7 +20,7 @@ from edgevit.folder.derivation import Accuracies, AccuracyRecord
 from edgevit.folder.model import ModelSpec
 from edgevit.folder.names import onnx_name
 from edgevit.report.axes import AccuracyTask, LatencyPlace, places, task_of
-from edgevit.report.gates import Gate, Verdict, judge
+from edgevit.report.gates import Gate, Verdict, verdicts_of
 from edgevit.report.gather import Found, FoundModel
 from edgevit.report.record import EntryRecord, Kind
 from edgevit.report.runs import Comparison, compare_within, decisive, make_row
@@ -34,7 +34,7 @@ BASELINES: dict[Kind, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(EntryRecord):
-    """The same with what it was made of."""
+    """An entry of the report with the runs and verdicts that it was made of."""
 
     runs: tuple[Run, ...] = field(default=(), repr=False)
     verdicts: tuple[Verdict, ...] = field(default=(), repr=False)
@@ -75,7 +75,7 @@ AXES = (
 
 @dataclass(frozen=True)
 class Panel:
-    """What may be set against each other: one task at one place."""
+    """Entries that may be compared: those of one task at one place."""
 
     task: AccuracyTask | None  # None: of models whose folders were not found
     place: LatencyPlace | None  # None: nothing was measured
@@ -101,7 +101,7 @@ class Panel:
         Other programs that are busy slow one run and not the next, and all of a round alike: there it is the ratio.
         """
         judged = [e for e in self.models if e.top1 is not None]
-        known = [axis for axis in AXES if any(cost(e, axis) is not None for e in judged)]
+        known = [axis for axis in AXES if any(cost_on_axis(e, axis) is not None for e in judged)]
         in_turns = all(e.ratio is not None for e in judged if e.p50_ms is not None)
         if any(e.busy for e in self.entries) and in_turns:
             known.sort(key=lambda axis: axis.name != "ratio")
@@ -127,13 +127,15 @@ class Panel:
         return [e for e in held if e.validation is not None and wilson(*e.validation)[1] >= goal]
 
     def recommended(self) -> Entry | None:
-        """The cheapest of them."""
+        """The cheapest of the models that are as accurate as the base."""
         axis = next(iter(self.axes), None)
-        known = [(value, e) for e in self.reaching() if axis is not None and (value := cost(e, axis)) is not None]
+        known = [
+            (value, e) for e in self.reaching() if axis is not None and (value := cost_on_axis(e, axis)) is not None
+        ]
         return min(known, key=lambda pair: pair[0])[1] if known else None
 
 
-def cost(entry: Entry, axis: Axis) -> float | None:
+def cost_on_axis(entry: Entry, axis: Axis) -> float | None:
     """What an entry costs, where that may be judged: figures of void runs are no place on an axis."""
     value: float | None = getattr(entry, axis.name)
     measured = axis.name not in ("macs", "params", "file_bytes")
@@ -371,6 +373,6 @@ def _compared(before: Sequence[Run], after: Sequence[Run]) -> Comparison | None:
 def _judged(entry: Entry, gates: Sequence[Gate]) -> Entry:
     """The entry with what the gates say of its runs."""
     meant = [gate for gate in gates if entry.runs and gate.batch in (None, entry.runs[0].batch)]
-    verdicts = judge(meant, entry.runs)
+    verdicts = verdicts_of(meant, entry.runs)
     states = [verdict.state for verdict in verdicts]
     return replace(entry, verdicts=verdicts, gates_passed=states.count("pass"), gates_failed=states.count("fail"))

@@ -73,7 +73,7 @@ def curves(history: Sequence[dict[str, Any]], points: int) -> list[dict[str, Any
         for name, value in line.items():
             drawn = name.startswith(("loss", "accuracy")) or name == "lr"
             if drawn and isinstance(value, (int, float)) and abs(value) < LARGEST:
-                found.setdefault((stage, name), []).append((step, rounded(float(value))))
+                found.setdefault((stage, name), []).append((step, five_digits(float(value))))
     return [
         {"stage": stage, "name": name, "points": thinned(values, points)}
         for (stage, name), values in found.items()
@@ -131,11 +131,11 @@ def latency(place: LatencyPlace, runs: Sequence[Run]) -> dict[str, Any]:
         "runs": len(runs),
         "samples": len(times),
         "slower": sum(ms > high for ms in times),
-        "slowest_ms": rounded(times[-1]),
-        "least_ms": rounded(low),
+        "slowest_ms": five_digits(times[-1]),
+        "least_ms": five_digits(low),
         "bin_ms": width,
         "counts": counts,
-        "percentiles_ms": {f"p{p}": rounded(times[math.ceil(p * len(times) / 100) - 1]) for p in (50, 90, 95, 99)},
+        "percentiles_ms": {f"p{p}": five_digits(times[math.ceil(p * len(times) / 100) - 1]) for p in (50, 90, 95, 99)},
     }
 
 
@@ -154,15 +154,15 @@ def _power_of(place: LatencyPlace, runs: Sequence[Run], points: int) -> dict[str
         "window_s": run.power.window_s(),
         "idle_w": None if idle is None else idle / 1e3,
         "mean_w": (run.power_mw() or 0) / 1e3,
-        "points": trace(run.power, points),
+        "points": power_trace(run.power, points),
     }
 
 
-def trace(power: Power, points: int) -> list[tuple[float, float]]:
+def power_trace(power: Power, points: int) -> list[tuple[float, float]]:
     """Seconds since the timed window began, and watts of the module."""
     watts = power.total_mw() or ()
     pairs = zip(power.times_ns, watts, strict=True)
-    readings = [(round((ns - power.window_started_ns) / 1e9, 3), rounded(mw / 1e3)) for ns, mw in pairs]
+    readings = [(round((ns - power.window_started_ns) / 1e9, 3), five_digits(mw / 1e3)) for ns, mw in pairs]
     return thinned(readings, points)
 
 
@@ -182,7 +182,7 @@ def drawable(value: Any) -> Any:
     return None if isinstance(value, float) and not abs(value) < LARGEST else value
 
 
-def rounded(value: float) -> float:
+def five_digits(value: float) -> float:
     """Five digits, which is more than a screen can show."""
     return float(f"{value:.5g}")
 

@@ -224,7 +224,7 @@ def check_paced(gates: Iterable[Gate]) -> None:
             raise GateError(f"gate {gate}: with --period-ms images per second are given; try p99 below the period")
 
 
-def judge(gates: Iterable[Gate], runs: Iterable[Run]) -> tuple[Verdict, ...]:
+def verdicts_of(gates: Iterable[Gate], runs: Iterable[Run]) -> tuple[Verdict, ...]:
     """Hold each model, at each batch size and number of streams, against each gate that is about it.
 
     Raises:

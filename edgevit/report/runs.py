@@ -237,7 +237,7 @@ def _partners(runs: Sequence[Run], others: Sequence[Sequence[Run]]) -> list[Sequ
 
 
 def _of_same_use(runs: Sequence[Run], others: Sequence[Sequence[Run]]) -> list[Sequence[Run]]:
-    """Those of the others that were used in the same way; all, where none was, to be refused."""
+    """The others that were used in the same way. Where none was, all of them: comparing them then says what differs."""
     return [other for other in others if other[0].use() == runs[0].use()] or list(others)
 
 
@@ -260,7 +260,7 @@ def _refuse_different_environments(runs: Sequence[Run]) -> None:
 
 
 def _refuse_different_use(pairs: Sequence[tuple[Sequence[Run], Sequence[Run]]]) -> None:
-    """Not even by force: their difference would say nothing of the models."""
+    """Refuse runs of models that were used differently, by force, too: the ratio would say nothing of the models."""
     for a, b in pairs:
         if (one := a[0].use()) != (other := b[0].use()):
             raise RunsError(
@@ -364,7 +364,7 @@ def _outcome(found: Ratio) -> Outcome:
 
 
 def _inference_s(run: Run) -> float:
-    """What the board took for one inference; where several are under way at once, one by the other."""
+    """Seconds of the board per inference; where several run at once, wall time over their number."""
     if run.streams > 1:
         return run.wall_ns / len(run.latencies_ns) / 1e9
     return (run.gpu_percentile_ns(50) or run.p50_ns()) / 1e9

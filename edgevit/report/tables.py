@@ -272,7 +272,7 @@ def as_csv(panels: Sequence[Panel]) -> str:
         task, chosen = panel.task, panel.recommended()
         where = [task.title if task else "", task.images if task else "", panel.place.title if panel.place else ""]
         for entry in panel.entries:
-            told = plain(entry)
+            told = entry_data(entry)
             writer.writerow([*where, "yes" if entry is chosen else "", *[_cell(told[name]) for name in names]])
     return text.getvalue()
 
@@ -309,10 +309,10 @@ def _panel_record(panel: Panel) -> PanelRecord:
         take=chosen.title if chosen else None,
         answer=answer(panel),
         notes=tuple(notes(panel)),
-        models=tuple(EntryRecord(**plain(entry)) for entry in panel.entries),
+        models=tuple(EntryRecord(**entry_data(entry)) for entry in panel.entries),
     )
 
 
-def plain(entry: Entry) -> dict[str, Any]:
+def entry_data(entry: Entry) -> dict[str, Any]:
     """An entry without its raw runs."""
     return {one.name: getattr(entry, one.name) for one in fields(EntryRecord)}

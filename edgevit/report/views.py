@@ -1,4 +1,4 @@
-"""What the page's template is filled with: every panel and every model as texts and rows."""
+"""Turn every panel and every model into the texts and rows that fill the page's template."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgevit.report.choice import Panel, may_be_taken
 from edgevit.report.details import classes, details
 from edgevit.report.gather import Found, FoundModel
 from edgevit.report.runs import gather_warnings, make_row, three_digits
-from edgevit.report.tables import answer, columns, figures, heading, notes, plain
+from edgevit.report.tables import answer, columns, entry_data, figures, heading, notes
 
 HEAD = ("place", "file", "batch", "p50 ms", "p90 ms", "p99 ms", "spread", "images/s", "W", "mJ/image", "engine MiB",
         "max C", "power mode")  # fmt: skip
@@ -65,8 +65,8 @@ def panel_data(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
     reaching = panel.reaching()
     entries = []
     for entry in panel.entries:
-        told = plain(entry)
-        if entry.void:  # on no axis of what was measured
+        told = entry_data(entry)
+        if entry.void:  # it is drawn on no axis of measured figures
             told |= dict.fromkeys(("p50_ms", "p99_ms", "ratio", "energy_mj", "memory_mib"))
         low, high = entry.interval or (None, None)
         told |= {"low": low, "high": high, "id": ids.get(entry.model or ""), "baseline": entry.is_baseline}
@@ -123,7 +123,7 @@ def _told(model: FoundModel) -> str:
 
 
 def _block_table(drawn: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Every block's sizes of the base's; where any tokens leave, how many each block passes on that lets some go."""
+    """Every block's sizes beside the base's; where tokens leave, how many each block passes on that lets some go."""
     leave = any(one["now"] and one["now"]["tokens"] for one in drawn)
     rows = []
     for one in drawn:
@@ -248,7 +248,7 @@ def _taken(met: MetRecord) -> str:
 
 
 def _more(model: FoundModel, at: Sequence[LatencyPlace]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """What only some want to know, each part under a title."""
+    """Details that most readers skip, each part under a title."""
     made = model.derivation
     parts: list[tuple[str, list[tuple[str, str]]]] = []
     if made is not None:

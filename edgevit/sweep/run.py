@@ -40,7 +40,7 @@ from edgevit.sweep.request import SweepRequest
 
 RUNS = "runs.jsonl"
 ROUNDS = 8  # an interval needs 6
-# Several models and rounds at once: that much of each shows a ratio.
+# Of one run. Every model has a run in each of the rounds: so few samples are enough for their ratios.
 CONDITIONS = Conditions(samples=100, duration_s=0.5, warmup_seconds=0.2)
 
 

@@ -29,7 +29,7 @@ from edgevit.train.history import History
 from edgevit.train.optimizer import make_optimizer
 from edgevit.train.order import sample_order, unlabelled_share
 from edgevit.train.passes import Passes
-from edgevit.train.saved import TrainingPoint, restore, save
+from edgevit.train.saved import TrainingPoint, restore, save_point
 from edgevit.train.schedule import highest_rate, learning_rate
 from edgevit.train.settings import Training
 from edgevit.train.stopping import PATIENCE, Meeting
@@ -64,7 +64,7 @@ class _Run:
         self.model, self.optimizer = self.compute.accelerator.prepare(validation.network, optimizer)
         self.average = Average(validation.network, training.average) if training.average else None
         self.meeting = Meeting()
-        self.highest_lr = training.lr  # lowered where it goes by the loss
+        self.highest_lr = training.lr  # `look` lowers it before the first step where the rate goes by the loss
 
     # -- saved state ---------------------------------------------------------------------------------------------------
 
@@ -78,7 +78,9 @@ class _Run:
             parts["best"] = self.validation.best_state
         if self.average is not None:
             parts["average"] = self.average.state()
-        save(self.folder, self.compute, TrainingPoint(step, self.meeting, self.validation.best, self.highest_lr), parts)
+        save_point(
+            self.folder, self.compute, TrainingPoint(step, self.meeting, self.validation.best, self.highest_lr), parts
+        )
 
     def restore(self) -> int:
         """Take up a saved state; return the step to go on from, 0 if there is none."""
@@ -250,7 +252,7 @@ def train(
     if validation.best_state:
         validation.take_best()
         outcome = history.outcome(stage)
-        if outcome is not None:  # the first of several processes speaks
+        if outcome is not None:  # the first of several processes tells it, once for all
             progress.note(outcome.told("distillation" if lesson is not None else "training"))
     network.eval()
     return done

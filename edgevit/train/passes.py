@@ -1,4 +1,4 @@
-"""A pass over images: a network sees each of them once, and whoever wants to know something of it observes.
+"""A pass over images: a network sees each of them once, while observers take what its modules put out.
 
 A pass has a batch size of its own, which the network and the machine's memory decide; it has nothing to do with that of
 the optimiser. Images are decoded once for all passes. Several processes share the images of a pass.
@@ -141,7 +141,7 @@ def open_passes(training: Training, progress: Progress | None = None) -> Passes:
     return Passes(compute, progress or Silent(), Decoded(limit))
 
 
-def evaluate(
+def accuracy_of(
     network: nn.Module,
     images: Split,
     columns: Sequence[int],

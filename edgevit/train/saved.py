@@ -42,13 +42,13 @@ class SavedState:
 
     point: TrainingPoint
     files: dict[str, str]  # sha256 by path within the state's folder
-    edgevit: str | None = None  # that wrote it; None: one that did not say yet
+    edgevit: str | None = None  # version that wrote it; None: an older one, which did not write it
 
 
 SAVED_KIND = RecordKind("progress", SavedState, STATE, schemas=(UNMARKED, 1))
 
 
-def save(folder: Path, compute: Compute, point: TrainingPoint, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+def save_point(folder: Path, compute: Compute, point: TrainingPoint, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Write the state beside the old one and swap them, so that a crash leaves one that is whole.
 
     Args:

@@ -12,7 +12,7 @@ from edgevit.data.task import Task
 from edgevit.train.constraint import Constraint
 from edgevit.train.distil import Lesson
 from edgevit.train.history import score
-from edgevit.train.passes import Passes, evaluate
+from edgevit.train.passes import Passes, accuracy_of
 from edgevit.train.stopping import Best
 
 Keep = Literal["last", "best"]
@@ -53,7 +53,7 @@ class Validation:
         return figures
 
     def _accuracy(self, network: nn.Module) -> float:
-        return evaluate(network, self.task.validation, self.columns, self.task.class_names, self.passes).top1
+        return accuracy_of(network, self.task.validation, self.columns, self.task.class_names, self.passes).top1
 
     def _loss(self, network: nn.Module, lesson: Lesson) -> float:
         """The loss against the teacher."""

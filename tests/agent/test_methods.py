@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from edgevit.agent.methods import MODULES, answer, find_method
+from edgevit.agent.methods import MODULES, method_named, reply
 from edgevit.agent.runners import RunnerError
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_method_is_where_it_is_said_to_be_and_is_given_the_machine(name: str) -> None:
-    assert list(inspect.signature(find_method(name)).parameters)[:2] == ["send", "root"]
+    assert list(inspect.signature(method_named(name)).parameters)[:2] == ["send", "root"]
 
 
 def fail(error: Exception) -> None:
@@ -25,12 +25,12 @@ def fail(error: Exception) -> None:
 )
 def test_a_failure_is_told_with_its_traceback(error: Exception, message: str) -> None:
     told: list[Any] = []
-    answer(lambda: 7, told.append)
-    answer(lambda: fail(error), told.append)
+    reply(lambda: 7, told.append)
+    reply(lambda: fail(error), told.append)
     assert told[0] == {"result": 7} and told[1]["error"]["message"] == message
     assert "in fail" in told[1]["error"]["traceback"]
 
 
 def test_a_host_that_is_gone_is_not_told() -> None:
     with pytest.raises(BrokenPipeError):
-        answer(lambda: fail(BrokenPipeError()), [].append)
+        reply(lambda: fail(BrokenPipeError()), [].append)

@@ -22,7 +22,7 @@ from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
 from torch import nn
 
 from edgevit.derive.allocate.budget import Budget, make_budget
-from edgevit.derive.allocate.policy import check_reachable, make_policy
+from edgevit.derive.allocate.policy import check_policy_reaches, make_policy
 from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
 from edgevit.errors import BudgetError
@@ -49,7 +49,7 @@ def check(case: accuracy.Case) -> None:
     family = family_of(network)
     dims = [block.dims for block in family.read(network)]
     budget = budget_of(network, case.rate)
-    check_reachable(dims, family.geometry(network), budget, make_policy(case.shape))
+    check_policy_reaches(dims, family.geometry(network), budget, make_policy(case.shape))
 
 
 def test_every_case_has_a_key_of_its_own_and_of_its_base() -> None:

@@ -15,7 +15,7 @@ import pytest
 import timm
 
 from edgevit.derive.allocate.budget import make_budget
-from edgevit.derive.allocate.policy import check_reachable, make_policy
+from edgevit.derive.allocate.policy import check_policy_reaches, make_policy
 from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
 from edgevit.models.families import family_of
@@ -67,7 +67,7 @@ def test_every_case_is_another_reaches_its_rate_and_has_options_of_its_method(na
         module = load_method(case.method)
         assert isinstance(make_config(case.method, module.Config, case.options), module.Config)
         if case.method in KEEP and not case.options.get("cut_embedding"):
-            check_reachable(dims, geometry, make_budget(*whole, rate=case.rate), make_policy(case.shape))
+            check_policy_reaches(dims, geometry, make_budget(*whole, rate=case.rate), make_policy(case.shape))
 
 
 def test_all_that_trains_for_one_rate_and_task_sees_as_many_images_and_one_net_serves_every_rate() -> None:

@@ -9,7 +9,7 @@ import pytest
 import edgevit
 from edgevit.board.request import ROUNDS, BenchRequest, Conditions
 from edgevit.errors import OptionError
-from edgevit.request import asked_of, request_from
+from edgevit.request import options_of, request_from
 
 FAKE = Conditions(runner="fake", samples=20, duration_s=0, warmup=2, warmup_seconds=0)
 
@@ -20,7 +20,7 @@ def test_what_is_typed_is_the_request_that_python_has() -> None:
     assert request_from(BenchRequest, typed) == BenchRequest(
         models=(Path("a"), Path("b")), how=how, board="orin", seed=3
     )
-    assert [asked.field for asked in asked_of(BenchRequest) if asked.required] == ["models"]
+    assert [asked.field for asked in options_of(BenchRequest) if asked.required] == ["models"]
 
 
 @pytest.mark.parametrize(("models", "repeat", "rounds"), [(1, None, 1), (2, None, ROUNDS), (2, 3, 3), (1, 5, 5)])

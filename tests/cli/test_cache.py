@@ -11,13 +11,13 @@ import torch
 from some_runs import DENSE
 
 from edgevit.cost.store import Store
-from edgevit.derive.cache import Cache, cache_folder
+from edgevit.derive.cache import Cache, derivations_folder
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return Cache(cache_folder(), base="deit_tiny", task="birds")
+    return Cache(derivations_folder(), base="deit_tiny", task="birds")
 
 
 def test_entries_are_shown_with_what_they_were_made_for_and_cleared(cache: Cache, edgevit_main: Any) -> None:

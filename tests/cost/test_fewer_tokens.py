@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edgevit.cost.fewer_tokens import fit_fewer
-from edgevit.cost.fit import StackFigure, fit
+from edgevit.cost.fit import StackFigure, fit_costs
 from edgevit.cost.grid import Grid
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.models.anatomy import BlockDims
@@ -37,7 +37,7 @@ def figures(stacks, random=None, noise=0.002):
 
 
 def fitted(random=None):
-    base = fit(figures(GRID.coarse(), random))
+    base = fit_costs(figures(GRID.coarse(), random))
     return base, fit_fewer(base, {n: figures(GRID.behind_cuts(n), random) for n in GRID.fewer})
 
 

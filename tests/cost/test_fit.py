@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevit.cost.fit import StackFigure, StackSample, figures, fit
+from edgevit.cost.fit import StackFigure, StackSample, fit_costs, stack_figures
 from edgevit.cost.grid import Grid
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.models.anatomy import BlockDims
@@ -33,7 +33,7 @@ def exact(stacks):
 
 
 def test_without_noise_every_term_is_found():
-    found = fit(exact(GRID.coarse()))
+    found = fit_costs(exact(GRID.coarse()))
     assert found.fixed == pytest.approx(FIXED, rel=1e-3) and found.together == pytest.approx(TOGETHER, rel=2e-3)
     for (heads, width), seen in found.attention.items():
         assert seen == pytest.approx(attention(heads, width), rel=1e-3)
@@ -45,7 +45,7 @@ def test_without_noise_every_term_is_found():
 
 def test_what_no_stack_has_lies_on_the_line_between_its_neighbours():
     more = [GRID.attention(12, 24), GRID.attention(5, 64)]
-    found = fit(exact([*GRID.coarse(), *more]))
+    found = fit_costs(exact([*GRID.coarse(), *more]))
     assert set(found.attention) == {(h, w) for h in (2, 5, 7, 12) for w in (16, 24, 40, 64)}
     for size in ((2, 24), (7, 24), (5, 16), (5, 24)):
         assert found.attention[size] == pytest.approx(attention(*size), rel=0.02)
@@ -58,7 +58,7 @@ def test_with_noise_costs_rise_with_size_and_the_base_is_as_good_as_the_noise(se
     seen = {
         s: StackFigure(f.value * (1 + noise * random.standard_normal()), noise) for s, f in exact(GRID.coarse()).items()
     }
-    found = fit(seen)
+    found = fit_costs(seen)
     heads, widths = ({size[i] for size in found.attention} for i in (0, 1))
     grid = np.array([[found.attention[h, w] for w in sorted(widths)] for h in sorted(heads)])
     assert (np.diff(grid, axis=0) >= 0).all() and (np.diff(grid, axis=1) >= 0).all() and grid.min() > 0
@@ -68,9 +68,9 @@ def test_with_noise_costs_rise_with_size_and_the_base_is_as_good_as_the_noise(se
 
 
 def test_steps_that_noise_hides_are_named():
-    clear = fit({stack: StackFigure(f.value, 0.001) for stack, f in exact(GRID.coarse()).items()})
+    clear = fit_costs({stack: StackFigure(f.value, 0.001) for stack, f in exact(GRID.coarse()).items()})
     assert not any(hidden for _, hidden in clear.steps) and len(clear.steps) == 3 * 2 + 2 * 3 + 5
-    noisy = fit({stack: StackFigure(f.value, 0.2) for stack, f in exact(GRID.coarse()).items()})
+    noisy = fit_costs({stack: StackFigure(f.value, 0.2) for stack, f in exact(GRID.coarse()).items()})
     hidden = [told for told, is_hidden in noisy.steps if is_hidden]
     assert "16 to 40 width of 2 heads" in hidden and len(hidden) < len(noisy.steps), "small steps hide first"
 
@@ -84,7 +84,7 @@ def samples(random, sessions=6, noise=0.01, disturbed=0.0):
 
 
 def test_the_speed_of_a_session_and_single_disturbed_runs_leave_the_ratios_alone():
-    seen = figures(list(samples(np.random.default_rng(1), disturbed=0.1)), GRID.anchor)
+    seen = stack_figures(list(samples(np.random.default_rng(1), disturbed=0.1)), GRID.anchor)
     ratios = [seen[s].value / seen[GRID.anchor].value / (cost(s) / cost(GRID.anchor)) for s in seen]
     assert max(abs(np.log(ratios))) < 0.03
     assert all(0.002 <= f.error < 0.02 for f in seen.values())
@@ -94,5 +94,5 @@ def test_a_stack_that_only_a_later_session_has_is_set_against_what_both_have():
     first = [StackSample(s, "a", cost(s)) for s in GRID.coarse()]
     late = GRID.ffn(1000)
     second = [StackSample(s, "b", 2 * cost(s)) for s in (GRID.anchor, late)]
-    seen = figures([*first, *second, *second[:1]], GRID.anchor)
+    seen = stack_figures([*first, *second, *second[:1]], GRID.anchor)
     assert seen[late].value / seen[GRID.anchor].value == pytest.approx(cost(late) / cost(GRID.anchor), rel=1e-3)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevit.cost.fit import StackFigure, fit
+from edgevit.cost.fit import StackFigure, fit_costs
 from edgevit.cost.grid import Grid
 from edgevit.cost.narrower import fit_narrower
 from edgevit.cost.stacks import Stack
@@ -31,7 +31,7 @@ def figures(stacks, random=None, noise=0.005, **how):
 
 
 def test_a_few_stacks_tell_what_every_size_takes():
-    base = fit(figures(GRID.coarse()))
+    base = fit_costs(figures(GRID.coarse()))
     found = fit_narrower(base, {embed: figures(GRID.rung(embed)) for embed in GRID.narrower})
     assert list(found) == list(GRID.narrower) == [384, 192, 128]
     for embed, costs in found.items():
@@ -42,7 +42,7 @@ def test_a_few_stacks_tell_what_every_size_takes():
 
 
 def test_sizes_that_the_base_does_not_list_are_passed_over():
-    base, rung = fit(figures(GRID.coarse())), GRID.rung(384)
+    base, rung = fit_costs(figures(GRID.coarse())), GRID.rung(384)
     odd = [Stack(6, 5, 64, 0, 384), Stack(6, 0, 0, 1000, 384)]
     assert fit_narrower(base, {384: figures([*rung, *odd])}) == fit_narrower(base, {384: figures(rung)})
     assert fit_narrower(base, {}) == {}
@@ -52,7 +52,7 @@ def test_sizes_that_the_base_does_not_list_are_passed_over():
 @given(seed=st.integers(0, 10**6), noise=st.floats(0.001, 0.05), kernel=st.sampled_from([0.0, 0.02, 0.5]))
 def test_with_noise_no_cost_falls_with_size_or_with_the_embedding(seed, noise, kernel):
     random = np.random.default_rng(seed)
-    base = fit(figures(GRID.coarse(), random, noise, kernel=kernel))
+    base = fit_costs(figures(GRID.coarse(), random, noise, kernel=kernel))
     found = fit_narrower(base, {e: figures(GRID.rung(e), random, noise, kernel=kernel) for e in GRID.narrower})
     rungs = [base, *found.values()]
     assert all(np.diff([costs.fixed for costs in rungs]) <= 0) and rungs[-1].fixed >= 0

@@ -4,8 +4,9 @@ import pytest
 
 from edgevit.board.bench import Setting
 from edgevit.board.facts import read_facts
-from edgevit.cost.place import Place, processor
+from edgevit.cost.place import Place
 from edgevit.errors import EdgeVitError
+from edgevit.version import processor
 
 FACTS = {"module": {"part": None}, "meters": {}, "power_mode": None, "clocks_locked": None}
 

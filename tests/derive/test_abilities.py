@@ -19,6 +19,6 @@ def test_unlabelled_images_need_a_teacher_and_training():
     untaught, taught = (load_method(name).Config() for name in ("vulcan", "forge"))
     with pytest.raises(OptionError, match=r"try --set vulcan\.teacher=restricted"):
         refuse_untaught("vulcan", untaught, 10)
-    with pytest.raises(OptionError, match="0 steps train not at all"):
+    with pytest.raises(OptionError, match="with 0 steps nothing is trained"):
         refuse_untaught("forge", taught, 0)
     refuse_untaught("forge", taught, 10)

@@ -117,6 +117,21 @@ def test_an_entry_says_which_commit_made_it_and_is_good_for_every_other(
     assert make.calls == 1
 
 
+def test_an_entry_of_another_processor_is_used_and_said_to_be_of_it(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Maker()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(cache_module, "processor", lambda: "AMD EPYC 7B13")
+        opened.tensors("masks", {}, make)
+    opened.made.clear()  # as another derivation has it
+    for _ in range(2):
+        opened.tensors("masks", {}, make)
+    assert make.calls == 1 and opened.reused == ["masks (worked out on AMD EPYC 7B13)"]
+    (note,) = opened.progress.notes
+    assert note.startswith("reusing masks (worked out on AMD EPYC 7B13) from the cache: results may differ")
+
+
 def test_an_entry_that_goes_while_it_is_read_is_still_used(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process has just made room."""
     make, read = Maker(), cache_module._read
@@ -203,7 +218,7 @@ def test_an_entry_says_whose_it_is_and_one_of_an_older_edgevit_is_still_shown(
     tmp_path: Path, edgevit_main: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Cache(tmp_path / "cache", Noting(), base="vit, base.safetensors", task="photos\udcff: jay, [red]robin")
-    monkeypatch.setattr(cache_module, "cache_folder", lambda: made.folder)
+    monkeypatch.setattr(cache_module, "derivations_folder", lambda: made.folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))  # without what cost tables were made of elsewhere
     made.tensors("spectra", {}, Maker())
     save_file({"counts": torch.ones(1)}, tmp_path / "cache" / "baselines-0a.safetensors", {"made_by": "edgevit 0.0"})
@@ -237,7 +252,7 @@ def test_a_second_derivation_reuses_what_does_not_depend_on_the_rate_and_is_the_
     assert fresh.record.facts.reused == ()
     for name, value in fresh.model.network.state_dict().items():
         assert torch.equal(value, second.model.network.state_dict()[name]), name
-    folder = cache_module.cache_folder()
+    folder = cache_module.derivations_folder()
     assert folder == tmp_path / "home" / "edgevit" / "derive"
     assert {(e.base, e.task) for e in entries(folder)} == {
         ("vit_tiny_patch16_224, base.safetensors", "digits: 3, 7, 9")
@@ -248,7 +263,7 @@ def test_a_second_derivation_reuses_what_does_not_depend_on_the_rate_and_is_the_
 def test_the_command_shows_and_clears(
     opened: Any, edgevit_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cache_module, "cache_folder", lambda: opened.folder)
+    monkeypatch.setattr(cache_module, "derivations_folder", lambda: opened.folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     assert "holding 0 entries" in edgevit_main("cache").out
     opened.tensors("spectra", {}, Maker())

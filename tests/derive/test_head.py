@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from small_base import ARGS
 
 import edgevit
-from edgevit.derive.head import FEWEST, Moments, RidgeRegression, choose, sharpen
+from edgevit.derive.head import FEWEST, Moments, RidgeRegression, choose_ridge, sharpen
 from edgevit.derive.methods import method_names
 from edgevit.errors import DataError, OptionError, UnsupportedModelError
 from edgevit.train.settings import Training
@@ -71,22 +71,22 @@ def test_a_feature_that_never_changes_is_left_out() -> None:
 
 def test_of_noise_the_strong_ridge_is_chosen_and_of_clear_classes_all_are_right() -> None:
     features, labels = clouds([10, 10, 10], 0.01, width=24)
-    assert choose(regression(features, labels), *clouds([10, 10, 10], 0.01, width=24))[2] == 1.0
+    assert choose_ridge(regression(features, labels), *clouds([10, 10, 10], 0.01, width=24))[2] == 1.0
     random = torch.Generator().manual_seed(0)
     few, many = (torch.randn(n, 24, generator=random, dtype=torch.float64) for n in (30, 900))
     for part in (few, many):
         part[:, 0] += torch.arange(len(part)) % 3  # one feature tells something, the others are noise
-    ridge, _, accuracy = choose(regression(few, torch.arange(30) % 3), many, torch.arange(900) % 3)
+    ridge, _, accuracy = choose_ridge(regression(few, torch.arange(30) % 3), many, torch.arange(900) % 3)
     assert ridge > 0.05 and accuracy > 0.4
 
 
 def test_every_class_counts_the_same_in_the_choice() -> None:
     features = torch.tensor([[0.0], [0.0], [0.0], [1.0]], dtype=torch.float64)
     labels = torch.tensor([0, 0, 1, 1])
-    assert choose(regression(features, labels), features, labels)[2] == 0.75
+    assert choose_ridge(regression(features, labels), features, labels)[2] == 0.75
     again = torch.tensor([0, 0, 0, 1, 1])
     held = torch.tensor([[0.0], [0.0], [0.0], [0.0], [1.0]], dtype=torch.float64)
-    assert choose(regression(features, labels), held, again)[2] == 0.75
+    assert choose_ridge(regression(features, labels), held, again)[2] == 0.75
 
 
 def test_probabilities_become_as_sure_as_they_are_right() -> None:

@@ -20,13 +20,13 @@ from edgevit.derive.jobs_file import (
     PLACE_KEYS,
     TASK_KEYS,
     JobsFile,
-    in_turns,
     read_jobs,
+    tasks_side_by_side,
 )  # fmt: skip
 from edgevit.derive.many import derive_many
 from edgevit.errors import JobsError
 from edgevit.meet.request import MeetRequest
-from edgevit.request import asked_of
+from edgevit.request import options_of
 from edgevit.train.settings import Training
 
 
@@ -36,7 +36,7 @@ def test_as_many_tasks_are_worked_on_as_there_are_workers_and_each_begins_with_o
     jobs, _ = read_jobs(plan(budgets=budgets, tasks=tasks, workers=2))
     order = ["a-half", "b-half", "a-less", "b-less", "c-half", "c-less"]
     assert [job.name.removesuffix("-nuwa") for job in jobs] == order
-    alone = [job.name.removesuffix("-nuwa") for job in in_turns(jobs, 1)]
+    alone = [job.name.removesuffix("-nuwa") for job in tasks_side_by_side(jobs, 1)]
     assert alone == ["a-half", "a-less", "b-half", "b-less", "c-half", "c-less"]
 
 
@@ -188,5 +188,5 @@ def test_a_file_of_other_content_makes_another_job(plan: Any, tmp_path: Path) ->
 
 def test_what_a_plan_lacks_of_the_options_of_derive_is_what_says_where_models_are_measured() -> None:
     known = {*JobsFile.model_fields, *TASK_KEYS, *BUDGET_KEYS, *METHOD_KEYS, *OWN_KEYS}
-    lacking = {asked.field for asked in asked_of(MeetRequest) if asked.path[0] not in known}
+    lacking = {asked.field for asked in options_of(MeetRequest) if asked.path[0] not in known}
     assert lacking | {"board"} == set(PLACE_KEYS)

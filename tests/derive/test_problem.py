@@ -34,7 +34,7 @@ def test_unlabelled_images_without_a_teacher_are_refused_with_the_way_out(
     given: Any = {"unlabelled": "digits", "training": {"steps": 2}}
     with pytest.raises(OptionError, match=r"vulcan has none as asked for; try --set vulcan\.teacher=restricted"):
         derive_small(digits_checkpoint, tmp_path / "m", method="vulcan", **given)
-    with pytest.raises(OptionError, match="0 steps train not at all"):
+    with pytest.raises(OptionError, match="with 0 steps nothing is trained"):
         derive_small(digits_checkpoint, tmp_path / "m", method="vulcan", options={"teacher": "restricted"},
                      unlabelled="digits", training={"steps": 0})  # fmt: skip
 

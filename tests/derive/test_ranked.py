@@ -13,7 +13,7 @@ from problems import untrained
 from edgevit.data.task import open_task
 from edgevit.derive.measure.importance import Scores, UnitScores
 from edgevit.derive.problem import Problem
-from edgevit.derive.ranked import RankOptions, choose, derive_by_rank, masked, plan_of
+from edgevit.derive.ranked import RankOptions, choose_units, derive_by_rank, plan_of, with_zeros
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import family_of
 
@@ -41,7 +41,7 @@ def rising(problem: Problem) -> Scores:
 
 def test_the_plan_keeps_the_highest_of_every_kind(problem: Problem) -> None:
     scores = rising(problem)
-    plan = plan_of(problem.network, scores, choose(problem, WIDE, scores))
+    plan = plan_of(problem.network, scores, choose_units(problem, WIDE, scores))
     before = family_of(problem.network).read(problem.network)
     for block, base in zip(plan.blocks, before, strict=True):
         a, f = block.attention, block.ffn
@@ -63,9 +63,9 @@ def test_a_derivation_says_what_stayed_and_how_good_it_is_before_training(proble
 
 def test_units_that_go_are_masked_and_the_rest_is_the_base(problem: Problem) -> None:
     scores = rising(problem)
-    ranked = choose(problem, WIDE, scores)
+    ranked = choose_units(problem, WIDE, scores)
     family = family_of(problem.network)
-    pairs = zip(family.read(problem.network), family.read(masked(problem.network, ranked, scores)), strict=True)
+    pairs = zip(family.read(problem.network), family.read(with_zeros(problem.network, ranked, scores)), strict=True)
     for (base, block), heads, dims in zip(pairs, ranked.heads, ranked.dims, strict=True):
         a, f, whole = block.attention, block.ffn, base.attention
         assert a and f and whole and base.ffn

@@ -9,7 +9,7 @@ import torch
 from edgevit.derive.algebra.embedding import encoder, flat_basis
 from edgevit.derive.measure.statistics import calibrate
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
-from edgevit.derive.realise import realise
+from edgevit.derive.realise import leave_tokens, realise
 from edgevit.errors import PlanError
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import vit
@@ -204,3 +204,33 @@ def test_an_embedding_that_cannot_be_narrowed_is_refused():
     plan = satisfy(model, [BlockDims(2, 16, 16, 40)] * 3)
     with pytest.raises(PlanError, match="stays as it is: a norm after the residual"):
         realise(model, replace(plan, embed=EmbedPlan(24, encoder(flat_basis(64), 24))))
+
+
+def passing_on(plan, *tokens, merged=False):
+    blocks = zip(plan.blocks, tokens, strict=True)
+    return replace(plan, blocks=tuple(replace(b, tokens=n, merged=merged and n > 0) for b, n in blocks))
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_tokens_that_leave_afterwards_leave_as_if_realised_at_once(merged):
+    model = random_vit("vit")
+    first, _, last = satisfy(model, [BlockDims(2, 16, 16, 40)] * 3).blocks
+    whole = Plan((first, last))
+    plan = passing_on(whole, 9, 0, merged=merged)
+    later, at_once = leave_tokens(realise(model, whole), plan), realise(model, plan)
+    assert [b.dims for b in vit.read(later)] == list(plan.dims)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(later(images), at_once(images))
+    network = realise(model, whole)
+    assert leave_tokens(network, whole) is network
+
+
+def test_tokens_leave_only_the_network_of_the_plan_and_no_more_than_reach_a_block():
+    model = random_vit("vit")
+    plan = satisfy(model, [BlockDims(2, 16, 16, 40)] * 3)
+    with pytest.raises(PlanError, match=r"tokens are to leave a network of the blocks .* expected the plan's"):
+        leave_tokens(model, passing_on(plan, 9, 0, 0))
+    slim = realise(model, plan)
+    with pytest.raises(PlanError, match="the plan of block 1 has 9 tokens to pass on, expected 2 to 8"):
+        leave_tokens(slim, passing_on(plan, 9, 9, 0))

@@ -19,12 +19,12 @@ from edgevit.derive.jobs_file import EXAMPLE, OWN_KEYS, BudgetEntry, JobsFile, M
 from edgevit.derive.request import RESOLVED, BaseRequest, DeriveRequest, SupernetRequest
 from edgevit.errors import EdgeVitError, OptionError
 from edgevit.folder.unfinished import open_partial, partial_folder
-from edgevit.request import asked_of, plain
+from edgevit.request import options_of, plain_request
 from edgevit.train.settings import Training
 
 NOT_OPTIONS = {"job", "at_least", "at_least_embed"}  # which derive-many itself gives, and a search for a budget
 COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
-ASKED = asked_of(DeriveRequest)
+ASKED = options_of(DeriveRequest)
 NAMES = [pytest.param(one, id=one.field) for one in ASKED]
 
 
@@ -63,12 +63,12 @@ def test_what_is_asked_is_in_request_json_and_a_new_field_must_be_the_same_to_re
     assert {one.name for one in fields(DeriveRequest)} == RESOLVED, "each is resolved before it is compared, or new"
     asked = Newer(out=tmp_path / "m", base="vit", sparkle=1)
     assert asked.same({"base": "hash"}) == {"base": "hash", "sparkle": 1}
-    with open_partial(asked.out, asked.same({}), False, asked=plain(asked)):
+    with open_partial(asked.out, asked.same({}), False, asked=plain_request(asked)):
         pass
     told = json.loads((partial_folder(asked.out) / "request.json").read_text())
-    assert told["asked"] == plain(asked) and told["edgevit"] and told["asked"]["training"]["lr"] == 1e-4
+    assert told["asked"] == plain_request(asked) and told["edgevit"] and told["asked"]["training"]["lr"] == 1e-4
     same = Newer(out=tmp_path / "m", base="other", sparkle=1)
-    with open_partial(same.out, same.same({}), True, asked=plain(same)):
+    with open_partial(same.out, same.same({}), True, asked=plain_request(same)):
         pass
     other = Newer(out=tmp_path / "m", sparkle=2)
     with pytest.raises(OptionError, match="sparkle was 1 and is 2"), open_partial(other.out, other.same({}), True):

@@ -22,7 +22,7 @@ from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.records import content_sha256
 from edgevit.models.checkpoint import load, open_base
 from edgevit.models.families import vit
-from edgevit.train.passes import evaluate, open_passes
+from edgevit.train.passes import accuracy_of, open_passes
 from edgevit.train.settings import Training
 
 QUICK = {"steps": 40, "batch_size": 32, "device": "cpu", "evaluations": 2, "lr": 1e-3}
@@ -91,7 +91,7 @@ def test_the_folder_is_a_model_folder_and_its_curve_is_that_of_its_slices(net):
         blocks = [b.dims for b in vit.read(slim)]
         assert vit.geometry(slim).macs(blocks) == point.macs
         assert sum(p.numel() for p in slim.parameters()) == point.params
-        seen = evaluate(slim, task.validation, task.base_columns, task.class_names, passes)
+        seen = accuracy_of(slim, task.validation, task.base_columns, task.class_names, passes)
         assert seen.top1 == point.top1
     lines = [json.loads(line) for line in (net.folder / "history.jsonl").read_text().splitlines()]
     assert {"accuracy_trained", "accuracy_pruned", "units_kept", "loss_task"} <= set(lines[-1])

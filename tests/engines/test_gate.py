@@ -15,7 +15,7 @@ from small_models import write_derived
 from edgevit.engines.gate import GateTolerances, Sample, allowed, judge, remarks, take_sample, unlabelled_sample
 from edgevit.engines.run import export
 from edgevit.errors import EngineError, OptionError
-from edgevit.export.images import data_record, open_images, subject_of
+from edgevit.export.images import data_record, open_judging, subject_of
 from edgevit.export.session import OnnxModel
 from edgevit.folder.engine import EngineClassAccuracy
 from edgevit.models.checkpoint import load
@@ -141,7 +141,7 @@ def test_tolerances_are_shares(bad: dict[str, float]) -> None:
 def test_the_sample_is_what_fp32_saw_rounded_once(tmp_path: Path) -> None:
     folder = write_derived(tmp_path / "derived", 16, 16, head="full")
     export(folder, fp16=False, accuracy=False)
-    judging = open_images(
+    judging = open_judging(
         subject_of(load(folder).spec, data_record(folder)), None, part="validation", progress=Silent()
     ).limited(30)
     taken = take_sample(judging, folder / "export" / "model.fp32.onnx", tmp_path, Silent())

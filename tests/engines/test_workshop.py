@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from some_engines import facts
 
-from edgevit.engines.workshop import board_in_short, power_mode
+from edgevit.engines.workshop import board_in_short, mode_name
 
 CUDA = {"runtime": "12.6", "device": "Orin", "sms": 8, "capability": "8.7"}
 
@@ -18,4 +18,4 @@ def test_a_board_in_short_is_what_decides_how_fast_an_engine_is() -> None:
         "jetpack": "6.2", "l4t": "36.4.3", "tensorrt": "10.3.0", "cuda": "12.6", "device": "Orin", "sms": 8,
         "capability": "8.7", "power_mode": "MAXN",
     }  # fmt: skip
-    assert power_mode(facts(power_mode=None)) is None
+    assert mode_name(facts(power_mode=None)) is None

@@ -11,7 +11,7 @@ from foreign_onnx import write_vit
 from small_models import random_base, with_embedding, with_fewer_tokens
 
 from edgevit.errors import ExportError
-from edgevit.export.fusion import Fusion, count_fused, remark
+from edgevit.export.fusion import Fusion, count_fused, fusion_remark
 from edgevit.export.graph import write_onnx
 from edgevit.export.padding import pad_heads
 from edgevit.models.families import vit
@@ -36,7 +36,7 @@ def test_equal_widths_fuse_in_every_block(tmp_path: Path) -> None:
     network = with_widths(random_base(embed_dim=128, depth=len(widths)), *((w, w) for w in widths))
     fusion = fused_blocks(network, tmp_path / "model.onnx")
     assert (fusion.fused, fusion.expected, fusion.blocks) == (4, 4, 4)
-    assert remark(fusion) is None
+    assert fusion_remark(fusion) is None
 
 
 def test_a_narrower_embedding_costs_no_fused_attention(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_unequal_and_tiny_widths_fuse_only_when_padded(tmp_path: Path) -> None:
     padded = pad_heads(network, "vit")
     fusion = fused_blocks(network, tmp_path / "model.onnx")
     assert (fusion.fused, fusion.expected, fusion.blocks) == (0, 0, 3)
-    assert "--pad-heads" in str(remark(fusion))
+    assert "--pad-heads" in str(fusion_remark(fusion))
     assert fused_blocks(padded, tmp_path / "padded.onnx").fused == 3
 
 

@@ -12,7 +12,7 @@ from small_models import random_base, slimmed, with_fewer_tokens
 
 from edgevit.export.gates import check_graph
 from edgevit.export.graph import write_onnx
-from edgevit.export.onnx import open_source
+from edgevit.export.onnx import open_model_source
 from edgevit.export.session import OnnxModel
 from edgevit.folder.export import ExportRecord
 
@@ -66,7 +66,7 @@ def test_a_fp16_file_of_an_older_operator_set_is_fp16(tmp_path: Path) -> None:
 
 def test_every_node_is_named_by_its_module(exported: tuple[Path, ExportRecord]) -> None:
     folder, report = exported
-    modules = {name for name, _ in open_source(folder).network.named_modules()}
+    modules = {name for name, _ in open_model_source(folder).network.named_modules()}
     for file in report.files:
         nodes = onnx.load(folder / "export" / file).graph.node
         names = [node.name for node in nodes]

@@ -9,7 +9,7 @@ import pytest
 from small_models import ARGS, random_base
 
 from edgevit.errors import DataError, OptionError, UnknownNameError
-from edgevit.export.images import Subject, open_images, subject_of
+from edgevit.export.images import Subject, open_judging, subject_of
 from edgevit.models.checkpoint import describe
 from edgevit.progress import Silent
 
@@ -20,7 +20,7 @@ def base() -> Subject:
 
 
 def test_the_columns_are_those_of_the_classes_asked_for(base: Subject) -> None:
-    judging = open_images(base, "digits", classes="8,3", part="validation", progress=Silent())
+    judging = open_judging(base, "digits", classes="8,3", part="validation", progress=Silent())
     assert (judging.class_names, judging.columns, judging.data) == (("8", "3"), (8, 3), "digits")
     few = judging.limited(10)
     assert Counter(few.split.labels) == {0: 5, 1: 5}, "spread evenly over the classes"
@@ -28,36 +28,36 @@ def test_the_columns_are_those_of_the_classes_asked_for(base: Subject) -> None:
 
 
 def test_the_two_parts_have_no_image_in_common(base: Subject) -> None:
-    seen = [set(open_images(base, "digits", part=part, progress=Silent()).split.references)
+    seen = [set(open_judging(base, "digits", part=part, progress=Silent()).split.references)
             for part in ("validation", "test")]  # fmt: skip
     assert seen[0] and seen[1] and not seen[0] & seen[1]
 
 
 def test_a_model_that_does_not_say_its_images_needs_some(base: Subject) -> None:
     with pytest.raises(DataError, match="give them with --data"):
-        open_images(base, None, progress=Silent())
+        open_judging(base, None, progress=Silent())
     with pytest.raises(UnknownNameError, match="no part of the data 'train'"):
-        open_images(base, "digits", part="train", progress=Silent())
+        open_judging(base, "digits", part="train", progress=Silent())
 
 
 @pytest.fixture(scope="module")
 def derived(base: Subject) -> Subject:
     """A model that says that it was derived from two of the digits."""
-    own = open_images(base, "digits", classes="3,5", progress=Silent()).task.record()
+    own = open_judging(base, "digits", classes="3,5", progress=Silent()).task.record()
     return replace(base, record=own)
 
 
 def test_classes_are_chosen_among_those_of_given_data(derived: Subject) -> None:
     with pytest.raises(OptionError, match="--classes chooses among the classes of --data"):
-        open_images(derived, None, classes="3", progress=Silent())
-    assert open_images(derived, None, progress=Silent()).class_names == ("3", "5")
+        open_judging(derived, None, classes="3", progress=Silent())
+    assert open_judging(derived, None, progress=Silent()).class_names == ("3", "5")
 
 
 def test_what_the_model_asks_for_and_is_not_there_names_the_file_that_says_so(derived: Subject) -> None:
     assert derived.record is not None
     gone = replace(derived, record=replace(derived.record, data="/gone"))
     with pytest.raises(DataError, match=r"derivation\.json of the model says that it was derived from '/gone'"):
-        open_images(gone, None, progress=Silent())
+        open_judging(gone, None, progress=Silent())
     other = replace(derived, class_names=("3", "crane"), class_columns=(3, 5), said_by="model.onnx")
     with pytest.raises(DataError, match=r"crane.*model\.onnx names the classes"):
-        open_images(other, "digits", progress=Silent())
+        open_judging(other, "digits", progress=Silent())

@@ -16,7 +16,7 @@ from edgevit.errors import ExportError
 from edgevit.export.current import current_export
 from edgevit.export.fusion import compiler_installed, count_fused
 from edgevit.export.gates import Tolerances, check_graph
-from edgevit.export.onnx import open_source
+from edgevit.export.onnx import open_model_source
 from edgevit.export.session import OnnxModel
 from edgevit.export.variants import Exported, Variant
 from edgevit.folder.export import ExportRecord
@@ -26,7 +26,7 @@ Derive = Callable[..., Path]
 
 
 def reopened(folder: Path) -> Exported:
-    return Exported(ModelFolder(folder).export.record(), open_source(folder), None, Tolerances())
+    return Exported(ModelFolder(folder).export.record(), open_model_source(folder), None, Tolerances())
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_a_variant_that_is_kept_is_part_of_the_export(copied: Path, tmp_path: Pa
 def test_a_variant_that_is_not_the_model_is_refused(copied: Path, tmp_path: Path) -> None:
     exported = reopened(copied)
     assert exported.written_of.network
-    exported.source = open_source(copied)
+    exported.source = open_model_source(copied)
     with torch.no_grad():
         exported.source.network.norm.weight[0] += 1
     with pytest.raises(ExportError, match="logits in fp32 are off"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgevit.errors import BudgetError
 from edgevit.meet.boards import Searches
-from edgevit.meet.loop import meet
+from edgevit.meet.loop import search_plans
 from edgevit.meet.mixing import LimitError
 from edgevit.meet.rounds import MOST, WINDOW, Search
 
@@ -23,7 +23,7 @@ def test_a_budget_is_met_in_five_rounds_or_said_to_be_out_of_reach(constants: Ra
     bench = draw_from(constants, Random(0))
     budget = share * bench.board.ms(bench.base)
     try:
-        found = meet(Searches((Search(budget),)), bench)
+        found = search_plans(Searches((Search(budget),)), bench)
     except BudgetError as error:
         assert error.least is not None and error.least > budget and bench.least_ms() > budget
         return
@@ -43,7 +43,7 @@ def test_a_budget_is_met_in_five_rounds_or_said_to_be_out_of_reach(constants: Ra
 def test_where_the_next_allocation_jumps_over_the_window_the_plan_within_the_budget_grows() -> None:
     bench = draw(51, narrower=False)  # five thin blocks there take 1.02 of this budget, and four wide ones 0.88
     budget = 0.3 * bench.board.ms(bench.base)
-    search = meet(Searches((Search(budget),)), bench).search
+    search = search_plans(Searches((Search(budget),)), bench).search
     assert search.best is not None and search.outcome(search.best.measured) == "met"
     start = search.best.at_least
     assert start is not None and search.best.shape.contains(start) and search.measured_before(start) is not None
@@ -52,7 +52,7 @@ def test_where_the_next_allocation_jumps_over_the_window_the_plan_within_the_bud
 
 def test_a_plan_that_is_a_little_too_slow_shrinks() -> None:
     bench = draw(75, narrower=False)  # rounds there come 3 and 1 % above it, and without this, 5 % below
-    search = meet(Searches((Search(0.3 * bench.board.ms(bench.base)),)), bench).search
+    search = search_plans(Searches((Search(0.3 * bench.board.ms(bench.base)),)), bench).search
     assert search.best is not None and search.outcome(search.best.measured) == "met"
     near = [one.shape for one in search.rounds if not search.holds(one.measured)]
     assert search.best.at_least in [shape.frame for shape in near]
@@ -63,7 +63,7 @@ def test_where_no_step_is_as_small_as_what_is_left_the_search_ends() -> None:
         54, narrower=False
     )  # launches are nearly all that takes time there: two whole blocks take 0.88 of it, three 1.2
     budget = 0.3 * bench.board.ms(bench.base)
-    found = meet(Searches((Search(budget),)), bench)
+    found = search_plans(Searches((Search(budget),)), bench)
     assert found.why is not None and len(found.search.rounds) == 1 and not bench.holds_some(WINDOW * budget, budget)
 
 
@@ -72,7 +72,7 @@ def test_where_no_step_is_as_small_as_what_is_left_the_search_ends() -> None:
 def test_two_boards_end_with_a_plan_that_keeps_both_budgets(seed: int, shares: tuple[float, float]) -> None:
     pair = draw_pair(seed)
     budgets = [share * ms for share, ms in zip(shares, pair.base_ms(), strict=True)]
-    found = meet(Searches(tuple(map(Search, budgets))), pair)
+    found = search_plans(Searches(tuple(map(Search, budgets))), pair)
     best = found.searches.best
     assert best is not None
     rounds = [search.rounds[best] for search in found.searches.each]
@@ -86,7 +86,7 @@ def test_two_boards_end_with_a_plan_that_keeps_both_budgets(seed: int, shares: t
 def test_where_one_board_is_dear_in_heads_and_the_other_in_neurons_neither_decides_alone() -> None:
     pair = draw_opposed(12)
     budgets = [share * ms for share, ms in zip((0.5, 0.44), pair.base_ms(), strict=True)]
-    found = meet(Searches(tuple(map(Search, budgets))), pair)
+    found = search_plans(Searches(tuple(map(Search, budgets))), pair)
     best = found.searches.best
     assert best is not None and found.search.outcome(found.search.rounds[best].measured) == "met"
     shape = found.searches.each[0].rounds[best].shape
@@ -94,7 +94,7 @@ def test_where_one_board_is_dear_in_heads_and_the_other_in_neurons_neither_decid
     assert all(0.93 < share <= 1.01 for share in taken), "both are spent"
     alone = []
     for number, budget in enumerate(budgets):
-        search = meet(Searches((Search(budget),)), pair.benches[number]).search
+        search = search_plans(Searches((Search(budget),)), pair.benches[number]).search
         assert search.best is not None
         alone.append([ms / of for ms, of in zip(pair.ms(search.best.shape), budgets, strict=True)])
     assert alone[0][1] > 1.01 and alone[1][0] > 1.01, "the best on one board takes too long on the other"
@@ -104,6 +104,6 @@ def test_which_board_is_out_of_reach_is_said() -> None:
     pair = draw_pair(1)
     mine, its = pair.base_ms()
     with pytest.raises(LimitError) as refused:
-        meet(Searches((Search(0.5 * mine), Search(1e-4 * its))), pair)
+        search_plans(Searches((Search(0.5 * mine), Search(1e-4 * its))), pair)
     assert refused.value.board == 1 and refused.value.least is not None
     assert 1e-4 * its < refused.value.least < 0.5 * its

@@ -11,16 +11,16 @@ from edgevit.folder.model import BlockDims
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.meet.costs import Costs
 from edgevit.meet.rounds import Shape
-from edgevit.meet.workshop import REFINED, BudgetBench, shape_of
+from edgevit.meet.workshop import REFINED, BudgetBench, shape_in
 
 
 def test_the_shape_of_a_model_says_which_blocks_it_has(tmp_path: Path) -> None:
     derive(write_checkpoint(tmp_path), tmp_path / "t", method="nuwa", training={"steps": 0})
-    shape = shape_of(tmp_path / "t")
+    shape = shape_in(tmp_path / "t")
     assert shape == Shape(tuple(ModelFolder(tmp_path / "t").spec().blocks), (0, 1))
     options = {"embed_width": 32, "calibration_images": 16, "sensitivity_images": 8}
     derive(tmp_path / "base.safetensors", tmp_path / "n", method="forge", training={"steps": 0}, options=options)
-    assert shape_of(tmp_path / "n").embed == 32
+    assert shape_in(tmp_path / "n").embed == 32
 
 
 def test_a_few_blocks_of_a_plan_are_measured_from_the_smallest_to_the_largest() -> None:

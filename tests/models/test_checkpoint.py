@@ -49,9 +49,20 @@ def logits(model: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
 
 
 def derived(
-    network: nn.Module, name: str, args: Any, qk: int, vo: int, *, head: str = "subset", embed: int | None = None
+    network: nn.Module,
+    name: str,
+    args: Any,
+    qk: int,
+    vo: int,
+    *,
+    head: str = "subset",
+    embed: int | None = None,
+    half: bool = False,
 ) -> Model:
-    """A model of three classes with other dimensions in its two blocks, without a key bias, as factors are."""
+    """A model of three classes with other dimensions in its two blocks, without a key bias, as factors are.
+
+    `half`: the attention of the first block and the FFN of the second are gone.
+    """
     base = describe(network, name, {**ARGS, **args, "num_classes": 10})
     family = family_of(network)
     blocks = []
@@ -59,6 +70,8 @@ def derived(
         q, v, e = qk + 8 * i, vo + 8 * i, 40 + 8 * i
         attention = replace(b.attention.first(q, v), bk=None, bv=None)
         blocks.append(Block(attention, b.ffn.keep(slice(e))))
+    if half:
+        blocks = [replace(blocks[0], attention=None), replace(blocks[1], ffn=None)]
     slim = family.build(network, blocks).eval()
     if embed is not None:
         slim = family.with_embedding(slim, encoder(flat_basis(64), embed))
@@ -140,8 +153,9 @@ assert not any(name.partition(".")[0] == "edgevit" for name in sys.modules)
 
 def test_the_code_in_the_readme_loads_a_model_in_plain_timm_without_edgevit(small_vit: Any, tmp_path: Path) -> None:
     expected = {}
-    for i, (name, args) in enumerate(KINDS):
-        model = derived(small_vit(name, **args), name, args, 16, 16, embed=27 if i % 2 else None)
+    for i, (name, args) in enumerate([*KINDS, (NAME, {})]):
+        last = i == len(KINDS)  # of which one block has no attention, and the other no FFN
+        model = derived(small_vit(name, **args), name, args, 16, 16, embed=27 if i % 2 else None, half=last)
         entry = AccuracyRecord(0.5, 3)
         loader = family_of(model.network).plain_loader(model.network)
         card = model_card("m", model.spec, derivation_of(None, accuracy=Accuracies(entry, entry, None, entry)), loader)

@@ -227,6 +227,20 @@ def test_a_classifier_has_a_row_for_every_class(network: nn.Module) -> None:
 
 @sweep
 @forms
+@torch.no_grad()
+def test_classes_that_are_kept_answer_as_before_and_the_others_are_not_counted(network: nn.Module) -> None:
+    family = family_of(network)
+    geometry, dims = family.geometry(network), [block.dims for block in family.read(network)]
+    expected, before = network(images())[:, [7, 0, 3]], sum(p.numel() for p in network.parameters())
+    family.keep_classes(network, [7, 0, 3])
+    close(network(images()), expected)
+    gone = before - sum(p.numel() for p in network.parameters())
+    fewer = geometry.with_classes(3)
+    assert fewer == family.geometry(network) and geometry.params(dims) - fewer.params(dims) == gone > 0
+
+
+@sweep
+@forms
 def test_the_input_size_is_that_of_the_images(network: nn.Module) -> None:
     family = family_of(network)
     size = family.input_size(network)
@@ -456,6 +470,11 @@ def test_a_network_that_the_algebra_would_break_is_refused_with_the_reason(
         family.check(network)
 
 
+@pytest.mark.parametrize("family_name", family_names())
+def test_a_network_of_another_kind_is_of_no_family(family_name: str) -> None:
+    assert not load_family(family_name).matches(nn.Linear(1, 1))
+
+
 def test_every_family_has_networks_that_it_refuses_and_weights_of_others() -> None:
     assert set(REFUSED) == set(FOREIGN) == set(family_names()) and all(REFUSED.values()) and all(FOREIGN.values())
 
@@ -480,6 +499,13 @@ def test_a_network_without_a_classifier_is_given_one_that_reads_its_features(
     close(network(images()), first(features))
 
 
+def _is_family(asked: ast.expr) -> bool:
+    """Whether this is the name `family`, or a call of `load_family` or `family_of`; others' attributes do not count."""
+    if isinstance(asked, ast.Call):
+        return isinstance(asked.func, ast.Name) and asked.func.id in ("load_family", "family_of")
+    return isinstance(asked, ast.Name) and asked.id == "family"
+
+
 def test_every_function_of_the_protocol_is_held_by_a_test_that_sweeps_the_families() -> None:
     asked = set()
     for file in TESTS.rglob("test_*.py"):
@@ -490,5 +516,5 @@ def test_every_function_of_the_protocol_is_held_by_a_test_that_sweeps_the_famili
             node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("test_")
         ]
         for node in [*swept, *(helpers if swept else [])]:
-            asked |= {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
+            asked |= {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute) and _is_family(one.value)}
     assert {name for name in vars(Family) if not name.startswith("_")} <= asked

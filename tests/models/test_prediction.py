@@ -15,7 +15,7 @@ from edgevit.data.task import evaluation_transform
 from edgevit.errors import DataError, ModelError, OptionError, UnsupportedModelError
 from edgevit.folder.model import ClassLabel
 from edgevit.models.checkpoint import Model, describe
-from edgevit.models.prediction import judge
+from edgevit.models.prediction import predictions_of
 from edgevit.models.rejection import Rejection, scores
 
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 10}
@@ -146,6 +146,6 @@ def test_answers_that_are_no_numbers_are_not_probabilities(model):
     logits = torch.zeros(2, 10)
     logits[1, 2] = torch.nan
     with pytest.raises(ModelError, match="the model's logits are not finite numbers"):
-        judge(logits, model.spec)
+        predictions_of(logits, model.spec)
     logits[1, 2], logits[1, 3] = 0, torch.nan  # 3 is no class of this model
-    assert len(judge(logits, model.spec)) == 2
+    assert len(predictions_of(logits, model.spec)) == 2

@@ -15,7 +15,7 @@ from edgevit.folder.derivation import ValidationRecord
 from edgevit.folder.engine import EngineRecord
 from edgevit.folder.imported import ImportedDocument
 from edgevit.folder.model_folder import ModelFolder
-from edgevit.report.choice import AXES, Entry, Panel, cost, panels
+from edgevit.report.choice import AXES, Entry, Panel, cost_on_axis, panels
 from edgevit.report.gates import parse_gate
 from edgevit.report.gather import Found, gather
 from edgevit.report.tables import answer
@@ -83,7 +83,7 @@ def test_a_model_that_fails_a_gate_or_is_void_is_not_taken(found: Found) -> None
     void = panels(replace(found, runs=moved))[0]
     entry = by_title(void)["t1"]
     assert entry.void and void.recommended() is None
-    assert [cost(entry, axis) for axis in AXES][:2] == [None, None] and cost(entry, AXES[5]) == 500_000
+    assert [cost_on_axis(entry, axis) for axis in AXES][:2] == [None, None] and cost_on_axis(entry, AXES[5]) == 500_000
 
 
 def test_on_a_busy_machine_the_ratio_decides(found: Found) -> None:

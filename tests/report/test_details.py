@@ -10,7 +10,7 @@ from some_report import NANO, write_everything
 from some_runs import DENSE, ON_A_BOARD, watts
 
 from edgevit.report.axes import LatencyPlace, places
-from edgevit.report.details import BINS, blocks, classes, confusion, curves, details, latency, thinned, trace
+from edgevit.report.details import BINS, blocks, classes, confusion, curves, details, latency, power_trace, thinned
 from edgevit.report.gather import Found, gather
 
 
@@ -69,8 +69,8 @@ def test_a_histogram_counts_every_inference_but_the_slowest_few() -> None:
 
 def test_power_begins_with_the_timed_window() -> None:
     power = replace(watts(1, 2, 3), window_started_ns=200_000_000)
-    assert trace(power, 10) == [(-0.2, 1.0), (0.0, 2.0), (0.2, 3.0)]
-    assert ON_A_BOARD.power is not None and len(trace(ON_A_BOARD.power, 40)) == 40
+    assert power_trace(power, 10) == [(-0.2, 1.0), (0.0, 2.0), (0.2, 3.0)]
+    assert ON_A_BOARD.power is not None and len(power_trace(ON_A_BOARD.power, 40)) == 40
 
 
 def test_curves_are_thinned_and_lines_without_a_number_left_out() -> None:

@@ -8,7 +8,16 @@ from some_runs import DENSE, MS, ON_A_BOARD, SLIM, S, watts
 
 from edgevit.board.facts import read_facts
 from edgevit.errors import GateError
-from edgevit.report.gates import METRICS, UNITS, check_measurable, check_paced, exit_code, judge, measurable, parse_gate
+from edgevit.report.gates import (
+    METRICS,
+    UNITS,
+    check_measurable,
+    check_paced,
+    exit_code,
+    measurable,
+    parse_gate,
+    verdicts_of,
+)
 
 VOID_RUN = replace(ON_A_BOARD, throttled=("gpu-throttle-alert at step 1",))
 
@@ -98,7 +107,7 @@ def test_every_metric_can_be_bound_in_each_of_its_units_and_read_from_a_run(metr
     for unit in UNITS[METRICS[metric].quantity]:
         for comparison, compare in (("<", operator.lt), (">=", operator.ge)):
             gate = parse_gate(f"{metric}{comparison}5{unit}")
-            (verdict,) = judge([gate], [ON_A_BOARD])
+            (verdict,) = verdicts_of([gate], [ON_A_BOARD])
             assert verdict.state == ("pass" if compare(verdict.value, 5) else "fail")
             assert (verdict.margin >= 0) == (verdict.state == "pass")
 
@@ -123,54 +132,54 @@ def test_figures_are_those_of_the_run_in_the_gates_own_unit():
         "mean<1ms": 9,
         "spread<1%": pytest.approx(100 / 9, rel=1e-3),
     }
-    verdicts = judge(map(parse_gate, asked), [ON_A_BOARD])
+    verdicts = verdicts_of(map(parse_gate, asked), [ON_A_BOARD])
     assert [verdict.value for verdict in verdicts] == pytest.approx(list(asked.values()))
 
 
 def test_the_margin_is_what_is_left_to_the_limit_as_a_share_of_it():
-    under, over, enough, short = judge(
+    under, over, enough, short = verdicts_of(
         map(parse_gate, ["p99<12.5ms", "p99<8ms", "throughput>80/s", "throughput>125/s"]), [ON_A_BOARD]
     )
     assert [v.state for v in (under, over, enough, short)] == ["pass", "fail", "pass", "fail"]
     assert [v.margin for v in (under, over, enough, short)] == pytest.approx([0.2, -0.25, 0.25, -0.2])
-    assert judge([parse_gate("throughput>0/s")], [ON_A_BOARD])[0].margin is None
+    assert verdicts_of([parse_gate("throughput>0/s")], [ON_A_BOARD])[0].margin is None
 
 
 def test_a_limit_is_met_to_the_nanosecond():
     run = replace(DENSE, latencies_ns=(4_350_000,) * 200)
-    states = [judge([parse_gate(f"p99{how}4.35ms")], [run])[0].state for how in ("<", "<=", ">", ">=")]
+    states = [verdicts_of([parse_gate(f"p99{how}4.35ms")], [run])[0].state for how in ("<", "<=", ">", ">=")]
     assert states == ["fail", "pass", "fail", "pass"]
 
 
 def test_a_gate_holds_at_each_batch_size_and_number_of_streams_unless_it_names_a_batch():
     runs = [DENSE, replace(DENSE, batch=8), replace(DENSE, batch=8, streams=2), SLIM]
-    every = judge([parse_gate("p99<8ms")], runs)
+    every = verdicts_of([parse_gate("p99<8ms")], runs)
     assert [(v.label, v.batch, v.streams, v.state) for v in every] == [
         ("dense", 1, 1, "fail"),
         ("dense", 8, 1, "fail"),
         ("dense", 8, 2, "fail"),
         ("slim", 1, 1, "pass"),
     ]
-    assert [(v.batch, v.streams) for v in judge([parse_gate("p99@8<8ms")], runs)] == [(8, 1), (8, 2)]
+    assert [(v.batch, v.streams) for v in verdicts_of([parse_gate("p99@8<8ms")], runs)] == [(8, 1), (8, 2)]
 
 
 def test_the_worst_of_several_repeats_counts():
     slow = replace(SLIM, latencies_ns=(9 * MS,) * 200)
-    (verdict,) = judge([parse_gate("p99<8ms")], [SLIM, slow, SLIM])
+    (verdict,) = verdicts_of([parse_gate("p99<8ms")], [SLIM, slow, SLIM])
     assert (verdict.state, verdict.value, verdict.repeats) == ("fail", 9, 3)
-    (verdict,) = judge([parse_gate("throughput>150/s")], [SLIM, replace(SLIM, wall_ns=2 * S), SLIM])
+    (verdict,) = verdicts_of([parse_gate("throughput>150/s")], [SLIM, replace(SLIM, wall_ns=2 * S), SLIM])
     assert (verdict.state, verdict.value) == ("fail", 100)
 
 
 def test_a_void_run_is_shown_and_not_judged_and_wins_over_a_failure():
     gates = [parse_gate("p99<1ms")]
-    verdicts = judge(gates, [VOID_RUN, DENSE])
+    verdicts = verdicts_of(gates, [VOID_RUN, DENSE])
     assert [v.state for v in verdicts] == ["void", "fail"]
     assert verdicts[0].value == 10
     assert "gpu-throttle-alert at step 1" in verdicts[0].why[0]
     assert exit_code(verdicts, [VOID_RUN, DENSE]) == 4
     assert exit_code(verdicts[1:], [DENSE]) == 3
-    assert judge(gates, [ON_A_BOARD, VOID_RUN])[0].state == "void"  # one of its repeats is
+    assert verdicts_of(gates, [ON_A_BOARD, VOID_RUN])[0].state == "void"  # one of its repeats is
 
 
 def test_the_exit_code_of_a_run_without_gates_says_whether_it_is_void():
@@ -182,18 +191,18 @@ def test_a_figure_that_turned_out_not_to_be_measured_is_an_error_that_says_what_
     gates = [parse_gate("energy<40mJ")]
     for power in (None, watts(*(10.0,) * 61, total=())):
         run = replace(ON_A_BOARD, power=power)
-        (verdict,) = verdicts = judge(gates, [run])
+        (verdict,) = verdicts = verdicts_of(gates, [run])
         assert (verdict.state, verdict.value, verdict.margin) == ("not measured", None, None)
         assert "or try --profile" in verdict.why[0]
         assert exit_code(verdicts, [run]) == 1
-        assert exit_code((*verdicts, *judge([parse_gate("p99<1ms")], [run])), [run]) == 3
-    (one_missing,) = judge(gates, [ON_A_BOARD, replace(ON_A_BOARD, power=None)])
+        assert exit_code((*verdicts, *verdicts_of([parse_gate("p99<1ms")], [run])), [run]) == 3
+    (one_missing,) = verdicts_of(gates, [ON_A_BOARD, replace(ON_A_BOARD, power=None)])
     assert one_missing.state == "not measured"
 
 
 def test_a_gate_about_nothing_that_was_measured_does_not_pass_in_silence():
     with pytest.raises(GateError, match="gate p99@4<8ms is about none of the runs"):
-        judge([parse_gate("p99@4<8ms")], [DENSE])
+        verdicts_of([parse_gate("p99@4<8ms")], [DENSE])
 
 
 FACTS = read_facts(
@@ -245,12 +254,12 @@ def test_a_gate_that_this_board_cannot_answer_is_refused_before_anything_is_meas
 
 def test_a_gate_is_about_one_use_of_a_model():
     paced = replace(DENSE, period_ns=33 * MS, missed=0)
-    (verdict,) = judge([parse_gate("p99<33ms")], [paced])
+    (verdict,) = verdicts_of([parse_gate("p99<33ms")], [paced])
     assert (verdict.state, verdict.use) == ("pass", "one per 33 ms")
     with pytest.raises(
         GateError, match="about one use of a model, and these inferences were one after another and one"
     ):
-        judge([parse_gate("p99<33ms")], [DENSE, paced])
+        verdicts_of([parse_gate("p99<33ms")], [DENSE, paced])
 
 
 def test_images_per_second_are_no_gate_where_a_camera_gives_them():

@@ -18,7 +18,7 @@ from edgevit.derive.methods.heart.scores import measure_scores
 from edgevit.derive.methods.skd.piad import measure_importance
 from edgevit.models.checkpoint import describe
 from edgevit.train.compute import close_compute
-from edgevit.train.passes import evaluate, open_passes
+from edgevit.train.passes import accuracy_of, open_passes
 from edgevit.train.settings import Training
 
 
@@ -43,7 +43,7 @@ def measure(file: Path) -> None:
     for i, block in enumerate(squared_changes(network, images, columns, passes).blocks):
         found |= {f"squared changes {i} {name}": tensor for name, tensor in vars(block).items()}
     found["losses"] = torch.tensor([importance.loss, importance.skipped[0, "ffn"]])
-    found["right"] = torch.tensor(evaluate(network, images, columns, ["1", "4", "7"], passes).restricted)
+    found["right"] = torch.tensor(accuracy_of(network, images, columns, ["1", "4", "7"], passes).restricted)
     found["processes"] = torch.tensor(passes.compute.accelerator.num_processes)
     if passes.compute.is_main:
         save_file({name: tensor.contiguous() for name, tensor in found.items()}, file)

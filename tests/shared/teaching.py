@@ -16,7 +16,7 @@ from edgevit.models.copies import bare_copy
 from edgevit.train.distil import Distillation, teacher_loss
 from edgevit.train.history import History
 from edgevit.train.loop import train
-from edgevit.train.passes import evaluate, open_passes
+from edgevit.train.passes import accuracy_of, open_passes
 from edgevit.train.settings import Training
 
 CLASSES = [3, 7, 9]
@@ -52,7 +52,7 @@ class Bench:
 
     def accuracy(self, network: nn.Module) -> float:
         passes = open_passes(Training(**QUICK))
-        return evaluate(network, self.task.validation, CLASSES, self.task.class_names, passes).top1
+        return accuracy_of(network, self.task.validation, CLASSES, self.task.class_names, passes).top1
 
 
 def open_bench(checkpoint: Path) -> Bench:

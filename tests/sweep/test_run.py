@@ -15,7 +15,7 @@ from small_base import ARGS
 
 import edgevit
 from edgevit.board.request import Conditions
-from edgevit.derive.cache import cache_folder, entries
+from edgevit.derive.cache import derivations_folder, entries
 from edgevit.errors import BudgetError, OptionError, OutputError, SweepError
 from edgevit.report.runs import load_runs
 from edgevit.sweep import run
@@ -129,9 +129,9 @@ def test_without_the_cache_the_work_is_shared_and_the_base_has_the_head_that_its
     save_file(small_vit(num_classes=0).state_dict(), tmp_path / "headless.safetensors")
     given = {**asked, "checkpoint": tmp_path / "headless.safetensors"}
     given |= {"training": replace(TRAINING, seed=3), "accept_weak_base": True}
-    before = entries(cache_folder())
+    before = entries(derivations_folder())
     edgevit.sweep(BASE, out=tmp_path / "s", rates=(0.4, 0.7), cache=False, **given)
-    assert entries(cache_folder()) == before
+    assert entries(derivations_folder()) == before
     second = json.loads((tmp_path / "s" / "r0.7" / "derivation.json").read_text())
     assert "statistics" in second["facts"]["reused"]
     small, whole = (edgevit.load(tmp_path / "s" / name).spec for name in ("r0.7", "base"))

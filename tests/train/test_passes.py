@@ -15,7 +15,7 @@ from edgevit.data.task import Split, open_task
 from edgevit.models.checkpoint import describe
 from edgevit.progress import Silent, Stage
 from edgevit.train import passes as passes_module
-from edgevit.train.passes import Passes, evaluate, open_passes
+from edgevit.train.passes import Passes, accuracy_of, open_passes
 from edgevit.train.settings import Training
 
 CPU = Training(device="cpu")
@@ -130,5 +130,5 @@ def test_accuracy_is_the_share_of_images_that_are_right_whatever_the_batches(
     passes: Passes = open_passes(CPU)
     for most in (64, 9):
         monkeypatch.setattr(passes_module, "IMAGES", most)
-        seen = evaluate(network, images, [3, 7, 9], ["3", "7", "9"], passes)
+        seen = accuracy_of(network, images, [3, 7, 9], ["3", "7", "9"], passes)
         assert (sum(seen.restricted), seen.images) == (int(right.sum()), 70)

@@ -33,7 +33,7 @@ class SensorChannel:
         return None if millivolts is None or milliamperes is None else millivolts * milliamperes / 1000
 
 
-def rails(root: str) -> list[SensorChannel]:
+def sensor_channels(root: str) -> list[SensorChannel]:
     """Return the rails that have a name and a sensor that is switched on. The folders' numbers change between boots."""
     found = []
     for folder in sorted(Path(root, "sys/bus/i2c/drivers/ina3221").glob("*-004[01]/hwmon/hwmon*")):
@@ -47,12 +47,12 @@ def rails(root: str) -> list[SensorChannel]:
 
 def interval_ms(root: str) -> float | None:
     """Return the time constant of the slowest of the sensors."""
-    told = {read_integer(rail.folder, "update_interval") or 0 for rail in rails(root)}
+    told = {read_integer(rail.folder, "update_interval") or 0 for rail in sensor_channels(root)}
     return max((ms for ms in told if ms > 0), default=None)
 
 
 def why_not(root: str) -> str | None:
-    found = rails(root)
+    found = sensor_channels(root)
     if not found:
         return "no INA3221 under /sys/bus/i2c/drivers/ina3221"
     silent = all(rail.milliwatts() is None for rail in found)
@@ -61,7 +61,7 @@ def why_not(root: str) -> str | None:
 
 class Meter:
     def __init__(self, root: str, total: Rails = ()) -> None:
-        self.rails = rails(root)
+        self.rails = sensor_channels(root)
         self.interval_ms = interval_ms(root)
         self.readings = Readings("ina3221", total)
 

@@ -46,7 +46,7 @@ def _cholesky(gram: Tensor, ridge: float) -> Tensor:
     return lower
 
 
-def solve(gram: Tensor, right: Tensor, ridge: float) -> Tensor:
+def solve_ridge(gram: Tensor, right: Tensor, ridge: float) -> Tensor:
     """Solve (gram + ridge * 1) X = right by Cholesky; the ridge is added to gram in place, which may be large.
 
     Shapes: gram [r, r], of which the lower triangle is read, and right [r, n], fp64.
@@ -64,7 +64,8 @@ def refit(
     """Keep these neurons of an FFN and refit its output weights and bias to them.
 
     `ridge` is in units of the kept neurons' mean square: a share of their variance would be nothing where few tokens
-    leave no variance. Shapes: kept [r] int64; second [e, e] and mean [e], moments of the FFN after its non-linearity.
+    leave no variance. Shapes: kept [r] int64; second [e, e] and mean [e], moments of the neurons as the output layer
+    reads them.
     """
     kept = kept.to(part.w1.device)
     slim = part.keep(kept)
@@ -80,7 +81,7 @@ def refit(
     if how == "compensate":
         right += lift * w2[:, index].mT
     with one_thread():
-        new = solve(gram, right, lift).mT
+        new = solve_ridge(gram, right, lift).mT
     bias = None if part.b2 is None else (part.b2.detach().to(w2) + w2 @ mean - new @ mean[index]).to(part.b2)
     return replace(slim, w2=new.to(part.w2), b2=bias)
 
@@ -149,7 +150,7 @@ class Regression:
         if prior is not None:
             cross += lift * prior.detach().to(cross).mT
         with one_thread():
-            weight = solve(gram.mT, cross, lift).mT
+            weight = solve_ridge(gram.mT, cross, lift).mT
         return weight, y - weight @ x if bias else None
 
     def error(self, weight: Tensor, bias: Tensor | None = None) -> float:

@@ -65,7 +65,8 @@ def attention_menu(
         at_least: sizes below which none may be.
     """
     qk_tails, vo_tails = tails(sensitivity.qk), tails(sensitivity.vo)
-    # Dropped are the heads that lose least by it: [H, q + 1, v + 1] what keeping each one saves, at any widths.
+    # `saved` [H, q + 1, v + 1]: what the loss of head h falls by if it stays, q and v wide, instead of being dropped.
+    # Sorted over the heads: at any widths, the heads that save most stay and the others are dropped.
     kept_loss = qk_tails.unsqueeze(2) + vo_tails.unsqueeze(1)
     saved, heads_first = (sensitivity.heads[:, None, None] - kept_loss).sort(dim=0, descending=True)
     least = least_heads(dims, policy, drop_heads=drop_heads and "heads" not in frozen)

@@ -144,7 +144,7 @@ def smallest(
     )
 
 
-def check_reachable(base: Sequence[BlockDims], geometry: Geometry, budget: Budget, policy: Policy) -> None:
+def check_policy_reaches(base: Sequence[BlockDims], geometry: Geometry, budget: Budget, policy: Policy) -> None:
     """Raise BudgetError, with the reachable minimum, if the policy allows nothing as small as the budget."""
     blocks = smallest(base, policy, geometry, budget.at_least)
     least = budget.cost(blocks, geometry)
@@ -199,7 +199,7 @@ def fit(
     Raises:
         BudgetError: the policy allows nothing as small as the budget; the message has the reachable minimum.
     """
-    check_reachable(base, geometry, budget, policy)
+    check_policy_reaches(base, geometry, budget, policy)
 
     def knobs_at(rate: float) -> list[_Knob]:
         return _knobs(base, wishes_at(rate), geometry, budget, policy)

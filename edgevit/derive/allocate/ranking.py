@@ -152,7 +152,7 @@ def rank(
     return found
 
 
-def narrowest(embed: int, policy: Policy) -> int:
+def narrowest_by_rank(embed: int, policy: Policy) -> int:
     """The least width that an embedding of this width is given."""
     return min(max(round(NARROWEST * embed / policy.embed_step) * policy.embed_step, policy.embed_step, 2), embed)
 
@@ -162,7 +162,7 @@ def _embed_width(counts: _Counts, share: float, policy: Policy, least: int) -> i
     if not counts.units.embed or share == 0:
         return counts.embed
     step, kept = policy.embed_step, counts.at(share)["embed", 0]
-    return min(max(round(kept / step) * step, narrowest(counts.embed, policy), least), counts.embed)
+    return min(max(round(kept / step) * step, narrowest_by_rank(counts.embed, policy), least), counts.embed)
 
 
 def _fewer_heads(

@@ -26,14 +26,17 @@ PANELS = 8  # a symmetric sum of outer products costs 9/16 of a full one when sp
 
 @dataclass(frozen=True)
 class BlockStatistics:
-    """Shapes: e FFN width, d embedding width. fp64, on the CPU. Means are over tokens and images."""
+    """h: the FFN's neurons as its output layer reads them, behind the non-linearity and, where gated, the product.
 
-    activation: Tensor  # [e] sum over tokens of the FFN after its non-linearity, mean over images (Vulcan, Eq. 17)
-    magnitude: Tensor  # [e] mean absolute value of the same (NuWa)
-    mean: Tensor  # [e] mean of the same
+    Shapes: e FFN width, d embedding width. fp64, on the CPU. Means are over tokens and images.
+    """
+
+    activation: Tensor  # [e] sum over tokens of h, mean over images (Vulcan, Eq. 17)
+    magnitude: Tensor  # [e] mean absolute value of h (NuWa)
+    mean: Tensor  # [e] mean of h
     moment: Tensor | None = None  # [d + 1, d + 1] mean of [x 1]^T [x 1], x the attention's normalised input
-    hidden: Tensor | None = None  # [e, e] mean of h^T h, h the FFN after its non-linearity
-    query: Tensor | None = None  # [d + 1, d + 1] as `moment`, tokens weighted as queries matter
+    hidden: Tensor | None = None  # [e, e] mean of h^T h
+    query: Tensor | None = None  # [d + 1, d + 1] as `moment`, each token weighted by how much its query matters
 
     def tensors(self) -> dict[str, Tensor]:
         """Those that were taken, by name."""
@@ -206,8 +209,8 @@ def calibrate(
         hidden: take the FFN's second moments, too.
         by_token: per block, how much queries and FFN outputs matter at each token [N], mean one: all of the FFN's
             statistics are weighted so, and `query` is taken.
-        every: what is of the FFN is taken of one token in so many; at all places alike if it has no factor in common
-            with the tokens of an image.
+        every: the FFN is observed at one token in `every`; at all places alike if `every` has no factor in common with
+            the tokens of an image.
         show: shows all images to the network while these observe it, without gradients; None: a pass of its own.
 
     Raises:

@@ -28,8 +28,9 @@ it needs none unless it is asked to train (its task may have none then), and QUA
 if it can spend by a cost table, too, as all of edgevit's own can.
 
 A method decides what to keep: a `Plan` (edgevit/derive/plan.py), with new weights where it works them out. It may train
-`problem.network` in place before that, or what comes of the plan after it; only `realise` changes a structure. What a
-method is given and gives back is in `edgevit.derive.problem`.
+`problem.network` in place before that, or what comes of the plan after it. The derived network is made by `realise`, or
+by `leave_tokens` where tokens leave after its weights were solved (edgevit/derive/realise.py); `family.build` is for
+networks that a method only measures. What a method is given and gives back is in `edgevit.derive.problem`.
 
 `Derived.facts` goes into derivation.json as it is. Others read no more of it than the fields of
 `edgevit.folder.derivation.Facts`: `steps` (done; 0 without training), `kept_blocks` where blocks are left out, `reused`

@@ -70,7 +70,7 @@ def losses(network: nn.Module, images: Split, columns: Sequence[int], passes: Pa
     return found
 
 
-def choose(
+def choose_blocks(
     dims: Sequence[BlockDims], order: Sequence[int], geometry: Geometry, budget: Budget, policy: Policy
 ) -> list[BlockDims]:
     """Cut as few blocks as the budget allows, the first of the order first, and their FFNs alike.
@@ -128,7 +128,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     order = sorted(range(len(lost)), key=lambda i: lost[i])
     dims = [block.dims for block in blocks]
     with problem.stopwatch.stage("allocation"):
-        chosen = choose(dims, order, family.geometry(network), problem.budget, problem.policy)
+        chosen = choose_blocks(dims, order, family.geometry(network), problem.budget, problem.policy)
     plan = plan_of(dims, chosen, problem.training.seed)
     cut = [i for i, new in enumerate(chosen) if not new.has_attention]
     return ranked.finish(problem, config, plan, lost_without_attention_nats=lost, blocks_cut=cut)

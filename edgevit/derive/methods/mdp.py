@@ -109,7 +109,7 @@ def best(problem: Problem, config: Config, scores: Scores) -> tuple[Ranked, floa
         return [(a.value, f.value) for a, f in chosen], sum(a.loss + f.loss for a, f in chosen)
 
     least = budget.least_embed if narrow else whole.embed
-    widths = embedding.widths(network, problem.policy, least=least)
+    widths = embedding.embed_widths(network, problem.policy, least=least)
 
     @cache
     def given_up(width: int) -> float:

@@ -57,9 +57,9 @@ def derive(problem: Problem, config: Config) -> Derived:
             scores = squared_changes(network, images, problem.columns, problem.passes)
         left = budget.base - (budget.base - budget.limit) * number / config.rounds
         limit = left if budget.quantity in MEASURED else int(left)
-        chosen = ranked.choose(problem, config, scores, replace(budget, limit=limit))
+        chosen = ranked.choose_units(problem, config, scores, replace(budget, limit=limit))
         if number < config.rounds:
-            network = ranked.masked(network, chosen, scores)
+            network = ranked.with_zeros(network, chosen, scores)
     return ranked.finish(problem, config, ranked.plan_of(problem.network, scores, chosen))
 
 

@@ -161,7 +161,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     with problem.stopwatch.stage("masks"):
         network.to(problem.compute.device).eval()
         scores = learned(network, images, problem.columns, problem.passes, config)
-    plan = ranked.plan_of(network, scores, ranked.choose(problem, config.units, scores))
+    plan = ranked.plan_of(network, scores, ranked.choose_units(problem, config.units, scores))
     return ranked.finish(problem, config, plan)
 
 

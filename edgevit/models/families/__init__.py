@@ -1,6 +1,6 @@
-"""One file per timm family; each is a module with the functions of `Family`.
+"""One file or folder per timm family (vit/); each is a module with the functions of `Family`.
 
-tests/models/families sweeps the folder: every function of the protocol is held against the network itself.
+tests/models/test_families_protocol.py holds every function of every family against the network itself.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Branch:
 
 
 class Family(Protocol):
-    """What edgevit knows of one kind of network; a file in this folder has all of it.
+    """What edgevit knows of one kind of network; a module in this folder has all of it.
 
     Lists have an entry per block. Where a block has no attention, or no FFN, the entries of its modules are None.
     """

@@ -9,7 +9,7 @@ from edgevit.derive.algebra.least_squares import (
     refittable_mean,
     removal_in_order,
     removal_order,
-    solve,
+    solve_ridge,
 )
 from edgevit.errors import DataError
 from edgevit.models.families import vit
@@ -90,7 +90,7 @@ def test_keeping_every_neuron_changes_nothing(block):
 def test_a_singular_system_says_what_to_raise():
     gram = torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64))
     with pytest.raises(DataError, match=r"2 neurons .* singular \(ridge 0\); raise the ridge"):
-        solve(gram, torch.ones(2, 1, dtype=torch.float64), 0.0)
+        solve_ridge(gram, torch.ones(2, 1, dtype=torch.float64), 0.0)
 
 
 def regression(x, y, weight=None, batch=500):

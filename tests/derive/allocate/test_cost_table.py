@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.cost_table import CostTable, Where, load_cost_table
-from edgevit.derive.allocate.policy import POLICIES, check_reachable, smallest
+from edgevit.derive.allocate.policy import POLICIES, check_policy_reaches, smallest
 from edgevit.errors import BudgetError, CostTableError, OptionError
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import vit
@@ -400,10 +400,10 @@ def test_a_budget_in_milliseconds_is_counted_by_its_table(table, base):
         == least
         == pytest.approx(0.125 + 2 * (0.36 + 0.058))
     )
-    check_reachable(dims, geometry, budget, POLICIES["fused"])
-    check_reachable(dims, geometry, make_budget(1, 1, ms=least, table=read), POLICIES["fused"])
+    check_policy_reaches(dims, geometry, budget, POLICIES["fused"])
+    check_policy_reaches(dims, geometry, make_budget(1, 1, ms=least, table=read), POLICIES["fused"])
     with pytest.raises(BudgetError, match=r"ms 0\.9 leaves 0\.9 ms, but shape 'fused' reaches no less than 0\.961 ms"):
-        check_reachable(dims, geometry, make_budget(1, 1, ms=0.9, table=read), POLICIES["fused"])
+        check_policy_reaches(dims, geometry, make_budget(1, 1, ms=0.9, table=read), POLICIES["fused"])
     listed = budget.record().table
     assert listed.measured_on == "a board, a power mode, fp16, batch 1" and len(listed.sha256) == 64
 

@@ -83,7 +83,7 @@ def test_the_embedding_keeps_its_multiple(multiple, narrower):
     policy = make_policy("fused", None, multiple)
     whole, *rungs = ladder(192, policy.embed_step)
     assert whole == 192 and len(rungs) == narrower and all(width % (multiple or 16) == 0 for width in rungs)
-    assert policy.ffn_step == POLICIES["fused"].ffn_step and ranking.narrowest(48, policy) <= 48
+    assert policy.ffn_step == POLICIES["fused"].ffn_step and ranking.narrowest_by_rank(48, policy) <= 48
 
 
 def test_a_parameter_budget_is_kept(geometries):

@@ -6,7 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevit.derive.allocate.widths import adaptive_widths, capped_rates, head_rates, normalise
+from edgevit.derive.allocate.policy import POLICIES
+from edgevit.derive.allocate.widths import adaptive, adaptive_widths, capped_rates, head_rates, normalise
+from edgevit.models.anatomy import Attention, Block, Ffn
 
 
 @given(st.integers(0, 2**31), st.floats(0.1, 0.85), st.integers(1, 4), st.booleans())
@@ -90,3 +92,29 @@ def test_weighting_by_size_changes_nothing_where_blocks_are_equal():
     by = {w: head_rates(values, [5000] * 5, [(8, 8)] * 5, 0.5, 1, w) for w in ("parameters", "log_parameters", "both")}
     for a, b, c in zip(*by.values(), strict=True):
         assert a == pytest.approx(b) and a == pytest.approx(c)
+
+
+def random_block(generator, heads, neurons, embed=32, width=8):
+    def randn(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    attention = Attention(
+        wq=randn(heads, width, embed), bq=None, wk=randn(heads, width, embed), bk=None,
+        wv=randn(heads, width, embed), bv=None, wo=randn(heads, embed, width), bo=None,
+    )  # fmt: skip
+    return Block(attention, Ffn(randn(neurons, embed), None, randn(embed, neurons), None))
+
+
+def test_with_both_weights_ffns_follow_equation_29_and_attentions_equation_30():
+    # Blocks of two sizes: where all are equal, no weight changes anything.
+    generator = torch.Generator().manual_seed(0)
+    blocks = [random_block(generator, 1, 64), random_block(generator, 4, 512)]
+    activations = [torch.rand(b.dims.ffn, generator=generator) for b in blocks]
+
+    def widths(size_weight, rate):
+        return adaptive(blocks, activations, POLICIES["free"], size_weight=size_weight)(rate)
+
+    ffn = {w: [b.ffn for b in widths(w, 0.75)] for w in ("parameters", "log_parameters", "both")}
+    assert ffn["both"] == ffn["log_parameters"] != ffn["parameters"]
+    heads = {w: [(b.qk, b.vo) for b in widths(w, 0.5)] for w in ("parameters", "log_parameters", "both")}
+    assert heads["both"] == heads["parameters"] != heads["log_parameters"]

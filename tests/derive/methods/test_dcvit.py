@@ -13,7 +13,7 @@ from problems import untrained
 from edgevit.data.task import open_task
 from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import make_policy
-from edgevit.derive.methods.dcvit import Config, choose, derive, losses, plan_of
+from edgevit.derive.methods.dcvit import Config, choose_blocks, derive, losses, plan_of
 from edgevit.derive.problem import Problem
 from edgevit.errors import BudgetError, OptionError
 from edgevit.models.anatomy import BlockDims
@@ -34,7 +34,7 @@ def opened(network: Any, folder: Path, rate: float) -> Problem:
 def test_no_fewer_blocks_and_no_wider_ffns_would_do(small_vit: Callable[..., Any], rate: float, shape: str) -> None:
     geometry, order = family_of(small_vit(depth=6)).geometry(small_vit(depth=6)), [4, 1, 3, 0, 5, 2]
     budget, policy = make_budget(geometry.macs(DIMS), 1, rate=rate), make_policy(shape)
-    chosen = choose(DIMS, order, geometry, budget, policy)
+    chosen = choose_blocks(DIMS, order, geometry, budget, policy)
     cut = {i for i, d in enumerate(chosen) if not d.has_attention}
     assert cut == set(order[: len(cut)]) and budget.holds(budget.cost(chosen, geometry))
     (width,) = {chosen[i].ffn for i in cut}
@@ -50,7 +50,7 @@ def test_a_budget_below_every_attention_gone_is_refused(small_vit: Callable[...,
     geometry = family_of(small_vit(depth=6)).geometry(small_vit(depth=6))
     budget = make_budget(geometry.macs(DIMS), 1, rate=0.999)
     with pytest.raises(BudgetError, match="with the attention of 6 of 6 blocks gone; raise the budget"):
-        choose(DIMS, range(6), geometry, budget, make_policy("fused"))
+        choose_blocks(DIMS, range(6), geometry, budget, make_policy("fused"))
 
 
 def test_what_is_lost_is_that_of_the_network_without_the_attention(

@@ -21,10 +21,10 @@ from edgevit.derive.allocate.knapsack import Choice, allocate
 from edgevit.derive.allocate.menus import Heads
 from edgevit.derive.allocate.policy import fit, uniform
 from edgevit.derive.allocate.widths import adaptive
-from edgevit.derive.embedding import Rung, Slices, climb, geometry_at, reason_against, widths
+from edgevit.derive.embedding import Rung, Slices, climb, embed_widths, geometry_at, reason_against
 from edgevit.derive.methods.forge.config import Config
 from edgevit.derive.methods.forge.curves import BlockCurves, moment_of
-from edgevit.derive.methods.forge.ladders import Ladder, containing, passing, worthwhile
+from edgevit.derive.methods.forge.ladders import Ladder, containing, with_ladder, worthwhile
 from edgevit.derive.methods.forge.ladders import reason_against as no_tokens
 from edgevit.derive.methods.forge.menus import Goes, block_costs, block_menu
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
@@ -70,7 +70,7 @@ def _allocated(
         chosen = fit(wishes, dims, geometry, budget, policy)
         return ChosenShape([(Heads(tuple(range(d.heads)), d.qk, d.vo), d.ffn) for d in chosen], None)
     if ladder is not None:
-        dims = passing(dims, ladder)
+        dims = with_ladder(dims, ladder)
     stay = budget.at_least or dict.fromkeys(range(len(dims)))
     menus = []
     for i, (d, known, tokens) in enumerate(zip(dims, curves, geometry.reaching(dims), strict=True)):
@@ -146,7 +146,7 @@ def choose(
         problem.progress.note(f"the embedding stays as it is: {stays}")
         if not leave and not may_leave:
             return {AS_PREDICTED: Chosen(spend(whole), None, {})}
-    allowed = [whole] if stays is not None else widths(
+    allowed = [whole] if stays is not None else embed_widths(
         network, problem.policy, config.embed_width, "forge", problem.budget.least_embed
     )  # fmt: skip
     slices = Slices(problem, config.calibration_images, config.sensitivity_images, directions, quick=config.quick)

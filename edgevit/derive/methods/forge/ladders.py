@@ -57,7 +57,7 @@ def worthwhile(problem: Problem, slices: Slices) -> list[tuple[Ladder, float]]:
     blocks, geometry = family.read(network), family.geometry(network)
 
     def macs(ladder: Ladder) -> int:
-        return geometry.macs(passing([b.dims for b in blocks], ladder))
+        return geometry.macs(with_ladder([b.dims for b in blocks], ladder))
 
     def lost_with(ladder: Ladder) -> float:
         slim = family.build(network, [replace(b, tokens=n) for b, n in zip(blocks, ladder, strict=True)])
@@ -76,7 +76,7 @@ def worthwhile(problem: Problem, slices: Slices) -> list[tuple[Ladder, float]]:
     return found
 
 
-def passing(dims: Sequence[BlockDims], ladder: Ladder) -> list[BlockDims]:
+def with_ladder(dims: Sequence[BlockDims], ladder: Ladder) -> list[BlockDims]:
     """The blocks with what they pass on."""
     return [replace(d, tokens=n) for d, n in zip(dims, ladder, strict=True)]
 

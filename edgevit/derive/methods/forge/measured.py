@@ -27,7 +27,7 @@ def _past(branch: Branch | None, tokens: Tensor) -> Tensor:
     return tokens if branch is None else tokens + branch.added(branch.module(branch.before(tokens)))
 
 
-def measure(
+def measure_losses(
     problem: Problem, narrowed: nn.Module, images: Split, *, sites: bool, quick: bool = False
 ) -> MeasuredLosses:
     """Replace the blocks one at a time, the rest being the base's.

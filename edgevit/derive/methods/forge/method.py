@@ -39,14 +39,14 @@ from edgevit.derive.methods.forge.choose import AS_PREDICTED, choose, plan_of
 from edgevit.derive.methods.forge.config import Config
 from edgevit.derive.methods.forge.curves import BlockCurves, blind, moment_of, packed, root, unpacked
 from edgevit.derive.methods.forge.ladders import ladders
-from edgevit.derive.methods.forge.measured import measure
+from edgevit.derive.methods.forge.measured import measure_losses
 from edgevit.derive.methods.forge.solve import solve
 from edgevit.derive.methods.forge.streams import keeping, show_stream
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.reach import Asked, Cuts, check_embed_width
 from edgevit.models.anatomy import Block, attentions, ffns
 from edgevit.models.families import family_of
-from edgevit.train.passes import Observer, evaluate
+from edgevit.train.passes import Observer, accuracy_of
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
@@ -238,7 +238,7 @@ def _scaled(
         narrowed = family_of(problem.network).build(problem.network, thin)
     with problem.stopwatch.stage("sensitivity"):
         images = problem.task.train.subset(config.measured_images)
-        measured = measure(problem, narrowed, images, sites=config.drop_sites, quick=config.quick)
+        measured = measure_losses(problem, narrowed, images, sites=config.drop_sites, quick=config.quick)
     scaled = []
     rows = zip(curves, probes, measured.narrowed, measured.without, measured.sites, strict=True)
     for known, probe, loss, without, sites in rows:
@@ -273,7 +273,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     solved = solve(problem, mended, [known.felt.by_token for known in curves], plans)
     slim, chosen, plan = solved.network, choices[solved.name], plans[solved.name]
     task, shape = problem.task, chosen.shape
-    validation = evaluate(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
+    validation = accuracy_of(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
     felt = [known.felt.by_token[1] for known in curves] if config.by_loss else None
     distillation = distillation_for(problem, config, plan.encode, plan.kept_blocks, felt)
     done = train_for(problem, slim, stage="distil", distillation=distillation, keep="best")

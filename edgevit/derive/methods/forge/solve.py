@@ -8,7 +8,7 @@ label is looked at.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,9 +22,8 @@ from edgevit.derive.methods.forge.sequential import Slim, solve_in_sequence
 from edgevit.derive.methods.forge.streams import keeping
 from edgevit.derive.plan import Plan
 from edgevit.derive.problem import Problem
-from edgevit.derive.realise import realise
+from edgevit.derive.realise import leave_tokens, realise
 from edgevit.models.copies import bare_copy
-from edgevit.models.families import family_of
 
 # Another plan has to lose less than this share of what the first does: a model that tokens leave is none of timm's own.
 CLEARLY = 0.9
@@ -72,7 +71,7 @@ def solve(
             how["keep"] = keeping(problem, images, quick=config.quick)
             solve_in_sequence(problem.network, slims, images, by_token, problem.passes, **how)
     of_plans = {
-        name: (_leaving(network, plan), None if other is None else _leaving(other, plan))
+        name: (leave_tokens(network, plan), None if other is None else leave_tokens(other, plan))
         for (name, plan), network, other in zip(plans.items(), made, aligned, strict=True)
     }
     if len(plans) == 1 and aligned == [None] and not config.refit_head:
@@ -80,15 +79,6 @@ def solve(
         return Solved(network, name, {})
     with problem.stopwatch.stage("head"):
         return _judged(problem, of_plans, images if config.refit_head else None)
-
-
-def _leaving(network: nn.Module, plan: Plan) -> nn.Module:
-    """The network with as many tokens passed on as planned."""
-    if not any(block.tokens for block in plan.blocks):
-        return network
-    family = family_of(network)
-    pairs = zip(family.read(network), plan.blocks, strict=True)
-    return family.build(network, [replace(block, tokens=planned.tokens) for block, planned in pairs])
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from edgevit.folder.model import BlockDims
 from edgevit.models.anatomy import check_all_pass
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
-from edgevit.train.passes import evaluate
+from edgevit.train.passes import accuracy_of
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 
@@ -209,7 +209,7 @@ def _trained(
     plan_of = partial(_plan, dims=dims, kept=kept, merge=config.merge)
     slim = realise(base, plan_of(base))
     task = problem.task
-    before = evaluate(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
+    before = accuracy_of(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
     distillation = distillation_for(problem, config)
     if config.gates == "hard" or not problem.training.steps:
         done = train_for(problem, slim, stage="finetune", distillation=distillation, keep="best")

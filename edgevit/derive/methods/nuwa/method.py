@@ -27,7 +27,7 @@ from edgevit.derive.algebra.factorise import Spectrum
 from edgevit.derive.algebra.least_squares import Refit, Removal, refit, refittable_mean, removal_in_order, removal_order
 from edgevit.derive.allocate.policy import Policy, Widths, fit, uniform
 from edgevit.derive.allocate.widths import Curve, energy_width, widths_by_error
-from edgevit.derive.embedding import Slices, check_width, geometry_at, reason_against, widths
+from edgevit.derive.embedding import Slices, check_width, embed_widths, geometry_at, reason_against
 from edgevit.derive.measure.statistics import BlockStatistics, Factorisation, calibrate, check_enough
 from edgevit.derive.method import Method
 from edgevit.derive.methods.nuwa.purify import Purification, purify
@@ -42,7 +42,7 @@ from edgevit.models.copies import bare_copy
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
-from edgevit.train.passes import evaluate
+from edgevit.train.passes import accuracy_of
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 
 QUANTITIES = ("macs", "params", "ms", "mj")
@@ -328,7 +328,7 @@ def _cut_narrower(problem: Problem, config: Config, start: _Start, known: _Known
     """
     slices = Slices(problem, config.calibration_images, config.calibration_images)
     best, least, refused, rungs = None, inf, None, []
-    for width in widths(problem.network, problem.policy, config.embed_width, "nuwa", problem.budget.least_embed):
+    for width in embed_widths(problem.network, problem.policy, config.embed_width, "nuwa", problem.budget.least_embed):
         if (alone := slices.nats(width)) >= least:
             break
         try:
@@ -372,7 +372,7 @@ def _plan(problem: Problem, config: Config, start: _Start, known: _Known, width:
 
 def _validated(problem: Problem, network: nn.Module) -> float:
     task = problem.task
-    return evaluate(network, task.validation, problem.columns, task.class_names, problem.passes).top1
+    return accuracy_of(network, task.validation, problem.columns, task.class_names, problem.passes).top1
 
 
 def _cut_best(problem: Problem, config: Config) -> _Cut:

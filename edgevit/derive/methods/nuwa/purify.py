@@ -22,7 +22,7 @@ from edgevit.derive.problem import Problem
 from edgevit.models.anatomy import ffns
 from edgevit.models.families import family_of
 from edgevit.train.order import sample_order
-from edgevit.train.passes import evaluate
+from edgevit.train.passes import accuracy_of
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class _Binarised(torch.autograd.Function):
 
 
 @contextmanager
-def masked(network: nn.Module, masks: Sequence[Tensor]) -> Iterator[None]:
+def masks_applied(network: nn.Module, masks: Sequence[Tensor]) -> Iterator[None]:
     """Multiply every block's FFN neurons by its mask [e] in each forward pass."""
     with ExitStack() as stack:
         for module, mask in zip(family_of(network).ffn_outputs(network), masks, strict=True):
@@ -133,8 +133,8 @@ def purify(problem: Problem, how: Purification) -> list[Tensor]:
     best = _Best(-1.0, [])
 
     def look(step: int, binary: list[Tensor], **figures: float) -> float:
-        with masked(network, binary):
-            accuracy = evaluate(network, task.validation, problem.columns, task.class_names, problem.passes).top1
+        with masks_applied(network, binary):
+            accuracy = accuracy_of(network, task.validation, problem.columns, task.class_names, problem.passes).top1
         best.offer(accuracy, binary)
         kept = sum(float(b.mean()) for b in binary) / len(binary)
         if compute.is_main:
@@ -147,7 +147,7 @@ def purify(problem: Problem, how: Purification) -> list[Tensor]:
     look(0, [torch.ones_like(mask).detach() for mask in state.masks])
     with _frozen(network), problem.progress.stage("masks of neurons", how.steps, "step") as stage:
         for step, (images, labels) in enumerate(batches, 1):
-            with masked(network, state.binary()):
+            with masks_applied(network, state.binary()):
                 logits = network(images.to(compute.device))
             loss = F.cross_entropy(logits.float(), target[labels.to(compute.device)])
             state.step(loss)

@@ -93,7 +93,7 @@ def make_units(
     return units
 
 
-def without(dims: Sequence[BlockDims], dropped: Sequence[Unit]) -> tuple[BlockDims, ...]:
+def dims_without(dims: Sequence[BlockDims], dropped: Sequence[Unit]) -> tuple[BlockDims, ...]:
     """The dimensions of blocks that are left."""
     left = list(dims)
     for unit in dropped:
@@ -294,7 +294,7 @@ class ProgressiveDropout:
 
     def saved_macs(self) -> int:
         """What the whole list saves: channels cost less where widths are gone."""
-        left = self.geometry.with_embed(self._embed(self.dropped)).macs(without(self.whole, self.dropped))
+        left = self.geometry.with_embed(self._embed(self.dropped)).macs(dims_without(self.whole, self.dropped))
         return self.geometry.macs(self.whole) - left
 
     def grow(self) -> None:
@@ -310,7 +310,7 @@ class ProgressiveDropout:
             self.proxy,
             self.columns,
             self.passes,
-            kept=without(self.whole, self.dropped),
+            kept=dims_without(self.whole, self.dropped),
             embed=self._embed(self.dropped),
             skip=sorted({u.module for u in units if u.kind != "embed"}),
             embeds=[u.first for u in units if u.kind == "embed"],
@@ -339,7 +339,7 @@ class ProgressiveDropout:
             return
         count = int(torch.randint(len(self.order) + 1, (), generator=generator))
         dropped = self.dropped[:count]
-        kept = without(self.whole, dropped)
+        kept = dims_without(self.whole, dropped)
         self.masks = make_masks(self.family, self.whole, kept, device, self._embed(dropped))
         self.kept_share = 1 - sum(u.macs for u in dropped) / sum(u.macs for u in self.units)
 
@@ -360,7 +360,7 @@ class ProgressiveDropout:
 
     def pruned(self) -> nn.Module:
         """The smallest slice."""
-        return cut(self.network, without(self.whole, self.dropped), self._embed(self.dropped))
+        return cut(self.network, dims_without(self.whole, self.dropped), self._embed(self.dropped))
 
     def state(self) -> dict[str, Tensor]:
         counts = torch.tensor([self.updates, self.steps])

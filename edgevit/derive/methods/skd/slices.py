@@ -20,7 +20,7 @@ from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.budget import Budget, parse_count, quantity_name, readable
 from edgevit.derive.allocate.policy import Policy, Widths, fit
 from edgevit.derive.embedding import geometry_at
-from edgevit.derive.methods.skd.piad import embed_left, slice_plan, without
+from edgevit.derive.methods.skd.piad import dims_without, embed_left, slice_plan
 from edgevit.derive.opening import known_classes
 from edgevit.derive.plan import Plan
 from edgevit.derive.realise import realise
@@ -79,7 +79,7 @@ class SuperNet:
         limit = int(largest * (1 - asked)) if given == ["rate"] else parse_count(asked, quantity)
         whole = family_of(network).geometry(network)
         least = geometry_at(network, embed_left(whole.embed, self.order)).cost(
-            without(spec.blocks, self.order), quantity
+            dims_without(spec.blocks, self.order), quantity
         )
         if not least <= limit < largest:
             raise BudgetError(
@@ -105,12 +105,12 @@ def plan_of_slice(network: nn.Module, order: Sequence[Unit], budget: Budget, pol
     geometry_of = cache(partial(geometry_at, network))
 
     def holds(count: int, embed: int) -> bool:
-        return budget.holds(budget.cost(without(whole, order[:count]), geometry_of(embed)))
+        return budget.holds(budget.cost(dims_without(whole, order[:count]), geometry_of(embed)))
 
     rungs = _embeds(order, family.geometry(network).embed, budget.least_embed, policy.embed_step)
     within = [embed for last, embed in rungs if holds(last, embed)]
     if not within:
-        smallest, geometry = without(whole, order), geometry_of(rungs[-1][1])
+        smallest, geometry = dims_without(whole, order), geometry_of(rungs[-1][1])
         least, made_of = budget.cost(smallest, geometry), budget.made_of(smallest, geometry)
         raise BudgetError(
             f"{budget.asked} leaves {budget.told(budget.limit)}, and the smallest slice of this super-network takes "

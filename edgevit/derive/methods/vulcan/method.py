@@ -23,7 +23,7 @@ from edgevit.derive import embedding
 from edgevit.derive.algebra.attention import query_matrix
 from edgevit.derive.allocate.policy import Policy, fit
 from edgevit.derive.allocate.widths import HeadAllocation, Normalisation, SizeWeight, adaptive
-from edgevit.derive.embedding import Slices, check_width, widths
+from edgevit.derive.embedding import Slices, check_width, embed_widths
 from edgevit.derive.measure.statistics import BlockStatistics, Factorisation, calibrate, token_sum
 from edgevit.derive.method import Method
 from edgevit.derive.methods.vulcan.collapse import (
@@ -164,7 +164,7 @@ def make_plan(problem: Problem, config: Config) -> Plan:
 
 
 def _narrower(problem: Problem, config: Config) -> EmbedPlan | None:
-    (width,) = widths(problem.network, problem.policy, config.embed_width, "vulcan")
+    (width,) = embed_widths(problem.network, problem.policy, config.embed_width, "vulcan")
     return Slices(problem, config.calibration_images, config.calibration_images).plan(width)
 
 

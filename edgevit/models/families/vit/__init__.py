@@ -254,7 +254,7 @@ def with_embedding(model: Any, encode: Tensor) -> Any:
         blocks.append(replace(weights, attention=attention, ffn=ffn))
     slim = build(model, blocks)
     for block in slim.blocks:
-        embedding.plain(block, len(encode))
+        embedding.reset_norms(block, len(encode))
     embedding.rebase_ends(slim, encode, classifiers(slim))
     return slim
 

@@ -53,7 +53,7 @@ def fold(norm: Any, scale: Any) -> Fold:
     return Fold(gain, None if shift is None else shift.detach(), factor)
 
 
-def plain(block: Any, width: int) -> None:
+def reset_norms(block: Any, width: int) -> None:
     """Leave a block's norms and LayerScale at ones, in place: what they had was folded."""
     for norm in norms_of(block):
         _plain_norm(norm, width)

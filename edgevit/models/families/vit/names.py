@@ -96,7 +96,7 @@ def fitted(weights: Weights, network: Any, name: str, *, resample: bool) -> Weig
     """Make weights those of this network as far as timm can: other names of DINOv2, and other numbers of patches.
 
     What only training needed, such as a mask token, is left out and named; a layer that the network could have and has
-    not stays, for `fill` to refuse.
+    not stays, for `fill_network` to refuse.
 
     Args:
         name: of the base, for messages.

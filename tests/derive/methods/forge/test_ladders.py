@@ -17,7 +17,7 @@ from edgevit.data.task import open_task
 from edgevit.derive.allocate.cost_table import load_cost_table
 from edgevit.derive.embedding import Slices
 from edgevit.derive.methods.forge import choose
-from edgevit.derive.methods.forge.ladders import containing, ladders, passing, worthwhile
+from edgevit.derive.methods.forge.ladders import containing, ladders, with_ladder, worthwhile
 from edgevit.errors import BudgetError, CostTableError
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import describe
@@ -55,7 +55,7 @@ def test_a_ladder_that_another_beats_in_both_is_passed_over(small_vit: Any, tmp_
     problem = untrained(base, task, 0.5, tmp_path)
     found = worthwhile(problem, Slices(problem, 32, 32))
     geometry, dims = vit.geometry(problem.network), [b.dims for b in vit.read(problem.network)]
-    macs = [geometry.macs(passing(dims, ladder)) for ladder, _ in found]
+    macs = [geometry.macs(with_ladder(dims, ladder)) for ladder, _ in found]
     losses = [nats for _, nats in found]
     assert found[0] == ((0,) * 6, 0.0) and 2 < len(found) < len(ladders(geometry, 6))
     assert macs == sorted(macs, reverse=True) and losses == sorted(losses) and min(losses[1:]) > 0

@@ -13,7 +13,7 @@ from edgevit.derive.algebra.least_squares import refit, removal_in_order, remova
 from edgevit.derive.allocate.widths import Curve, energy_width, widths_by_error
 from edgevit.derive.cache import Cache
 from edgevit.derive.methods import load_method
-from edgevit.derive.methods.nuwa.purify import Purification, _Binarised, masked, purify
+from edgevit.derive.methods.nuwa.purify import Purification, _Binarised, masks_applied, purify
 from edgevit.derive.problem import Problem, Stopwatch
 from edgevit.errors import BudgetError, DataError, OptionError
 from edgevit.models.families import vit
@@ -127,7 +127,7 @@ def test_purification_leaves_the_base_alone_and_is_no_worse_on_validation(small_
     assert len(seen) == 5 and history.lines[-1]["neurons_kept"] < 1
     best = max(seen)
     images, labels = next(task.validation.batches(len(task.validation)))
-    with torch.no_grad(), masked(network, masks):
+    with torch.no_grad(), masks_applied(network, masks):
         logits = network(images)[:, task.base_columns]
     assert float((logits.argmax(1) == labels).float().mean()) == pytest.approx(best)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from edgevit.derive.methods.nuwa.purify import _Best, _Binarised, masked
+from edgevit.derive.methods.nuwa.purify import _Best, _Binarised, masks_applied
 from edgevit.models.families import vit
 
 
@@ -25,7 +25,7 @@ def test_a_masked_neuron_no_longer_reaches_the_output(small_vit):
     network, images = small_vit(), torch.randn(2, 3, 32, 32)
     masks = [torch.ones(256), (torch.arange(256) % 2).float()]
     with torch.no_grad():
-        with masked(network, masks):
+        with masks_applied(network, masks):
             seen = network(images)
         whole = network(images)
         vit.read(network)[1].ffn.w2[:, ::2] = 0

@@ -21,11 +21,11 @@ from edgevit.derive.methods.skd.piad import (
     ProgressiveDropout,
     Unit,
     cut,
+    dims_without,
     embed_left,
     make_units,
     measure_importance,
     score_units,
-    without,
 )
 from edgevit.derive.methods.skd.wpac import concentrate_embedding
 from edgevit.models.anatomy import BlockDims
@@ -114,12 +114,12 @@ def test_deit_base_has_eight_groups_per_attention_and_32_per_ffn_as_far_as_fused
 def test_every_boundary_is_a_shape_that_the_policy_allows(small_vit, name, multiple, dims):
     policy, geometry = make_policy(name, multiple), vit.geometry(small_vit())
     units = make_units([dims], geometry, policy, 8, 32)
-    assert without([dims], units) == smallest([dims], policy, geometry) or (name == "fused" and dims.qk != dims.vo)
+    assert dims_without([dims], units) == smallest([dims], policy, geometry) or (name == "fused" and dims.qk != dims.vo)
     for kind, step in (("attention", policy.head_step), ("ffn", policy.ffn_step)):
         mine = [u for u in units if u.kind == kind]
         assert all(u.first % step == 0 or u.first == smallest([dims], policy, geometry)[0].ffn for u in mine)
         assert all(a.first == b.last for a, b in pairwise(mine)), "one after the other"
-    left = geometry.macs(without([dims], units))
+    left = geometry.macs(dims_without([dims], units))
     assert geometry.macs([dims]) - left == sum(u.macs for u in units)
 
 
@@ -206,7 +206,7 @@ def test_each_step_trains_a_sub_network_that_seed_and_step_decide(small_vit, ima
         assert (again.order, again.steps, again.kept_share) == (dropout.order, 8, dropout.kept_share)
         for a, b in zip(again.masks.blocks, dropout.masks.blocks, strict=True):
             assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
-    assert dims_of(dropout.pruned()) == list(without(dims_of(network), dropout.dropped))
+    assert dims_of(dropout.pruned()) == list(dims_without(dims_of(network), dropout.dropped))
 
 
 @pytest.mark.parametrize("kind", ["channel", "weighted", "layer", "none"])

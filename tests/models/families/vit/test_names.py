@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from edgevit.errors import CheckpointError, UnsupportedModelError
 from edgevit.models.checkpoint import Headless, Model, open_base, open_network
 from edgevit.models.families.vit.names import fitted, named
-from edgevit.models.weights import fill
+from edgevit.models.weights import fill_network
 
 LAYER_SCALE = {"init_values": 0.1}
 REGISTERS = {**LAYER_SCALE, "reg_tokens": 4, "no_embed_class": True}
@@ -148,7 +148,7 @@ def test_gated_ffns_of_dinov2_are_timms(names: str) -> None:
                 renamed[short.replace("weights_out", "down_proj") if names == "gate_proj" else short] = value
         state = renamed
     again = timm.create_model("vit_giant_patch14_dinov2", **args).eval()
-    fill(again, fitted(named(state), again, "dinov2", resample=False).state, Path("given"), "dinov2")
+    fill_network(again, fitted(named(state), again, "dinov2", resample=False).state, Path("given"), "dinov2")
     assert torch.equal(outputs(again), outputs(network))
 
 
