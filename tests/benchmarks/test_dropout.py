@@ -14,7 +14,7 @@ import pytest
 import timm
 
 from edgevit.derive.allocate.budget import make_budget
-from edgevit.derive.allocate.policy import check_reachable, make_policy
+from edgevit.derive.allocate.policy import check_policy_reaches, make_policy
 from edgevit.derive.methods.skd.dropout import RATES
 from edgevit.derive.options import SUPERNET, make_config
 from edgevit.derive.supernet import Config
@@ -60,7 +60,7 @@ def test_every_base_has_slices_of_every_size(name: Any) -> None:
     dims, geometry = [block.dims for block in family.read(network)], family.geometry(network)
     for case in {case.rate: case for case in accuracy.on_base((case for _, case in CASES), name)}.values():
         budget = make_budget(geometry.macs(dims), geometry.params(dims), rate=case.rate)
-        check_reachable(dims, geometry, budget, make_policy(case.shape))
+        check_policy_reaches(dims, geometry, budget, make_policy(case.shape))
         assert case.data == name
 
 
