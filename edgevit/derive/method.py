@@ -47,6 +47,7 @@ class Method(Generic[C]):
     check_base: Callable[[Model, C, DeriveRequest], None] = takes_any_base  # refuses one before an image is read
     gentle: bool = False  # its training starts from weights that are nearly right
     needs_all_tokens: bool = False  # what it measures is of tokens that pass through all blocks
+    cuts_half_blocks: bool = False  # it cuts models, too, whose blocks have lost their attention or their FFN
     name: str = ""  # that of its file, which `find_method` knows
 
     def make_config(self, options: Mapping[str, Any]) -> C:
