@@ -73,6 +73,12 @@ class Command(TyperCommand):
         named = (arg.partition("=") for arg in args)
         return super().parse_args(ctx, [today.get(name, name) + equals + value for name, equals, value in named])
 
+    @property
+    def takes_mappings(self) -> set[str]:
+        """The options of which a file may list mappings."""
+        requests = map(_found, getattr(self.main_function, "asks", {}).values())
+        return {asked.field for request in requests for asked in options_of(request) if asked.option.mappings}
+
     def invoke(self, ctx: Any) -> Any:
         """Run it, but refuse NaN, infinity, and whole numbers that no machine word holds."""
         for parameter in self.params:

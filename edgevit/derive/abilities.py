@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgevit.derive.methods import method_names
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from edgevit.derive.allocate.prices import Prices
     from edgevit.derive.method import Method
     from edgevit.derive.reach import Cuts
+    from edgevit.models.anatomy import Block
 
 
 def refuse_linear(method: str, budget: str) -> None:
@@ -54,6 +56,30 @@ def refuse_silent(method: Method[Any], cuts: Cuts, prices: Prices | None) -> Non
         raise CostTableError(
             f"cost table: it says nothing of blocks that are given fewer tokens, and {method.name} is to let tokens "
             "leave; measure one that does with `edgevit cost --tokens`"
+        )
+
+
+def lost_site(blocks: Sequence[Block]) -> str:
+    """The first block that lacks a site, in words; empty: all have both."""
+    for i, block in enumerate(blocks):
+        if block.attention is None or block.ffn is None:
+            return f"block {i} of this base has no {'attention' if block.attention is None else 'FFN'}"
+    return ""
+
+
+def refuse_half_blocks(method: Method[Any], lost: str, mend: str) -> None:
+    """Refuse a method to cut a model whose blocks lack a site.
+
+    Args:
+        lost: which do, in words.
+        mend: what else it can cut, or in which order.
+
+    Raises:
+        OptionError: it cannot.
+    """
+    if not method.cuts_half_blocks:
+        raise OptionError(
+            f"{method.name} cuts blocks that have both attention and FFN, and {lost}; {mend}, or try --method forge"
         )
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from edgevit.derive.abilities import lost_site, refuse_after_tokens, refuse_half_blocks
 from edgevit.derive.allocate.budget import Budget, make_budget
+from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.method import Method, find_method
 from edgevit.derive.plan import Plan, planned
 from edgevit.derive.problem import Derived, Problem
-from edgevit.derive.reach import Asked, Cuts, asked_of, check_reachable, together
+from edgevit.derive.reach import Asked, Cuts, asked_of, check_reachable, together, written
 from edgevit.derive.steps import Step
+from edgevit.errors import OptionError
 from edgevit.folder.derivation import FirstRecord
 from edgevit.folder.names import HISTORY
 from edgevit.folder.plan import StepRecord
@@ -23,6 +27,7 @@ from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import Model, tensors_sha256
 from edgevit.models.copies import bare_copy
 from edgevit.models.families import family_of
+from edgevit.progress import Progress
 from edgevit.train.history import History
 from edgevit.train.settings import Training, fill
 from edgevit.train.state import load_tensors, reading_state, save_tensors
@@ -51,6 +56,96 @@ class CutFirst:
         if self.plans:
             facts.pop("kept_heads", None)  # they are numbered within the network; plan.json has them step by step
         return facts
+
+
+@dataclass(frozen=True)
+class _InRow:
+    """One method where it stands in a row, with its options, and what it may take away with them."""
+
+    method: Method[Any]
+    given: Mapping[str, Any]
+    network: nn.Module
+    policy: Policy
+
+    @property
+    def config(self) -> Any:
+        return self.method.make_config(self.given)
+
+    @property
+    def cuts(self) -> Cuts:
+        cuts: Cuts = self.method.cuts(self.network, self.config, self.policy)
+        return cuts
+
+    def follows_tokens(self) -> bool:
+        """Whether it can cut what tokens leave."""
+        try:
+            refuse_after_tokens(self.method, self.config, self.network, self.policy)
+        except OptionError:
+            return False
+        return True
+
+    def holding(self, behind: Sequence[_InRow], progress: Progress) -> _InRow:
+        """Itself, keeping the sites and tokens that it need not take away and a method behind it wants."""
+        found, cuts = self, self.cuts
+        whole = next((one for one in behind if not one.method.cuts_half_blocks), None)
+        if cuts.sites and whole is not None:
+            why = f"{whole.method.name} cuts blocks that have both attention and FFN"
+            found = found._with(cuts.all_sites, why, progress)
+        all_pass = next((one for one in behind if not one.follows_tokens()), None)
+        if cuts.tries_tokens and all_pass is not None:
+            found = found._with(cuts.all_tokens, f"{all_pass.method.name} cuts a model that no token leaves", progress)
+        return found
+
+    def ways_behind(self, other: _InRow) -> str:
+        """How another method, which stands behind it, can have all sites."""
+        name = self.method.name
+        keep = " ".join(f"--set {name}.{option}={written(value)}" for option, value in self.cuts.all_sites.items())
+        last = f"let {name} cut last (--first {other.method.name}:RATE --method {name})"
+        return f"keep them ({keep}), {last}" if keep else last
+
+    def _with(self, keeping: Mapping[str, Any], why: str, progress: Progress) -> _InRow:
+        """Itself with these options, unless somebody gave one of them: what was asked for is not changed."""
+        if not keeping or keeping.keys() & self.given.keys():
+            return self
+        options = ", ".join(f"{self.method.name}.{name}={written(value)}" for name, value in keeping.items())
+        progress.note(f"{self.method.name} cuts first, with {options}: {why}")
+        return replace(self, given={**self.given, **keeping})
+
+
+def settle_row(
+    steps: Sequence[Step],
+    method: Method[Any],
+    options: Mapping[str, Any],
+    network: nn.Module,
+    policy: Policy,
+    progress: Progress,
+) -> tuple[Step, ...]:
+    """The steps with the options by which each leaves what those behind it can cut; nothing is measured for that.
+
+    Args:
+        method: the last one, with its options.
+        network: the first base.
+
+    Raises:
+        OptionError: some method of the row cannot cut what reaches it; the message says in which order it can.
+    """
+    row = [_InRow(find_method(step.method), step.options, network, policy) for step in steps]
+    row.append(_InRow(method, options, network, policy))
+    row = [one.holding(row[i + 1 :], progress) for i, one in enumerate(row)]
+    blocks = family_of(network).read(network)
+    leave, lost, by = any(block.tokens for block in blocks), lost_site(blocks), list[_InRow]()
+    for one in row:
+        if leave:
+            refuse_after_tokens(one.method, one.config, network, policy)
+        if lost:
+            refuse_half_blocks(
+                one.method, lost, "derive from the model that it came from, at the rate of both together"
+            )
+        elif by:
+            refuse_half_blocks(one.method, f"{by[0].method.name} before it takes some away", by[0].ways_behind(one))
+        leave = leave or one.cuts.tokens or one.cuts.tries_tokens
+        by += [one] if one.cuts.sites else []
+    return tuple(replace(step, options=one.given) for step, one in zip(steps, row, strict=False))
 
 
 def check_row(steps: Sequence[Step], method: Method[Any], config: Any, asked: Asked, base: Model) -> None:

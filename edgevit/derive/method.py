@@ -47,6 +47,7 @@ class Method(Generic[C]):
     check_base: Callable[[Model, C, DeriveRequest], None] = takes_any_base  # refuses one before an image is read
     gentle: bool = False  # its training starts from weights that are nearly right
     needs_all_tokens: bool = False  # it cannot cut a network that tokens leave before its last block
+    cuts_half_blocks: bool = False  # it cuts models, too, whose blocks have lost their attention or their FFN
     name: str = ""  # that of its file, which `find_method` knows
 
     def make_config(self, options: Mapping[str, Any]) -> C:

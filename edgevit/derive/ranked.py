@@ -5,11 +5,12 @@ Such a method says what every unit is worth; the units that go are left out, and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from edgevit.derive.algebra.embedding import channel_encoder
 from edgevit.derive.allocate import ranking
@@ -17,12 +18,12 @@ from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.allocate.ranking import AttentionUnits, Grouping, Ranked, Units, rank, top
 from edgevit.derive.embedding import geometry_at
-from edgevit.derive.measure.importance import Scores
+from edgevit.derive.measure.importance import Scores, UnitScores
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.reach import Cuts
 from edgevit.derive.realise import realise
-from edgevit.models.anatomy import attentions, ffns
+from edgevit.models.anatomy import Attention, BlockDims
 from edgevit.models.copies import bare_copy
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
@@ -65,12 +66,13 @@ def plan_of(network: nn.Module, scores: Scores, ranked: Ranked) -> Plan:
     plans = []
     family = family_of(network)
     blocks = family.read(network)
-    parts = zip(attentions(blocks), scores.blocks, ranked.heads, ranked.dims, strict=True)
-    for i, (attention, of, heads, dims) in enumerate(parts):
-        kept = list(heads)
-        slim = attention.keep(kept, top(of.qk[kept], dims.qk), top(of.vo[kept], dims.vo))
-        attended = AttentionPlan(heads, dims.qk, dims.vo, weights=slim)
-        plans.append(BlockPlan(i, attended, FfnPlan(top(of.ffn, dims.ffn)), blocks[i].tokens, blocks[i].merged))
+    for i, (block, of, heads, dims) in enumerate(zip(blocks, scores.blocks, ranked.heads, ranked.dims, strict=True)):
+        attended, kept = None, list(heads)
+        if block.attention is not None:
+            slim = block.attention.keep(kept, top(of.qk[kept], dims.qk), top(of.vo[kept], dims.vo))
+            attended = AttentionPlan(heads, dims.qk, dims.vo, weights=slim)
+        neurons = None if block.ffn is None else FfnPlan(top(of.ffn, dims.ffn))
+        plans.append(BlockPlan(i, attended, neurons, block.tokens, block.merged))
     whole = len(scores.embed)
     if ranked.embed == whole:
         return Plan(tuple(plans))
@@ -84,27 +86,36 @@ def with_zeros(network: nn.Module, ranked: Ranked, scores: Scores) -> nn.Module:
     blocks = family_of(copied).read(copied)
     channels = torch.zeros(len(scores.embed), dtype=torch.bool)
     channels[top(scores.embed, ranked.embed)] = True
-    parts = zip(attentions(blocks), ffns(blocks), scores.blocks, ranked.heads, ranked.dims, strict=True)
-    for a, f, of, heads, dims in parts:
-        for weight, bias, scored, width in (
-            (a.wq, a.bq, of.qk, dims.qk),
-            (a.wk, a.bk, of.qk, dims.qk),
-            (a.wv, a.bv, of.vo, dims.vo),
-            (a.wo.mT, None, of.vo, dims.vo),
-        ):
-            gone = torch.ones_like(scored, dtype=torch.bool)
-            for head in heads:
-                gone[head, top(scored[head], width)] = False
-            weight[gone.to(weight.device)] = 0
-            if bias is not None:
-                bias[gone.to(bias.device)] = 0
-        idle = torch.ones(f.neurons, dtype=torch.bool)
-        idle[top(of.ffn, dims.ffn)] = False
-        f.w2[:, idle.to(f.w2.device)] = 0
-        for tensor in (a.wq, a.wk, a.wv, a.wo.mT, f.w1, f.wg, a.bo, f.w2.mT, f.b2):
+    for block, of, heads, dims in zip(blocks, scores.blocks, ranked.heads, ranked.dims, strict=True):
+        along_channels = list[Tensor | None]()
+        if (a := block.attention) is not None:
+            _mask_attention(a, of, heads, dims)
+            along_channels += [a.wq, a.wk, a.wv, a.wo.mT, a.bo]
+        if (f := block.ffn) is not None:
+            idle = torch.ones(f.neurons, dtype=torch.bool)
+            idle[top(of.ffn, dims.ffn)] = False
+            f.w2[:, idle.to(f.w2.device)] = 0
+            along_channels += [f.w1, f.wg, f.w2.mT, f.b2]
+        for tensor in along_channels:
             if tensor is not None:
                 tensor[..., (~channels).to(tensor.device)] = 0
     return copied
+
+
+def _mask_attention(a: Attention, of: UnitScores, heads: Sequence[int], dims: BlockDims) -> None:
+    """Put zeros, in place, where the dimensions of heads go that are not the best, and in heads that go."""
+    for weight, bias, scored, width in (
+        (a.wq, a.bq, of.qk, dims.qk),
+        (a.wk, a.bk, of.qk, dims.qk),
+        (a.wv, a.bv, of.vo, dims.vo),
+        (a.wo.mT, None, of.vo, dims.vo),
+    ):
+        gone = torch.ones_like(scored, dtype=torch.bool)
+        for head in heads:
+            gone[head, top(scored[head], width)] = False
+        weight[gone.to(weight.device)] = 0
+        if bias is not None:
+            bias[gone.to(bias.device)] = 0
 
 
 def choose_units(problem: Problem, options: RankOptions, scores: Scores, budget: Budget | None = None) -> Ranked:

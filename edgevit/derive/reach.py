@@ -38,8 +38,12 @@ class Cuts:
     images: int = 0
     # How many tokens each block may pass on (0: all that it is given): each a way to cut.
     ladders: Sequence[tuple[int, ...]] = ()
+    tries_tokens: bool = False  # whether tokens leave where trying says so; no budget counts on that
     # Options that would let more go, each with the value that does.
     more: Mapping[str, Any] = field(default_factory=dict)
+    # Options with which all sites stay, and all tokens do, for a method behind this one; none: nothing keeps them.
+    all_sites: Mapping[str, Any] = field(default_factory=dict)
+    all_tokens: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def tokens(self) -> bool:
@@ -137,7 +141,7 @@ def check_reachable(asked: Asked, owner: str, cuts_of: Callable[[Any], Cuts], co
     least = least_of(asked, cuts)
     if budget.holds(least.cost):
         return
-    options = ", ".join(f"{owner}.{name}={_written(value)}" for name, value in _more(asked, cuts_of, config, least))
+    options = ", ".join(f"{owner}.{name}={written(value)}" for name, value in _more(asked, cuts_of, config, least))
     mend = [f"let more go ({options})"] if options else []
     if not cuts.widths and budget.prices is None:  # steps before have rates of MACs
         mend.append("let another method cut first (--first forge:RATE)")
@@ -162,7 +166,7 @@ def check_reachable(asked: Asked, owner: str, cuts_of: Callable[[Any], Cuts], co
     )
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -233,8 +237,8 @@ def _with_sites(dims: BlockDims, of: BlockDims) -> BlockDims:
 
 
 def _smaller(budget: Budget, geometry: Geometry, block: int, dims: BlockDims) -> BlockDims:
-    """The cheaper of a block's sites alone, if either may go."""
-    if "site" in geometry.frozen(block):
+    """The cheaper of a block's sites alone, if both are there and either may go."""
+    if "site" in geometry.frozen(block) or not (dims.has_attention and dims.has_ffn):
         return dims
     alone = [replace(dims, ffn=0), replace(dims, heads=0, qk=0, vo=0)]
     return min(alone, key=lambda d: budget.cost([d], geometry, [block]))

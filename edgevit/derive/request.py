@@ -16,7 +16,7 @@ from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.methods import method_names
 from edgevit.derive.options import SUPERNET, describe, methods_with, parse_assignments, read_options
-from edgevit.derive.steps import Step, check_steps, read_steps
+from edgevit.derive.steps import Step, check_steps, read_steps, steps_of
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.folder.model import BlockDims
 from edgevit.folder.model_folder import ModelFolder
@@ -44,10 +44,12 @@ RESUME = "Go on with an interrupted {}, from its last saved step."
 
 
 def method_options(help: str, metavar: str = "METHOD.OPTION=VALUE") -> Option:
-    """--set, whose texts are of the method that is asked for, or of what has only one."""
+    """--set, whose texts are of the method that is asked for, or of one before it; or of what has only one."""
 
     def read(texts: Sequence[str], given: Mapping[str, Any]) -> dict[str, str]:
-        return parse_assignments(given.get("method") or SUPERNET, texts)
+        method = given.get("method") or SUPERNET
+        earlier = read_steps(given["first"]) if given.get("first") else ()
+        return parse_assignments(method, texts, [step.method for step in earlier])[method]
 
     return Option(help, SHAPE, name="--set", metavar=metavar, repeated=True, read=read)
 
@@ -62,9 +64,14 @@ def one_rate(text: str, _: Mapping[str, Any]) -> float:
         raise OptionError(f"--rate {text} is not a number; try 0.6") from None
 
 
-def read_first(text: str, _: Mapping[str, Any]) -> tuple[Step, ...]:
-    """Read the methods that come before."""
-    return read_steps(text)
+def read_first(listed: str | Sequence[Any], given: Mapping[str, Any]) -> tuple[Step, ...]:
+    """Read the methods that come before, with what --set gives of their options; a step's own, in a file, win."""
+    steps = read_steps(listed) if isinstance(listed, str) else steps_of(listed)
+    texts = given.get("options")
+    if not texts or isinstance(texts, Mapping):  # a mapping, from Python, is of the last method alone
+        return steps
+    options = parse_assignments(given.get("method") or "", texts, [step.method for step in steps])
+    return tuple(replace(step, options={**options[step.method], **step.options}) for step in steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +251,8 @@ class Deriving(Request):
     options: Annotated[
         Mapping[str, Any],
         method_options(
-            "Option of the method, such as forge.teacher=none; edgevit methods METHOD lists all; repeatable."
+            "Option of the method, or of one in --first, such as forge.teacher=none; edgevit methods METHOD lists "
+            "all; repeatable."
         ),
     ] = field(default_factory=dict)
     supernet: Annotated[
@@ -284,6 +292,7 @@ class Deriving(Request):
             "after it, such as nuwa:0.5,vulcan:0.7.",
             SHAPE,
             metavar="METHOD:RATE",
+            mappings=True,
             read=read_first,
         ),
     ] = ()

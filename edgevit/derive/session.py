@@ -18,7 +18,7 @@ from edgevit.data.accuracy import Accuracy, from_counts
 from edgevit.data.assumptions import Sureness
 from edgevit.data.task import Split, Task, without
 from edgevit.data.unseen import without_images
-from edgevit.derive.abilities import refuse_after_tokens, refuse_silent, refuse_untaught
+from edgevit.derive.abilities import refuse_silent, refuse_untaught
 from edgevit.derive.allocate.budget import Budget, make_budget
 from edgevit.derive.allocate.cost_table import load_cost_table
 from edgevit.derive.allocate.policy import Policy, make_policy
@@ -26,14 +26,13 @@ from edgevit.derive.base_check import ask, refuse_weak_base
 from edgevit.derive.card import model_card
 from edgevit.derive.estimate import estimate
 from edgevit.derive.head import open_task_for
-from edgevit.derive.in_a_row import check_row, cut_first
+from edgevit.derive.in_a_row import check_row, cut_first, settle_row
 from edgevit.derive.method import Method, find_method
 from edgevit.derive.opening import Opened, known_classes, open_for, resumable, unfinished, write_model
 from edgevit.derive.problem import Problem, finetuned_base
 from edgevit.derive.reach import Asked, asked_of
 from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_rejection_images
 from edgevit.derive.request import DeriveRequest
-from edgevit.derive.steps import Step
 from edgevit.folder.derivation import (
     Accuracies,
     AccuracyRecord,
@@ -264,16 +263,6 @@ def _budget(
     return budget
 
 
-def _check_tokens(opened: Opened, first: Sequence[Step], method: Method[Any], config: Any, policy: Policy) -> None:
-    """Refuse, before anything is measured, a method that cannot cut a network that tokens leave."""
-    leave = any(block.tokens for block in opened.base.spec.blocks)
-    earlier = [(found := find_method(step.method), found.make_config(step.options)) for step in first]
-    for one, given in (*earlier, (method, config)):
-        if leave:
-            refuse_after_tokens(one, given, opened.network, policy)
-        leave = leave or one.cuts(opened.network, given, policy).tokens
-
-
 def derive(
     base: str | Path | DeriveRequest | None = None, *, progress: Progress | None = None, **options: Any
 ) -> Derivation:
@@ -308,7 +297,8 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         method.check_base(found, config, request)
     task, rejection = _open_images(found, request, progress)
     opened = open_for(found, request, request.head, task, progress)
-    _check_tokens(opened, request.first, method, config, policy)
+    first = settle_row(request.first, method, request.settings, opened.network, policy, progress)
+    request = replace(request, first=first)
     budget = _budget(opened.base, opened.network, len(task.train), policy, request, method, config)
     if training.steps is None:
         steps = method.default_steps(config, budget.rate, len(task.train), training.batch_size)

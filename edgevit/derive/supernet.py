@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from edgevit.derive.abilities import lost_site
 from edgevit.derive.allocate.budget import make_budget, readable
 from edgevit.derive.allocate.policy import Policy, make_policy
 from edgevit.derive.base_check import ask, refuse_weak_base
@@ -34,7 +35,7 @@ from edgevit.derive.problem import Problem, distillation_for, train_for
 from edgevit.derive.reach import Asked, Cuts, check_reachable
 from edgevit.derive.request import SupernetRequest
 from edgevit.derive.session import shape_record, versions
-from edgevit.errors import OptionError
+from edgevit.errors import OptionError, UnsupportedModelError
 from edgevit.folder.derivation import TrainingRecord
 from edgevit.folder.model import ModelSpec
 from edgevit.folder.supernet import SettingsRecord, SlicePoint, SupernetRecord, Unit
@@ -167,7 +168,13 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
     opened = open_for(found, request, head, open_task_for(found, request, progress), progress)
     task, spec, compute = opened.task, opened.base.spec, opened.passes.compute
     budget = make_budget(spec.macs, spec.params, rate=request.rate)
-    check_all_pass(family_of(opened.network).read(opened.network), "a super-network")
+    blocks = family_of(opened.network).read(opened.network)
+    check_all_pass(blocks, "a super-network")
+    if lost := lost_site(blocks):
+        raise UnsupportedModelError(
+            f"a super-network is of a model whose blocks have both attention and FFN, and {lost}; give the model that "
+            "it came from"
+        )
     asked_for = Asked(opened.network, budget, policy, len(task.train))
     check_reachable(asked_for, SUPERNET, partial(_cuts, opened.network, policy), config)
     images = min(config.proxy_images, len(task.train))

@@ -8,15 +8,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgevit.board.connection import THIS_MACHINE
 from edgevit.cost.place import look_there
 from edgevit.cost.run import write_table
 from edgevit.derive.allocate.budget import Budget, make_budget
 from edgevit.derive.allocate.cost_table import Where
+from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.allocate.prices import UNITS
 from edgevit.derive.allocate.prices import Measured as Quantity
+from edgevit.derive.in_a_row import settle_row
+from edgevit.derive.method import find_method
 from edgevit.derive.problem import Stopwatch
 from edgevit.derive.session import Derivation
 from edgevit.derive.session import run as derive
@@ -39,6 +42,9 @@ from edgevit.models.checkpoint import load, network_without_weights
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.request import as_request
 from edgevit.version import written_by
+
+if TYPE_CHECKING:
+    from torch import nn
 
 ROUNDS = "rounds.json"
 BASE = "base"
@@ -116,6 +122,7 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
         base = shared.on_its_base().base
         assert base is not None
         network = network_without_weights(base, shared.model_args)
+        _refuse_method(shared.on_its_base(), network, progress)
         costs = tuple(Costs(network, shared, place, once) for place in shared.places)
         if len(each := shared.each()) > 1:
             _refuse_any([_One(one, costs, once, _base_folder(request, one)) for one in each if not one.is_there])
@@ -127,6 +134,12 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
             found.append(derivation)
             earlier = tuple((*before, *of.rounds) for before, of in zip(earlier, searches.each, strict=True))
     return tuple(found)
+
+
+def _refuse_method(request: MeetRequest, network: nn.Module, progress: Progress) -> None:
+    """Raise OptionError for a method that cannot cut this base, before a cost is measured for it."""
+    policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
+    settle_row((), find_method(request.method), request.settings, network, policy, progress)
 
 
 def _base_folder(request: MeetRequest, one: MeetRequest) -> Path:

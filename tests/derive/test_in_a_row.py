@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,13 +11,16 @@ from small_base import ARGS, NAME, derive, press_ctrl_c_in_step, write_checkpoin
 import edgevit
 from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import make_policy
-from edgevit.derive.in_a_row import check_row
+from edgevit.derive.in_a_row import check_row, settle_row
 from edgevit.derive.method import find_method
+from edgevit.derive.methods import method_names
 from edgevit.derive.reach import Asked
 from edgevit.derive.steps import Step
-from edgevit.errors import BudgetError, Interrupted, ModelError
+from edgevit.errors import BudgetError, EdgeVitError, Interrupted, ModelError, OptionError
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.models.checkpoint import open_base
+from edgevit.models.families import family_of
+from edgevit.progress import Silent
 from edgevit.version import written_by
 
 ROW = {"first": (Step("nuwa", 0.3, {"purification": "none"}),), "method": "vulcan", "rate": 0.5, "cache": False}
@@ -105,3 +109,121 @@ def test_a_derived_folder_is_the_base_of_another_derivation(row, tmp_path):
     assert more.model.spec.macs <= 0.9 * row.model.spec.macs and more.model.classes == ["3", "9"]
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(edgevit.load(more.folder)(images), more.model(images))
+
+
+class Noting(Silent):
+    """Keeps what a person is told."""
+
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+BOTH = {name for name in method_names() if not find_method(name).cuts_half_blocks}  # sites
+
+
+@pytest.fixture(scope="module")
+def whole(checkpoint):
+    return open_base(NAME, checkpoint=checkpoint, model_args=ARGS).network
+
+
+@pytest.fixture(scope="module")
+def half(whole):
+    """The small base without the attention of its second block."""
+    family = family_of(whole)
+    first, second = family.read(whole)
+    return family.build(whole, [first, replace(second, attention=None)]).eval()
+
+
+def settled(first, method, network, options=(), progress=None):
+    steps = [Step(name, 0.5, dict(options)) for name in first]
+    return settle_row(steps, find_method(method), {}, network, make_policy("fused"), progress or Silent())
+
+
+def test_most_methods_cut_blocks_that_lack_a_site():
+    assert sorted(BOTH) == ["nuwa", "skd", "vulcan"]
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_a_method_cuts_a_base_whose_blocks_lack_a_site_or_says_in_one_line_why_not(method, half):
+    if method not in BOTH:
+        assert settled([], method, half) == ()
+        return
+    with pytest.raises(OptionError) as error:
+        settled([], method, half)
+    told = f"{method} cuts blocks that have both attention and FFN, and block 1 of this base has no attention; derive"
+    assert str(error.value).startswith(told) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("method", sorted(set(method_names()) - {"skd"}))  # which stands in no row
+@pytest.mark.parametrize("first", ["dcvit", "forge"])
+def test_behind_a_method_that_takes_sites_away_another_cuts_or_says_in_which_order_it_can(first, method, whole):
+    progress = Noting()
+    if (first, method in BOTH) == ("dcvit", True):
+        order = rf"let dcvit cut last \(--first {method}:RATE --method dcvit\)"
+        with pytest.raises(OptionError, match=f"{method} cuts blocks .*dcvit before it takes some away; {order}"):
+            settled([first], method, whole)
+        assert not settled([method], first, whole)[0].options
+        return
+    (step,) = settled([first], method, whole, progress=progress)
+    all_tokens = {"cut_tokens": "never"} if method in ("forge", "heart", "dcvit", "mdp") else {}
+    all_sites = {"drop_sites": False} if method in BOTH else {}
+    assert step.options == ({**all_sites, **all_tokens} if first == "forge" else {})
+    assert len(progress.notes) == len(step.options) and not any("\n" in note for note in progress.notes)
+
+
+def test_what_was_asked_of_a_step_is_not_changed_and_refused_where_the_next_cannot_cut_it(whole):
+    told = (
+        r"keep them \(--set forge.drop_sites=false\), let forge cut last \(--first nuwa:RATE --method forge\), or try"
+    )
+    with pytest.raises(OptionError, match=told):
+        settled(["forge"], "nuwa", whole, {"drop_sites": "true"})
+    with pytest.raises(OptionError, match="dcvit measures blocks that all tokens pass through"):
+        settled(["forge"], "dcvit", whole, {"cut_tokens": "tried"})
+    assert settled(["forge"], "nuwa", whole, {"drop_sites": "no"})[0].options == {"drop_sites": "no"}
+
+
+FORGE = {"calibration_images": 32, "sensitivity_images": 16, "measured_images": 8}
+
+
+@pytest.fixture(scope="module")
+def halved(checkpoint, tmp_path_factory):
+    """What dcvit made, one of whose blocks has no attention."""
+    out = tmp_path_factory.mktemp("halved") / "m"
+    options = {"options": {"calibration_images": 8}, "training": {"steps": 0}, "cache": False}
+    made = derive(checkpoint, out, method="dcvit", rate=0.3, **options)
+    assert sum(not dims.has_attention for dims in made.model.spec.blocks) == 1
+    return made
+
+
+def test_forge_derives_from_what_dcvit_made(halved, tmp_path):
+    options = {"classes": "3,9", "data": "digits", "accept_weak_base": True, "steps": 0, "device": "cpu"}
+    made = edgevit.derive(halved.folder, out=tmp_path / "m", rate=0.4, options=FORGE, cache=tmp_path / "c", **options)
+    assert 0.57 * halved.model.spec.macs < made.model.spec.macs <= 0.6 * halved.model.spec.macs
+    again = edgevit.derive(halved.folder, out=tmp_path / "n", rate=0.4, options=FORGE, cache=tmp_path / "c", **options)
+    for name, value in made.model.network.state_dict().items():  # curves that were read are those that were worked out
+        assert torch.equal(value, again.model.network.state_dict()[name])
+
+
+def test_a_method_that_cannot_cut_a_folder_is_refused_before_anything_is_measured(halved, tmp_path):
+    with pytest.raises(EdgeVitError, match="vulcan cuts blocks that have both") as error:
+        edgevit.derive(halved.folder, out=tmp_path / "m", method="vulcan", data="digits", classes="3,9", rate=0.3)
+    with pytest.raises(EdgeVitError, match="a super-network is of a model whose blocks have both attention and FFN"):
+        edgevit.supernet(halved.folder, out=tmp_path / "m", data="digits")
+    assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("first", "method", "options"),
+    [("dcvit", "forge", FORGE), ("forge", "nuwa", {"purification": "none"}), ("forge", "heart", {})],
+)
+def test_a_row_whose_first_method_takes_sites_away_goes_through(first, method, options, checkpoint, tmp_path):
+    few = FORGE if first == "forge" else {"calibration_images": 8}
+    given = {"options": options, "training": {"steps": 0}, "cache": False, "rate": 0.5}
+    made = derive(checkpoint, tmp_path / "m", first=(Step(first, 0.35, few),), method=method, **given)
+    assert made.model.spec.rate >= 0.5
+    kept = {"nuwa": {"drop_sites": False}, "heart": {"cut_tokens": "never"}, "forge": {}}[method]
+    (told,) = made.record.first
+    assert {**few, **kept} == told.options

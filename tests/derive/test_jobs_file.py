@@ -24,6 +24,7 @@ from edgevit.derive.jobs_file import (
     tasks_side_by_side,
 )  # fmt: skip
 from edgevit.derive.many import derive_many
+from edgevit.derive.steps import Step
 from edgevit.errors import JobsError
 from edgevit.meet.request import MeetRequest
 from edgevit.request import options_of
@@ -46,6 +47,20 @@ def test_jobs_say_what_is_asked_for(plan: Any) -> None:
     assert jobs[0].arguments["method"] == "nuwa" and jobs[2].arguments["params"] == "300k"
 
 
+@pytest.mark.parametrize(
+    ("first", "options"),
+    [
+        ("vulcan:0.3", {}),
+        (["vulcan:0.3"], {}),
+        ([{"method": "vulcan", "rate": 0.3, "options": {"teacher": "none"}}], {"teacher": "none"}),
+    ],
+)
+def test_methods_before_a_job_are_texts_or_mappings_with_their_options(plan: Any, first: Any, options: Any) -> None:
+    jobs, _ = read_jobs(plan(first=first))
+    assert all(job.request().first == (Step("vulcan", 0.3, options),) for job in jobs)
+    assert {job.sha256() for job in jobs}.isdisjoint(job.sha256() for job in read_jobs(plan())[0])
+
+
 JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
 
 
@@ -53,6 +68,17 @@ JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
     ("changed", "error", "told"),
     [
         ({"boards": ["orin"]}, JobsError, "boards says how models are measured; derive-many measures nothing"),
+        ({"first": "vulcan"}, JobsError, "'vulcan' is not METHOD:RATE; try --first nuwa:0.5"),
+        ({"first": "vulcan:0.6"}, JobsError, "each step cuts more than the one before it"),
+        ({"first": [{"method": "vulkan", "rate": 0.3}]}, JobsError, "no method 'vulkan'; did you mean 'vulcan'"),
+        ({"first": [{"method": "nuwa", "rat": 0.3}]}, JobsError, "a step has the unknown key 'rat'; did you mean"),
+        (
+            {"first": [{"method": "nuwa", "rate": 0.3, "options": {"rigde": 1}}]},
+            JobsError,
+            "no option of method 'nuwa' 'rigde'; did you mean 'ridge'",
+        ),
+        ({"first": [3]}, JobsError, "3 is not METHOD:RATE; try --first nuwa:0.5"),
+        ({"first": 3}, JobsError, "3 is not METHOD:RATE; try --first nuwa:0.5"),
         ({"finetune_epochs": 2}, JobsError, "--steps and --finetune-epochs exclude each other"),
         ({"tsks": []}, JobsError, r"jobs.yaml has the unknown key 'tsks'; did you mean 'tasks'"),
         ({"budgets": [{"name": "x", "rat": 0.5}]}, JobsError, r"the unknown key 'budgets.0.rat'; did you mean 'rate'"),

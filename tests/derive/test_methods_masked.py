@@ -23,6 +23,7 @@ from problems import untrained
 from torch import Tensor, nn
 
 from edgevit.data.task import Task, open_task
+from edgevit.derive.measure.divergence import answers, divergence
 from edgevit.derive.method import find_method
 from edgevit.derive.methods import method_names
 from edgevit.derive.plan import BlockPlan, FfnPlan, Plan
@@ -102,6 +103,16 @@ def gated_base(small_vit: Callable[..., Any], request: pytest.FixtureRequest) ->
 
 
 @pytest.fixture(scope="module")
+def half_base(base: Model) -> Model:
+    """A base whose second block has no attention, and whose last has no FFN."""
+    family = family_of(base.network)
+    blocks = family.read(base.network)
+    halved = [blocks[0], replace(blocks[1], attention=None), replace(blocks[2], ffn=None)]
+    arguments = {"depth": 3, "num_heads": 4}
+    return describe(family.build(base.network, halved).eval(), "vit_tiny_patch16_224", arguments)
+
+
+@pytest.fixture(scope="module")
 def task(base: Model) -> Task:
     return open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
 
@@ -142,7 +153,47 @@ def test_a_base_with_gates_is_unchanged_and_the_model_is_it_masked(
     assert any(block.ffn is None or block.ffn.neurons < 128 or block.tokens for block in blocks)
 
 
-def masked_and_compared(name: str, rate: float, base: Model, task: Task, supernet: Path, folder: Path) -> Derived:
+HALVES = [name for name in method_names() if find_method(name).cuts_half_blocks]
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "options"),
+    [
+        *((name, 0.3, {}) for name in HALVES),
+        ("forge", 0.75, {"cut_embedding": False}),
+        ("forge", 0.5, {"embed_width": 32}),
+        ("forge", 0.3, {"allocation": "uniform"}),
+        ("forge", 0.3, {"allocation": "vulcan"}),
+        ("forge", 0.3, {"sensitivity": "none"}),
+    ],
+)
+def test_of_a_base_whose_blocks_lack_a_site_the_model_is_it_masked(
+    name: str, rate: float, options: dict[str, Any], half_base: Model, task: Task, supernet: Path, tmp_path: Path
+) -> None:
+    made = masked_and_compared(name, rate, half_base, task, supernet, tmp_path, **options)
+    kept = [(b.block, b.attention is not None, b.ffn is not None) for b in made.plan.blocks]
+    assert not {(1, True, True), (2, True, True)} & set(kept)
+    dims = [block.dims for block in family_of(made.network).read(made.network)]
+    macs = family_of(made.network).geometry(made.network).macs(dims)
+    assert 0.75 * (1 - rate) < macs / half_base.spec.macs <= 1 - rate
+
+
+def test_forge_changes_nothing_of_such_a_base_where_the_budget_leaves_all_of_it(
+    half_base: Model, task: Task, tmp_path: Path
+) -> None:
+    problem, forge = untrained(half_base, task, 0.5, tmp_path), find_method("forge")
+    whole = replace(problem, budget=replace(problem.budget, limit=half_base.spec.macs))
+    made = forge.derive(whole, forge.make_config({**FEW["forge"], "drop_sites": True}))
+    assert made.plan.dims == tuple(block.dims for block in family_of(whole.network).read(whole.network))
+    # On the task's own images: what these do not determine is drawn to zero, by little.
+    of_base, of_made = (answers(n, task.validation, whole.columns, whole.passes) for n in (whole.network, made.network))
+    torch.testing.assert_close(of_made, of_base, rtol=0, atol=0.01)
+    assert divergence(of_base, of_made) < 1e-5 < of_base.std(0).mean()
+
+
+def masked_and_compared(
+    name: str, rate: float, base: Model, task: Task, supernet: Path, folder: Path, **more: Any
+) -> Derived:
     """What a method makes of a base, which is unchanged, and masked is what was made."""
     problem, method = untrained(base, task, rate, folder), find_method(name)
     network = problem.network
@@ -153,6 +204,7 @@ def masked_and_compared(name: str, rate: float, base: Model, task: Task, superne
         options = {**options, "cut_embedding": False}
     if rate == NARROW:
         options = {**options, **NARROWER[name]}
+    options = {**options, **more}
     made = method.derive(problem, method.make_config(options))
     after = network.state_dict()
     assert all(torch.equal(tensor, after[key]) for key, tensor in before.items()), "the base was changed"
@@ -198,20 +250,22 @@ def masked(network: nn.Module, plan: Plan, slim: nn.Module) -> Iterator[nn.Modul
     blocks = family.read(network)
     for planned, solved in zip(plan.blocks, family_of(slim).read(slim), strict=True):
         whole = blocks[planned.block]
-        assert planned.ffn and solved.ffn and whole.attention and whole.ffn
-        if planned.attention is None or solved.attention is None:
-            attention = silent(whole.attention)
-        else:
-            attention = embedded(solved.attention, whole.attention, planned.attention.heads)
-        own = planned.ffn.weights is None
-        blocks[planned.block] = Block(attention, whole.ffn if own else widened(solved.ffn, whole.ffn, planned.ffn))
+        attention, ffn = whole.attention, whole.ffn
+        if attention is not None:
+            gone = planned.attention is None or solved.attention is None
+            attention = silent(attention) if gone else embedded(solved.attention, attention, planned.attention.heads)
+        if ffn is not None and planned.ffn is not None and planned.ffn.weights is not None:
+            ffn = widened(solved.ffn, ffn, planned.ffn)
+        blocks[planned.block] = Block(attention, ffn)
     copy = family.build(network, blocks).eval()
     kept = {b.block: b.ffn for b in plan.blocks}
+    lost = [i for i, whole in enumerate(blocks) if i in kept and whole.ffn is not None and kept[i] is None]
+    assert not lost, "an FFN that goes without its attention is not masked here"
     with ExitStack() as stack:
         for i, (layer, output) in enumerate(zip(family.layers(copy), family.ffn_outputs(copy), strict=True)):
-            if (ffn := kept.get(i)) is None:
+            if i not in kept:
                 stack.callback(layer.register_forward_hook(lambda _, given, __: given[0]).remove)
-            elif output is not None:
+            elif (ffn := kept[i]) is not None and output is not None:
                 stand_ins = standing_in(ffn, blocks[i])
                 stack.callback(output.register_forward_pre_hook(stand_ins).remove)
         for planned in plan.blocks:

@@ -69,7 +69,10 @@ class _Counts:
             unit = geometry.at(n).unit_costs(d.heads, "macs")
             heads = unit.qk * d.qk + unit.vo * d.vo
             per_channel += (heads + unit.ffn * d.ffn) // geometry.embed
-            self._add("ffn", i, block.ffn, unit.ffn)
+            if d.has_ffn:
+                self._add("ffn", i, block.ffn, unit.ffn)
+            if not d.has_attention:
+                continue
             if units.attention != "heads":
                 self._add("qk", i, _by_place(block.qk), unit.qk)
                 self._add("vo", i, _by_place(block.vo), unit.vo)
@@ -93,7 +96,7 @@ class _Counts:
     def wishes(self, share: float) -> list[Widths]:
         found = self.at(share)
         return [
-            Widths(found.get(("qk", i), d.qk), found.get(("vo", i), d.vo), found["ffn", i])
+            Widths(found.get(("qk", i), d.qk), found.get(("vo", i), d.vo), found.get(("ffn", i), d.ffn))
             for i, d in enumerate(self.dims)
         ]
 
@@ -182,5 +185,7 @@ def _given_up(before: Sequence[BlockDims], after: Sequence[BlockDims | Widths], 
     """The mean share of the widths that went, of those that may."""
     names = ("ffn",) if units.attention == "heads" else ("qk", "vo", "ffn")
     pairs = zip(before, after, strict=True)
-    shares: list[float] = [1 - getattr(new, name) / getattr(old, name) for old, new in pairs for name in names]
+    shares: list[float] = [
+        1 - getattr(new, name) / width for old, new in pairs for name in names if (width := getattr(old, name))
+    ]
     return sum(shares) / len(shares)

@@ -13,7 +13,7 @@ from torch import Tensor
 from edgevit.derive.algebra.attention import head_singular_values
 from edgevit.derive.algebra.factorise import effective_rank
 from edgevit.derive.allocate.policy import Policy, Widths
-from edgevit.models.anatomy import Block, attentions, ffns
+from edgevit.models.anatomy import Block
 
 Normalisation = Literal["zscore", "minmax", "l2", "uniform"]
 HeadAllocation = Literal["effective_rank", "uniform"]
@@ -112,26 +112,31 @@ def adaptive(
     FFN widths follow the neurons' activations [e] per block (Eq. 3), QK and VO the effective ranks (Eq. 5, 6).
     """
     dims = [b.dims for b in blocks]
-    scores = [normalise(a, normalisation) for a in activations]
+    neurons = {i: b.ffn for i, b in enumerate(blocks) if b.ffn is not None}
+    scores = [normalise(activations[i], normalisation) for i in neurons]
     if size_weight != "parameters":  # Eq. 29
-        ffn_params = [sum(w.numel() for w in (f.w1, f.w2, f.wg) if w is not None) for f in ffns(blocks)]
+        ffn_params = [sum(w.numel() for w in (f.w1, f.w2, f.wg) if w is not None) for f in neurons.values()]
         scores = [s / log(p) for s, p in zip(scores, ffn_params, strict=True)]
-    parts = attentions(blocks)
-    values = head_singular_values(parts)
-    attention_params = [sum(w.numel() for w in (a.wq, a.wk, a.wv, a.wo)) for a in parts]
-    widths = [(d.qk, d.vo) for d in dims]
+    parts = {i: b.attention for i, b in enumerate(blocks) if b.attention is not None}
+    values = head_singular_values(list(parts.values()))
+    attention_params = [sum(w.numel() for w in (a.wq, a.wk, a.wv, a.wo)) for a in parts.values()]
+    widths = [(dims[i].qk, dims[i].vo) for i in parts]
 
     def wishes_at(rate: float) -> list[Widths]:
         if normalisation == "uniform":
-            ffn: list[float] = [d.ffn * (1 - rate) for d in dims]
+            ffn: list[float] = [dims[i].ffn * (1 - rate) for i in neurons]
         else:
-            ffn = [float(k) for k in adaptive_widths(scores, rate, policy.ffn_minimum)]
+            ffn = [float(k) for k in adaptive_widths(scores, rate, policy.ffn_minimum)] if scores else []
         if heads == "uniform":
-            rates = [(rate, rate)] * len(dims)
+            rates = [(rate, rate)] * len(parts)
         else:
             rates = head_rates(values, attention_params, widths, rate, policy.head_minimum, size_weight)
-        kept = zip(dims, rates, ffn, strict=True)
-        return [Widths(d.qk * (1 - r_qk), d.vo * (1 - r_vo), e) for d, (r_qk, r_vo), e in kept]
+        going, kept = dict(zip(parts, rates, strict=True)), dict(zip(neurons, ffn, strict=True))
+        found = []
+        for i, d in enumerate(dims):
+            r_qk, r_vo = going.get(i, (0.0, 0.0))
+            found.append(Widths(d.qk * (1 - r_qk), d.vo * (1 - r_vo), kept.get(i, 0.0)))
+        return found
 
     return wishes_at
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.errors import DataError
-from edgevit.models.anatomy import Attention, Ffn, attentions, ffns
+from edgevit.models.anatomy import Block
 from edgevit.models.copies import bare_copy
 from edgevit.models.families import family_of
 from edgevit.train.passes import IMAGES, Passes
@@ -30,7 +30,7 @@ GROUP = 8  # images whose gradients are summed before they are squared
 class UnitScores:
     """What the units of one block are worth: the higher, the later it goes. fp64, on the CPU.
 
-    Shapes: H heads, q and v widths, e neurons.
+    Shapes: H heads, q and v widths, e neurons; 0 of each where the site is gone.
     """
 
     qk: Tensor  # [H, q]
@@ -58,31 +58,38 @@ def group_sums(values: nn.Module) -> Scores:
     """Sum over each group of a network that holds a value in place of each weight."""
     family = family_of(values)
     blocks = family.read(values)
-    parts = zip(attentions(blocks), ffns(blocks), strict=True)
     heads = [head.weight.double().sum(0) for head in family.classifiers(values)]
-    embed = torch.stack([*(_channels(a, f) for a, f in zip(attentions(blocks), ffns(blocks), strict=True)), *heads])
-    return Scores([_of_block(a, f) for a, f in parts], embed.sum(0).cpu())
+    embed = torch.stack([*map(_channels, blocks), *heads])
+    return Scores([_of_block(block) for block in blocks], embed.sum(0).cpu())
 
 
-def _of_block(a: Attention, f: Ffn) -> UnitScores:
+def _of_block(block: Block) -> UnitScores:
     def rows(weight: Tensor, bias: Tensor | None) -> Tensor:
         total: Tensor = weight.double().sum(-1)
         return total if bias is None else total + bias.double()
 
-    qk = rows(a.wq, a.bq) + rows(a.wk, a.bk)
-    vo = rows(a.wv, a.bv) + a.wo.double().sum(1)
-    ffn = rows(f.w1, f.b1) + f.w2.double().sum(0)
-    if f.wg is not None:
-        ffn = ffn + rows(f.wg, f.bg)
+    a, f = block.attention, block.ffn
+    qk = vo = torch.empty(0, 0, dtype=torch.float64)
+    ffn = torch.empty(0, dtype=torch.float64)
+    if a is not None:
+        qk = rows(a.wq, a.bq) + rows(a.wk, a.bk)
+        vo = rows(a.wv, a.bv) + a.wo.double().sum(1)
+    if f is not None:
+        ffn = rows(f.w1, f.b1) + f.w2.double().sum(0)
+        if f.wg is not None:
+            ffn = ffn + rows(f.wg, f.bg)
     return UnitScores(qk, vo, qk.sum(1) + vo.sum(1), ffn).map(Tensor.cpu)
 
 
-def _channels(a: Attention, f: Ffn) -> Tensor:
+def _channels(block: Block) -> Tensor:
     """[d] over all that reads or writes tokens in a block."""
-    read = [w.double().flatten(0, -2).sum(0) for w in (a.wq, a.wk, a.wv, f.w1, f.wg) if w is not None]
-    written = [a.wo.double().sum((0, 2)), f.w2.double().sum(1)]
-    biases = [b.double() for b in (a.bo, f.b2) if b is not None]
-    return torch.stack([*read, *written, *biases]).sum(0)
+    read, written, biases = list[Tensor | None](), list[Tensor](), list[Tensor | None]()
+    if (a := block.attention) is not None:
+        read, written, biases = [a.wq, a.wk, a.wv], [a.wo.double().sum((0, 2))], [a.bo]
+    if (f := block.ffn) is not None:
+        read, written, biases = [*read, f.w1, f.wg], [*written, f.w2.double().sum(1)], [*biases, f.b2]
+    summed = [w.double().flatten(0, -2).sum(0) for w in read if w is not None]
+    return torch.stack([*summed, *written, *(b.double() for b in biases if b is not None)]).sum(0)
 
 
 @torch.no_grad()

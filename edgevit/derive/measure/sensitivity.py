@@ -32,7 +32,10 @@ MOST = 32  # images of one batch: four gradients of every block are held at once
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Of one block. fp64, on the CPU; losses in nats per image. Shapes: H heads, q and v widths, N tokens, d embed."""
+    """Of one block. fp64, on the CPU; losses in nats per image. Shapes: H heads, q and v widths, N tokens, d embed.
+
+    Of a site that is gone H or d is 0, and its tokens are felt as those of the other site are.
+    """
 
     qk: Tensor  # [H, q] loss without each dimension of queries and keys
     vo: Tensor  # [H, v] loss without each dimension of values and outputs
@@ -70,12 +73,18 @@ def random_signs(images: int, classes: int, seed: int) -> Tensor:
 
 @dataclass
 class _Seen:
-    """What one block put out for one batch: queries, keys and values; head outputs; attention and FFN output."""
+    """What one block put out for one batch: queries, keys and values; head outputs; attention and FFN output.
 
-    projected: Tensor
-    heads: Tensor
-    attention: Tensor
-    ffn: Tensor
+    None of a site that is gone, and before the block has seen its batch.
+    """
+
+    projected: Tensor | None = None
+    heads: Tensor | None = None
+    attention: Tensor | None = None
+    ffn: Tensor | None = None
+
+    def noted(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
 class Feeler(Protocol):
@@ -163,7 +172,7 @@ class _Sites:
     def __init__(self, network: nn.Module, restored: Sequence[Tensor | None] | None) -> None:
         self.family = family_of(network)
         self.dims = [b.dims for b in self.family.read(network)]
-        self.seen = [_Seen(*[torch.empty(0)] * 4) for _ in self.dims]
+        self.seen = [_Seen() for _ in self.dims]
         self.means = [None if m is None else m.flatten() for m in restored or [None] * len(self.dims)]
         self.sums: list[Sensitivity | None] = [None] * len(self.dims)
         outputs = self.family.attention_outputs(network)
@@ -178,15 +187,17 @@ class _Sites:
         return lambda i, inputs, output: setattr(self.seen[i], name, inputs[0] if given else output)
 
     def noted(self) -> list[Tensor]:
-        return [tensor for s in self.seen for tensor in vars(s).values()]
+        return [tensor for s in self.seen for tensor in s.noted().values()]
 
     def take(self, gradients: list[Tensor]) -> None:
         for i, d in enumerate(self.dims):
-            now = _of_batch(self.family, d, self.seen[i], _Seen(*gradients[:4]), self.means[i])
+            names = list(self.seen[i].noted())
+            of_block = _Seen(**dict(zip(names, gradients, strict=False)))
+            now = _of_batch(self.family, d, self.seen[i], of_block, self.means[i])
             before = self.sums[i]
             self.sums[i] = now if before is None else _add(before, now)
-            del gradients[:4]  # the next batch's activations come where these were
-            self.seen[i] = _Seen(*[torch.empty(0)] * 4)
+            del gradients[: len(names)], of_block  # the next batch's activations come where these were
+            self.seen[i] = _Seen()
 
 
 class TokenSquares:
@@ -242,19 +253,28 @@ def _of_batch(family: Family, dims: BlockDims, seen: _Seen, gradient: _Seen, mea
         """[B, ...] first-order changes to half their squares, summed over the images."""
         return product.double().square().sum(0) / 2
 
-    queries = family.unpack((seen.projected * gradient.projected).detach(), dims)[0].sum(1)
-    heads = seen.heads if mean_values is None else seen.heads - mean_values
-    summed = (heads * gradient.heads).detach().sum(1)
-    values = summed.reshape(len(summed), dims.heads, -1)
-    g = gradient.ffn.flatten(0, 1)
-    return Sensitivity(
-        qk=half_squares(queries),
-        vo=half_squares(values),
-        heads=half_squares(values.sum(-1)),
-        attention=gradient.attention.double().square().sum((0, 2)),
-        ffn=gradient.ffn.double().square().sum((0, 2)),
-        metric=(g.mT @ g).double(),
-    )
+    def by_token(output: Tensor) -> Tensor:
+        return output.double().square().sum((0, 2))
+
+    found: dict[str, Tensor] = {}
+    if seen.projected is not None and seen.heads is not None:
+        assert gradient.projected is not None and gradient.heads is not None and gradient.attention is not None
+        queries = family.unpack((seen.projected * gradient.projected).detach(), dims)[0].sum(1)
+        heads = seen.heads if mean_values is None else seen.heads - mean_values
+        summed = (heads * gradient.heads).detach().sum(1)
+        values = summed.reshape(len(summed), dims.heads, -1)
+        found |= {"qk": half_squares(queries), "vo": half_squares(values), "heads": half_squares(values.sum(-1))}
+        found["attention"] = by_token(gradient.attention)
+    if gradient.ffn is not None:
+        g = gradient.ffn.flatten(0, 1)
+        found |= {"ffn": by_token(gradient.ffn), "metric": (g.mT @ g).double()}
+    if "attention" not in found:
+        nothing = found["ffn"].new_empty
+        found |= {"qk": nothing(0, 0), "vo": nothing(0, 0), "heads": nothing(0), "attention": found["ffn"]}
+    elif "ffn" not in found:
+        # The attention's output is all that the block adds: its tokens are felt as those behind the block.
+        found |= {"ffn": found["attention"], "metric": found["attention"].new_empty(0, 0)}
+    return Sensitivity(**found)
 
 
 def _add(one: Sensitivity, other: Sensitivity) -> Sensitivity:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.errors import DataError
-from edgevit.models.anatomy import ffns
+from edgevit.models.anatomy import Block
 from edgevit.models.families import family_of
 from edgevit.train.passes import Observer, Passes
 
@@ -28,7 +28,8 @@ PANELS = 8  # a symmetric sum of outer products costs 9/16 of a full one when sp
 class BlockStatistics:
     """h: the FFN's neurons as its output layer reads them, behind the non-linearity and, where gated, the product.
 
-    Shapes: e FFN width, d embedding width. fp64, on the CPU. Means are over tokens and images.
+    Shapes: e FFN width, d embedding width. fp64, on the CPU. Means are over tokens and images. Of a block without FFN e
+    is 0, and one without attention has no moments of its inputs.
     """
 
     activation: Tensor  # [e] sum over tokens of h, mean over images (Vulcan, Eq. 17)
@@ -109,9 +110,9 @@ def from_triangle(held: Tensor) -> Tensor:
 def minimum_images(network: nn.Module) -> int:
     """The fewest calibration images whose tokens determine every second moment of the network's blocks."""
     family = family_of(network)
-    width = max(max(int(n) for n in f.w1.shape) for f in ffns(family.read(network)))
-    tokens: int = family.geometry(network).tokens
-    return ceil((width + 1) / tokens)
+    geometry, blocks = family.geometry(network), family.read(network)
+    width = max(geometry.embed, *(block.dims.ffn for block in blocks))
+    return ceil((width + 1) / geometry.tokens)
 
 
 def check_enough(images: Split, network: nn.Module, option: str) -> None:
@@ -129,8 +130,7 @@ class _Sums:
 
     def __init__(
         self,
-        width: int,
-        embed: int,
+        block: Block,
         factorisation: Factorisation,
         hidden: bool,
         device: torch.device,
@@ -140,13 +140,15 @@ class _Sums:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
+        width, embed = block.dims.ffn, block.embed
+        attends = factorisation != "weights" and block.attention is not None
         self.every = every
         self.tokens = zeros()
         self.signed, self.absolute = zeros(width), zeros(width)
-        self.hidden = zeros(width, width) if hidden else None
-        self.query = None if by_token is None else zeros(embed + 1, embed + 1)
+        self.hidden = zeros(width, width) if hidden and block.ffn is not None else None
+        self.query = zeros(embed + 1, embed + 1) if attends and by_token is not None else None
         self.by_token = by_token and tuple(w.to(device) for w in by_token)
-        self.moment = None if factorisation == "weights" else zeros(embed + 1, embed + 1)
+        self.moment = zeros(embed + 1, embed + 1) if attends else None
         self.weight = zeros()  # of the tokens in `moment`
 
     def see_hidden(self, h: Tensor) -> None:
@@ -173,7 +175,8 @@ class _Sums:
 
     def statistics(self, images: int, add_up: Callable[[Tensor], Tensor]) -> BlockStatistics:
         """Means over all images, given what adds up the sums of all processes."""
-        tokens, weight = add_up(self.tokens), add_up(self.weight).clamp_min(torch.finfo(torch.float64).tiny)
+        least = torch.finfo(torch.float64).tiny
+        tokens, weight = add_up(self.tokens).clamp_min(least), add_up(self.weight).clamp_min(least)
 
         def mean(sums: Tensor | None, count: Tensor) -> Tensor | None:
             return None if sums is None else symmetric(add_up(sums)) / count
@@ -219,17 +222,14 @@ def calibrate(
     family, device = family_of(network), passes.compute.device
     blocks = family.read(network)
     shares: Sequence[tuple[Tensor, Tensor] | None] = by_token or [None] * len(blocks)
-    sums = [
-        _Sums(f.neurons, f.w1.shape[1], factorisation, hidden, device, w, every)
-        for f, w in zip(ffns(blocks), shares, strict=True)
-    ]
-    inputs: list[Tensor] = []
+    sums = [_Sums(block, factorisation, hidden, device, w, every) for block, w in zip(blocks, shares, strict=True)]
+    inputs: dict[int, Tensor] = {}  # of each block that has an attention
     weighted = factorisation == "tokens"
     target = torch.as_tensor(columns, device=device)
 
     def see_input(i: int, given: Any, _: Tensor) -> None:
         if weighted:
-            inputs.append(given[0])
+            inputs[i] = given[0]
         else:
             sums[i].see_input(given[0], None)
 
@@ -238,7 +238,8 @@ def calibrate(
             return
         # Summed, not averaged: the gradient at a token is that of its own image's loss.
         loss = F.cross_entropy(logits, target[labels], reduction="sum")
-        for i, (x, gradient) in enumerate(zip(inputs, torch.autograd.grad(loss, inputs), strict=True)):
+        gradients = torch.autograd.grad(loss, list(inputs.values()))
+        for (i, x), gradient in zip(inputs.items(), gradients, strict=True):
             sums[i].see_input(x, gradient)
         inputs.clear()
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import inf
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from edgevit.derive import ranked
 from edgevit.derive.algebra.compensation import compensated, covariances, query_second_moment
@@ -30,7 +30,7 @@ from edgevit.derive.method import Method
 from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem
 from edgevit.errors import OptionError
-from edgevit.models.anatomy import Attention, Ffn, attentions, ffns
+from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
 
@@ -60,15 +60,19 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return 0
 
 
-def energies(attention: Attention, ffn: Ffn, known: BlockStatistics) -> UnitScores:
+def energies(block: Block, known: BlockStatistics) -> UnitScores:
     """What the units of one block add, over the tokens of its statistics."""
-    assert known.moment is not None and known.hidden is not None
-    moment = known.moment
-    queries = query_second_moment(attention, moment).diagonal(dim1=1, dim2=2)[:, :-1]
-    keys, values = (covariances(w, moment).diagonal(dim1=1, dim2=2) for w in (attention.wk, attention.wv))
-    qk = (queries * keys).cpu()
-    vo = (values * attention.wo.detach().double().square().sum(1)).cpu()
-    neurons = known.hidden.diagonal().cpu() * ffn.w2.detach().double().square().sum(0).cpu()
+    qk = vo = torch.empty(0, 0, dtype=torch.float64)
+    neurons = torch.empty(0, dtype=torch.float64)
+    if (attention := block.attention) is not None:
+        assert known.moment is not None
+        queries = query_second_moment(attention, known.moment).diagonal(dim1=1, dim2=2)[:, :-1]
+        keys, values = (covariances(w, known.moment).diagonal(dim1=1, dim2=2) for w in (attention.wk, attention.wv))
+        qk = (queries * keys).cpu()
+        vo = (values * attention.wo.detach().double().square().sum(1)).cpu()
+    if block.ffn is not None:
+        assert known.hidden is not None
+        neurons = known.hidden.diagonal().cpu() * block.ffn.w2.detach().double().square().sum(0).cpu()
     return UnitScores(qk, vo, vo.sum(1), neurons)
 
 
@@ -76,23 +80,33 @@ def energies(attention: Attention, ffn: Ffn, known: BlockStatistics) -> UnitScor
 def _plan(problem: Problem, config: Config, network: nn.Module, statistics: list[BlockStatistics]) -> Plan:
     family = family_of(network)
     blocks, geometry = family.read(network), family.geometry(network)
-    parts = list(zip(attentions(blocks), ffns(blocks), statistics, strict=True))
-    scores = Scores([energies(*part) for part in parts], torch.ones(geometry.embed, dtype=torch.float64))
+    of_blocks = [energies(block, known) for block, known in zip(blocks, statistics, strict=True)]
+    scores = Scores(of_blocks, torch.ones(geometry.embed, dtype=torch.float64))
     dims, units = [block.dims for block in blocks], Units(config.grouping, "widths", False)
     chosen = rank(scores, dims, lambda _: geometry, geometry.embed, problem.budget, problem.policy, units)
     plans = []
-    rows = zip(blocks, parts, scores.blocks, chosen.heads, chosen.dims, strict=True)
-    for i, (block, (attention, ffn, known), of, heads, new) in enumerate(rows):
-        qk, vo, neurons = top(of.qk, new.qk), top(of.vo, new.vo), top(of.ffn, new.ffn)
-        assert known.moment is not None and known.hidden is not None
-        if config.compensate:
-            slim = compensated(attention, qk, vo, known.moment, config.ridge)
-            refitted = refit(ffn, neurons, known.hidden, known.mean, "compensate", config.ridge)
-        else:
-            slim, refitted = attention.keep(heads, qk, vo), ffn.keep(neurons.to(ffn.w1.device))
-        attended = AttentionPlan(heads, new.qk, new.vo, weights=slim)
-        plans.append(BlockPlan(i, attended, FfnPlan(neurons, weights=refitted), block.tokens, block.merged))
+    rows = zip(blocks, statistics, scores.blocks, chosen.heads, chosen.dims, strict=True)
+    for i, (block, known, of, heads, new) in enumerate(rows):
+        attention = None if block.attention is None else _attention(config, block.attention, known, of, heads, new)
+        ffn = None if block.ffn is None else _ffn(config, block.ffn, known, top(of.ffn, new.ffn))
+        plans.append(BlockPlan(i, attention, ffn, block.tokens, block.merged))
     return Plan(tuple(plans))
+
+
+def _attention(
+    config: Config, part: Attention, known: BlockStatistics, of: UnitScores, heads: tuple[int, ...], new: BlockDims
+) -> AttentionPlan:
+    qk, vo = top(of.qk, new.qk), top(of.vo, new.vo)
+    assert known.moment is not None
+    slim = compensated(part, qk, vo, known.moment, config.ridge) if config.compensate else part.keep(heads, qk, vo)
+    return AttentionPlan(heads, new.qk, new.vo, weights=slim)
+
+
+def _ffn(config: Config, part: Ffn, known: BlockStatistics, neurons: Tensor) -> FfnPlan:
+    assert known.hidden is not None
+    if config.compensate:
+        return FfnPlan(neurons, weights=refit(part, neurons, known.hidden, known.mean, "compensate", config.ridge))
+    return FfnPlan(neurons, weights=part.keep(neurons.to(part.w1.device)))
 
 
 def derive(problem: Problem, config: Config) -> Derived:
@@ -106,4 +120,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.finish(problem, config, plan)
 
 
-METHOD = Method(Config, default_steps, derive, gentle=True)
+METHOD = Method(Config, default_steps, derive, gentle=True, cuts_half_blocks=True)

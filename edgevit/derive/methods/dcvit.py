@@ -28,7 +28,7 @@ from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.reach import Cuts
 from edgevit.errors import BudgetError, OptionError
-from edgevit.models.anatomy import BlockDims, attentions, check_all_pass, ffns
+from edgevit.models.anatomy import BlockDims, check_all_pass
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
@@ -61,7 +61,9 @@ def losses(network: nn.Module, images: Split, columns: Sequence[int], passes: Pa
     """What the answers lose without the attention of each block, in nats per image: one pass for each."""
     whole, found = answers(network, images, columns, passes), []
     for output in family_of(network).attention_outputs(network):
-        assert output is not None, "every block has an attention"
+        if output is None:
+            found.append(0.0)  # it is gone already, so the block is among the first that are cut
+            continue
         hook = output.register_forward_hook(lambda _, __, out: torch.zeros_like(out))
         try:
             found.append(divergence(whole, answers(network, images, columns, passes)))
@@ -79,7 +81,11 @@ def choose_blocks(
         BudgetError: it is not met with all of them cut.
     """
     stay = budget.at_least or {}
-    may_go = [i for i in order if "site" not in geometry.frozen(i) and not (i in stay and stay[i].has_attention)]
+    may_go = [
+        i
+        for i in order
+        if "site" not in geometry.frozen(i) and dims[i].has_ffn and not (i in stay and stay[i].has_attention)
+    ]
     ends = {i: limits(dims[i], policy, geometry.frozen(i), stay.get(i))["ffn"] for i in may_go}
     widths = range(0, max((high for _, high in ends.values()), default=0) + 1, policy.ffn_step)
 
@@ -113,7 +119,7 @@ def plan_of(dims: Sequence[BlockDims], chosen: Sequence[BlockDims], seed: int) -
     for i, (old, new) in enumerate(zip(dims, chosen, strict=True)):
         attention = AttentionPlan(tuple(range(new.heads)), new.qk, new.vo) if new.has_attention else None
         neurons: Tensor = torch.randperm(old.ffn, generator=generator)[: new.ffn].sort().values
-        plans.append(BlockPlan(i, attention, FfnPlan(neurons)))
+        plans.append(BlockPlan(i, attention, FfnPlan(neurons) if new.has_ffn else None))
     return Plan(tuple(plans))
 
 
@@ -121,7 +127,6 @@ def derive(problem: Problem, config: Config) -> Derived:
     network, family = problem.network, family_of(problem.network)
     blocks = family.read(network)
     check_all_pass(blocks, "dcvit")
-    attentions(blocks), ffns(blocks)  # refuses blocks that lack one
     images = problem.task.train.subset(config.calibration_images)
     with problem.stopwatch.stage("ranking"):
         lost = losses(network, images, problem.columns, problem.passes)
@@ -130,8 +135,8 @@ def derive(problem: Problem, config: Config) -> Derived:
     with problem.stopwatch.stage("allocation"):
         chosen = choose_blocks(dims, order, family.geometry(network), problem.budget, problem.policy)
     plan = plan_of(dims, chosen, problem.training.seed)
-    cut = [i for i, new in enumerate(chosen) if not new.has_attention]
+    cut = [i for i, (old, new) in enumerate(zip(dims, chosen, strict=True)) if new != old]
     return ranked.finish(problem, config, plan, lost_without_attention_nats=lost, blocks_cut=cut)
 
 
-METHOD = Method(Config, default_steps, derive, cuts=cuts, needs_all_tokens=True)
+METHOD = Method(Config, default_steps, derive, cuts=cuts, needs_all_tokens=True, cuts_half_blocks=True)

@@ -41,4 +41,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.derive_by_rank(problem, config, scores)
 
 
-METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts)
+METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)

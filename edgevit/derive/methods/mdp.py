@@ -29,7 +29,7 @@ from edgevit.derive.allocate.ranking import Ranked
 from edgevit.derive.measure.importance import Scores, UnitScores, squared_changes
 from edgevit.derive.measure.sensitivity import Sensitivity
 from edgevit.derive.method import Method
-from edgevit.derive.methods.forge.menus import block_costs
+from edgevit.derive.methods.forge.menus import as_it_stands, block_costs
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.reach import Cuts
 from edgevit.errors import OptionError
@@ -76,11 +76,14 @@ def _menu(
     lost = Sensitivity(_descending(of.qk), _descending(of.vo), of.heads, none, none, none)
     costs, frozen, policy = block_costs(problem.budget, geometry, block), geometry.frozen(block), problem.policy
     stays = (problem.budget.at_least or {}).get(block)
-    attention = attention_menu(
-        dims, lost, policy, costs.attention, drop_heads=config.drop_heads, frozen=frozen, at_least=stays
-    )
-    neurons = ffn_menu(of.ffn.sort().values, policy, costs.ffn, frozen, 0 if stays is None else stays.ffn)
-    return BlockMenu(attention, neurons, None)
+    attention, neurons = list[Choice](), list[Choice]()
+    if dims.has_attention:
+        attention = attention_menu(
+            dims, lost, policy, costs.attention, drop_heads=config.drop_heads, frozen=frozen, at_least=stays
+        )
+    if dims.has_ffn:
+        neurons = ffn_menu(of.ffn.sort().values, policy, costs.ffn, frozen, 0 if stays is None else stays.ffn)
+    return as_it_stands(BlockMenu(attention, neurons, None), costs)
 
 
 def best(problem: Problem, config: Config, scores: Scores) -> tuple[Ranked, float]:
@@ -95,7 +98,7 @@ def best(problem: Problem, config: Config, scores: Scores) -> tuple[Ranked, floa
     narrow = config.cut_embedding and whole.fixed_embed is None
     least_first = scores.embed.sort().values
 
-    def solve(width: int) -> tuple[Sequence[tuple[Heads, int]], float]:
+    def solve(width: int) -> tuple[Sequence[tuple[Choice | None, Choice | None]], float]:
         geometry = embedding.geometry_at(network, width)
         tokens = geometry.reaching(dims)
         menus = [
@@ -105,8 +108,7 @@ def best(problem: Problem, config: Config, scores: Scores) -> tuple[Ranked, floa
         prices = budget.prices_at(geometry)
         found = allocate(menus, budget.limit - (geometry.fixed(0, budget.linear) if prices is None else prices.fixed))
         pairs = [pair for pair in found if pair is not None]
-        chosen: list[tuple[Choice, Choice]] = [(a, f) for a, f in pairs if a is not None and f is not None]
-        return [(a.value, f.value) for a, f in chosen], sum(a.loss + f.loss for a, f in chosen)
+        return pairs, sum(sum(choice.loss for choice in pair if choice is not None) for pair in pairs)
 
     least = budget.least_embed if narrow else whole.embed
     widths = embedding.embed_widths(network, problem.policy, least=least)
@@ -116,8 +118,10 @@ def best(problem: Problem, config: Config, scores: Scores) -> tuple[Ranked, floa
         return float(least_first[: whole.embed - width].sum())
 
     rung = embedding.climb(widths, solve, given_up)[0]
-    sizes = [BlockDims(len(heads.heads), heads.qk, heads.vo, ffn) for heads, ffn in rung.shape]
-    return Ranked([heads.heads for heads, _ in rung.shape], sizes, rung.width), rung.nats
+    kept: list[Heads] = [Heads((), 0, 0) if attention is None else attention.value for attention, _ in rung.shape]
+    neurons = [0 if ffn is None else ffn.value for _, ffn in rung.shape]
+    sizes = [BlockDims(len(heads.heads), heads.qk, heads.vo, n) for heads, n in zip(kept, neurons, strict=True)]
+    return Ranked([heads.heads for heads in kept], sizes, rung.width), rung.nats
 
 
 def derive(problem: Problem, config: Config) -> Derived:
@@ -131,4 +135,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.finish(problem, config, ranked.plan_of(network, scores, chosen), importance_given_up=lost)
 
 
-METHOD = Method(Config, default_steps, derive, cuts=cuts, needs_all_tokens=True)
+METHOD = Method(Config, default_steps, derive, cuts=cuts, needs_all_tokens=True, cuts_half_blocks=True)

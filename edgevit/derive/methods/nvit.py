@@ -63,4 +63,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.finish(problem, config, ranked.plan_of(problem.network, scores, chosen))
 
 
-METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts)
+METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)

@@ -58,4 +58,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.derive_by_rank(problem, config, group_sums(values).map(torch.abs))
 
 
-METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts)
+METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)

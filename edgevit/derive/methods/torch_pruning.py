@@ -29,7 +29,6 @@ from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
 from edgevit.derive.reach import Cuts
 from edgevit.errors import OptionError
-from edgevit.models.anatomy import attentions, ffns
 from edgevit.models.families import family_of
 
 QUANTITIES = ("macs", "params", "ms", "mj")
@@ -108,13 +107,17 @@ def scores_of(network: nn.Module, measure: Any) -> Scores:
         return found.detach().double().cpu()
 
     of_blocks = []
-    for a, f in zip(attentions(blocks), ffns(blocks), strict=True):
-        output, second = layers[a.wo.data_ptr()], layers[f.w2.data_ptr()]
-        by_head = worth(output, library.prune_linear_in_channels, a.heads * a.vo).reshape(a.heads, a.vo)
-        dims = by_head.mean(0).expand(a.heads, -1)
-        neurons = worth(second, library.prune_linear_in_channels, f.neurons)
+    for block in blocks:
+        by_head, neurons = torch.empty(0, 0, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
+        if (a := block.attention) is not None:
+            last = layers[a.wo.data_ptr()]
+            by_head = worth(last, library.prune_linear_in_channels, a.heads * a.vo).reshape(a.heads, a.vo)
+        if (f := block.ffn) is not None:
+            last = layers[f.w2.data_ptr()]
+            neurons = worth(last, library.prune_linear_in_channels, f.neurons)
+        dims = by_head.mean(0).expand(len(by_head), -1)
         of_blocks.append(UnitScores(dims, dims, by_head.mean(1), neurons))
-    return Scores(of_blocks, worth(second, library.prune_linear_out_channels, blocks[-1].embed))
+    return Scores(of_blocks, worth(last, library.prune_linear_out_channels, blocks[-1].embed))
 
 
 def _library() -> Any:
@@ -127,4 +130,4 @@ def _library() -> Any:
         ) from None
 
 
-METHOD = Method(Config, default_steps, derive, cuts=cuts)
+METHOD = Method(Config, default_steps, derive, cuts=cuts, cuts_half_blocks=True)

@@ -23,7 +23,7 @@ from edgevit.derive.method import Method
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
 from edgevit.errors import OptionError
-from edgevit.models.anatomy import Attention, Ffn, attentions, ffns
+from edgevit.models.anatomy import Block
 from edgevit.models.families import family_of
 
 QUANTITIES = ("macs", "params", "ms", "mj")
@@ -47,11 +47,15 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return 0
 
 
-def unit_scores(a: Attention, f: Ffn, given: Tensor, attended: Tensor, hidden: Tensor) -> UnitScores:
+def unit_scores(block: Block, given: Tensor, attended: Tensor, hidden: Tensor) -> UnitScores:
     """The scores of one block. Shapes: norms of the attention's input [d], of attended values [H v], of neurons [e]."""
-    qk = sum((w.detach().double().abs() @ given for w in (a.wq, a.wk)), torch.zeros((), dtype=torch.float64))
-    vo = a.wo.detach().double().abs().sum(1) * attended.reshape(a.heads, a.vo)
-    ffn = f.w2.detach().double().abs().sum(0) * hidden
+    qk = vo = torch.empty(0, 0, dtype=torch.float64)
+    ffn = torch.empty(0, dtype=torch.float64)
+    if (a := block.attention) is not None:
+        qk = sum((w.detach().double().abs() @ given for w in (a.wq, a.wk)), torch.zeros((), dtype=torch.float64))
+        vo = a.wo.detach().double().abs().sum(1) * attended.reshape(a.heads, a.vo)
+    if (f := block.ffn) is not None:
+        ffn = f.w2.detach().double().abs().sum(0) * hidden
     return UnitScores(qk, vo, vo.sum(1), ffn).map(Tensor.cpu)
 
 
@@ -79,11 +83,12 @@ def derive(problem: Problem, config: Config) -> Derived:
     blocks = family_of(network).read(network)
     with problem.stopwatch.stage("statistics"):
         given, attended, hidden = _norms(problem, config)
-        rows = zip(attentions(blocks), ffns(blocks), given, attended, hidden, strict=True)
-        scores = [unit_scores(*row) for row in rows]
-        read = [sum(w.detach().double().abs().sum((0, 1)) for w in (a.wq, a.wk, a.wv)) for a in attentions(blocks)]
-        channels = sum((x * w for x, w in zip(given, read, strict=True)), torch.zeros_like(given[0]))
+        scores = [unit_scores(*row) for row in zip(blocks, given, attended, hidden, strict=True)]
+        channels = torch.zeros(blocks[0].embed, dtype=torch.float64, device=problem.compute.device)
+        for x, a in zip(given, (block.attention for block in blocks), strict=True):
+            if a is not None:
+                channels = channels + x * sum(w.detach().double().abs().sum((0, 1)) for w in (a.wq, a.wk, a.wv))
     return ranked.derive_by_rank(problem, config, Scores(scores, channels.cpu()))
 
 
-METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts)
+METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)

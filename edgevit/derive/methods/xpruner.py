@@ -34,7 +34,6 @@ from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
 from edgevit.derive.reach import Cuts
 from edgevit.errors import DataError, OptionError
-from edgevit.models.anatomy import attentions, ffns
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import Passes
@@ -82,14 +81,14 @@ class _Masks:
 
     def __init__(self, network: nn.Module, classes: int) -> None:
         self.network = network
-        blocks = family_of(network).read(network)
+        dims = [block.dims for block in family_of(network).read(network)]
         like = next(network.parameters())
 
         def ones(count: int) -> Tensor:
             return torch.ones(classes, count, device=like.device, requires_grad=True)
 
-        self.heads = [ones(a.heads) for a in attentions(blocks)]
-        self.neurons = [ones(f.neurons) for f in ffns(blocks)]
+        self.heads = [ones(d.heads) for d in dims]  # none where the site is gone
+        self.neurons = [ones(d.ffn) for d in dims]
         self.labels = torch.empty(0, dtype=torch.int64)  # of the batch that the network is shown
 
     @property
@@ -105,8 +104,8 @@ class _Masks:
                 (family.ffn_outputs(self.network), self.neurons),
             ):
                 for output, mask in zip(outputs, masks, strict=True):
-                    assert output is not None, "every block has both sites"
-                    stack.callback(output.register_forward_pre_hook(self._multiply(mask)).remove)
+                    if output is not None:
+                        stack.callback(output.register_forward_pre_hook(self._multiply(mask)).remove)
             yield
 
     def _multiply(self, mask: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor]]:
@@ -165,4 +164,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.finish(problem, config, plan)
 
 
-METHOD = Method(Config, default_steps, derive, cuts=cuts)
+METHOD = Method(Config, default_steps, derive, cuts=cuts, cuts_half_blocks=True)

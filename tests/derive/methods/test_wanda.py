@@ -13,7 +13,7 @@ from problems import untrained
 from edgevit.data.task import open_task
 from edgevit.derive.methods.wanda import Config, derive, unit_scores
 from edgevit.errors import OptionError
-from edgevit.models.anatomy import Attention, Ffn
+from edgevit.models.anatomy import Attention, Block, Ffn
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import family_of
 
@@ -23,7 +23,7 @@ def test_a_unit_is_worth_its_weights_times_the_norm_of_what_they_are_given() -> 
     attention = Attention(2 * one(1, 2, 3), None, one(1, 2, 3), None, one(1, 2, 3), None, -4 * one(1, 3, 2), None)
     ffn = Ffn(one(2, 3), None, torch.tensor([[1.0, -2.0], [0.0, 5.0], [0.0, 1.0]]), None)
     given, attended = torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor([1.0, 10.0]).double()
-    found = unit_scores(attention, ffn, given, attended, torch.tensor([7.0, 0.5]).double())
+    found = unit_scores(Block(attention, ffn), given, attended, torch.tensor([7.0, 0.5]).double())
     assert found.qk.tolist() == [[18.0, 18.0]] and found.vo.tolist() == [[12.0, 120.0]]
     assert found.heads.tolist() == [132.0] and found.ffn.tolist() == [7.0, 4.0]
 

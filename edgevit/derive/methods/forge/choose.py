@@ -31,7 +31,7 @@ from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Pl
 from edgevit.derive.problem import Problem
 from edgevit.derive.realise import realise
 from edgevit.errors import BudgetError
-from edgevit.models.anatomy import Attention, Block, attentions, ffns
+from edgevit.models.anatomy import Attention, Block
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 
@@ -68,7 +68,13 @@ def _allocated(
         activations = [known.statistics.activation for known in curves]
         wishes = uniform(dims) if config.allocation == "uniform" else adaptive(blocks, activations, policy)
         chosen = fit(wishes, dims, geometry, budget, policy)
-        return ChosenShape([(Heads(tuple(range(d.heads)), d.qk, d.vo), d.ffn) for d in chosen], None)
+        return ChosenShape(
+            [
+                (Heads(tuple(range(d.heads)), d.qk, d.vo) if d.has_attention else None, d.ffn if d.has_ffn else None)
+                for d in chosen
+            ],
+            None,
+        )
     if ladder is not None:
         dims = with_ladder(dims, ladder)
     stay = budget.at_least or dict.fromkeys(range(len(dims)))
@@ -261,22 +267,25 @@ def plan_of(
 ) -> Plan:
     """Carry the allocation out in the base's own terms: factors, neurons and output weights for its inputs."""
     plans = []
-    parts = zip(attentions(blocks), ffns(blocks), curves, shape.blocks, strict=True)
-    for i, (attention, ffn, known, decided) in enumerate(parts):
+    for i, (block, known, decided) in enumerate(zip(blocks, curves, shape.blocks, strict=True)):
         if decided is None:
             continue
         chosen, width = decided
-        neurons = None
+        planned, neurons = None, None
         if width is not None:
-            neurons = FfnPlan(known.removal.kept(width), weights=known.refitted(ffn, width, config.ridge))
+            assert block.ffn is not None and known.removal is not None, "only what is there is on the menu"
+            neurons = FfnPlan(known.removal.kept(width), weights=known.refitted(block.ffn, width, config.ridge))
+        if chosen is not None:
+            assert block.attention is not None, "only what is there is on the menu"
+            planned = _plan_attention(block.attention, known, chosen)
         passed = 0 if shape.tokens is None else shape.tokens[i]
-        planned = None if chosen is None else _plan_attention(attention, known, chosen)
         plans.append(BlockPlan(i, planned, neurons, passed))
     return Plan(tuple(plans), embed)
 
 
 def _plan_attention(attention: Attention, known: BlockCurves, chosen: Heads) -> AttentionPlan:
     heads, moment = list(chosen.heads), moment_of(known.statistics)
+    assert known.qk is not None and known.vo is not None
     spectra = Spectra(*((_of_heads(part, heads),) for part in (known.qk, known.vo)))
     (slim,) = narrow([keep_heads(attention, heads, moment)], [(chosen.qk, chosen.vo)], [moment], spectra)
     return AttentionPlan(chosen.heads, chosen.qk, chosen.vo, weights=slim)

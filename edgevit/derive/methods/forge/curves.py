@@ -26,10 +26,11 @@ class BlockCurves:
     """What is known of one block."""
 
     statistics: BlockStatistics
-    qk: Spectrum  # the singular directions of queries with keys, for the task's tokens
-    vo: Spectrum  # the same of values with outputs
+    qk: Spectrum | None  # the singular directions of queries with keys, for the task's tokens; None: no attention
+    vo: Spectrum | None  # the same of values with outputs
     felt: Sensitivity  # its qk and vo have an entry for each of these directions, not for each dimension of the base
-    removal: Removal  # the order in which neurons go, and how much of the FFN's output is lost with each
+    # The order in which neurons go, and how much of the FFN's output is lost with each; None: no FFN.
+    removal: Removal | None
     ffn_losses: Tensor  # [e] nats, as each neuron goes, the first to go first
     block_loss: Tensor  # [1] nats without the whole block
     site_losses: Tensor  # [2] nats without its attention, and without its FFN; infinite where not measured
@@ -37,19 +38,22 @@ class BlockCurves:
     def refitted(self, ffn: Ffn, width: int, ridge: float) -> Ffn:
         """The block's FFN with the neurons that stay, and output weights for what they are given in the base."""
         hidden = self.statistics.hidden
-        assert hidden is not None
+        assert hidden is not None and self.removal is not None
         return refit(ffn, self.removal.kept(width), hidden, self.statistics.mean, ridge=ridge)
 
 
 def moment_of(statistics: BlockStatistics) -> Tensor:
-    """The second moment of the block's tokens, which forge always takes."""
+    """The second moment of the block's tokens, which forge takes of every block that has an attention."""
     assert statistics.moment is not None
     return statistics.moment
 
 
-def blind(tokens: int, embed: int, qk: Spectrum, vo: Spectrum) -> Sensitivity:
+def blind(tokens: int, embed: int, qk: Spectrum | None, vo: Spectrum | None) -> Sensitivity:
     """For `sensitivity=none`: the share of its module's output that each direction carries; tokens weigh alike."""
-    of_qk, of_vo = (s.values.square() / s.values.square().sum() for s in (qk, vo))
+    of_qk, of_vo = (
+        torch.empty(0, 0, dtype=torch.float64) if s is None else s.values.square() / s.values.square().sum()
+        for s in (qk, vo)
+    )
     alike, metric = torch.ones(tokens, dtype=torch.float64), torch.eye(embed, dtype=torch.float64)
     return Sensitivity(of_qk, of_vo, of_vo.sum(1), attention=alike, ffn=alike.clone(), metric=metric)
 
@@ -80,7 +84,8 @@ def packed(curves: Sequence[BlockCurves]) -> dict[str, Tensor]:
     for i, block in enumerate(curves):
         mine: dict[str, Tensor] = {name: getattr(block, name) for name in _LOSSES}
         for part in _PARTS:
-            mine |= {f"{part}.{name}": t for name, t in vars(getattr(block, part)).items() if t is not None}
+            if (held := getattr(block, part)) is not None:
+                mine |= {f"{part}.{name}": t for name, t in vars(held).items() if t is not None}
         for name, mean in _MATRICES.items():
             if (matrix := mine.get(name)) is not None:
                 mine[name] = triangle(matrix - _square(mine, mean, matrix))
@@ -102,10 +107,10 @@ def _block(mine: dict[str, Tensor]) -> BlockCurves:
         if name in mine:
             matrix = from_triangle(mine[name])
             mine[name] = matrix + _square(mine, mean, matrix)
-    parts: dict[str, Any] = {
-        name: kind(**{key.partition(".")[2]: t for key, t in mine.items() if key.startswith(f"{name}.")})
-        for name, kind in _PARTS.items()
-    }
+    parts: dict[str, Any] = {}
+    for name, kind in _PARTS.items():
+        held = {key.partition(".")[2]: t for key, t in mine.items() if key.startswith(f"{name}.")}
+        parts[name] = kind(**held) if held else None
     parts |= {name: mine[name] for name in _LOSSES}
     return BlockCurves(**parts)
 

@@ -19,7 +19,8 @@ class MeasuredLosses:
 
     narrowed: Tensor  # with the narrow block in its place
     without: Tensor  # without it
-    sites: Tensor  # [L, 2] without its attention, without its FFN; infinite where that was not asked for
+    # [L, 2] without its attention, without its FFN; infinite where that was not asked for, or one of them is gone
+    sites: Tensor
 
 
 def _past(branch: Branch | None, tokens: Tensor) -> Tensor:
@@ -56,7 +57,7 @@ def measure_losses(
         whole = answers(tokens[-1], len(layers))
         for i, (x, other, (attention, ffn)) in enumerate(zip(tokens[:-1], others, branches, strict=True)):
             changed = [other(x), x]
-            if sites:
+            if sites and attention is not None and ffn is not None:
                 changed += [_past(ffn, x), _past(attention, x)]
             for row, y in enumerate(changed):
                 losses[row, i] += F.kl_div(answers(y, i + 1), whole, log_target=True, reduction="sum")
@@ -64,4 +65,5 @@ def measure_losses(
     problem.passes.show(network, images, see, stage="loss without each block", quick=quick)
     means = (problem.compute.sum(losses) / len(images)).cpu().clamp_min(0)
     alone = means[2:].mT if sites else torch.full((len(layers), 2), torch.inf, dtype=torch.float64)
+    alone[[attention is None or ffn is None for attention, ffn in branches]] = torch.inf
     return MeasuredLosses(means[0], means[1], alone.contiguous())

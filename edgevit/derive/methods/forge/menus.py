@@ -78,18 +78,31 @@ def block_menu(
 ) -> BlockMenu:
     """The choices for one block. With `at_least` it keeps those sites, and no size is below these."""
     how: dict[str, Any] = {"drop_heads": goes.heads, "frozen": frozen, "at_least": at_least}
-    attention = attention_menu(dims, known.felt, policy, costs.attention, **how)
-    ffn = ffn_menu(known.ffn_losses, policy, costs.ffn, frozen, 0 if at_least is None else at_least.ffn)
+    attention = attention_menu(dims, known.felt, policy, costs.attention, **how) if dims.has_attention else []
+    least = 0 if at_least is None else at_least.ffn
+    ffn = ffn_menu(known.ffn_losses, policy, costs.ffn, frozen, least) if dims.has_ffn else []
     dropped = float(known.block_loss)
     menu = BlockMenu(attention, ffn, dropped if goes.block and dropped < inf and "block" not in frozen else None)
     without_attention, without_ffn = known.site_losses.tolist()
-    if goes.sites and "site" not in frozen:
+    menu = as_it_stands(menu, costs)
+    if attention and ffn and goes.sites and "site" not in frozen:
         menu = replace(
             menu,
             attention_alone=[_moved(choice, costs.attention_alone, without_ffn) for choice in attention],
             ffn_alone=[_moved(choice, costs.ffn_alone, without_attention) for choice in ffn],
         )
     return menu if at_least is None else _with_sites(menu, at_least)
+
+
+def as_it_stands(menu: BlockMenu, costs: ModuleCosts) -> BlockMenu:
+    """The menu of a block whose base has lost a site already, which loses nothing more by that; any other as it is."""
+    if menu.attention and menu.ffn:
+        return menu
+    return replace(
+        menu,
+        attention_alone=[_moved(choice, costs.attention_alone, 0.0) for choice in menu.attention],
+        ffn_alone=[_moved(choice, costs.ffn_alone, 0.0) for choice in menu.ffn],
+    )
 
 
 def _with_sites(menu: BlockMenu, dims: BlockDims) -> BlockMenu:

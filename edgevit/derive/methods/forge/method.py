@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from edgevit.data.task import Split
 from edgevit.derive import embedding
 from edgevit.derive.algebra.attention import Spectra, attention_spectra, mean_values, narrow
-from edgevit.derive.algebra.least_squares import refittable_mean, removal_in_order, removal_order
+from edgevit.derive.algebra.factorise import Spectrum
+from edgevit.derive.algebra.least_squares import Removal, refittable_mean, removal_in_order, removal_order
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.embedding import has_directions
 from edgevit.derive.measure.embedding import TokenMoment, worth_to_norms
@@ -44,7 +45,7 @@ from edgevit.derive.methods.forge.solve import solve
 from edgevit.derive.methods.forge.streams import keeping, show_stream
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.reach import Asked, Cuts, check_embed_width
-from edgevit.models.anatomy import Block, attentions, ffns
+from edgevit.models.anatomy import Block, Ffn
 from edgevit.models.families import family_of
 from edgevit.train.passes import Observer, accuracy_of
 
@@ -71,6 +72,7 @@ def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
         embed=embedding.narrowest(network, policy, config.embed_width, "forge") if config.cuts_embedding else 0,
         images=config.calibration_images,
         ladders=ladders(family.geometry(network), len(blocks)) if config.cut_tokens == "predicted" else (),
+        tries_tokens=config.cuts_embedding and config.cut_tokens == "tried",
         more={
             **dict.fromkeys(switches, True),
             "cut_tokens": "predicted",
@@ -78,6 +80,8 @@ def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
             "allocation": "joint",
             "sensitivity": "fisher",
         },
+        all_sites={"drop_sites": False},
+        all_tokens={"cut_tokens": "never"},
     )
 
 
@@ -142,7 +146,7 @@ def _every(network: nn.Module, images: int) -> int:
     """How many tokens there are for each that is enough for the second moments of all FFNs, as `calibrate` takes it."""
     family = family_of(network)
     tokens: int = family.geometry(network).tokens
-    widest = max(f.neurons for f in ffns(family.read(network)))
+    widest = max(block.dims.ffn for block in family.read(network))
     every = max(images * tokens // max(ENOUGH_TOKENS, PER_NEURON * widest), 1)
     while gcd(every, tokens) > 1:
         every -= 1
@@ -179,33 +183,51 @@ def _block_curves(problem: Problem, config: Config, statistics: Sequence[BlockSt
         felt = _felt(problem, config, blocks, statistics, spectra)
     else:
         tokens: int = family_of(network).geometry(network).tokens
-        parts = zip(ffns(blocks), spectra.qk, spectra.vo, strict=True)
-        felt = [blind(tokens, len(f.w2), qk, vo) for f, qk, vo in parts]
+        felt = [blind(tokens, b.embed, *pair) for b, pair in zip(blocks, spectra, strict=True)]
     made = []
     with (
         problem.stopwatch.stage("closed_form"),
         problem.progress.stage("order of neurons", len(blocks), "block") as stage,
     ):
-        for i, (part, s) in enumerate(zip(ffns(blocks), statistics, strict=True)):
-            assert s.hidden is not None
-            # the error of W_2 in the metric of the loss is the plain error of R W_2
-            seen = root(felt[i].metric) @ part.w2.detach().double().cpu()
-            centre = refittable_mean(part, s.mean)
-            removal = removal_order(seen, s.hidden, centre, ridge=config.ridge)
-            losses = removal_in_order(removal.order, seen, s.hidden, centre, ridge=config.ridge).cost / 2
+        for i, (block, s) in enumerate(zip(blocks, statistics, strict=True)):
+            removal, losses = _removal(config, block.ffn, s, felt[i])
             unknown = [torch.full((count,), inf, dtype=torch.float64) for count in (1, 2)]
-            made.append(BlockCurves(s, spectra.qk[i], spectra.vo[i], felt[i], removal, losses, *unknown))
+            qk, vo = spectra[i]
+            made.append(BlockCurves(s, qk, vo, felt[i], removal, losses, *unknown))
             stage.update(i + 1)
     if not by_loss:
         return [replace(b, ffn_losses=b.ffn_losses / b.ffn_losses.sum()) for b in made]
     return _scaled(problem, config, blocks, made)
 
 
-def _spectra(problem: Problem, blocks: Sequence[Block], statistics: Sequence[BlockStatistics]) -> Spectra:
+def _removal(
+    config: Config, part: Ffn | None, known: BlockStatistics, felt: Sensitivity
+) -> tuple[Removal | None, Tensor]:
+    """The order in which an FFN's neurons go, and what is lost as each does; neither where there is no FFN."""
+    if part is None:
+        return None, torch.empty(0, dtype=torch.float64)
+    assert known.hidden is not None
+    # the error of W_2 in the metric of the loss is the plain error of R W_2
+    seen = root(felt.metric) @ part.w2.detach().double().cpu()
+    centre = refittable_mean(part, known.mean)
+    removal = removal_order(seen, known.hidden, centre, ridge=config.ridge)
+    return removal, removal_in_order(removal.order, seen, known.hidden, centre, ridge=config.ridge).cost / 2
+
+
+_Pair = tuple[Spectrum, Spectrum] | tuple[None, None]  # QK and VO of a block; none where it has no attention
+
+
+def _spectra(problem: Problem, blocks: Sequence[Block], statistics: Sequence[BlockStatistics]) -> list[_Pair]:
     """Factorise attention for the task's tokens."""
+    parts = {i: block.attention for i, block in enumerate(blocks) if block.attention is not None}
+    if not parts:
+        return [(None, None)] * len(blocks)
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
         queries = [s.query for s in statistics if s.query is not None] or None
-        return attention_spectra(attentions(blocks), [moment_of(s) for s in statistics], query_moments=queries)
+        moments = [moment_of(statistics[i]) for i in parts]
+        found = attention_spectra(list(parts.values()), moments, query_moments=queries)
+    pairs = dict(zip(parts, zip(found.qk, found.vo, strict=True), strict=True))
+    return [pairs.get(i, (None, None)) for i in range(len(blocks))]
 
 
 def _felt(
@@ -213,16 +235,19 @@ def _felt(
     config: Config,
     blocks: Sequence[Block],
     statistics: Sequence[BlockStatistics],
-    spectra: Spectra,
+    spectra: Sequence[_Pair],
 ) -> list[Sensitivity]:
     """Measure each direction of the spectra in the network that has them and is otherwise equal."""
+    turned, restored = [], list[Tensor | None]()
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
-        moments = [moment_of(s) for s in statistics]
-        parts = attentions(blocks)
-        whole = narrow(parts, [(a.qk, a.vo) for a in parts], moments, spectra)
-        restored = [mean_values(a, m) if a.bo is not None else None for a, m in zip(whole, moments, strict=True)]
-        pairs = zip(whole, ffns(blocks), strict=True)
-        rotated = family_of(problem.network).build(problem.network, [Block(*pair) for pair in pairs])
+        for block, known, (qk, vo) in zip(blocks, statistics, spectra, strict=True):
+            whole = None
+            if block.attention is not None and qk is not None and vo is not None:
+                a, moment = block.attention, moment_of(known)
+                (whole,) = narrow([a], [(a.qk, a.vo)], [moment], Spectra((qk,), (vo,)))
+            turned.append(Block(whole, block.ffn))
+            restored.append(None if whole is None or whole.bo is None else mean_values(whole, moment_of(known)))
+        rotated = family_of(problem.network).build(problem.network, turned)
     with problem.stopwatch.stage("sensitivity"):
         return _sensitivities(problem, config, rotated, "worth of attention's directions", restored=restored)
 
@@ -233,8 +258,10 @@ def _scaled(
     """Scale each FFN's curve to the loss measured at one width, and measure what leaving each block out loses."""
     probes = [max(b.dims.ffn // PROBE, 1) for b in blocks]
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
-        parts = zip(blocks, ffns(blocks), curves, probes, strict=True)
-        thin = [Block(b.attention, known.refitted(ffn, width, config.ridge)) for b, ffn, known, width in parts]
+        thin = [
+            Block(b.attention, None if b.ffn is None else known.refitted(b.ffn, width, config.ridge))
+            for b, known, width in zip(blocks, curves, probes, strict=True)
+        ]
         narrowed = family_of(problem.network).build(problem.network, thin)
     with problem.stopwatch.stage("sensitivity"):
         images = problem.task.train.subset(config.measured_images)
@@ -293,4 +320,6 @@ def derive(problem: Problem, config: Config) -> Derived:
     return Derived(slim, plan, facts)
 
 
-METHOD = Method(Config, default_steps, derive, cuts=cuts, check_options=check_options, gentle=True)
+METHOD = Method(
+    Config, default_steps, derive, cuts=cuts, check_options=check_options, gentle=True, cuts_half_blocks=True
+)

@@ -244,4 +244,6 @@ def derive(problem: Problem, config: Config) -> Derived:
     return _trained(problem, config, candidates, choice, scores)
 
 
-METHOD = Method(Config, default_steps, derive, cuts=cuts, check_options=check_options, gentle=True)
+METHOD = Method(
+    Config, default_steps, derive, cuts=cuts, check_options=check_options, gentle=True, cuts_half_blocks=True
+)
