@@ -552,6 +552,7 @@ def test_files_that_are_damaged_are_one_line(spoiling: Spoiling, name: str, spoi
 ELSEWHERE = {
     "edgevit/folder/documents.py": "the reader itself",
     "edgevit/board/client.py": "what the agent says",
+    "edgevit/derive/steps.py": "a list of steps, as the command line has it",
     "edgevit/derive/card.py": "code in a model's README, which needs no edgevit",
 }
 

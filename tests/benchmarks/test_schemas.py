@@ -47,6 +47,7 @@ NO_RECORDS = {  # what no later run of edgevit reads by a schema
     "edgevit/agent/lock.py": "who holds the board, as long as that lives",
     "edgevit/board/client.py": "a request, to a pipe",
     "edgevit/board/connection.py": "what is hashed to name a job",
+    "edgevit/cli/config.py": "mappings of a file of options, as they would be typed",
     "edgevit/cli/console.py": "the result of a command on standard output",
     "edgevit/cost/store.py": "what is hashed to name a folder",
     "edgevit/derive/allocate/cost_table.py": "what is hashed to name a table",
