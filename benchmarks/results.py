@@ -260,8 +260,8 @@ def forge() -> str:
         now_s, then_s = runs[0]["cpu_s"], before["cpu_s"]
         told += f"Processor time of a first budget: {now_s:.0f} s, {now_s / then_s:.2f} of the older {then_s:.0f} s.\n"
     if len(runs) > 2:
-        times = sum(run["wall_s"] for run in runs) / runs[0]["wall_s"]
-        told += f"{len(runs)} budgets, each a command of its own, take {times:.1f} times the first.\n"
+        times = sum(run["cpu_s"] for run in runs) / runs[0]["cpu_s"]
+        told += f"{len(runs)} budgets, each a command of its own, take {times:.1f} times the first's processor time.\n"
     head = ["stage", *(run["title"] for run in shown)]
     parts = ["## Cost of forge's closed form\n", told, older.stages_told(runs), table(head, lines)]
     return "\n".join(part for part in parts if part)
