@@ -2,7 +2,8 @@
 
 A board draws power for being on, for what it computes and for what it moves, so energy is no multiple of time. In turns
 with the base, the power of the one is still in the sensor's running mean when the other runs: `agent.records.Power`
-reckons that off. The tree is that of an Orin NX; the clock is computed, so that nobody waits.
+reckons that off. The tree is that of an Orin NX, or of another board that was captured, whose module may have several
+rails; the clock is computed, so that nobody waits.
 """
 
 from __future__ import annotations
@@ -21,12 +22,18 @@ from emulated import EmulatedBench, EmulatedBoard, draw
 
 from edgevit.agent.meters import ina3221
 from edgevit.agent.records import Power
+from edgevit.board.profiles import load_profile
 from edgevit.meet.in_turns import ROUNDS, SURE
 from edgevit.meet.rounds import CONFIDENT, MeasuredFigure
 from edgevit.models.anatomy import BlockDims
 
-CAPTURED = Path(__file__).parents[1] / "tests" / "boards" / "orin-nx-16gb-jetpack6.2"
-TOTAL = (("40", "VDD_IN"),)  # the rail that makes up this module
+CAPTURED = Path(__file__).parents[1] / "tests" / "boards"
+# Each captured tree by its profile, which says whose rails make up the module.
+TREES = {
+    "orin-nx-16gb": "orin-nx-16gb-jetpack6.2",
+    "orin-nano-8gb": "orin-nano-8gb-jetpack6.2.1",
+    "agx-orin-64gb": "agx-orin-64gb-jetpack6.2.1",
+}
 WINDOW_S, READ_S = 3.0, 0.2
 MILLIVOLTS = 5000
 
@@ -34,16 +41,19 @@ MILLIVOLTS = 5000
 class PowerTree:
     """The sensors of a captured board, fed with a power that is given."""
 
-    def __init__(self, root: Path) -> None:
-        for line in (CAPTURED / "sys.txt").read_text().splitlines():
+    def __init__(self, root: Path, profile: str = "orin-nx-16gb") -> None:
+        self.total = load_profile(profile).total_rails()
+        for line in (CAPTURED / TREES[profile] / "sys.txt").read_text().splitlines():
             path, _, value = line.partition(":")
             if "ina3221" in path:
                 (root / path).parent.mkdir(parents=True, exist_ok=True)
                 (root / path).write_text(value + "\n")
         self.root, self.now_ns, self.shown_mw = root, 0, 5000.0
-        rail = next(rail for rail in ina3221.sensor_channels(str(root)) if (rail.address, rail.label) == TOTAL[0])
-        self.current = Path(rail.folder, f"curr{rail.channel}_input")
-        Path(rail.folder, f"in{rail.channel}_input").write_text(f"{MILLIVOLTS}\n")
+        known = {(rail.address, rail.label): rail for rail in ina3221.sensor_channels(str(root))}
+        rails = [known[one] for one in self.total]
+        self.currents = [Path(rail.folder, f"curr{rail.channel}_input") for rail in rails]
+        for rail in rails:
+            Path(rail.folder, f"in{rail.channel}_input").write_text(f"{MILLIVOLTS}\n")
         interval_ms = ina3221.interval_ms(str(root))
         assert interval_ms is not None
         self.constant_s = interval_ms / 1e3
@@ -51,7 +61,7 @@ class PowerTree:
     def energy_mj(self, milliwatts: float) -> float:
         """What the agent's meter makes of a window in which so much power is drawn."""
         with patch.object(ina3221, "perf_counter_ns", lambda: self.now_ns):
-            meter = ina3221.Meter(str(self.root), TOTAL)
+            meter = ina3221.Meter(str(self.root), self.total)
             self._show()
             with meter:
                 for _ in range(round(WINDOW_S / READ_S)):
@@ -64,7 +74,9 @@ class PowerTree:
         return found
 
     def _show(self) -> None:
-        self.current.write_text(f"{round(self.shown_mw / MILLIVOLTS * 1000)}\n")
+        for i, current in enumerate(self.currents, 1):  # unequal shares of the whole
+            share = 2 * i / (len(self.currents) * (len(self.currents) + 1))
+            current.write_text(f"{round(self.shown_mw * share / MILLIVOLTS * 1000)}\n")
 
 
 @dataclass(frozen=True)
@@ -112,7 +124,7 @@ class EnergyBoard(EmulatedBoard):
         return self.tree.energy_mj(milliwatts) / (WINDOW_S * 1000 / taken)
 
 
-def draw_energy(seed: int, folder: Path) -> EmulatedBench:
+def draw_energy(seed: int, folder: Path, profile: str = "orin-nx-16gb") -> EmulatedBench:
     """The board and base of `draw` with powers that are drawn, too; its tree lies in the folder."""
     bench = draw(seed, narrower=False)
     random = Random(seed + 10**6)
@@ -125,6 +137,6 @@ def draw_energy(seed: int, folder: Path) -> EmulatedBench:
         computing_w=random.uniform(4, 20),
         moving_w=random.uniform(1, 10),
         base=tuple(bench.base),
-        tree=PowerTree(folder),
+        tree=PowerTree(folder, profile),
     )
     return EmulatedBench(board, bench.base, bench.losses, bench.random, ffn_step=bench.ffn_step)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from emulated_energy import WINDOW_S, EnergyBoard, PowerTree, draw_energy
+from emulated_energy import TREES, WINDOW_S, EnergyBoard, PowerTree, draw_energy
 
 
-def test_the_meter_finds_the_energy_that_was_drawn_whatever_ran_before(tmp_path: Path) -> None:
-    tree = PowerTree(tmp_path)
+@pytest.mark.parametrize("profile", TREES)
+def test_the_meter_finds_the_energy_that_was_drawn_whatever_ran_before(tmp_path: Path, profile: str) -> None:
+    tree = PowerTree(tmp_path, profile)
+    assert len(tree.currents) == (3 if profile == "agx-orin-64gb" else 1)
     for milliwatts in (12_000, 4_000, 9_500):
         assert tree.energy_mj(milliwatts) == pytest.approx(milliwatts * WINDOW_S, rel=0.01)
 
