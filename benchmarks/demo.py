@@ -154,7 +154,7 @@ def main() -> None:
     edgevit(f"derive {task} --rate {chosen.rate} {DISTIL} --out {distilled}")
     edgevit(f"export {distilled}")
     smallest = sweep / swept.derived[-1].folder
-    edgevit(f"bench {sweep}/base {distilled} {smallest} --alternate --repeat 8 --duration 0.5 --output {runs}")
+    edgevit(f"bench {sweep}/base {distilled} {smallest} --repeat 8 --duration 0.5 --output {runs}")
     edgevit(f"show {sweep}")
     edgevit(f"report {sweep} {runs} -o {root}/report.html")
     rows = table_rows(sweep, distilled, runs)
