@@ -326,6 +326,7 @@ def here_section(rows: list[dict[str, Any]]) -> str:
             f"{row['verified']:.3f}",
             f"{row['afterwards']:.3f}" + "".join(f", {end:.3f}" for end in row["interval"] if end is not None),
             f"{row['seconds'] / 60:.1f}; {row['table_seconds'] / 60:.1f}",
+            f"{row['load_average']:.1f}",
         ]
         for row in sorted(rows, key=lambda row: (row["model"], row["share"], row["repeat"]))
     ]
@@ -337,6 +338,7 @@ def here_section(rows: list[dict[str, Any]]) -> str:
         "verified, of the budget",
         "afterwards, and its interval",
         "minutes",
+        "load average",
     ]
     return f"## Budgets met by measuring, here\n\n{lined}\n\n" + table(titles, lines)
 

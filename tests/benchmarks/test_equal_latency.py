@@ -41,4 +41,4 @@ def test_tables_show_what_rows_say() -> None:
     }  # fmt: skip
     told = here_section([here, {**here, "repeat": 1, "afterwards": 1.02}])
     assert "1 of 2" in told.replace("\n", " ")
-    assert "| demo, 0.5 of its base | met | 1 | 0.980 | 0.970, 0.950 | 2.0; 1.0 |" in told
+    assert "| demo, 0.5 of its base | met | 1 | 0.980 | 0.970, 0.950 | 2.0; 1.0 | 0.1 |" in told
