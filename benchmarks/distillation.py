@@ -3,19 +3,23 @@
     python benchmarks/distillation.py                      # everything that is not in results/distillation.json yet
     python benchmarks/distillation.py --tasks 12 --seeds 1
     python benchmarks/distillation.py --images 480 --results few.json   # as if there were no more to train on
+    python benchmarks/distillation.py --base fashion --rates 0.95   # photographs: results/distillation_fashion.json
 
 Forge's closed form is worked out once per sub-task, rate and seed, as accuracy.py does it; each recipe then trains a
-copy of it, for the same steps on the same images. Every look at a model is judged on images that were rendered for this
+copy of it, for the same steps on the same images. Every look at a model is judged on images that are for this
 comparison alone: neither the validation part, by which a state is chosen, nor the test part, which no choice of
-defaults may see. So one run serves every rule by which a state could be chosen.
+defaults may see. So one run serves every rule by which a state could be chosen. They are rendered for it; where nothing
+can be rendered, they are a third of the training images, and every recipe does without them. Unlabelled images are
+rendered, too, or are those of the other two thirds whose labels are not used (`--images`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.data.accuracy import count_correct
-from edgevit.data.task import Split, open_task
+from edgevit.data.task import UNLABELLED, Split, Task, open_task
 from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.cache import Cache
@@ -47,9 +51,12 @@ from edgevit.train.loop import train
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training, fill
 
-RESULTS = Path(__file__).parent / "results" / "distillation.json"
-TASKS, RATES, SEEDS = (12, 6), (0.9, 0.8, 0.95), accuracy.SEEDS
+RESULTS = Path(__file__).parent / "results"
+RENDERED = "rendered"
+RATES, SEEDS = (0.9, 0.8, 0.95), accuracy.SEEDS
+TASKS = {RENDERED: (12, 6), **{base: sizes[:0:-1] for base, sizes in accuracy.OTHER_SIZES.items()}}  # the larger two
 FRESH_PER_CLASS, FRESH_SEED = 200, 2
+FRESH_SHARE = 3  # of every so many training images one is for judging, where none can be rendered
 
 BEFORE: dict[str, Any] = {"warmup_steps": 0, "lr_by_loss": False}
 # What is changed of forge's own recipe: how it trains, and, under "config", what it compares with the teacher.
@@ -134,8 +141,63 @@ class Start:
     more: Callable[[int], Split]  # so many times as many images as there are to train on, of no known class
 
 
+@dataclass(frozen=True)
+class Material:
+    """A task, images to judge on that are in none of its parts, and more images without labels."""
+
+    task: Task
+    judged: Split
+    more: Callable[[int], Split]  # so many times as many images as there are to train on
+
+
+def rendered(place: accuracy.Place, task: Task, known: dict[str, Any], most: int | None) -> Material:
+    """Images are rendered to judge on, and without labels."""
+    if most is not None:
+        task = replace(task, train=task.train.subset(most))
+    classes, made = task.class_names, json.loads((place.data / "dataset.json").read_text())
+    how = {"classes": made["classes"], "size": made["size"], "scene": dataset.Scene(**made["scene"])}
+    apart = dataset.ensure(place.cache, train_per_class=2, val_per_class=FRESH_PER_CLASS, seed=FRESH_SEED, **how)
+
+    def more(times: int) -> Split:
+        per_class = times * len(task.train) // len(classes)
+        of = {**how, "classes": classes, "seed": UNLABELLED_SEED}
+        folder = dataset.ensure(place.cache, train_per_class=per_class, val_per_class=2, **of)
+        return unlabelled(open_task(folder, classes, validation_fraction=0.01, **known).train)
+
+    return Material(task, open_task(apart, classes, validation_fraction=0.5, **known).test, more)
+
+
+def shared_out(task: Task, most: int | None) -> Material:
+    """Training images are set aside to judge on, and those beyond `most` have no labels."""
+    whole = task.train
+    at = [i for i in range(len(whole)) if i % FRESH_SHARE]
+    rest = pick(whole, at)
+    train = rest if most is None else rest.subset(most)
+    used = set(train.references)
+    others = pick(rest, [i for i, reference in enumerate(rest.references) if reference not in used])
+
+    def more(times: int) -> Split:
+        asked = times * len(train)
+        if asked > len(others):
+            sys.exit(f"{asked} unlabelled images are needed and {len(others)} are there; lower --images")
+        return unlabelled(others.subset(asked))
+
+    return Material(replace(task, train=train), whole.part(0, FRESH_SHARE), more)
+
+
+def pick(split: Split, at: Sequence[int]) -> Split:
+    """The images of these positions."""
+    return replace(
+        split, references=tuple(split.references[i] for i in at), labels=tuple(split.labels[i] for i in at)
+    )  # fmt: skip
+
+
+def unlabelled(split: Split) -> Split:
+    return replace(split, labels=(UNLABELLED,) * len(split))
+
+
 def starts(
-    place: accuracy.Place, size: int, seed: int, rates: list[float], most: int | None = None
+    place: accuracy.Place, base: str, size: int, seed: int, rates: list[float], most: int | None = None
 ) -> Iterator[tuple[float, Start]]:
     """The closed form at each rate, as `edgevit.derive` works it out; `most`: training images, None for all."""
     names, given = place.classes, place.start
@@ -143,25 +205,14 @@ def starts(
     opened = open_base(pretrained=False, **given)
     known: dict[str, Any] = {"preprocessing": opened.preprocessing, "base_outputs": len(names), "base_names": names}
     task = open_task(place.data, classes, seed=seed, **known)
-    if most is not None:
-        task = replace(task, train=task.train.subset(most))
-    made = json.loads((place.data / "dataset.json").read_text())
-    how = {"classes": made["classes"], "size": made["size"], "scene": dataset.Scene(**made["scene"])}
-    more = dataset.ensure(place.cache, train_per_class=2, val_per_class=FRESH_PER_CLASS, seed=FRESH_SEED, **how)
-    batches = open_task(more, classes, validation_fraction=0.5, **known).test.batches(200)
-    images, labels = (torch.cat(part) for part in zip(*batches, strict=True))
-
-    def unlabelled(times: int) -> Split:
-        per_class = times * len(task.train) // len(classes)
-        of = {**how, "classes": classes, "seed": UNLABELLED_SEED}
-        folder = dataset.ensure(place.cache, train_per_class=per_class, val_per_class=2, **of)
-        return open_task(folder, classes, validation_fraction=0.01, **known).train
-
+    material = rendered(place, task, known, most) if base == RENDERED else shared_out(task, most)
+    task = material.task
+    images, labels = (torch.cat(part) for part in zip(*material.judged.batches(200), strict=True))
     for rate in rates:
         training = Training(steps=0, batch_size=accuracy.BATCH, seed=seed, device="cpu")
         teacher = with_classes(opened.network, task.base_columns).eval()
         columns, budget = range(len(classes)), make_budget(opened.spec.macs, opened.spec.params, rate=rate)
-        identity = {"base": place.base_sha256, "classes": classes, "seed": seed}
+        identity = {"base": place.base_sha256, "classes": classes, "seed": seed, "images": len(task.train)}
         cache = Cache(place.cache / "shared" / "distillation")
         with tempfile.TemporaryDirectory() as folder:
             problem = Problem(
@@ -171,7 +222,7 @@ def starts(
             closed = forge.derive(problem, Config())
         with torch.inference_mode():
             fresh = Fresh(images, labels, classified(teacher, images))
-        yield rate, Start(closed.network, closed.plan, problem, fresh, unlabelled)
+        yield rate, Start(closed.network, closed.plan, problem, fresh, material.more)
 
 
 def distil(start: Start, seed: int, changes: dict[str, Any]) -> dict[str, Any]:
@@ -205,6 +256,7 @@ def distil(start: Start, seed: int, changes: dict[str, Any]) -> dict[str, Any]:
     ]
     first = [line["loss_teacher"] for line in history.lines if 1 <= line["step"] <= 20]
     return {
+        "fresh_images": len(start.fresh.labels),
         "embed": start.plan.embed and start.plan.embed.width,  # None: whole
         "training": asdict(training),
         "unlabelled": times,
@@ -231,18 +283,21 @@ def store(file: Path, rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=int, nargs="+", default=list(TASKS))
+    parser.add_argument("--base", choices=TASKS, default=RENDERED)
+    parser.add_argument("--tasks", type=int, nargs="+", help="numbers of classes; two, unless given")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
     parser.add_argument("--recipes", choices=RECIPES, nargs="+", default=list(RECIPES))
     parser.add_argument("--images", type=int, help="training images, of all classes together; all, unless given")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="file of the rows; another one for a trial")
+    parser.add_argument("--results", type=Path, help="file of the rows; another one for a trial")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    place = accuracy.open_places(["rendered"], Silent())["rendered"]
+    name = "distillation" if given.base == RENDERED else f"distillation_{given.base}"
+    given.results = given.results or RESULTS / f"{name}.json"
+    place = accuracy.open_places([given.base], Silent())[given.base]
     rows = load(given.results)
-    for size in given.tasks:
+    for size in given.tasks or TASKS[given.base]:
         for seed in SEEDS[: given.seeds]:
             measure(place, size, seed, given, rows)
 
@@ -256,7 +311,7 @@ def measure(place: accuracy.Place, size: int, seed: int, given: argparse.Namespa
         return [name for name in given.recipes if (size, rate, seed, name, place.base_sha256) not in done]
 
     rates = [rate for rate in given.rates if due(rate)]
-    for rate, start in starts(place, size, seed, rates, given.images) if rates else ():
+    for rate, start in starts(place, given.base, size, seed, rates, given.images) if rates else ():
         for name in due(rate):
             row = {"task": size, "rate": rate, "seed": seed, "recipe": name, "base_sha256": place.base_sha256}
             row |= {} if given.images is None else {"images": given.images}

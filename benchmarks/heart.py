@@ -62,6 +62,7 @@ class Place:
 
     source: Source
     classes: list[str] | None  # of the sub-task; None: all
+    scratch: Path  # of what rows share: scores by where they come from, and what the base answers
     device: str = "cpu"
 
 
@@ -121,8 +122,9 @@ def measure(variant: str, ratios: tuple[float, float], seed: int, place: Place) 
         "teacher": TEACHER, "selection": "percentile", "token_ratio": tokens, "head_ratio": heads,
         "ratios": "uniform" if variant == "heart, alike" else "sensitivity",
     }  # fmt: skip
+    cache = place.scratch / variant.partition(",")[0]  # the cache does not know of the patches
     with scored(variant):
-        row, derived = before_and_after(seed, place, method="heart", rate=0.01, options=options)
+        row, derived = before_and_after(seed, place, method="heart", rate=0.01, options=options, cache=cache)
     facts = derived.record.facts.more
     row |= {"reaching": facts["tokens"], "spearman": facts["spearman"]}
     row["heads_left"] = [len(kept) for kept in facts["kept_heads"]]
@@ -139,7 +141,7 @@ def before_and_after(seed: int, place: Place, **given: Any) -> tuple[dict[str, A
     with tempfile.TemporaryDirectory() as folder:
         for name, steps in (("before", 0), ("after", TRAINING["steps"])):
             derived = edgevit.derive(
-                **place.source.start, data=place.source.data, classes=place.classes, shape="free", cache=False,
+                **place.source.start, data=place.source.data, classes=place.classes, shape="free",
                 out=Path(folder) / name, training=Training(**training, steps=steps, seed=seed, device=place.device),
                 **given,
             )  # fmt: skip
@@ -169,7 +171,7 @@ def composed(rate: float) -> dict[str, dict[str, Any]]:
 
 def measure_composed(variant: str, rate: float, seed: int, place: Place) -> dict[str, Any]:
     """A row of the part `composed`, with the shape of what was left."""
-    row, derived = before_and_after(seed, place, rate=rate, **composed(rate)[variant])
+    row, derived = before_and_after(seed, place, rate=rate, cache=place.scratch / "composed", **composed(rate)[variant])
     spec = derived.model.spec
     row |= {"passed_on": [b.tokens for b in spec.blocks], "heads_left": [b.heads for b in spec.blocks]}
     row |= {"ffn": [b.ffn for b in spec.blocks], "embed": spec.timm_args["embed_dim"]}
@@ -268,11 +270,21 @@ def main() -> None:
         record["cost"] = costs()
         write()
         return
+    with tempfile.TemporaryDirectory() as scratch:
+        add_rows(record, given, Path(scratch), write)
+    if given.data is not None:
+        from heart_tables import section
+
+        print(section(record))
+
+
+def add_rows(record: dict[str, Any], given: argparse.Namespace, scratch: Path, write: Callable[[], None]) -> None:
+    """Make the rows of the part asked for that the record lacks, and write it after each."""
     from edgevit.cli.console import Console
 
     with refusals():
         source = source_from(given, Console().progress)
-        place = Place(source, sub_task(source, given), given.device)
+        place = Place(source, sub_task(source, given), scratch, given.device)
     of: dict[str, Any] = {"base_sha256": source.sha256}  # another machine may train another one
     if given.data is not None or given.tasks is not None or given.classes is not None:
         of["classes"] = place.classes
@@ -284,10 +296,6 @@ def main() -> None:
         rows.append({**make(place=place), **of, **told_device(given.device)})
         write()
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    if given.data is not None:
-        from heart_tables import section
-
-        print(section(record))
 
 
 def wanted(part: str, seeds: Sequence[int]) -> Iterator[tuple[dict[str, Any], Callable[..., dict[str, Any]]]]:

@@ -17,6 +17,7 @@ import agnostic
 import attention
 import axes
 import dimensions
+import distillation_tables
 import dropout
 import efficiency
 import embedding
@@ -31,7 +32,7 @@ import prove
 import published
 import rivals
 import turns
-from tables import grouped, load, percent, points, table
+from tables import grouped, load, table
 
 HERE = Path(__file__).parent
 HEAD = f"""# Results
@@ -267,62 +268,6 @@ def forge() -> str:
     return "\n".join(part for part in parts if part)
 
 
-DISTILLATION = """## Distillation of closed-form weights
-
-Every recipe trains copies of one closed form of forge (`fused`), {steps} steps of {batch_size} images, learning rate at
-most {lr:g}, and is looked at {looks} times. Top-1 on {images} of each class, rendered for this table alone; points
-against the closed form, on the same images; loss against the restricted base, likewise. `before`: warm-up, clipping and
-the rate's limit off, as in all of `accuracy.json` above. `gentle`: the defaults now. Mean and range over seeds {seeds}.
-"""
-
-
-def distillation() -> str:
-    data = load("distillation")
-    if data is None:
-        return ""
-    rows = data["rows"]
-    how = rows[0]["training"]
-    told = DISTILLATION.format(
-        **{name: how[name] for name in ("steps", "batch_size", "lr")}, looks=how["evaluations"],
-        images=data["fresh_per_class"], seeds=", ".join(str(s) for s in sorted({r["seed"] for r in rows})),
-    )  # fmt: skip
-    lines = []
-    for (task, rate, recipe), group in grouped(rows, "task", "rate", "recipe").items():
-        for name, chosen in CHOSEN.items():
-            kept = [chosen(row["looks"]) for row in group]
-            starts = [row["looks"][0]["fresh"] for row in group]
-            lines.append(
-                [
-                    f"{task} classes, {rate}, {recipe}, {name}",
-                    ", ".join(str(look["step"]) for look in kept),
-                    percent([start["top1"] for start in starts]),
-                    percent([look["fresh"]["top1"] for look in kept]),
-                    points([k["fresh"]["top1"] - s["top1"] for k, s in zip(kept, starts, strict=True)]),
-                    f"{statistics.mean(s['loss'] for s in starts):.4f}",
-                    f"{statistics.mean(max(k['fresh']['loss'] for k in row['looks'][1:]) for row in group):.4f}",
-                    f"{statistics.mean(k['fresh']['loss'] for k in kept):.4f}",
-                ]
-            )
-    head = ["kept: the state of", "step", "closed form", "kept", "points", "loss, closed form", "worst look", "kept"]
-    return "\n".join(part for part in (told, older.rows_told(rows), table(head, lines)) if part)
-
-
-def best_accuracy(looks: list[dict[str, Any]]) -> dict[str, Any]:
-    return max(looks, key=lambda look: look["validation"]["top1"])  # of equal ones the earlier
-
-
-def best_loss(looks: list[dict[str, Any]]) -> dict[str, Any]:
-    return min(looks, key=lambda look: look["validation"]["loss"])
-
-
-def last(looks: list[dict[str, Any]]) -> dict[str, Any]:
-    return looks[-1]
-
-
-# By what a state is chosen, on the validation part.
-CHOSEN = {"the highest accuracy": best_accuracy, "the lowest loss": best_loss, "the last step": last}
-
-
 def shapes() -> str:
     data = load("shapes")
     if data is None:
@@ -373,7 +318,8 @@ def main() -> None:
         agnostic.section(load("agnostic")),
         attention.section(load("criteria")),
         neurons.section(load("neurons")),
-        distillation(),
+        distillation_tables.states(),
+        *(distillation_tables.recipes(base) for base in distillation_tables.DATA),
         cost(),
         closed_form(),
         forge(),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edgevit.report.request import JudgingRequest
     from edgevit.report.runs import Comparison, Row
 
-
+RUNS = "runs.jsonl"  # a file for runs, in what is told of commands that would have one
 Write = Callable[[str], None]
 
 
@@ -76,9 +76,9 @@ def main(
     verdicts = verdicts_of(gates, runs)
     comparisons = compare_runs(earlier, runs, force=judging.force) if earlier else []
     show_judged(console, verdicts, comparisons)
-    if judging.output is not None:
-        folders = [arguments.among(model) for model in request.models if model.is_dir()]
-        console.show(arguments.page_line(*folders, judging.output))
+    folders = [arguments.among(model) for model in request.models if model.is_dir()]
+    page = arguments.page_line(*folders, judging.output or Path(RUNS))
+    console.show(page if judging.output else f"{page}, of runs that --output {RUNS} keeps")
     console.show(next_command(context, request.models, judging.output))
     console.result({**result_of(done, rows, verdicts, in_turns, comparisons), "layers": layers})
     return exit_code(verdicts, runs)
@@ -180,7 +180,7 @@ def next_command(context: typer.Context, models: Sequence[Path], output: Path | 
         return f"Next: edgevit bench {quote(str(models[0]))} OTHER{kept} sets another model against it, in turns"
     if output:
         return f"Next: edgevit compare {quote(str(output))} tells p99, throughput and energy, too"
-    return "Next: the same with --output runs.jsonl, then edgevit compare runs.jsonl tells p99, throughput and energy"
+    return f"Next: the same with --output {RUNS}, then edgevit compare {RUNS} tells p99, throughput and energy"
 
 
 def against_base(context: typer.Context, model: Path) -> str | None:

@@ -129,6 +129,11 @@ def test_several_models_are_one_table_of_ratios_to_the_first(run_bench, model, t
     assert [(run.label, run.round) for run in load_runs(output)][:2] == [("t1", 1), ("t2", 1)]
 
 
+def test_runs_that_are_not_kept_name_the_option_that_a_page_needs(run_bench, model):
+    result = run_bench(model, *FAST)
+    assert "One page of it all: edgevit report runs.jsonl, of runs that --output runs.jsonl keeps" in result.out
+
+
 def test_json_of_several_models_holds_every_ratio(run_bench, model, tmp_path):
     other = tmp_path / "t2.onnx"
     other.write_bytes(b"anything else")

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 from some_costs import FUSED, PLACE, SIZES, made_up
-from some_runs import watts
+from some_runs import DENSE, watts
 
 from edgevit.board.facts import BoardFacts
 from edgevit.cost import table as module
 from edgevit.cost.grid import Grid
 from edgevit.cost.store import Store
 from edgevit.cost.table import measured_table
+from edgevit.derive.allocate.cost_table import Where
 from edgevit.errors import UnfitBoardError
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.cost import Geometry
@@ -146,6 +147,23 @@ def test_neither_weights_nor_classes_nor_depth_are_part_of_the_key_and_shapes_ar
 
     assert key() == key(num_classes=3) == key(depth=4)
     assert key() != key(embed_dim=128) and key() != key(img_size=64) and key() != key(init_values=0.1)
-    assert key() != key(where.model_copy(update={"batch": 2})) and key() == key(
-        where.model_copy(update={"edgevit": ""})
-    )
+
+
+OTHERS = {
+    "board": "another board", "processor": "another", "power_mode": "15W", "clocks_locked": True, "runner": "another",
+    "provider": "cuda", "threads": 3, "precision": "fp16", "batch": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", Where.model_fields)
+def test_measurements_are_kept_apart_by_all_that_says_where_they_were_made(small_vit, where, tmp_path, name):
+    network = small_vit()
+
+    def store(there):
+        return Store.of(module._key(network, there), tmp_path)
+
+    store(where).add([DENSE])
+    there = where.model_copy(update={name: OTHERS.get(name, "0.0.1")})
+    seen = store(there).runs()
+    assert there != where and len(store(where).runs()) == 1
+    assert seen == ([DENSE] if name == "edgevit" else [])  # an update of edgevit keeps what was measured
