@@ -103,7 +103,7 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/embedding.py
 	$(BIN)/python benchmarks/embedding.py --base fine
 	-$(BIN)/python benchmarks/embedding.py --base fashion
-	$(BIN)/python benchmarks/equal_latency.py
+	-$(BIN)/python benchmarks/equal_latency.py --base fashion --shares 0.15
 	$(BIN)/python benchmarks/distillation.py
 	$(BIN)/python benchmarks/rivals.py
 	-$(BIN)/python benchmarks/rivals.py --base fine

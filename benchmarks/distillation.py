@@ -307,8 +307,12 @@ def measure(place: accuracy.Place, size: int, seed: int, given: argparse.Namespa
     mine = [r for r in rows if r.get("images") == given.images]
     done = {(r["task"], r["rate"], r["seed"], r["recipe"], r["base_sha256"]) for r in mine}
 
+    # Where nothing can be rendered, images without labels are those that --images leaves over.
+    without = given.base != RENDERED and given.images is None
+    recipes = [name for name in given.recipes if not (without and "unlabelled" in RECIPES[name])]
+
     def due(rate: float) -> list[str]:
-        return [name for name in given.recipes if (size, rate, seed, name, place.base_sha256) not in done]
+        return [name for name in recipes if (size, rate, seed, name, place.base_sha256) not in done]
 
     rates = [rate for rate in given.rates if due(rate)]
     for rate, start in starts(place, given.base, size, seed, rates, given.images) if rates else ():

@@ -2,8 +2,8 @@
 
 A board draws power for being on, for what it computes and for what it moves, so energy is no multiple of time. In turns
 with the base, the power of the one is still in the sensor's running mean when the other runs: `agent.records.Power`
-reckons that off. The tree is that of an Orin NX, or of another board that was captured, whose module may have several
-rails; the clock is computed, so that nobody waits.
+reckons that off. The trees are those of an Orin NX, a Nano and an AGX, whose module has several rails; the clock is
+computed, so that nobody waits.
 """
 
 from __future__ import annotations
@@ -124,7 +124,12 @@ class EnergyBoard(EmulatedBoard):
         return self.tree.energy_mj(milliwatts) / (WINDOW_S * 1000 / taken)
 
 
-def draw_energy(seed: int, folder: Path, profile: str = "orin-nx-16gb") -> EmulatedBench:
+def tree_of(seed: int) -> str:
+    """The tree that a draw reads, by its profile: each serves three draws in a row, of three budgets."""
+    return list(TREES)[seed // 3 % len(TREES)]
+
+
+def draw_energy(seed: int, folder: Path) -> EmulatedBench:
     """The board and base of `draw` with powers that are drawn, too; its tree lies in the folder."""
     bench = draw(seed, narrower=False)
     random = Random(seed + 10**6)
@@ -137,6 +142,6 @@ def draw_energy(seed: int, folder: Path, profile: str = "orin-nx-16gb") -> Emula
         computing_w=random.uniform(4, 20),
         moving_w=random.uniform(1, 10),
         base=tuple(bench.base),
-        tree=PowerTree(folder, profile),
+        tree=PowerTree(folder, tree_of(seed)),
     )
     return EmulatedBench(board, bench.base, bench.losses, bench.random, ffn_step=bench.ffn_step)

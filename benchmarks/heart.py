@@ -13,7 +13,8 @@ Every row is a derivation with
 blocks looks at, and heads by the size of their weights; "random" draws both, and at inference which tokens go on.
 
 The part `composed` asks what tokens and heads are worth beside widths, at a rate that all of its rows reach: forge with
-all tokens, forge with tokens among its choices, HEART, and HEART behind a forge that has cut half of what is to go.
+all tokens, forge with tokens among its choices, HEART, and HEART behind a forge that has cut half of what is to go,
+each of which trains for half of the steps.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from unittest.mock import patch
 
 import torch
 from accuracy import OTHER_SIZES, told_device
-from source import add_source, refusals, results_file, source_from
+from source import SIZES, add_source, refusals, results_file, source_from
 from torch import Tensor
 
 from edgevit.errors import OptionError
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from source import Source
 
 RESULTS = Path(__file__).parent / "results"
-BASES = ("demo", *OTHER_SIZES)
+BASES = ("demo", "rendered", *OTHER_SIZES)
 RATIOS = ((0.2, 0.2), (0.4, 0.4), (0.6, 0.6), (0.2, 0.8), (0.4, 0.6), (0.6, 0.4))  # of tokens, of heads
 VARIANTS = ("heart, alike", "heart, by sensitivity", "attention", "random")
 SEEDS = (42, 43, 44)
@@ -137,9 +138,10 @@ def before_and_after(seed: int, place: Place, **given: Any) -> tuple[dict[str, A
     from edgevit.train.settings import Training
 
     training = {name: value for name, value in TRAINING.items() if name != "steps"}
+    whole = TRAINING["steps"] // (1 + len(given.get("first", ())))  # methods in a row share the images
     row: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, steps in (("before", 0), ("after", TRAINING["steps"])):
+        for name, steps in (("before", 0), ("after", whole)):
             derived = edgevit.derive(
                 **place.source.start, data=place.source.data, classes=place.classes, shape="free",
                 out=Path(folder) / name, training=Training(**training, steps=steps, seed=seed, device=place.device),
@@ -150,7 +152,7 @@ def before_and_after(seed: int, place: Place, **given: Any) -> tuple[dict[str, A
             row[name] = accuracy.derived.top1
     assert accuracy.derived is not None and accuracy.base_restricted is not None
     row |= {"base": accuracy.base_restricted.top1, "macs_left": 1 - derived.model.spec.rate}
-    return {**row, "images": accuracy.derived.images}, derived
+    return {**row, "images": accuracy.derived.images, "edgevit": derived.record.versions["edgevit"]}, derived
 
 
 # -- beside widths -----------------------------------------------------------------------------------------------------
@@ -162,7 +164,7 @@ def composed(rate: float) -> dict[str, dict[str, Any]]:
 
     heart = {"method": "heart", "options": {"teacher": TEACHER}}
     return {
-        "forge": {"method": "forge"},
+        "forge": {"method": "forge", "options": {"cut_tokens": "never"}},
         "forge, tokens too": {"method": "forge", "options": {"cut_tokens": "predicted"}},
         "heart": heart,
         "forge, then heart": {**heart, "first": (Step("forge", rate / 2),)},
@@ -239,7 +241,7 @@ def sub_task(source: Source, given: argparse.Namespace) -> list[str] | None:
         UnknownNameError, DataError: as `Source.sub_tasks` says.
     """
     if given.tasks is None and given.classes is None and given.data is None:
-        sizes = OTHER_SIZES.get(given.base)
+        sizes = SIZES.get(given.base)
         return None if sizes is None else source.sub_tasks([sizes[1]], None)[0]
     if given.tasks is not None and len(given.tasks) > 1:
         raise OptionError(f"rows are of one sub-task, and {len(given.tasks)} were asked for; give --tasks NUMBER")

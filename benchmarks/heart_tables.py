@@ -16,6 +16,7 @@ heads, by chance. Mean and range over seeds {seeds}.{more}
 SMALL = " A small base with few tokens: it says nothing of 197."
 BASES = {
     "demo": ("the demo's base", "three heads, so that a fifth of the heads is none"),
+    "rendered": ("12 of 24 rendered classes", "three heads in each of six blocks"),
     "fine": ("24 of 48 finer classes", "three heads in each of six blocks"),
     "fashion": ("photographs of five kinds of clothes", "two heads in each of six blocks"),
 }
@@ -31,7 +32,8 @@ block: {by_block}.{more}
 COMPOSED = """### Beside widths, at equal MACs
 
 The same base, in shape `free`: forge with all tokens, forge with tokens among its choices (`cut_tokens=predicted`),
-HEART alone, and HEART behind a forge that has cut half of what is to go. {steps} steps each. Mean and range over seeds
+HEART alone, and HEART behind a forge that has cut half of what is to go, each of which trains for half of the {steps}
+steps. Mean and range over seeds
 {seeds}.
 """
 

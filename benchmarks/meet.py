@@ -2,10 +2,12 @@
 
     python benchmarks/meet.py emulated --draws 200         # results/meet.json, its part "emulated"
     python benchmarks/meet.py emulated_narrower            # the same of boards whose embedding may be narrowed
+    python benchmarks/meet.py emulated --held-out --draws 1000   # of boards that no rule was made by looking at
     python benchmarks/meet.py emulated_pairs --draws 100   # one model for two boards
     python benchmarks/meet.py energy --draws 200           # its part "energy": millijoules, through captured sensors
     python benchmarks/meet.py here --model deit_tiny       # its part "here": one row for each of three budgets
     python benchmarks/meet.py here --model demo --repeats 2
+    python benchmarks/meet.py here --threads 2             # or --provider cuda
 
 Rows of this machine are written as they come, and what is there is not done again.
 """
@@ -20,8 +22,8 @@ import tempfile
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ from safetensors.torch import save_file
 from tables import table
 
 import edgevit
+from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.cost.place import Place
 from edgevit.errors import BudgetError
 from edgevit.folder.writing import write_whole
@@ -52,11 +55,12 @@ from edgevit.train.settings import Training
 RESULTS = Path(__file__).parent / "results" / "meet.json"
 SHARES = (0.3, 0.5, 0.7)  # of what the base takes
 SAME = 0.01  # of a loss: two plans that differ by no more are as good
+HELD_OUT, FIRST_HELD_OUT = "_held_out", 5000  # rules were made by looking at boards before that
 LEAST = 0.95  # of the budget, of the figure that is measured afterwards
 MODELS = {size: f"{size}_patch16_224" for size in ("deit_tiny", "deit_small", "deit_base")}
 
 
-def emulated(draws: int, make: Callable[[int], EmulatedBench]) -> dict[str, Any]:
+def emulated(draws: int, make: Callable[[int], EmulatedBench], first_draw: int = 0) -> dict[str, Any]:
     """Search on so many boards, each at every share; how each ended, in how many rounds, and what is really taken.
 
     As on a real board, a plan is measured until its interval is narrow, in no more than MOST_ROUNDS rounds.
@@ -65,7 +69,7 @@ def emulated(draws: int, make: Callable[[int], EmulatedBench]) -> dict[str, Any]
     rounds: Counter[int] = Counter()
     first, last, missed = [], [], []
     began = time.monotonic()
-    for number in range(draws):
+    for number in range(first_draw, first_draw + draws):
         bench, share = make(number), SHARES[number % len(SHARES)]
         bench.most_rounds = MOST_ROUNDS
         budget = share * bench.board.ms(bench.base)
@@ -98,6 +102,7 @@ def emulated(draws: int, make: Callable[[int], EmulatedBench]) -> dict[str, Any]
             missed.append([round(one.measured.value / budget, 3) for one in search.rounds])
     return {
         "draws": draws,
+        "first_draw": first_draw,
         "ended": dict(ended),
         "rounds": {str(count): rounds[count] for count in sorted(rounds)},
         "error_of_the_prediction": {"first round": spread(first), "last round": spread(last)},
@@ -165,7 +170,9 @@ def section(data: dict[str, Any] | None) -> str:
     if data is None:
         return ""
     which = {"emulated": "", "emulated_narrower": " whose embedding may be narrowed"}
-    parts = [emulated_section(data[part], told) for part, told in which.items() if part in data]
+    parts = [
+        emulated_section(data[part], told, data.get(part + HELD_OUT)) for part, told in which.items() if part in data
+    ]
     if "emulated_pairs" in data:
         parts.append(pairs_section(data["emulated_pairs"]))
     if "energy" in data:
@@ -173,8 +180,8 @@ def section(data: dict[str, Any] | None) -> str:
     return "\n".join([*parts, *([here_section(data["here"])] if data.get("here") else [])])
 
 
-def emulated_section(seen: dict[str, Any], which: str) -> str:
-    """Of emulated boards."""
+def emulated_section(seen: dict[str, Any], which: str, held_out: dict[str, Any] | None) -> str:
+    """Of emulated boards, and of those that were held out."""
     wrong = seen["error_of_the_prediction"]
     rounds = ", ".join(f"{count} in {number}" for number, count in seen["rounds"].items())
     shares = ", ".join(f"{share:g}" for share in SHARES)
@@ -185,9 +192,19 @@ def emulated_section(seen: dict[str, Any], which: str) -> str:
         f"prediction: median {wrong['first round']['median']:.1%}, worst {wrong['first round']['worst']:.0%} in the "
         f"first round; {wrong['last round']['median']:.1%} and {wrong['last round']['worst']:.0%} in the last."
     )
+    columns = [seen]
+    if held_out is not None:
+        columns.append(held_out)
+        head += (
+            " The search was made better by looking at these boards and at others up to number "
+            f"{held_out['first_draw'] - 1}; those held out are {held_out['draws']} that nobody had looked at."
+        )
     lined = "\n".join(textwrap.wrap(head, 118))
-    rows = [[how, str(count)] for how, count in sorted(seen["ended"].items(), key=lambda item: -item[1])]
-    return f"## Budgets met by measuring, on emulated boards{which}\n\n{lined}\n\n" + table(["ended", "boards"], rows)
+    ways = sum((Counter(column["ended"]) for column in columns), Counter[str]())
+    rows = [[how, *(str(column["ended"].get(how, 0)) for column in columns)] for how, _ in ways.most_common()]
+    return f"## Budgets met by measuring, on emulated boards{which}\n\n{lined}\n\n" + table(
+        ["ended", "boards", "held out"][: 1 + len(columns)], rows
+    )
 
 
 def pairs_section(seen: dict[str, Any]) -> str:
@@ -213,9 +230,9 @@ def energy_section(seen: dict[str, Any]) -> str:
     rounds = ", ".join(f"{count} in {number}" for number, count in seen["rounds"].items())
     head = (
         f"{seen['draws']} such boards whose power is drawn, too: for being on, for what is computed and what is moved. "
-        "Energy is read by the agent's meter from the captured power tree of an Orin NX, whose sensors lag; the base "
-        "and the model run in turns, and their power varies by as much as times do above. Rounds where the budget was "
-        f"met: {rounds}."
+        "Energy is read by the agent's meter from the captured power trees of an Orin NX, an Orin Nano and an AGX "
+        "Orin, whose sensors lag; the base and the model run in turns, and their power varies by as much as times do "
+        f"above. Rounds where the budget was met: {rounds}."
     )
     lined = "\n".join(textwrap.wrap(head, 118))
     rows = [[how, str(count)] for how, count in sorted(seen["ended"].items(), key=lambda item: -item[1])]
@@ -256,21 +273,24 @@ def start_from(model: str, folder: Path) -> Start:
     return Start(MODELS[model], {}, checkpoint, data, FEW, {"base_classes": ["a", "b"]})
 
 
-def here(model: str, shares: list[float], threads: int, repeats: int, done: list[dict[str, Any]]) -> Iterator[Any]:
+def here(model: str, shares: list[float], place: Place, repeats: int, done: list[dict[str, Any]]) -> Iterator[Any]:
     """Derive for budgets on this machine that are not done; measure each model afterwards, beside its base."""
-    known = {(row["model"], row["share"], row["repeat"]) for row in done}
-    due = [(repeat, share) for repeat in range(repeats) for share in shares if (model, share, repeat) not in known]
+    known = {(row["model"], row["share"], row["repeat"], *where(row)) for row in done}
+    of: dict[str, Any] = {"threads": place.threads, "provider": place.provider}
+    asked = [(repeat, share) for repeat in range(repeats) for share in shares]
+    due = [(repeat, share) for repeat, share in asked if (model, share, repeat, *where(of)) not in known]
     if not due:
         return
+    fp16 = place.computes_in == "fp16"
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         start = start_from(model, folder)
         opened: dict[str, Any] = {"checkpoint": start.checkpoint, "model_args": start.model_args, **start.more}
         began = time.monotonic()
-        table = edgevit.cost(start.name, model_args=start.model_args, threads=threads)
+        table = edgevit.cost(start.name, model_args=start.model_args, **of)
         measuring = time.monotonic() - began
         edgevit.base(start.name, out=folder / "base", data=start.data, **opened)
-        edgevit.export(folder / "base", fp16=False, accuracy=False)
+        edgevit.export(folder / "base", fp16=fp16, accuracy=False)
         for repeat, share in due:
             out, began = folder / f"{share}-{repeat}", time.monotonic()
             (made,) = edgevit.meet(
@@ -279,7 +299,7 @@ def here(model: str, shares: list[float], threads: int, repeats: int, done: list
                 out=out,
                 data=start.data,
                 accept_weak_base=True,
-                place=Place(threads=threads),
+                place=place,
                 training=Training(steps=0, device="cpu", batch_size=16, seed=repeat),
                 options=start.options,
                 cache=folder / "cache",
@@ -287,13 +307,14 @@ def here(model: str, shares: list[float], threads: int, repeats: int, done: list
             )
             took, met = time.monotonic() - began, made.record.met
             assert met is not None
-            how = edgevit.Conditions(threads=threads, samples=100, duration_s=1.0)
+            how = replace(place.conditions(), samples=100, duration_s=1.0)
             runs = edgevit.bench_in_turns([folder / "base", out], how, rounds=10, alternate=True).runs
             (seen,) = decisive(compare_within(runs))
             yield {
                 "model": model,
                 "share": share,
                 "repeat": repeat,
+                **of,
                 "outcome": met.outcome,
                 "rounds": [[r.predicted / met.budget, r.measured.value / met.budget] for r in met.rounds],
                 "verified": met.verified.value / met.budget,
@@ -307,20 +328,30 @@ def here(model: str, shares: list[float], threads: int, repeats: int, done: list
             }
 
 
+def where(row: Mapping[str, Any]) -> tuple[int, str]:
+    """Threads and provider of a row; one without is of one thread of a processor."""
+    return row.get("threads") or 1, row.get("provider") or "cpu"
+
+
+def where_told(row: Mapping[str, Any]) -> str:
+    threads, provider = where(row)
+    return (f" on {provider}" if provider != "cpu" else "") + (f", {threads} threads" if threads > 1 else "")
+
+
 def here_section(rows: list[dict[str, Any]]) -> str:
     """The part of RESULTS.md about this machine."""
     within = sum(LEAST <= row["afterwards"] <= 1 for row in rows)
     busiest = max(row["load_average"] for row in rows)
+    machines = " and ".join(dict.fromkeys(row["measured_on"] for row in rows))
     head = (
-        f"{rows[0]['measured_on']}; load average up to {busiest:.1f}. Closed form of forge; random weights, "
-        "but for the demo's base. Afterwards: the model's share of its base, measured again beside it (p50, or "
-        "processor time where "
-        f"other programs were busy), of the budget: {within} of {len(rows)} lie between {LEAST} and 1. Minutes: of a "
-        "search; of the table, if it was measured for this one."
+        f"{machines}; load average up to {busiest:.1f}. Closed form of forge; random weights, but for the demo's base. "
+        "Afterwards: the model's share of its base, measured again beside it (p50, or processor time where other "
+        f"programs were busy), of the budget: {within} of {len(rows)} lie between {LEAST} and 1. Minutes: of a search; "
+        "of the table, if it was measured for this one."
     )
     lines = [
         [
-            f"{row['model']}, {row['share']:g} of its base",
+            f"{row['model']}{where_told(row)}, {row['share']:g} of its base",
             row["outcome"],
             str(len(row["rounds"])),
             f"{row['verified']:.3f}",
@@ -328,7 +359,7 @@ def here_section(rows: list[dict[str, Any]]) -> str:
             f"{row['seconds'] / 60:.1f}; {row['table_seconds'] / 60:.1f}",
             f"{row['load_average']:.1f}",
         ]
-        for row in sorted(rows, key=lambda row: (row["model"], row["share"], row["repeat"]))
+        for row in sorted(rows, key=lambda row: (row["model"], *where(row), row["share"], row["repeat"]))
     ]
     lined = "\n".join(textwrap.wrap(head, 118))
     titles = [
@@ -351,9 +382,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("emulated", "emulated_narrower", "emulated_pairs", "energy", "here"))
     parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--held-out", action="store_true", help="boards that no rule was made by, as a part of its own")
     parser.add_argument("--model", choices=(*MODELS, "demo"), default="deit_tiny")
     parser.add_argument("--shares", type=float, nargs="*", default=list(SHARES))
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--provider", choices=PROVIDERS, help="what ONNX Runtime computes on; the CPU, unless given")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
@@ -369,10 +402,14 @@ def main() -> None:
                 "emulated_narrower": partial(draw, narrower=True),
                 "energy": partial(draw_energy, folder=Path(scratch, "board")),
             }
-            results[given.part] = emulated(given.draws, make[given.part])
+            if given.held_out:
+                results[given.part + HELD_OUT] = emulated(given.draws, make[given.part], FIRST_HELD_OUT)
+            else:
+                results[given.part] = emulated(given.draws, make[given.part])
         store(given.out, results)
         return
-    for row in here(given.model, given.shares, given.threads, given.repeats, results.get("here", [])):
+    place = Place(threads=given.threads, provider=given.provider)
+    for row in here(given.model, given.shares, place, given.repeats, results.get("here", [])):
         print(json.dumps(row), flush=True)
         results["here"] = [*results.get("here", []), row]
         store(given.out, results)

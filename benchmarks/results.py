@@ -331,7 +331,7 @@ def main() -> None:
         prove.section(load("prove")),
         turns.section(load("turns")),
         predictions.section(load("predictions")),
-        *(heart_tables.section(load(f"heart{base}")) for base in ("", "_fine", "_fashion")),
+        *(heart_tables.section(load(f"heart{base}")) for base in ("", "_rendered", "_fine", "_fashion")),
         meet.section(load("meet")),
         equal_latency.section(load("equal_latency")),
         efficiency.section(load("efficiency")),

@@ -32,6 +32,7 @@ def main(
     Budgets in --ms, --mj and --fps are met by measuring, here or on --board; exit code 3: the model takes more.
     """
     console = Console(json=json, quiet=quiet, verbose=verbose)
+    request = request.going_on()
     request.check()  # before torch is imported
 
     from edgevit.cli.tables import met_table

@@ -37,9 +37,12 @@ def main(
         return
     shown = describe(method)
     console.show(shown.summary)
+    if method in method_names():
+        console.show(f"Its budget may be counted in: {', '.join(shown.quantities or LINEAR)}.")
     console.show(options_table(shown))
     options = [{**asdict(option), "kind": arguments.kind_name(option.kind)} for option in shown.options]
-    console.result({"name": shown.name, "summary": shown.summary, "options": options})
+    found = {"name": shown.name, "summary": shown.summary, "quantities": shown.quantities or LINEAR}
+    console.result({**found, "options": options})
 
 
 def methods_table(methods: Sequence[MethodDescription]) -> Table:

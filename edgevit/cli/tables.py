@@ -138,7 +138,11 @@ def _met_lines(met: MetRecord, *, named: bool) -> list[str]:
     )
     ended = "" if met.ended is None or met.outcome == "met" else f"; {met.ended}"
     first = [f"on {met.table.measured_on}"] if named else []
-    return [*first, *rounds, f"the model takes {told}, on {met.table.measured_on}{ended}"]
+    clock = []
+    if met.clock is not None and met.base_clock is not None:
+        of_base = f"the base {met.base_clock:.4g}, which takes {met.base:.4g} by the table"
+        clock = [f"by the clock {met.clock:.4g} {unit}, and {of_base}"]
+    return [*first, *rounds, f"the model takes {told}, on {met.table.measured_on}{ended}", *clock]
 
 
 def budget_text(met: MetRecord, unit: str) -> str:

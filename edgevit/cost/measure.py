@@ -47,6 +47,7 @@ class StackBench:
     scratch: Path
     _files: dict[Stack, Measurable] = field(default_factory=dict)  # what runs there, by path there
     _runs: list[Run] = field(default_factory=list)  # all that are in the store
+    _told: bool = False  # that a processor's clocks moved
 
     def __post_init__(self) -> None:
         self._runs = self.store.runs()
@@ -120,12 +121,20 @@ class StackBench:
             void = {run.label: run.void()[0] for run in runs if run.void()}
             left = [stack for stack in left if stack.label in void]
             if not left:
+                self._tell_moved(runs)
                 return
             self.progress.warn(f"{len(left)} of {len(runs)} runs are void and made again: {void[left[0].label]}")
         raise UnfitBoardError(
             f"{self.board.host} gave no figure for {left[0].label} in {TRIES + 1} tries: {void[left[0].label]}; cool "
             "it, lock its clocks with --lock-clocks, or measure in a lower --power-mode"
         )
+
+    def _tell_moved(self, runs: Sequence[Run]) -> None:
+        """Warn once of a processor whose clocks moved. That voids no run: the base beside it was slowed as well."""
+        moved = [text for run in runs if (text := run.doubts().get("clocks"))]
+        if moved and not self._told:
+            self._told = True
+            self.progress.warn(f"while costs were measured on {self.board.host}, {moved[0]}")
 
     def _turns(self, stacks: Sequence[Stack]) -> list[list[Stack]]:
         """The stacks of each process: a few and the base; or one where power is read, which is that of the process."""

@@ -3,7 +3,8 @@
 Schema history: 1  first version
                 2  images_per_class and confused, of an accuracy; those of schema 1 do not say
                 3  validation; earlier ones do not say. Later files of schema 3 may have at_least and at_least_embed
-                   of a budget, and beside of what was met, on a second board; where they lack them there was none
+                   of a budget, and beside of what was met, on a second board; where they lack them there was none.
+                   Later ones have clock and base_clock of what was met; the others do not say
 """
 
 from __future__ import annotations
@@ -126,9 +127,12 @@ class MetRecord:
     factors: dict[str, Number]  # that correct the terms of the table
     table: TableRecord  # as it was measured
     where: dict[str, Any]  # board or processor, power mode, precision, batch
-    ended: str | None  # why the rounds ended before the budget was met; None: it was, or they were used up
+    ended: str | None  # why the rounds ended before the budget was met; None: it was
     seconds: dict[str, float]
     beside: tuple[MetRecord, ...] = ()  # the same of a second board that the model was made for
+    # What model and base took by the clock when this was verified: no ratio, so what slowed the machine is in both.
+    clock: Number | None = None  # None: an older record, which does not say
+    base_clock: Number | None = None
 
     @property
     def each(self) -> tuple[MetRecord, ...]:

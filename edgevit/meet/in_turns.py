@@ -14,6 +14,7 @@ from edgevit.agent.records import Run
 from edgevit.board.bench import bench_in_turns
 from edgevit.board.connection import THIS_MACHINE, open_board
 from edgevit.cost.place import Place
+from edgevit.derive.allocate.prices import UNITS
 from edgevit.derive.allocate.prices import Measured as Quantity
 from edgevit.engines.build import build_engine
 from edgevit.engines.options import EngineOptions
@@ -43,6 +44,7 @@ class InTurns:
     base_takes: float  # by the table
     progress: Progress
     figure: str = ""  # by which the last model was judged
+    clock: tuple[float, float] | None = None  # what that model and the base took there: no ratio
 
     @property
     def there(self) -> str:
@@ -85,7 +87,7 @@ class InTurns:
             runs += self._counting(base, model)
         found = self.judged(runs)
         self.figure = found.figure
-        self._tell_drift(runs)
+        self._tell_drift(*self._clock(runs))
         low, high = (None if end is None else end * self.base_takes for end in (found.low, found.high))
         return MeasuredFigure(found.ratio * self.base_takes, low, high, found.rounds or 1)
 
@@ -133,14 +135,20 @@ class InTurns:
             )
         return found if self.quantity == "mj" else decisive(list(figures.values()))[0]
 
-    def _tell_drift(self, runs: Sequence[Run]) -> None:
-        """Say where the base takes another time, or energy, than when the table was measured."""
+    def _clock(self, runs: Sequence[Run]) -> tuple[float, float]:
+        """What model and base took by the clock, or of the board's energy."""
         wanted = "energy" if self.quantity == "mj" else "p50"
-        now = next(found.before_value for found in compare_within(runs) if found.figure == wanted)
-        if abs(now / self.base_takes - 1) > DRIFT:
-            self.progress.note(
-                f"on {self.there} the base takes {now:.4g} now and {self.base_takes:.4g} by the table: the model is "
-                "judged by its ratio"
+        found = next(comparison for comparison in compare_within(runs) if comparison.figure == wanted)
+        self.clock = found.after_value, found.before_value
+        return self.clock
+
+    def _tell_drift(self, model: float, base: float) -> None:
+        """Warn where the base takes another time, or energy, than when the table was measured."""
+        if abs(base / self.base_takes - 1) > DRIFT:
+            unit = UNITS[self.quantity]
+            self.progress.warn(
+                f"on {self.there} the base takes {base:.4g} {unit} now and {self.base_takes:.4g} by the table: the "
+                f"model is judged by its ratio, and takes {model:.4g} now; measure again when the machine is as it was"
             )
 
 

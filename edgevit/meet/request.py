@@ -11,6 +11,7 @@ from edgevit.cost.place import Place
 from edgevit.derive.request import FPS, MJ, MS, CostTableFile, DeriveRequest, Deriving, Macs, Params, Rate
 from edgevit.errors import OptionError
 from edgevit.folder.model_folder import ModelFolder
+from edgevit.folder.unfinished import REQUEST, REQUEST_KIND, partial_folder
 from edgevit.numbers import check_number
 from edgevit.request import BOARD, BUDGET, RUNNER, Nested, Option
 
@@ -167,6 +168,18 @@ class MeetRequest(Deriving):
             replace(self, **{name: number}, out=self.out / f"{name}{number:g}", among_others=True)  # type: ignore[arg-type]
             for number in self.budgets
         ]
+
+    def going_on(self) -> MeetRequest:
+        """This with `resume` where an unfinished search of the very same request is there: nobody begins it anew.
+
+        Raises:
+            UnfinishedError: what it holds is damaged.
+        """
+        for one in self.each() if self.is_measured else ():
+            file = partial_folder(one.out) / REQUEST
+            if file.is_file() and REQUEST_KIND.read(file).more == identity(one):
+                return replace(self, resume=True)
+        return self
 
     @property
     def is_there(self) -> bool:

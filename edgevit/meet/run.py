@@ -104,13 +104,14 @@ def meet(
         OptionError: also of an option that there is not.
         BudgetError: no plan is as small; the message has the minimum.
         EdgeVitError: whatever else is wrong, in one line.
-        Interrupted: Ctrl-C; the same call with `resume` goes on.
+        Interrupted: Ctrl-C; the same call goes on.
     """
     return run(as_request(MeetRequest, "base", base, options), progress)
 
 
 def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivation, ...]:
     """Do what is asked; `meet` says what is raised. Without a budget that is measured, it derives."""
+    request = request.going_on()
     request.check()
     progress = progress or Silent()
     if not request.is_measured:
@@ -343,6 +344,9 @@ class _One:
         why = found.why
         if kept is not None and search.holds(search.rounds[kept].measured) and not search.holds(verified):
             why = "measured once more, the plan that is kept takes more than in its round"
+        elif why is None and search.outcome(verified) != "met":
+            why = "all rounds were used up"
+        clock, base_clock = measuring.clock or (None, None)
         told = (why, None if search.holds(verified) else self._least_told(board, factors, shop))
         return MetRecord(
             quantity=shop.quantity,
@@ -358,6 +362,8 @@ class _One:
             where=costs.where,
             ended="; ".join(filter(None, told)) or None,
             seconds=watch.seconds,
+            clock=clock,
+            base_clock=base_clock,
         )
 
     def _least_told(self, board: int, factors: Terms, shop: BudgetBench) -> str | None:
@@ -406,7 +412,7 @@ def _resumable(work: Path) -> Iterator[None]:
     Raises:
         Interrupted: Ctrl-C.
     """
-    again = f"the same command with --resume goes on from {work}"
+    again = f"the same command goes on from {work}"
     try:
         yield
     except (KeyboardInterrupt, Interrupted) as stop:

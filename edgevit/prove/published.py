@@ -8,8 +8,9 @@ _VULCAN = "Vulcan (ICLR 2026), Table 2"
 _VULCAN_ON = (
     "Orin NX, batch 1; neither precision, runtime nor power mode named; the dense figure suggests PyTorch, fp32"
 )
-_HEART = "HEART-ViT, Tables 4 and 5"
-_HEART_ON = "AGX Orin; neither batch, precision, runtime nor power mode named"
+_HEART = "HEART-ViT, Table 4"
+_HEART_FEW = "HEART-ViT, Table 5"
+_HEART_ON = "AGX Orin (its Table 7 lists two, of 1792 and 2048 cores); neither batch, precision, runtime nor mode named"
 _LAB = "NVIDIA Jetson AI Lab, benchmarks"
 _LAB_ON = "neither batch, precision nor power mode named"
 
@@ -23,6 +24,8 @@ PUBLISHED: dict[str, tuple[Published, ...]] = {
     "agx-orin": (
         Published("base", 23.50, _HEART, f"ViT-B/16 on an {_HEART_ON}"),
         Published("base", 23.78, _HEART, f"DeiT-B/16 on an {_HEART_ON}"),
+        Published("base", 23.43, _HEART_FEW, f"ViT-B/16 of 100 classes on an {_HEART_ON}"),
+        Published("base", 23.05, _HEART_FEW, f"DeiT-B/16 of 100 classes on an {_HEART_ON}"),
     ),
     "orin-nano-8gb": (
         Published(

@@ -27,7 +27,10 @@ def test_tables_show_what_rows_say() -> None:
         "embed": {"ms": 192, "rate": 144}, "outcome": "met",
     }  # fmt: skip
     told = section({"rows": [row, {**row, "seed": 43, "accuracy": {"ms": 0.92, "rate": 0.86}}]})
-    assert "at most 0.4% apart" in told.replace("\n", " ")
+    assert "In 2 of 2 pairs the two differ by at most 2%: over these, `--ms` is worth +4.0" in told.replace("\n", " ")
+    slower = {**row, "seed": 44, "apart": [1.05, 1.04, 1.06], "accuracy": {"ms": 0.99, "rate": 0.1}}
+    apart = section({"rows": [row, slower]}).replace("\n", " ")
+    assert "is worth +2.0 points" in apart and "The others differ by +5.0%" in apart and "| +2.0 of 1 |" in apart
     assert "2 of 2 met, 0 below the window, 0 above" in told.replace("\n", " ")
     assert "91.0 (90.0 to 92.0)" in told and "+4.0 (+2.0 to +6.0)" in told
     assert section(None) == ""

@@ -204,6 +204,20 @@ def test_every_step_of_forge_is_taken_away_at_every_rate_where_it_may_matter() -
     assert len(keys) == len(set(keys))
 
 
+def test_targets_are_of_forge_itself_and_say_by_how_much_they_are_missed() -> None:
+    made = [
+        {**row(case, facts={}, embed=64), "versions": {"edgevit": "0.1.0 (abc)"}}
+        for case in dimensions.cases()["closed"] if case.task == 6 and case.rate in (0.9, 0.95)
+    ]  # fmt: skip
+    for one in made:
+        below = 0.5 if one["options"] else 0.03 if one["rate"] == 0.9 else 0.01
+        one["accuracy"] = {**one["accuracy"], "derived": 0.9 - below, "base_restricted": 0.9}
+    text = dimensions._targets(made)
+    assert line_of(text, "0.9 of the MACs gone, nothing trained")[1:] == ["1", "3.00", "3", "missed by 2.00"]
+    assert line_of(text, "0.95 of the MACs gone, nothing trained")[1:] == ["4", "1.00", "3", "met"]
+    assert "distilled" not in text and "abc (12)" in dimensions._code(made)
+
+
 def test_a_width_that_was_chosen_is_judged_against_the_best_by_validation() -> None:
     rows = {}
     for case in embedding.cases("rendered", (42,), (0.9,)):

@@ -25,6 +25,7 @@ def test_a_method_shows_its_options_with_defaults_and_meanings(edgevit_main: Any
     shown = edgevit_main("methods", "forge")
     for text in ("forge.allocation", "joint, uniform, vulcan", "true or false", "a whole number", "512"):
         assert text in shown.out, text
+    assert "Its budget may be counted in: macs, params, ms, mj." in shown.out
     told = json.loads(edgevit_main("methods", "supernet", "--json").out)
     points = next(option for option in told["options"] if option["name"] == "points")
     assert (points["default"], points["kind"]) == ("10", "a whole number") and points["explanation"].endswith(".")

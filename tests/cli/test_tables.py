@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from model_folders import derivation_of
@@ -70,6 +71,13 @@ def test_each_round_is_a_line_with_prediction_and_measurement() -> None:
     assert first == "round 1: 4.92 ms predicted, 5.1 ms measured"
     assert last == "the model takes 4.9 ms (4.88 to 4.92) (p50), 2.0% within the budget of 5 ms, on a board"
     assert met_lines(derivation_of(None)) == []
+
+
+def test_what_the_clock_said_stands_beside_what_the_ratio_comes_to() -> None:
+    record = met(value=4.9, outcome="met").met
+    assert record is not None
+    told = met_lines(derivation_of(None, met=replace(record, clock=5.9, base_clock=12.0)))[-1]
+    assert told == "by the clock 5.9 ms, and the base 12, which takes 10 by the table"
 
 
 def test_why_a_search_ended_is_said_unless_it_met_the_budget() -> None:

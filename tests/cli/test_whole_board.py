@@ -8,6 +8,7 @@ import json
 import shlex
 
 import pytest
+from foreign_onnx import HOW, write_vit
 from places import STANDINS
 
 from edgevit.agent.records import PARTS
@@ -109,6 +110,14 @@ def test_the_commands_of_the_readme_lead_to_a_gated_bench_and_their_engine_is_re
     assert used.code == 0, used.err
     (row,) = json.loads(used.out)["runs"]
     assert row["use"] == "end to end, one per 50 ms" and set(row["parts_ms"]) == set(PARTS)
+
+    foreign = write_vit(tmp_path / "foreign.onnx", depth=1)
+    judged = ["--data", "digits", "--classes", "3,5,8", "--max-images", 30, *HOW]
+    built = edgevit_main("export", foreign, "--trt", *judged, *orin_nx.options)
+    assert built.code == 0 and "agrees with" in built.out, built.err
+    done = edgevit_main("bench", tmp_path / "foreign", *orin_nx.options, *shape[:2], *shape[4:], "--json")
+    assert done.code == 0, done.err
+    assert [(run["runner"], run["precision"]) for run in json.loads(done.out)["runs"]] == [("tensorrt", "fp16")]
 
     compared = edgevit_main("compare", runs, runs)
     assert compared.code == 0 and "cannot be told apart" in compared.out, compared.err

@@ -130,6 +130,22 @@ def test_stacks_alternate_with_the_base_a_few_in_each_process_and_each_process_h
     assert len(sessions) == 2 and all(BASE in stacks for stacks in sessions)
 
 
+def test_a_processor_whose_clocks_moved_is_told_of_once(small_vit, tmp_path, short, monkeypatch):
+    take_turns = measure.take_turns
+
+    def slowed(*given):
+        done = take_turns(*given)
+        clocks = {"clocks_before_khz": {"cpu0": 2_000_000}, "clocks_after_khz": {"cpu0": 1_500_000}}
+        return replace(done, runs=tuple(replace(run, **clocks) for run in done.runs))
+
+    monkeypatch.setattr(measure, "take_turns", slowed)
+    with opened(small_vit(), tmp_path, Place(threads=1)) as bench:
+        bench.measure([FFN], 2)
+        (told,) = [text for text in bench.progress.warnings if "CPU clock" in text]
+        assert told.startswith("while costs were measured on this machine, the CPU clock moved between 1500 and 2000")
+        assert len(bench.samples("ms")) == 4, "what was measured counts: the base was slowed as well"
+
+
 def test_void_runs_do_not_count(small_vit, tmp_path):
     with opened(small_vit(), tmp_path, Place()) as bench:
         hot = replace(ON_A_BOARD, label=FFN.label, throttled=("soctherm",), session="a")

@@ -143,7 +143,7 @@ def choose(
 
     if not config.cuts_embedding:
         return {AS_PREDICTED: Chosen(spend(whole), None, {})}
-    all_stay = no_tokens(problem)
+    all_stay = no_tokens(problem, config)
     if all_stay is not None and config.cut_tokens == "predicted":
         problem.progress.note(f"all tokens stay: {all_stay}")
     leave = all_stay is None and config.cut_tokens == "predicted"

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from edgevit.derive.allocate.tokens import tile_counts
 from edgevit.derive.embedding import Slices
+from edgevit.derive.methods.forge.config import Config
 from edgevit.derive.plan import Plan
 from edgevit.derive.problem import Problem
 from edgevit.models.anatomy import BlockDims
@@ -31,8 +32,12 @@ Ladder = tuple[int, ...]  # per block of the base
 PLACES = (1 / 2, 2 / 3, 5 / 6)  # shares of the depth behind which tokens leave
 
 
-def reason_against(problem: Problem) -> str | None:
+def reason_against(problem: Problem, config: Config) -> str | None:
     """Why all tokens stay; None: some may leave."""
+    geometry = family_of(problem.network).geometry(problem.network)
+    compared = config.teacher != "none" and config.token_weight > 0 and problem.training.steps != 0
+    if compared and geometry.tokens == geometry.patches:
+        return "training compares tokens, and without a class token none always stays; set forge.token_weight to 0"
     if problem.budget.quantity == "params":
         return "they have no parameters"
     if any(block.tokens for block in family_of(problem.network).read(problem.network)):

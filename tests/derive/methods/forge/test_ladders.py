@@ -17,7 +17,8 @@ from edgevit.data.task import open_task
 from edgevit.derive.allocate.cost_table import load_cost_table
 from edgevit.derive.embedding import Slices
 from edgevit.derive.methods.forge import choose
-from edgevit.derive.methods.forge.ladders import containing, ladders, with_ladder, worthwhile
+from edgevit.derive.methods.forge.config import Config
+from edgevit.derive.methods.forge.ladders import containing, ladders, reason_against, with_ladder, worthwhile
 from edgevit.errors import BudgetError, CostTableError
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import describe
@@ -47,6 +48,19 @@ def test_counts_fill_tiles_and_no_token_comes_back(
     for ladder in others:
         passed = [n for n in ladder if n]
         assert passed == sorted(set(passed), reverse=True) and 1 <= len(passed) <= 2
+
+
+@pytest.mark.parametrize(("token_weight", "steps", "leave"), [(1.0, 5, False), (1.0, 0, True), (0.0, 5, True)])
+def test_where_no_token_always_stays_none_leave_if_training_is_to_compare_them(
+    small_vit: Any, tmp_path: Path, token_weight: float, steps: int, leave: bool
+) -> None:
+    args = {"depth": 2, "class_token": False, "global_pool": "avg"}
+    base = describe(small_vit(**args), "vit_tiny_patch16_224", args)
+    task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
+    problem = untrained(base, task, 0.5, tmp_path)
+    problem = replace(problem, training=replace(problem.training, steps=steps))
+    reason = reason_against(problem, Config(token_weight=token_weight))
+    assert reason is None if leave else reason is not None and "set forge.token_weight to 0" in reason
 
 
 def test_a_ladder_that_another_beats_in_both_is_passed_over(small_vit: Any, tmp_path: Path) -> None:
