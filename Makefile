@@ -11,7 +11,7 @@ UNUSED := tests?|testing|_inductor|networkx|mypyc?|setuptools|transformers|backe
 # Whether .venv is of that Python's version; a PYTHON that is given and of another makes it anew.
 SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c '$(VERSION)' 2>/dev/null)"
 
-.PHONY: test pytest lint sshd browser demo picture benchmark docs constraints clean other
+.PHONY: test pytest lint sshd browser demo drawings picture benchmark docs constraints clean other
 .DEFAULT_GOAL := test
 
 # The pinned versions need Python 3.11; 3.10 takes the newest that still know it.
@@ -61,6 +61,9 @@ browser: .venv/ready
 
 demo: .venv/ready
 	$(BIN)/python benchmarks/demo.py
+
+drawings: .venv/ready  # of some of the demo's models: how they trained, and what is left of each block
+	$(BIN)/python benchmarks/drawings.py demo/sweep/r0.5 demo/sweep/r0.8 demo/sweep/*-distilled --out demo/drawings
 
 picture: browser  # of the demo's page, for README
 	$(BIN)/python benchmarks/picture.py

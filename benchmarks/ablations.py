@@ -19,10 +19,9 @@ import argparse
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from accuracy import BATCH, LR, RESULTS, SEEDS, STEPS, TASK_SIZES, Case, Options, complete, shortened
+from accuracy import BATCH, LR, SEEDS, STEPS, TASK_SIZES, Case, Options, complete, shortened
 from accuracy_tables import baselines_table, of_newest_base
 from published import NUWA, VULCAN
 from source import add_source, chosen_from, refusals, results_file
@@ -153,7 +152,7 @@ def main() -> None:
     given = parser.parse_args()
     from edgevit.cli.console import Console
 
-    progress, results = Console().progress, file_of(given)
+    progress, results = Console().progress, results_file(given, "ablations", BASES[:1])
     with refusals():
         chosen = chosen_from(given, progress)
     wanted = [
@@ -164,13 +163,6 @@ def main() -> None:
     complete(chosen.of(wanted), {chosen.name: chosen.place}, results, given.jobs, progress)
     if given.data is not None:
         print(section({"rows": chosen.rows(results)}))
-
-
-def file_of(given: argparse.Namespace) -> Path:
-    """Photographs came first: theirs are the rows without a name."""
-    if given.data is not None or given.results is not None or given.base == BASES[0]:
-        return results_file(given, "ablations")
-    return RESULTS / f"ablations_{given.base}.json"
 
 
 if __name__ == "__main__":

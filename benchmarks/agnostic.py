@@ -38,6 +38,7 @@ from torch import nn
 
 import edgevit
 from edgevit.data.accuracy import Accuracy, measure_accuracy
+from edgevit.derive.session import versions
 from edgevit.errors import BudgetError
 from edgevit.models.classifier import with_classes
 from edgevit.train.history import History
@@ -244,7 +245,8 @@ def main() -> None:
                 continue
             on = told_device(given.device)
             told = {"source": source.title, "all_classes": len(source.classes), "task": len(one.classes)}
-            rows.append({**asdict(one), **told, **made, **on, "base_sha256": source.sha256, "key": key})
+            told |= {"base_sha256": source.sha256, "versions": versions(), "key": key}
+            rows.append({**asdict(one), **made, **on, **told})
             store_rows(file, rows)
             progress.note(f"{one.kind} {one.method} {one.rate:.3g}, {len(one.classes)} classes: {made['top1']:.3f}")
     if given.data is not None:

@@ -14,13 +14,15 @@ A moment is a weighted mean, in which a weight that all tokens share cancels: `x
 Random tokens are drawn once per image, the same in all blocks, `DRAWS` times. Sub-tasks of accuracy.py or a user's;
 moments of `IMAGES` training images; top-1 on the test part. Each run writes its record anew.
 
-`criteria` sets WPAC, and the singular values of the weights, against five criteria that score each dimension by itself,
-which is that Table 3 and Figure 4 of Vulcan; and whole heads against dimensions, which is Vulcan's Table 6. With g the
-gradient of an image's loss by a factor on a dimension, of its queries or of its values, and h its second derivative,
-a dimension is worth |E g| (Taylor, first order), |E g - h / 2| (second order) or h / 2 (Hessian diagonal). h is taken
-as E g^2, the empirical Fisher information. Magnitude is the sum of squares of the weights that go with it. A head is
-worth (E g)^2 of a factor on all that it puts out. All blocks and heads keep as many dimensions, and all blocks as many
-heads. Nothing is trained. WPAC alone makes up for the mean of the values that go, which is part of it here.
+`criteria` sets WPAC, and the singular values of the weights, against five criteria that score each dimension by itself:
+those of the SKD paper's Table 3, chance among them. Vulcan's Figure 4 asks the same of other criteria: it sets singular
+values against the scores of NISP, S2ViTE and NViT, which are not here. Whole heads against dimensions are Vulcan's
+Table 6. With g the gradient of an image's loss by a factor on a dimension, of its queries or of its values, and h its
+second derivative, a dimension is worth |E g| (Taylor, first order), |E g - h / 2| (second order) or h / 2 (Hessian
+diagonal). h is taken as E g^2, the empirical Fisher information. Magnitude is the sum of squares of the weights that go
+with it. A head is worth (E g)^2 of a factor on all that it puts out. All blocks and heads keep as many dimensions, and
+all blocks as many heads. Nothing is trained. WPAC alone makes up for the mean of the values that go, which is part of
+it here.
 """
 
 from __future__ import annotations
@@ -40,7 +42,6 @@ import torch.nn.functional as F
 from accuracy import told_device
 from accuracy_tables import attention_table
 from source import (
-    RESULTS,
     SIZES,
     Source,
     add_source,
@@ -185,9 +186,7 @@ def measure_moments(given: argparse.Namespace) -> None:
 
 def moments_file(given: argparse.Namespace) -> Path:
     """A record is of one base; the rendered one came first."""
-    if given.data is not None or given.results is not None or given.base == "rendered":
-        return results_file(given, "attention")
-    return RESULTS / f"attention_{given.base}.json"
+    return results_file(given, "attention", ("rendered",))
 
 
 # -- each dimension by itself ------------------------------------------------------------------------------------------

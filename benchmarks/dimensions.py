@@ -33,7 +33,7 @@ from accuracy import (
     records_of,
 )
 from accuracy_tables import baselines_table, of_newest_base
-from older import TITLE
+from older import TITLES
 from tables import Row, derived, percent, picked, table
 
 RATES = (0.4, 0.6, 0.8, 0.9, 0.95, 0.97)
@@ -48,7 +48,7 @@ TRAINED = {"forge": {}, "forge, without all of these": {**BEFORE, **NEVER}}
 PARTS = ("closed", "without", "trained", "longer")
 LONGER = 8 * STEPS
 EMBED = {"rendered": 192, "fine": 192, "fashion": 128}  # width of the bases
-RENDERED = f"""## {TITLE}
+RENDERED = f"""## {TITLES["Every dimension"]}
 
 The base of the rendered data set, trained again on one thread: top-1 {{base_top1:.1f}} % on all 24 classes.
 Shape `fused`, equal MACs, sub-tasks and recipe as above; mean and range over seeds. Where a cell is empty, the rate
@@ -56,8 +56,9 @@ cannot be reached, or was not run. All rows are of forge before passes multiplie
 measured the width that seems best (029) or tried tokens (050). These are images rendered by the project, and no
 ImageNet result.
 """
-FINE = """## A harder base: 48 classes in 65 tokens
-
+FINE = (
+    f"## {TITLES['Harder base']}\n"
+    + """
 ViT 192 x 6 (head width 64), 48 x 48 pixels in 64 patches of 6 x 6, on 48 rendered classes: eight shapes, two of them
 polygons between those of the 24 classes, in six textures (`fine.py`; the base is in `bases/`). It learnt from 1200
 images of each class: top-1 {base_top1:.1f} % on the 4800 of `val/`, which no derivation sees. Its user has 200 others
@@ -67,8 +68,10 @@ the project, and no ImageNet result.
 
 {code}
 """
-FASHION = """## Photographs: Fashion-MNIST
-
+)
+FASHION = (
+    f"## {TITLES['Photographs']}\n"
+    + """
 ViT 128 x 6 (head width 64), 28 x 28 pixels in 49 patches, which learnt from the first 54,000 training images
 (`fashion.py`; the base is in `bases/`): top-1 {base_top1:.1f} % on the 10,000 test images. Its user has the other
 6,000, a tenth of them held out to choose on, and the test images are judged once. Shape `fused`, equal MACs, {steps}
@@ -77,6 +80,7 @@ run. Ten classes of clothes are no ImageNet.
 
 {code}
 """
+)
 # At most so many points below the restricted base, by steps and rate.
 TARGETS = {(0, 0.9): 1.0, (0, 0.95): 4.0}
 TARGETS |= {(steps, rate): most for steps in (STEPS, LONGER) for rate, most in ((0.9, 0.5), (0.95, 2.0))}

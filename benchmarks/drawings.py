@@ -1,16 +1,20 @@
 """Drawings of derived models, from their folders: training curves, architectures, effective ranks; as SVG.
 
     python benchmarks/drawings.py runs/vulcan_0.6 runs/vulcan_0.8 --out drawings
+    python benchmarks/drawings.py demo/sweep/r0.5 demo/sweep/r0.8 demo/sweep/*-distilled   # once `make demo` has run
 
 Of the folders that are given, into the folder of `--out`:
 
     accuracy.svg                    Figure 8 of Vulcan: accuracy on the validation part by step, of the network that is
                                     trained and, where the method looked at that, of what would be left of it
-    loss_task.svg, ...              each part of the loss by step, as history.jsonl has it
+    loss_task.svg, lambda_1.svg, ...  each part of the loss by step, and Vulcan's multipliers of its penalty, as
+                                    history.jsonl has them: their sum, the whole loss, is not among what is logged
     neurons.svg, qk.svg, vo.svg     Figures 19 and 21: the size of every block, all heads together
     ranks.svg                       Figure 5: effective ranks of QK and VO by block, the sum over heads (Eq. 6)
 
-Nothing is measured, and no data set is needed. A drawing that no folder has anything for is not made.
+Nothing is measured, and no data set is needed. A drawing that no folder has anything for is not made. Where folders are
+of different tasks (other classes, images, or another seed, which splits the images), accuracies and losses have no axis
+in common: then these are not drawn, and it is said why.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from edgevit.errors import OptionError
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import family_of
+from edgevit.report.axes import AccuracyTask, apart_tasks
 
 Lines = dict[str, list[Point]]
 BASELINE = "finetune base"  # the stage of history.jsonl that is not the method's own
@@ -47,6 +52,7 @@ class Drawn:
     blocks: tuple[BlockDims, ...]
     history: list[dict[str, Any]]  # lines of history.jsonl
     network: nn.Module
+    task: AccuracyTask
 
 
 def read(folder: Path) -> Drawn:
@@ -55,9 +61,11 @@ def read(folder: Path) -> Drawn:
     Raises:
         CheckpointError: it is none, or was altered.
     """
-    model = edgevit.load(folder)
-    lines = [{"stage": line.stage, "step": line.step, **line.more} for line in ModelFolder(folder).history()]
-    return Drawn(folder.name, tuple(model.spec.blocks), lines, model.network)
+    model, files = edgevit.load(folder), ModelFolder(folder)
+    lines = [{"stage": line.stage, "step": line.step, **line.more} for line in files.history()]
+    made = files.derivation()
+    task = AccuracyTask(tuple(model.spec.class_names), made.data if made is not None else None)
+    return Drawn(folder.name, tuple(model.spec.blocks), lines, model.network, task)
 
 
 def curve(history: Sequence[dict[str, Any]], figure: str) -> list[Point]:
@@ -74,8 +82,9 @@ def accuracy(models: Sequence[Drawn]) -> Lines:
 
 
 def losses(models: Sequence[Drawn]) -> dict[str, Lines]:
-    """Every part of the loss by its name."""
-    names = sorted({name for m in models for line in m.history for name in line if name.startswith("loss_")})
+    """Every part of the loss by its name, and the multipliers of Vulcan's penalty."""
+    shown = ("loss", "lambda_")
+    names = sorted({name for m in models for line in m.history for name in line if name.startswith(shown)})
     found = {name: {m.name: points for m in models if (points := curve(m.history, name))} for name in names}
     return {name: lines for name, lines in found.items() if lines}
 
@@ -105,12 +114,18 @@ def ranks(models: Sequence[Drawn]) -> list[Lines]:
     return both
 
 
+def tasks_apart(models: Sequence[Drawn]) -> list[str]:
+    """In what the tasks of those models differ whose training has a history."""
+    return apart_tasks([model.task for model in models if model.history])
+
+
 def drawings(models: Sequence[Drawn]) -> Iterator[tuple[str, str]]:
     """Every drawing by the name of its file."""
-    if lines := accuracy(models):
-        yield "accuracy", line_plot([Panel("step", lines)], "top-1, %")
-    for name, lines in losses(models).items():
-        yield name, line_plot([Panel("step", lines)], name.replace("_", " "))
+    if not tasks_apart(models):
+        if lines := accuracy(models):
+            yield "accuracy", line_plot([Panel("step", lines)], "top-1, %")
+        for name, lines in losses(models).items():
+            yield name, line_plot([Panel("step", lines)], name.replace("_", " "))
     for kind in SIZES:
         yield kind, line_plot([Panel("block", sizes(models, kind))], kind)
     if all(any(block.has_attention for block in m.blocks) for m in models):
@@ -127,6 +142,8 @@ def main() -> None:
         if len(given.models) > MOST:
             raise OptionError(f"a drawing tells {MOST} models apart, and {len(given.models)} are given; give fewer")
         models = [read(folder) for folder in given.models]
+        if told := tasks_apart(models):
+            print(f"no accuracies or losses: the tasks differ in {', '.join(told)}", file=sys.stderr)
         given.out.mkdir(parents=True, exist_ok=True)
         for name, text in drawings(models):
             (given.out / f"{name}.svg").write_text(text)

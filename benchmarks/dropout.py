@@ -4,6 +4,7 @@
     python benchmarks/dropout.py --only strategies --seeds 1
     python benchmarks/dropout.py --base fine         # on 48 finer classes, in results/dropout_fine.json
     python benchmarks/dropout.py --base fashion      # on photographs, in results/dropout_fashion.json
+    python benchmarks/dropout.py --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs.txt
 
 The form of Table 7 of the SKD paper: a network is trained with no dropout, channel dropout, weighted channel dropout,
 LayerDrop or PIAD, and slices of 4, 6, 8 and 10 twelfths of its MACs are judged as they are, without any training. What
@@ -18,24 +19,13 @@ accuracy, which is of `val/`: no derivation ever sees it.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from accuracy import (
-    OTHER_SIZES,
-    SEEDS,
-    STEPS,
-    TASK_SIZES,
-    Case,
-    complete,
-    on_base,
-    open_places,
-    records_of,
-    shortened,
-)
+from accuracy import SEEDS, STEPS, TASK_SIZES, Case, complete, shortened
 from accuracy_tables import baselines_table, of_newest_base
+from source import OURS, add_source, chosen_from, refusals, results_file
 from tables import Row, derived, percent, picked, points, seeds_told, table
 
 SIZES = {"4:12": 2 / 3, "6:12": 1 / 2, "8:12": 1 / 3, "10:12": 1 / 6}  # the rate of each: the share that is gone
@@ -46,7 +36,12 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "rates": ("channel dropout 0.2", "weighted channel dropout 0.5", "LayerDrop 0.5"),
 }  # fmt: skip
-TITLES = {"rendered": "24 rendered classes", "fine": "48 finer classes", "fashion": "photographs of clothes"}
+TITLES = {
+    "rendered": "24 rendered classes",
+    "fine": "48 finer classes",
+    "fashion": "photographs of clothes",
+    "demo": "the demo's base",
+}
 TEXT = """## PIAD against its rivals, on {title}
 
 Super-networks of {steps} steps of {batch} images (`dropout.py`, the form of Table 7 of the SKD paper): what a step
@@ -56,14 +51,14 @@ none. `{untrained}` is the network before its training.
 """
 
 
-def cases() -> Iterator[tuple[str, Case]]:
+def cases(sizes: Sequence[int] = TASK_SIZES) -> Iterator[tuple[str, Case]]:
     """Every slice with its part, in the order in which a reader would miss it; the largest cut of each network first.
 
-    Networks alternate, so that derivations side by side train one each.
+    Networks alternate, so that derivations side by side train one each. `sizes`: of the sub-tasks.
     """
     for part, names in PARTS.items():
         for seed in SEEDS:
-            for task in TASK_SIZES:
+            for task in sizes:
                 for rate in SIZES.values():
                     for name in names:
                         case = Case("dropout", task, rate, seed, name, "skd", steps=0)
@@ -91,8 +86,8 @@ def section(data: dict[str, Any] | None) -> str:
             beside = {size: picked(rows, rate=rate, variant=PIAD) for size, rate in SIZES.items()}
             apart.append([name, *(points(_apart(of[size], beside[size])) for size in SIZES)])
     steps, batch = max(row["supernet_steps"] for row in rows), rows[0]["batch_size"]
-    title, seeds = TITLES[rows[0]["data"]], seeds_told(rows)
-    told = TEXT.format(title=title, steps=steps, batch=batch, seeds=seeds, untrained=UNTRAINED)
+    name, seeds = rows[0]["data"], seeds_told(rows)
+    told = TEXT.format(title=TITLES.get(name, f"`{name}`"), steps=steps, batch=batch, seeds=seeds, untrained=UNTRAINED)
     parts = [told, baselines_table(rows), table(["share of the MACs", *SIZES], found)]
     if any(any(cells[1:]) for cells in apart):
         parts.append(table(["points, less those of PIAD", *SIZES], apart))
@@ -101,24 +96,25 @@ def section(data: dict[str, Any] | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", choices=("rendered", *OTHER_SIZES), default="rendered")
+    add_source(parser)
     parser.add_argument("--only", choices=tuple(PARTS))
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
-    parser.add_argument("--results", type=Path, help="file of the rows; another one for a trial")
     parser.add_argument("--steps", type=int, help="of every network that is trained: for a trial")
     given = parser.parse_args()
     from edgevit.cli.console import Console
 
-    progress = Console().progress
+    progress, results = Console().progress, results_file(given, "dropout", OURS[:1])  # the rendered base came first
+    with refusals():
+        chosen = chosen_from(given, progress)
     wanted = [
         shortened(case, given.steps) if given.steps else case
-        for part, case in cases()
+        for part, case in cases(chosen.sizes)
         if given.only in (None, part) and case.seed in SEEDS[: given.seeds]
     ]
-    places = open_places([given.base], progress)
-    results = given.results or records_of("dropout", given.base)
-    complete(on_base(wanted, given.base), places, results, given.jobs, progress)
+    complete(chosen.of(wanted), {chosen.name: chosen.place}, results, given.jobs, progress)
+    if given.data is not None:
+        print(section({"rows": chosen.rows(results)}))
 
 
 if __name__ == "__main__":

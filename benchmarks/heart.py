@@ -46,7 +46,6 @@ from edgevit.errors import OptionError
 if TYPE_CHECKING:
     from source import Source
 
-RESULTS = Path(__file__).parent / "results"
 BASES = ("demo", "rendered", *OTHER_SIZES)
 RATIOS = ((0.2, 0.2), (0.4, 0.4), (0.6, 0.6), (0.2, 0.8), (0.4, 0.6), (0.6, 0.4))  # of tokens, of heads
 VARIANTS = ("heart, alike", "heart, by sensitivity", "attention", "random")
@@ -228,9 +227,7 @@ def environment() -> dict[str, Any]:
 
 def file_of(given: argparse.Namespace) -> Path:
     """The file of a base's rows."""
-    if given.data is not None or given.results is not None or given.base == BASES[0]:
-        return results_file(given, "heart")
-    return RESULTS / f"heart_{given.base}.json"
+    return results_file(given, "heart", BASES[:1])
 
 
 def sub_task(source: Source, given: argparse.Namespace) -> list[str] | None:

@@ -7,7 +7,8 @@
 Figures 3, 11 and 13 to 18 of Vulcan: a neuron's activations, after the non-linearity, are summed over the patch tokens
 of an image, and the 25 images of the highest sums are what it answers to. Images are the test part of all classes of
 the folder. Figure 11 counts neurons that recognise dogs, by eye; here a neuron answers to the target classes if all of
-its 25 images are of these. `--sheet` writes a page that shows such images, of a few neurons of each block.
+its 25 images are of these. `--sheet` writes a page that shows such images, of a few neurons of each block; for it, what
+has a row already is derived once more, and gets no second one.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from typing import Any
 import torch
 from accuracy import BATCH, LR, SEEDS, STEPS, told_device
 from source import Source, add_source, load_rows, refusals, results_file, source_from, store_rows
-from tables import Row, grouped, seeds_told, table
+from tables import Row, grouped, picked, seeds_told, table
 from torch import Tensor, nn
 
 import edgevit
 from edgevit.data.task import Split
+from edgevit.derive.session import versions
 from edgevit.errors import DataError
 from edgevit.models.families import family_of
 from edgevit.train.passes import Passes, open_passes
@@ -214,6 +216,20 @@ def derived_row(
     }  # fmt: skip
 
 
+def wanted(
+    rows: Sequence[Row], tasks: Sequence[Sequence[str]], base_sha256: str, given: argparse.Namespace
+) -> Iterator[tuple[Row, bool]]:
+    """What each derivation is of, and whether there is a row of it; with a sheet, which no record keeps, those, too."""
+    for seed in SEEDS[: given.seeds]:
+        for classes in tasks:
+            for method in given.methods:
+                of = {"classes": list(classes), "method": method, "seed": seed, "rate": given.rate}
+                of |= {"steps": given.steps, "base_sha256": base_sha256}
+                known = bool(picked(rows, **of))
+                if given.sheet is not None or not known:
+                    yield of, known
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_source(parser)
@@ -233,20 +249,16 @@ def main() -> None:
         every = source.task()
         passes = open_passes(Training(device=given.device), progress)
         looked = every, highest(source.base.network, every.test, passes), passes
-        done = [(r["classes"], r["method"], r["seed"], r["rate"], r["steps"], r["base_sha256"]) for r in rows]
-        for seed in SEEDS[: given.seeds]:
-            for classes in tasks:
-                for method in given.methods:
-                    if (classes, method, seed, given.rate, given.steps, source.sha256) in done:
-                        continue
-                    row = derived_row(source, classes, method, seed, given, looked)
-                    asked = {"method": method, "seed": seed, "rate": given.rate, "steps": given.steps}
-                    of = {"source": source.title, "all_classes": len(source.classes), "task": len(classes)}
-                    of |= {"classes": classes, **asked, **told_device(given.device)}
-                    rows.append({**of, **row, "base_sha256": source.sha256})
-                    store_rows(file, rows)
-                    only = sum(block["only"] for block in row["after"] if block)
-                    progress.note(f"{method}, {len(classes)} classes: {only} neurons answer to these alone")
+        for of, known in list(wanted(rows, tasks, source.sha256, given)):
+            classes, method = of["classes"], of["method"]
+            row = derived_row(source, classes, method, of["seed"], given, looked)
+            only = sum(block["only"] for block in row["after"] if block)
+            progress.note(f"{method}, {len(classes)} classes: {only} neurons answer to these alone")
+            if known:
+                continue
+            told = {"source": source.title, "all_classes": len(source.classes), "task": len(classes)}
+            rows.append({**told, **of, **told_device(given.device), **row, "versions": versions()})
+            store_rows(file, rows)
     if given.data is not None:
         print(section({"rows": rows}))
 

@@ -1,19 +1,35 @@
 """Which tables are of older code than forge has today: what their records lack says so, and no date.
 
-`Every dimension` is measured with the embedding's width among forge's choices. A record of before has rows without the
-width, or no stage that takes it; and the base has been trained anew since some of them.
+No section has all of its rows of today's forge. Nearest are those on photographs and on the harder base, which say
+themselves which of their rows are older. `Every dimension` is older than these, and the newest on the rendered base: it
+is measured with the embedding's width among forge's choices. A record of before that has rows without the width, or no
+stage that takes it; and the base has been trained anew since some of them. Where a record has commits, those of forge's
+rows are set against the newest.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from tables import Row, load
 
-TITLE = "Every dimension: forge with the embedding's width, readers aligned and head refitted"
-TODAY = "[Every dimension]"
-# As GitHub names the heading.
-LINK = f"{TODAY}: #{''.join(c for c in TITLE.lower().replace(' ', '-') if c.isalnum() or c == '-')}"
+# Headings by the names that texts have for them.
+TITLES = {
+    "Every dimension": "Every dimension: forge with the embedding's width, readers aligned and head refitted",
+    "Photographs": "Photographs: Fashion-MNIST",
+    "Harder base": "A harder base: 48 classes in 65 tokens",
+}
+EVERY, PHOTOGRAPHS, HARDER = (f"[{name}]" for name in TITLES)
+NEWEST = f"{PHOTOGRAPHS} and {HARDER}"
+
+
+def _anchor(title: str) -> str:
+    """As GitHub names the heading."""
+    return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c == "-")
+
+
+LINKS = "\n".join(f"[{name}]: #{_anchor(title)}" for name, title in TITLES.items())
 
 
 def base_today() -> str | None:
@@ -36,8 +52,30 @@ def rows_told(rows: Iterable[Row], data: str = "rendered") -> str:
         said.append("older code that kept the embedding's width (no row has an `embed`)")
     if today and data == "rendered" and bases and bases != {today}:
         said.append(f"another base ({', '.join(sorted(bases))}; now {today})")
-    where = "" if data == "rendered" else ", on other images"
-    return f"**Forge's figures here are of {', and of '.join(said)}: {TODAY} has today's{where}.**\n" if said else ""
+    newer = f"{EVERY} has newer ones, and {NEWEST} the newest" if data == "rendered" else f"{NEWEST} have the newest"
+    return f"**Forge's figures here are of {', and of '.join(said)}: {newer}, on other images.**\n" if said else ""
+
+
+def commits_told(rows: Iterable[Row]) -> str:
+    """A sentence where rows of forge are of an older commit than the newest row; nothing where none of them is.
+
+    Rows come in the order in which they were made, as their file has them; those without `versions` say nothing.
+    """
+    made = [(row["method"], commit) for row in rows if (commit := _commit(row))]
+    newest = made[-1][1] if made else None
+    older = list(dict.fromkeys(commit for method, commit in made if method == "forge" and commit != newest))
+    if not older:
+        return ""
+    return (
+        f"**Rows of forge here are of commit {', '.join(older)}, and the newest rows of {newest}: what forge has "
+        "become since is not in them.**\n"
+    )
+
+
+def _commit(row: Row) -> str | None:
+    """The commit that a row was made at, whether or not files had been changed since."""
+    found = re.search(r"\((\w+)\+?\)", row.get("versions", {}).get("edgevit", ""))
+    return found and found[1]
 
 
 def stages_told(runs: Iterable[Row]) -> str:
@@ -46,5 +84,5 @@ def stages_told(runs: Iterable[Row]) -> str:
         return ""
     return (
         "**Measured with older code that kept the embedding's width: there is no stage `embedding`, and what it takes "
-        f"is in none of these sums. {TODAY} has the accuracy of today's forge.**\n"
+        f"is in none of these sums. {NEWEST} have accuracy with it.**\n"
     )

@@ -21,14 +21,12 @@ import argparse
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from accuracy import (
     BATCH,
     OTHER_SIZES,
     PUBLISHED_RATE,
-    RESULTS,
     SEEDS,
     TASK_SIZES,
     Case,
@@ -36,6 +34,7 @@ from accuracy import (
     complete,
 )
 from accuracy_tables import baselines_table, of_newest_base
+from older import commits_told
 from rivals import METHODS, TAUGHT
 from source import add_source, chosen_from, refusals, results_file
 from tables import Row, derived, percent, picked, seeds_told, table
@@ -175,7 +174,7 @@ TEXT = (
     "at its own learning rate of {lrs}, chosen on the validation part in runs of a quarter of the length. As "
     "published: the choices of the paper, which keep every head and block; Vulcan's shapes are `paper`, and it "
     "learns from labels; NuWa trains masks for 10,000 steps of one image and nothing else. Rivals are distilled "
-    "as forge is. {top1}{seeds} of the first sub-task, one of the others. "
+    "as forge is, each with its own rule of warm-up. {top1}{seeds} of the first sub-task, one of the others. "
     "{images}Empty: out of reach, or not run."
 )
 
@@ -207,6 +206,8 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
         images=IMAGES.get(base, ""),
     )
     yield f"## At published length, {TITLES.get(base, f'`{base}`')}\n\n" + "\n".join(textwrap.wrap(told, 118)) + "\n"
+    if older := commits_told(row for row in rows if row["table"] in (FULL, CURVE)):  # in the order of the file
+        yield older
     yield baselines_table(full)
     lines = []
     for task in sizes:
@@ -239,7 +240,8 @@ def main() -> None:
     given = parser.parse_args()
     from edgevit.cli.console import Console
 
-    progress, results = Console().progress, file_of(given)
+    progress = Console().progress
+    results = results_file(given, "published", ("rendered", "demo"))  # whose rows have always been in one file
     asked = given.tasks
     if given.data is None:
         given.tasks = SIZES.get(given.base)  # learning rates are of the first of these, whichever are asked for
@@ -257,13 +259,6 @@ def main() -> None:
     do(cases(chosen.name, given.method, given.rates, given.seeds, images, tuned))
     if given.data is not None:
         print(section({"rows": chosen.rows(results)}))
-
-
-def file_of(given: argparse.Namespace) -> Path:
-    """Rows of the demo's base have always been beside those of the rendered one."""
-    if given.data is not None or given.results is not None or given.base in ("rendered", "demo"):
-        return results_file(given, "published")
-    return RESULTS / f"published_{given.base}.json"
 
 
 if __name__ == "__main__":

@@ -41,9 +41,10 @@ Made by `python benchmarks/results.py` from `benchmarks/results/*.json`. `make b
 but the last section: a script that keeps rows adds those that are missing, and a record that is deleted first is
 measured anew. Machines were shared: ratios measured side by side mean more than seconds.
 
-Forge as it is today: {older.TODAY}. Sections with figures of older code say so at their beginning.
+Forge nearest to what it is today: {older.NEWEST}, where it is said which rows are older. Other sections
+with forge may be of older code; where their records tell, the section says so at its beginning.
 
-{older.LINK}
+{older.LINKS}
 """
 CLOSED_FORM = """## Cost of NuWa's closed form
 
@@ -306,14 +307,15 @@ def main() -> None:
         accuracy_tables.other_base_section(load("accuracy_fine"), "the harder base"),
         dimensions.section(load("dimensions_fashion"), dimensions.FASHION),
         accuracy_tables.other_base_section(load("accuracy_fashion"), "photographs"),
-        accuracy_tables.attention_table(found) if (found := load("attention_fashion")) else "",
+        *(accuracy_tables.attention_table(load(f"attention_{base}")) for base in ("fashion", "fine", "demo")),
         rivals.section(load("rivals"), rivals.RENDERED),
         rivals.section(load("rivals_fine"), rivals.FINE),
         rivals.section(load("rivals_fashion"), rivals.FASHION),
         *(published.section(load(f"published{base}")) for base in ("", "_fine", "_fashion")),
         ablations.section(load("ablations")),
         ablations.section(load("ablations_fine")),
-        *(dropout.section(load(f"dropout{base}")) for base in ("", "_fine", "_fashion")),
+        *(ablations.section(load(f"ablations_{base}")) for base in ("rendered", "demo")),
+        *(dropout.section(load(f"dropout{base}")) for base in ("", "_fine", "_fashion", "_demo")),
         *(embedding.section(load(f"embedding{base}")) for base in ("", "_fine", "_fashion")),
         agnostic.section(load("agnostic")),
         attention.section(load("criteria")),

@@ -1,4 +1,4 @@
-"""Every rival beside forge: the same base, images, seeds and MACs, with nothing trained and with one distillation.
+"""Every rival beside forge: the same base, images, seeds and MACs, with nothing trained and after a short training.
 
     python benchmarks/rivals.py                   # everything that is not in results/rivals.json yet
     python benchmarks/rivals.py --only cut        # nothing trained; distilled, labels
@@ -12,17 +12,21 @@ smallest sub-task comes first. Each method is as its docstring has it from its s
 as the others.
 NuWa's table has a rival that trains nothing and is called Numerical: `magnitude` with nothing trained is taken to be
 it, as that method's docstring says.
+All train for as many steps at one learning rate, which is tuned for none of them, each with its own rule of warm-up:
+so these rows say what a method is worth after so many steps, and published.py what it comes to.
 Everything is chosen on the validation part; accuracy is reported on `val/`, which no derivation ever sees.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from accuracy import (
+    LR,
     OTHER_SIZES,
     SEEDS,
     STEPS,
@@ -36,6 +40,7 @@ from accuracy import (
     records_of,
 )
 from accuracy_tables import baselines_table, of_newest_base
+from older import EVERY, HARDER, PHOTOGRAPHS, commits_told
 from tables import Row, derived, percent, picked, points, table
 
 RATES = (0.8, 0.9, 0.95)
@@ -136,31 +141,38 @@ def differences_table(rows: list[Row]) -> str:
     return table(["forge less, over n pairs", *(f"{rate:g}" for rate in RATES)], lines)
 
 
-RENDERED = """## Rivals: what else cuts the same base
+RENDERED = f"""## Rivals: what else cuts the same base
 
-Each method as `edgevit methods NAME` says, on the base of the section before (top-1 {top1:.1f} % on all 24 classes), at
-equal MACs: mean and range over the seeds that were run. Shape `fused`, but where a method keeps every head and the
-embedding and ends before the rate: then the shape is named. These are images rendered by the project, and no ImageNet
-result; where a cell is empty, the rate cannot be reached, or was not run.
+Each method as `edgevit methods NAME` says, on the base of {EVERY} (top-1 {{top1:.1f}} % on all 24 classes),
+at equal MACs{{beyond}}: mean and range over the seeds that were run. Shape `fused`, but where a method keeps every head
+and the embedding and ends before the rate: then the shape is named. These are images rendered by the project, and no
+ImageNet result; where a cell is empty, the rate cannot be reached, or was not run.
 """
-FINE = """## Rivals on the harder base
+FINE = f"""## Rivals on the harder base
 
-The same on the base of 48 finer classes in 65 tokens (top-1 {top1:.1f} %; `rivals.py --base fine`), at equal MACs: mean
-and range over the seeds that were run. Where a cell is empty, the rate cannot be reached, or was not run. These are
-images rendered by the project, and no ImageNet result.
+The same on the base of {HARDER} (top-1 {{top1:.1f}} %; `rivals.py --base fine`), at equal MACs{{beyond}}:
+mean and range over the seeds that were run. Where a cell is empty, the rate cannot be reached, or was not run. These
+are images rendered by the project, and no ImageNet result.
 """
-FASHION = """## Rivals on photographs
+FASHION = f"""## Rivals on photographs
 
-The same on the base of Fashion-MNIST (top-1 {top1:.1f} % on the 10,000 test images; `rivals.py --base fashion`), at
-equal MACs: mean and range over the seeds that were run. Where a cell is empty, the rate cannot be reached, or was not
-run. Ten classes of clothes are no ImageNet.
+The same on the base of {PHOTOGRAPHS} (top-1 {{top1:.1f}} % on the 10,000 test images; `rivals.py --base fashion`), at
+equal MACs{{beyond}}: mean and range over the seeds that were run. Where a cell is empty, the rate cannot be reached,
+or was not run. Ten classes of clothes are no ImageNet.
 """
 TITLES = {
     "cut": "### Nothing trained\n\nNuWa's table has a rival that trains nothing and is called Numerical, without more "
     "of it: by its name it is\n`magnitude`, and that row says so.",
-    "distilled": f"### Distilled alike: {STEPS} steps, the restricted base's answers and final tokens",
+    "distilled": f"### Distilled: {STEPS} steps, the restricted base's answers and final tokens",
     "labels": f"### Trained on the labels alone: {STEPS} steps",
 }
+TRAINED = f"""All methods see the same images in {STEPS} steps at one learning rate, {LR:g}, which was tuned for none of
+them, and not until they converge. Each has its own rule of warm-up: {{gentle}} up for a tenth of the steps, to a rate
+that the loss caps (docs/decisions/015-gentle-training.md), and all others have the full rate from the first step. So a
+difference is of methods with their rules after {STEPS} steps; what is left of it after as many as Vulcan's own rule
+gives is in the sections at published length, as far as these were run.
+"""
+BEYOND = 0.005  # of the MACs: what a method may cut beyond what was asked without being named
 
 
 def section(data: dict[str, Any] | None, introduction: str) -> str:
@@ -168,11 +180,37 @@ def section(data: dict[str, Any] | None, introduction: str) -> str:
     if data is None:
         return ""
     rows = of_newest_base(data["rows"].values())
-    parts = [introduction.format(top1=100 * rows[0]["base_top1"]), baselines_table(rows)]
+    title, told = introduction.format(top1=100 * rows[0]["base_top1"], beyond=beyond_told(rows)).split("\n\n")
+    parts = [f"{title}\n", _wrapped(told), commits_told(rows), baselines_table(rows)]
     for part, title in TITLES.items():
         if found := [row for row in rows if part_of(row) == part]:
-            parts += [f"{title}\n", methods_table(found, NUMERICAL if part == "cut" else {}), differences_table(found)]
-    return "\n".join(parts)
+            parts += [f"{title}\n", "" if part == "cut" else _wrapped(TRAINED.format(gentle=gentle_told(found)))]
+            parts += [methods_table(found, NUMERICAL if part == "cut" else {}), differences_table(found)]
+    return "\n".join(part for part in parts if part)
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, 118)) + "\n"
+
+
+def beyond_told(rows: Iterable[Row]) -> str:
+    """Which methods end well below the MACs that were asked for, and by how much at most; nothing where none does."""
+    largest: dict[str, float] = {}
+    for row in rows:
+        largest[row["variant"]] = max(row["rate_reached"] - row["rate"], largest.get(row["variant"], 0.0))
+    told = [
+        f"{name} cuts up to {beyond:.3f} of the base's MACs more" for name, beyond in largest.items() if beyond > BEYOND
+    ]
+    return f" ({', '.join(told)})" if told else ""
+
+
+def gentle_told(rows: Iterable[Row]) -> str:
+    """The methods of these rows whose training starts from weights that are nearly right."""
+    from edgevit.derive.methods import load_method
+
+    methods = sorted({row["method"] for row in rows})
+    gentle = [name for name in methods if load_method(name).METHOD.gentle]
+    return f"{' and '.join(gentle) or 'none'} {'warm' if len(gentle) > 1 else 'warms'}"
 
 
 def main() -> None:

@@ -241,9 +241,11 @@ def predictor(network: Any, device: str) -> Callable[[Any], Any]:
     return lambda images: there(images.to(device))
 
 
-def results_file(given: argparse.Namespace, name: str) -> Path:
-    """Where rows go: results/NAME.json, or beside it those of a user's images."""
-    own: Path = given.results or RESULTS / f"{name}{f'_{given.data.name}' if given.data else ''}.json"
+def results_file(given: argparse.Namespace, name: str, unnamed: Sequence[str] = OURS) -> Path:
+    """Where rows go: results/NAME.json for the bases `unnamed`; NAME_BASE.json, NAME_FOLDER.json for all others."""
+    of = given.base if given.data is None else given.data.name
+    first = given.data is None and of in unnamed
+    own: Path = given.results or RESULTS / (f"{name}.json" if first else f"{name}_{of}.json")
     return own
 
 

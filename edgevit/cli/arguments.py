@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,10 @@ def repeated(context: typer.Context, command: str, /, **changed: Any) -> str:
     return shlex.join(words)
 
 
-def page_line(*paths: Path) -> str:
-    """The command that makes a page of these models and runs."""
-    return f"One page of it all: {shlex.join(['edgevit', 'report', *dict.fromkeys(map(str, paths))])}"
+def page_line(*paths: Path, gates: Sequence[str] = ()) -> str:
+    """The command that makes a page of these models and runs, judged by these gates."""
+    judged = [word for gate in gates for word in ("--gate", gate)]
+    return f"One page of it all: {shlex.join(['edgevit', 'report', *dict.fromkeys(map(str, paths)), *judged])}"
 
 
 def among(folder: Path) -> Path:

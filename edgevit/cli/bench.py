@@ -76,9 +76,7 @@ def main(
     verdicts = verdicts_of(gates, runs)
     comparisons = compare_runs(earlier, runs, force=judging.force) if earlier else []
     show_judged(console, verdicts, comparisons)
-    folders = [arguments.among(model) for model in request.models if model.is_dir()]
-    page = arguments.page_line(*folders, judging.output or Path(RUNS))
-    console.show(page if judging.output else f"{page}, of runs that --output {RUNS} keeps")
+    console.show(page_command(request, judging))
     console.show(next_command(context, request.models, judging.output))
     console.result({**result_of(done, rows, verdicts, in_turns, comparisons), "layers": layers})
     return exit_code(verdicts, runs)
@@ -167,6 +165,15 @@ def result_of(
         "comparisons": [asdict(c) for c in comparisons],
         "trtexec": list(done.cross_checks),
     }
+
+
+def page_command(request: BenchRequest, judging: JudgingRequest) -> str:
+    """The command that makes a page of these models, with all that was kept of them and the gates that were asked."""
+    output = judging.output or Path(RUNS)
+    folders = [arguments.among(model) for model in request.models if model.is_dir()]
+    kept = [output, layers_file(output)] if request.how.layers else [output]
+    page = arguments.page_line(*folders, *kept, gates=judging.gate)
+    return page if judging.output else f"{page}, of runs that --output {RUNS} keeps"
 
 
 def next_command(context: typer.Context, models: Sequence[Path], output: Path | None) -> str:

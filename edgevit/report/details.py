@@ -102,17 +102,19 @@ def confusion(model: FoundModel) -> dict[str, Any] | None:
     names = list(derived.images_per_class)
     pairs = sorted(((n, a, b) for a, row in derived.confused.items() for b, n in row.items()), reverse=True)
     told = {"pairs": [{"is": a, "called": b, "images": n} for n, a, b in pairs[:PAIRS]], "all": len(pairs)}
-    return told | {"cells": _cells(names, derived) if len(names) <= MATRIX else []}
+    if len(names) > MATRIX:
+        return told | {"classes": [], "cells": []}
+    classes = [{"name": name, "images": images} for name, images in derived.images_per_class.items()]
+    return told | {"classes": classes, "cells": _cells(names, derived)}
 
 
-def _cells(names: Sequence[str], taken: AccuracyRecord) -> list[dict[str, Any]]:
+def _cells(names: Sequence[str], taken: AccuracyRecord) -> list[tuple[int, int, int]]:
+    """Class, what it is called, and how many images, where there are any: most of a large matrix is empty."""
     cells = []
-    for name in names:
-        images = (taken.images_per_class or {})[name]
+    for i, name in enumerate(names):
         wrong = (taken.confused or {}).get(name, {})
-        for other in names:
-            count = images - sum(wrong.values()) if other == name else wrong.get(other, 0)
-            cells.append({"is": name, "called": other, "images": count, "of": images})
+        called = {**wrong, name: (taken.images_per_class or {})[name] - sum(wrong.values())}
+        cells += [(i, j, called[other]) for j, other in enumerate(names) if called.get(other)]
     return cells
 
 

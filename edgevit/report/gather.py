@@ -28,6 +28,7 @@ from edgevit.folder.records import content_sha256
 
 T = TypeVar("T")
 LINES = ".jsonl"
+BEGINS = ('{"batch"', '{"schema"')  # lines of runs, whose keys are sorted, and of profiled layers
 READER = Reader(RunsError, mend="remove the line if it was cut off")
 
 
@@ -191,7 +192,8 @@ def _take_lines(found: Found, file: Path, *, asked: bool) -> None:
     """Runs and profiles of a file; one that nobody asked for, and that has none, is somebody else's."""
     before = len(found.skipped)
     told = [] if file.name == HISTORY else list(_lines(found, file))
-    if not asked and not any("schema" in content for _, content in told):
+    ours = any("schema" in content for _, content in told) or (not told and _begins_as_a_run(found, file))
+    if not asked and not ours:
         del found.skipped[before:]
         return
     for number, content in told:
@@ -206,6 +208,11 @@ def _take_lines(found: Found, file: Path, *, asked: bool) -> None:
                 found.runs.append(Run.from_dict(content))
         except (RecordError, EdgeVitError) as error:
             found.skip(where, str(error))
+
+
+def _begins_as_a_run(found: Found, file: Path) -> bool:
+    """Whether a file of which no line can be read begins as one of runs does, whose only line was cut off."""
+    return (found.read(file, lambda: READER.text(file)) or "").startswith(BEGINS)
 
 
 def _take_jobs(found: Found, file: Path) -> None:

@@ -85,6 +85,13 @@ def test_the_table_has_points_to_piad_of_the_same_sub_task_and_seed() -> None:
     assert "channel dropout" not in told.partition("|")[2]
 
 
+def test_sub_tasks_and_titles_are_those_of_the_images_that_are_given() -> None:
+    found = [case for _, case in dropout.cases((2, 3))]
+    assert {case.task for case in found} == {2, 3} and len(found) == len(CASES) * 2 // 3
+    for data, title in (("demo", "the demo's base"), ("animals", "`animals`")):
+        assert f"on {title}\n" in section([{**row(found[0], 0.5), "data": data}])
+
+
 def test_without_piad_there_are_no_points_and_without_a_record_no_section() -> None:
     _, case = CASES[0]
     assert "less those of PIAD" not in section([row(case, 0.5)])

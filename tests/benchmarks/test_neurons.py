@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,17 @@ def test_a_network_is_looked_at_block_by_block_and_shown(small_vit: Callable[...
     torch.testing.assert_close(found[0].values, inputs[0].topk(neurons.IMAGES, dim=0).values, rtol=1e-4, atol=1e-4)
     page = neurons.sheet("a < b", {"base": found}, task.test, [0])
     assert page.count("<img") == neurons.SHOWN * neurons.IMAGES and "a &lt; b" in page and "<img class=t" in page
+
+
+def test_a_sheet_is_made_of_what_has_a_row_which_stays_the_only_one() -> None:
+    given = argparse.Namespace(seeds=1, methods=["forge", "vulcan"], rate=0.6, steps=60, sheet=None)
+    classes = [["a", "b"]]
+    (first, known), (second, _) = neurons.wanted([], classes, "sha", given)
+    assert first["method"] == "forge" and not known
+    assert list(neurons.wanted([first], classes, "sha", given)) == [(second, False)]
+    given.sheet = Path("sheets")
+    assert list(neurons.wanted([first], classes, "sha", given)) == [(first, True), (second, False)]
+    assert [known for _, known in neurons.wanted([first], classes, "other base", given)] == [False, False]
 
 
 def test_the_section_adds_up_the_blocks_that_are_there() -> None:

@@ -36,6 +36,8 @@ def test_a_user_s_base_and_images_are_taken_by_name(images: Path) -> None:
     assert found.start == {"base": "vit_tiny_patch16_224", "checkpoint": Path("x.safetensors")}
     assert source.results_file(given, "neurons").name == "neurons_animals.json"
     assert source.results_file(asked(), "neurons").name == "neurons.json"
+    for more, name in (((), "dropout"), (("--base", "demo"), "dropout_demo"), (("--data", images), "dropout_animals")):
+        assert source.results_file(asked(*more), "dropout", source.OURS[:1]).name == f"{name}.json"
 
 
 def test_sub_tasks_are_drawn_or_named(images: Path) -> None:

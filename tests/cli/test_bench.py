@@ -5,9 +5,11 @@ import pytest
 import typer
 from model_folders import derivation_of, some_spec, spec_text
 
+from edgevit.board.request import BenchRequest, Conditions
 from edgevit.cli.app import app
-from edgevit.cli.bench import next_command
+from edgevit.cli.bench import next_command, page_command
 from edgevit.folder.derivation import DERIVATION_KIND
+from edgevit.report.request import JudgingRequest
 from edgevit.report.runs import load_runs
 
 pytestmark = pytest.mark.usefixtures("examined_once")
@@ -125,13 +127,23 @@ def test_several_models_are_one_table_of_ratios_to_the_first(run_bench, model, t
     assert rows[0][4:] == ["", "", ""] and float(rows[1][4]) > 0 and rows[1][5:] == ["-", ""]
     assert [(row[0], row[-1]) for row in rows[2:]] == [("t1", "pass"), ("t2", "pass"), ("t1", "fail"), ("t2", "fail")]
     assert result.out.splitlines()[-1].startswith(f"Next: edgevit compare {output}")
-    assert f"One page of it all: edgevit report {output}\n" in result.out
+    assert f"One page of it all: edgevit report {output} --gate 'p50>1us' --gate 'p50<1us'\n" in result.out
     assert [(run.label, run.round) for run in load_runs(output)][:2] == [("t1", 1), ("t2", 1)]
 
 
 def test_runs_that_are_not_kept_name_the_option_that_a_page_needs(run_bench, model):
     result = run_bench(model, *FAST)
     assert "One page of it all: edgevit report runs.jsonl, of runs that --output runs.jsonl keeps" in result.out
+
+
+def test_the_command_of_a_page_repeats_gates_and_names_the_file_of_layers(tmp_path):
+    output = tmp_path / "runs.jsonl"
+    request = BenchRequest(models=[tmp_path / "t1.onnx"], how=Conditions(layers=True))
+    judging = JudgingRequest(gate=["p99<8ms", "energy<40mJ"], output=output)
+    gates = "--gate 'p99<8ms' --gate 'energy<40mJ'"
+    assert page_command(request, judging).endswith(f"report {output} {tmp_path / 'runs.layers.jsonl'} {gates}")
+    told = page_command(request, JudgingRequest())
+    assert told.endswith("report runs.jsonl runs.layers.jsonl, of runs that --output runs.jsonl keeps")
 
 
 def test_json_of_several_models_holds_every_ratio(run_bench, model, tmp_path):

@@ -10,7 +10,18 @@ from some_report import NANO, write_everything
 from some_runs import DENSE, ON_A_BOARD, watts
 
 from edgevit.report.axes import LatencyPlace, places
-from edgevit.report.details import BINS, blocks, classes, confusion, curves, details, latency, power_trace, thinned
+from edgevit.report.details import (
+    BINS,
+    MATRIX,
+    blocks,
+    classes,
+    confusion,
+    curves,
+    details,
+    latency,
+    power_trace,
+    thinned,
+)
 from edgevit.report.gather import Found, gather
 
 
@@ -49,10 +60,18 @@ def test_the_worst_class_comes_first_and_pairs_that_are_confused_are_told(found:
     ]
     told = confusion(found.models[1])
     assert told is not None and told["pairs"][0] == {"is": "cat", "called": "dog", "images": 8}
-    assert [cell["images"] for cell in told["cells"]] == [92, 8, 2, 98]
+    assert told["classes"] == [{"name": "cat", "images": 100}, {"name": "dog", "images": 100}]
+    assert told["cells"] == [(0, 0, 92), (0, 1, 8), (1, 0, 2), (1, 1, 98)]
     model = found.models[1]
     assert model.derivation is not None and model.derivation.accuracy.derived is not None
-    old = replace(model.derivation.accuracy.derived, confused=None, images_per_class=None)
+    seen = model.derivation.accuracy.derived
+    right = replace(model.derivation.accuracy, derived=replace(seen, confused={"dog": {"cat": 100}}))
+    told = confusion(replace(model, derivation=replace(model.derivation, accuracy=right)))
+    assert told is not None and told["cells"] == [(0, 0, 100), (1, 0, 100)], "what is nowhere is left out"
+    many = replace(seen, images_per_class={str(i): 100 for i in range(MATRIX + 1)})
+    told = confusion(replace(model, derivation=replace(model.derivation, accuracy=replace(right, derived=many))))
+    assert told is not None and told["pairs"] and not told["cells"] and not told["classes"]
+    old = replace(seen, confused=None, images_per_class=None)
     accuracy = replace(model.derivation.accuracy, derived=old)
     assert confusion(replace(model, derivation=replace(model.derivation, accuracy=accuracy))) is None
 

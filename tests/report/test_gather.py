@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from some_layers import PROFILE
 from some_report import write_everything
 from some_runs import DENSE
 
+from edgevit.board.layers import line_of
 from edgevit.derive.jobs_table import TABLE_KIND, JobRow, JobsTable
 from edgevit.errors import OptionError
 from edgevit.report.gather import gather
@@ -63,6 +65,15 @@ def test_a_file_of_lines_that_is_not_of_edgevit_is_passed_over_unless_it_was_ask
     assert gather([tmp_path]).skipped == []
     assert len(gather([tmp_path, tmp_path / "mine.jsonl"]).skipped) == 0  # once seen, as any other file there
     assert len(gather([tmp_path / "mine.jsonl", tmp_path]).skipped) == 2
+
+
+def test_a_run_that_was_cut_off_is_named_also_where_it_is_alone_in_its_file(tmp_path: Path) -> None:
+    (tmp_path / "runs.jsonl").write_text(DENSE.to_json())
+    for name, line in (("run", DENSE.to_json()), ("layers", line_of(PROFILE)), ("mine", '{"hello": "world"}')):
+        (tmp_path / f"{name}.jsonl").write_text(line[:15])
+    (tmp_path / "theirs.jsonl").write_text('{"batch": 1}\n{"batch": 2')
+    named = [Path(one.where).name for one in gather([tmp_path]).skipped]
+    assert named == ["layers.jsonl, line 1", "run.jsonl, line 1"]
 
 
 def test_jobs_without_a_model_are_told_of(tmp_path: Path) -> None:

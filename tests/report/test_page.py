@@ -10,6 +10,7 @@ from pathlib import Path
 from some_report import write_everything
 
 from edgevit.report.choice import panels
+from edgevit.report.details import MATRIX
 from edgevit.report.gather import gather
 from edgevit.report.page import LIMIT_BYTES, SHIPPED, as_html
 
@@ -27,6 +28,25 @@ def test_the_page_is_one_file_that_asks_the_network_for_nothing(tmp_path: Path) 
         "m2",
     }
     assert "left out, as they could not be read" in text and 'role="tab"' in text
+
+
+def test_twenty_models_of_forty_classes_that_are_all_confused_are_no_page_that_mail_refuses(tmp_path: Path) -> None:
+    found = gather([write_everything(tmp_path)])
+    model = found.models[1]
+    assert model.derivation is not None and model.derivation.accuracy.derived is not None
+    names = [f"a class with a long name, {i}" for i in range(MATRIX)]
+    confused = {a: {b: 2 for b in names if b != a} for a in names}
+    taken = replace(
+        model.derivation.accuracy.derived, confused=confused, images_per_class=dict.fromkeys(names, 100),
+        per_class=dict.fromkeys(names, 0.2),
+    )  # fmt: skip
+    accuracies = replace(model.derivation.accuracy, derived=taken)
+    crowded = replace(model, derivation=replace(model.derivation, accuracy=accuracies))
+    found.models = [replace(crowded, name=f"t{i}") for i in range(20)]
+    text = as_html(panels(found), found)
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', text, re.DOTALL)[0])
+    assert len(data["models"]["m19"]["confusion"]["cells"]) == MATRIX**2
+    assert len(text.encode()) < LIMIT_BYTES
 
 
 def test_names_are_shown_and_never_run(tmp_path: Path) -> None:

@@ -75,6 +75,25 @@ def test_methods_differ_by_their_marks_and_not_by_colour_alone(browser: Any, fil
     seen.page.close()
 
 
+def test_marks_and_colours_together_tell_more_methods_apart_than_there_are_colours(browser: Any, file: Path) -> None:
+    seen = Opened(browser, file)
+    pairs = seen.page.evaluate("d3.range(64).map(i => `${colour(i)} ${shape(i)}`)")
+    assert len(set(pairs)) == 64
+    seen.page.close()
+
+
+def test_curves_and_layers_have_marks_beside_their_colours(browser: Any, file: Path) -> None:
+    seen = Opened(browser, file, part="#m1")
+    for chart in ("layers", "history"):
+        marks = seen.page.locator(f"article.open figure[data-chart={chart}] .plot g[aria-label=dot] path")
+        assert marks.count() > 0, chart
+    legend = seen.page.locator("article.open figure[data-chart=layers] [class*=swatch] svg")
+    painted = "mark => getComputedStyle(mark).stroke !== 'none'"  # plus and times are strokes alone
+    assert legend.count() > 6 and all(mark.locator("path").evaluate(painted) for mark in legend.all())
+    assert seen.complaints == []
+    seen.page.close()
+
+
 def test_a_click_sorts_the_models_and_leaves_the_baselines(browser: Any, file: Path) -> None:
     seen = Opened(browser, file)
     names = "section.open tbody.models td:first-child"

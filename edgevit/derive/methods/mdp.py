@@ -6,7 +6,9 @@ over batches. Over the embedding width d and each block's heads H, widths q and 
     max  sum of the importance of all units that stay    subject to    cost(d, H, q, v, e) <= budget,
 
 a mixed-integer program that is not linear, as costs multiply d by all others. Here it is solved width by width of the
-embedding: for each a knapsack over all blocks, exact (`allocate.knapsack`), and the best of them is taken.
+embedding: for each a knapsack over all blocks, exact (`allocate.knapsack`), and the best of them is taken. Widths are
+those of a ladder of at most eleven, about a twelfth of the embedding apart (`derive.embedding`), and not every one: the
+choice is exact for each width on it.
 
 The source counts latency by a table measured beforehand, as `--ms` does here; MACs and parameters are counted, too. It
 drops whole blocks, too, in its convolutional form; here every block stays.

@@ -3,6 +3,8 @@
 
 const colours = ["var(--c0)", "var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)", "var(--c7)"];
 const shapes = ["circle", "square", "triangle", "cross", "star", "wye", "plus", "times"]; // beside colours, for eyes and printers that see none
+const colour = i => colours[i % colours.length];
+const shape = i => shapes[(i + Math.floor(i / colours.length)) % shapes.length]; // shifted where colours begin again: no pair comes twice
 const plain = { style: { background: "transparent", color: "inherit", fontSize: "12px" } };
 const number = value => value == null ? "-"
   : Math.abs(value) >= 1e9 ? `${d3.format(".4~g")(value / 1e9)} G`
@@ -27,13 +29,20 @@ function told(entry, axis) {
   return lines.join("\n");
 }
 
+/** Names with their marks, by what is drawn below it. */
+function legend(names, drawn) {
+  const of = range => ({ domain: names, range: names.map((_, i) => range(i)) }), both = document.createElement("div");
+  both.append(Plot.legend({ symbol: { ...of(shape), type: "ordinal" }, color: { ...of(colour), type: "categorical" }, fill: "color", stroke: "color" }), drawn); // plus and times are strokes alone
+  return both;
+}
+
 /** Accuracy against what it costs: entries with both, the one to take with a ring, those beyond the limits faint. */
 function pareto(panel, axis, chosen, within, width) {
   const known = panel.entries.filter(e => e.top1 != null && e[axis.name] != null);
   const costs = known.map(e => e[axis.name]), wide = d3.max(costs) / d3.min(costs) > 30;
   const best = front(known, axis), kinds = [...new Set(known.filter(e => !e.baseline).map(e => e.method || "model"))];
-  const kind = e => Math.max(kinds.indexOf(e.method || "model"), 0) % colours.length;
-  const fill = e => e.baseline ? "var(--paper)" : colours[kind(e)];
+  const kind = e => Math.max(kinds.indexOf(e.method || "model"), 0), hollow = e => ["plus", "times"].includes(shape(kind(e)));
+  const fill = e => e.baseline ? "var(--paper)" : colour(kind(e));
   const stroke = e => e.baseline ? "var(--base)" : fill(e);
   const faint = e => e.baseline || within(e) ? 1 : 0.25;
   const range = axis.name === "ratio" ? ["ratio_low", "ratio_high"] : axis.name === "p50_ms" ? ["p50_least_ms", "p50_most_ms"] : null;
@@ -49,7 +58,7 @@ function pareto(panel, axis, chosen, within, width) {
     Plot.ruleX(known, { x: axis.name, y1: "low", y2: "high", stroke, strokeOpacity: e => 0.45 * faint(e) }),
     range && Plot.ruleY(known.filter(e => e[range[0]] != null), { x1: range[0], x2: range[1], y: "top1", stroke, strokeOpacity: e => 0.45 * faint(e) }),
     Plot.dot(known.filter(e => e.baseline), { x: axis.name, y: "top1", symbol: "diamond2", r: 6, fill, stroke, strokeWidth: 2, href: e => e.id && `#${e.id}`, ariaLabel: "title" }),
-    Plot.dot(known.filter(e => !e.baseline), { x: axis.name, y: "top1", symbol: e => shapes[kind(e)], r: 6, fill, stroke: e => kind(e) < 6 ? "var(--paper)" : fill(e), fillOpacity: faint, href: e => e.id && `#${e.id}`, ariaLabel: "title" }),
+    Plot.dot(known.filter(e => !e.baseline), { x: axis.name, y: "top1", symbol: e => shape(kind(e)), r: 6, fill, stroke: e => hollow(e) ? fill(e) : "var(--paper)", fillOpacity: faint, href: e => e.id && `#${e.id}`, ariaLabel: "title" }),
     chosen && chosen[axis.name] != null && Plot.dot([chosen], { x: axis.name, y: "top1", r: 11, stroke: "var(--take)", strokeWidth: 2.5, pointerEvents: "none" }),
   ].filter(Boolean);
   const tip = Plot.tip(known, Plot.pointer({ x: axis.name, y: "top1", title: e => told(e, axis), maxRadius: 30, lineWidth: 30 }));
@@ -58,12 +67,7 @@ function pareto(panel, axis, chosen, within, width) {
   const drawn = Plot.plot({ ...options, marks: [...marks, ...text, tip] });
   // A click near a dot leads to what the tip tells of; Plot would pin the tip instead, in front of the dot.
   drawn.addEventListener("click", () => { if (drawn.value?.id) location.hash = drawn.value.id; });
-  if (kinds.length < 2) return drawn;
-  const of = range => ({ type: "categorical", domain: kinds, range: kinds.map((_, i) => range[i % range.length]) });
-  const legend = Plot.legend({ symbol: { ...of(shapes), type: "ordinal" }, color: of(colours), fill: "color" });
-  const both = document.createElement("div");
-  both.append(legend, drawn);
-  return both;
+  return kinds.length < 2 ? drawn : legend(kinds, drawn);
 }
 
 /** Where names fit beside their dots without lying over dots or one another: the chosen one's first, then the front's. */
@@ -110,34 +114,40 @@ function blocks(rows, embed, width) {
   });
 }
 
+const MARKS = 15; // of a curve, at most
+
 /** Curves of one kind of figure over the steps of training. */
 function curves(series, label, width, share) {
   const points = series.flatMap(s => s.points.map(([step, value]) => ({ step, value, name: s.label }))), names = series.map(s => s.label);
+  const marked = series.flatMap(s => s.points.filter((_, i, all) => i % Math.ceil(all.length / MARKS) === 0).map(([step, value]) => ({ step, value, name: s.label })));
   const log = !share && d3.min(points, p => p.value) > 0 && d3.max(points, p => p.value) / d3.min(points, p => p.value) > 20;
-  return Plot.plot({
+  const drawn = Plot.plot({
     ...plain, width, height: 230, marginLeft: 52, ariaLabel: label,
     x: { label: "step →", tickFormat: number }, y: { label: `↑ ${label}${log ? " (logarithmic)" : ""}`, percent: share, grid: true, type: log ? "log" : "linear", tickFormat: log ? number : undefined, nice: true },
-    color: { domain: names, range: names.map((_, i) => colours[i % colours.length]), legend: names.length > 1 },
+    color: { domain: names, range: names.map((_, i) => colour(i)) }, symbol: { domain: names, range: names.map((_, i) => shape(i)) },
     marks: [
       Plot.line(points, { x: "step", y: "value", stroke: "name", strokeWidth: 1.6 }),
-      d3.max(series, s => s.points.length) < 30 ? Plot.dot(points, { x: "step", y: "value", fill: "name", r: 3 }) : null,
+      Plot.dot(marked, { x: "step", y: "value", symbol: "name", fill: "name", stroke: "name", r: 3 }),
       Plot.tip(points, Plot.pointer({ x: "step", y: "value", title: p => `${p.name}\nstep ${p.step}: ${share ? percent(p.value) : number(p.value)}` })),
     ],
   });
+  return names.length > 1 ? legend(names, drawn) : drawn;
 }
 
 /** Of images of each class (a row), the share that is called each (a column). */
-function confusion(cells, width) {
-  const names = [...new Set(cells.map(c => c.is))], side = Math.min(width, 120 + names.length * (names.length > 15 ? 22 : 56));
+function confusion(seen, width) {
+  const names = seen.classes.map(c => c.name), side = Math.min(width, 120 + names.length * (names.length > 15 ? 22 : 56));
+  const cells = seen.cells.map(([i, j, images]) => ({ is: names[i], called: names[j], images, of: seen.classes[i].images }));
   const longest = Math.min(d3.max(names, n => n.length) * 6.5 + 12, side * 0.35);
   return Plot.plot({
     ...plain, width: side, height: side * 0.72 + longest * 0.5, marginLeft: longest, marginBottom: longest * 0.75 + 12, ariaLabel: "confusion of classes", padding: 0.06,
     x: { label: null, domain: names, tickRotate: -35 }, y: { label: null, domain: names },
     color: { type: "sqrt", domain: [0, 1], interpolate: d3.interpolateRgb.gamma(1)("#8881", "#0072b2") },
     marks: [
-      Plot.cell(cells, { x: "called", y: "is", fill: c => c.of ? c.images / c.of : 0 }),
-      Plot.cell(cells.filter(c => c.is === c.called), { x: "called", y: "is", stroke: "var(--base)" }),
-      names.length > 15 ? null : Plot.text(cells.filter(c => c.images), { x: "called", y: "is", text: c => `${c.images}`, fill: c => c.images / c.of > 0.35 ? "#fff" : "currentColor" }),
+      Plot.cell(d3.cross(names, names), { x: "0", y: "1", fill: "#8881" }),
+      Plot.cell(cells, { x: "called", y: "is", fill: c => c.images / c.of }),
+      Plot.cell(names, { x: name => name, y: name => name, stroke: "var(--base)" }),
+      names.length > 15 ? null : Plot.text(cells, { x: "called", y: "is", text: c => `${c.images}`, fill: c => c.images / c.of > 0.35 ? "#fff" : "currentColor" }),
       Plot.tip(cells, Plot.pointer({ x: "called", y: "is", title: c => `${c.images} of ${c.of} images of ${c.is}\nare called ${c.called}` })),
     ],
   });
@@ -178,13 +188,16 @@ function layers(seen, width) {
   const spent = seen.spent.map(s => ({ where: s.place.block == null ? "outside" : `${s.place.block}`, part: s.place.part, ms: s.ms }));
   if (seen.between_ms > 0) spent.push({ where: "outside", part: "between layers", ms: seen.between_ms });
   const parts = [...new Set(spent.map(s => s.part))], where = [...new Set(spent.map(s => s.where))];
-  return Plot.plot({
+  const least = 0.05 * d3.max(d3.rollups(spent, of => d3.sum(of, s => s.ms), s => s.where), ([, ms]) => ms); // of a part that has room for a mark
+  const drawn = Plot.plot({
     ...plain, width, height: 240, marginLeft: 52, ariaLabel: "time by layer",
     x: { type: "band", label: "block", domain: where }, y: { label: "↑ ms", grid: true },
-    color: { domain: parts, range: parts.map((_, i) => colours[i % colours.length]), legend: true },
+    color: { domain: parts, range: parts.map((_, i) => colour(i)) }, symbol: { domain: parts, range: parts.map((_, i) => shape(i)) },
     marks: [
       Plot.barY(spent, { x: "where", y: "ms", fill: "part" }),
+      Plot.dot(spent, Plot.stackY({ x: "where", y: "ms", symbol: "part", r: 3, stroke: "var(--paper)", strokeOpacity: s => s.ms < least ? 0 : 1 })),
       Plot.tip(spent, Plot.pointer(Plot.stackY({ x: "where", y: "ms", title: s => `${s.where === "outside" ? "outside the blocks" : `block ${s.where}`}\n${s.part}: ${number(s.ms)} ms` }))),
     ],
   });
+  return legend(parts, drawn);
 }

@@ -70,7 +70,7 @@ function drawHistory(series, add, width) {
 const draw = {
   blocks: (model, _, add, width) => add(blocks(model.blocks, model.embed, Math.min(width, 760))),
   history: (model, _, add, width) => drawHistory(model.history, add, width),
-  confusion: (model, _, add, width) => add(confusion(model.confusion.cells, Math.min(width, 620))),
+  confusion: (model, _, add, width) => add(confusion(model.confusion, Math.min(width, 620))),
   latency: (model, i, add, width) => add(histogram(model.latency[i], Math.min(width, 620))),
   power: (model, i, add, width) => add(power(model.power[i], Math.min(width, 760))),
   layers: (model, i, add, width) => add(layers(model.layers[i], Math.min(width, 900))),
