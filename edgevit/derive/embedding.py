@@ -25,7 +25,7 @@ from edgevit.derive.algebra.embedding import encoder
 from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.measure.divergence import answers, base_answers, divergence
-from edgevit.derive.measure.embedding import enough_images, token_directions, token_weights
+from edgevit.derive.measure.embedding import enough_images, stable_images, token_directions, token_weights
 from edgevit.derive.plan import EmbedPlan
 from edgevit.derive.problem import Problem
 from edgevit.errors import BudgetError, OptionError
@@ -129,6 +129,11 @@ class Slices:
         self.problem, self.quick = problem, quick
         self.calibration = problem.task.train.subset(calibration_images)
         self.felt = problem.task.train.subset(sensitivity_images)
+        if len(self.calibration) < (stable := stable_images(problem.network)):
+            problem.progress.warn(
+                f"the directions of the embedding are those of {len(self.calibration)} images; with {stable} a "
+                "narrower one loses less, if there are as many"
+            )
         self.key = {
             **problem.identity,
             "images": self.calibration.content_sha256(),

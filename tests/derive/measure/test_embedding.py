@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from edgevit.data.task import open_task
 from edgevit.derive.algebra.embedding import flat_basis
-from edgevit.derive.measure.embedding import enough_images, token_directions, token_weights
+from edgevit.derive.measure.embedding import enough_images, stable_images, token_directions, token_weights
 from edgevit.errors import DataError
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import family_of
@@ -72,3 +72,4 @@ def test_tokens_that_are_no_numbers_are_refused(small_vit: Any, task: Any) -> No
 
 def test_enough_images_have_as_many_tokens_as_there_are_directions(small_vit: Any) -> None:
     assert enough_images(small_vit()) == 4  # 64 channels, 17 tokens
+    assert stable_images(small_vit()) == 128
