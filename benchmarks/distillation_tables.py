@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from typing import Any
 
 import older
@@ -67,13 +68,13 @@ def last(looks: list[dict[str, Any]]) -> dict[str, Any]:
 CHOSEN = {"the highest accuracy": best_accuracy, "the lowest loss": best_loss, "the last step": last}
 
 
-RECIPES = """## Recipes of distillation, each against the method's own, on {data}
-
-Every recipe trains copies of one closed form of forge (`fused`), {steps} steps of {batch_size} images, learning rate at
-most {lr:g}; of its {looks} looks the one with the lowest loss on the validation part is kept. Top-1 and loss against
-the restricted base on images that nothing was trained or chosen on, {judged}; points against `gentle`, which has
-warm-up and a rate that the loss limits. Mean and range over seeds {seeds}.
-"""
+RECIPES_TITLE = "## Recipes of distillation, each against the method's own, on {data}"
+RECIPES = (
+    "Every recipe trains copies of one closed form of forge (`fused`), {steps} steps of {batch_size} images, learning "
+    "rate at most {lr:g}; of its {looks} looks the one with the lowest loss on the validation part is kept. Top-1 and "
+    "loss against the restricted base on images that nothing was trained or chosen on, {judged}; points against "
+    "`gentle`, which has warm-up and a rate that the loss limits. Mean and range over seeds {seeds}."
+)
 UNLABELLED = """### Recipes on {data}, with fewer labelled images
 
 The same with {images} training images in all, and once or four times as many beside them that only the teacher judges.
@@ -90,14 +91,14 @@ def recipes(base: str) -> str:
     rows = [row for row in rows if row["base_sha256"] == rows[-1]["base_sha256"]]
     how, few = rows[-1]["training"], [row for row in rows if "images" in row]
     judged = {row["task"]: row["fresh_images"] for row in rows}
-    parts = [
-        RECIPES.format(
-            **{name: how[name] for name in ("steps", "batch_size", "lr")}, data=DATA[base], looks=how["evaluations"],
-            judged=", ".join(f"{count} of {task} classes" for task, count in judged.items()),
-            seeds=", ".join(str(seed) for seed in sorted({row["seed"] for row in rows})),
-        ),
-        against_gentle([row for row in rows if "images" not in row]),
-    ]  # fmt: skip
+    told = RECIPES.format(
+        **{name: how[name] for name in ("steps", "batch_size", "lr")}, looks=how["evaluations"],
+        judged=", ".join(f"{count} of {task} classes" for task, count in judged.items()),
+        seeds=", ".join(str(seed) for seed in sorted({row["seed"] for row in rows})),
+    )  # fmt: skip
+    whole = [row for row in rows if "images" not in row]
+    lined = "\n".join(textwrap.wrap(told, 118))
+    parts = [f"{RECIPES_TITLE.format(data=DATA[base])}\n\n{lined}\n", against_gentle(whole)]
     if few:
         counts = ", ".join(str(count) for count in sorted({row["images"] for row in few}))
         parts += [UNLABELLED.format(images=counts, data=DATA[base]), against_gentle(few)]

@@ -148,10 +148,6 @@ def section(data: dict[str, Any] | None) -> str:
     ended = Counter(row["outcome"] for row in rows)
     kept = f"{ended['met']} of {len(rows)} met, {ended['under']} below the window, {ended['over']} above the budget"
     bases = " and ".join(TITLES[name] for name in dict.fromkeys(row["base_of"] for row in rows))
-    older = "" if all("edgevit" in row for row in rows) else (
-        " Rows of the demo are of before forge tried tokens for a budget in MACs (decision 050), and searches went on "
-        "where an interval reaches below the window (028)."
-    )  # fmt: skip
     equal, others = [row for row in rows if is_equal(row)], [row for row in rows if not is_equal(row)]
     far = ", ".join(f"{row['apart'][0] - 1:+.1%}" for row in others)
     unequal = f" The others differ by {far}, as no rate came nearer, and are in no column of points." if others else ""
@@ -162,7 +158,7 @@ def section(data: dict[str, Any] | None) -> str:
         f"{len(rows)} pairs the two differ by at most {EQUAL:.0%}: over these, `--ms` is worth {worth} points of top-1 "
         f"beside `--rate`.{unequal} Top-1 in percent on images that no derivation sees; mean and range over seeds. The "
         f"share of {SMALL:g} was chosen after a first look at 0.2 and 0.5 on the demo's base, where nothing told the "
-        f"two apart. Load average up to {load:.1f}. No ImageNet result.{older}"
+        f"two apart. Load average up to {load:.1f}. No ImageNet result."
     )
     lines = []
     for name, share, task in sorted({(row["base_of"], -row["share"], row["task"]) for row in rows}):
