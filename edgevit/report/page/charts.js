@@ -99,7 +99,7 @@ function blocks(rows, embed, width) {
   const ffn = rows.filter(r => r.now).map(r => ({ block: r.block, y1: 0, y2: -r.now.ffn / widest }));
   const size = (now, base) => now ? `${now.heads} of ${base.heads} heads\nQK ${now.qk} of ${base.qk}, VO ${now.vo} of ${base.vo}\nFFN ${now.ffn} of ${base.ffn}${now.tokens ? `\npasses on ${now.tokens} tokens` : ""}` : "gone";
   return Plot.plot({
-    ...plain, width, height: 230, ...sides, marginBottom: 34, ariaLabel: "what is left of each block",
+    ...plain, width, height: 230, ...sides, marginBottom: 42, ariaLabel: "what is left of each block",
     x: { type: "band", label: "block of the base", domain: rows.map(r => r.block), padding },
     y: { domain: [-1.05, 1.12], label: null, ticks: [-0.5, 0.5], tickFormat: v => v > 0 ? "heads" : "FFN", tickSize: 0 },
     marks: [
@@ -122,7 +122,7 @@ function curves(series, label, width, share) {
   const marked = series.flatMap(s => s.points.filter((_, i, all) => i % Math.ceil(all.length / MARKS) === 0).map(([step, value]) => ({ step, value, name: s.label })));
   const log = !share && d3.min(points, p => p.value) > 0 && d3.max(points, p => p.value) / d3.min(points, p => p.value) > 20;
   const drawn = Plot.plot({
-    ...plain, width, height: 230, marginLeft: 52, ariaLabel: label,
+    ...plain, width, height: 240, marginLeft: 52, marginBottom: 42, ariaLabel: label,
     x: { label: "step →", tickFormat: number }, y: { label: `↑ ${label}${log ? " (logarithmic)" : ""}`, percent: share, grid: true, type: log ? "log" : "linear", tickFormat: log ? number : undefined, nice: true },
     color: { domain: names, range: names.map((_, i) => colour(i)) }, symbol: { domain: names, range: names.map((_, i) => shape(i)) },
     marks: [
@@ -157,7 +157,7 @@ function histogram(seen, width) {
   const bins = seen.counts.map((n, i) => ({ x1: seen.least_ms + i * seen.bin_ms, x2: seen.least_ms + (i + 1) * seen.bin_ms, n }));
   const marked = Object.entries(seen.percentiles_ms).filter(([name, ms]) => name !== "p95" && ms <= bins[bins.length - 1].x2 * 1.0001).map(([name, ms]) => ({ name, ms }));
   return Plot.plot({
-    ...plain, width, height: 200, marginLeft: 52, marginTop: 26, ariaLabel: "distribution of latencies",
+    ...plain, width, height: 212, marginLeft: 52, marginBottom: 42, marginTop: 26, ariaLabel: "distribution of latencies",
     x: { label: "latency, ms →" }, y: { label: "↑ inferences", grid: true },
     marks: [
       Plot.rectY(bins, { x1: "x1", x2: "x2", y: "n", fill: "var(--c0)", insetLeft: 0.5, insetRight: 0.5 }),
@@ -171,7 +171,7 @@ function histogram(seen, width) {
 function power(seen, width) {
   const points = seen.points.map(([s, w]) => ({ s, w }));
   return Plot.plot({
-    ...plain, width, height: 200, marginLeft: 46, ariaLabel: "power of the module",
+    ...plain, width, height: 212, marginLeft: 46, marginBottom: 42, ariaLabel: "power of the module",
     x: { label: "seconds since the timed window began →" }, y: { label: "↑ W", grid: true, zero: true, nice: true },
     marks: [
       Plot.rectX([{ x1: 0, x2: seen.window_s }], { x1: "x1", x2: "x2", fill: "var(--window)" }),
@@ -190,7 +190,7 @@ function layers(seen, width) {
   const parts = [...new Set(spent.map(s => s.part))], where = [...new Set(spent.map(s => s.where))];
   const least = 0.05 * d3.max(d3.rollups(spent, of => d3.sum(of, s => s.ms), s => s.where), ([, ms]) => ms); // of a part that has room for a mark
   const drawn = Plot.plot({
-    ...plain, width, height: 240, marginLeft: 52, ariaLabel: "time by layer",
+    ...plain, width, height: 252, marginLeft: 52, marginBottom: 42, ariaLabel: "time by layer",
     x: { type: "band", label: "block", domain: where }, y: { label: "↑ ms", grid: true },
     color: { domain: parts, range: parts.map((_, i) => colour(i)) }, symbol: { domain: parts, range: parts.map((_, i) => shape(i)) },
     marks: [
