@@ -83,7 +83,7 @@ def attention_scores(network: Any, images: Any, columns: Any, passes: Any, **_: 
     passes.run(network, images, lambda *_: None, [(family.attention_inputs(network)[:-1], see)])
     ranked = torch.stack(sums).cpu() / len(images)
     heads = tuple((a.wo @ a.wv).flatten(1).norm(dim=1).double().detach().cpu() for a in attentions(blocks))
-    return HessianScores(ranked, ranked, heads, torch.zeros(len(ranked)))
+    return HessianScores(ranked, ranked.clone(), heads, torch.zeros(len(ranked)))
 
 
 def random_scores(network: Any, images: Any, columns: Any, passes: Any, *, seed: int, **_: Any) -> Any:
@@ -94,7 +94,7 @@ def random_scores(network: Any, images: Any, columns: Any, passes: Any, *, seed:
     geometry, blocks = family.geometry(network), family.read(network)
     ranked = torch.rand(len(blocks) - 1, geometry.patches, generator=draw, dtype=torch.float64)
     heads = tuple(torch.rand(b.dims.heads, generator=draw, dtype=torch.float64) for b in blocks)
-    return HessianScores(ranked, ranked, heads, torch.zeros(len(ranked)))
+    return HessianScores(ranked, ranked.clone(), heads, torch.zeros(len(ranked)))
 
 
 def random_order(attn: Any, seen: Tensor, **_: Any) -> Tensor:
