@@ -30,6 +30,7 @@ class Cuts:
 
     widths: bool = True  # QK, VO and FFN widths, as far as the shape policy allows
     head_widths: bool = True  # if widths: those of QK and VO, too, and not of FFNs alone
+    neurons: bool = True  # if widths: those of FFNs, too
     heads: bool = False  # whole heads
     blocks: bool = False  # whole blocks, all but the first
     sites: bool = False  # the attention or the FFN of a block
@@ -221,6 +222,8 @@ def _least(asked: Asked, cuts: Cuts, geometry: Geometry, dims: Sequence[BlockDim
         least = replace(narrow[i], heads=least_heads(dims[i], policy, drop_heads=may_go))
         if not cuts.head_widths:
             least = replace(least, qk=dims[i].qk, vo=dims[i].vo)
+        if not cuts.neurons:
+            least = replace(least, ffn=dims[i].ffn)
         if (floor := stay.get(i)) is not None:
             least = _with_sites(replace(least, heads=max(least.heads, floor.heads)), floor)
         elif cuts.sites and not least.tokens:

@@ -25,6 +25,7 @@ from edgevit.derive import embedding
 from edgevit.derive.algebra.attention import Spectra, attention_spectra, narrow
 from edgevit.derive.algebra.factorise import Spectrum
 from edgevit.derive.algebra.least_squares import Refit, Removal, refit, refittable_mean, removal_in_order, removal_order
+from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy, Widths, fit, uniform
 from edgevit.derive.allocate.widths import Curve, energy_width, widths_by_error
 from edgevit.derive.embedding import Slices, check_width, embed_widths, geometry_at, reason_against
@@ -71,6 +72,7 @@ class Config(TeacherOptions):
     # What becomes of the FFN's output weights: refitted (least_squares), compensated as optimal brain surgeon does, or
     # left as they are (remove).
     ffn: Refit = "least_squares"
+    cut_ffn: bool = True  # Whether neurons may go; false leaves the whole budget to attention, as an ablation does.
     # How strongly the refit of output weights is damped, in units of the neurons' mean square.
     ridge: float = 1e-4
     calibration_images: int = 128  # The number of training images from which the closed form is computed.
@@ -101,7 +103,8 @@ class Config(TeacherOptions):
 def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
     """What it may take away."""
     embed = embedding.narrowest(network, policy, config.embed_width, "nuwa") if config.cut_embedding else 0
-    return Cuts(embed=embed, images=config.calibration_images, more={"cut_embedding": True, "embed_width": 0})
+    more = {"cut_ffn": True, "cut_embedding": True, "embed_width": 0}
+    return Cuts(neurons=config.cut_ffn, embed=embed, images=config.calibration_images, more=more)
 
 
 def check_options(asked: Asked, config: Config) -> None:
@@ -354,7 +357,8 @@ def _plan(problem: Problem, config: Config, start: _Start, known: _Known, width:
     with problem.stopwatch.stage("closed_form"):
         dims, geometry = [b.dims for b in start.blocks], geometry_at(start.network, width)
         wishes = _wishes(problem, config, dims, known, geometry)
-        chosen = fit(wishes, dims, geometry, problem.budget, problem.policy)
+        budget = problem.budget if config.cut_ffn else _keeping_neurons(problem.budget, dims)
+        chosen = fit(wishes, dims, geometry, budget, problem.policy)
         narrowed = narrow(
             start.attentions, [(new.qk, new.vo) for new in chosen], _moments(start, config), known.spectra
         )
@@ -368,6 +372,13 @@ def _plan(problem: Problem, config: Config, start: _Start, known: _Known, width:
             planned = AttentionPlan(heads, new.qk, new.vo, weights=attention)
             plans.append(BlockPlan(i, planned, FfnPlan(kept, weights=refitted)))
         return Plan(tuple(plans), embed)
+
+
+def _keeping_neurons(budget: Budget, dims: Sequence[BlockDims]) -> Budget:
+    """The budget with a floor under every FFN: all of its neurons."""
+    floors = budget.at_least or {}
+    whole = {i: replace(floors.get(i, BlockDims(d.heads, 1, 1, d.ffn)), ffn=d.ffn) for i, d in enumerate(dims)}
+    return replace(budget, at_least=whole)
 
 
 def _validated(problem: Problem, network: nn.Module) -> float:

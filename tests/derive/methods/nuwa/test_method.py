@@ -171,6 +171,17 @@ def test_every_choice_lands_on_the_budget(options: dict[str, str], checkpoint: P
         assert facts.more["anchor_neurons"] <= 1
 
 
+@pytest.mark.parametrize("widths", ["error", "energy", "uniform"])
+def test_attention_alone_meets_a_budget_that_it_reaches(widths: str, checkpoint: Path, tmp_path: Path) -> None:
+    options = {"purification": "none", "cut_ffn": False, "widths": widths}
+    made = derive(checkpoint, tmp_path / "m", method="nuwa", rate=0.15, training=UNTRAINED, options=options)
+    assert {block.ffn for block in made.model.spec.blocks} == {
+        4 * ARGS["embed_dim"]
+    } and 0.15 <= made.model.spec.rate < 0.17
+    with pytest.raises(BudgetError, match=r"let more go \(nuwa.cut_ffn=true"):
+        derive(checkpoint, tmp_path / "n", method="nuwa", rate=0.8, training=UNTRAINED, options=options)
+
+
 def test_with_a_whole_head_other_classes_are_biased_away(checkpoint: Path, tmp_path: Path) -> None:
     made = derive(
         checkpoint, tmp_path / "m", method="nuwa", head="full", training=UNTRAINED, options={"purification": "none"}
