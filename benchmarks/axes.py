@@ -151,8 +151,8 @@ class Bench:
             budget = (1 - rate) * measured.in_quantity("ms").base
             (made,) = edgevit.meet(self.start.name, ms=budget, place=Place(threads=self.threads), **given)
         spec = made.model.spec
-        blocks = [asdict(block) for block in spec.blocks]
-        return out, {"macs": 1 - spec.rate, "embed": spec.timm_args["embed_dim"], "blocks": blocks}
+        embed = spec.timm_args.get("embed_dim", self.geometry.embed)  # of a timm name that says it by itself, as whole
+        return out, {"macs": 1 - spec.rate, "embed": embed, "blocks": [asdict(block) for block in spec.blocks]}
 
     def rows(self, axis: str, rate: float) -> Iterator[Row]:
         """One for each batch size; or one that says why there is no such model."""
