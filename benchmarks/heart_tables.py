@@ -33,8 +33,7 @@ COMPOSED = """### Beside widths, at equal MACs
 
 The same base, in shape `free`: forge with all tokens, forge with tokens among its choices (`cut_tokens=predicted`),
 HEART alone, and HEART behind a forge that has cut half of what is to go, each of which trains for half of the {steps}
-steps. Mean and range over seeds
-{seeds}.
+steps. Mean and range over seeds {seeds}.
 """
 
 
