@@ -4,11 +4,13 @@ The one to take is the cheapest whose accuracy is not below the base's by more t
 interval reaches the accuracy of the base restricted to the classes. That is asked of the validation images where every
 model was judged on them, so that test images are looked at and not chosen by; a file that was judged by itself must
 hold on the test images, too. Void runs, failed gates and models that nobody judged are out. The cost is the p50 where
-it was measured, else the MACs.
+it was measured, else the MACs. Of those whose latency the intervals of their ratios cannot tell from the cheapest's,
+the most accurate is taken.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -59,11 +61,12 @@ class Axis:
     title: str
     unit: str
     best: str  # of models, the one that costs least
+    by_ratio: bool = False  # whether the interval of the latency's ratio tells which differences are noise
 
 
 AXES = (
-    Axis("p50_ms", "latency, p50", "ms", "fastest"),
-    Axis("ratio", "latency over the base's", "", "fastest"),
+    Axis("p50_ms", "latency, p50", "ms", "fastest", by_ratio=True),
+    Axis("ratio", "latency over the base's", "", "fastest", by_ratio=True),
     Axis("p99_ms", "latency, p99", "ms", "fastest"),
     Axis("energy_mj", "energy of an image", "mJ", "most frugal"),
     Axis("memory_mib", "memory taken", "MiB", "one that takes least memory"),
@@ -126,13 +129,29 @@ class Panel:
         held = [e for e in free if e.judged == "torch" or e in on_test]
         return [e for e in held if e.validation is not None and wilson(*e.validation)[1] >= goal]
 
-    def recommended(self) -> Entry | None:
+    def merit(self, entry: Entry) -> float:
+        """The accuracy that models are chosen by: on the validation images where all were judged on them."""
+        if self.chosen_on is not None and entry.validation is not None:
+            right, images = entry.validation
+            return right / images
+        return entry.top1 or 0.0
+
+    def cheapest(self) -> Entry | None:
         """The cheapest of the models that are as accurate as the base."""
+        return next(iter(self._by_cost()), None)
+
+    def recommended(self) -> Entry | None:
+        """The most accurate of the cheapest models: of those whose cost cannot be told from the least."""
+        by_cost = self._by_cost()
+        level = [entry for entry in by_cost if are_level(entry, by_cost[0], self.axes[0])]
+        return max(level, key=self.merit, default=None)  # of equals the first, which is cheaper
+
+    def _by_cost(self) -> list[Entry]:
         axis = next(iter(self.axes), None)
         known = [
             (value, e) for e in self.reaching() if axis is not None and (value := cost_on_axis(e, axis)) is not None
         ]
-        return min(known, key=lambda pair: pair[0])[1] if known else None
+        return [entry for _, entry in sorted(known, key=lambda pair: pair[0])]
 
 
 def cost_on_axis(entry: Entry, axis: Axis) -> float | None:
@@ -140,6 +159,22 @@ def cost_on_axis(entry: Entry, axis: Axis) -> float | None:
     value: float | None = getattr(entry, axis.name)
     measured = axis.name not in ("macs", "params", "file_bytes")
     return None if measured and entry.void else value
+
+
+def are_level(one: Entry, other: Entry, axis: Axis) -> bool:
+    """Whether their costs cannot be told apart: their ratios to the base differ by less than the intervals allow.
+
+    Of two independent estimates the difference has an interval of which half is the root of the sum of their halves'
+    squares, of the halves that face each other.
+    """
+    if one is other or not axis.by_ratio:
+        return cost_on_axis(one, axis) == cost_on_axis(other, axis)
+    if one.ratio is None or other.ratio is None:
+        return False
+    low, high = sorted((one, other), key=lambda entry: entry.ratio or 0)
+    if low.ratio_high is None or high.ratio_low is None or low.ratio is None or high.ratio is None:
+        return False
+    return high.ratio - low.ratio <= math.hypot(low.ratio_high - low.ratio, high.ratio - high.ratio_low)
 
 
 def may_be_taken(entry: Entry) -> bool:

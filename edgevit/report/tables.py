@@ -12,7 +12,7 @@ from typing import Any
 from edgevit.data.shares import share_text
 from edgevit.derive.allocate.budget import readable
 from edgevit.report.axes import apart, apart_tasks
-from edgevit.report.choice import Entry, Panel
+from edgevit.report.choice import Entry, Panel, cost_on_axis
 from edgevit.report.details import drawable
 from edgevit.report.gather import Skipped
 from edgevit.report.record import REPORT_KIND, EntryRecord, PanelRecord, ReportRecord
@@ -132,8 +132,21 @@ def answer(panel: Panel) -> str:
         return f"top-1 {_told(taken)}. There is no base to set it against."
     return (
         f"Of {len(panel.models)} models the {panel.axes[0].best} whose accuracy is not below that of the base by more "
-        f"than chance{_chosen_on(panel)} the base restricted to the classes has {100 * goal:.2f} %."
+        f"than chance{_chosen_on(panel)} the base restricted to the classes has {100 * goal:.2f} %.{_level(panel)}"
     )
+
+
+def _level(panel: Panel) -> str:
+    """Why the model to take is not the cheapest."""
+    taken, cheapest = panel.recommended(), panel.cheapest()
+    if taken is None or cheapest is None or taken is cheapest:
+        return ""
+    axis = panel.axes[0]
+    least, cost = (cost_on_axis(entry, axis) for entry in (cheapest, taken))
+    if least == cost:
+        return f" {cheapest.title} costs the same, and is less accurate."
+    amounts = f"{three_digits(least)} against {three_digits(cost)} {axis.unit}".strip()
+    return f" {cheapest.title} is less accurate, and what it costs less ({amounts}) is within what runs differ by."
 
 
 def _chosen_on(panel: Panel) -> str:

@@ -71,8 +71,9 @@ def panel_data(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
         low, high = entry.interval or (None, None)
         told |= {"low": low, "high": high, "id": ids.get(entry.model or ""), "baseline": entry.is_baseline}
         told |= {"reaching": entry in reaching, "free": not entry.is_baseline and may_be_taken(entry)}
+        told |= {"merit": panel.merit(entry)}
         entries.append({name: value for name, value in told.items() if value not in (None, [], ())})
-    axes = [{"name": axis.name, "title": axis.title, "unit": axis.unit} for axis in panel.axes]
+    axes = [{"name": a.name, "title": a.title, "unit": a.unit, "by_ratio": a.by_ratio} for a in panel.axes]
     return {"goal": panel.goal, "axes": axes, "entries": entries}
 
 

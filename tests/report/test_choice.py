@@ -8,16 +8,28 @@ from pathlib import Path
 
 import pytest
 from model_folders import some_spec
-from some_report import BASE, CLASSES, DATA, GOOD, NANO, POOR, derived, turns, write_everything, write_folder
+from some_report import (
+    BASE,
+    CLASSES,
+    DATA,
+    GOOD,
+    NANO,
+    POOR,
+    accuracies,
+    derived,
+    turns,
+    write_everything,
+    write_folder,
+)
 from some_runs import MS
 
 from edgevit.folder.derivation import ValidationRecord
 from edgevit.folder.engine import EngineRecord
 from edgevit.folder.imported import ImportedDocument
 from edgevit.folder.model_folder import ModelFolder
-from edgevit.report.choice import AXES, Entry, Panel, cost_on_axis, panels
+from edgevit.report.choice import AXES, Entry, Panel, are_level, cost_on_axis, panels
 from edgevit.report.gates import parse_gate
-from edgevit.report.gather import Found, gather
+from edgevit.report.gather import Found, FoundModel, gather
 from edgevit.report.tables import answer
 
 
@@ -156,3 +168,49 @@ def test_a_file_that_was_judged_by_itself_must_hold_on_the_test_images_too(found
     judged = {entry.title: entry.judged for entry in nano.models}
     assert nano.chosen_on == 100 and judged["t2"] == "model.fp16.onnx", "which is right on 70 % of the test images"
     assert [entry.title for entry in nano.reaching()] == ["t1"]
+
+
+def level_with_t1(found: Found, right: int) -> Panel:
+    """The first panel, with t2 as accurate on the test images, at nearly t1's latency, and of `right` of 100."""
+
+    def judged(model: FoundModel) -> FoundModel:
+        if model.derivation is None or model.export is None:
+            return model
+        chosen = ValidationRecord(100, 96, 96 if model.name == "t1" else right)
+        made = replace(model.derivation, validation=chosen, accuracy=accuracies(GOOD))
+        return replace(model, derivation=made, export=replace(model.export, accuracy=None))
+
+    models = list(map(judged, found.models))
+    (slow,) = {run.latencies_ns for run in found.runs if run.label == "t1" and run.session == "s1"}
+    by_round = {n: tuple(round(ns * (0.99 + 0.006 * (n % 3))) for ns in slow) for n in range(1, 7)}
+    waves = {n: tuple(round(ns * (0.991 + 0.006 * ((n + 1) % 3))) for ns in slow) for n in range(1, 7)}
+    times = {"t1": by_round, "t2": waves}
+    runs = [
+        replace(run, latencies_ns=times[run.label][run.round or 1], wall_ns=sum(times[run.label][run.round or 1]))
+        if run.label in times and run.session == "s1" else run
+        for run in found.runs
+    ]  # fmt: skip
+    return panels(replace(found, models=models, runs=runs))[0]
+
+
+@pytest.mark.parametrize(("right", "best"), [(95, "t1"), (97, "t2")])
+def test_of_models_whose_latency_cannot_be_told_apart_the_most_accurate_is_taken(
+    found: Found, right: int, best: str
+) -> None:
+    nano = level_with_t1(found, right)
+    t1, t2 = (by_title(nano)[title] for title in ("t1", "t2"))
+    assert nano.reaching() == [t1, t2] and are_level(t1, t2, AXES[0]) and not are_level(t1, t2, AXES[5])
+    taken, cheapest = nano.recommended(), nano.cheapest()
+    assert taken is not None and cheapest is not None and taken.title == best
+    told = f"{cheapest.title} is less accurate, and what it costs less"
+    assert (told in answer(nano)) == (taken is not cheapest)
+
+
+def test_of_models_that_cost_the_same_the_most_accurate_is_taken(tmp_path: Path) -> None:
+    for name, right in (("closed", 95), ("trained", 97)):
+        chosen = ValidationRecord(100, 96, right)
+        write_folder(tmp_path / name, derivation=derived(GOOD, validation=chosen), macs=500_000)
+    (panel,) = panels(gather([tmp_path]))
+    taken = panel.recommended()
+    assert taken is not None and taken.title == "trained"
+    assert answer(panel).endswith("closed costs the same, and is less accurate.")

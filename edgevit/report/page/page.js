@@ -5,10 +5,25 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const find = (selector, within = document) => [...within.querySelectorAll(selector)];
 const roomy = element => Math.max(280, Math.floor(element.getBoundingClientRect().width));
 
-/** The cheapest entry that keeps to the reader's limits or, without one on accuracy, is as accurate as the base. */
+/** The cheapest entry that keeps to the reader's limits or, without one on accuracy, is as accurate as the base; of those that cost the same as far as runs can tell, the most accurate. */
 function choose(panel, axis, limits) {
   const able = panel.entries.filter(e => e.free && e[axis.name] != null && within(e, axis, limits) && (limits.top1 != null || e.reaching));
-  return d3.least(able, e => e[axis.name]) ?? null;
+  const byCost = d3.sort(able, e => e[axis.name]), [cheapest] = byCost;
+  return { chosen: d3.greatest(byCost.filter(e => level(e, cheapest, axis)), e => e.merit) ?? null, cheapest };
+}
+
+/** Whether the difference of two costs is noise: of two independent estimates it has the root of the sum of their half intervals' squares. */
+function level(one, other, axis) {
+  if (one === other || !axis.by_ratio) return one[axis.name] === other[axis.name];
+  const [low, high] = d3.sort([one, other], e => e.ratio);
+  return high.ratio - low.ratio <= Math.hypot(low.ratio_high - low.ratio, high.ratio - high.ratio_low); // false where one is not known
+}
+
+/** Why the chosen one is not the cheapest. */
+function beside(chosen, cheapest, axis) {
+  if (chosen === cheapest) return "";
+  if (chosen[axis.name] === cheapest[axis.name]) return ` ${cheapest.title} costs the same, and is less accurate.`;
+  return ` ${cheapest.title} is less accurate, and what it costs less (${number(cheapest[axis.name])} against ${withUnit(chosen[axis.name], axis)}) is within what runs differ by.`;
 }
 
 function within(entry, axis, limits) {
@@ -21,7 +36,7 @@ function showPanel(section) {
   const axis = panel.axes.find(a => a.name === form.elements.axis.value);
   const read = (name, scale) => form.elements[name].value.trim() === "" ? null : +form.elements[name].value * scale;
   const limits = { top1: read("top1", 0.01), cost: read("cost", 1) };
-  const chosen = choose(panel, axis, limits);
+  const { chosen, cheapest } = choose(panel, axis, limits);
   section.querySelector(".unit").textContent = axis.unit;
   figure.querySelector(".plot").replaceChildren(pareto(panel, axis, chosen, e => within(e, axis, limits), roomy(figure)));
   for (const row of find("tr[data-entry]", section)) {
@@ -35,7 +50,7 @@ function showPanel(section) {
   own.hidden = !changed;
   own.replaceChildren(...(chosen
     ? [Object.assign(document.createElement("strong"), { textContent: chosen.title }),
-      `: top-1 ${percent(chosen.top1)} at ${axis.title} ${withUnit(chosen[axis.name], axis)}${asked ? ", the cheapest within these limits" : ", the cheapest by this axis that is as accurate as the base"}.`]
+      `: top-1 ${percent(chosen.top1)} at ${axis.title} ${withUnit(chosen[axis.name], axis)}${asked ? ", the cheapest within these limits" : ", the cheapest by this axis that is as accurate as the base"}.${beside(chosen, cheapest, axis)}`]
     : [asked ? "No model keeps to these limits." : "No model is as accurate as the base."]));
 }
 
