@@ -236,6 +236,10 @@ def supernet() -> str:
     return "\n".join([f"## Slices of a super-network, {data['environment']['threads']} thread\n", table(head, lines)])
 
 
+# Of a derivation, all but what judges the base and the model by their answers.
+CLOSED_FORM_STAGES = ("sensitivity", "statistics", "closed_form", "embedding", "allocation", "sequential", "head")
+
+
 def forge() -> str:
     data = load("forge")
     if data is None:
@@ -258,9 +262,16 @@ def forge() -> str:
         f"{data['load_average']:.1f} at the start. A forward pass of the calibration images alone: "
         f"{data['forward_s']:.0f} s. In brackets: without the passes of networks, forward and backward.\n"
     )
+    if data.get("clock") == "processor":
+        told += "All seconds are of the processor: other programs shared the core.\n"
     if before:
         now_s, then_s = runs[0]["cpu_s"], before["cpu_s"]
         told += f"Processor time of a first budget: {now_s:.0f} s, {now_s / then_s:.2f} of the older {then_s:.0f} s.\n"
+        of = [sum(run["seconds"].get(stage, 0.0) for stage in CLOSED_FORM_STAGES) for run in (runs[0], before)]
+        told += (
+            f"Without judging base and model by their answers (baselines, check, evaluation): {of[0]:.0f} s, "
+            f"{of[0] / of[1]:.2f} of {of[1]:.0f} s.\n"
+        )
     if len(runs) > 2:
         times = sum(run["cpu_s"] for run in runs) / runs[0]["cpu_s"]
         told += f"{len(runs)} budgets, each a command of its own, take {times:.1f} times the first's processor time.\n"

@@ -23,7 +23,8 @@ from edgevit.derive.cache import Cache
 from edgevit.errors import DataError
 from edgevit.folder.derivation import BaseCheckRecord, NeighbourRecord
 from edgevit.progress import Progress
-from edgevit.train.passes import Passes, multiplies_bf16
+from edgevit.train.passes import Passes
+from edgevit.train.products import multiplies_bf16
 
 IMAGES = 300  # of the validation part at most: a difference of 4 points in one direction shows
 NORMALISATIONS = ((IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), ((0.5,) * 3, (0.5,) * 3), ((0.0,) * 3, (1.0,) * 3))

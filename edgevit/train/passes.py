@@ -21,6 +21,7 @@ from edgevit.data.task import Split
 from edgevit.models.families import family_of
 from edgevit.progress import Progress, Silent
 from edgevit.train.compute import Compute, open_compute
+from edgevit.train.products import WIDE, exact_products, multiplies_bf16
 from edgevit.train.settings import Training
 
 IMAGES = 64  # of one batch at most: larger ones are no faster
@@ -90,7 +91,7 @@ class Passes:
         was_training = network.training
         network.to(device).eval()
         shown_as = told.stage(stage or "", len(mine), "image")
-        with shown_as as shown, torch.set_grad_enabled(gradients), self.rounded(quick):
+        with shown_as as shown, torch.set_grad_enabled(gradients), self.rounded(quick), self.products(network):
             for batch, labels in self.decoded.batches(mine, size, self.compute.workers):
                 see(batch.to(device).requires_grad_(gradients), labels.to(device))
                 done += len(batch)
@@ -101,6 +102,11 @@ class Passes:
         """Multiply in bf16, 8 bits, if that is `quick`, and the device a processor that does; what is kept is fp32."""
         on = quick and self.compute.device.type == "cpu" and multiplies_bf16()
         return torch.autocast("cpu", torch.bfloat16, enabled=on)
+
+    def products(self, network: nn.Module) -> AbstractContextManager[object]:
+        """Multiply fp32 exactly on a processor, by the library that is faster for a network of this width."""
+        device, embed = self.compute.device, family_of(network).geometry(network).embed
+        return exact_products(device, wide=embed >= WIDE) if device.type == "cpu" else nullcontext()
 
     def run(
         self,
@@ -167,12 +173,6 @@ def accuracy_of(
 
     passes.run(network, images, count, stage=stage, mixed=True)
     return from_counts(names, compute.sum(counts).cpu(), compute.sum(answers).cpu())
-
-
-def multiplies_bf16() -> bool:
-    """Whether the processor has instructions for products in bf16: without, they are slower than those in fp32."""
-    has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.10
-    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
 def _memory_bytes(device: torch.device) -> int:

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derive.measure.statistics import exact_products
 from edgevit.errors import DataError
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import Family, family_of
 from edgevit.train.passes import Observe, Observer, Passes
+from edgevit.train.products import exact_sums
 
 # Least weight of a token, as a share of the mean: one without any gradient on these images must not count as free.
 FLOOR = 0.1
@@ -110,12 +110,14 @@ def feel(
     *,
     seed: int,
     stage: str,
+    quick: bool = False,
 ) -> None:
     """Backpropagate zeta . logits once per batch, and give each feeler the gradients of the outputs it recorded.
 
     Args:
         columns: for each target class, its column in the logits: answers are among these.
         stage: what progress calls it.
+        quick: as for `Passes.show`; feelers are given what the network computes in, bf16 or fp32.
     """
     index = torch.as_tensor(columns, device=passes.compute.device)
     signs = iter(passes.compute.share_rows(random_signs(len(images), len(columns), seed)))
@@ -131,7 +133,7 @@ def feel(
             feeler.take(mine)
 
     observers = [observer for feeler in feelers for observer in feeler.observers]
-    passes.run(network, images, see_answers, observers, gradients=True, stage=stage, most=MOST)
+    passes.run(network, images, see_answers, observers, gradients=True, stage=stage, most=MOST, quick=quick)
 
 
 def measure_sensitivity(
@@ -144,6 +146,7 @@ def measure_sensitivity(
     beside: Sequence[Feeler] = (),
     seed: int = 0,
     stage: str,
+    quick: bool = False,
 ) -> list[Sensitivity]:
     """Take the sensitivities of every block in the network's own basis: rotate heads first to learn of directions.
 
@@ -152,12 +155,14 @@ def measure_sensitivity(
         restored: per block, the mean values [H, v] that the output bias will make up for; None where it cannot.
         beside: who else learns from the same gradients.
         stage: what progress calls it.
+        quick: as for `Passes.show`; by it only which tokens matter is known, as a direction's part of an output may be
+            smaller than what is rounded off.
 
     Raises:
         DataError: one is not finite.
     """
     sites = _Sites(network, restored)
-    feel(network, images, columns, passes, [sites, *beside], seed=seed, stage=stage)
+    feel(network, images, columns, passes, [sites, *beside], seed=seed, stage=stage, quick=quick)
     add_up = passes.compute.sum
     found = [total.map(lambda t: (add_up(t) / len(images)).cpu()) for total in sites.sums if total is not None]
     for i, mean in enumerate(found):
@@ -245,7 +250,6 @@ def felt_behind(
     return [_shares(squares) for squares in behind.means(len(images), passes)]
 
 
-@exact_products()
 def _of_batch(family: Family, dims: BlockDims, seen: _Seen, gradient: _Seen, mean_values: Tensor | None) -> Sensitivity:
     """Sums over the images of one batch. Shape: mean_values [H * v]."""
 
@@ -267,7 +271,8 @@ def _of_batch(family: Family, dims: BlockDims, seen: _Seen, gradient: _Seen, mea
         found["attention"] = by_token(gradient.attention)
     if gradient.ffn is not None:
         g = gradient.ffn.flatten(0, 1)
-        found |= {"ffn": by_token(gradient.ffn), "metric": (g.mT @ g).double()}
+        with exact_sums(g.device):
+            found |= {"ffn": by_token(gradient.ffn), "metric": (g.mT @ g).double()}
     if "attention" not in found:
         nothing = found["ffn"].new_empty
         found |= {"qk": nothing(0, 0), "vo": nothing(0, 0), "heads": nothing(0), "attention": found["ffn"]}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil, isqrt
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from edgevit.errors import DataError
 from edgevit.models.anatomy import Block
 from edgevit.models.families import family_of
 from edgevit.train.passes import Observer, Passes
+from edgevit.train.products import exact_sums
 
 # What the error of a factorised attention is measured on: the weights alone, the block's own input tokens, or these
 # tokens weighted by what the loss would lose with them.
@@ -52,29 +52,6 @@ def token_sum(activations: Tensor) -> Tensor:
     return activations.sum(dim=1).mean(dim=0)
 
 
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Multiply fp32 matrices in fp32, whatever the program allows that we run in: TF32 keeps 10 bits of 23."""
-    cuda = torch.backends.cuda.matmul
-    try:
-        allowed = torch.get_float32_matmul_precision()
-    except RuntimeError:  # it was set by the attribute that torch has since 2.9; the two ways must not be mixed
-        allowed, cuda.fp32_precision = cuda.fp32_precision, "ieee"
-        try:
-            yield
-        finally:
-            cuda.fp32_precision = allowed
-        return
-    if allowed != "highest":
-        torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        if allowed != "highest":
-            torch.set_float32_matmul_precision(allowed)
-
-
-@exact_products()
 def add_outer(total: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
     """Add the first m rows of x^T diag(weight) x to `total` [m, n], its upper triangle. Shapes: x [T, n], weight [T].
 
@@ -84,7 +61,7 @@ def add_outer(total: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
     """
     left = x[:, : len(total)] if weight is None else x[:, : len(total)] * weight.unsqueeze(1)
     step = ceil(len(total) / PANELS)
-    with torch.autocast(x.device.type, enabled=False):  # of the pass in which x is seen
+    with exact_sums(x.device):
         for start in range(0, len(total), step):
             total[start : start + step, start:] += left[:, start : start + step].mT @ x[:, start:]
 
@@ -156,6 +133,7 @@ class _Sums:
         h = h.detach().flatten(0, 1)[:: self.every].float()
         weighted = h if weight is None else h * weight.unsqueeze(1)
         self.tokens += len(h) if weight is None else weight.sum()
+        # In fp64: an error of a large mean, squared for all neurons at once, is soon above any ridge.
         self.signed += weighted.sum(dim=0, dtype=torch.float64)
         self.absolute += weighted.abs().sum(dim=0, dtype=torch.float64)
         if self.hidden is not None:

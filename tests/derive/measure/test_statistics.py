@@ -2,7 +2,7 @@ import measured
 import pytest
 import torch
 import torch.nn.functional as F
-from forks import Program, in_two_processes
+from forks import in_two_processes
 from safetensors.torch import load_file
 
 from edgevit.data.task import open_task
@@ -41,48 +41,6 @@ def test_outer_products_add_up_to_the_whole_symmetric_matrix(width):
         add_outer(total, part, w)
     expected = x.double().mT @ (x * weight[:, None]).double()
     torch.testing.assert_close(symmetric(total), expected, rtol=1e-5, atol=1e-5)  # fp32 products
-
-
-ASK_ALLOWED = """
-import os, torch
-from edgevit.derive.measure.statistics import exact_products
-
-cuda = torch.backends.cuda.matmul
-
-def check(allow, asked, allowed_now):
-    exec(allow)
-    before = eval(asked)
-    for fails in (False, True):
-        try:
-            with exact_products():
-                assert not eval(allowed_now)
-                if fails:
-                    raise ValueError("restored all the same")
-        except ValueError:
-            pass
-        assert eval(asked) == before, (before, eval(asked))
-
-for case in CASES:
-    child = os.fork()  # flags of its own, without importing torch again
-    if not child:
-        check(*case)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, case
-"""
-LEGACY, ATTRIBUTE = "torch.get_float32_matmul_precision()", "cuda.fp32_precision"
-
-
-def test_products_are_exact_whatever_the_host_program_allows():
-    cases = [
-        ("pass", LEGACY, "cuda.allow_tf32"),
-        ("torch.set_float32_matmul_precision('high')", LEGACY, "cuda.allow_tf32"),
-        ("torch.set_float32_matmul_precision('medium')", LEGACY, "cuda.allow_tf32"),
-    ]
-    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # newer torch
-        cases.append(("cuda.fp32_precision = 'tf32'", ATTRIBUTE, "cuda.fp32_precision == 'tf32'"))
-    script = f"CASES = {cases!r}\n{ASK_ALLOWED}"
-    program = Program("-c", script)
-    assert program.wait() == 0, program.stderr
 
 
 @pytest.mark.gpu

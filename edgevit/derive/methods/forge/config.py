@@ -9,7 +9,7 @@ from typing import Literal
 from edgevit.derive.embedding import check_width
 from edgevit.errors import OptionError
 from edgevit.train.distil import TeacherOptions
-from edgevit.train.passes import multiplies_bf16
+from edgevit.train.products import multiplies_bf16
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Config(TeacherOptions):
     sensitivity_images: int = 64  # The number of training images on which gradients are taken, the sensitivities.
     # The number of training images on which it is measured what the loss is with each block changed or left out.
     measured_images: int = 32
-    # Whether passes of images multiply in bf16, where the processor has it: 3 times as fast. Gradients, sums, what is
-    # solved and what is tried on the validation images stay in fp32.
+    # Whether passes of images multiply in bf16, where the processor has it: 3 times as fast. Sums, what is felt along
+    # directions, what is solved and what is tried on the validation images stay in fp32.
     bf16: bool = True
     # What widths are judged by: what the loss feels (fisher), or the output that each module loses (none).
     sensitivity: Literal["fisher", "none"] = "fisher"

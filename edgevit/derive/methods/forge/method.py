@@ -124,15 +124,17 @@ def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
     images = problem.task.train.subset(config.calibration_images)
     by_token, moment = None, None
     if config.by_loss:
-        # One pass for the sites and for the norms, and one for the moments that their tokens are weighed in.
+        # One pass for the sites and for the norms, and one for the moments that their tokens are weighed in. The first
+        # may be rounded: what a token is worth hangs on no small difference, as what a direction is worth may.
         norms = [worth_to_norms(network)] if has_directions(network, len(images)) else []
         with problem.stopwatch.stage("sensitivity"):
-            by_token = [s.by_token for s in _sensitivities(problem, config, network, "worth of tokens", beside=norms)]
+            how: Any = {"beside": norms, "quick": config.quick}
+            by_token = [s.by_token for s in _sensitivities(problem, config, network, "worth of tokens", **how)]
         for worth in norms:
             weights = worth.means(len(problem.task.train.subset(config.sensitivity_images)), problem.passes)
             moment = TokenMoment(network, weights, problem.passes)
     with problem.stopwatch.stage("statistics"):
-        how: Any = {"factorisation": "activations", "hidden": True, "by_token": by_token}
+        how = {"factorisation": "activations", "hidden": True, "by_token": by_token}
         how["every"] = _every(network, len(images))
         statistics = calibrate(network, images, problem.passes, show=_shown(problem, config, images, moment), **how)
     found = packed(_block_curves(problem, config, statistics))

@@ -141,46 +141,38 @@ class _Solver:
         if scales is not None and self.encode is not None:
             scales = (1.0, 1.0)
         batches = range(len(self.tokens))
-        if self.ffn is None:
+        if self.ffn is None and scales is not None:
             assert self.attention is not None
-            if scales is not None:
-                for i in batches:
-                    target = (self._encoded(of(self.stream.tokens, i)) - of(self.tokens, i)) / scales[0]
-                    self._add(of(self.heads, i), target, self.weights[1])
-                self._solve(self.attention)
             for i in batches:
-                self.tokens[i].copy_(self._middle(i)[0])
+                target = (self._encoded(of(self.stream.tokens, i)) - of(self.tokens, i)) / scales[0]
+                self._add(of(self.heads, i), target, self.weights[1])
+            self._solve(self.attention)
+        if self.attention is not None:
+            for tokens, heads in zip(self.tokens, self.heads, strict=True):
+                put_out = self.attention.output(heads.to(self.stream.device))
+                tokens.add_(self.attention.added(put_out).to(tokens.device))
+        if self.ffn is None:
             return
         if self.align:
-            pairs = zip(self.layer.middles, (self._middle(i)[0] for i in batches), strict=True)
-            self._align(self.ffn, self.layer.branches[1], pairs, 1)
+            self._align(self.ffn, self.layer.branches[1], zip(self.layer.middles, self.tokens, strict=True), 1)
         self.sums = _regression(self.ffn.output)
         neurons: list[Tensor] = []
         for i in batches:
-            middle, put_out = self._middle(i)
+            middle = of(self.tokens, i)
             given = self._given(self.ffn, middle)
             neurons.append(self.stream.room.keep(given))
             if scales is None:
                 target = of(self.layer.ffn_outputs, i)
             else:
-                target = self._encoded(of(self.stream.tokens, i)) - of(self.tokens, i)
-                target = (target if put_out is None else target - scales[0] * put_out) / scales[1]
+                target = (self._encoded(of(self.stream.tokens, i)) - middle) / scales[1]
             self._add(given, target, self.weights[1])
         self._solve(self.ffn)
         for i in batches:
-            self.tokens[i].copy_(self._middle(i)[0] + self.ffn.added(self.ffn.output(of(neurons, i))))
+            self.tokens[i].add_(self.ffn.added(self.ffn.output(of(neurons, i))).to(self.tokens[i].device))
 
     def _given(self, branch: Branch, tokens: Tensor) -> Tensor:
         with self.stream.passes.rounded(self.stream.quick):
             return _given(branch, tokens)
-
-    def _middle(self, batch: int) -> tuple[Tensor, Tensor | None]:
-        """The tokens that the FFN is given, before any norm, and what the attention's output layer puts out."""
-        y = self.stream.of(self.tokens, batch)
-        if self.attention is None:
-            return y, None
-        put_out = self.attention.output(self.stream.of(self.heads, batch))
-        return y + self.attention.added(put_out), put_out
 
     def _add(self, given: Tensor, target: Tensor, weight: Tensor) -> None:
         self.sums.add(given.flatten(0, 1), target.flatten(0, 1), weight.repeat(len(given)))
@@ -259,7 +251,8 @@ def solve_in_sequence(
     stream = BaseStream(base, images, passes, keep, quick=quick)
     solvers = [_Solver(slim, stream, by_token, ridge) for slim in slims]
     blocks = zip(family.branches(base), family.residual_scales(base), strict=True)
-    with passes.progress.stage("solve block by block", len(by_token), "block") as stage:
+    told = passes.progress.stage("solve block by block", len(by_token), "block")
+    with told as stage, passes.products(base):
         for number, (branches, scales) in enumerate(blocks):
             layer = _Layer(number, branches, scales, [], [])
             starting = [solver for solver in solvers if number in solver.blocks]

@@ -150,6 +150,7 @@ def show_stream(
     with (
         ExitStack() as stack,
         passes.progress.stage("statistics of activations", len(stream.branches), "block") as told,
+        passes.products(base),
     ):
         for modules, observe in observers:
             stack.enter_context(observed(modules, observe))
