@@ -13,8 +13,6 @@ Everything is chosen on the validation part; accuracy is reported on `val/`, whi
 from __future__ import annotations
 
 import argparse
-import textwrap
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,7 @@ from accuracy import (
     records_of,
 )
 from accuracy_tables import baselines_table, of_newest_base
-from older import TITLES
+from older import TITLES, code_told
 from tables import Row, derived, percent, picked, table
 
 RATES = (0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.97)
@@ -146,13 +144,6 @@ def _points(values: list[float]) -> str:
     return f"{100 * sum(values) / len(values):+.1f} (worst {100 * min(values):+.1f})" if values else ""
 
 
-def _code(rows: list[Row]) -> str:
-    """Of which commits the rows are; a + is one with changes that were not committed."""
-    commits = Counter(row["versions"]["edgevit"].partition("(")[2].rstrip(")") for row in rows)
-    told = ", ".join(f"{commit} ({count})" for commit, count in commits.most_common())
-    return "\n".join(textwrap.wrap(f"Commits of the code, and rows of each: {told}; +: with changes of that day.", 118))
-
-
 def _targets(rows: list[Row]) -> str:
     lines = []
     for (steps, rate), most in TARGETS.items():
@@ -179,7 +170,12 @@ def section(data: dict[str, Any] | None, introduction: str) -> str:
     return "\n".join(
         [
             introduction.format(
-                **{**rows[0], "base_top1": 100 * rows[0]["base_top1"], "steps": STEPS, "code": _code(rows)}
+                **{
+                    **rows[0],
+                    "base_top1": 100 * rows[0]["base_top1"],
+                    "steps": STEPS,
+                    "code": code_told(row["versions"]["edgevit"] for row in rows),
+                }
             ),
             baselines_table(rows),
             f"### Targets: points below the restricted base\n\n{_targets(rows)}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from older import code_told
 from tables import grouped, percent, table
 
 TOLD = """## HEART: tokens and heads, before and after training, on {base}
@@ -61,14 +62,15 @@ def section(data: dict[str, Any] | None) -> str:
                 batch_size=how["batch_size"], seeds=", ".join(map(str, seeds)), more=SMALL if name in BASES else "",
             )
         )  # fmt: skip
-        parts.append(_accuracy(rows))
+        parts += [code_told(row.get("edgevit") for row in rows) + "\n", _accuracy(rows)]
         own = [row["spearman"] for row in rows if row["variant"].startswith("heart")]
         by_block = ", ".join(f"{sum(of) / len(of):+.2f}" for of in zip(*own, strict=True))
         more = " docs/lab-log.md has the same with more draws of signs, and with other gates." if base == demo else ""
         parts.append(CORRELATION.format(by_block=by_block, more=more))
     if found := of_newest(data.get("composed", [])):
         seeds = sorted({row["seed"] for row in found})
-        parts += [COMPOSED.format(steps=how["steps"], seeds=", ".join(map(str, seeds))), _composed(found)]
+        told = COMPOSED.format(steps=how["steps"], seeds=", ".join(map(str, seeds)))
+        parts += [told, code_told(row.get("edgevit") for row in found) + "\n", _composed(found)]
     if (cost := data["cost"]) is not None:
         step, scores = cost["a training step"], cost["scores"]
         parts.append(

@@ -10,6 +10,8 @@ rows are set against the newest.
 from __future__ import annotations
 
 import re
+import textwrap
+from collections import Counter
 from collections.abc import Iterable
 
 from tables import Row, load
@@ -70,6 +72,14 @@ def commits_told(rows: Iterable[Row]) -> str:
         f"**Rows of forge here are of commit {', '.join(older)}, and the newest rows of {newest}: what forge has "
         "become since is not in them.**\n"
     )
+
+
+def code_told(versions: Iterable[str | None]) -> str:
+    """Of which commits rows are, by the version of edgevit that each names; a + is one with uncommitted changes."""
+    commits = Counter(version.partition("(")[2].rstrip(")") if version else "not recorded" for version in versions)
+    told = ", ".join(f"{commit} ({count})" for commit, count in commits.most_common())
+    more = "; +: with changes of that day" if "+" in told else ""
+    return "\n".join(textwrap.wrap(f"Commits of the code, and rows of each: {told}{more}.", 118))
 
 
 def _commit(row: Row) -> str | None:

@@ -267,6 +267,7 @@ def forge() -> str:
     if before:
         now_s, then_s = runs[0]["cpu_s"], before["cpu_s"]
         told += f"Processor time of a first budget: {now_s:.0f} s, {now_s / then_s:.2f} of the older {then_s:.0f} s.\n"
+    if before and data.get("clock") == "processor":  # by the clock, each had another share of it
         of = [sum(run["seconds"].get(stage, 0.0) for stage in CLOSED_FORM_STAGES) for run in (runs[0], before)]
         told += (
             f"Without judging base and model by their answers (baselines, check, evaluation): {of[0]:.0f} s, "
