@@ -101,7 +101,7 @@ class Passes:
     def rounded(self, quick: bool) -> AbstractContextManager[object]:
         """Multiply in bf16, 8 bits, if that is `quick`, and the device a processor that does; what is kept is fp32."""
         on = quick and self.compute.device.type == "cpu" and multiplies_bf16()
-        return torch.autocast("cpu", torch.bfloat16, enabled=on)
+        return torch.autocast("cpu", torch.bfloat16) if on else nullcontext()
 
     def products(self, network: nn.Module) -> AbstractContextManager[object]:
         """Multiply fp32 exactly on a processor, by the library that is faster for a network of this width."""

@@ -97,6 +97,14 @@ def test_a_quick_pass_is_rounded_where_the_processor_multiplies_bf16(
         torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.05 * float(exact.abs().max()))
 
 
+def test_a_pass_in_the_trainings_precision_multiplies_in_it(network: Any, images: Split) -> None:
+    types: list[torch.dtype] = []
+    for mixed in (False, True):
+        passes = open_passes(replace(CPU, precision="bf16"))
+        passes.run(network, images.subset(4), lambda logits, _: types.append(logits.dtype), mixed=mixed)
+    assert types == [torch.float32, torch.bfloat16]
+
+
 def test_the_batch_is_no_matter_of_the_optimiser(network: Any) -> None:
     sizes = {open_passes(replace(CPU, batch_size=size)).batch_size(network) for size in (1, 24, 512)}
     assert sizes == {64}

@@ -75,6 +75,15 @@ def test_where_onednn_rounds_products_it_is_not_asked(monkeypatch):
             assert torch.get_float32_matmul_precision() == expected
 
 
+def test_a_rounded_pass_around_the_first_question_changes_no_answer():
+    products._is_exact_by_onednn.cache_clear()
+    alone = products._is_exact_by_onednn()
+    products._is_exact_by_onednn.cache_clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert products._is_exact_by_onednn() is alone
+    products._is_exact_by_onednn.cache_clear()
+
+
 def test_rounding_is_seen_by_the_products_themselves(monkeypatch):
     plain = torch.Tensor.__matmul__
 
