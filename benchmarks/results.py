@@ -262,7 +262,9 @@ def forge() -> str:
         f"{data['load_average']:.1f} at the start. A forward pass of the calibration images alone: "
         f"{data['forward_s']:.0f} s. In brackets: without the passes of networks, forward and backward.\n"
     )
-    if data.get("clock") == "processor":
+    if data.get("clock") != "processor":
+        told += "Seconds of stages are by the clock, of which each run had another share of a core.\n"
+    else:
         told += "All seconds are of the processor: other programs shared the core.\n"
     if before:
         now_s, then_s = runs[0]["cpu_s"], before["cpu_s"]

@@ -3,9 +3,9 @@
 The one to take is the cheapest whose accuracy is not below the base's by more than chance: the upper end of its 95 %
 interval reaches the accuracy of the base restricted to the classes. That is asked of the validation images where every
 model was judged on them, so that test images are looked at and not chosen by; a file that was judged by itself must
-hold on the test images, too. Void runs, failed gates and models that nobody judged are out. The cost is the p50 where
-it was measured, else the MACs. Of those whose latency the intervals of their ratios cannot tell from the cheapest's,
-the most accurate is taken.
+hold on the test images, too. Void runs, failed gates and models that nobody judged are out. The cost is the p50
+where it was measured, or its ratio to the base's where other programs were busy, else the MACs. Of those that cost the
+same (equal MACs, or ratios whose difference lies within their intervals) the most accurate on the same images is taken.
 """
 
 from __future__ import annotations

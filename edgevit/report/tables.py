@@ -143,10 +143,11 @@ def _level(panel: Panel) -> str:
         return ""
     axis = panel.axes[0]
     least, cost = (cost_on_axis(entry, axis) for entry in (cheapest, taken))
+    on = "" if panel.chosen_on is None else " on the validation images"
     if least == cost:
-        return f" {cheapest.title} costs the same, and is less accurate."
+        return f" {cheapest.title} costs the same, and is less accurate{on}."
     amounts = f"{three_digits(least)} against {three_digits(cost)} {axis.unit}".strip()
-    return f" {cheapest.title} is less accurate, and what it costs less ({amounts}) is within what runs differ by."
+    return f" {cheapest.title} is less accurate{on}, and what it costs less ({amounts}) is within what runs differ by."
 
 
 def _chosen_on(panel: Panel) -> str:

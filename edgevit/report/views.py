@@ -74,7 +74,8 @@ def panel_data(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
         told |= {"merit": panel.merit(entry)}
         entries.append({name: value for name, value in told.items() if value not in (None, [], ())})
     axes = [{"name": a.name, "title": a.title, "unit": a.unit, "by_ratio": a.by_ratio} for a in panel.axes]
-    return {"goal": panel.goal, "axes": axes, "entries": entries}
+    on = "" if panel.chosen_on is None else " on the validation images"
+    return {"goal": panel.goal, "judged_on": on, "axes": axes, "entries": entries}
 
 
 def model_view(model: FoundModel, name: str, found: Found, panels: Sequence[Panel]) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def test_of_models_whose_latency_cannot_be_told_apart_the_most_accurate_is_taken
     assert nano.reaching() == [t1, t2] and are_level(t1, t2, AXES[0]) and not are_level(t1, t2, AXES[5])
     taken, cheapest = nano.recommended(), nano.cheapest()
     assert taken is not None and cheapest is not None and taken.title == best
-    told = f"{cheapest.title} is less accurate, and what it costs less"
+    told = f"{cheapest.title} is less accurate on the validation images, and what it costs less"
     assert (told in answer(nano)) == (taken is not cheapest)
 
 
@@ -213,4 +213,4 @@ def test_of_models_that_cost_the_same_the_most_accurate_is_taken(tmp_path: Path)
     (panel,) = panels(gather([tmp_path]))
     taken = panel.recommended()
     assert taken is not None and taken.title == "trained"
-    assert answer(panel).endswith("closed costs the same, and is less accurate.")
+    assert answer(panel).endswith("closed costs the same, and is less accurate on the validation images.")

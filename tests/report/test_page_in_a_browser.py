@@ -81,7 +81,7 @@ def test_of_models_that_cost_the_same_as_far_as_runs_can_tell_the_script_takes_t
         axis = {"name": "p50_ms", "title": "latency, p50", "unit": "ms", "by_ratio": by_ratio}
         told = seen.page.evaluate("([panel, axis]) => choose(panel, axis, {}).chosen?.title ?? null", [panel, axis])
         assert told == best
-    why = seen.page.evaluate("([a, b, axis]) => beside(a, b, axis)", [level, fast, axis])
+    why = seen.page.evaluate("([a, b, axis]) => beside(a, b, axis, '')", [level, fast, axis])
     assert why == " fast is less accurate, and what it costs less (3 against 3.1 ms) is within what runs differ by."
     seen.page.close()
 

@@ -20,10 +20,10 @@ function level(one, other, axis) {
 }
 
 /** Why the chosen one is not the cheapest. */
-function beside(chosen, cheapest, axis) {
+function beside(chosen, cheapest, axis, on) {
   if (chosen === cheapest) return "";
-  if (chosen[axis.name] === cheapest[axis.name]) return ` ${cheapest.title} costs the same, and is less accurate.`;
-  return ` ${cheapest.title} is less accurate, and what it costs less (${number(cheapest[axis.name])} against ${withUnit(chosen[axis.name], axis)}) is within what runs differ by.`;
+  if (chosen[axis.name] === cheapest[axis.name]) return ` ${cheapest.title} costs the same, and is less accurate${on}.`;
+  return ` ${cheapest.title} is less accurate${on}, and what it costs less (${number(cheapest[axis.name])} against ${withUnit(chosen[axis.name], axis)}) is within what runs differ by.`;
 }
 
 function within(entry, axis, limits) {
@@ -50,7 +50,7 @@ function showPanel(section) {
   own.hidden = !changed;
   own.replaceChildren(...(chosen
     ? [Object.assign(document.createElement("strong"), { textContent: chosen.title }),
-      `: top-1 ${percent(chosen.top1)} at ${axis.title} ${withUnit(chosen[axis.name], axis)}${asked ? ", the cheapest within these limits" : ", the cheapest by this axis that is as accurate as the base"}.${beside(chosen, cheapest, axis)}`]
+      `: top-1 ${percent(chosen.top1)} at ${axis.title} ${withUnit(chosen[axis.name], axis)}${asked ? ", the cheapest within these limits" : ", the cheapest by this axis that is as accurate as the base"}.${beside(chosen, cheapest, axis, panel.judged_on)}`]
     : [asked ? "No model keeps to these limits." : "No model is as accurate as the base."]));
 }
 

@@ -23,8 +23,8 @@ class Config(TeacherOptions):
     sensitivity_images: int = 64  # The number of training images on which gradients are taken, the sensitivities.
     # The number of training images on which it is measured what the loss is with each block changed or left out.
     measured_images: int = 32
-    # Whether passes of images multiply in bf16, where the processor has it: 3 times as fast. Sums, what is felt along
-    # directions, what is solved and what is tried on the validation images stay in fp32.
+    # Whether passes of images multiply in bf16, where the processor has it: up to 3 times as fast. Sums, what is felt
+    # along directions, what is solved and what is tried on the validation images stay in fp32.
     bf16: bool = True
     # What widths are judged by: what the loss feels (fisher), or the output that each module loses (none).
     sensitivity: Literal["fisher", "none"] = "fisher"
@@ -39,7 +39,7 @@ class Config(TeacherOptions):
     # Whether the embedding may be narrowed, by a change of basis of all blocks at once; only with allocation=joint and
     # sensitivity=fisher. By a cost table it may be as narrow as that lists.
     cut_embedding: bool = True
-    embed_width: int = 0  # The embedding's width, if it may be narrowed; 0: the one that is predicted to lose least.
+    embed_width: int = 0  # The embedding's width, if it may be narrowed; 0: the one that is measured to lose least.
     # Whether some tokens leave behind blocks of the deeper half: never; for a budget in MACs where more than 0.01 nats
     # are predicted to be lost, and that comes clearly nearer to the base's answers on the validation images (tried); or
     # where it is predicted to lose less, by a cost table that lists fewer tokens, too (predicted).

@@ -8,7 +8,7 @@
    rung of a ladder of embedding widths, of which the one that loses least is taken (`derive.embedding`). Where much
    is lost, likewise for some ladders of tokens that leave, as a second plan (`choose`).
 3. Closed form: block by block, output weights solved for the slim network's own inputs (`sequential`), for both plans
-   at once; the one whose answers are nearer to the base's on the validation images stays (`solve`).
+   at once; the second stays only if its answers are clearly nearer to the base's on the validation images (`solve`).
 4. Distillation from the base restricted to the classes; the best state on the validation part is kept, and the closed
    form is among them. `--steps 0` leaves it out: nothing is trained, and no label is looked at.
 

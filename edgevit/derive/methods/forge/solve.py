@@ -1,8 +1,8 @@
 """From forge's plan to its network: realised, solved for its own inputs, its head fitted again.
 
 Whether readers are aligned, whether another plan is taken and whether the head is fitted is decided on the validation
-images: of the network without the step and the one with it, the one stays whose answers are nearer to the base's. No
-label is looked at.
+images: of the network without the step and the one with it, the one stays whose answers are nearer to the base's, and
+another plan only if they are clearly nearer. No label is looked at.
 """
 
 from __future__ import annotations

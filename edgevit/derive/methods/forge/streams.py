@@ -25,7 +25,7 @@ from edgevit.folder.writing import writing
 from edgevit.models.families import Branch, family_of
 from edgevit.train.passes import Observer, Passes, observed
 
-IN_MEMORY_BYTES = 2 * 10**9  # of tokens: 1600 images of DeiT-Base
+IN_MEMORY_BYTES = 2 * 10**9  # of tokens and of what sites are given; what is beyond lies in files
 SITES = ("attention", "ffn")
 
 Keep = Callable[[int, Callable[[], Tensors]], Tensors]  # keep(layer, compute): what is stored, or computed and stored
