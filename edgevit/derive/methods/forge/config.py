@@ -22,7 +22,7 @@ class Config(TeacherOptions):
     calibration_images: int = 512  # The number of training images from which the closed form is computed.
     sensitivity_images: int = 64  # The number of training images on which gradients are taken, the sensitivities.
     # The number of training images on which it is measured what the loss is with each block changed or left out.
-    measured_images: int = 32
+    measured_images: int = 16
     # Whether passes of images multiply in bf16, where the processor has it: up to 3 times as fast. Sums, what is felt
     # along directions, what is solved and what is tried on the validation images stay in fp32.
     bf16: bool = True

@@ -299,11 +299,13 @@ def derive(problem: Problem, config: Config) -> Derived:
     with problem.stopwatch.stage("closed_form"):
         plans = {name: plan_of(config, blocks, curves, one.shape, one.embed) for name, one in choices.items()}
     mended = replace(config, align=False, refit_head=False) if choices[AS_PREDICTED].loses_little else config
-    solved = solve(problem, mended, [known.felt.by_token for known in curves], plans)
+    by_token = [known.felt.by_token for known in curves]
+    curves.clear()  # second moments are most of what is in memory, and the plans hold what was wanted of them
+    solved = solve(problem, mended, by_token, plans)
     slim, chosen, plan = solved.network, choices[solved.name], plans[solved.name]
     task, shape = problem.task, chosen.shape
     validation = accuracy_of(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
-    felt = [known.felt.by_token[1] for known in curves] if config.by_loss else None
+    felt = [of_ffn for _, of_ffn in by_token] if config.by_loss else None
     distillation = distillation_for(problem, config, plan.encode, plan.kept_blocks, felt)
     done = train_for(problem, slim, stage="distil", distillation=distillation, keep="best")
     outcome = problem.history.outcome("distil")
