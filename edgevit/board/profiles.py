@@ -218,12 +218,13 @@ def _shipped(name: str) -> Profile:
 def match(facts: BoardFacts) -> Profile | None:
     """Find the profile of the module found; None if it is not known, or could be more than one.
 
-    The names of its power modes tell modules of one family and memory size apart, where the part number does not.
+    The names of its power modes tell modules of one family and memory size apart, where the part number does not. The
+    fewest that are unknown count, and not none: a person may add modes to nvpmodel's table, and so may a new JetPack.
     """
     fitting = [profile for profile in map(load_profile, profile_names()) if profile.fits(facts)]
     modes = {mode.name for mode in facts.power_modes}
-    if modes and len(fitting) > 1:
-        fitting = [profile for profile in fitting if modes <= set(profile.mode_names())]
+    unknown = {profile.name: len(modes - set(profile.mode_names())) for profile in fitting}
+    fitting = [profile for profile in fitting if unknown[profile.name] == min(unknown.values())]
     if len(fitting) > 1:
         fitting = [profile for profile in fitting if _part(facts) in profile.parts]
     return fitting[0] if len(fitting) == 1 else None

@@ -113,6 +113,11 @@ def test_the_module_total_is_the_input_rail_or_on_agx_the_sum_of_three() -> None
         (facts("p3701-0000", 61.3), "agx-orin-64gb"),
         (facts("p3701-0000", 29.9, modes="MAXN MODE_15W MODE_30W MODE_50W"), "agx-orin-64gb"),  # the first kits
         (facts("p3701-0000", 29.9, modes="MAXN MODE_15W MODE_30W MODE_40W"), "agx-orin-32gb"),
+        # A person's own power mode, or one of a newer JetPack, is in no profile.
+        (facts("p3701-0000", 61.3, modes="MAXN MODE_15W MODE_30W MODE_50W QUIET"), "agx-orin-64gb"),
+        (facts("p3701-0000", 29.9, modes="MAXN MODE_15W MODE_30W MODE_50W QUIET"), "agx-orin-64gb"),
+        (facts("p3701-0000", 29.9, modes="MAXN MODE_15W MODE_30W MODE_40W QUIET"), "agx-orin-32gb"),
+        (facts("p3701-0000", 29.9, modes="QUIET LOUD"), "agx-orin-64gb"),
         # The carrier's name misleads: a Nano calls itself an NX.
         (facts("p3767-0004", 3.6, model="NVIDIA Orin NX Engineering Reference Developer Kit"), "orin-nano-4gb"),
     ],
@@ -146,6 +151,7 @@ def test_the_board_of_a_captured_tree_is_recognised_and_its_modes_are_those_of_i
     "found",
     [
         facts("p3767-0000", 7.4),  # an NX or a Nano
+        facts("p3767-0000", 7.4, modes="15W QUIET"),
         facts("p3767-0003", 15.3),
         facts("p2888-0001", 15.3),  # a Xavier
         facts(None, 7.4),
