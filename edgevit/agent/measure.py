@@ -25,7 +25,7 @@ from .environment import describe_environment
 from .meters import AnyMeter, clocks, gpu, load, memory, nvpmodel, thermal
 from .onnx_runtime import import_onnxruntime
 from .pace import Pace
-from .power import power_meter
+from .power import PowerMeter, power_meter
 from .records import Power, Run
 from .runners import Lane, Loaded, RunnerError, import_runner
 
@@ -63,12 +63,8 @@ def measure(request: MeasurementRequest, report: Report, root: str = "/") -> Run
     power = power_meter(root, request.power_meter, request.total_rails)
     heat = thermal.Meter(root)
     around: tuple[AnyMeter, ...] = (memory.Meter(root), nvpmodel.Meter(root))
-    # Power first, so that it ends last: it waits for its sensor, and clocks fall while nothing runs.
-    within: tuple[AnyMeter, ...] = (
-        *((power,) if power else ()),
-        heat,
-        *(kind.Meter(root) for kind in (clocks, gpu, load)),
-    )
+    within: tuple[AnyMeter, ...] = (heat, *(kind.Meter(root) for kind in (clocks, gpu, load)))
+    everything: tuple[AnyMeter, ...] = (*around, *((power,) if power else ()), *within)
     with ExitStack() as opened:
         for meter in around:
             opened.enter_context(meter)
@@ -80,13 +76,13 @@ def measure(request: MeasurementRequest, report: Report, root: str = "/") -> Run
 
         def tick(done: float) -> None:
             report("measure", done, temperature_c=heat.hottest_c())
-            for meter in (*around, *within):
+            for meter in everything:
                 meter.read()
 
-        timed = _time(loaded, request, report, within, tick)
+        timed = _time(loaded, request, report, power, within, tick)
         for meter in around:  # once more while the model is there, in case the window was shorter than a tick
             meter.read()
-    figures = {name: value for meter in (*around, *within) for name, value in meter.figures().items()}
+    figures = {name: value for meter in everything for name, value in meter.figures().items()}
     return make_run(request, loaded, load_ns, root, timed, figures)
 
 
@@ -132,10 +128,11 @@ def _time(
     loaded: Loaded,
     request: MeasurementRequest,
     report: Report,
+    power: PowerMeter | None,
     meters: Sequence[AnyMeter],
     tick: Callable[[float], None],
 ) -> dict[str, Any]:
-    """Run the three regimes; the meters are for the window alone."""
+    """Run the three regimes; the meters are for the window alone, which nothing keeps from following the warm-up."""
     used = None
     if request.images:
         used = EndToEnd(Camera(request.images, request.preprocessing or {}), loaded, request.batch)
@@ -144,8 +141,6 @@ def _time(
     environment = {**loaded.environment, **loaded.settle()}
     # Clocks are to be as they will be in the window: so the warm-up has its pauses, too.
     warmed = None if request.period_ms is None else Pace(round(1e6 * request.period_ms))
-    told = lambda done: report("warm up", done)  # noqa: E731
-    warm, _ = repeat(infer, request.warmup, request.warmup_seconds, told, pace=warmed)
     pace = None if warmed is None else Pace(warmed.period_ns)
     gpu_ns: list[int] = []
     parts_ns: dict[str, list[int]] = {}
@@ -156,7 +151,17 @@ def _time(
         for name, ns in (used.parts_ns() if used else {}).items():
             parts_ns.setdefault(name, []).append(ns)
 
+    def told(done: float) -> None:
+        report("warm up", done)
+        if power:
+            power.read()  # what it has said so far is old when the window begins
+
     with ExitStack() as window:
+        if power:  # first, so that it ends last: it waits for its sensor, and clocks fall while nothing runs
+            window.enter_context(power)
+        warm, _ = repeat(infer, request.warmup, request.warmup_seconds, told, pace=warmed)
+        if power:
+            power.begin()
         for meter in meters:
             window.enter_context(meter)
         if len(loaded.lanes) > 1:

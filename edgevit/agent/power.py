@@ -1,12 +1,15 @@
 """Power: which meter reads it, and what all of them write down.
 
 A meter of power is a file in `meters/` that also has `why_not(root)`: None where it can read power, or what is missing.
+What it reads from may take its time to start, as a program does: so it is entered before the warm-up, lest the GPU idle
+and its clocks fall between that and the window, and is told when the window begins.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Sequence
+from time import perf_counter_ns
+from typing import Any, Protocol, Sequence
 
 from .meters import AnyMeter
 from .runners import RunnerError
@@ -16,7 +19,12 @@ METERS = ("ina3221", "tegrastats", "jtop")  # the best first: the other two read
 Rails = Sequence[Sequence[str]]  # I2C address and label of each
 
 
-def power_meter(root: str, wanted: str | None, total: Rails) -> AnyMeter | None:
+class PowerMeter(AnyMeter, Protocol):
+    def begin(self) -> None:
+        """Take a reading, and begin the window, which began when it was entered, anew: without waiting."""
+
+
+def power_meter(root: str, wanted: str | None, total: Rails) -> PowerMeter | None:
     """Return the meter asked for, or the best that can read power here; None if none can.
 
     `total` are the rails that make up the module.
@@ -31,7 +39,7 @@ def power_meter(root: str, wanted: str | None, total: Rails) -> AnyMeter | None:
             raise RunnerError(f"{wanted} cannot read the power here: {reason}")
     for name in (wanted,) if wanted else METERS:
         if wanted or _module(name).why_not(root) is None:
-            meter: AnyMeter = _module(name).Meter(root, total)
+            meter: PowerMeter = _module(name).Meter(root, total)
             return meter
     return None
 
@@ -66,6 +74,11 @@ class Readings:
         if all(name in milliwatts for name in self.names):
             self.times_ns.append(time_ns)
             self.rows.append([milliwatts[name] for name in self.names])
+
+    def begin(self) -> None:
+        """Begin the window; of what was read before, the newest stays."""
+        del self.rows[:-1], self.times_ns[:-1]
+        self.started_ns = perf_counter_ns()
 
     def total(self) -> list[str]:
         """Return the names of the rails that make up the module; none of them, if one is missing."""

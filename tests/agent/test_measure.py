@@ -165,6 +165,37 @@ def test_the_power_of_the_module_is_read_before_during_and_after_the_window(tmp_
     assert power.mean_mw() == pytest.approx(6000)
 
 
+SLOW_TEGRASTATS = """\
+#!/bin/sh
+sleep 0.8
+while :; do
+    echo "VDD_IN 4000mW/4000mW"
+    sleep 0.05
+done
+"""
+
+
+def test_a_power_meter_that_takes_its_time_does_so_before_the_warm_up(tmp_path, monkeypatch):
+    program = tmp_path / "usr/bin/tegrastats"
+    program.parent.mkdir(parents=True)
+    program.write_text(SLOW_TEGRASTATS)
+    program.chmod(0o755)
+    ended = []
+
+    def infer():
+        time.sleep(0.01)
+        ended.append(time.perf_counter_ns())
+
+    loaded_as(monkeypatch, Loaded(infer, None, {}))
+    asked = request(power_meter="tegrastats", warmup_seconds=0.5, duration_s=0.5, total_rails=(("40", "VDD_IN"),))
+    run = measure(asked, silent, root=str(tmp_path))
+    last_warm, first_timed = ended[run.warmup], ended[run.warmup + 1]
+    assert ended[1] - ended[0] > 0.7e9, "it was waited for between the first inference and the warm-up"
+    assert first_timed - last_warm < 0.5e9
+    assert last_warm < run.power.window_started_ns < first_timed
+    assert run.power.times_ns[1] > run.power.window_started_ns, "of the warm-up only the newest reading is kept"
+
+
 def test_a_power_meter_that_cannot_read_is_refused_if_it_was_asked_for(tmp_path):
     with pytest.raises(RunnerError, match="ina3221 cannot read the power here"):
         measure(request(power_meter="ina3221"), silent, root=str(tmp_path))

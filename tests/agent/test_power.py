@@ -23,6 +23,17 @@ def test_a_reading_without_all_rails_is_left_out():
     assert (power["times_ns"], power["rails"]) == ([1, 3], {"A@40": [1.0, 3.0], "B@40": [2.0, 4.0]})
 
 
+def test_a_window_that_begins_anew_keeps_the_newest_of_the_readings_before_it():
+    readings = Readings("any", [["40", "A"]])
+    readings.add(1, {"A@40": 1.0})
+    readings.add(2, {"A@40": 2.0})
+    readings.begin()
+    readings.add(readings.started_ns + 1, {"A@40": 3.0})
+    power = readings.figures(None)["power"]
+    assert power["rails"] == {"A@40": [2.0, 3.0]}
+    assert 2 == power["times_ns"][0] < power["window_started_ns"] < power["times_ns"][1]
+
+
 def test_the_best_meter_that_can_read_is_taken(board_tree):
     root = board_tree(NX)
     assert isinstance(power_meter(str(root), None, []), ina3221.Meter)

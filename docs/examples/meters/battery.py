@@ -27,9 +27,12 @@ class Meter:
         self.readings = Readings("battery", total)
 
     def __enter__(self) -> Meter:
-        self.read()
-        self.readings.started_ns = perf_counter_ns()
+        self.begin()
         return self
+
+    def begin(self) -> None:
+        self.read()
+        self.readings.begin()
 
     def read(self) -> None:
         microwatts = {folder.name: read_integer(str(folder), "power_now") for folder in self.found}

@@ -2,7 +2,7 @@
 
 To add a meter, write its file, add its figures to `Run` in `records.py` (a new schema), and open it in `measure.py`
 around the part of the work that it is about. A meter of power gives the one figure `power`, as `records.Power` has it,
-and is chosen in `power.py`.
+and is chosen in `power.py`, which says what more it has.
 """
 
 from __future__ import annotations

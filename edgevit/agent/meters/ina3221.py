@@ -66,9 +66,12 @@ class Meter:
         self.readings = Readings("ina3221", total)
 
     def __enter__(self) -> Meter:
-        self.read()
-        self.readings.started_ns = perf_counter_ns()
+        self.begin()
         return self
+
+    def begin(self) -> None:
+        self.read()
+        self.readings.begin()
 
     def read(self) -> None:
         row = {f"{rail.label}@{rail.address}": rail.milliwatts() for rail in self.rails}

@@ -33,10 +33,9 @@ class Meter:
 
     def __enter__(self) -> Meter:
         self._connect()
-        self.read()
+        self.begin()
         if self.client is not None and not self.readings.rows:
             self.reason = "jtop tells no rails"
-        self.readings.started_ns = perf_counter_ns()
         return self
 
     def _connect(self) -> None:
@@ -55,6 +54,10 @@ class Meter:
             self.reason = f"jtop: {error}"
             return
         self.client = client
+
+    def begin(self) -> None:
+        self.read()
+        self.readings.begin()
 
     def read(self) -> None:
         if self.client is None or not self.client.ok(spin=True):

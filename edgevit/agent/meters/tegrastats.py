@@ -83,7 +83,7 @@ class Meter:
                 unless_ready.callback(self._stop, self.process)
                 self._wait_for_first_line(self.process)
                 unless_ready.pop_all()
-        self.readings.started_ns = perf_counter_ns()
+        self.begin()
         return self
 
     def _wait_for_first_line(self, process: subprocess.Popen[bytes]) -> None:
@@ -95,6 +95,10 @@ class Meter:
             self.read()
             if process.poll() is not None:
                 return
+
+    def begin(self) -> None:
+        self.read()
+        self.readings.begin()
 
     def read(self) -> None:
         if self.process is None or self.process.stdout is None:
