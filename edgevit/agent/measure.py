@@ -4,14 +4,15 @@ Load, first inference and warm inference are three regimes, and are told apart. 
 the page cache and excludes importing the runtime. The first inference allocates and, on a GPU, compiles. Then, after a
 warm-up, come the samples: a monotonic clock around each call, and nothing else between its two readings. Meters are
 read and progress is told between inferences, a few times a second; no thread competes with what is measured, and the
-time they take is left out of the window. With several streams there is no moment between inferences: there that time
-counts, as the streams work on meanwhile.
+time they take is left out of the window. With several streams there is no moment between inferences: there one is made,
+by letting all of them finish what they have begun.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -30,6 +31,7 @@ from .records import Power, Run
 from .runners import Lane, Loaded, RunnerError, import_runner
 
 TICK_NS = 200_000_000  # between two readings of the meters
+LANE_BATCHES = 10  # of each stream between two readings, at least: letting all finish costs part of a batch's time
 
 Report = Callable[..., None]  # stage, how much of it is done, 0 to 1, and figures to show beside it
 
@@ -222,31 +224,35 @@ def repeat(
 def repeat_lanes(
     lanes: Sequence[Lane], samples: int, duration_s: float, tick: Callable[[float], None] = lambda done: None
 ) -> tuple[list[int], int]:
-    """Keep every lane busy, in turn, until both `samples` and `duration_s` are reached.
+    """Keep every lane busy, in turn, until both `samples` and `duration_s` are reached; return as `repeat` does.
 
-    A latency lasts from a batch's start until it was seen to be complete, so it includes waiting for its turn.
+    A latency lasts from a batch's start until it was seen to be complete, so it includes waiting for its turn. Before a
+    tick all lanes finish, and after it they start anew: else a batch under way would seem to take as long as the tick.
     """
     min_ns = int(duration_s * 1e9)
     latencies: list[int] = []
-    began = perf_counter_ns()
-    next_tick, now = began + TICK_NS, began
-    started = []
-    for lane in lanes:
-        started.append(perf_counter_ns())
+    wall_ns = 0
+
+    def start(lane: Lane) -> int:
+        started = perf_counter_ns()
         lane.enqueue()
-    while len(latencies) < samples or now - began < min_ns:
-        k = len(latencies) % len(lanes)
-        lanes[k].wait()
-        now = perf_counter_ns()
-        latencies.append(now - started[k])
-        if now >= next_tick:
-            tick(min(1.0, len(latencies) / max(samples, 1), (now - began) / max(min_ns, 1)))
-            next_tick = perf_counter_ns() + TICK_NS
-        started[k] = perf_counter_ns()
-        lanes[k].enqueue()
-    for lane in lanes:
-        lane.wait()
-    return latencies, now - began
+        return started
+
+    while len(latencies) < samples or wall_ns < min_ns:
+        began, before = perf_counter_ns(), len(latencies)
+        under_way = deque((lane, start(lane)) for lane in lanes)
+        while under_way:
+            lane, started = under_way.popleft()
+            lane.wait()
+            now = perf_counter_ns()
+            latencies.append(now - started)
+            enough = len(latencies) + len(under_way) >= samples and wall_ns + now - began >= min_ns
+            due = now - began >= TICK_NS and len(latencies) - before >= LANE_BATCHES * len(lanes)
+            if not (enough or due):
+                under_way.append((lane, start(lane)))
+        wall_ns += now - began
+        tick(min(1.0, len(latencies) / max(samples, 1), wall_ns / max(min_ns, 1)))
+    return latencies, wall_ns
 
 
 def clock_step_ns() -> int:
