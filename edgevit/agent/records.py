@@ -142,7 +142,9 @@ class Run:
     batch: int  # images per inference
     streams: int  # inferences under way at once
     latencies_ns: tuple[int, ...]  # one per inference, after warm-up, in order
-    gpu_ns: tuple[int, ...] | None  # the same inferences by the GPU's own clock, without the host's share
+    # The same inferences by the GPU's own clock, from before the host launches the work, unless copies come before it,
+    # until the work is complete: so with the launch, and without the time until the host sees that it is over.
+    gpu_ns: tuple[int, ...] | None
     wall_ns: int  # of the timed window, less the time the meters took
     load_ns: int  # from the file, already in the page cache, to a loaded model; without importing the runtime
     first_inference_ns: int

@@ -147,7 +147,12 @@ class TensorrtLane:
         self.wait()
 
     def gpu_ns(self) -> int:
-        """Return the time of the computation, without copies: what trtexec calls GPU compute time."""
+        """Return the time between the events around the computation, without copies, by the GPU's clock.
+
+        Where no copies come before, the GPU has nothing to do and passes the first event at once: the time begins while
+        the host still launches the graph or the kernels, and includes what that takes. What trtexec calls GPU compute
+        time is between such events, too, but its next batch waits in the stream already, so that it leaves that out.
+        """
         return self._cuda.elapsed_ns(self._start, self._end)
 
     def feed(self, images: Any) -> None:
