@@ -17,12 +17,13 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Sequence
 
 from . import jetson
 from .files import cache_folder
@@ -34,6 +35,7 @@ RECORD = "restore.json"
 CLOCKS = "clocks.store"  # written and read by jetson_clocks
 SETUP = "deploy/jetson/setup.sh"
 PROGRAM_S = 60.0
+KILLED_S = 5.0  # that a program may need to end which was killed, or could not be
 GUARDIAN_S = 30.0  # that a guardian may need to put things back after its process has died
 POLL_S = 0.1
 REFUSED = re.compile(r"^sudo: |^Sorry, user |is not in the sudoers file", re.MULTILINE)
@@ -55,6 +57,14 @@ class FoundSettings:
     mode: int | None  # None: it is not changed
     set_mode: int | None
     locked: bool | None
+
+
+@dataclass
+class Guardian:
+    """The process that puts back what this one cannot, as this one knows it."""
+
+    pipe: int  # it waits for as long as anybody has this end of it
+    awaits_program: bool = False  # that was left running, and may yet change what is put back meanwhile
 
 
 @contextmanager
@@ -177,9 +187,9 @@ def _held(folder: Path, wait_s: float) -> Iterator[int]:
 
 
 @contextmanager
-def _guarded(root: str, folder: Path, lock: int) -> Iterator[int]:
-    """Start the guardian; it waits for as long as anybody has the end of its pipe that is yielded."""
-    with subprocess.Popen(
+def _guarded(root: str, folder: Path, lock: int) -> Iterator[Guardian]:
+    """Start the guardian, and wait for its end, unless it has a program to wait for that does not end."""
+    process = subprocess.Popen(
         own_command(guard, os.path.abspath(root), str(folder.absolute())),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -187,11 +197,17 @@ def _guarded(root: str, folder: Path, lock: int) -> Iterator[int]:
         pass_fds=(lock,),
         start_new_session=True,  # a signal to our group, or a closed terminal, is not for it
         cwd="/",
-    ) as guardian:
-        assert guardian.stdin and guardian.stdout
-        if not guardian.stdout.readline():
-            raise RunnerError(f"{sys.executable} could not start the guardian of the clocks; nothing was changed")
-        yield guardian.stdin.fileno()
+    )
+    assert process.stdin and process.stdout
+    guardian = Guardian(process.stdin.fileno())
+    try:
+        with process.stdin, process.stdout:
+            if not process.stdout.readline():
+                raise RunnerError(f"{sys.executable} could not start the guardian of the clocks; nothing was changed")
+            yield guardian
+    finally:
+        if not guardian.awaits_program:
+            process.wait()
 
 
 def _mode_to_set(root: str, name: str) -> dict[str, Any] | None:
@@ -224,7 +240,7 @@ def _needs_reboot(current: dict[str, Any], mode: dict[str, Any], why: str) -> Ru
     )
 
 
-def _set_mode(root: str, mode: dict[str, Any], guardian: int) -> None:
+def _set_mode(root: str, mode: dict[str, Any], guardian: Guardian) -> None:
     before = jetson.power_mode(root)
     said = _as_root(root, "nvpmodel", "-m", str(mode["id"]), guardian=guardian)
     now = jetson.power_mode(root)
@@ -238,7 +254,7 @@ def _set_mode(root: str, mode: dict[str, Any], guardian: int) -> None:
         )
 
 
-def _lock_clocks(root: str, guardian: int) -> None:
+def _lock_clocks(root: str, guardian: Guardian) -> None:
     said = _as_root(root, "jetson_clocks", guardian=guardian)
     if jetson.clocks_locked(root):
         return
@@ -277,7 +293,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _restore(root: str, folder: Path, report: Report, guardian: int | None = None, *, late: bool = False) -> bool:
+def _restore(root: str, folder: Path, report: Report, guardian: Guardian | None = None, *, late: bool = False) -> bool:
     """Carry out the record, if there is one, and remove it. `late`: anything may have happened to the board since."""
     record, store = folder / RECORD, folder / CLOCKS
     try:
@@ -293,6 +309,9 @@ def _restore(root: str, folder: Path, report: Report, guardian: int | None = Non
         mode = "" if found.mode is None else f"sudo nvpmodel -m {found.mode} && "
         report(f"not as it was found: {error}; try `{mode}sudo jetson_clocks --restore {store}`, and remove {record}")
         return False
+    if guardian and guardian.awaits_program:
+        report(f"{said}; this is looked at once more when the program that hangs has ended")
+        return False
     for path in (record, store):
         with suppress(FileNotFoundError):
             path.unlink()
@@ -300,7 +319,7 @@ def _restore(root: str, folder: Path, report: Report, guardian: int | None = Non
     return True
 
 
-def _put_back(root: str, found: FoundSettings, store: str, guardian: int | None, late: bool) -> str:
+def _put_back(root: str, found: FoundSettings, store: str, guardian: Guardian | None, late: bool) -> str:
     """Undo in the reverse order. The clocks once more after the mode, as setting that sets their limits, too."""
     now = jetson.power_mode(root)
     if late and found.mode is not None and now and now["id"] not in (found.mode, found.set_mode):
@@ -325,7 +344,7 @@ def _state(root: str) -> dict[str, Any]:
     return {"power_mode": mode and mode["name"], "clocks_locked": jetson.clocks_locked(root)}
 
 
-def _as_root(root: str, name: str, *arguments: str, guardian: int | None = None) -> str:
+def _as_root(root: str, name: str, *arguments: str, guardian: Guardian | None = None) -> str:
     """Run a program of the board as root, never asking for a password; return what it says.
 
     What it exits with says little (jetson_clocks: always 0): look at what it should have changed.
@@ -336,28 +355,52 @@ def _as_root(root: str, name: str, *arguments: str, guardian: int | None = None)
     sudo = () if os.geteuid() == 0 or root != "/" else ("sudo", "-n")
     command = " ".join((name, *arguments))
     try:
-        done = subprocess.run(
-            [*sudo, program, *arguments],
-            # Nobody answers questions. That it cannot be read from makes the guardian's pipe as good for this as
-            # /dev/null, and the guardian then waits until this program, too, has ended: it may outlive us.
-            stdin=subprocess.DEVNULL if guardian is None else guardian,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "LC_ALL": "C"},
-            timeout=PROGRAM_S,
-            check=False,
-        )
+        returned, said = _run([*sudo, program, *arguments], guardian)
     except subprocess.TimeoutExpired:
-        raise RunnerError(f"`{command}` took more than {PROGRAM_S:.0f} s") from None
+        raise RunnerError(
+            f"`{command}` did not end in {PROGRAM_S:.0f} s, and is not waited for any longer; end it there with "
+            f"`sudo pkill {name}`, try `sudo {command}` in a terminal, and reboot the board if that hangs, too"
+        ) from None
     except OSError as error:
         raise RunnerError(f"cannot run {error.filename or program}: {error.strerror}") from error
-    said = done.stdout.decode("utf-8", errors="replace").strip()
-    if sudo and done.returncode and REFUSED.search(said):
+    if sudo and returned and REFUSED.search(said):
         raise RunnerError(
             f"`sudo -n {command}` was refused ({_last_line(said)}): power mode and clocks need root; {SETUP} lets "
             f"you run nvpmodel and jetson_clocks without a password, or do it by hand first: `sudo {command}`"
         )
     return said
+
+
+def _run(command: Sequence[str], guardian: Guardian | None) -> tuple[int, str]:
+    """Run it for no more than its time; return its exit status and what it said.
+
+    It is not waited for without end: a program under sudo is root's, and not ours to kill, nor can one be killed that
+    hangs in the kernel. The guardian then waits.
+
+    Raises: OSError, subprocess.TimeoutExpired.
+    """
+    with tempfile.TemporaryFile() as output:  # a program that goes on after us can still say what it does
+        process = subprocess.Popen(
+            command,
+            # Nobody answers questions. That it cannot be read from makes the guardian's pipe as good for this as
+            # /dev/null, and the guardian then waits until this program, too, has ended: it may outlive us.
+            stdin=subprocess.DEVNULL if guardian is None else guardian.pipe,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+        try:
+            returned = process.wait(PROGRAM_S)
+        except BaseException:  # also where we are told to end: it may be about to change what is then put back
+            with suppress(OSError):
+                process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(KILLED_S)
+            if guardian and process.poll() is None:
+                guardian.awaits_program = True
+            raise
+        output.seek(0)
+        return returned, output.read().decode("utf-8", errors="replace").strip()
 
 
 def _last_line(said: str) -> str:

@@ -1,5 +1,6 @@
 """Power mode and clocks on captured boards with stand-in programs: set, read back, and put back whatever happens."""
 
+import gc
 import json
 import os
 import signal
@@ -314,6 +315,48 @@ def test_another_mode_than_the_one_asked_for_is_an_error_and_is_undone(root, sta
     ):
         pass
     assert set_up(root) == ("MAXN_SUPER", False)
+
+
+@pytest.fixture
+def hanging_nvpmodel(root, monkeypatch):
+    """An nvpmodel that sets a mode only when it is let go, and cannot be ended: under sudo, it is root's."""
+
+    def kill(process):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(subprocess.Popen, "kill", kill)
+    monkeypatch.setattr(control, "PROGRAM_S", 2.0)
+    monkeypatch.setattr(control, "KILLED_S", 0.1)
+    replace_nvpmodel(root, f'if [ "$1 $2" = "-m 4" ]; then while [ ! -e {root}/go ]; do sleep 0.1; done; fi')
+    go = Path(root, "go")
+    yield go
+    go.touch()
+    gc.collect()  # what was left running is forgotten here, where nobody minds the warning
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+def test_a_program_that_does_not_end_is_told_and_left_to_the_guardian(root, state_dir, hanging_nvpmodel):
+    told, record = [], state_dir / "restore.json"
+    with (
+        pytest.raises(RunnerError, match="`nvpmodel -m 4` did not end in 2 s") as caught,
+        controlled(root, "40W", True, report=told.append, state_dir=state_dir),
+    ):
+        pass
+    assert "`sudo pkill nvpmodel`" in str(caught.value) and "reboot the board" in str(caught.value)
+    assert told == ["the clocks are as they were; this is looked at once more when the program that hangs has ended"]
+    assert record.exists()
+    hanging_nvpmodel.touch()  # now it sets the mode
+    assert wait_until(lambda: not record.exists())
+    assert set_up(root) == ("MAXN_SUPER", False)
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+def test_a_program_that_only_looks_and_does_not_end_is_told(root, state_dir, hanging_nvpmodel):
+    Path(root, "usr/bin/jetson_clocks").write_text(
+        f"#!/bin/sh\nwhile [ ! -e {hanging_nvpmodel} ]; do sleep 0.1; done\n"
+    )
+    assert "`jetson_clocks --store " in refusal(root, None, state_dir, lock=True)
+    assert not control.can_control(root)
 
 
 def test_clocks_that_do_not_lock_are_named(root, state_dir):
