@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -154,6 +155,16 @@ def test_the_permission_is_for_exactly_what_edgevit_runs_as_root(board: Path) ->
         *(f"/usr/bin/jetson_clocks {arguments}" for arguments in ('""', "--show")),
         *(f"/usr/bin/jetson_clocks --{what} {store[1]}" for what in ("store", "restore")),
     ]
+
+
+def test_the_store_that_is_permitted_is_the_one_that_edgevit_uses(
+    board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    monkeypatch.setattr(os, "getuid", lambda: pwd.getpwnam("daemon").pw_uid)
+    run_setup(board, "--user", "daemon", answers="n\ny\n")
+    store = control.restore_folder("/") / control.CLOCKS
+    assert f"--store {store}, " in (board / "etc/sudoers.d/edgevit").read_text()
 
 
 @needs("visudo")

@@ -168,6 +168,7 @@ join_jtop() {
 
 # What edgevit runs as root, word for word: other arguments of these two programs could write any file.
 sudoers() {
+    # The same place as `restore_folder` in edgevit/agent/control.py, whatever the user's XDG_CACHE_HOME.
     home=$(getent passwd "$user" | cut -d: -f6)
     store=${home:-/home/$user}/.cache/edgevit/restore/clocks.store
     cat << LINES

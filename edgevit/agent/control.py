@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pwd
 import re
 import signal
 import subprocess
@@ -30,7 +31,7 @@ from .files import cache_folder
 from .kernel import find_program
 from .runners import RunnerError
 
-RESTORE = "restore"  # folder in the cache
+RESTORE = "restore"  # folder in the cache: see `restore_folder`
 RECORD = "restore.json"
 CLOCKS = "clocks.store"  # written and read by jetson_clocks
 SETUP = "deploy/jetson/setup.sh"
@@ -85,7 +86,7 @@ def controlled(
     Raises:
         RunnerError: it cannot be done; nothing has been changed, or it was put back.
     """
-    folder = state_dir or Path(cache_folder(), RESTORE)
+    folder = state_dir or restore_folder(root)
     told: list[str] = []
 
     def tell(text: str) -> None:
@@ -121,7 +122,7 @@ def recover(root: str, *, report: Report, state_dir: Path | None = None, wait_s:
 
     Returns whether nothing is left to be put back. `wait_s` is for the guardian of a process that has just died.
     """
-    folder = state_dir or Path(cache_folder(), RESTORE)
+    folder = state_dir or restore_folder(root)
     if not (folder / RECORD).exists():
         return True
     try:
@@ -139,6 +140,20 @@ def can_control(root: str) -> bool:
     except RunnerError:
         return False
     return True
+
+
+def restore_folder(root: str) -> Path:
+    """Where it is kept how the board was: on a board one place, whatever XDG_CACHE_HOME says.
+
+    sudo lets jetson_clocks use only the file that setup.sh has written down, which knows the user and no environment.
+    """
+    if root != "/":
+        return Path(cache_folder(), RESTORE)
+    try:
+        home = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # a container's user without a name
+        home = os.path.expanduser("~")
+    return Path(home, ".cache", "edgevit", RESTORE)
 
 
 def own_command(function: Callable[..., None], *arguments: str) -> list[str]:
