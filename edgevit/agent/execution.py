@@ -235,7 +235,7 @@ class Execution:
         if self._context is None:
             hint = "close other programs, or try a smaller --batch"
             raise RunnerError(f"TensorRT cannot prepare to run the engine: {first_error(self.engine.log)}; {hint}")
-        if self.engine.dynamic and self._context.active_optimization_profile < 0:  # 8.5: a profile serves one context
+        if self.engine.dynamic and not self._has_profile():
             raise RunnerError(
                 f"TensorRT {self.engine.trt.__version__} runs an engine of dynamic batch on one stream only; "
                 "leave out --streams, or build one of fixed batch with `edgevit export --trt`"
@@ -243,6 +243,15 @@ class Execution:
         self.resize(batch)
         for name, address in self.addresses.items():
             self._check(self._context.set_tensor_address(name, address), f"the address of {name!r}")
+
+    def _has_profile(self) -> bool:
+        """Whether the context has the engine's one profile: the first has it at once, a later one has to ask.
+
+        8.5 refuses, as a profile serves one context there; 8.6 shares those that were built to be shared.
+        """
+        context = self._context
+        chosen = context.active_optimization_profile >= 0
+        return chosen or bool(context.set_optimization_profile_async(0, self.stream))
 
     def resize(self, batch: int) -> None:
         """Run the next ones with this many images, no more than there was memory taken for."""

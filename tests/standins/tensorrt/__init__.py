@@ -606,8 +606,8 @@ class ICudaEngine:
         if "no-context" in _faults():
             self._logger.log(ILogger.ERROR, "IExecutionContext: Error Code 2: OutOfMemory (Requested 4194304 bytes.)")
             return None
-        shared = self._header["sharing"] or not self._header["profile"] or not len(self._contexts)
-        context = IExecutionContext(self, 0 if shared else -1)
+        chosen = _MAJOR >= 10 or not self._header["profile"] or not len(self._contexts)
+        context = IExecutionContext(self, 0 if chosen else -1)
         self._contexts.add(context)
         return context
 
@@ -644,6 +644,15 @@ class IExecutionContext:
         return True
 
     active_optimization_profile = property(lambda self: self._profile)
+
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        if profile_index or not int(stream_handle):
+            return self._refuse(f"there is no profile {profile_index}, or no stream")
+        taken = any(context._profile == profile_index for context in self._engine._contexts if context is not self)
+        if taken and not self._engine._header["sharing"]:
+            return self._refuse(f"profile {profile_index} has been chosen for another IExecutionContext")
+        self._profile = profile_index
+        return True
 
     def set_input_shape(self, name: str, shape: Any) -> bool:
         least, _, most = self._engine._header["profile"].get(name, (shape, shape, shape))
