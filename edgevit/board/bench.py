@@ -84,6 +84,7 @@ def bench(
     *,
     before: Callable[[Setting, str], None] | None = None,
     on_run: Callable[[Run], None] | None = None,
+    on_profile: Callable[[LayerProfile], None] | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Bench:
@@ -95,13 +96,13 @@ def bench(
         options: the fields of `BenchRequest`.
 
     Raises:
-        OptionError: also of an option that there is not. What else is raised, and what gets `before` and `on_run`:
-            see `edgevit.board.bench.run`.
+        OptionError: also of an option that there is not. What else is raised, and what gets `before`, `on_run` and
+            `on_profile`: see `edgevit.board.bench.run`.
     """
     given = options if how is None else {"how": how, **options}
     several = (models,) if isinstance(models, (str, Path)) else models
     request = as_request(BenchRequest, "models", several, given)
-    return run(request, before=before, on_run=on_run, progress=progress)
+    return run(request, before=before, on_run=on_run, on_profile=on_profile, progress=progress)
 
 
 def bench_in_turns(
@@ -124,6 +125,7 @@ def run(
     *,
     before: Callable[[Setting, str], None] | None = None,
     on_run: Callable[[Run], None] | None = None,
+    on_profile: Callable[[LayerProfile], None] | None = None,
     progress: Progress | None = None,
 ) -> Bench:
     """Measure models, on this machine or on a board, over SSH.
@@ -133,7 +135,9 @@ def run(
     and how sure that is, `edgevit.report.runs.compare_within` says of the runs.
 
     Without labels each model has the name of its folder or file, or its path where two names are alike. `before` gets
-    the setting and the runner's name before anything is measured, and may refuse by raising; `on_run` gets each run.
+    the setting and the runner's name before anything is measured, and may refuse by raising; `on_run` gets each run,
+    and `on_profile` where its time goes. A board forgets what it measured when they have returned: if they raise, the
+    same request gets it once more.
 
     Raises:
         UnknownNameError, OptionError: the request makes no sense; nothing was started.
@@ -165,7 +169,8 @@ def run(
             requests_of(how, path, file, runner, setting, pictures) for path, file in zip(there, found, strict=True)
         ]
         turns = in_turns(shapes, request.rounds, request.seed, alternate=request.alternate)
-        return _bench(place, how, found, shapes, turns, setting, on_run, told)
+        kept = (on_run or _ignore, on_profile or _ignore)
+        return _bench(place, how, found, shapes, turns, setting, *kept, told)
 
 
 def _file(path: Path, how: Conditions, runner: str) -> Measurable | None:
@@ -257,25 +262,29 @@ def _bench(
     shapes: Sequence[Sequence[MeasurementRequest]],
     turns: Sequence[Sequence[MeasurementRequest]],
     setting: Setting,
-    on_run: Callable[[Run], None] | None,
+    on_run: Callable[[Run], None],
+    on_profile: Callable[[LayerProfile], None],
     progress: Progress,
 ) -> Bench:
     profiled = list(chain.from_iterable(shapes)) if how.layers else []
     name = f"bench {', '.join(file.label for file in found)} on {board.host}"
-    done = take_turns(board, how, turns, setting, name, progress, profiled=profiled)
-    if on_run:
+    profiles: list[LayerProfile] = []
+
+    def keep(done: Turns) -> None:
         for run in done.runs:
             on_run(run)
+        for request, told in zip(profiled, done.profiles):  # noqa: B905 (one that failed ended the rest)
+            profiles.append(profile_of(request, told, done.runs))
+            on_profile(profiles[-1])
+
+    done = take_turns(board, how, turns, setting, name, progress, keep, profiled=profiled)
     if failed := done.failed:
         paths = " and ".join(str(file.path) for file in found if file.label in failed["labels"])
         what = f"cannot measure {paths} at batch {failed['batch']} on {board.host}"
         raise AgentError(f"{what}: {failed['message']}", remote_traceback=failed["traceback"])
     checks = _cross_check(board, chain.from_iterable(shapes), how, progress)
     work = {file.label: file.work for file in found if file.work}
-    profiles = tuple(
-        profile_of(request, told, done.runs) for request, told in zip(profiled, done.profiles, strict=True)
-    )
-    return Bench(done.runs, setting, done.changed, checks, work, _ceiling(setting, done.changed), profiles)
+    return Bench(done.runs, setting, done.changed, checks, work, _ceiling(setting, done.changed), tuple(profiles))
 
 
 @dataclass(frozen=True)
@@ -295,12 +304,14 @@ def take_turns(
     setting: Setting,
     name: str,
     progress: Progress,
+    keep: Callable[[Turns], None],
     *,
     profiled: Sequence[MeasurementRequest] = (),
 ) -> Turns:
     """Make measurements in this order as one job, which is called `name`, then take the profiles.
 
-    `turns` are those of each process: of one model, or of several that alternate.
+    `turns` are those of each process: of one model, or of several that alternate. The board forgets them when `keep`
+    has returned, which writes down what is to be kept of them.
     """
     args = {
         "requests": [[asdict(request) for request in alike] for alike in turns],
@@ -309,12 +320,18 @@ def take_turns(
         "power_mode": how.power_mode,
         "lock_clocks": how.lock_clocks,
     }
-    result = board.run_job("bench", args, name=name, progress=progress)
-    runs = tuple(replace(Run.from_dict(run), edgevit=written_by()) for run in result["runs"])
-    if result["alone"]:
-        why = result["alone"]
-        progress.note(f"models are measured one after the other on {board.host}, and not alternately: {why}")
-    return Turns(runs, result["changed"], result["failed"], tuple(result["profiles"]))
+
+    def kept(result: dict[str, Any]) -> Turns:
+        runs = tuple(replace(Run.from_dict(run), edgevit=written_by()) for run in result["runs"])
+        if result["alone"]:
+            why = result["alone"]
+            progress.note(f"models are measured one after the other on {board.host}, and not alternately: {why}")
+        done = Turns(runs, result["changed"], result["failed"], tuple(result["profiles"]))
+        keep(done)
+        return done
+
+    turns_made: Turns = board.run_job("bench", args, name=name, progress=progress, keep=kept)
+    return turns_made
 
 
 def _check_power(setting: Setting, how: Conditions) -> None:
@@ -355,6 +372,10 @@ def _cross_check(
         name = f"trtexec {request.label}, batch {request.batch}"
         checks.append({**shape, **board.run_job("trtexec", args, name=name, progress=progress)})
     return tuple(checks)
+
+
+def _ignore(_: object) -> None:
+    """Keep nothing."""
 
 
 def _or(value: float | None, otherwise: float) -> float:

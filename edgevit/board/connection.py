@@ -123,12 +123,21 @@ class Board:
         """
         self._persist(lambda: self._fetch(remote, path, sha256, progress))
 
-    def run_job(self, method: str, args: dict[str, Any], *, name: str, progress: Progress) -> Any:
-        """Have a method run as a job and return its result.
+    def run_job(
+        self,
+        method: str,
+        args: dict[str, Any],
+        *,
+        name: str,
+        progress: Progress,
+        keep: Callable[[Any], Any] = lambda result: result,
+    ) -> Any:
+        """Have a method run as a job and return what `keep` makes of its result.
 
         A job of the same method and arguments that is running or has finished is picked up instead. It outlives the
-        connection, this process and Ctrl-C; its result is kept there until it has been collected. `name` is what is
-        shown beside its progress.
+        connection, this process and Ctrl-C; its result is forgotten there when `keep` has returned. So who cannot have
+        it again, as of measurements, writes it down in there: if that fails, or this process is killed meanwhile, the
+        next call collects it once more. `name` is what is shown beside its progress.
 
         Raises:
             AgentError: the job failed or died; the next call starts it anew.
@@ -144,11 +153,12 @@ class Board:
                 if not show.started:
                     raise
                 raise self._interrupted(job, method) from stop
+        kept = keep(outcome["result"]) if "result" in outcome else None
         with suppress(BoardError):  # what matters has been collected
             self.call("forget", job=job)
         match outcome:
-            case {"result": result}:
-                return result
+            case {"result": _}:
+                return kept
             case {"error": {"message": str(message), "traceback": str(traceback)}}:
                 raise AgentError(message, remote_traceback=traceback)
         raise AgentError(f"the outcome of {method!r} on {self.host} is neither a result nor an error")

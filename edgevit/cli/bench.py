@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from errno import ENOSPC
+from os import strerror
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +46,7 @@ def main(
     Exit code 3: a gate failed. 4: a run is void, because clocks moved or the board held itself back.
     """
     from edgevit.board.bench import run
+    from edgevit.board.layers import line_of
     from edgevit.report.gates import exit_code, parse_gate, verdicts_of
     from edgevit.report.runs import compare_runs, compare_within, load_runs, make_row
 
@@ -57,12 +60,16 @@ def main(
         runs.append(run)
         keep(run.to_json() + "\n")
 
+    def keep_profile(profile: LayerProfile) -> None:
+        keep_layers(line_of(profile))
+
     done = None
     try:
         done = run(
             request,
             before=lambda setting, runner: check_gates(gates, request, setting, runner),
             on_run=on_run,
+            on_profile=keep_profile,
             progress=console.progress,
         )
     finally:  # a batch size that fails, a full disk or Ctrl-C does not hide what was measured before it
@@ -72,7 +79,7 @@ def main(
     in_turns = compare_within(runs) if len(request.models) > 1 else []
     show_in_turns(console, runs, in_turns)
     show_setting(console, done)
-    layers = told_layers(console, request, done, keep_layers)
+    layers = told_layers(console, request, done, keep_profile)
     verdicts = verdicts_of(gates, runs)
     comparisons = compare_runs(earlier, runs, force=judging.force) if earlier else []
     show_judged(console, verdicts, comparisons)
@@ -82,24 +89,22 @@ def main(
     return exit_code(verdicts, runs)
 
 
-def told_layers(console: Console, request: BenchRequest, done: Bench, keep: Write) -> list[dict[str, Any]]:
+def told_layers(
+    console: Console, request: BenchRequest, done: Bench, keep: Callable[[LayerProfile], None]
+) -> list[dict[str, Any]]:
     """Show where the time goes, if that was asked for, beside the base of a derived model; return the same for JSON."""
-    from edgevit.board.layers import line_of
     from edgevit.cli.layers import show_breakdowns
     from edgevit.report.layers import break_down
 
-    profiles = list(done.profiles)
-    try:
-        profiles = [*profiles_of_base(console, request), *profiles]
-    finally:  # Ctrl-C while the base is measured loses nothing of the model itself
-        for profile in profiles:
-            keep(line_of(profile))
-    breakdowns = [break_down(profile) for profile in profiles]
+    of_base = profiles_of_base(console, request, keep)
+    breakdowns = [break_down(profile) for profile in (*of_base, *done.profiles)]
     show_breakdowns(console, breakdowns)
     return list(map(asdict, breakdowns))
 
 
-def profiles_of_base(console: Console, request: BenchRequest) -> Sequence[LayerProfile]:
+def profiles_of_base(
+    console: Console, request: BenchRequest, keep: Callable[[LayerProfile], None]
+) -> Sequence[LayerProfile]:
     """Where the time of its base goes, if one derived model is asked for; its runs are neither kept nor judged."""
     from edgevit.board.bench import run
 
@@ -113,7 +118,8 @@ def profiles_of_base(console: Console, request: BenchRequest) -> Sequence[LayerP
             )
         return ()
     try:
-        return run(replace(request, models=(base,), labels=None), progress=console.progress).profiles
+        alone = replace(request, models=(base,), labels=None)
+        return run(alone, on_profile=keep, progress=console.progress).profiles
     except EdgeVitError as error:
         console.warn(f"its base is not beside it: {error}")
         return ()
@@ -244,16 +250,27 @@ def layers_file(output: Path) -> Path:
 
 
 def append_to(path: Path) -> Write:
-    """Find out at once whether the file can be written; then append each line as soon as it is there."""
+    """Find out at once whether the file can be written; then append each line as soon as it is there.
+
+    A line that does not fit on the disk leaves no half, and one that is there is not written twice: the board tells
+    all of them once more if the last could not be written.
+    """
 
     def write(text: str) -> None:
+        line = text.encode()
         try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(text)
+            with path.open("ab", buffering=0) as file:
+                end = path.stat().st_size
+                if line and text not in there and file.write(line) != len(line):
+                    file.truncate(end)
+                    raise OSError(ENOSPC, strerror(ENOSPC))
         except OSError as error:
             raise OutputError(f"cannot write runs to {path}: {error.strerror}; choose another --output") from error
 
+    there: set[str] = set()
     write("")
+    if path.is_file():
+        there.update(path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True))
     return write
 
 

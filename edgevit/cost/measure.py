@@ -15,7 +15,7 @@ from torch import nn
 
 from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
-from edgevit.board.bench import Setting, requests_of, take_turns
+from edgevit.board.bench import Setting, Turns, requests_of, take_turns
 from edgevit.board.connection import THIS_MACHINE, Board
 from edgevit.board.models import Measurable
 from edgevit.cost.fit import StackSample
@@ -147,13 +147,16 @@ class StackBench:
     def _made(self, turns: Sequence[Sequence[MeasurementRequest]], name: str) -> tuple[Run, ...]:
         """Make these runs, and keep them."""
         how = self.place.conditions()
-        done = take_turns(self.board, how, turns, self.setting, f"{name} on {self.board.host}", self.progress)
-        self.store.add(done.runs)
-        self._runs += done.runs
+        name = f"{name} on {self.board.host}"
+        done = take_turns(self.board, how, turns, self.setting, name, self.progress, self._keep)
         if failed := done.failed:
             what = f"cannot measure {' and '.join(failed['labels'])} on {self.board.host}"
             raise AgentError(f"{what}: {failed['message']}", remote_traceback=failed["traceback"])
         return done.runs
+
+    def _keep(self, done: Turns) -> None:
+        self.store.add(done.runs)
+        self._runs += done.runs
 
     def _request(self, stack: Stack) -> MeasurementRequest:
         found, power = self._files[stack], self.setting.facts.has_power

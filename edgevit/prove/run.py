@@ -17,7 +17,7 @@ from torch import nn
 from edgevit.agent.doubts import POWER_WINDOW_S
 from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
-from edgevit.board.bench import Setting, in_turns, look, requests_of, take_turns
+from edgevit.board.bench import Setting, Turns, in_turns, look, requests_of, take_turns
 from edgevit.board.connection import Board, open_board
 from edgevit.board.models import Measurable
 from edgevit.board.request import Conditions
@@ -259,11 +259,13 @@ class _Work:
         found = [self._measured(question, one, runs) for one in ready]
         if self.proof.of(self.dense.name) is None and runs:
             found.insert(0, self._measured(DENSE, anchor, runs))
-        self._keep(
-            measured=(*self.proof.measured, *found), runs=(*self.proof.runs, *(plain(run.to_dict()) for run in runs))
-        )
+        self._keep(measured=(*self.proof.measured, *found))
         self._discard(self.dense.name)
         return [subject.name for subject in subjects[len(ready) :]]
+
+    def _keep_runs(self, done: Turns) -> None:
+        """Write down raw runs; the networks they are of are not measured yet, and are measured again if this ends."""
+        self._keep(runs=(*self.proof.runs, *(plain(run.to_dict()) for run in done.runs)))
 
     def _keep(self, **found: Any) -> None:
         """Write down what is there so far, and what it says."""
@@ -350,7 +352,7 @@ class _Work:
         is_long = is_told and self._is_time_for(self._measuring_s(question, len(ready)) + longer_s)
         turns = list(chain.from_iterable(self._turns(question, ready, is_long)))
         name, began = f"{question} on {self.board.host}", self.clock()
-        done = take_turns(self.board, self.how, turns, self.setting, name, self.progress)
+        done = take_turns(self.board, self.how, turns, self.setting, name, self.progress, self._keep_runs)
         # One whose result was waiting took no time now.
         took_s = self.clock() - began - (longer_s if is_long else 0.0)
         run_s = max(took_s / len(turns), WINDOW_S + WARMUP_S)

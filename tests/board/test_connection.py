@@ -162,6 +162,24 @@ def test_a_job_that_was_started_when_the_connection_broke_is_not_started_twice(b
     assert [found["job"] for found in board.call("jobs")["jobs"]] == [job]
 
 
+def test_a_result_is_there_until_the_caller_has_kept_it(board):
+    def full(result):
+        kept.append(result)
+        raise OutputError("the disk is full")
+
+    def run(keep, progress):
+        return board.run_job("measure", REQUEST, name="bench t1", progress=progress, keep=keep)
+
+    kept = []
+    with pytest.raises(OutputError, match="the disk is full"):
+        run(full, Told())
+    assert [job["state"] for job in board.call("jobs")["jobs"]] == ["finished"]
+    told = Told()
+    assert run(lambda result: (result, board.call("jobs")["jobs"][0]["state"]), told) == (kept[0], "finished")
+    assert told.notes == ["the same measure on board has finished, and nobody has seen its result: collecting that one"]
+    assert board.call("jobs") == {"jobs": []}
+
+
 def test_ctrl_c_leaves_the_job_running_and_says_how_to_end_it(board):
     def interrupt():
         raise KeyboardInterrupt

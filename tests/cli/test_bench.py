@@ -1,5 +1,7 @@
 import json
 import re
+import resource
+import signal
 
 import pytest
 import typer
@@ -7,7 +9,8 @@ from model_folders import derivation_of, some_spec, spec_text
 
 from edgevit.board.request import BenchRequest, Conditions
 from edgevit.cli.app import app
-from edgevit.cli.bench import next_command, page_command
+from edgevit.cli.bench import append_to, next_command, page_command
+from edgevit.errors import OutputError
 from edgevit.folder.derivation import DERIVATION_KIND
 from edgevit.report.request import JudgingRequest
 from edgevit.report.runs import load_runs
@@ -112,6 +115,30 @@ def test_a_full_disk_loses_no_figures(run_bench, model, tmp_path):
     assert result.code == 1
     assert "No space left on device" in result.err
     assert "t1 on fake" in result.out
+    full.unlink()
+    again = run_bench(model, "--output", full, *FAST)
+    assert again.code == 0 and "nobody has seen its result: collecting that one" in again.err
+    rows = [[line for line in told.out.splitlines() if "│" in line] for told in (result, again)]
+    assert rows[0] == rows[1] and len(load_runs(full)) == 1
+    assert "collecting" not in run_bench(model, "--output", full, *FAST).err and len(load_runs(full)) == 2
+
+
+def test_a_line_that_does_not_fit_leaves_no_half_and_one_that_is_there_is_not_written_twice(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    append_to(path)("one\n")
+    before, handled = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6, before[1]))
+        with pytest.raises(OutputError, match=r"cannot write runs to .*: No space left on device; choose another"):
+            append_to(path)("two\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handled)
+    assert path.read_text() == "one\n"
+    write = append_to(path)
+    write("one\n")
+    write("two\n")
+    assert path.read_text() == "one\ntwo\n"
 
 
 def test_several_models_are_one_table_of_ratios_to_the_first(run_bench, model, tmp_path):

@@ -70,7 +70,7 @@ def test_a_derived_model_is_beside_its_base_where_that_is_exported(
     both = edgevit_main("bench", folders[1], "--layers", "--output", output, "--gate", "p50>1us", *FAST)
     assert both.code == 0 and "t1 over base" in words(both.out) and both.out.count(" pass ") == 1, both.err
     assert [run.label for run in load_runs(output)] == ["t1"], "the base's runs are neither kept nor judged"
-    assert [found.label for found in load_profiles(tmp_path / "runs.layers.jsonl")] == ["base", "t1"]
+    assert [found.label for found in load_profiles(tmp_path / "runs.layers.jsonl")] == ["t1", "base"]
 
 
 def test_the_unexplained_and_the_unnamed_are_named(edgevit_main: Any, tmp_path: Path) -> None:

@@ -94,6 +94,22 @@ def test_engines_are_built_and_measured_on_a_board_and_an_interrupted_question_g
     assert not [file.name for file in server.cache.glob("files/*") if file.suffix in (".engine", ".onnx")]
 
 
+def test_runs_are_in_the_file_before_the_board_forgets_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(request, "BATCHES", (1,))
+    asked = ProveRequest(sizes=("tiny",), rounds=1, threads=1, output=tmp_path / "p.json")
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(module._Work, "_measured", stopped)
+        run(asked)
+    part = read_proof(asked.output)
+    assert not part.measured and [run.label for run in part.measurements()] == ["tiny", "tiny 192 tokens"]
+    whole = run(asked)
+    assert whole.runs[:2] == part.runs and len(whole.measured) == 3
+
+
 def contents(tree):
     """Of every file of a board, and when it was written last."""
     return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in tree.rglob("*") if file.is_file()}
@@ -113,7 +129,7 @@ class SlowBoard:
     def call(self, method, **_):
         return {"there": True}
 
-    def run_job(self, method, args, **_):
+    def run_job(self, method, args, *, keep=None, **_):
         if method == "trtexec":
             self.now_s += 5.0
             return {"gpu_ms": {"median": 1.0}}
@@ -128,7 +144,8 @@ class SlowBoard:
             )
             for turn, one in enumerate(asked)
         ]
-        return {"runs": [run.to_dict() for run in runs], "changed": {}, "failed": None, "alone": None, "profiles": []}
+        told = {"changed": {}, "failed": None, "alone": None, "profiles": []}
+        return keep({"runs": [run.to_dict() for run in runs], **told})
 
     def build(self, *_, name, **__):
         self.now_s += self.build_s * (0.5 if " 0.8 " in name else 1)
