@@ -357,7 +357,10 @@ def _ceiling(setting: Setting, changed: Mapping[str, Any]) -> Ceiling | None:
 def _cross_check(
     board: Board, requests: Iterable[MeasurementRequest], how: Conditions, progress: Progress
 ) -> tuple[dict[str, Any], ...]:
-    """Let trtexec measure the same engine in its own way, on the board set as it was for the runs."""
+    """Let trtexec measure the same engine in its own way, on the board set as it was for the runs.
+
+    Where it fails, there is a warning and no figure: the runs that it was to check were made.
+    """
     checks = []
     for request in requests if how.cross_check else ():
         args = {
@@ -370,7 +373,10 @@ def _cross_check(
         }
         shape = {"label": request.label, "batch": request.batch, "streams": args["streams"]}
         name = f"trtexec {request.label}, batch {request.batch}"
-        checks.append({**shape, **board.run_job("trtexec", args, name=name, progress=progress)})
+        try:
+            checks.append({**shape, **board.run_job("trtexec", args, name=name, progress=progress)})
+        except AgentError as error:
+            progress.warn(f"{name}: {error}")
     return tuple(checks)
 
 

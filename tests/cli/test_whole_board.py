@@ -104,6 +104,13 @@ def test_the_commands_of_the_readme_lead_to_a_gated_bench_and_their_engine_is_re
     assert streams.code == 0, streams.err
     assert [(run["streams"], run["precision"]) for run in json.loads(streams.out)["runs"]] == [(2, record.precision)]
 
+    trtexec = orin_nx.tree / "usr/src/tensorrt/bin/trtexec"
+    trtexec.write_text('#!/bin/sh\n[ "$1" = --help ] || { echo "[E] no room"; exit 1; }\n')
+    asked = ("bench", record.path, *orin_nx.options, *shape[:2], *shape[4:], "--cross-check", "--layers", *gates[:2])
+    unchecked = edgevit_main(*asked)
+    assert unchecked.code == 0 and f"warning: trtexec {record.path.stem}, batch 1: trtexec failed: " in unchecked.err
+    assert unchecked.out.count(" pass ") == 1 and "where the time goes, profiled, batch 1" in unchecked.out
+
     pictures = image_folder(tmp_path / "pictures", {"a": 3})
     as_used = ["--end-to-end", "--images", pictures, "--period-ms", 50, "--json"]
     used = edgevit_main("bench", exported, *orin_nx.options, *as_used, *shape[:2], *shape[4:])
