@@ -52,7 +52,7 @@ def start(send: Send, root: str, job: str, method: str, args: dict[str, Any], ow
 
     Returns its `state` as it was found: "new", "running", "finished", "failed", "dead" or "damaged"; but for those that
     run or have finished it has been started. `said` is why it failed, or a dead one's last words: what was wrong then
-    may have been put right since. Progress of an earlier attempt is not shown again.
+    may have been put right since; `owner` is who started it. Progress of an earlier attempt is not shown again.
     """
     with _registry():
         state, said = _look(job)
@@ -62,7 +62,7 @@ def start(send: Send, root: str, job: str, method: str, args: dict[str, Any], ow
             request = {"method": method, "args": args, "owner": owner, "root": root, "started": _now()}
             _write_whole(_path(job, "request.json"), request)
             _spawn(job)
-    return {"state": state, "said": said}
+        return {"state": state, "said": said, "owner": _owner(job)}
 
 
 def follow(send: Send, root: str, job: str) -> dict[str, Any]:
@@ -109,10 +109,7 @@ def jobs(send: Send, root: str) -> dict[str, Any]:
     listed = []
     for job in _names():
         state, said = _look(job)
-        try:
-            request = _read_request(job) or {}
-        except DamagedError:
-            request = {}
+        request = _request(job)
         told = {key: request.get(key) for key in ("method", "owner", "started")}
         if state == "damaged":
             told["said"] = said
@@ -120,15 +117,18 @@ def jobs(send: Send, root: str) -> dict[str, Any]:
     return {"jobs": listed}
 
 
-def cancel(send: Send, root: str, job: str | None = None) -> dict[str, Any]:
-    """End a job, or all of this user's: first so that it can put the board back as it was, then hard.
+def cancel(send: Send, root: str, job: str | None = None, owner: str | None = None) -> dict[str, Any]:
+    """End a job, all of an owner's, or all: first so that it can put the board back as it was, then hard.
 
-    Damaged ones that do not run are removed.
+    One account of a board may be that of many, so whose a job is only its request says. Damaged ones that do not run
+    are removed. Returns those that were `cancelled`, and what is known of the running ones of others that were `left`.
     """
     pids: dict[str, int] = {}
     lost: list[str] = []
     with _registry():
-        states = {name: _state(name) for name in ([job] if job else _names())}
+        names = [job] if job else _names()
+        left = [name for name in names if owner and _owner(name) != owner and _state(name) == "running"]
+        states = {name: _state(name) for name in names if name not in left}
         for name in (name for name, state in states.items() if state == "running"):
             try:
                 pids[name] = _read_pid(name)
@@ -148,7 +148,7 @@ def cancel(send: Send, root: str, job: str | None = None) -> dict[str, Any]:
         forget(send, root, name)
     if lost:
         raise RunnerError("; ".join(lost))
-    return {"cancelled": [*pids, *damaged]}
+    return {"cancelled": [*pids, *damaged], "left": [one for one in jobs(send, root)["jobs"] if one["job"] in left]}
 
 
 def work(job: str) -> None:
@@ -310,6 +310,18 @@ def _read_json(path: str, **kinds: type) -> dict[str, Any] | None:
 
 def _read_request(job: str) -> dict[str, Any] | None:
     return _read_json(_path(job, "request.json"), method=str, args=dict, owner=str, root=str, started=str)
+
+
+def _request(job: str) -> dict[str, Any]:
+    """What is known of who asked for what."""
+    try:
+        return _read_request(job) or {}
+    except DamagedError:
+        return {}
+
+
+def _owner(job: str) -> str | None:
+    return _request(job).get("owner")
 
 
 def _read_outcome(job: str) -> dict[str, Any] | None:

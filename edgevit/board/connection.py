@@ -152,7 +152,7 @@ class Board:
             except KeyboardInterrupt as stop:
                 if not show.started:
                     raise
-                raise self._interrupted(job, method) from stop
+                raise self._interrupted(job, method, show.owner) from stop
         kept = keep(outcome["result"]) if "result" in outcome else None
         with suppress(BoardError):  # what matters has been collected
             self.call("forget", job=job)
@@ -182,12 +182,20 @@ class Board:
                 raise
             raise ConnectionLostError(str(error)) from error  # the agent died, which is not the job
 
-    def _interrupted(self, job: str, method: str) -> Interrupted:
+    def cancel(self, *, everybodys: bool = False) -> dict[str, Any]:
+        """End the jobs that were started from here, by this user, or all; say which, and which of others run on.
+
+        Raises: AgentError, ConnectionLostError.
+        """
+        ended: dict[str, Any] = self.call("cancel", owner=None if everybodys else _owner())
+        return ended
+
+    def _interrupted(self, job: str, method: str, owner: object) -> Interrupted:
         if self.host != THIS_MACHINE:
-            return Interrupted(
-                f"{method} goes on on {self.host}: the same command collects its result, and "
-                f"`edgevit board {shlex.quote(self.host)} --cancel` ends it"
-            )
+            ends = f"`edgevit board {shlex.quote(self.host)} --cancel` ends it"
+            if owner != _owner():  # the same was asked for there before
+                ends = f"it is for {owner} to end, who started it"
+            return Interrupted(f"{method} goes on on {self.host}: the same command collects its result, and {ends}")
         self.call("cancel", job=job)
         return Interrupted(f"{method} was cancelled")
 
@@ -315,6 +323,7 @@ class _Show:
 
     def __init__(self, name: str, host: str, progress: Progress) -> None:
         self.started = False  # it is known that the job exists
+        self.owner: object = None  # who started it
         self._name, self._host, self._progress = name, host, progress
         self._open = ExitStack()  # holds the stage
         self._stage: Stage | None = None
@@ -330,6 +339,7 @@ class _Show:
     def start(self, method: str, found: Any) -> None:
         """Say what `jobs.start` found."""
         self.started = True
+        self.owner = _field(found, "owner", str, None)
         match found:
             case {"state": "running" | "finished" as state}:
                 how = "is running already" if state == "running" else "has finished, and nobody has seen its result"

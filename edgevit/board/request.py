@@ -320,5 +320,10 @@ class BoardRequest:
         Option("Board profile that must match, by name or path.  [default: the one that does]", BOARD),
     ] = None
     jobs: Annotated[bool, Option("List the jobs on the board instead of examining it.", JOBS)] = False
-    cancel: Annotated[bool, Option("End your jobs on the board instead of examining it.", JOBS)] = False
+    cancel: Annotated[
+        bool, Option("End the jobs that you started from this machine instead of examining the board.", JOBS)
+    ] = False
+    cancel_all: Annotated[
+        bool, Option("End all jobs of this account on the board, those of others among them.", JOBS)
+    ] = False
     ssh_config: SshConfig = None

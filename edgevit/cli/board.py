@@ -31,10 +31,14 @@ def main(request: BoardRequest, *, json: JsonFlag = False, verbose: VerboseFlag 
     console = Console(json=json, verbose=verbose)
     wanted = load_profile(request.profile) if request.profile else None
     with open_board(request.host, ssh_config=request.ssh_config) as board:
-        if request.cancel:
-            cancelled = board.call("cancel")["cancelled"]
-            console.result({"cancelled": cancelled})
-            console.show(f"cancelled on {board.host}: {', '.join(cancelled) or 'nothing was running'}")
+        if request.cancel or request.cancel_all:
+            ended = board.cancel(everybodys=request.cancel_all)
+            console.result(ended)
+            nothing = "nothing of yours was running" if ended["left"] else "nothing was running"
+            console.show(f"cancelled on {board.host}: {', '.join(ended['cancelled']) or nothing}")
+            for job in ended["left"]:
+                by = job["owner"] or "somebody unknown, as its request cannot be read"
+                console.show(f"left: {job['job']}, {job['method'] or 'a job'} by {by}; --cancel-all ends it, too")
         elif request.jobs:
             listed = board.call("jobs")["jobs"]
             console.result({"jobs": listed})

@@ -148,7 +148,7 @@ def test_a_number_given_out_again_is_not_taken_for_the_job(folder):
     (folder / "a" / "pid").write_text(str(os.getpid()))
     with Agent() as agent:
         assert agent.call("jobs")["jobs"][0]["state"] == "dead"
-        assert agent.call("cancel") == {"cancelled": []}
+        assert agent.call("cancel") == {"cancelled": [], "left": []}
 
 
 def test_a_cancelled_job_puts_back_what_it_changed_and_is_gone(careful, tmp_path):
@@ -158,10 +158,27 @@ def test_a_cancelled_job_puts_back_what_it_changed_and_is_gone(careful, tmp_path
     with Agent() as agent, Agent() as other:
         with pytest.raises(AgentError, match="the job a is still running"):
             other.call("forget", job="a")
-        assert other.call("cancel", job="a") == {"cancelled": ["a"]}
+        assert other.call("cancel", job="a") == {"cancelled": ["a"], "left": []}
         assert (tmp_path / "restored").exists()
         with pytest.raises(AgentError, match="the job is gone: it was cancelled"):
             agent.call("follow", job="a")
+
+
+def test_of_many_who_share_an_account_each_ends_their_own_jobs_and_learns_whose_are_left(folder):
+    with Agent() as agent:
+        start(agent, LONG)
+        found = agent.call("start", job="b", method="measure", args=LONG, owner="bert@lab")
+        assert (found["state"], found["owner"]) == ("new", "bert@lab")
+        assert agent.call("start", job="b", method="measure", args=LONG, owner="anna@desk")["owner"] == "bert@lab"
+        ended = agent.call("cancel", owner="anna@desk")
+        assert ended["cancelled"] == ["a"]
+        (left,) = ended["left"]
+        assert (left["job"], left["method"], left["owner"]) == ("b", "measure", "bert@lab")
+        assert [job["job"] for job in agent.call("jobs")["jobs"]] == ["b"]
+        (folder / "b" / "request.json").write_text("{")
+        (unknown,) = agent.call("cancel", owner="anna@desk")["left"]
+        assert unknown["owner"] is None
+        assert agent.call("cancel") == {"cancelled": ["b"], "left": []}
 
 
 def test_a_follower_learns_that_the_job_was_cancelled():
@@ -196,7 +213,7 @@ def test_a_job_that_does_not_end_when_asked_is_killed(careful, monkeypatch):
         start(agent, careful)
         working(agent)
     with Agent() as agent:
-        assert agent.call("cancel") == {"cancelled": ["a"]}
+        assert agent.call("cancel") == {"cancelled": ["a"], "left": []}
         assert agent.call("jobs") == {"jobs": []}
 
 
@@ -286,4 +303,4 @@ def test_a_number_that_is_not_the_jobs_process_ends_no_process(folder, text):
         with pytest.raises(AgentError, match=r"jobs/a/pid does not hold the job's process; end it with `fuser -k"):
             agent.call("cancel")
         pid.write_text(right)
-        assert agent.call("cancel") == {"cancelled": ["a"]}
+        assert agent.call("cancel") == {"cancelled": ["a"], "left": []}

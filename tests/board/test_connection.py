@@ -156,7 +156,7 @@ def test_a_job_that_was_started_when_the_connection_broke_is_not_started_twice(b
     def interrupt():
         raise KeyboardInterrupt
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted, match=r"collects its result, and it is for me to end, who started it$"):
         measure(board, told, LONG)
     assert told.notes == ["the same measure on board is running already: collecting that one"]
     assert [found["job"] for found in board.call("jobs")["jobs"]] == [job]
@@ -189,7 +189,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_end_it(board):
     ):
         measure(board, Told("measure", interrupt), LONG)
     assert board.call("jobs")["jobs"][0]["state"] == "running"
-    assert len(board.call("cancel")["cancelled"]) == 1
+    assert len(board.cancel()["cancelled"]) == 1
     assert board.call("jobs") == {"jobs": []}
 
 

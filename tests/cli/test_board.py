@@ -96,6 +96,17 @@ def test_jobs_are_listed_and_cancelled(edgevit_main):
     assert edgevit_main("board", "--cancel").out == "cancelled on this machine: nothing was running\n"
 
 
+def test_jobs_of_others_are_left_and_named_unless_all_are_to_end(edgevit_main):
+    request = {"model": "any", "model_sha256": "0", "label": "any", "precision": None, "runner": "fake", "batch": 1}
+    with open_board(None) as board:
+        board.call("start", job="b", method="measure", args={**request, "duration_s": 60}, owner="bert@lab")
+    done = edgevit_main("board", "--cancel")
+    nothing, left = done.out.splitlines()
+    assert nothing == "cancelled on this machine: nothing of yours was running"
+    assert left == "left: b, measure by bert@lab; --cancel-all ends it, too"
+    assert edgevit_main("board", "--cancel-all").out == "cancelled on this machine: b\n"
+
+
 def test_a_damaged_job_is_a_warning_that_names_its_file_and_cancel_removes_it(edgevit_main, tmp_path):
     folder = tmp_path / "cache" / "edgevit" / "jobs" / "0123"
     folder.mkdir(parents=True)
