@@ -39,7 +39,8 @@ def show_proof(console: Console, proof: Proof) -> None:
     """The table a person reads, what others published, and what the figures say."""
     console.show(figures_table(proof))
     refused = [f"{one.name}: no engine, {one.refused}" for one in proof.measured if one.refused]
-    for text in (*refused, *(f"not begun, for want of time: {name}" for name in proof.left_out)):
+    failed = [f"{one.name}: not measured to the end, {one.failed}" for one in proof.measured if one.failed]
+    for text in (*refused, *failed, *(f"not begun, for want of time: {name}" for name in proof.left_out)):
         console.show(text)
     for one in proof.measured:
         for figure in one.figures:

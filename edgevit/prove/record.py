@@ -2,6 +2,7 @@
 
 Schema history: 1  first version
                 2  waiting, build_s and run_s; those of schema 1 do not say
+                3  failed; proofs of older ones ended where a network failed
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Figure:
     mean_ms: float
     images_per_s: float
     energy_mj: float | None  # of an image; None: no power could be read
-    ratio: float | None  # of its p50 to that of the dense network, in the same rounds; None: it is that one
+    ratio: float | None  # of its p50 to that of the dense network, in the same rounds; None: there is none of these
     low: float | None  # of the ratio's 95 % interval
     high: float | None
     roofline_share: float | None  # the board's least time over the p50; None: no profile of the board
@@ -54,6 +55,7 @@ class MeasuredNetwork:
     build_s: float | None
     refused: str | None  # why there is no engine
     figures: tuple[Figure, ...]
+    failed: str | None = None  # at which batch size and why a run of it failed, which was the last of it
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class Proof:
         return next((one for one in self.waiting if one.name == name), None)
 
 
-PROOF_KIND = RecordKind("prove", Proof, READER, schemas=(1, 2))
+PROOF_KIND = RecordKind("prove", Proof, READER, schemas=(1, 2, 3))
 
 
 def read_proof(file: Path) -> Proof:

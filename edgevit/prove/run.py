@@ -255,11 +255,12 @@ class _Work:
         while len(ready) < len(subjects) and self._fits(question, subjects[len(ready)], len(ready) + 2):
             ready.append(self._ready(subjects[len(ready)]))
         there = [anchor, *(one for one in ready if one.measurable is not None)]
-        runs = self._measure(question, there) if len(there) > 1 else ()
-        found = [self._measured(question, one, runs) for one in ready]
+        runs, failed = self._measure(question, there) if len(there) > 1 else ((), {})
+        found = [self._measured(question, one, runs, failed) for one in ready]
         if self.proof.of(self.dense.name) is None and runs:
-            found.insert(0, self._measured(DENSE, anchor, runs))
-        self._keep(measured=(*self.proof.measured, *found))
+            found.insert(0, self._measured(DENSE, anchor, runs, failed))
+        before = [replace(one, failed=failed.get(one.name, one.failed)) for one in self.proof.measured]
+        self._keep(measured=(*before, *found))
         self._discard(self.dense.name)
         return [subject.name for subject in subjects[len(ready) :]]
 
@@ -341,8 +342,10 @@ class _Work:
 
     # -- figures -------------------------------------------------------------------------------------------------------
 
-    def _measure(self, question: str, ready: Sequence[_Ready]) -> tuple[Run, ...]:
-        """All of them in turns, at one batch size after the other.
+    def _measure(self, question: str, ready: Sequence[_Ready]) -> tuple[tuple[Run, ...], dict[str, str]]:
+        """All of them in turns, at one batch size after the other; and why some were not measured to the end.
+
+        One whose process fails, as for want of memory, is left out from there on, and the others go on without it.
 
         Where energy is asked for and can be told, the window of the last round at the smallest batch size is as long as
         that takes: of all of them, so that they meet the same board.
@@ -352,15 +355,35 @@ class _Work:
         is_long = is_told and self._is_time_for(self._measuring_s(question, len(ready)) + longer_s)
         turns = list(chain.from_iterable(self._turns(question, ready, is_long)))
         name, began = f"{question} on {self.board.host}", self.clock()
-        done = take_turns(self.board, self.how, turns, self.setting, name, self.progress, self._keep_runs)
+        runs: tuple[Run, ...] = ()
+        failed: dict[str, str] = {}
+        while turns:
+            done = take_turns(self.board, self.how, turns, self.setting, name, self.progress, self._keep_runs)
+            runs += done.runs
+            turns = [] if done.failed is None else self._without(turns[len(done.runs)][0], done.failed, turns)
+            if done.failed is not None:
+                failed[done.failed["labels"][0]] = f"at batch {done.failed['batch']}: {done.failed['message']}"
         # One whose result was waiting took no time now.
         took_s = self.clock() - began - (longer_s if is_long else 0.0)
-        run_s = max(took_s / len(turns), WINDOW_S + WARMUP_S)
+        run_s = max(took_s / max(len(runs), 1), WINDOW_S + WARMUP_S)
         self.proof = replace(self.proof, run_s=run_s)
-        if failed := done.failed:
-            what = f"cannot measure {failed['labels'][0]} on {self.board.host}"
-            raise AgentError(f"{what}: {failed['message']}", remote_traceback=failed["traceback"])
-        return done.runs
+        return runs, failed
+
+    def _without(
+        self, one: MeasurementRequest, failed: Mapping[str, Any], turns: Sequence[list[MeasurementRequest]]
+    ) -> list[list[MeasurementRequest]]:
+        """What is left to measure when this one has failed: the others, from the round on that it ended.
+
+        Raises:
+            AgentError: it was the dense network at the smallest batch size, which all others are set against; so it
+                ends, too, when the board as a whole fails.
+        """
+        what = f"cannot measure {one.label} at batch {one.batch} on {self.board.host}: {failed['message']}"
+        if one.label == self.dense.name and one.batch == self.how.batches[0]:
+            raise AgentError(what, remote_traceback=failed["traceback"])
+        self.progress.warn(f"{what}; the others go on without it")
+        rounds = [(request.batch, request.round) for (request,) in turns]
+        return [alike for alike in turns[rounds.index((one.batch, one.round)) :] if alike[0].label != one.label]
 
     def _turns(self, question: str, ready: Sequence[_Ready], is_long: bool) -> Iterator[list[list[MeasurementRequest]]]:
         """Those of each batch size."""
@@ -376,7 +399,7 @@ class _Work:
         how = replace(self.how, batches=(batch,))
         return requests_of(how, str(one.measurable.path), one.measurable, self.how.runner, self.setting)
 
-    def _measured(self, question: str, one: _Ready, runs: Sequence[Run]) -> MeasuredNetwork:
+    def _measured(self, question: str, one: _Ready, runs: Sequence[Run], failed: Mapping[str, str]) -> MeasuredNetwork:
         """A network, with its figures."""
         subject = one.subject
         dims, geometry = subject.cost()
@@ -394,6 +417,7 @@ class _Work:
             build_s=one.build_s,
             refused=one.refused,
             figures=tuple(self._figures(question, one, runs)) if one.measurable is not None else (),
+            failed=failed.get(subject.name),
         )
 
     def _figures(self, question: str, one: _Ready, runs: Sequence[Run]) -> Iterator[Figure]:

@@ -1,6 +1,7 @@
 """`edgevit prove` refuses before anything is started; it shows figures, what others published, and what they say."""
 
 import json
+from dataclasses import replace
 
 from some_proof import PROOF
 
@@ -10,12 +11,15 @@ from edgevit.prove.record import write_proof
 
 
 def test_every_figure_is_in_the_table(capsys) -> None:
-    show_proof(Console(), PROOF)
+    base, cut, fp32 = PROOF.measured
+    failed = replace(cut, failed="at batch 8: the measurement died")
+    show_proof(Console(), replace(PROOF, measured=(base, failed, fp32)))
     seen = capsys.readouterr()
     told = " ".join((seen.out + seen.err).split())
     for text in ("0.33 (0.32 to 0.34)", "31%", "45.5", "5.1", "Fused shapes pay.", "VOID: it throttled"):
         assert text in told, text
     assert "base fp32: no engine, needs more memory" in told and "not begun, for want of time: tiny" in told
+    assert "base 0.8 fused: not measured to the end, at batch 8: the measurement died" in told
     assert figures_table(PROOF).row_count == 2
 
 

@@ -22,6 +22,12 @@ def test_a_proof_of_schema_1_is_read_and_says_nothing_of_what_waits() -> None:
     assert PROOF_KIND.checked({**older, "schema": 1}, "p.json") == PROOF
 
 
+def test_a_proof_of_schema_2_is_read_and_none_of_its_networks_failed() -> None:
+    content = PROOF_KIND.content(PROOF)
+    older = [{name: value for name, value in one.items() if name != "failed"} for one in content["measured"]]
+    assert PROOF_KIND.checked({**content, "schema": 2, "measured": older}, "p.json") == PROOF
+
+
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text('{"schema": 1}')
     with pytest.raises(RunsError, match=r"p\.json.*remove it to measure again"):

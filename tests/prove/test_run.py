@@ -14,7 +14,7 @@ from edgevit.board.bench import Setting
 from edgevit.board.facts import BoardFacts
 from edgevit.board.profiles import load_profile
 from edgevit.board.request import Conditions
-from edgevit.errors import CheckpointError, Interrupted, RunsError
+from edgevit.errors import AgentError, CheckpointError, Interrupted, RunsError
 from edgevit.progress import Silent
 from edgevit.prove import request
 from edgevit.prove import run as module
@@ -152,6 +152,20 @@ class SlowBoard:
         return {"refused": None, "engine": f"/{name}.engine", "sha256": "0" * 64, "fused": 0, "seconds": self.build_s}
 
 
+def work_on(board, asked, scratch, progress=None):
+    """The proof of a board that is not there."""
+    facts = BoardFacts(meters={"ina3221": None}, trtexec="/trtexec")
+    setting = Setting("nano", facts, load_profile("orin-nano-8gb"))
+    how = Conditions(
+        runner="tensorrt", batches=asked.batches, idle_s=0.0, duration_s=module.WINDOW_S, samples=module.SAMPLES,
+        warmup=module.WARMUP, warmup_seconds=module.WARMUP_S,
+    )  # fmt: skip
+    start = module._opened(asked, setting)
+    return module._Work(
+        asked, how, board, setting, scratch, progress or Silent(), start, began=0.0, clock=lambda: board.now_s
+    )
+
+
 @pytest.mark.parametrize(
     ("quick", "run_s", "build_s", "whole"),
     [
@@ -170,17 +184,8 @@ def test_the_suite_ends_in_time_and_on_a_slower_board_what_there_is_no_time_for_
     board = SlowBoard(run_s, build_s)
     monkeypatch.setattr(module, "build_unjudged", board.build)
     monkeypatch.setattr(module, "answers", lambda *_: ())
-    facts = BoardFacts(meters={"ina3221": None}, trtexec="/trtexec")
     asked = ProveRequest(board="nano", quick=quick, output=tmp_path / "p.json")
-    setting = Setting("nano", facts, load_profile("orin-nano-8gb"))
-    how = Conditions(
-        runner="tensorrt", batches=asked.batches, idle_s=0.0, duration_s=module.WINDOW_S, samples=module.SAMPLES,
-        warmup=module.WARMUP, warmup_seconds=module.WARMUP_S,
-    )  # fmt: skip
-    start = module._opened(asked, setting)
-    proof = module._Work(
-        asked, how, board, setting, tmp_path, Silent(), start, began=0.0, clock=lambda: board.now_s
-    ).finished()
+    proof = work_on(board, asked, tmp_path).finished()
     networks = [one.name for subjects in suite(asked.sizes, quick=quick).values() for one in subjects]
     assert proof.seconds == pytest.approx(board.now_s) and board.now_s <= 60 * asked.most_minutes
     assert (proof.left_out == ()) == whole, proof.left_out
@@ -196,6 +201,76 @@ def test_the_suite_ends_in_time_and_on_a_slower_board_what_there_is_no_time_for_
         assert board.long == 12, "energy of the dense network, of four shapes, and of six mixes beside it"
         asked_twice = {one.name for one in proof.measured if len(one.figures) == 2}
         assert asked_twice == {n for n in ("base", *networks) if n == "base" or " 0.8 " in n}
+
+
+class SmallBoard(SlowBoard):
+    """A board on which the processes of some networks die, by name, batch size and round."""
+
+    def __init__(self, *dying):
+        super().__init__(0.1, 1.0)
+        self.dying, self.asked = dying, []
+
+    def run_job(self, method, args, *, keep=None, **how):
+        if method == "trtexec":
+            return super().run_job(method, args, **how)
+        asked = [(one["label"], one["batch"], one["round"]) for (one,) in args["requests"]]
+        self.asked.append(asked)
+        made = next((i for i, one in enumerate(asked) if any(one[: len(d)] == d for d in self.dying)), None)
+        told = super().run_job(method, {**args, "requests": args["requests"][:made]}, keep=lambda told: told)
+        if made is not None:
+            error = {"message": "the measurement died: out of memory?", "traceback": "..."}
+            told["failed"] = {"labels": [asked[made][0]], "batch": asked[made][1], **error}
+        return keep(told)
+
+
+@pytest.fixture
+def short_suite(monkeypatch):
+    """Of one size a question about few networks, at both batch sizes."""
+    monkeypatch.undo()
+    subjects = [one for one in suite(("tiny",))["shapes at 0.8"] if one.name != "tiny"][:3]
+    monkeypatch.setattr(module, "suite", lambda *_, **__: {"shapes at 0.8": subjects})
+    monkeypatch.setattr(module, "answers", lambda *_: ())
+    return subjects
+
+
+def test_a_network_whose_process_fails_is_recorded_and_the_others_go_on(tmp_path, monkeypatch, short_suite):
+    first, *others = [one.name for one in short_suite]
+    asked = ProveRequest(board="nano", sizes=("tiny",), rounds=3, output=tmp_path / "p.json")
+    board, warned = SmallBoard((first, 8), ("tiny", 8, 2)), []
+    monkeypatch.setattr(module, "build_unjudged", board.build)
+    progress = Silent()
+    progress.warn = warned.append
+    proof = work_on(board, asked, tmp_path, progress).finished()
+    assert proof == read_proof(asked.output)
+    dense, failed, *whole = proof.measured
+    assert (dense.name, failed.name, [one.name for one in whole]) == ("tiny", first, others)
+    assert failed.failed == "at batch 8: the measurement died: out of memory?" and failed.refused is None
+    assert [figure.batch for figure in failed.figures] == [1], "what was measured of it is kept"
+    assert [[figure.batch for figure in one.figures] for one in whole] == [[1, 8], [1, 8]]
+    assert {one.failed for one in whole} == {None}
+    assert all(figure.ratio is not None for one in proof.measured[1:] for figure in one.figures if figure.batch == 1)
+    again = board.asked[1]
+    assert again[0][1:] == (8, 1) and first not in {label for label, *_ in again}, (
+        "the round that it ended is made anew"
+    )
+    assert warned[0].startswith(f"cannot measure {first} at batch 8 on nano: the measurement died")
+    assert warned[0].endswith("; the others go on without it")
+    count = len(board.asked)
+    work_on(board, asked, tmp_path).finished()
+    assert len(board.asked) == count, "the same command does not try it again"
+
+
+def test_a_board_that_cannot_run_the_dense_network_ends_a_proof_and_keeps_its_runs(tmp_path, monkeypatch, short_suite):
+    asked = ProveRequest(board="nano", sizes=("tiny",), rounds=3, output=tmp_path / "p.json")
+    board = SmallBoard(("tiny", 1, 2))
+    monkeypatch.setattr(module, "build_unjudged", board.build)
+    with pytest.raises(AgentError, match="cannot measure tiny at batch 1 on nano: the measurement died"):
+        work_on(board, asked, tmp_path).finished()
+    kept = read_proof(asked.output)
+    assert not kept.measured and len(kept.runs) >= 4
+    board.dying = ()
+    proof = work_on(board, asked, tmp_path).finished()
+    assert len(proof.measured) == 4 and proof.runs[: len(kept.runs)] == kept.runs
 
 
 def test_with_a_checkpoint_what_can_have_its_weights_has_them(tmp_path, monkeypatch):
