@@ -307,11 +307,17 @@ def take_turns(
     keep: Callable[[Turns], None],
     *,
     profiled: Sequence[MeasurementRequest] = (),
+    as_stated: bool = False,
 ) -> Turns:
     """Make measurements in this order as one job, which is called `name`, then take the profiles.
 
     `turns` are those of each process: of one model, or of several that alternate. The board forgets them when `keep`
-    has returned, which writes down what is to be kept of them.
+    has returned, which writes down what is to be kept of them. `as_stated`: what is kept is stated to be of the power
+    mode and clocks of `setting`, which was read before it was this job's turn.
+
+    Raises:
+        UnfitBoardError: it is not, and was not kept: another job's were read.
+        BoardError: the board was lost, or the job failed there.
     """
     args = {
         "requests": [[asdict(request) for request in alike] for alike in turns],
@@ -327,11 +333,32 @@ def take_turns(
             why = result["alone"]
             progress.note(f"models are measured one after the other on {board.host}, and not alternately: {why}")
         done = Turns(runs, result["changed"], result["failed"], tuple(result["profiles"]))
-        keep(done)
+        if not (as_stated and _other_state(runs, how, setting)):
+            keep(done)
         return done
 
     turns_made: Turns = board.run_job("bench", args, name=name, progress=progress, keep=kept)
+    if as_stated and (told := _other_state(turns_made.runs, how, setting)):
+        raise UnfitBoardError(
+            f"{board.host} ran with {told} when it was looked at, as if another job had set it for itself; these runs "
+            "are not kept: try again"
+        )
     return turns_made
+
+
+def _other_state(runs: Sequence[Run], how: Conditions, setting: Setting) -> str | None:
+    """In what runs were made otherwise than was asked for and found; what cannot be read is not compared."""
+    mode, locked = setting.facts.power_mode, how.lock_clocks or setting.facts.clocks_locked
+    stated = {
+        "power_mode": how.power_mode or (mode.name if mode else None),
+        "clocks": None if locked is None else "locked" if locked else "free",
+    }
+    for name, value in stated.items():
+        for seen in (run.environment.get(name) for run in runs):
+            if None not in (seen, value) and seen != value:
+                called = name.replace("_", " ")
+                return f"{called} {seen}, and had {called} {value}"
+    return None
 
 
 def _check_power(setting: Setting, how: Conditions) -> None:

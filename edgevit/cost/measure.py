@@ -56,7 +56,8 @@ class StackBench:
         """Run stacks until each of them has been measured in so many rounds; void runs do not count.
 
         Raises:
-            UnfitBoardError: the runs of one are void, however often they are made.
+            UnfitBoardError: the runs of one are void, however often they are made; or they were made in another power
+                mode, or with other clocks, than the place states.
             EngineError: TensorRT has no engine for one.
             BoardError: the board was lost, or a run failed there; what was measured is kept.
         """
@@ -148,7 +149,7 @@ class StackBench:
         """Make these runs, and keep them."""
         how = self.place.conditions()
         name = f"{name} on {self.board.host}"
-        done = take_turns(self.board, how, turns, self.setting, name, self.progress, self._keep)
+        done = take_turns(self.board, how, turns, self.setting, name, self.progress, self._keep, as_stated=True)
         if failed := done.failed:
             what = f"cannot measure {' and '.join(failed['labels'])} on {self.board.host}"
             raise AgentError(f"{what}: {failed['message']}", remote_traceback=failed["traceback"])

@@ -50,7 +50,8 @@ CHECKED = (DENSE, "shapes at 0.8")  # questions whose engines trtexec runs, too,
 TRTEXEC_S = 3.0
 # What is reckoned for the start of a process that loads an engine, until it was seen; and for the end of a proof.
 START_S, END_S = 3.5, 5.0
-KEPT = ("module", "jetpack", "l4t", "tensorrt", "cuda", "power_mode", "clocks_locked")
+SET = ("power_mode", "clocks_locked")  # what a job may set for itself, and another sees meanwhile
+KEPT = ("module", "jetpack", "l4t", "tensorrt", "cuda", *SET)
 
 
 def prove(board: str | ProveRequest | None = None, *, progress: Progress | None = None, **options: Any) -> Proof:
@@ -149,6 +150,8 @@ def _opened(request: ProveRequest, setting: Setting) -> Proof:
     if not request.output.exists():
         return fresh
     found = read_proof(request.output)
+    if not found.runs:  # what was built may be used in any state of the board
+        found = replace(found, environment={**found.environment, **{name: environment[name] for name in SET}})
     for what, before, now in (("asked", found.asked, told), ("board", found.host, setting.host),
                               ("environment", found.environment, environment)):  # fmt: skip
         if before != now:
@@ -358,7 +361,8 @@ class _Work:
         runs: tuple[Run, ...] = ()
         failed: dict[str, str] = {}
         while turns:
-            done = take_turns(self.board, self.how, turns, self.setting, name, self.progress, self._keep_runs)
+            where = (self.board, self.how, turns, self.setting)
+            done = take_turns(*where, name, self.progress, self._keep_runs, as_stated=True)
             runs += done.runs
             turns = [] if done.failed is None else self._without(turns[len(done.runs)][0], done.failed, turns)
             if done.failed is not None:

@@ -133,8 +133,8 @@ def test_stacks_alternate_with_the_base_a_few_in_each_process_and_each_process_h
 def test_a_processor_whose_clocks_moved_is_told_of_once(small_vit, tmp_path, short, monkeypatch):
     take_turns = measure.take_turns
 
-    def slowed(*given):
-        done = take_turns(*given)
+    def slowed(*given, **how):
+        done = take_turns(*given, **how)
         clocks = {"clocks_before_khz": {"cpu0": 2_000_000}, "clocks_after_khz": {"cpu0": 1_500_000}}
         return replace(done, runs=tuple(replace(run, **clocks) for run in done.runs))
 
@@ -170,6 +170,13 @@ def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
         assert set(bench.store.engines()) == {BASE.label, FFN.label}
         assert [name for name in stages.names if name.endswith(": build")] == [f"{s.label}: build" for s in (BASE, FFN)]
         assert [p.name for p in bench.scratch.iterdir()] == [], "what was sent is not kept here, too"
+    with opened(small_vit(), tmp_path / "costs", place, stages) as bench:
+        facts = bench.setting.facts
+        bench.setting = replace(bench.setting, facts=replace(facts, clocks_locked=True))  # while another job ran
+        other = "ran with clocks free, and had clocks locked when it was looked at, .* runs are not kept: try again"
+        with pytest.raises(UnfitBoardError, match=other):
+            bench.measure([FFN], 2)
+        assert len(bench.store.runs()) == 2 and bench.board.call("jobs") == {"jobs": []}
     stages.names.clear()
     with opened(small_vit(), tmp_path / "costs", place, stages) as bench, moving_gpu_clock(tree) as stop:
         monkeypatch.setattr(measure, "POWER_WINDOW_S", 1.2)  # in which the clock is read several times

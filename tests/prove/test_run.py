@@ -11,10 +11,10 @@ from some_runs import DENSE
 
 from edgevit.agent.records import Run
 from edgevit.board.bench import Setting
-from edgevit.board.facts import BoardFacts
+from edgevit.board.facts import BoardFacts, PowerMode
 from edgevit.board.profiles import load_profile
 from edgevit.board.request import Conditions
-from edgevit.errors import AgentError, CheckpointError, Interrupted, RunsError
+from edgevit.errors import AgentError, CheckpointError, Interrupted, RunsError, UnfitBoardError
 from edgevit.progress import Silent
 from edgevit.prove import request
 from edgevit.prove import run as module
@@ -152,9 +152,9 @@ class SlowBoard:
         return {"refused": None, "engine": f"/{name}.engine", "sha256": "0" * 64, "fused": 0, "seconds": self.build_s}
 
 
-def work_on(board, asked, scratch, progress=None):
+def work_on(board, asked, scratch, progress=None, mode=None):
     """The proof of a board that is not there."""
-    facts = BoardFacts(meters={"ina3221": None}, trtexec="/trtexec")
+    facts = BoardFacts(meters={"ina3221": None}, trtexec="/trtexec", power_mode=mode and PowerMode(0, mode))
     setting = Setting("nano", facts, load_profile("orin-nano-8gb"))
     how = Conditions(
         runner="tensorrt", batches=asked.batches, idle_s=0.0, duration_s=module.WINDOW_S, samples=module.SAMPLES,
@@ -271,6 +271,21 @@ def test_a_board_that_cannot_run_the_dense_network_ends_a_proof_and_keeps_its_ru
     board.dying = ()
     proof = work_on(board, asked, tmp_path).finished()
     assert len(proof.measured) == 4 and proof.runs[: len(kept.runs)] == kept.runs
+
+
+def test_runs_in_another_power_mode_than_the_file_states_are_not_kept(tmp_path, monkeypatch, short_suite):
+    asked = ProveRequest(board="nano", sizes=("tiny",), rounds=3, output=tmp_path / "p.json")
+    board = SmallBoard()
+    monkeypatch.setattr(module, "build_unjudged", board.build)
+    monkeypatch.setitem(RUN.environment, "power_mode", "MAXN")
+    other = "nano ran with power mode MAXN, and had power mode 15W when it was looked at"
+    with pytest.raises(UnfitBoardError, match=other):
+        work_on(board, asked, tmp_path, mode="15W").finished()
+    assert not read_proof(asked.output).runs
+    proof = work_on(board, asked, tmp_path, mode="MAXN").finished()
+    assert proof.runs and proof.environment["power_mode"]["name"] == "MAXN"
+    with pytest.raises(RunsError, match="is of another environment: power_mode was"):
+        work_on(board, asked, tmp_path, mode="15W")
 
 
 def test_with_a_checkpoint_what_can_have_its_weights_has_them(tmp_path, monkeypatch):
