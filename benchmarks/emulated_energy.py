@@ -16,10 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 from unittest.mock import patch
 
 from emulated import EmulatedBench, EmulatedBoard, draw
 
+from edgevit.agent import power
 from edgevit.agent.meters import ina3221
 from edgevit.agent.records import Power
 from edgevit.board.profiles import load_profile
@@ -60,7 +62,8 @@ class PowerTree:
 
     def energy_mj(self, milliwatts: float) -> float:
         """What the agent's meter makes of a window in which so much power is drawn."""
-        with patch.object(ina3221, "perf_counter_ns", lambda: self.now_ns):
+        clock: dict[str, Any] = {"perf_counter_ns": lambda: self.now_ns}
+        with patch.multiple(ina3221, **clock), patch.multiple(power, **clock):
             meter = ina3221.Meter(str(self.root), self.total)
             self._show()
             with meter:

@@ -235,7 +235,7 @@ def test_targets_are_of_forge_itself_and_say_by_how_much_they_are_missed() -> No
     text = dimensions._targets(made)
     assert line_of(text, "0.9 of the MACs gone, nothing trained")[1:] == ["1", "3.00", "3", "missed by 2.00"]
     assert line_of(text, "0.95 of the MACs gone, nothing trained")[1:] == ["4", "1.00", "3", "met"]
-    assert "distilled" not in text and "abc (12)" in dimensions._code(made)
+    assert "distilled" not in text and "abc (12)" in older.code_told(row["versions"]["edgevit"] for row in made)
 
 
 def test_a_width_that_was_chosen_is_judged_against_the_best_by_validation() -> None:

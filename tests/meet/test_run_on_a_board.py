@@ -127,7 +127,7 @@ def test_a_budget_in_millijoules_is_met_by_what_the_rails_tell(
     record = ModelFolder(tmp_path / "t").derivation()
     met = record.met
     assert (met.quantity, met.figure, met.budget) == ("mj", "energy", 8000) and done.code == (0 if met.keeps else 3)
-    assert met.verified.value == pytest.approx(met.rounds[0].measured.value, rel=0.5) and met.verified.value > 0
+    assert 1 / 3 < met.verified.value / met.rounds[0].measured.value < 3, "of one unit, on whatever busy machine"
     assert "round 1: " in done.out and "mJ" in done.out, done.out
 
     shutil.copytree(tmp_path / "t", tmp_path / "again")
