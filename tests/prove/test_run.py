@@ -40,10 +40,10 @@ def test_networks_are_measured_in_turns_here_and_what_is_left_out_is_gone_on_wit
     dense, tokens, paper = whole.measured
     assert (dense.precision, tokens.tokens, paper.fused, whole.profile) == ("fp32", 192, None, None)
     assert [[figure.batch for figure in one.figures] for one in whole.measured] == [[1], [1], [1, 8]]
-    # A loaded machine may not show in one round that it is faster: its ratio is about that of the two runs' medians.
+    # A loaded machine may not show in one round that it is faster, and judges by other figures than the median.
     assert dense.figures[0].ratio is None and paper.macs < 0.5 * dense.macs
     of_8 = {run.label: run.p50_ns() for run in map(Run.from_dict, whole.runs[2:]) if run.batch == 8}
-    assert paper.figures[1].ratio == pytest.approx(of_8["tiny 0.8 paper"] / of_8["tiny"], rel=0.5)
+    assert 1 / 3 < paper.figures[1].ratio / (of_8["tiny 0.8 paper"] / of_8["tiny"]) < 3
     assert whole.runs[:2] == part.runs and len(whole.runs) == 6 and whole.seconds > part.seconds
 
     with pytest.raises(RunsError, match="is of another asked: rounds was 1 and is 2; choose another --output"):
