@@ -31,6 +31,7 @@ import predictions
 import prove
 import published
 import rivals
+import summary
 import turns
 from tables import grouped, load, table
 
@@ -315,6 +316,7 @@ def main() -> None:
     given = parser.parse_args()
     data = json.loads(given.accuracy.read_text()) if given.accuracy.is_file() else None
     sections = [
+        summary.section(),
         accuracy_tables.section(data, load("attention"), given.out.parent),
         dimensions.section(load("dimensions"), dimensions.RENDERED),
         dimensions.section(load("dimensions_fine"), dimensions.FINE),

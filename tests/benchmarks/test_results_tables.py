@@ -20,6 +20,7 @@ import line_plot
 import older
 import pytest
 import results
+import summary
 import tables
 from places import ROOT
 
@@ -265,3 +266,28 @@ def test_each_base_s_section_is_titled_by_its_base() -> None:
         assert f'load("{name}")' in script
     for name in ("ablations", "attention", "dropout"):  # what their options write is shown
         assert re.search(rf"load\(f\"{name}_?{{base}}\"\)\) for base in .*demo", script), name
+
+
+def test_the_summary_names_the_rival_that_comes_nearest_over_pairs_of_both() -> None:
+    def made(variant: str, seed: int, derived: float) -> tables.Row:
+        return {"variant": variant, "task": 6, "seed": seed, "accuracy": {"derived": derived}}
+
+    rows = [made("forge", 42, 0.9), made("forge", 43, 0.8), made("near", 42, 0.88), made("far", 42, 0.5)]
+    rows += [made("far", 43, 0.6), made("far", 44, 0.99), made("alone", 44, 0.99)]
+    pairs = summary.leads(rows)
+    assert pairs == {"near": [pytest.approx(0.02)], "far": [pytest.approx(0.4), pytest.approx(0.2)]}
+    assert summary._told(pairs) == "+2.0, near; n = 1; of 2"
+    assert summary._told({}) == ""
+
+
+def test_the_summary_is_of_the_means_that_the_sections_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = row(accuracy.Case("dimensions", 6, 0.9, 42, "forge, closed form", "forge", {}, steps=0))
+    worse = {**lost, "seed": 43, "accuracy": {**lost["accuracy"], "derived": 0.86}}
+    monkeypatch.setattr(
+        summary, "load", lambda name: {"rows": {"a": lost, "b": worse}} if name == "dimensions" else None
+    )
+    told = summary.section()
+    assert line_of(told, "24 rendered classes, closed form")[1:] == ["", "7.00; n = 2", "", ""]
+    assert "comes nearest" not in told
+    monkeypatch.setattr(summary, "load", lambda name: None)
+    assert summary.section() == ""
