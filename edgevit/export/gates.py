@@ -53,6 +53,11 @@ def check_graph(
     seen = {entry.domain: entry.version for entry in model.opset_import}
     if seen != {"": opset}:
         raise ExportError(f"{path.name} has opset {seen.get('')} where {opset} was asked for; try --opset 20")
+    if partial := [node.name for node in model.graph.node if node.op_type == "Shape" and node.attribute]:
+        raise ExportError(
+            f"{path.name} takes a part of a shape in {partial[0]}, where TensorRT 8 would take the whole; "
+            "report the name of the base model"
+        )
     counts = Counter(node.op_type for node in model.graph.node)
     casting = {node.name.partition("/")[0] for node in model.graph.node if node.op_type == "Cast"}
     allowed = set(OPERATORS if known is None else known)

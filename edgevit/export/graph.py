@@ -16,6 +16,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
@@ -32,6 +33,7 @@ PROTOBUF_LIMIT_BYTES = (
 NATIVE_OPSET = 18  # torch's exporter writes this and newer
 NATIVE_LAYER_NORM = 17  # the first operator set with LayerNormalization
 OLD_IR_VERSION = 8  # of ONNX when these operator sets were current: what old parsers were built to read
+_BEYOND = np.iinfo(np.int64).max  # behind the last dimension of any shape
 _SCOPES = "pkg.torch.onnx.name_scopes"  # the exporter's note of the modules that a node lies in, outermost first
 _CHATTY = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 
@@ -91,6 +93,35 @@ def _lower(model: Any, opset: int) -> None:
         del model.graph.initializers[name]
     model.opset_imports[""] = opset
     model.ir_version = OLD_IR_VERSION
+
+
+def plain_shapes(graph: ir.Graph) -> None:
+    """Take the part of a shape that is asked for in an operation of its own, in place, wherever Shape itself takes it.
+
+    The parser of TensorRT 8 does not look at `start` and `end` of Shape and gives the whole shape instead (importer of
+    Shape in onnx-tensorrt's sources): a class token, expanded to the batch, would get six dimensions.
+    """
+    for node in [node for node in graph if node.op_type == "Shape" and node.attributes]:
+        bounds = {"start": 0, "end": _BEYOND} | {name: given.as_int() for name, given in node.attributes.items()}
+        node.attributes.clear()
+        part = node.outputs[0]
+        held = []
+        for name, bound in bounds.items():
+            tensor = ir.tensor(np.array([bound]), name=f"{part.name}.{name}")
+            held.append(
+                ir.Value(
+                    name=tensor.name, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.INT64), const_value=tensor
+                )
+            )
+            graph.initializers[f"{part.name}.{name}"] = held[-1]
+        taken = ir.node("Slice", [part, *held])
+        taken.outputs[0].name, part.name = part.name, f"{part.name}.whole"
+        taken.outputs[0].shape, taken.outputs[0].type = part.shape, part.type
+        whole = node.inputs[0].shape if node.inputs[0] is not None else None
+        part.shape = ir.Shape([len(whole)]) if whole is not None else None
+        ir.convenience.replace_all_uses_with(part, taken.outputs[0])
+        taken.replace_input_with(0, part)
+        graph.insert_after(node, taken)
 
 
 @contextmanager
@@ -170,6 +201,7 @@ def trace(network: nn.Module, *, input_size: tuple[int, int, int], batch: Batch,
         assert program is not None  # it is None only for torch's older exporter
         if opset < NATIVE_OPSET:
             _lower(program.model, opset)
+        plain_shapes(program.model.graph)
         _name_nodes(program.model, network)
         _forget_origin(program.model)
         return program.model

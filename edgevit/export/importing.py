@@ -21,7 +21,7 @@ from onnxscript import optimizer
 from edgevit.data.assumptions import assumptions
 from edgevit.errors import CheckpointError, ExportError, OptionError, OutputError
 from edgevit.export.evaluate import open_onnx
-from edgevit.export.graph import INPUT, OUTPUT, exporter_boundary
+from edgevit.export.graph import INPUT, OUTPUT, exporter_boundary, plain_shapes
 from edgevit.export.images import Judging, Subject, open_judging
 from edgevit.export.reading import Interface, check_nodes, read_file, read_interface, settled_batch, settled_size
 from edgevit.export.request import FilesRequest
@@ -60,6 +60,7 @@ def simplified(file: Path, model: onnx.ModelProto, shape: list[int | str]) -> ir
         for step in tidy:
             changed = step(changed).model
     graph = changed.graph
+    plain_shapes(graph)
     ends = (graph.inputs[0], graph.outputs[0])
     for value in (*graph.initializers.values(), *(v for node in graph for v in node.outputs)):
         if value.name in (INPUT, OUTPUT) and value not in ends:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from small_models import random_base, slimmed, with_fewer_tokens
 
+from edgevit.errors import ExportError
 from edgevit.export.gates import check_graph
 from edgevit.export.graph import write_onnx
 from edgevit.export.onnx import open_model_source
@@ -27,6 +28,30 @@ def test_older_operator_sets_compute_the_same(tmp_path: Path, opset: int, pool: 
     counts = check_graph(path, opset)
     assert ("LayerNormalization" in counts) == (opset >= 17)
     torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("opset", [16, 17, 20])
+@pytest.mark.parametrize("args", [{}, {"reg_tokens": 2}, {"class_token": False, "global_pool": "avg"}])
+def test_no_shape_is_taken_in_part_which_tensorrt_8_would_give_the_whole_of(
+    tmp_path: Path, opset: int, args: Any
+) -> None:
+    network, path, images = random_base(depth=1, **args), tmp_path / "model.onnx", torch.randn(3, 3, 32, 32)
+    write_onnx(network, path, input_size=(3, 32, 32), batch="dynamic", opset=opset, metadata={})
+    check_graph(path, opset)
+    model = onnx.load(path)
+    assert not [node for node in model.graph.node if node.op_type == "Shape" and node.attribute]
+    torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
+
+
+def test_a_shape_that_is_taken_in_part_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    write_onnx(random_base(depth=1), path, input_size=(3, 32, 32), batch="dynamic", opset=20, metadata={})
+    model = onnx.load(path)
+    shape = next(node for node in model.graph.node if node.op_type == "Shape")
+    shape.attribute.append(onnx.helper.make_attribute("start", 0))
+    onnx.save(model, path)
+    with pytest.raises(ExportError, match="a part of a shape in model/Shape"):
+        check_graph(path, 20)
 
 
 @pytest.mark.parametrize(("opset", "merged", "args"), [

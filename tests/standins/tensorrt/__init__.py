@@ -289,6 +289,9 @@ class OnnxParser:
             try:
                 model = onnx.load(path)
                 onnx.checker.check_model(model)
+                if _MAJOR < 10:  # whose importer of Shape looks at no attribute
+                    for node in (node for node in model.graph.node if node.op_type == "Shape"):
+                        del node.attribute[:]
                 self._read(model)
             except Exception as error:  # the real one takes any file, too, and says in its log what is wrong
                 self._errors.append(f"failed to parse the model: {error}")
