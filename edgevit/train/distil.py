@@ -58,6 +58,8 @@ class Distillation:
     encode: Tensor | None = None  # [d', d] what becomes of its tokens between blocks there; None: they are alike
     by_token: Tensor | None = None  # [N] how much each final token counts; None: alike
     depths: tuple[Depth, ...] = ()  # where tokens are compared as well
+    # How many tokens, the first ones, are compared; None: all, or where some leave those that always stay.
+    compared: int | None = None
 
     def __post_init__(self) -> None:
         _check(self.weight, self.temperature, self.tokens)
@@ -94,7 +96,9 @@ class Lesson:
         self.final: list[Tensor] = [torch.empty(0)] * 2  # final tokens [B, N, d] of network and teacher
         self.middle: list[list[Tensor]] = [[torch.empty(0)] * len(distillation.depths) for _ in range(2)]
         # Where tokens leave, those of one image are compared that always stay: class, distillation, register tokens.
-        self.compared = _always_there(network, self.teacher) if distillation.tokens > 0 else None
+        self.compared = distillation.compared
+        if self.compared is None and distillation.tokens > 0:
+            self.compared = _always_there(network, self.teacher)
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -171,7 +175,7 @@ class Lesson:
             raise OptionError(
                 f"the teacher tells {taught} classes apart and the network {given}; give a teacher of the same classes"
             )
-        if self.compared == 0:
+        if self.distillation.tokens > 0 and self.compared == 0:
             raise OptionError(
                 "tokens leave the network or its teacher, and no token of it always stays to be compared; set "
                 "token_weight to 0"

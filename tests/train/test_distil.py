@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp, log
 from typing import Any
 
@@ -15,6 +16,7 @@ from edgevit.derive.methods import load_method
 from edgevit.errors import OptionError
 from edgevit.models.families import family_of
 from edgevit.train.distil import (
+    Depth,
     Distillation,
     Lesson,
     TeacherOptions,
@@ -151,6 +153,24 @@ def test_where_tokens_leave_those_are_compared_that_always_stay(bench: Bench) ->
         parts = lesson.losses(images, fewer(images))
     final = [m.forward_features(images)[:, :1] for m in (fewer, bench.base)]  # type: ignore[operator]
     torch.testing.assert_close(parts["loss_tokens"], token_loss(*final))
+
+
+def test_no_more_tokens_are_compared_than_the_distillation_says(bench: Bench) -> None:
+    images, network = next(bench.task.train.batches(8))[0], bench.spoilt()
+    distillation = replace(bench.teacher(0.7, 2.0, 0.5), compared=3, depths=(Depth(0, 0),))
+    lesson = Lesson(distillation, network, CLASSES)
+    with lesson.watch():
+        found = lesson.losses(images, network(images))["loss_tokens"]
+    final = [m.forward_features(images)[:, :3] for m in (network, bench.base)]  # type: ignore[operator]
+    middle = []
+    for model in (network, bench.base):
+        family = family_of(model)
+        middle.append(family.layers(model)[0](family.first_tokens(model, images))[:, :3])
+    torch.testing.assert_close(found, (token_loss(*final) + token_loss(*middle)) / 2)
+    none = replace(distillation, compared=0)
+    with pytest.raises(OptionError, match="no token of it always stays to be compared; set token_weight to 0"):
+        Lesson(none, network, CLASSES).check(images)
+    Lesson(replace(none, tokens=0.0), network, CLASSES).check(images)
 
 
 def test_tokens_that_all_may_leave_are_not_compared(small_vit: Any) -> None:

@@ -16,7 +16,7 @@ and mixup, CutMix and label smoothing are not in it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil, inf
 from typing import Literal
@@ -218,6 +218,9 @@ def _trained(
         gates = [head_gates(s, order[:gone]) for s, (order, gone) in zip(standard, pairs, strict=True)]
         closing = Closing(plan_of, dims, gates, config.gamma_first, config.gamma_last, problem.training.steps)
         watched = ClosingGates(base, closing)
+        if distillation is not None and any(d.tokens for d in dims):
+            # All tokens are still there while gates close, and those that are to leave have nothing to learn.
+            distillation = replace(distillation, compared=watched.prefix)
         done = train_for(problem, base, stage="finetune", constraint=watched, distillation=distillation, keep="best")
         slim = watched.pruned()
     outcome = problem.history.outcome("finetune")

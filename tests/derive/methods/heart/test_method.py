@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,31 @@ def test_a_share_of_heads_that_cannot_be_had_is_told_with_the_one_that_is(checkp
     gone = 12 - sum(map(len, derived.record.facts.more["kept_heads"]))
     assert told.said.startswith(f"heart.head_ratio=0.9 would let 10 of 12 heads go, and {gone} do, a share of")
     assert gone < 10
+
+
+@pytest.mark.parametrize("token_depths", [0, 1])
+def test_shut_gates_compare_the_tokens_that_the_cut_model_does(
+    checkpoint: Path, tmp_path: Path, token_depths: int
+) -> None:
+    losses = {}
+    for gates in ("soft", "hard"):
+        options = {"gates": gates, "teacher": "restricted", "token_weight": 1.0, "token_depths": token_depths}
+        shut = {**FEW, **options, "gamma_first": 1e7, "gamma_last": 1e7}
+        out = tmp_path / gates
+        assert sum(b.tokens > 0 for b in made(checkpoint, out, 0.2, options=shut).model.spec.blocks)
+        lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+        losses[gates] = next(line["loss_tokens"] for line in lines if "loss_tokens" in line)
+    assert losses["soft"] == pytest.approx(losses["hard"], rel=1e-3)
+
+
+def test_tokens_are_not_compared_where_none_always_stays(tmp_path: Path) -> None:
+    pooled = {**ARGS, "depth": 3, "class_token": False, "global_pool": "avg"}
+    options = {**FEW, "teacher": "restricted", "token_weight": 1.0}
+    given = {"method": "heart", "rate": 0.2, "model_args": pooled, "cache": False}
+    checkpoint = write_checkpoint(tmp_path, **pooled)
+    with pytest.raises(OptionError, match=r"no token of it always stays to be compared; set token_weight to 0$"):
+        derive(checkpoint, tmp_path / "m", options=options, **given)
+    derive(checkpoint, tmp_path / "n", options={**options, "token_weight": 0.0}, training={"steps": 1}, **given)
 
 
 def test_steps_are_passes_over_the_images() -> None:
