@@ -210,6 +210,22 @@ def test_the_head_sees_the_images_through_the_final_tokens_alone(network: nn.Mod
 
 @sweep
 @forms
+@torch.no_grad()
+def test_a_head_that_reads_the_mean_of_the_patches_sees_nothing_else_of_them(network: nn.Module) -> None:
+    family = family_of(network)
+    module, geometry = family.final_tokens(network), family.geometry(network)
+    ((_, final),) = seen_at(network, [module])  # type: ignore[misc]
+    prefix, patches = final.split([geometry.tokens - geometry.patches, geometry.patches], dim=1)
+    alike = torch.cat([prefix, patches.mean(1, keepdim=True).expand_as(patches)], dim=1)
+    expected, hook = network(images()), module.register_forward_hook(lambda *_: alike)
+    found = network(images())
+    hook.remove()
+    assert family.reads_mean(network)
+    close(found, expected)
+
+
+@sweep
+@forms
 def test_a_classifier_has_a_row_for_every_class(network: nn.Module) -> None:
     family = family_of(network)
     heads = family.classifiers(network)

@@ -161,6 +161,9 @@ class Family(Protocol):
     def final_tokens(self, model: nn.Module, /) -> nn.Module:
         """The module whose output is the normalised tokens that the head pools."""
 
+    def reads_mean(self, model: nn.Module, /) -> bool:
+        """Whether the head reads of the patches nothing but their mean, or nothing at all."""
+
     def unpack(self, packed: Tensor, dims: BlockDims, /) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [..., H, w] of what a projection puts out, as views."""
 

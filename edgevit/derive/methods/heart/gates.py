@@ -5,8 +5,8 @@ G multiplies its output. Of a token S is what ranks it at inference, standardise
 the last that goes on and the first that leaves. What goes on behind a token's gate is its weight in all later
 attention, exp(logit) times G, and in the mean that the head may take; the token itself is not multiplied, as the paper
 has it: LayerNorm gives a token that was made small its full size back, so that no block sees a gate before it is shut.
-So gates that are shut are exactly tokens that have left. No gradient passes through S. What is merged at inference is
-not merged here.
+So gates that are shut are exactly tokens that have left, unless the head pools patches otherwise than by their mean,
+which the method refuses. No gradient passes through S. What is merged at inference is not merged here.
 """
 
 from __future__ import annotations

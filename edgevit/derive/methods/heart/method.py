@@ -117,8 +117,16 @@ def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
 
 
 def check_options(asked: Asked, config: Config) -> None:
-    """Refuse a share that leaves some block without as many heads as it needs; of the patches one always stays."""
+    """Refuse gates that a head could not weigh tokens by, and a share that leaves a block without the heads it needs.
+
+    Of the patches one always stays.
+    """
     family = family_of(asked.network)
+    if config.gates == "soft" and not family.reads_mean(asked.network):
+        raise OptionError(
+            "heart.gates=soft is for a head that reads one token or the mean of the patches, and this one pools "
+            "otherwise; add --set heart.gates=hard"
+        )
     geometry = family.geometry(asked.network)
     for i, d in enumerate(block.dims for block in family.read(asked.network)):
         gone = int(config.head_ratio * d.heads)

@@ -339,6 +339,10 @@ def final_tokens(model: Any) -> nn.Module:
     return norm
 
 
+def reads_mean(model: Any) -> bool:
+    return model.global_pool == "token" or (model.global_pool == "avg" and not model.pool_include_prefix)
+
+
 def layers(model: Any) -> list[nn.Module]:
     return list(model.blocks)
 

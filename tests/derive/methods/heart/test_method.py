@@ -174,5 +174,17 @@ def test_tokens_are_not_compared_where_none_always_stays(tmp_path: Path) -> None
     derive(checkpoint, tmp_path / "n", options={**options, "token_weight": 0.0}, training={"steps": 1}, **given)
 
 
+@pytest.mark.parametrize(
+    "pool", [{"global_pool": "max"}, {"global_pool": "avgmax"}, {"global_pool": "avg", "pool_include_prefix": True}]
+)
+def test_soft_gates_are_refused_where_the_head_takes_no_mean_of_patches(tmp_path: Path, pool: dict[str, Any]) -> None:
+    given = {"method": "heart", "rate": 0.2, "model_args": {**ARGS, "depth": 3, **pool}, "cache": False}
+    checkpoint = write_checkpoint(tmp_path, depth=3, **pool)
+    with pytest.raises(OptionError, match=r"heart\.gates=soft is for a head that .*; add --set heart\.gates=hard$"):
+        derive(checkpoint, tmp_path / "m", options=FEW, **given)
+    hard = derive(checkpoint, tmp_path / "n", options={**FEW, "gates": "hard"}, training={"steps": 1}, **given)
+    assert any(b.tokens for b in hard.model.spec.blocks)
+
+
 def test_steps_are_passes_over_the_images() -> None:
     assert default_steps(Config(), 0.5, 1000, 64) == 1600 and default_steps(Config(finetune_epochs=0), 0.5, 9, 4) == 0
