@@ -60,11 +60,13 @@ def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
 def losses(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> list[float]:
     """What the answers lose without the attention of each block, in nats per image: one pass for each."""
     whole, found = answers(network, images, columns, passes), []
-    for output in family_of(network).attention_outputs(network):
-        if output is None:
+    for attention, _ in family_of(network).branches(network):
+        if attention is None:
             found.append(0.0)  # it is gone already, so the block is among the first that are cut
             continue
-        hook = output.register_forward_hook(lambda _, __, out: torch.zeros_like(out))
+        # What is added to the tokens: a norm that comes after the attention goes with it, and its bias, too.
+        *_, last = attention.output, *attention.after
+        hook = last.register_forward_hook(lambda _, __, out: torch.zeros_like(out))
         try:
             found.append(divergence(whole, answers(network, images, columns, passes)))
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from problems import untrained
 from edgevit.data.task import open_task
 from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import make_policy
+from edgevit.derive.measure.divergence import answers, divergence
 from edgevit.derive.methods.dcvit import Config, choose_blocks, derive, losses, plan_of
 from edgevit.derive.problem import Problem
 from edgevit.errors import BudgetError, OptionError
@@ -68,6 +70,24 @@ def test_what_is_lost_is_that_of_the_network_without_the_attention(
     made = derive(problem, Config(calibration_images=24))
     assert made.facts["blocks_cut"] == [1] and made.plan.blocks[1].attention is None
     assert [len(b.attention.heads) for b in made.plan.blocks if b.attention is not None] == [4, 4]
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_base_patch16_rpn_224"])
+def test_what_is_lost_is_that_of_the_cut_model(small_vit: Callable[..., Any], tmp_path: Path, name: str) -> None:
+    """With a norm after the attention as well, whose bias goes with it."""
+    network = small_vit(name, depth=3, num_heads=4)
+    with torch.no_grad():
+        for block in network.blocks:
+            block.norm1.bias.normal_(0, 0.5)
+    problem = opened(network, tmp_path, 0.2)
+    images, family = problem.task.train.subset(24), family_of(network)
+    found = losses(problem.network, images, problem.columns, problem.passes)
+    whole = answers(problem.network, images, problem.columns, problem.passes)
+    for i, lost in enumerate(found):
+        blocks = family.read(problem.network)
+        blocks[i] = replace(blocks[i], attention=None)
+        cut = answers(family.build(problem.network, blocks).eval(), images, problem.columns, problem.passes)
+        assert lost == pytest.approx(divergence(whole, cut), rel=1e-4, abs=1e-9)
 
 
 def test_neurons_are_drawn_by_the_seed() -> None:
