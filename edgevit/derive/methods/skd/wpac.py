@@ -6,8 +6,8 @@ measure (Eq. 9, 12). Nothing is dropped, so the network computes what it did.
 
 The paper takes the principal components of queries and keys, and of values. Here the products W_Q^T W_K and W_V^T W_O^T
 are decomposed over those tokens, as everywhere in `derive`: what a dimension carries is then measured where it arrives.
-Values get a bias that makes each dimension's mean over the tokens zero, and the output bias its opposite: what is
-dropped later is replaced by its mean.
+Values that have a bias get one that makes each dimension's mean over the tokens zero, and the output bias its opposite:
+what is dropped later is replaced by its mean. Without one the mean is lost with the dimension, and counts in the order.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def rotate(parts: Sequence[Attention], moments: Sequence[Tensor]) -> list[Attent
 
     Shapes: moments [d + 1, d + 1] of the tokens [x 1].
     """
-    spectra = attention_spectra(parts, moments)
+    # No output bias makes up for a mean without value biases: then it must count in what a dimension carries.
+    measured = [replace(a, bo=None) if a.bv is None else a for a in parts]
+    spectra = attention_spectra(measured, moments)
     rotated = narrow(parts, [(a.qk, a.vo) for a in parts], spectra=spectra)
     return [
         _centred(part, moment[:-1, -1].to(part.wv)) if before.bv is not None else part

@@ -64,6 +64,23 @@ def test_slices_of_untrained_attention_are_the_best_factors_for_the_tokens(small
         assert (expected(images) - network(images)).abs().max() > 1e-2
 
 
+def test_slices_without_value_biases_lose_no_more_than_the_best_factors(small_vit, task, passes):
+    """Eckart and Young: of W_O W_V R, with R R^T the second moment of the tokens, what is left out of its spectrum."""
+    network = small_vit(qkv_bias=False)
+    with torch.no_grad():
+        for block in network.blocks:
+            block.norm1.bias.normal_(0, 0.5)  # tokens whose mean is not small
+    moments = [s.moment for s in calibrate(network, task.train.subset(48), passes, factorisation="activations")]
+    parts = attentions(vit.read(network))
+    for part, made, moment in zip(parts, rotate(parts, moments), moments, strict=True):
+        values, vectors = torch.linalg.eigh(moment[:-1, :-1].double())
+        root = vectors * values.clamp_min(0).sqrt()
+        whole, slim = (a.wo.detach().double() @ a.wv.detach().double() @ root for a in (part, made.first(32, 8)))
+        least = torch.linalg.svdvals(whole)[:, 8:].square().sum()
+        lost = (whole - slim).square().sum()
+        assert made.bv is None and float(lost) == pytest.approx(float(least), rel=1e-2)
+
+
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_moments_of_fewer_tokens_than_dimensions_leave_the_function_alone(small_vit, tokens):
     network = small_vit()
