@@ -8,9 +8,13 @@ Differences from the paper. At inference there are no labels and no second deriv
 constant, and the block's own attention says which ones go on (`models/families/vit/tokens.py`; the rank correlation of
 the two is among the facts). Tokens leave after a block and not before the first. They leave for good, so that one ratio
 for all blocks means that all leave after the first. The published FLOPs count linear layers alone, with fewer tokens in
-all blocks and no heads gone; here they are those of Eq. 24 (`models/cost.py`). The published recipe (100 epochs,
-cosine, AdamW, weight decay 0.05) is the training's own default; its warm-up is 5 % of the steps where here it is 10 %,
-and mixup, CutMix and label smoothing are not in it.
+all blocks and no heads gone; here they are those of Eq. 24 (`models/cost.py`). Eq. 8's z-scores, which make blocks
+alike, serve the heads' soft gates alone: what goes is chosen by the scores as they are, in nats, over all blocks unless
+`ratios=uniform`. Of the published recipe the 100 epochs, cosine, AdamW and weight decay of 0.05 are the defaults here.
+Its peak learning rate is 5e-4 for ViT-B and 3e-4 for DeiT-B (here 1e-4, and with a teacher less for a model that is
+like it already), its batch 1024 (here 256), its warm-up 5 % of the steps (here 10 %). Beside random crops it has flips,
+RandAugment, mixup, CutMix, label smoothing, DropPath of 0.1 and mixed precision, of which none is on here; and it stops
+after 15 epochs without a better state, where here all steps are done and the best state is kept.
 """
 
 from __future__ import annotations
