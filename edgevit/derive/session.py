@@ -259,7 +259,8 @@ def _budget(
     budget = make_budget(base.spec.macs, base.spec.params, **request.budget(), table=table)
     refuse_silent(method, method.cuts(network, config, policy), budget.prices)
     budget = replace(budget, at_least=request.at_least, at_least_embed=request.at_least_embed)
-    check_row(request.first, method, config, Asked(network, budget, policy, images), base)
+    asked = Asked(network, budget, policy, images, request.training.grad_accum)
+    check_row(request.first, method, config, asked, base)
     return budget
 
 

@@ -105,6 +105,11 @@ def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
 
 
 def check_options(asked: Asked, config: Config) -> None:
+    if config.collapse == "activation" and asked.grad_accum > 1:
+        raise OptionError(
+            "vulcan.collapse=activation compares neurons over all images of a step, and --grad-accum "
+            f"{asked.grad_accum} computes them in parts; leave it at 1, or add --set vulcan.collapse=weight"
+        )
     check_embed_width("vulcan", config.embed_width, asked, config.calibration_images)
 
 
@@ -258,9 +263,13 @@ class Redundancy:
             if self.config.collapse == "weight":
                 pair = weight_collapse(part, clusters)
             else:
-                pair = activation_collapse(self.live[i], clusters)
+                pair = activation_collapse(self._of_all(self.live[i]), clusters)
             total = total + torch.stack(pair) / self.divisors[i]
         return total
+
+    def _of_all(self, own: Tensor) -> Tensor:
+        """The mean over the processes; its gradient is this one's share, as training averages theirs."""
+        return own + (self.compute.mean(own.detach()) - own.detach())
 
     def _tails(self, blocks: Sequence[Block]) -> Tensor:
         kept, parts = self.plan.dims, attentions(blocks)

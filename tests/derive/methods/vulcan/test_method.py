@@ -1,7 +1,10 @@
 """Vulcan's constraint is the sum of Eq. 4 and 7 written out, its multipliers rise, and its state comes back."""
 
+import collapsing
 import pytest
 import torch
+from forks import in_two_processes
+from safetensors.torch import load_file
 from small_base import derive, press_ctrl_c_in_step, write_checkpoint
 
 from edgevit.derive.methods.vulcan.method import Config, Redundancy, default_steps
@@ -70,6 +73,25 @@ def test_the_plan_that_holds_now_has_the_anchors_of_now(small_vit, plan, compute
     constraint = Redundancy(small_vit(), plan, Config(), compute)
     assert constraint.current_plan().dims == plan.dims
     assert [b.dims for b in vit.read(constraint.pruned())] == list(plan.dims)
+
+
+def test_activations_are_compared_over_the_images_of_all_processes(tmp_path):
+    """Each process has its half of a step's images; together they raise the multipliers as one process does."""
+    in_two_processes(collapsing.__file__, tmp_path / "two")
+    collapsing.collapse(tmp_path / "one")
+    one = load_file(tmp_path / "one")
+    for rank in (0, 1):
+        two = load_file(tmp_path / f"two.{rank}")
+        assert two.keys() == one.keys()
+        for name, tensor in one.items():
+            torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_activations_of_a_step_in_parts_are_refused(tmp_path):
+    checkpoint, options = write_checkpoint(tmp_path), {"calibration_images": 48, "collapse": "activation"}
+    with pytest.raises(OptionError, match=r"--grad-accum 2 computes .*; leave it at 1, or .*vulcan\.collapse=weight$"):
+        derive(checkpoint, tmp_path / "m", options=options, training={"grad_accum": 2})
+    derive(checkpoint, tmp_path / "n", options=options, training={"steps": 1})
 
 
 def test_steps_follow_the_published_rule_or_the_data():
