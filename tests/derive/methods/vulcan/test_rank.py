@@ -35,6 +35,20 @@ def test_zero_and_equal_singular_values_give_finite_gradients(matrix):
         assert float(nuclear.detach()) == pytest.approx(0, abs=1e-4)
 
 
+@pytest.mark.parametrize(("share", "error"), [(1e-5, 1e-5), (1e-6, 1e-3), (0, 0)])
+def test_the_gradient_of_a_small_tail_is_its_own_and_that_of_none_is_zero(share, error):
+    """In single precision: a matrix without a tail has one of rounding errors."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(2, n, 32, generator=generator, dtype=torch.double))[0] for n in (32, 96))
+    values = torch.linspace(1, 0.5, 32).double()
+    values[16:] = share
+    weights = (left @ torch.diag(values) @ right.mT).float().requires_grad_()
+    tail_sums([weights], [16])[0].backward()
+    u, _, v = torch.linalg.svd(weights.detach().double(), full_matrices=False)
+    expected = u[..., 16:] @ v[:, 16:] if share else torch.zeros_like(weights)
+    assert float((weights.grad - expected).norm() / 32**0.5) <= error  # of 2 times 16 directions
+
+
 def test_descent_on_the_tail_reaches_exact_low_rank_in_single_precision():
     weights = torch.randn(2, 8, 12, generator=torch.Generator().manual_seed(0)).requires_grad_()
     optimiser = torch.optim.SGD([weights], lr=1e-3)
