@@ -44,6 +44,7 @@ NO_RECORDS = {  # what no later run of edgevit reads by a schema
     "edgevit/agent/control.py": "how a board was, until it is so again: agents alone read it",
     "edgevit/agent/jobs.py": "a request and its answer, until it is collected: for the same program there",
     "edgevit/agent/libraries.py": "an answer, to a pipe",
+    "edgevit/agent/meters/jtop.py": "an answer, to a pipe",
     "edgevit/agent/lock.py": "who holds the board, as long as that lives",
     "edgevit/board/client.py": "a request, to a pipe",
     "edgevit/board/connection.py": "what is hashed to name a job",

@@ -5,22 +5,55 @@ Only its rails: its own total adds up all of them, and on AGX Orin one is part o
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from time import perf_counter_ns
 from typing import Any
 
+from ..__main__ import claim_stdout
+from ..control import own_command
 from ..power import Rails, Readings
 from . import ina3221
 
 SOCKET = "run/jtop.sock"
 INTERVAL_S = 0.2
+ANSWER_S = 15.0  # importing the package from an SD card takes a few
+RESTART = "try `sudo systemctl restart jtop`"
 
 
 def why_not(root: str) -> str | None:
-    meter = Meter(root)
-    with meter:
-        pass
-    return meter.reason
+    """Ask in a process of its own: jtop waits for ever for a service that hangs."""
+    if reason := _no_service(root):
+        return reason
+    try:
+        asked = subprocess.run(
+            own_command(tell, os.path.abspath(root)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=ANSWER_S,
+        )
+        answer: str | None = json.loads(asked.stdout)["reason"]
+        return answer
+    except subprocess.TimeoutExpired:
+        return f"jtop: no answer within {ANSWER_S:.0f} s; {RESTART}"
+    except (OSError, ValueError):
+        return f"jtop: its client ended without an answer; {RESTART}"
+
+
+def tell(root: str) -> None:
+    """Print why jtop cannot be read, and nothing that its package prints."""
+    with claim_stdout() as answer:
+        meter = Meter(root)
+        with meter:
+            pass
+        json.dump({"reason": meter.reason}, answer)
+
+
+def _no_service(root: str) -> str | None:
+    there = os.path.exists(os.path.join(root, SOCKET))
+    return None if there else f"no /{SOCKET}: the service of jetson_stats does not run"
 
 
 class Meter:
@@ -39,19 +72,22 @@ class Meter:
         return self
 
     def _connect(self) -> None:
-        if not os.path.exists(os.path.join(self.root, SOCKET)):
-            self.reason = f"no /{SOCKET}: the service of jetson_stats does not run"
+        self.reason = _no_service(self.root)
+        if self.reason:
             return
         try:
             import jtop
         except ImportError as error:
             self.reason = f"cannot import jtop ({error})"
             return
-        client = jtop.jtop(interval=INTERVAL_S)
         try:
+            client = jtop.jtop(interval=INTERVAL_S)
             client.start()
-        except jtop.JtopException as error:  # no permission, or a service of another version
-            self.reason = f"jtop: {error}"
+        # Not its JtopException alone, which tells of permissions and versions: it leaves to its caller what sockets and
+        # pickles raise, as when the service is restarted or of another Python.
+        except Exception as error:
+            said = " ".join(str(error).split())
+            self.reason = f"jtop: {said}" if isinstance(error, jtop.JtopException) else f"jtop: {error!r}"
             return
         self.client = client
 
