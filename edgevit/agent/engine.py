@@ -35,6 +35,11 @@ FREE_MEMORY = (
     "or reboot (L4T 36.4.4 and 36.4.7 lose memory until then)"
 )
 
+# How TensorRT tells that memory is short. With too little for a kernel's workspace the error is that there is no kernel
+# ("Could not find any implementation for node"), and only a warning before it says why ("Skipping tactic 28 due to
+# insufficient memory on requested size of 2833252352").
+SHORT_OF_MEMORY = re.compile(r"insufficient (?:workspace|memory)|out ?of ?memory|enough free memory", re.IGNORECASE)
+
 WARNINGS = 20  # that are handed on
 TICK_S = 0.2  # between two messages of progress
 
@@ -184,10 +189,11 @@ def build_plan(
     report("build", 0.0)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
-        reason = first_error(log)
-        if "memory" in reason.lower():
-            raise RunnerError(f"TensorRT {trt.__version__} cannot build an engine: {reason}; {FREE_MEMORY}")
-        raise NoEngine(f"cannot be built: TensorRT {trt.__version__} says {reason}")
+        said = (*log.errors, *log.warnings)
+        if short := next((line for line in said if SHORT_OF_MEMORY.search(line)), None):
+            hint = f"{FREE_MEMORY}; a --workspace that was given may be too small"
+            raise RunnerError(f"TensorRT {trt.__version__} cannot build an engine: {short}; {hint}")
+        raise NoEngine(f"cannot be built: TensorRT {trt.__version__} says {first_error(log)}")
     if cache:
         cache.save(config, log.warnings)
     return plan

@@ -17,7 +17,7 @@ from typing import Any, Callable, Iterator, Sequence
 from .cuda import Cuda
 from .runners import RunnerError
 
-LINE = 240  # characters of a message of TensorRT's that are shown
+LINE = (150, 90)  # characters of a message of TensorRT's that are shown, of its beginning and of its end
 INSTALL = (
     "TensorRT comes with JetPack: `sudo apt install python3-libnvinfer`, and a virtual environment sees it only if "
     "made with `--system-site-packages`"
@@ -68,11 +68,17 @@ def make_log(trt: Any) -> Any:
             if not serious and severity != trt.ILogger.WARNING:
                 return
             lines = self.errors if serious else self.warnings
-            line = " ".join(ORIGIN.sub("", message).split())[:LINE]
+            line = _shortened(" ".join(ORIGIN.sub("", message).split()))
             if line not in lines:
                 lines.append(line)
 
     return Log()
+
+
+def _shortened(line: str) -> str:
+    """Leave out the middle: names of nodes may be long, and the reason stands behind them."""
+    first, last = LINE
+    return line if len(line) <= first + last else f"{line[:first]} ... {line[-last:]}"
 
 
 def first_error(log: Any) -> str:

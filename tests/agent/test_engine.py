@@ -120,6 +120,7 @@ def test_too_little_memory_is_refused_before_building(monkeypatch: pytest.Monkey
     ("release", "fault", "options", "message"),
     [
         ("10.3.0", "out-of-memory", {}, r"cannot build an engine: .*OutOfMemory.*; close other programs"),
+        ("8.6.1", "tight-workspace", {}, r"cannot build an engine: .*insufficient memory on requested .*; close other"),
         ("8.5.2", "", {"optimization_level": 5}, r"TensorRT 8\.5\.2 has no optimization levels; leave"),
         ("10.3.0", "", {"batches": None}, r"the file's batch is dynamic: say the least"),
         ("10.3.0", "", {"batches": [8, 4, 1]}, r"batches \[8, 4, 1\] are not the least, the most likely and the most"),

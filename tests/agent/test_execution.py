@@ -56,3 +56,15 @@ def test_what_tensorrt_logs_becomes_the_reason(
     with pytest.raises(RunnerError) as error, open_engine(trt, log, engine):
         pass
     assert str(error.value) == f"{engine}: {message}; build it again with `edgevit export --trt`"
+
+
+def test_of_a_long_message_the_reason_at_its_end_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play(monkeypatch, tmp_path)
+    trt = import_tensorrt()
+    log = make_log(trt)
+    nodes, reason = " + ".join(f"blocks.{i}.mlp.fc1/MatMul" for i in range(40)), "due to insufficient workspace. See"
+    log.log(
+        trt.ILogger.ERROR, f"10: [b.cpp::f::1] Error Code 10: Could not find any implementation for {nodes} {reason}"
+    )
+    (line,) = log.errors
+    assert line.startswith("Error Code 10: Could not find any") and line.endswith(reason) and len(line) < 250

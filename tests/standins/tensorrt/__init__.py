@@ -18,7 +18,8 @@ STANDIN_TENSORRT_FAULT makes it fail as TensorRT has been seen to, by a comma-se
     batch:8             the same in fp16 and fp32, but only for so many images at once
     no-tactic           no engine can be built
     no-fp16-tactic      none with any node in fp16
-    out-of-memory       the same, for lack of memory
+    out-of-memory       no engine can be built, for lack of memory
+    tight-workspace     the same: the error is that of no-tactic, and what memory a kernel lacks is a warning
     no-context          an engine cannot be run for lack of memory
 STANDIN_TENSORRT_SECONDS is how long a build takes. STANDIN_TENSORRT_NS_PER_BYTE is how long an inference takes for each
 byte of the file that the engine was built from, in a CUDA graph, too, which computes nothing here.
@@ -413,6 +414,9 @@ class Builder:
         halves = _nodes_in_fp16(network, config)
         reason = _refused(network, config, halves)
         if reason:
+            if "tight-workspace" in _faults():
+                skipped = "Skipping tactic 28 due to insufficient memory on requested size of 2833252352 detected for"
+                self._logger.log(ILogger.WARNING, f"UNSUPPORTED_STATE: {skipped} tactic 0x0000000204040736.")
             self._logger.log(ILogger.ERROR, f"IBuilder::buildSerializedNetwork: {reason}")
             return None
         _take_time(getattr(config, "progress_monitor", None))
@@ -444,8 +448,9 @@ def _refused(network: Any, config: Any, halves: list[Any]) -> str | None:
     for tensor in network._inputs:
         if -1 in tensor.shape and not any(tensor.name in profile._shapes for profile in config._profiles):
             return "Error Code 4: API Usage Error (Network has dynamic inputs, but no optimization profile)"
-    if "no-tactic" in _faults() or (halves and "no-fp16-tactic" in _faults()):
-        return "Error Code 10: Internal Error (Could not find any implementation for node {ForeignNode[a...b]}.)"
+    if {"no-tactic", "tight-workspace"} & set(_faults()) or (halves and "no-fp16-tactic" in _faults()):
+        node = f"{{ForeignNode[{network._layers[0].name}...{network._layers[-1].name}]}}"
+        return f"Error Code 10: Internal Error (Could not find any implementation for node {node}.)"
     if "out-of-memory" in _faults():
         return "Error Code 2: OutOfMemory (Requested size was 1073741824 bytes.)"
     return None
