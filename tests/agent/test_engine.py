@@ -55,6 +55,28 @@ def test_a_file_of_fixed_batch_needs_no_profile(release: str, monkeypatch: pytes
         build(tmp_path / "model.onnx", batches=[1, 4, 8])
 
 
+@pytest.mark.parametrize(
+    ("release", "features"),
+    [
+        ("8.5.2", ["FASTER_DYNAMIC_SHAPES_0805"]),
+        ("8.6.1", ["FASTER_DYNAMIC_SHAPES_0805", "PROFILE_SHARING_0806"]),
+        ("10.3.0", []),
+    ],
+)
+def test_an_engine_of_dynamic_batch_gets_what_its_release_has_for_that(
+    release: str, features: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path, release)
+    assert header_of(build(model_for(release, tmp_path)))["features"] == features
+    assert header_of(build(model_for(release, tmp_path, batch=4), batches=None))["features"] == []
+
+
+def header_of(built: dict[str, Any]) -> dict[str, Any]:
+    """What the stand-in keeps of how it was asked to build."""
+    header: dict[str, Any] = json.loads(Path(built["engine"]).read_bytes().split(b"\n")[1])
+    return header
+
+
 def test_progress_comes_from_tensorrt_where_it_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     play(monkeypatch, tmp_path, "10.3.0")
     monkeypatch.setattr(builder, "TICK_S", 0.0)
@@ -71,8 +93,7 @@ def test_layers_kept_in_fp32_mend_what_fp16_breaks(
     model = model_for(release, tmp_path)
 
     def is_garbage(**options: Any) -> bool:
-        header = Path(build(model, **options)["engine"]).read_bytes().split(b"\n")[1]
-        return bool(json.loads(header)["garbage"])
+        return bool(header_of(build(model, **options))["garbage"])
 
     assert is_garbage()
     assert not is_garbage(fp32_layers=[r"^blocks\.0\."])

@@ -424,13 +424,15 @@ class Builder:
             self._logger.log(ILogger.WARNING, "Detected layernorm nodes in FP16.")
         if config._cache is not None:
             config._cache._content += b"".join(layer.name.encode() + b"\n" for layer in network._layers)
+        features = {feature.name for feature, enabled in config._features.items() if enabled}
         header = {
             "release": __version__,
             "serial": _SERIAL,
             "rounded": bool(halves) and not network._strong,
             "garbage": "always" in _faults() or any(_spoils(fault, node) for fault in _faults() for node in halves),
             "profile": config._profiles[0]._shapes if config._profiles else {},
-            "sharing": _MAJOR >= 10 or any(config._features.values()),
+            "sharing": _MAJOR >= 10 or "PROFILE_SHARING_0806" in features,
+            "features": sorted(features),
             "halves": [node.name for node in halves] if "fp16-range" in _faults() else [],
             "layers": _layers(network, halves, config.profiling_verbosity),
             "inputs": [(tensor.name, tensor.dtype.name, tensor.shape) for tensor in network._inputs],
