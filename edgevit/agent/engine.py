@@ -29,6 +29,7 @@ INPUTS = ("float32", "float16")
 BUILD_BYTES = 1 << 30
 BUILD_PER_FILE_BYTE = 5
 WORKSPACE_SHARE = 0.5  # of what is left after that
+LEAST_WORKSPACE_BYTES = 256 << 20  # with less, TensorRT skips fast kernels of a ViT, or finds none
 
 FREE_MEMORY = (
     "close other programs, stop the desktop with `sudo init 3`, "
@@ -104,7 +105,7 @@ def build(
     trt = import_tensorrt()
     log = make_log(trt)
     _check_inputs(onnx)
-    workspace = _workspace(root, onnx, workspace_bytes)
+    workspace = _workspace(root, onnx, workspace_bytes, log.warnings)
     settings = Settings(onnx, precision, batches, fp32_layers, workspace, optimization_level)
     cache = find_timing_cache(trt, describe_cuda()["capability"], log.warnings) if timing_cache else None
     report = _reporter(send)
@@ -140,7 +141,7 @@ def _check_inputs(onnx: str) -> None:
             )
 
 
-def _workspace(root: str, onnx: str, wanted: int | None) -> int | None:
+def _workspace(root: str, onnx: str, wanted: int | None, warnings: list[str]) -> int | None:
     """Return how much memory TensorRT may try kernels with; None, its default, where nothing tells what is free.
 
     Raises:
@@ -153,12 +154,21 @@ def _workspace(root: str, onnx: str, wanted: int | None) -> int | None:
     weights = os.path.join(os.path.dirname(onnx), os.path.basename(onnx) + ".data")
     size = sum(os.path.getsize(path) for path in (onnx, weights) if os.path.exists(path))
     needed = BUILD_BYTES + BUILD_PER_FILE_BYTE * size
-    if available < needed:
-        raise RunnerError(
-            f"the build needs about {needed / 1e9:.1f} GB and {available / 1e9:.1f} GB are free; {FREE_MEMORY}"
+    # What the GPU works on cannot be swapped out, so swap is no workspace. But other programs can, and what a build
+    # needs beside its workspace is mostly copies of the weights that the CPU holds: with swap it may well succeed.
+    swap = read_bytes(root, "proc/meminfo", "SwapFree") or 0
+    free = f"{available / 1e9:.1f} GB are free" + (f" and {swap / 1e9:.1f} GB of swap" if swap else "")
+    if available + swap < needed:
+        raise RunnerError(f"the build needs about {needed / 1e9:.1f} GB and {free}; {FREE_MEMORY}")
+    left = max(0, available - needed)
+    workspace = int(WORKSPACE_SHARE * left) if wanted is None else min(wanted, left)
+    least = LEAST_WORKSPACE_BYTES if wanted is None else min(wanted, LEAST_WORKSPACE_BYTES)
+    if workspace < least:
+        warnings.append(
+            f"the build needs about {needed / 1e9:.1f} GB beside its workspace and {free}: TensorRT tries kernels with "
+            f"{least / 1e6:.0f} MB, which may leave out the fastest; {FREE_MEMORY}, and build again with --rebuild"
         )
-    share = int(WORKSPACE_SHARE * (available - needed))
-    return share if wanted is None else min(wanted, available - needed)
+    return max(workspace, least)
 
 
 def build_plan(

@@ -112,29 +112,67 @@ def test_an_fp32_file_is_no_fp16_engine_where_types_come_from_the_file(
     assert build(model, precision="fp32")["inputs"][0]["dtype"] == "float32"
 
 
-def memory(root: Path, available_bytes: int) -> str:
+def memory(root: Path, available_bytes: int, swap_bytes: int = 0) -> str:
     (root / "proc").mkdir(parents=True, exist_ok=True)
-    (root / "proc/meminfo").write_text(f"MemAvailable: {available_bytes // 1024} kB\n")
+    lines = f"MemAvailable: {available_bytes // 1024} kB\nSwapFree: {swap_bytes // 1024} kB\n"
+    (root / "proc/meminfo").write_text(lines)
     return str(root)
+
+
+def needed_for(model: Path) -> int:
+    return builder.BUILD_BYTES + builder.BUILD_PER_FILE_BYTE * model.stat().st_size
 
 
 def test_the_workspace_is_limited_by_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     play(monkeypatch, tmp_path)
     model = model_for("10.3.0", tmp_path)
-    root = memory(tmp_path / "root", 5 << 30)
-    free = (5 << 30) - builder.BUILD_BYTES - builder.BUILD_PER_FILE_BYTE * model.stat().st_size
-    assert build(model, root)["workspace_bytes"] == int(free * builder.WORKSPACE_SHARE)
+    root = memory(tmp_path / "root", 5 << 30, swap_bytes=4 << 30)
+    free = (5 << 30) - needed_for(model)
+    built = build(model, root)
+    assert built["workspace_bytes"] == int(free * builder.WORKSPACE_SHARE) and built["warnings"] == []
     assert build(model, root, workspace_bytes=1 << 20)["workspace_bytes"] == 1 << 20
     assert build(model, root, workspace_bytes=1 << 40)["workspace_bytes"] == free
     assert build(model, str(tmp_path))["workspace_bytes"] is None  # nothing tells what is free: TensorRT's own default
 
 
+@pytest.mark.parametrize(
+    ("more_bytes", "swap_bytes", "wanted", "workspace"),
+    [
+        (4096, 0, None, 256),
+        (400 << 20, 0, None, 256),
+        (4096, 0, 1 << 30, 256),
+        (4096, 0, 64 << 20, 64),
+        (-(1 << 29), 1 << 30, None, 256),
+    ],
+    ids=["nothing left", "too small a share", "much wanted", "little wanted", "swap"],
+)
+def test_a_workspace_is_never_too_small_for_fast_kernels_without_a_warning(
+    more_bytes: int,
+    swap_bytes: int,
+    wanted: int | None,
+    workspace: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    play(monkeypatch, tmp_path)
+    model = model_for("10.3.0", tmp_path)
+    root = memory(tmp_path / "root", needed_for(model) + more_bytes, swap_bytes)
+    built = build(model, root, workspace_bytes=wanted)
+    assert built["workspace_bytes"] == workspace << 20
+    (warning,) = built["warnings"]
+    assert f"tries kernels with {(workspace << 20) / 1e6:.0f} MB" in warning and "--rebuild" in warning
+    assert ("GB of swap" in warning) == bool(swap_bytes)
+
+
 def test_too_little_memory_is_refused_before_building(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     play(monkeypatch, tmp_path)
+    model = model_for("10.3.0", tmp_path)
     with pytest.raises(
         RunnerError, match=r"needs about 1\.1 GB and 0\.5 GB are free; close other.*sudo init 3.*36\.4\.7"
     ):
-        build(model_for("10.3.0", tmp_path), memory(tmp_path / "root", 500_000_000))
+        build(model, memory(tmp_path / "root", 500_000_000))
+    with pytest.raises(RunnerError, match=r"needs about 1\.1 GB and 0\.5 GB are free and 0\.4 GB of swap; close other"):
+        build(model, memory(tmp_path / "root", 500_000_000, swap_bytes=400_000_000))
 
 
 @pytest.mark.parametrize(
