@@ -10,7 +10,9 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any, Callable
 
 from . import control, jetson
@@ -21,7 +23,10 @@ from .libraries import LIBRARIES
 from .meters import ina3221
 from .power import power_meters
 
-LIBRARY_S = 60.0  # importing TensorRT from an SD card takes several
+# For all libraries together: the host gives up a board that says nothing for two minutes. Importing TensorRT from an SD
+# card takes several seconds.
+LIBRARIES_S = 60.0
+KILLED_S = 2.0  # that a process may need to end which was killed
 PROGRAMS = ("nvpmodel", "jetson_clocks", "tegrastats")
 
 Send = Callable[[Any], None]
@@ -37,6 +42,7 @@ def examine(send: Send, root: str) -> dict[str, Any]:
     clean = control.recover(root, report=told.append)
     send({"progress": {"stage": "examine", "done": 0.0}})
     asked = {name: _ask(function) for name, function in LIBRARIES.items()}
+    deadline = monotonic() + LIBRARIES_S
     facts = {
         **_system(root),
         **_settings(root),
@@ -50,7 +56,7 @@ def examine(send: Send, root: str) -> dict[str, Any]:
         "recovered": {"clean": clean, "told": told},
     }
     send({"progress": {"stage": "examine", "done": 0.5}})
-    answers = {name: _answer(process) for name, process in asked.items()}
+    answers = {name: _answer(process, deadline) for name, process in asked.items()}
     runtime = answers["onnxruntime"]
     packages = runtime.get("packages") or {}
     return {**facts, **answers, "onnxruntime": runtime.get("found"), "onnxruntime_packages": packages}
@@ -119,13 +125,17 @@ def _ask(function: Callable[[], None]) -> subprocess.Popen[bytes]:
     )
 
 
-def _answer(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    with process:
-        try:
-            output, said = process.communicate(timeout=LIBRARY_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return {"error": f"no answer within {LIBRARY_S:.0f} s"}
+def _answer(process: subprocess.Popen[bytes], deadline: float) -> dict[str, Any]:
+    try:
+        output, said = process.communicate(timeout=max(0.0, deadline - monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):  # one that hangs in a driver cannot be killed
+            process.wait(KILLED_S)
+        for pipe in (process.stdout, process.stderr):
+            assert pipe
+            pipe.close()
+        return {"error": f"no answer within {LIBRARIES_S:.0f} s"}
     try:
         answer: dict[str, Any] = json.loads(output)
         return answer
