@@ -13,7 +13,7 @@ from edgevit.board.profiles import load_profile
 from edgevit.engines.gate import Sample, take_sample, unlabelled_sample
 from edgevit.engines.ladder import descend, least_rung
 from edgevit.engines.request import ExportRequest
-from edgevit.engines.workshop import Workshop, batches_of, mode_name
+from edgevit.engines.workshop import Workshop, batches_of, mode_name, tidied
 from edgevit.errors import EngineError, UnfitBoardError
 from edgevit.export.current import current_export
 from edgevit.export.images import Judging
@@ -118,14 +118,16 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
     with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
         sample = _take_sample(exported, judging, Path(scratch), request.workers, progress)
         workshop = Workshop(board, facts, exported, sample, Path(scratch), request.engine, progress)
-        descent = descend(
-            workshop.attempt,
-            fp16="fp16" in request.precisions,
-            blocks=len(source.blocks),
-            least=least_rung(report.fp32_modules, source.blocks),
-            most_probes=request.engine.most_probes,
-            note=progress.note,
-        )
+        with tidied(board, workshop.leftovers):
+            descent = descend(
+                workshop.attempt,
+                fp16="fp16" in request.precisions,
+                blocks=len(source.blocks),
+                least=least_rung(report.fp32_modules, source.blocks),
+                most_probes=request.engine.most_probes,
+                note=progress.note,
+            )
+            workshop.leftovers.discard(descent.judged.built["engine"])
         record = workshop.record(descent, target, key, warnings)
         with workshop.fetched(descent, target) as engine:
             store_engine(engine, record, descent.judged.built["layers"])

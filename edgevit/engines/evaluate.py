@@ -17,7 +17,7 @@ from edgevit.board.store import recorded_engine
 from edgevit.engines.build import check_board
 from edgevit.engines.gate import unlabelled_sample
 from edgevit.engines.options import MIB
-from edgevit.engines.workshop import classification
+from edgevit.engines.workshop import classification, tidied
 from edgevit.errors import EngineError
 from edgevit.export.evaluate import Evaluation, ModelUnderTest, evaluate_opened
 from edgevit.export.images import Subject
@@ -54,7 +54,8 @@ def _predictor(
         """Logits [B, outputs] of images [B, C, H, W], rounded to float16 as for the gate."""
         sample = unlabelled_sample(images, range(subject.outputs), scratch)
         args = {**classification(board, engine, sample, progress), "batch": batch, "logits": True}
-        seen = board.run_job("classify", args, name=record.path.name, progress=progress)
+        with tidied(board, [args["images"]]):  # each job has other ones
+            seen = board.run_job("classify", args, name=record.path.name, progress=progress)
         return torch.tensor(seen["logits"])
 
     return predict

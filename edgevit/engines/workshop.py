@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,6 +16,7 @@ from edgevit.board.fingerprint import fingerprint
 from edgevit.engines.gate import EngineVerdict, Sample, judge, remarks
 from edgevit.engines.ladder import Descent, PrecisionRung, node_patterns
 from edgevit.engines.options import EngineOptions
+from edgevit.errors import BoardError, ConnectionLostError, EdgeVitError, Interrupted
 from edgevit.export.variants import Exported, Variant, WrittenVariant
 from edgevit.folder.engine import (
     EngineBoard,
@@ -64,6 +65,28 @@ def _tensors(described: Sequence[Mapping[str, Any]]) -> tuple[EngineTensor, ...]
     return tuple(EngineTensor(tensor["name"], tensor["dtype"], tuple(tensor["shape"])) for tensor in described)
 
 
+def discard(board: Board, paths: Iterable[str]) -> None:
+    """Remove files from the board, whose disk is small; one that is lost keeps them, which harms no result."""
+    with suppress(BoardError):
+        board.call("discard", paths=sorted(paths))
+
+
+@contextmanager
+def tidied(board: Board, paths: Collection[str]) -> Iterator[None]:
+    """Remove files from the board when the block ends; `paths` may grow in it.
+
+    A job goes on without us after Ctrl-C or when the connection is lost, and still needs them.
+    """
+    try:
+        yield
+    except (Interrupted, ConnectionLostError):
+        raise
+    except EdgeVitError:
+        discard(board, paths)
+        raise
+    discard(board, paths)
+
+
 def classification(board: Board, engine: str, sample: Sample, progress: Progress) -> dict[str, Any]:
     """Send the sample, and ask for its classification by an engine that is there; what is missing is the batch."""
     return {
@@ -110,13 +133,19 @@ class Workshop:
         self.strongly_typed = bool(facts.tensorrt.strongly_typed)
         self.batches = batches_of(exported.report, options)
         self.older: WrittenVariant | None = None  # for releases before strong typing; written once
+        self.leftovers: set[str] = set()  # files on the board that are of no use once an engine is chosen
 
     def attempt(self, rung: PrecisionRung) -> Attempt:
         """Build an engine and have it classify the sample."""
         modules = rung.modules(self.source.norms, self.source.blocks)
         onnx, written = self._typed_file(rung, modules) if self.strongly_typed else self._untyped_file()
         built = self._build(rung, onnx, [] if self.strongly_typed else node_patterns(modules))
-        verdict = EngineVerdict({}, built["refused"]) if built["refused"] else self._judge(rung, built["engine"])
+        if built["refused"]:
+            return Attempt(onnx, written, modules, built, EngineVerdict({}, built["refused"]))
+        self.leftovers.add(built["engine"])
+        verdict = self._judge(rung, built["engine"])
+        if verdict.failure is not None:
+            discard(self.board, [built["engine"]])
         return Attempt(onnx, written, modules, built, verdict)
 
     def _typed_file(self, rung: PrecisionRung, modules: tuple[str, ...]) -> tuple[Path, WrittenVariant | None]:
@@ -157,6 +186,7 @@ class Workshop:
         """At the batch that kernels were chosen for, then at the most: an engine may be wrong at one of them only."""
         sample = self.sample
         args = classification(self.board, engine, sample, self.progress)
+        self.leftovers.add(args["images"])
         for batch in dict.fromkeys(self.batches[1:]):
             name = f"{rung}, batch {batch}"
             seen = self.board.run_job("classify", {**args, "batch": batch}, name=name, progress=self.progress)

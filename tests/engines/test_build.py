@@ -16,7 +16,8 @@ from typing import Any
 
 import onnx
 import pytest
-from board_fixtures import playing
+from board_fixtures import Server, playing
+from places import STANDINS
 from small_models import write_derived
 
 from edgevit.board.connection import open_board
@@ -141,6 +142,19 @@ def test_nothing_is_built_twice_until_something_changes(stored: EngineRecord) ->
     }
     first.path.write_bytes(b"altered")
     assert build(folder, again := Notes()).sha256 == first.sha256 and again.builds == ["fp16"]
+
+
+def test_of_all_that_was_tried_the_board_keeps_only_the_engine_that_is_taken(
+    folder: Path, sshd: Callable[..., Server]
+) -> None:
+    server = sshd(PYTHONPATH=STANDINS, STANDIN_TENSORRT="8.6.1", STANDIN_TENSORRT_FAULT="fp16-block:2")
+    request = request_of(ExportRequest, {**QUICK, **ONE, "model": folder, "trt": True}, "build")
+    notes = Notes()
+    with open_board(server.host, ssh_config=server.config) as board:
+        record = build_engine(request, board, notes)
+    assert len(notes.builds) > 3 and any(name.startswith("send images") for name in notes.stages)
+    left = {path.name for path in (server.cache / "files").iterdir() if path.suffix != ".onnx"}
+    assert left == {f"{record.sha256}.engine"}
 
 
 @pytest.mark.parametrize("release", ["8.6.1", "11.1"])

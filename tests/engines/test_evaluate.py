@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from board_fixtures import playing
+from board_fixtures import Server, playing
+from places import STANDINS
 from small_models import write_derived
 
 from edgevit.board.connection import open_board
@@ -19,7 +21,7 @@ from edgevit.engines.build import build_engine
 from edgevit.engines.evaluate import evaluate_engine
 from edgevit.engines.request import EvaluateRequest, ExportRequest
 from edgevit.engines.run import evaluate
-from edgevit.errors import DataError, EngineError, OptionError, UnfitBoardError
+from edgevit.errors import AgentError, DataError, EngineError, OptionError, UnfitBoardError
 from edgevit.export.evaluate import Evaluation
 from edgevit.folder.engine import ENGINE_KIND, read_engine
 from edgevit.folder.model import Rejection
@@ -117,6 +119,22 @@ def test_images_go_to_the_board_in_several_jobs_where_they_are_many(
     told = Told()
     assert judge(engine_in(built), told, part="validation") == whole
     assert sum(name.startswith("send images") for name in told.stages) == -(-whole.images // 20) > 1
+
+
+@pytest.mark.parametrize("fault", ["", "no-context"])
+def test_the_board_keeps_the_engine_and_none_of_the_images(
+    built: Path, sshd: Callable[..., Server], fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_IMAGES", 20)
+    server = sshd(PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0", STANDIN_TENSORRT_FAULT=fault or "none")
+    told, engine = Told(), engine_in(built)
+    with (
+        pytest.raises(AgentError, match="OutOfMemory") if fault else nullcontext(),
+        open_board(server.host, ssh_config=server.config) as board,
+    ):
+        evaluate_engine(EvaluateRequest(model=engine, part="validation"), board, told)
+    assert sum(name.startswith("send images") for name in told.stages) > (0 if fault else 1)
+    assert [path.name for path in (server.cache / "files").iterdir()] == [f"{read_engine(engine).sha256}.engine"]
 
 
 def test_the_batch_size_is_one_that_the_engine_takes_and_decides_on_what_is_seen(built: Path, play: Play) -> None:

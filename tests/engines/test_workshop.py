@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import pytest
 from some_engines import facts
 
-from edgevit.engines.workshop import board_in_short, mode_name
+from edgevit.engines.workshop import board_in_short, mode_name, tidied
+from edgevit.errors import AgentError, BoardError, ConnectionLostError, EngineError, Interrupted
 
 CUDA = {"runtime": "12.6", "device": "Orin", "sms": 8, "capability": "8.7"}
 
@@ -19,3 +21,43 @@ def test_a_board_in_short_is_what_decides_how_fast_an_engine_is() -> None:
         "capability": "8.7", "power_mode": "MAXN",
     }  # fmt: skip
     assert mode_name(facts(power_mode=None)) is None
+
+
+class Asked:
+    """A board that keeps what it was asked."""
+
+    def __init__(self, lost: bool = False) -> None:
+        self.lost, self.calls = lost, list[tuple[str, object]]()
+
+    def call(self, method: str, paths: list[str]) -> None:
+        self.calls.append((method, paths))
+        if self.lost:
+            raise ConnectionLostError("gone")
+
+
+@pytest.mark.parametrize(
+    ("error", "stays"),
+    [(None, False), (AgentError, False), (EngineError, False), (ConnectionLostError, True), (Interrupted, True)],
+)
+def test_files_stay_on_the_board_only_while_a_job_may_need_them(error: type[Exception] | None, stays: bool) -> None:
+    board, paths = Asked(), set[str]()
+
+    def work() -> None:
+        with tidied(board, paths):  # type: ignore[arg-type]
+            paths.update(["b", "a"])
+            if error is not None:
+                raise error("so")
+
+    if error is None:
+        work()
+    else:
+        with pytest.raises(error, match="so"):
+            work()
+    assert board.calls == ([] if stays else [("discard", ["a", "b"])])
+
+
+def test_a_board_that_is_lost_while_it_is_tidied_costs_no_result() -> None:
+    board = Asked(lost=True)
+    with tidied(board, ["a"]):  # type: ignore[arg-type]
+        pass
+    assert board.calls and issubclass(ConnectionLostError, BoardError)
