@@ -22,6 +22,7 @@ GIB = 2**30
 # Our own limits: a ViT's engine and its build fit below the first of each pair with room to spare, and not the second.
 MEMORY_GIB = (2.0, 0.75)
 DISK_GIB = (4.0, 1.0)
+FORGETFUL_L4T = ("36.4.4", "36.4.7")  # GPU memory is refused there that is free, by several users' reports
 HOT_C = 85.0  # Orin slows down in the nineties
 
 
@@ -107,7 +108,7 @@ def _l4t(facts: BoardFacts, profile: Profile | None) -> Check:
             "/etc/nv_tegra_release",
             "in a container, mount it: docker run -v /etc/nv_tegra_release:/etc/nv_tegra_release",
         )
-    if l4t == "36.4.7":
+    if l4t in FORGETFUL_L4T:
         return Check(
             "L4T",
             "warning",

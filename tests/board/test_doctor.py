@@ -93,6 +93,7 @@ ONLY_JTOP = {**NO_METER, "jtop": None}
     [
         ({"jetpack": "5.1.2"}, "JetPack", "warning", "no fused attention", "flash JetPack 6"),
         ({"jetpack": None}, "JetPack", "warning", "not known", "nvidia-jetpack"),
+        ({"l4t": "36.4.4"}, "L4T", "warning", "36.4.4: known to refuse GPU memory", "sudo reboot"),
         ({"l4t": "36.4.7"}, "L4T", "warning", "NvMapMemAllocInternalTagged", "sudo reboot"),
         ({"l4t": None}, "L4T", "warning", "cannot be read", "docker run -v"),
         ({"python": "3.6.9"}, "Python", "problem", "3.6.9", "apt install python3.8"),
@@ -193,9 +194,9 @@ def test_what_an_earlier_process_left_is_said(healthy):
 @pytest.mark.parametrize(
     ("board", "profile", "worst"),
     [
-        ("agx-orin-64gb-jetpack6.2.1", "agx-orin-64gb", {"clocks"}),
+        ("agx-orin-64gb-jetpack6.2.1", "agx-orin-64gb", {"clocks", "L4T"}),
         ("agx-orin-64gb-jetpack7.2.1", "agx-orin-64gb", set()),
-        ("orin-nano-8gb-jetpack6.2.1", "orin-nano-8gb", {"clocks", "power mode"}),
+        ("orin-nano-8gb-jetpack6.2.1", "orin-nano-8gb", {"clocks", "power mode", "L4T"}),
         (NX, "orin-nx-16gb", {"clocks"}),
     ],
 )
