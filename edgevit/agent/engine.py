@@ -361,11 +361,17 @@ def _write(plan: Any) -> tuple[str, str, int]:
 def _inspect(trt: Any, log: Any, path: str) -> dict[str, Any]:
     """Open the engine that was written, and say what it is."""
     with open_engine(trt, log, path) as engine:
-        layers = read_layers(trt, engine.handle)
+        layers: list[Any] = []
+        fused = None
+        try:
+            layers = read_layers(trt, engine.handle)
+            fused = count_fused(layers)
+        except RunnerError as error:  # the engine is as good without
+            log.warnings.insert(0, f"the layers of the engine are not known: {error}")
         return {
             "device_memory_bytes": engine.activation_bytes(),
             "layers": layers,
-            "fused": count_fused(layers),
+            "fused": fused,
             "inputs": [tensor.to_dict() for tensor in engine.inputs],
             "outputs": [tensor.to_dict() for tensor in engine.outputs],
         }

@@ -50,7 +50,9 @@ def parse_layers(text: str) -> list[Any]:
     Raises: RunnerError.
     """
     try:
-        information = json.loads(text)
+        information = json.loads(
+            text, strict=False
+        )  # names of nodes may hold tabs, which the inspector does not escape
     except (ValueError, RecursionError) as error:
         raise RunnerError(
             f"the layer information is no JSON ({error}); look at it with `trtexec --dumpLayerInfo`"

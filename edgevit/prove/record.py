@@ -51,7 +51,7 @@ class MeasuredNetwork:
     params: int
     blocks: tuple[BlockDims, ...]
     fusable: int  # blocks whose attention has dimensions that should fuse
-    fused: int | None  # blocks whose attention the engine has as one kernel; None: nothing was built
+    fused: int | None  # blocks whose attention the engine has as one kernel; None: nothing was built, or it is not told
     build_s: float | None
     refused: str | None  # why there is no engine
     figures: tuple[Figure, ...]
@@ -65,7 +65,7 @@ class Waiting:
     name: str  # of the network in the suite
     engine: str  # path there
     sha256: str
-    fused: int  # blocks whose attention it has as one kernel
+    fused: int | None  # blocks whose attention it has as one kernel; None: TensorRT does not tell
     build_s: float
 
 

@@ -55,6 +55,15 @@ def test_a_file_of_fixed_batch_needs_no_profile(release: str, monkeypatch: pytes
         build(tmp_path / "model.onnx", batches=[1, 4, 8])
 
 
+def test_an_engine_whose_layers_cannot_be_read_is_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play(monkeypatch, tmp_path, fault="no-layers")
+    built = build(model_for("10.3.0", tmp_path))
+    assert Path(built["engine"]).is_file() and built["inputs"] and built["device_memory_bytes"]
+    assert built["layers"] == [] and built["fused"] is None
+    (warning,) = built["warnings"]
+    assert warning.startswith("the layers of the engine are not known: the layer information is no JSON (")
+
+
 @pytest.mark.parametrize(
     ("release", "features"),
     [

@@ -38,6 +38,11 @@ def test_layer_information_of_another_form_is_refused(text: str) -> None:
         parse_layers(text)
 
 
+def test_a_name_may_hold_what_json_would_escape() -> None:
+    (layer,) = parse_layers('{"Layers": [{"Name": "blocks.0\tattn\n"}]}')
+    assert layer == {"Name": "blocks.0\tattn\n"}
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: (

@@ -27,7 +27,7 @@ from edgevit.engines.build import build_engine
 from edgevit.engines.request import ExportRequest
 from edgevit.engines.run import export
 from edgevit.errors import AgentError, EngineError, ExportError, ProfileError, UnfitBoardError
-from edgevit.folder.engine import ENGINE_KIND, EngineRecord, OnnxSource
+from edgevit.folder.engine import ENGINE_KIND, EngineRecord, OnnxSource, read_engine
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.writing import file_sha256
 from edgevit.progress import Silent
@@ -319,6 +319,14 @@ def test_a_precision_that_cannot_be_built_is_left_for_the_next(
     assert [tried.rung for tried in record.tried][:2] == ["fp16", "fp16 with LayerNorm in fp32"]
     failure = record.tried[0].failure
     assert failure.startswith(f"cannot be built: TensorRT {release} says ") and "Could not find any" in failure
+
+
+def test_an_engine_whose_layers_cannot_be_read_is_judged_and_kept(folder: Path, play: Callable[..., None]) -> None:
+    play(fault="no-layers")
+    record = build(folder, **ONE)
+    assert record.fused is None and record.accuracy is not None and json.loads(record.layers_path.read_text()) == []
+    assert any("the layers of the engine are not known" in text for text in record.warnings)
+    assert read_engine(record.path) == record
 
 
 def test_options_reach_the_board(folder: Path, play: Callable[..., None]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from some_proof import PROOF
 
 from edgevit.errors import RunsError
-from edgevit.prove.record import PROOF_KIND, read_proof, write_proof
+from edgevit.prove.record import PROOF_KIND, Waiting, read_proof, write_proof
 
 LATER = ("waiting", "build_s", "run_s")
 
@@ -15,6 +15,12 @@ LATER = ("waiting", "build_s", "run_s")
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     write_proof(PROOF, tmp_path / "p.json")
     assert read_proof(tmp_path / "p.json") == PROOF and PROOF.of("tiny") is None
+
+
+def test_an_engine_that_waits_may_not_tell_what_is_fused(tmp_path: Path) -> None:
+    waiting = Waiting("tiny", "/cache/tiny.engine", "0" * 64, None, 3.0)
+    write_proof(replace(PROOF, waiting=(waiting,)), tmp_path / "p.json")
+    assert read_proof(tmp_path / "p.json").waits("tiny") == waiting
 
 
 def test_a_proof_of_schema_1_is_read_and_says_nothing_of_what_waits() -> None:
