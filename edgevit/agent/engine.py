@@ -41,6 +41,10 @@ FREE_MEMORY = (
 # insufficient memory on requested size of 2833252352").
 SHORT_OF_MEMORY = re.compile(r"insufficient (?:workspace|memory)|out ?of ?memory|enough free memory", re.IGNORECASE)
 
+# Layers that compute nothing, as the parser makes them of weights, reshapes, transpositions and splits: they get the
+# precision of the layers around them. Held to one of their own, TensorRT may have no implementation of them.
+MOVES = {"CONCATENATION", "CONSTANT", "GATHER", "SHUFFLE", "SLICE"}
+
 WARNINGS = 20  # that are handed on
 TICK_S = 0.2  # between two messages of progress
 
@@ -254,6 +258,8 @@ def _set_precision(trt: Any, network: Any, config: Any, precision: str, fp32_lay
     if not chosen:
         raise RunnerError(f"no layer matches {', '.join(fp32_layers)}; TensorRT has e.g. {layers[0].name!r}")
     for layer in chosen:
+        if layer.type.name in MOVES:
+            continue
         outputs = [layer.get_output(j) for j in range(layer.num_outputs)]
         # Shapes and indices are integers, and stay so.
         if all(output.dtype in (trt.float32, trt.float16) and not output.is_shape_tensor for output in outputs):

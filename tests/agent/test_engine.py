@@ -111,6 +111,19 @@ def test_layers_kept_in_fp32_mend_what_fp16_breaks(
         is_garbage(fp32_layers=[r"blocks\.9"])
 
 
+@pytest.mark.parametrize("release", ["8.5.2", "8.6.1"])
+def test_layers_that_compute_nothing_are_held_to_no_precision(
+    release: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path, release, "no-typed-move,fp16-block:0")
+    model = model_for(release, tmp_path)
+    built = build(model, fp32_layers=[r"^blocks\.0\."])  # a transposition among them
+    assert built["refused"] is None and not header_of(built)["garbage"]
+    assert any(
+        node.op_type == "Transpose" and node.name.startswith("blocks.0.") for node in onnx.load(model).graph.node
+    )
+
+
 def test_an_fp32_file_is_no_fp16_engine_where_types_come_from_the_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

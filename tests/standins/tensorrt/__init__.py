@@ -20,6 +20,7 @@ STANDIN_TENSORRT_FAULT makes it fail as TensorRT has been seen to, by a comma-se
     no-fp16-tactic      none with any node in fp16
     out-of-memory       no engine can be built, for lack of memory
     tight-workspace     the same: the error is that of no-tactic, and what memory a kernel lacks is a warning
+    no-typed-move       none in which a layer that computes nothing is held to a precision
     no-layers           the inspector tells of an engine's layers in what is no JSON
     no-context          an engine cannot be run for lack of memory
 STANDIN_TENSORRT_SECONDS is how long a build takes. STANDIN_TENSORRT_NS_PER_BYTE is how long an inference takes for each
@@ -106,6 +107,7 @@ NetworkDefinitionCreationFlag = _enumeration(
 MemoryPoolType = _enumeration("MemoryPoolType")
 ProfilingVerbosity = _enumeration("ProfilingVerbosity")
 PreviewFeature = _enumeration("PreviewFeature")
+LayerType = _enumeration("LayerType")
 LayerInformationFormat = _enumeration("LayerInformationFormat")
 TensorIOMode = _enumeration("TensorIOMode")
 EngineStat = _enumeration("EngineStat") if _names("EngineStat") else None
@@ -203,11 +205,25 @@ class ITensor:
         return not self._floating
 
 
+# What the parser makes of these operators; of all others, layers that compute.
+_MOVES = {
+    **dict.fromkeys(("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"), "SHUFFLE"),
+    **dict.fromkeys(("Slice", "Split"), "SLICE"),
+    "Concat": "CONCATENATION",
+    "Constant": "CONSTANT",
+    "Gather": "GATHER",
+}
+
+
 @_strict
 class ILayer:
     def __init__(self, node: Any, outputs: list[Any]) -> None:
         self._node, self._outputs, self._precision = node, outputs, None
         self.name = node.name
+
+    @property
+    def type(self) -> Any:
+        return LayerType[_MOVES.get(self._node.op_type, "ELEMENTWISE")]
 
     @property
     def num_outputs(self) -> int:
@@ -454,6 +470,11 @@ def _refused(network: Any, config: Any, halves: list[Any]) -> str | None:
     if {"no-tactic", "tight-workspace"} & set(_faults()) or (halves and "no-fp16-tactic" in _faults()):
         node = f"{{ForeignNode[{network._layers[0].name}...{network._layers[-1].name}]}}"
         return f"Error Code 10: Internal Error (Could not find any implementation for node {node}.)"
+    moves = [layer for layer in network._layers if layer._node.op_type in _MOVES]
+    if "no-typed-move" in _faults() and any(layer._precision for layer in moves):
+        return (
+            "Error Code 10: Internal Error (Could not find any implementation for node (Unnamed Layer* 3) [Shuffle].)"
+        )
     if "out-of-memory" in _faults():
         return "Error Code 2: OutOfMemory (Requested size was 1073741824 bytes.)"
     return None
@@ -488,6 +509,7 @@ def _nodes_in_fp16(network: Any, config: Any) -> list[Any]:
         layer._node
         for layer in network._layers
         if all(o._floating for o in layer._outputs) and not (obeyed and layer._precision == DataType.FLOAT)
+        if layer._node.op_type not in _MOVES
     ]
 
 
