@@ -5,12 +5,11 @@ Such a method says what every unit is worth; the units that go are left out, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from edgevit.derive.algebra.embedding import channel_encoder
 from edgevit.derive.allocate import ranking
@@ -18,13 +17,11 @@ from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.allocate.ranking import AttentionUnits, Grouping, Ranked, Units, rank, top
 from edgevit.derive.embedding import geometry_at
-from edgevit.derive.measure.importance import Scores, UnitScores
+from edgevit.derive.measure.importance import Scores
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derive.reach import Cuts
 from edgevit.derive.realise import realise
-from edgevit.models.anatomy import Attention, BlockDims
-from edgevit.models.copies import bare_copy
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
@@ -77,45 +74,6 @@ def plan_of(network: nn.Module, scores: Scores, ranked: Ranked) -> Plan:
     if ranked.embed == whole:
         return Plan(tuple(plans))
     return Plan(tuple(plans), EmbedPlan(ranked.embed, channel_encoder(top(scores.embed, ranked.embed), whole)))
-
-
-@torch.no_grad()
-def with_zeros(network: nn.Module, ranked: Ranked, scores: Scores) -> nn.Module:
-    """A copy of a network in which the weights of the units that go are zero; no shape changes."""
-    copied = bare_copy(network)
-    blocks = family_of(copied).read(copied)
-    channels = torch.zeros(len(scores.embed), dtype=torch.bool)
-    channels[top(scores.embed, ranked.embed)] = True
-    for block, of, heads, dims in zip(blocks, scores.blocks, ranked.heads, ranked.dims, strict=True):
-        along_channels = list[Tensor | None]()
-        if (a := block.attention) is not None:
-            _mask_attention(a, of, heads, dims)
-            along_channels += [a.wq, a.wk, a.wv, a.wo.mT, a.bo]
-        if (f := block.ffn) is not None:
-            idle = torch.ones(f.neurons, dtype=torch.bool)
-            idle[top(of.ffn, dims.ffn)] = False
-            f.w2[:, idle.to(f.w2.device)] = 0
-            along_channels += [f.w1, f.wg, f.w2.mT, f.b2]
-        for tensor in along_channels:
-            if tensor is not None:
-                tensor[..., (~channels).to(tensor.device)] = 0
-    return copied
-
-
-def _mask_attention(a: Attention, of: UnitScores, heads: Sequence[int], dims: BlockDims) -> None:
-    """Put zeros, in place, where the dimensions of heads go that are not the best, and in heads that go."""
-    for weight, bias, scored, width in (
-        (a.wq, a.bq, of.qk, dims.qk),
-        (a.wk, a.bk, of.qk, dims.qk),
-        (a.wv, a.bv, of.vo, dims.vo),
-        (a.wo.mT, None, of.vo, dims.vo),
-    ):
-        gone = torch.ones_like(scored, dtype=torch.bool)
-        for head in heads:
-            gone[head, top(scored[head], width)] = False
-        weight[gone.to(weight.device)] = 0
-        if bias is not None:
-            bias[gone.to(bias.device)] = 0
 
 
 def choose_units(problem: Problem, options: RankOptions, scores: Scores, budget: Budget | None = None) -> Ranked:

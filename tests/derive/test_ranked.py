@@ -13,7 +13,7 @@ from problems import untrained
 from edgevit.data.task import open_task
 from edgevit.derive.measure.importance import Scores, UnitScores
 from edgevit.derive.problem import Problem
-from edgevit.derive.ranked import RankOptions, choose_units, derive_by_rank, plan_of, with_zeros
+from edgevit.derive.ranked import RankOptions, choose_units, derive_by_rank, plan_of
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import family_of
 
@@ -59,23 +59,3 @@ def test_a_derivation_says_what_stayed_and_how_good_it_is_before_training(proble
     assert made.facts["steps"] == 0 and made.facts["kept_blocks"] == [0, 1]
     assert made.facts["kept_heads"] == [[0, 1, 2, 3]] * 2 and "embed" not in made.facts
     assert 0 <= made.facts["accuracy_validation_cut"] <= 1  # type: ignore[operator]
-
-
-def test_units_that_go_are_masked_and_the_rest_is_the_base(problem: Problem) -> None:
-    scores = rising(problem)
-    ranked = choose_units(problem, WIDE, scores)
-    family = family_of(problem.network)
-    pairs = zip(family.read(problem.network), family.read(with_zeros(problem.network, ranked, scores)), strict=True)
-    for (base, block), heads, dims in zip(pairs, ranked.heads, ranked.dims, strict=True):
-        a, f, whole = block.attention, block.ffn, base.attention
-        assert a and f and whole and base.ffn
-        first = [h for h in range(4) if h not in heads]
-        channels = slice(len(scores.embed) - ranked.embed, None)
-        assert not a.wq[first].any() and not a.wo[first].any() and not a.wq[..., : channels.start].any()
-        assert not f.w2[:, : base.dims.ffn - dims.ffn].any() and not f.w2[: channels.start].any()
-        assert not a.wv[:, : base.dims.vo - dims.vo].any()
-        last = slice(base.dims.qk - dims.qk, None)
-        assert torch.equal(a.wk[list(heads), last, channels], whole.wk[list(heads), last, channels])
-        assert torch.equal(
-            f.w2[channels, base.dims.ffn - dims.ffn :], base.ffn.w2[channels, base.dims.ffn - dims.ffn :]
-        )
