@@ -133,15 +133,23 @@ def squared_changes(network: nn.Module, images: Split, columns: Sequence[int], p
     Raises:
         DataError: a gradient is not finite.
     """
-    found: list[Scores] = []
+    fit = min(passes.batch_size(network, gradients=True), GROUP)
+    most = next(count for count in range(fit, 0, -1) if GROUP % count == 0)  # so that a batch ends where a group does
+    seen = 0  # images
+    group: Scores | None = None  # sums over the images of the group that is being seen
+    total: Scores | None = None  # of the groups before
 
     def add(products: Mapping[str, Tensor], count: int) -> None:
-        sums = group_sums(valued(network, lambda name, p: products[name].to(p)))
-        now = sums.map(lambda change: change.square() / count)  # the square of a batch's mean, times its images
-        found[:] = [now if not found else _added(found[0], now)]
+        nonlocal seen, group, total
+        seen, group = seen + count, _added(group, group_sums(valued(network, lambda name, p: products[name].to(p))))
+        if seen % GROUP == 0 or seen == len(images):
+            of_group = (seen - 1) % GROUP + 1
+            squares = group.map(lambda change: change.square() / of_group)  # the square of the mean, times the images
+            total, group = _added(total, squares), None
 
-    _by_batch(network, images, columns, replace(passes, shared=False), add, most=GROUP)
-    mean = found[0].map(lambda total: total.cpu() / len(images))
+    _by_batch(network, images, columns, replace(passes, shared=False), add, most=most)
+    assert total is not None
+    mean = total.map(lambda squares: squares / len(images))
     for i, block in enumerate(mean.blocks):
         block.map(lambda scores, i=i: _finite(f"block {i}", scores))  # type: ignore[misc]
     return mean
@@ -172,7 +180,9 @@ def _by_batch(
     passes.run(network, images, see_answers, gradients=True, stage="gradients of the weights", most=most)
 
 
-def _added(one: Scores, other: Scores) -> Scores:
+def _added(one: Scores | None, other: Scores) -> Scores:
+    if one is None:
+        return other
     blocks = [
         UnitScores(*(a + b for a, b in zip(vars(mine).values(), vars(theirs).values(), strict=True)))
         for mine, theirs in zip(one.blocks, other.blocks, strict=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from edgevit.data.task import Task, open_task
-from edgevit.derive.measure.importance import group_sums, squared_changes, valued, weights_times_gradients
+from edgevit.derive.measure.importance import GROUP, group_sums, squared_changes, valued, weights_times_gradients
 from edgevit.errors import DataError
 from edgevit.models.families import family_of
 from edgevit.train.passes import open_passes
@@ -71,17 +72,24 @@ def test_the_sum_of_all_products_is_how_the_loss_grows_with_the_weights(network:
     assert total == pytest.approx((loss_at(1e-4) - loss_at(-1e-4)) / 2e-4, rel=1e-3, abs=1e-6)
 
 
-def test_a_change_is_squared_group_by_group(network: Any, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    passes, images = open_passes(Training(device="cpu")), task.train.subset(4)
-    whole = group_sums(weights_times_gradients(network, images, [3, 7], passes)).map(torch.square)
-    found = squared_changes(network, images, [3, 7], passes)  # the images are one group
-    for one, other in zip(found.blocks, whole.blocks, strict=True):
-        torch.testing.assert_close(one.qk, other.qk, rtol=1e-4, atol=1e-12)
-        torch.testing.assert_close(one.ffn, other.ffn, rtol=1e-4, atol=1e-12)
-    torch.testing.assert_close(found.embed, whole.embed, rtol=1e-4, atol=1e-12)
-    monkeypatch.setattr(type(passes), "batch_size", lambda *_, **__: 1)
-    each = squared_changes(network, images, [3, 7], passes)
-    assert float(each.blocks[0].ffn.sum()) > float(found.blocks[0].ffn.sum())  # changes of images do not cancel
+@pytest.mark.parametrize("at_once", [1, 3, 5, 64])
+def test_a_change_is_squared_group_by_group_however_many_images_memory_holds(
+    network: Any, task: Task, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes, images = open_passes(Training(device="cpu")), task.train.subset(GROUP + 4)
+    channels = torch.zeros(network.embed_dim, dtype=torch.float64)
+    neurons = torch.zeros(network.blocks[1].mlp.fc1.out_features, dtype=torch.float64)
+    for part in (slice(GROUP), slice(GROUP, None)):
+        group = replace(images, references=images.references[part], labels=images.labels[part])
+        sums = group_sums(weights_times_gradients(network, group, [3, 7], passes))  # means over the group
+        channels += sums.embed.square() * len(group) / len(images)
+        neurons += sums.blocks[1].ffn.square() * len(group) / len(images)
+    tokens = at_once * family_of(network).geometry(network).tokens
+    monkeypatch.setattr("edgevit.train.passes.TOKENS_WITH_GRADIENTS", tokens)
+    assert passes.batch_size(network, gradients=True) == at_once
+    found = squared_changes(network, images, [3, 7], passes)
+    torch.testing.assert_close(found.embed, channels, rtol=1e-4, atol=1e-12)
+    torch.testing.assert_close(found.blocks[1].ffn, neurons, rtol=1e-4, atol=1e-12)
 
 
 def test_a_gradient_that_is_no_number_is_refused(network: Any, task: Task) -> None:
