@@ -5,8 +5,8 @@ groups, Fang et al.), L the task's cross-entropy over calibration images. Units 
 blocks: QK dimensions, VO dimensions, heads, neurons and channels of the embedding, each giving up the same share.
 
 What the source leaves open, and how it is here: one gradient of all calibration images; the sum is over a group of
-signed products, and `terms=each` sums their absolute values instead; a channel's group is that of the blocks and the
-classifier (`measure.importance`). Nothing makes up for what goes, but the training.
+signed products, and `terms=each` sums their absolute values instead, as `torch_pruning` does; a channel's group is that
+of the blocks and the classifier (`measure.importance`). Nothing makes up for what goes, but the training.
 """
 
 from __future__ import annotations

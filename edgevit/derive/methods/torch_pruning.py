@@ -1,11 +1,13 @@
 """What the library torch-pruning says goes together, by its own measures (DepGraph, Fang et al., CVPR 2023).
 
-Its dependency graph of the network groups the weights that go with a unit. Its Taylor importance is the mean over the
-layers of a group of |sum of w dL/dw|, L the task's cross-entropy over calibration images; its magnitude is the mean of
-the sums of w^2; both are then divided by their mean over the group. As in its pruner, a dimension leaves every head of
-an attention alike, from queries, keys, values and output, and a head is worth the mean of its dimensions. Units are
-ranked as `grouping` says, by default isomorphically (ECCV 2024). How much stays is found as for all methods that rank
-units, so that the budget is met in the shape that is asked for. `taylor` has the same idea with groups of this project.
+Its dependency graph of the network groups the weights that go with a unit. Its Taylor importance, with the library's
+defaults, is the mean over the layers of a group of sum |w dL/dw|, L the task's cross-entropy over calibration images;
+its magnitude is the mean of the sums of w^2; both are then divided by their mean over the group, and leave biases out.
+As in its pruner, a dimension leaves every head of an attention alike, from queries, keys, values and output, and a head
+is worth the mean of its dimensions. Units are ranked as `grouping` says, by default isomorphically (ECCV 2024). How
+much stays is found as for all methods that rank units, so that the budget is met in the shape that is asked for.
+`taylor` with `terms=each` sums the same terms, and those of biases, over groups of this project; by its default, terms
+of opposite signs cancel.
 
     pip install 'edgevit[rivals]'
 """

@@ -74,6 +74,15 @@ def test_units_go_in_the_order_of_the_librarys_own_pruner(measure: str, small_vi
     assert len(seen) == 5  # and the embedding
 
 
+def test_its_taylor_importance_is_of_absolute_products_without_biases(small_vit: Callable[..., Any]) -> None:
+    network = with_gradients(small_vit(depth=1, num_heads=4))
+    mlp = network.blocks[0].mlp
+    into, out = ((layer.weight * layer.weight.grad).abs() for layer in (mlp.fc1, mlp.fc2))
+    expected = ((into.sum(1) + out.sum(0)) / 2).detach().double()
+    found = scores_of(network, torch_pruning.importance.GroupTaylorImportance()).blocks[0].ffn
+    torch.testing.assert_close(found, expected / expected.mean(), rtol=1e-5, atol=0)
+
+
 def test_the_gradient_of_calibration_images_decides(small_vit: Callable[..., Any], tmp_path: Path) -> None:
     network = small_vit(depth=2, num_heads=4)
     unread = torch.arange(0, 128, 2)
