@@ -298,7 +298,7 @@ class Redundancy:
         return (multipliers * violation).sum(), figures
 
     def after_step(self) -> None:
-        """Raise the multipliers: by rho times the violation, or as AdamW with learning rate -rho would."""
+        """Raise the multipliers: by rho times the violation, or as Adam without weight decay would at the rate -rho."""
         self.updates += 1
         if self.config.multiplier_update == "ascent":
             self.multipliers = self.multipliers + self.config.rho * self.violation

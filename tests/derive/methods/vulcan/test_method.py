@@ -69,6 +69,18 @@ def test_multipliers_rise_while_the_constraint_is_violated_and_come_back_with_th
     assert torch.equal(again.multipliers, constraint.multipliers) and again.updates == 2
 
 
+def test_multipliers_rise_as_adam_without_weight_decay_would(small_vit, plan, compute):
+    constraint = Redundancy(small_vit(), plan, Config(multiplier_update="adam"), compute)
+    expected = constraint.multipliers.clone().requires_grad_()
+    optimizer = torch.optim.Adam([expected], lr=constraint.config.rho, maximize=True)
+    for _ in range(3):
+        constraint.penalty()
+        constraint.after_step()
+        expected.grad = constraint.violation.clone()
+        optimizer.step()
+    torch.testing.assert_close(constraint.multipliers, expected.detach())
+
+
 def test_the_plan_that_holds_now_has_the_anchors_of_now(small_vit, plan, compute):
     constraint = Redundancy(small_vit(), plan, Config(), compute)
     assert constraint.current_plan().dims == plan.dims
