@@ -1,14 +1,16 @@
-"""MDP (CVPR 2025): one exact choice of embedding, heads, QK, VO and FFN widths, the most importance within the budget.
+"""MDP (CVPR 2025): one choice of embedding, heads, QK, VO and FFN widths, the most importance within the budget.
 
 A unit is worth the squared change of the loss without it, as for `nvit`: (sum of w dL/dw)^2 over its weights, the mean
-over batches. Over the embedding width d and each block's heads H, widths q and v, and FFN width e,
+over groups of images. Over the embedding width d and each block's heads H, widths q and v, and FFN width e,
 
     max  sum of the importance of all units that stay    subject to    cost(d, H, q, v, e) <= budget,
 
 a mixed-integer program that is not linear, as costs multiply d by all others. Here it is solved width by width of the
-embedding: for each a knapsack over all blocks, exact (`allocate.knapsack`), and the best of them is taken. Widths are
-those of a ladder of at most eleven, about a twelfth of the embedding apart (`derive.embedding`), and not every one: the
-choice is exact for each width on it.
+embedding: for each a knapsack over all blocks, and the best of them is taken. Widths are those of a ladder of at most
+eleven, about a twelfth of the embedding apart (`derive.embedding`), and not every one. For each width on it the choice
+is exact where all costs are whole numbers of at most 20,000 bins; else a bin is a 20,000th of what there is to spend
+beyond the cheapest sizes, and the choice gives up no more than the best one within a budget that is one bin per
+attention and FFN lower (`allocate.knapsack`).
 
 The source counts latency by a table measured beforehand, as `--ms` does here; MACs and parameters are counted, too. It
 drops whole blocks, too, in its convolutional form; here every block stays.

@@ -1,9 +1,10 @@
 """NViT (CVPR 2023): units of all kinds in one ranking, by the squared change of the loss, round by round.
 
-A unit is worth (sum of w dL/dw)^2 over all weights that go with it, the mean over batches: the diagonal of the loss's
-Hessian in the unit's gate, as its own squared gradient estimates it. Channels of the embedding, heads, QK and VO
-dimensions and neurons are ranked together by that score per MAC; those lowest are cut out, the loss of the network
-that is left is differentiated, and so on, round by round, until the budget is met. What has gone does not come back.
+A unit is worth (sum of w dL/dw)^2 over all weights that go with it, the mean over groups of images: the diagonal of
+the loss's Hessian in the unit's gate, as its own squared gradient estimates it. Channels of the embedding, heads, QK
+and VO dimensions and neurons are ranked together by that score per MAC; those lowest are cut out, the loss of the
+network that is left is differentiated, and so on, round by round, until the budget is met. What has gone does not come
+back.
 
 Differences from the source, whose code trains between rounds, divides its scores by constants that fit DeiT-Base, and
 subtracts a multiple of the latency by a table: here nothing is trained before the last round, scores are compared per
