@@ -52,8 +52,8 @@ def cuts(network: nn.Module, options: RankOptions, policy: Policy) -> Cuts:
     return Cuts(head_widths=options.attention != "heads", heads=by_heads, embed=embed, more=more)
 
 
-def default_steps(images: int, batch_size: int) -> int:
-    """Steps of the training after the cut, alike for all methods that rank units."""
+def default_steps(config: object, rate: float, images: int, batch_size: int) -> int:
+    """Steps of the training after the cut, whatever the method, its options and the rate."""
     return max(round(PASSES * images / batch_size), 1)
 
 

@@ -47,9 +47,9 @@ def test_options_are_a_frozen_dataclass_with_defaults(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_method_trains_no_less_for_more_images_or_a_higher_rate(name):
-    module = load_method(name)
+    method = load_method(name).METHOD
     few, more, higher = (
-        module.default_steps(module.Config(), rate, images, 64)
+        method.default_steps(method.config(), rate, images, 64)
         for rate, images in ((0.3, 1000), (0.3, 2000), (0.6, 1000))
     )
     assert 0 <= few <= min(more, higher) and isinstance(few, int)

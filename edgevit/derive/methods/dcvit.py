@@ -47,11 +47,6 @@ class Config(TeacherOptions):
             raise OptionError(f"dcvit.calibration_images={self.calibration_images} is less than 1")
 
 
-def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
-    """Steps of the training after the cut."""
-    return ranked.default_steps(images, batch_size)
-
-
 def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
     """What it may take away."""
     return Cuts(head_widths=False, sites=True)
@@ -141,4 +136,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.finish(problem, config, plan, lost_without_attention_nats=lost, blocks_cut=cut)
 
 
-METHOD = Method(Config, default_steps, derive, cuts=cuts, needs_all_tokens=True, cuts_half_blocks=True)
+METHOD = Method(Config, ranked.default_steps, derive, cuts=cuts, needs_all_tokens=True, cuts_half_blocks=True)

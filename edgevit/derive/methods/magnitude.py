@@ -31,14 +31,9 @@ class Config(RankOptions):
             raise OptionError(f"magnitude.order={self.order:g} is not a number above 0; try 2")
 
 
-def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
-    """Steps of the training after the cut."""
-    return ranked.default_steps(images, batch_size)
-
-
 def derive(problem: Problem, config: Config) -> Derived:
     scores = group_sums(valued(problem.network, lambda _, w: w.abs() ** config.order))
     return ranked.derive_by_rank(problem, config, scores)
 
 
-METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)
+METHOD = Method(Config, ranked.default_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)

@@ -57,11 +57,6 @@ class Config(TeacherOptions):
             raise OptionError(f"mdp.calibration_images={self.calibration_images} is less than 1")
 
 
-def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
-    """Steps of the training after the cut."""
-    return ranked.default_steps(images, batch_size)
-
-
 def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
     """What it may take away."""
     embed = embedding.narrowest(network, policy, 0, "mdp") if config.cut_embedding else 0
@@ -139,4 +134,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.finish(problem, config, ranked.plan_of(network, scores, chosen), importance_given_up=lost)
 
 
-METHOD = Method(Config, default_steps, derive, cuts=cuts, needs_all_tokens=True, cuts_half_blocks=True)
+METHOD = Method(Config, ranked.default_steps, derive, cuts=cuts, needs_all_tokens=True, cuts_half_blocks=True)

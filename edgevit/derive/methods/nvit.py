@@ -49,11 +49,6 @@ class Config(RankOptions):
                 raise OptionError(f"nvit.{name}={getattr(self, name)} is less than 1")
 
 
-def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
-    """Steps of the training after the cut."""
-    return ranked.default_steps(images, batch_size)
-
-
 def _in_the_base(scores: Scores, stay: Ranked, later_scores: Scores, later_stay: Ranked) -> tuple[Scores, Ranked]:
     """Give the later scores and choice, of the network that a round left, to the units of the base that are in it.
 
@@ -101,4 +96,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.finish(problem, config, plan)
 
 
-METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)
+METHOD = Method(Config, ranked.default_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)

@@ -29,11 +29,6 @@ class Config(RankOptions):
     grouping: Grouping = "uniform"
 
 
-def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
-    """Steps of the training after the cut."""
-    return ranked.default_steps(images, batch_size)
-
-
 def derive(problem: Problem, config: Config) -> Derived:
     family, generator = family_of(problem.network), torch.Generator().manual_seed(problem.training.seed)
 
@@ -46,4 +41,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.derive_by_rank(problem, config, scores)
 
 
-METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)
+METHOD = Method(Config, ranked.default_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)

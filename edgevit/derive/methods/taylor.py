@@ -43,11 +43,6 @@ class Config(RankOptions):
             raise OptionError(f"taylor.calibration_images={self.calibration_images} is less than 1")
 
 
-def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
-    """Steps of the training after the cut."""
-    return ranked.default_steps(images, batch_size)
-
-
 def derive(problem: Problem, config: Config) -> Derived:
     images, network = problem.task.train.subset(config.calibration_images), problem.network
     with problem.stopwatch.stage("gradients"):
@@ -58,4 +53,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.derive_by_rank(problem, config, group_sums(values).map(torch.abs))
 
 
-METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)
+METHOD = Method(Config, ranked.default_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)

@@ -50,11 +50,6 @@ class Config(RankOptions):
             raise OptionError(f"torch_pruning.calibration_images={self.calibration_images} is less than 1")
 
 
-def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
-    """Steps of the training after the cut."""
-    return ranked.default_steps(images, batch_size)
-
-
 def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
     """What may go.
 
@@ -132,4 +127,4 @@ def _library() -> Any:
         ) from None
 
 
-METHOD = Method(Config, default_steps, derive, cuts=cuts, cuts_half_blocks=True)
+METHOD = Method(Config, ranked.default_steps, derive, cuts=cuts, cuts_half_blocks=True)

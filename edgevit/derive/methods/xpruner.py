@@ -66,11 +66,6 @@ class Config(TeacherOptions):
         return RankOptions(grouping=self.grouping, attention="heads")
 
 
-def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
-    """Steps of the training after the cut."""
-    return ranked.default_steps(images, batch_size)
-
-
 def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
     """What it may take away."""
     return Cuts(head_widths=False, heads=True)
@@ -164,4 +159,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.finish(problem, config, plan)
 
 
-METHOD = Method(Config, default_steps, derive, cuts=cuts, cuts_half_blocks=True)
+METHOD = Method(Config, ranked.default_steps, derive, cuts=cuts, cuts_half_blocks=True)
