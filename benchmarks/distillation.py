@@ -234,7 +234,7 @@ def distil(start: Start, seed: int, changes: dict[str, Any]) -> dict[str, Any]:
     )
     training = fill(replace(training, **changes), gentle=True)
     problem = replace(start.problem, training=training)
-    distillation = distillation_for(problem, config, start.plan.encode, start.plan.kept_blocks)
+    distillation = distillation_for(problem, config, start.plan.embed, start.plan.kept_blocks)
     assert distillation is not None
     task = replace(problem.task, unlabelled=start.more(times) if times else None)
     network, history = bare_copy(start.slim), History(None)

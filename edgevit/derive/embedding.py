@@ -25,9 +25,10 @@ from edgevit.derive.algebra.embedding import encoder
 from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.measure.divergence import answers, base_answers, divergence
-from edgevit.derive.measure.embedding import enough_images, stable_images, token_directions, token_weights
+from edgevit.derive.measure.embedding import SeenTokens, enough_images, see_tokens, stable_images, token_weights
 from edgevit.derive.plan import EmbedPlan
 from edgevit.derive.problem import Problem
+from edgevit.derive.realise import narrow_embedding
 from edgevit.errors import BudgetError, OptionError
 from edgevit.models.copies import shape_copy
 from edgevit.models.cost import Geometry
@@ -35,6 +36,7 @@ from edgevit.models.families import family_of
 
 STEPS = 12  # rungs of the ladder, about as far apart from one another
 LEAST = 2  # of them that stay in any case
+LITTLE = 0.01  # nats: a slice that loses less is not worth the pass that a second choice of directions takes
 
 T = TypeVar("T")
 
@@ -113,7 +115,7 @@ class Slices:
     """What the answers lose when the embedding is narrowed and nothing else; each width is measured once per task.
 
     Args:
-        directions: of the tokens, as `measure.embedding.TokenMoment` finds them; None: two passes of their own do.
+        tokens: what is known of them, as `measure.embedding.TokenMoments` sees it; None: two passes of their own do.
         quick: as for `Passes.show`, of the passes whose answers are compared with the base's.
     """
 
@@ -122,7 +124,7 @@ class Slices:
         problem: Problem,
         calibration_images: int,
         sensitivity_images: int,
-        directions: Tensor | None = None,
+        tokens: SeenTokens | None = None,
         *,
         quick: bool = False,
     ) -> None:
@@ -141,19 +143,25 @@ class Slices:
             "seed": problem.training.seed,
         }
         self.answers: Tensor | None = None
-        if directions is None:
-            directions = problem.cache.tensors("directions", self.key, self._find_directions)["directions"]
-        self.directions = directions
+        if tokens is None:
+            tokens = SeenTokens.taken_from(dict(problem.cache.tensors("directions", self.key, self._see_tokens)))
+        assert tokens is not None
+        self.tokens = tokens
+        self.slices = dict[int, tuple[EmbedPlan, float]]()
 
-    def _find_directions(self) -> dict[str, Tensor]:
+    def _see_tokens(self) -> dict[str, Tensor]:
         p = self.problem
         with p.stopwatch.stage("embedding"):
             weights = token_weights(p.network, self.felt, p.columns, p.passes, seed=p.training.seed)
-            return {"directions": token_directions(p.network, self.calibration, weights, p.passes)}
+            return see_tokens(p.network, self.calibration, weights, p.passes).tensors()
 
     def plan(self, width: int) -> EmbedPlan | None:
         """What becomes of the embedding; None at its own width: it stays."""
-        return None if width == len(self.directions) else EmbedPlan(width, encoder(self.directions, width))
+        return None if width == len(self.tokens.directions) else self._slice(width)[0]
+
+    def nats(self, width: int) -> float:
+        """What is lost at a width; nothing at the whole."""
+        return 0.0 if width == len(self.tokens.directions) else self._slice(width)[1]
 
     def lost(self, network: nn.Module) -> float:
         """KL(base || network) in nats per image."""
@@ -162,21 +170,30 @@ class Slices:
             self.answers = base_answers(p, self.felt)
         return divergence(self.answers, answers(network, self.felt, p.columns, p.passes, quick=self.quick))
 
-    def nats(self, width: int) -> float:
-        """What is lost at a width; nothing at the whole."""
-        if width == len(self.directions):
-            return 0.0
+    def _slice(self, width: int) -> tuple[EmbedPlan, float]:
+        """The plan and its loss, of the largest directions or, where it may be worth it, of refined ones if better."""
 
         def measure() -> dict[str, Tensor]:
-            p, encode = self.problem, encoder(self.directions, width)
-            with p.stopwatch.stage("embedding"):
-                network = p.network.to(p.compute.device)
-                slim = family_of(network).with_embedding(network, encode.to(p.compute.device))
-                return {"nats": torch.tensor([self.lost(slim)], dtype=torch.float64)}
+            directions = self.tokens.directions
+            with self.problem.stopwatch.stage("embedding"):
+                encode = encoder(directions, width)
+                nats = self._lost_with(width, encode)
+                if nats > LITTLE and 2 * width <= len(directions):
+                    other = encoder(self.tokens.refined(width), width)
+                    if (refined := self._lost_with(width, other)) < nats:
+                        encode, nats = other, refined
+                return {"encode": encode, "nats": torch.tensor([nats], dtype=torch.float64)}
 
-        return float(
-            self.problem.cache.tensors("slice", {**self.key, "width": width, "quick": self.quick}, measure)["nats"]
-        )
+        if width not in self.slices:
+            key = {**self.key, "width": width, "quick": self.quick}
+            found = self.problem.cache.tensors("slice", key, measure)
+            encode = found["encode"]
+            self.slices[width] = EmbedPlan(width, encode, self.tokens.decoders(encode)), float(found["nats"])
+        return self.slices[width]
+
+    def _lost_with(self, width: int, encode: Tensor) -> float:
+        network = self.problem.network.to(self.problem.compute.device)
+        return self.lost(narrow_embedding(network, EmbedPlan(width, encode, self.tokens.decoders(encode))))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from edgevit.folder.plan import (
 )
 from edgevit.folder.state import DECIDED_KIND, DecidedStep
 from edgevit.folder.writing import write_whole, writing
-from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn
+from edgevit.models.anatomy import Attention, Block, BlockDims, Decoder, Ffn
 from edgevit.train.state import reading_state, save_tensors
 from edgevit.version import written_by
 
@@ -93,6 +93,8 @@ class EmbedPlan:
 
     width: int
     encode: Tensor | None = None  # [width, d] fp64; None: not known, as of a plan that was read
+    # Of each norm of the network by which tokens are read, as `Family.token_norms` has them; None: those of `encode`
+    decoders: tuple[Decoder, ...] | None = None
 
     def check(self, embed: int) -> None:
         """See that a network whose embedding is so wide can have it.
@@ -286,7 +288,10 @@ def _planned_ffn(block: int, record: FfnRecord) -> FfnPlan:
 def save_plan(plan: Plan, method: str, folder: Path) -> None:
     """Keep a plan without weights for a run that may be interrupted."""
     tensors = {str(b.block): b.attention.moment for b in plan.blocks if b.attention is not None}
-    tensors["embed"] = None if plan.embed is None else plan.embed.encode
+    if plan.embed is not None:
+        tensors["embed"] = plan.embed.encode
+        for i, decode in enumerate(plan.embed.decoders or ()):
+            tensors |= {f"embed.{i}.weight": decode.weight, f"embed.{i}.bias": decode.bias}
     decided = DecidedStep(**vars(plan.record(method)), edgevit=written_by())
     with writing(folder):
         save_tensors(folder / MOMENTS, {name: t for name, t in tensors.items() if t is not None})
@@ -306,5 +311,7 @@ def load_plan(folder: Path) -> Plan | None:
         blocks.append(
             block if a is None else replace(block, attention=replace(a, moment=moments.get(str(block.block))))
         )
-    embed = plan.embed and replace(plan.embed, encode=moments.get("embed"))
+    count = sum(name.startswith("embed.") and name.endswith(".weight") for name in moments)
+    decoders = tuple(Decoder(moments[f"embed.{i}.weight"], moments.get(f"embed.{i}.bias")) for i in range(count))
+    embed = plan.embed and replace(plan.embed, encode=moments.get("embed"), decoders=decoders or None)
     return Plan(tuple(blocks), embed)

@@ -17,7 +17,7 @@ from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.cache import Cache
 from edgevit.derive.measure.sensitivity import felt_behind
-from edgevit.derive.plan import Plan
+from edgevit.derive.plan import EmbedPlan, Plan
 from edgevit.models.copies import bare_copy
 from edgevit.progress import Progress
 from edgevit.train.compute import Compute
@@ -115,14 +115,14 @@ def finetuned_base(problem: Problem) -> nn.Module:
 def distillation_for(
     problem: Problem,
     options: TeacherOptions,
-    encode: Tensor | None = None,
+    embed: EmbedPlan | None = None,
     kept: Sequence[int] | None = None,
     by_token: Sequence[Tensor] | None = None,
 ) -> Distillation | None:
     """The teacher that was asked for; call it before training the problem's network.
 
     Args:
-        encode: [d', d], where the network that is to learn has another embedding: what became of the base's tokens.
+        embed: what became of the base's embedding in the network that is to learn; None: it has the same.
         kept: where it has not all of the base's blocks: those that it has.
         by_token: [N] per block of the base, how much the answers feel the tokens behind it, where that is known; else
             it is measured if the options ask for it.
@@ -136,7 +136,9 @@ def distillation_for(
         images, seed = problem.task.train.subset(FELT_IMAGES), problem.training.seed
         with problem.stopwatch.stage("sensitivity"):
             by_token = felt_behind(problem.network, images, problem.columns, problem.passes, seed=seed)
-    return make_distillation(teacher, options, encode, kept, by_token)
+    encode = None if embed is None else embed.encode
+    decode = None if embed is None or embed.decoders is None else embed.decoders[-1]
+    return make_distillation(teacher, options, encode, kept, by_token, decode)
 
 
 def train_for(

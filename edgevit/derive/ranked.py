@@ -108,7 +108,7 @@ def finish(problem: Problem, options: TeacherOptions, plan: Plan, **found: objec
     slim = realise(problem.network.to(problem.compute.device), plan)
     task = problem.task
     before = accuracy_of(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
-    distillation = distillation_for(problem, options, encode=plan.encode)
+    distillation = distillation_for(problem, options, embed=plan.embed)
     done = train_for(problem, slim, distillation=distillation, keep="best")
     outcome = problem.history.outcome("train")
     facts: dict[str, object] = {

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from edgevit.derive.algebra.attention import keep_heads, narrow
-from edgevit.derive.plan import AttentionPlan, EmbedPlan, FfnPlan, Plan
+from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.errors import PlanError
-from edgevit.models.anatomy import Attention, Block, Ffn
+from edgevit.models.anatomy import Attention, Block, Decoder, Ffn
 from edgevit.models.copies import bare_copy
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
@@ -41,7 +41,7 @@ def realise(network: nn.Module, plan: Plan) -> nn.Module:
         family.keep_blocks(network, plan.kept_blocks)
     parts = zip(attentions, ffns, plan.blocks, strict=True)
     slim = family.build(network, [Block(a, f, planned.tokens, planned.merged) for a, f, planned in parts])
-    return slim if plan.embed is None else narrow_embedding(slim, plan.embed)
+    return slim if plan.embed is None else narrow_embedding(slim, replace(plan.embed, decoders=_decoders(plan, blocks)))
 
 
 @torch.no_grad()
@@ -83,6 +83,20 @@ def _check_tokens(plan: Plan, blocks: Sequence[Block], geometry: Geometry) -> No
         reaching = passed or reaching
 
 
+def _decoders(plan: Plan, blocks: Sequence[Block]) -> tuple[Decoder, ...] | None:
+    """Those of the norms that the plan keeps; `blocks`: of the network that it is for."""
+    if plan.embed is None or plan.embed.decoders is None:
+        return None
+    planned, left = {block.block: block for block in plan.blocks}, iter(plan.embed.decoders)
+    kept = []
+    for i, block in enumerate(blocks):
+        stays = planned.get(i, BlockPlan(i, None, None))
+        for part, site in ((block.attention, stays.attention), (block.ffn, stays.ffn)):
+            if part is not None and (decode := next(left)) and site is not None:
+                kept.append(decode)
+    return (*kept, next(left))
+
+
 def narrow_embedding(network: nn.Module, plan: EmbedPlan) -> nn.Module:
     """A copy of a network with its embedding as planned.
 
@@ -95,7 +109,9 @@ def narrow_embedding(network: nn.Module, plan: EmbedPlan) -> nn.Module:
         raise PlanError(f"the plan narrows the embedding, and it stays as it is: {geometry.fixed_embed}")
     plan.check(geometry.embed)
     assert plan.encode is not None
-    return family.with_embedding(network, plan.encode.to(next(network.parameters()).device))
+    device = next(network.parameters()).device
+    decoders = None if plan.decoders is None else [decode.to(device) for decode in plan.decoders]
+    return family.with_embedding(network, plan.encode.to(device), decoders)
 
 
 def _attentions(parts: Sequence[Attention | None], plans: Sequence[AttentionPlan | None]) -> list[Attention | None]:

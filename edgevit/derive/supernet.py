@@ -31,6 +31,7 @@ from edgevit.derive.methods.skd.slices import SuperNet, cut_slice, read_supernet
 from edgevit.derive.methods.skd.wpac import concentrate, concentrate_embedding
 from edgevit.derive.opening import Opened, open_for, resumable, unfinished, write_model
 from edgevit.derive.options import SUPERNET, make_config
+from edgevit.derive.plan import EmbedPlan
 from edgevit.derive.problem import Problem, distillation_for, train_for
 from edgevit.derive.reach import Asked, Cuts, check_reachable
 from edgevit.derive.request import SupernetRequest
@@ -238,7 +239,8 @@ def _train(wanted: _Wanted, problem: Problem) -> tuple[nn.Module, list[Unit]]:
     growth = DropoutSchedule(most, config.updates, round(config.growth * training.steps))
     rival = rival_of(config.dropout, config.dropout_rate)
     dropout = ProgressiveDropout(network, units, growth, proxy, columns, passes, training.seed, rival)
-    distillation = distillation_for(problem, config, encode)
+    embed = None if encode is None else EmbedPlan(len(encode), encode)
+    distillation = distillation_for(problem, config, embed)
     train_for(problem, network, stage="supernet", constraint=dropout, distillation=distillation)
     with problem.stopwatch.stage("training"):
         dropout.finish()

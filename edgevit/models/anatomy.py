@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 from edgevit.errors import UnsupportedModelError
@@ -48,16 +49,16 @@ class Fold:
     shift: Tensor | None = None
     scale: Tensor | None = None
 
-    def read(self, weight: Tensor, bias: Tensor | None, decode: Tensor) -> tuple[Tensor, Tensor]:
-        """Weight [..., w, d'] and bias [..., w] for normalised tokens in the new basis, from [..., w, d] and the old.
-
-        Shape: decode [d, d'] in fp64.
-        """
+    def read(self, weight: Tensor, bias: Tensor | None, decode: Decoder) -> tuple[Tensor, Tensor]:
+        """Weight [..., w, d'] and bias [..., w] for normalised tokens in the new basis, of [..., w, d] and [..., w]."""
         exact = weight.detach().double()
-        shift = exact.new_zeros(exact.shape[-1]) if self.shift is None else self.shift.double()
-        shifted = exact @ shift if bias is None else exact @ shift + bias.detach().double()
         scaled = exact if self.gain is None else exact * self.gain.double()
-        return (scaled @ decode).to(weight), shifted.to(weight)
+        shifted = exact.new_zeros(exact.shape[:-1]) if bias is None else bias.detach().double()
+        if self.shift is not None:
+            shifted = shifted + exact @ self.shift.double()
+        if decode.bias is not None:
+            shifted = shifted + scaled @ decode.bias
+        return (scaled @ decode.weight).to(weight), shifted.to(weight)
 
     def write(self, weight: Tensor, encode: Tensor) -> Tensor:
         """What writes tokens of the new basis: [..., d', w] of [..., d, w]. Shape: encode [d', d] in fp64."""
@@ -71,9 +72,20 @@ class Fold:
         return self.write(bias.unsqueeze(-1), encode).squeeze(-1)
 
 
-def decoder(encode: Tensor) -> Tensor:
-    """The way back [d, d'] of encode [d', d], which is sqrt(d' / d) U Q^T (`derive.algebra.embedding`)."""
-    return encode.mT * (encode.shape[1] / encode.shape[0])
+@dataclass(frozen=True)
+class Decoder:
+    """The way back from normalised tokens n' of a narrower embedding: those of the wider one are weight n' + bias."""
+
+    weight: Tensor  # [d, d'], fp64
+    bias: Tensor | None = None  # [d], fp64; None: nothing
+
+    def to(self, device: torch.device) -> Decoder:
+        return Decoder(self.weight.to(device), None if self.bias is None else self.bias.to(device))
+
+
+def decoder(encode: Tensor) -> Decoder:
+    """That of encode [d', d], sqrt(d' / d) U Q^T of `derive.algebra.embedding`: exact for what it keeps wholly."""
+    return Decoder(encode.mT * (encode.shape[1] / encode.shape[0]))
 
 
 @dataclass(frozen=True)
@@ -150,9 +162,8 @@ class Attention:
         wanted = (torch.arange(width).expand(self.heads, width) for width in (qk, vo))
         return self.keep(range(self.heads), *wanted)
 
-    def rebased(self, encode: Tensor, fold: Fold) -> Attention:
+    def rebased(self, encode: Tensor, fold: Fold, decode: Decoder) -> Attention:
         """The same for tokens `encode` [d', d] times those that there were, with all biases there can be."""
-        decode = decoder(encode)
         (wq, bq), (wk, bk), (wv, bv) = (
             fold.read(w, b, decode) for w, b in ((self.wq, self.bq), (self.wk, self.bk), (self.wv, self.bv))
         )
@@ -213,9 +224,8 @@ class Ffn:
             wg=_maybe(self.wg, neurons), bg=_maybe(self.bg, neurons),
         )  # fmt: skip
 
-    def rebased(self, encode: Tensor, fold: Fold) -> Ffn:
+    def rebased(self, encode: Tensor, fold: Fold, decode: Decoder) -> Ffn:
         """The same for tokens `encode` [d', d] times those that there were, with all input biases there can be."""
-        decode = decoder(encode)
         w1, b1 = fold.read(self.w1, self.b1, decode)
         wg, bg = (None, None) if self.wg is None else fold.read(self.wg, self.bg, decode)
         b2 = None if self.b2 is None else fold.write_bias(self.b2, encode)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.errors import OptionError
-from edgevit.models.anatomy import decoder
+from edgevit.models.anatomy import Decoder, decoder
 from edgevit.models.copies import bare_copy
 from edgevit.models.families import family_of
 from edgevit.train.passes import Observe, observed
@@ -228,6 +228,7 @@ def make_distillation(
     encode: Tensor | None = None,
     kept: Sequence[int] | None = None,
     by_token: Sequence[Tensor] | None = None,
+    decode: Decoder | None = None,
 ) -> Distillation | None:
     """The teacher that was asked for: a network as it is now, frozen. Call it before training that network.
 
@@ -235,11 +236,12 @@ def make_distillation(
         encode: [d', d], what became of its tokens in the network that is to learn; None: they are alike.
         kept: which of its blocks that network has; None: all.
         by_token: [N] per block, how much the tokens behind it count; None: alike.
+        decode: the way back from what the last norm before its head gives; None: that of `encode`.
     """
     if options.teacher == "none":
         return None
     teacher = bare_copy(base).eval().requires_grad_(False)
-    back = None if encode is None else way_back(teacher, encode)
+    back = None if encode is None else way_back(teacher, encode, decode)
     count = len(family_of(teacher).layers(teacher))
     depths = middle_depths(list(range(count)) if kept is None else kept, count, options.token_depths)
     if by_token is not None:
@@ -262,14 +264,19 @@ def middle_depths(kept: Sequence[int], count: int, wanted: int) -> tuple[Depth, 
     return tuple(Depth(layer, kept[layer + 1] - 1) for layer in layers)
 
 
-def way_back(teacher: nn.Module, encode: Tensor) -> tuple[Tensor, Tensor]:
+def way_back(teacher: nn.Module, encode: Tensor, decode: Decoder | None = None) -> tuple[Tensor, Tensor]:
     """What makes final tokens of an embedding narrowed by `encode` [d', d] the teacher's: weight [d, d'], bias [d].
 
     The narrow network's last norm has the teacher's weight and bias no more: they went into what reads it.
     """
-    norm: Any = family_of(teacher).final_tokens(teacher)
-    weight, shift = decoder(encode).float(), torch.zeros(encode.shape[1])
+    family = family_of(teacher)
+    norm: Any = family.final_tokens(teacher)
+    if decode is None or norm is not family.token_norms(teacher)[-1]:  # that one may normalise pooled tokens
+        decode = decoder(encode)
+    weight = decode.weight.float().cpu()
+    bias = torch.zeros(encode.shape[1]) if decode.bias is None else decode.bias.float().cpu()
     if getattr(norm, "weight", None) is None:  # no norm, or one without a scale
-        return weight, shift
-    bias = shift if norm.bias is None else norm.bias.detach()
-    return norm.weight.detach().float().cpu().unsqueeze(1) * weight.cpu(), bias.float().cpu()
+        return weight, bias
+    scale = norm.weight.detach().float().cpu()
+    shift = 0 if norm.bias is None else norm.bias.detach().float().cpu()
+    return scale.unsqueeze(1) * weight, scale * bias + shift

@@ -28,6 +28,7 @@ from edgevit.derive.method import find_method
 from edgevit.derive.methods import method_names
 from edgevit.derive.plan import BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived
+from edgevit.derive.realise import narrow_embedding
 from edgevit.folder.derivation import ShapeRecord, TrainingRecord
 from edgevit.folder.supernet import SUPERNET_KIND, SettingsRecord, SlicePoint, SupernetRecord, Unit
 from edgevit.models.anatomy import Attention, Block, Ffn
@@ -245,8 +246,8 @@ def masked(network: nn.Module, plan: Plan, slim: nn.Module) -> Iterator[nn.Modul
     Where the plan narrows the embedding, it is the base with that embedding.
     """
     family = family_of(network)
-    if plan.encode is not None:
-        network = family.with_embedding(network, plan.encode)
+    if plan.embed is not None:
+        network = narrow_embedding(network, plan.embed)
     blocks = family.read(network)
     for planned, solved in zip(plan.blocks, family_of(slim).read(slim), strict=True):
         whole = blocks[planned.block]

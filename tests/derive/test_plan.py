@@ -7,7 +7,7 @@ import torch
 
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan, load_plan, planned, save_plan
 from edgevit.errors import PlanError
-from edgevit.models.anatomy import Block
+from edgevit.models.anatomy import Block, Decoder
 from edgevit.models.families import vit
 
 LABELS = [*range(40), *[39] * 216]
@@ -108,12 +108,15 @@ def test_merging_into_a_neuron_that_does_not_stay_is_no_plan(plan):
 def test_the_plan_of_an_unfinished_run_is_found_again_moments_included(plan, tmp_path):
     assert load_plan(tmp_path) is None
     with_moment = changed(plan, "attention", moment=torch.rand(65, 65, dtype=torch.float64))
-    with_moment = replace(with_moment, embed=EmbedPlan(8, torch.rand(8, 64, dtype=torch.float64)))
+    decoders = (Decoder(torch.rand(64, 8).double()), Decoder(torch.rand(64, 8).double(), torch.rand(64).double()))
+    with_moment = replace(with_moment, embed=EmbedPlan(8, torch.rand(8, 64, dtype=torch.float64), decoders))
     save_plan(with_moment, "vulcan", tmp_path)
     found = load_plan(tmp_path)
     assert found.dims == plan.dims and found.blocks[1].attention.moment is None
     assert torch.equal(found.blocks[0].attention.moment, with_moment.blocks[0].attention.moment)
     assert torch.equal(found.embed.encode, with_moment.embed.encode)
+    assert found.embed.decoders[0].bias is None and torch.equal(found.embed.decoders[1].bias, decoders[1].bias)
+    assert all(torch.equal(a.weight, b.weight) for a, b in zip(found.embed.decoders, decoders, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from edgevit.derive.measure.statistics import calibrate
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.realise import leave_tokens, realise
 from edgevit.errors import PlanError
-from edgevit.models.anatomy import BlockDims
+from edgevit.models.anatomy import BlockDims, Decoder
 from edgevit.models.families import vit
 from edgevit.models.families.vit.slim import HalfBlock, SlimAttention
 
@@ -197,6 +197,25 @@ def test_the_embedding_is_narrowed_after_the_blocks():
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         torch.testing.assert_close(slim(images), vit.with_embedding(realise(model, plan), encode)(images))
+
+
+def test_tokens_of_a_narrower_embedding_are_read_through_the_decoders_of_the_norms_that_stay():
+    """Constants alone, one per norm of the base: each must reach what its own site reads, and no other's."""
+    model = random_vit("layer scale, average pooling")
+    whole = Plan.narrowed([b.dims for b in vit.read(model)], [torch.arange(b.dims.ffn) for b in vit.read(model)])
+    plan = replace(whole, blocks=(whole.blocks[0], replace(whole.blocks[2], attention=None)))
+    encode, count = encoder(flat_basis(64), 24), len(vit.token_norms(model))
+    constants = torch.randn(count, 64, dtype=torch.float64)
+    decoders = tuple(Decoder(torch.zeros(64, 24, dtype=torch.float64), constant) for constant in constants)
+    slim = realise(model, replace(plan, embed=EmbedPlan(24, encode, decoders)))
+    kept = realise(model, plan)
+    readers = [kept.blocks[0].attn.qkv, kept.blocks[0].mlp.fc1, kept.blocks[1].mlp.fc1, kept.head]
+    made = [slim.blocks[0].attn.qkv, slim.blocks[0].mlp.fc1, slim.blocks[1].mlp.fc1, slim.head]
+    assert count == 7
+    for old, new, norm, i in zip(readers, made, vit.token_norms(kept), (0, 1, 5, 6), strict=True):
+        assert not new.weight.any()
+        seen = constants[i].float() * norm.weight + norm.bias
+        torch.testing.assert_close(new.bias, old(seen), rtol=1e-4, atol=1e-5)
 
 
 def test_an_embedding_that_cannot_be_narrowed_is_refused():

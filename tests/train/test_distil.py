@@ -14,6 +14,7 @@ from teaching import CLASSES, Bench, divergence
 from edgevit.derive.algebra.embedding import encoder, flat_basis
 from edgevit.derive.methods import load_method
 from edgevit.errors import OptionError
+from edgevit.models.anatomy import Decoder
 from edgevit.models.families import family_of
 from edgevit.train.distil import (
     Depth,
@@ -24,6 +25,7 @@ from edgevit.train.distil import (
     middle_depths,
     teacher_loss,
     token_loss,
+    way_back,
 )
 
 
@@ -120,6 +122,19 @@ def test_tokens_of_another_embedding_are_compared_in_the_teachers(small_vit: Any
     if args:
         wanted = wanted - wanted.mean(-1, keepdim=True)
     torch.testing.assert_close(lesson.own_tokens(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_final_tokens_of_a_narrower_embedding_are_compared_through_the_decoder_of_the_last_norm(small_vit: Any) -> None:
+    encode = encoder(flat_basis(64), 24)
+    decode = Decoder(torch.randn(64, 24).double(), torch.randn(64).double())
+    teacher = small_vit()
+    weight, bias = way_back(teacher, encode, decode)
+    narrow = torch.randn(5, 24)
+    wide = narrow @ decode.weight.float().mT + decode.bias.float()  # type: ignore[union-attr]
+    expected = wide * teacher.norm.weight + teacher.norm.bias
+    torch.testing.assert_close(narrow @ weight.mT + bias, expected, rtol=1e-4, atol=1e-4)
+    pooled = small_vit(global_pool="avg")  # whose norm sees pooled tokens: those that are compared have none
+    assert torch.equal(way_back(pooled, encode, decode)[0], way_back(pooled, encode)[0])
 
 
 @pytest.mark.parametrize("args", [{}, {"global_pool": "avg", "class_token": False}, {"reg_tokens": 4}])

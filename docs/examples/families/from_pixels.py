@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from edgevit.models.anatomy import Block
+from edgevit.models.anatomy import Block, Decoder
 from edgevit.models.families import vit
 from edgevit.models.weights import Weights
 
@@ -40,8 +40,8 @@ def build(model: FromPixels, blocks: Sequence[Block]) -> nn.Module:
     return FromPixels(vit.build(model.inner, blocks), model.mean, model.std)
 
 
-def with_embedding(model: FromPixels, encode: Tensor) -> nn.Module:
-    return FromPixels(vit.with_embedding(model.inner, encode), model.mean, model.std)
+def with_embedding(model: FromPixels, encode: Tensor, decoders: Sequence[Decoder] | None = None) -> nn.Module:
+    return FromPixels(vit.with_embedding(model.inner, encode, decoders), model.mean, model.std)
 
 
 # ... the forward pass in steps begins with what is new ...

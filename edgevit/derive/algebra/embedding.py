@@ -8,18 +8,32 @@ orthonormal basis U [d', d' - 1] of what is orthogonal to the ones vector in d' 
 
 has mean 0, and where Q holds x - mean wholly its variance is that of x; so its LayerNorm, of d' channels and with the
 same eps, gives E n, and E^T d / d' takes it back. Writers W become E W, readers W become W E^T d / d'. At d' = d
-nothing is lost; below, what Q leaves out. (SliceGPT, Ashkboos et al. 2024, for RMSNorm; here for LayerNorm.)
+nothing is lost. (SliceGPT, Ashkboos et al. 2024, for RMSNorm; here for LayerNorm.)
+
+Below, E^T d / d' is not the best way back. The directions Q are those of all norms together, and at each of them what
+is left out goes with what is kept; and a LayerNorm divides by less than it did. With m and C the mean and covariance of
+the n that one norm gives, weighted by what the answers feel, and E' = k E, k^2 = d' / E|E n|^2, as it rescales them,
+
+    D = C E'^T (E' C E'^T + ridge)^-1,    t = m - D E' m
+
+is the D and t of least E|n - D n' - t|^2 (`fitted_decoder`), whatever reads them: a reader W becomes W D, with the bias
+W t. It is drawn to E^T d / d' where the tokens say little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import pi, sqrt
 
 import torch
 from torch import Tensor
 
 from edgevit.derive.algebra.factorise import one_thread
+from edgevit.models.anatomy import Decoder, decoder
+
+REFINING_STEPS = 10
+REFINING_RIDGE = 1e-4  # in units of the mean square of what is kept
+DECODER_RIDGE = 1e-3  # in units of the mean square of the normalised tokens, which is 1
 
 
 def flat_basis(width: int) -> Tensor:
@@ -73,3 +87,61 @@ def encoder(directions: Tensor, width: int, basis: Callable[[int], Tensor] = fla
     with one_thread():
         encode: Tensor = sqrt(width / len(directions)) * basis(width) @ directions[:, : width - 1].mT
         return encode
+
+
+def refined(directions: Tensor, width: int, moments: Sequence[Tensor], worth: Sequence[float]) -> Tensor:
+    """Directions [d, width - 1] from which all norms' tokens are told best, each by the decoder that fits it.
+
+    With C_l the covariance of what norm l gives and w_l what it is worth to the answers, they maximise
+
+        sum_l w_l tr[(Z C_l Z^T)^-1 Z C_l^2 Z^T],
+
+    what Z n explains of the tokens, by a few steps of L-BFGS from the largest directions on. Of Z only what it spans
+    matters. In fp32: whether what is found is better than where it began is for the caller to measure.
+
+    Shapes: directions [d, d - 1]; moments [d + 1, d + 1] as for `fitted_decoder`. On the CPU.
+    """
+    basis = directions.float()
+    parts = []
+    for moment, weight in zip(moments, worth, strict=True):
+        covariance = (moment[:-1, :-1] - torch.outer(moment[:-1, -1], moment[:-1, -1])).float()
+        parts.append((weight, basis.mT @ covariance @ basis))
+    whole = sum(weight * float(c.trace()) for weight, c in parts)
+    one = torch.eye(width - 1)
+    z = torch.eye(width - 1, len(basis.mT)).requires_grad_()
+    optimiser = torch.optim.LBFGS([z], max_iter=REFINING_STEPS, line_search_fn="strong_wolfe")
+
+    def unexplained() -> Tensor:
+        optimiser.zero_grad()
+        explained = torch.zeros(())
+        for weight, c in parts:
+            cross = c @ z.mT
+            gram = z @ cross
+            ridge = REFINING_RIDGE * gram.detach().diagonal().mean()
+            explained = explained + weight * (cross * torch.linalg.solve(gram + ridge * one, cross.mT).mT).sum()
+        loss = 1 - explained / whole
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with torch.enable_grad():
+        optimiser.step(unexplained)  # type: ignore[no-untyped-call]
+    spanned: Tensor = torch.linalg.qr(directions @ z.detach().double().mT).Q
+    return spanned
+
+
+def fitted_decoder(encode: Tensor, moment: Tensor, ridge: float = DECODER_RIDGE) -> Decoder:
+    """The best way back from tokens of a narrower embedding, of one norm.
+
+    Shapes: encode [d', d]; moment [d + 1, d + 1], E [n 1]^T [n 1] of what the norm gives of the wide ones. On the CPU.
+    """
+    with one_thread():
+        second, mean = moment[:-1, :-1], moment[:-1, -1]
+        kept = encode @ second @ encode.mT
+        scaled = encode * (len(encode) / kept.trace()).sqrt()
+        plain = decoder(encode).weight
+        covariance = second - torch.outer(mean, mean)
+        cross = covariance @ scaled.mT
+        gram = scaled @ cross
+        gram.diagonal().add_(ridge)
+        weight = torch.linalg.solve(gram, (cross + ridge * plain).mT).mT
+        return Decoder(weight, mean - weight @ (scaled @ mean))

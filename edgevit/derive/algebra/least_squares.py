@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from edgevit.derive.algebra.factorise import one_thread
-from edgevit.derive.measure.statistics import add_outer, symmetric
+from edgevit.derive.measure.statistics import add_outer
 from edgevit.errors import DataError
 from edgevit.models.anatomy import Ffn
 
@@ -106,25 +106,23 @@ class Regression:
         self.rows = 1 + inputs
         self.shift = zeros(self.rows + outputs)  # taken off z; none off its one
         self.sums = zeros(self.rows, self.rows + outputs)  # on and above the diagonal; the first is that of the weights
-        self.square = zeros()  # sum of |y|^2
+        self.room: Tensor | None = None  # for z of as many samples as there were last
 
     def add(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
         """Take samples, best thousands at once. Shapes: x [T, r] and y [T, d] of one precision; weight [T]."""
-        z = torch.cat([x.new_ones(len(x), 1), x.detach(), y.detach()], dim=1)
         if not self.sums[0, 0]:
-            self.shift = z.mean(0).double()
-            self.shift[0] = 0
-        z -= self.shift.to(z)
-        add_outer(self.sums, z, weight)
-        squares = torch.linalg.vector_norm(z[:, self.rows :], dim=1).double().square()
-        self.square += squares.sum() if weight is None else squares @ weight.double()
+            self.shift[1:] = torch.cat([x.detach().mean(0), y.detach().mean(0)]).double()
+        shift = self.shift.to(x)
+        if self.room is None or len(self.room) != len(x) or self.room.dtype != x.dtype:
+            self.room = x.new_ones(len(x), len(shift))
+        torch.sub(x.detach(), shift[1 : self.rows], out=self.room[:, 1 : self.rows])
+        torch.sub(y.detach(), shift[self.rows :], out=self.room[:, self.rows :])
+        add_outer(self.sums, self.room, weight)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Regression:
         """Change the sums, such as to their means over processes, whose shifts differ: the result has none."""
         made = Regression(self.rows - 1, len(self.shift) - self.rows, self.sums.device)
-        y = self.shift[self.rows :]
         made.sums = change(self._sums_about(made.shift))
-        made.square = change(self.square + y @ (2 * self.sums[0, self.rows :] + self.sums[0, 0] * y))
         return made
 
     def solve(
@@ -152,16 +150,6 @@ class Regression:
         with one_thread():
             weight = solve_ridge(gram.mT, cross, lift).mT
         return weight, y - weight @ x if bias else None
-
-    def error(self, weight: Tensor, bias: Tensor | None = None) -> float:
-        """E|y - W x - b|^2 of a map over the samples added. Shapes: weight [d, r], bias [d]."""
-        w = weight.detach().to(self.sums)
-        constant = self.shift[self.rows :] - w @ self.shift[1 : self.rows]
-        if bias is not None:
-            constant -= bias.detach().to(constant)
-        affine = torch.cat([constant.unsqueeze(1), -w], dim=1)  # of [1 x], to which y is added
-        products = affine @ symmetric(self.sums[:, : self.rows]) + 2 * self.sums[:, self.rows :].mT
-        return float((self.square + (products * affine).sum()) / self.sums[0, 0])
 
     def _sums_about(self, centre: Tensor) -> Tensor:
         """The sums of [1 x y] less a centre, instead of less the shift: [1 + r, 1 + r + d], the upper triangle."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derive.algebra.embedding import principal
+from edgevit.derive.algebra.embedding import fitted_decoder, principal, refined
 from edgevit.derive.measure.sensitivity import FLOOR, TokenSquares, feel
-from edgevit.derive.measure.statistics import add_outer, symmetric
+from edgevit.derive.measure.statistics import add_outer, from_triangle, symmetric, triangle
 from edgevit.errors import DataError
+from edgevit.models.anatomy import Decoder
 from edgevit.models.families import family_of
 from edgevit.train.passes import Observer, Passes
 
@@ -62,8 +64,35 @@ def token_weights(
     return worth.means(len(images), passes)
 
 
-class TokenMoment:
-    """The second moment of the tokens as norms see them, of a pass that it observes.
+@dataclass(frozen=True)
+class SeenTokens:
+    """What is known of the tokens as norms see them: which directions a narrower embedding keeps, and the way back."""
+
+    directions: Tensor  # [d, d - 1] fp64, the most felt first: `encoder` takes those it needs
+    moments: Tensor  # [norms, (d + 1) (d + 2) / 2] fp32: the triangle of E [n 1]^T [n 1] of each norm
+    worth: Tensor  # [norms] fp64: how much the answers feel what each gives, in all tokens together
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"directions": self.directions, "token_moments": self.moments, "token_worth": self.worth}
+
+    @classmethod
+    def taken_from(cls, tensors: dict[str, Tensor]) -> SeenTokens | None:
+        """Those among tensors, which are taken out; None: they are not there."""
+        found = [tensors.pop(name, None) for name in ("directions", "token_moments", "token_worth")]
+        there = [tensor for tensor in found if tensor is not None]
+        return cls(*there) if len(there) == len(found) else None
+
+    def refined(self, width: int) -> Tensor:
+        """The directions [d, width - 1] of `algebra.embedding.refined`."""
+        return refined(self.directions, width, list(map(from_triangle, self.moments)), self.worth.tolist())
+
+    def decoders(self, encode: Tensor) -> tuple[Decoder, ...]:
+        """Of every norm, for tokens that become `encode` [d', d] times what they were."""
+        return tuple(fitted_decoder(encode, from_triangle(held)) for held in self.moments)
+
+
+class TokenMoments:
+    """The second moments of the tokens as norms see them, of a pass that it observes.
 
     Args:
         weights: as `token_weights` gives them; every token keeps a tenth of its norm's mean.
@@ -71,34 +100,40 @@ class TokenMoment:
 
     def __init__(self, network: nn.Module, weights: Sequence[Tensor], passes: Passes) -> None:
         family, device = family_of(network), passes.compute.device
-        width = family.geometry(network).embed
+        side = family.geometry(network).embed + 1
         self.norms, self.passes = family.token_norms(network), passes
         self.floored = [((1 - FLOOR) * w + FLOOR * w.mean()).float().to(device) for w in weights]
-        self.total = torch.zeros(width, width, dtype=torch.float64, device=device)
+        self.sums = [torch.zeros(side, side, dtype=torch.float64, device=device) for _ in self.norms]
         self.observer: Observer = (self.norms, self._see)
 
     def _see(self, i: int, given: Any, _: Tensor) -> None:
         seen = _normalised(self.norms[i], given[0])
-        add_outer(self.total, seen.flatten(0, 1), self.floored[i].repeat(len(seen)))
+        tokens = torch.cat([seen, torch.ones_like(seen[..., :1])], dim=-1).flatten(0, 1)
+        add_outer(self.sums[i], tokens, self.floored[i].repeat(len(seen)))
 
-    def directions(self) -> Tensor:
-        """All directions of the tokens [d, d - 1], the most felt first: `encoder` takes those it needs.
+    def seen(self) -> SeenTokens:
+        """What the pass has seen.
 
         Raises:
             DataError: the tokens are not finite.
         """
-        moment = symmetric(self.passes.compute.sum(self.total)).cpu()
-        if not torch.isfinite(moment).all():
-            raise DataError("the tokens are not finite; check the base's weights, and --mean and --std")
-        return principal(moment)
+        total, held, worth = torch.zeros(()), [], []
+        for sums in self.sums:
+            moment = symmetric(self.passes.compute.sum(sums)).cpu()
+            if not torch.isfinite(moment).all():
+                raise DataError("the tokens are not finite; check the base's weights, and --mean and --std")
+            total = total + moment[:-1, :-1]
+            worth.append(moment[-1, -1])
+            held.append(triangle(moment / moment[-1, -1].clamp_min(torch.finfo(torch.float64).tiny)))
+        return SeenTokens(principal(total), torch.stack(held), torch.stack(worth))
 
 
-def token_directions(network: nn.Module, images: Split, weights: Sequence[Tensor], passes: Passes) -> Tensor:
-    """The directions of `TokenMoment`, of a pass over these images.
+def see_tokens(network: nn.Module, images: Split, weights: Sequence[Tensor], passes: Passes) -> SeenTokens:
+    """What `TokenMoments` sees of these images.
 
     Raises:
         DataError: the tokens are not finite.
     """
-    moment = TokenMoment(network, weights, passes)
-    passes.run(network, images, lambda *_: None, [moment.observer], stage="directions of tokens")
-    return moment.directions()
+    moments = TokenMoments(network, weights, passes)
+    passes.run(network, images, lambda *_: None, [moments.observer], stage="directions of tokens")
+    return moments.seen()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from torch import Tensor, nn
 
 from edgevit.errors import UnknownNameError, UnsupportedModelError
-from edgevit.models.anatomy import Block, BlockDims, Site
+from edgevit.models.anatomy import Block, BlockDims, Decoder, Site
 from edgevit.models.cost import Geometry
 from edgevit.models.weights import Weights
 
@@ -113,8 +113,13 @@ class Family(Protocol):
     def build(self, model: nn.Module, blocks: Sequence[Block], /) -> nn.Module:
         """A slim copy whose blocks hold these weights, of any sizes; the model is not changed."""
 
-    def with_embedding(self, model: nn.Module, encode: Tensor, /) -> nn.Module:
+    def with_embedding(
+        self, model: nn.Module, encode: Tensor, decoders: Sequence[Decoder] | None = None, /
+    ) -> nn.Module:
         """A copy whose tokens are `encode` times the model's: [d', d] in fp64 on its device, of another width perhaps.
+
+        What reads them reads through a decoder: of each of `token_norms` its own, or for all the one that is exact for
+        the directions that `encode` keeps wholly.
 
         `derive.algebra.embedding` makes such matrices. Only where no site's `embed` is frozen. Norms and LayerScale
         are folded into the weights, and are ones in the copy, which may have biases that the model has not.

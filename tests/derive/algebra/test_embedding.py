@@ -10,7 +10,15 @@ import torch
 from family_examples import images, slimmed, sweep
 from torch import nn
 
-from edgevit.derive.algebra.embedding import channel_encoder, encoder, flat_basis, nested_basis, principal
+from edgevit.derive.algebra.embedding import (
+    channel_encoder,
+    encoder,
+    fitted_decoder,
+    flat_basis,
+    nested_basis,
+    principal,
+    refined,
+)
 from edgevit.models.anatomy import BlockDims, decoder
 from edgevit.models.families import family_of
 
@@ -146,7 +154,56 @@ def test_readers_of_kept_channels_keep_their_weights_and_a_norm_sees_only_those(
     channels, width = torch.tensor([0, 3, 5]), 7
     encode = channel_encoder(channels, width)
     reader = torch.randn(4, width, dtype=torch.float64)
-    torch.testing.assert_close(reader @ decoder(encode), reader[:, channels])
+    torch.testing.assert_close(reader @ decoder(encode).weight, reader[:, channels])
     x = torch.randn(5, width, dtype=torch.float64)
     normalised = torch.nn.functional.layer_norm(x @ encode.mT, (3,), eps=0.0)
     torch.testing.assert_close(normalised, torch.nn.functional.layer_norm(x[:, channels], (3,), eps=0.0))
+
+
+def normalised_tokens(seed: int, width: int = 24) -> torch.Tensor:
+    """Tokens [T, d] as a norm gives them, whose large and small directions go together."""
+    torch.manual_seed(seed)
+    mixed = torch.randn(4000, 8, dtype=torch.float64) ** 3 @ torch.randn(8, width, dtype=torch.float64)
+    noisy = mixed + 0.3 * torch.randn(4000, width, dtype=torch.float64) + torch.linspace(-1, 2, width)
+    return torch.nn.functional.layer_norm(noisy, (width,), eps=0.0)
+
+
+def moment_of(tokens: torch.Tensor) -> torch.Tensor:
+    affine = torch.cat([tokens, torch.ones_like(tokens[:, :1])], 1)
+    return affine.mT @ affine / len(affine)
+
+
+def test_a_fitted_decoder_is_the_least_squares_map_back_for_tokens_that_their_norm_rescales_alike() -> None:
+    tokens = normalised_tokens(0)
+    directions = principal(sum(moment_of(normalised_tokens(seed))[:-1, :-1] for seed in range(3)))
+    encode = encoder(directions, 6)
+    kept = tokens @ encode.mT
+    kept = kept * (6 / kept.square().sum(1).mean()).sqrt()  # as a norm makes them, but token by token
+    decode = fitted_decoder(encode, moment_of(tokens), ridge=1e-12)
+    assert decode.bias is not None
+    affine = torch.cat([kept, torch.ones_like(kept[:, :1])], 1)
+    best = affine @ torch.linalg.lstsq(affine, tokens, driver="gelsd").solution
+    torch.testing.assert_close(kept @ decode.weight.mT + decode.bias, best, rtol=1e-6, atol=1e-6)
+    plain = kept @ decoder(encode).weight.mT
+    assert (tokens - best).square().sum() < 0.9 * (tokens - plain).square().sum()
+    drawn = fitted_decoder(encode, moment_of(tokens), ridge=1e9)
+    torch.testing.assert_close(drawn.weight, decoder(encode).weight, rtol=1e-6, atol=1e-6)
+
+
+def test_refined_directions_tell_more_of_the_tokens_of_all_norms() -> None:
+    moments, worth = [moment_of(normalised_tokens(seed)) for seed in range(3)], [1.0, 5.0, 0.2]
+    directions = principal(sum(w * moment[:-1, :-1] for w, moment in zip(worth, moments, strict=True)))
+
+    def untold(kept: torch.Tensor) -> float:
+        lost = 0.0
+        for weight, moment in zip(worth, moments, strict=True):
+            c = moment[:-1, :-1] - torch.outer(moment[:-1, -1], moment[:-1, -1])
+            cross = c @ kept
+            lost += weight * float(c.trace() - (cross @ torch.linalg.solve(kept.mT @ cross, cross.mT)).trace())
+        return lost
+
+    found = refined(directions, 6, moments, worth)
+    assert found.shape == (24, 5)
+    torch.testing.assert_close(found.mT @ found, torch.eye(5, dtype=torch.float64))
+    torch.testing.assert_close(found.sum(0), torch.zeros(5, dtype=torch.float64))
+    assert untold(found) < 0.98 * untold(directions[:, :5])

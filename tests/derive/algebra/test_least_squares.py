@@ -132,8 +132,6 @@ def test_a_regression_is_that_of_all_samples_at_once(bias, weighted, drawn):
     assert (found[1] is None) == (not bias)
     if bias:
         torch.testing.assert_close(found[1], expected[1], rtol=1e-8, atol=1e-9)
-    residual = y - x @ found[0].mT - (found[1] if bias else 0)
-    assert sums.error(*found) == pytest.approx(float(given @ residual.square().sum(1) / given.sum()), rel=1e-9)
 
 
 def test_a_regression_agrees_with_the_refit_from_all_moments(block):
@@ -153,8 +151,11 @@ def test_a_mean_a_thousand_times_the_spread_costs_no_precision(bias):
     sums, exact = regression(far, y), regression(far.double(), y.double())
     found, best = sums.solve(1e-12, bias=bias), exact.solve(1e-12, bias=bias)
     torch.testing.assert_close(found[0], best[0], rtol=1e-3, atol=1e-4)
-    assert exact.error(*found) == pytest.approx(exact.error(*best), rel=1e-6)
-    assert sums.error(*found) == pytest.approx(exact.error(*found), rel=1e-4)
+
+    def error(weight, constant=0):
+        return float((y.double() - far.double() @ weight.mT - (0 if constant is None else constant)).square().sum())
+
+    assert error(*found) == pytest.approx(error(*best), rel=1e-6)
 
 
 def test_the_sums_of_several_processes_make_one_regression():
@@ -169,7 +170,6 @@ def test_the_sums_of_several_processes_make_one_regression():
     merged, whole = shares[0].map(lambda _: next(means)), regression(x, y)
     for found, expected in zip(merged.solve(), whole.solve(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    assert merged.error(*merged.solve()) == pytest.approx(whole.error(*whole.solve()), rel=1e-9)
 
 
 def test_a_regression_on_nothing_is_refused():

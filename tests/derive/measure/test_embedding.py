@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from edgevit.data.task import open_task
 from edgevit.derive.algebra.embedding import flat_basis
-from edgevit.derive.measure.embedding import enough_images, stable_images, token_directions, token_weights
+from edgevit.derive.measure.embedding import enough_images, see_tokens, stable_images, token_weights
 from edgevit.errors import DataError
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import family_of
@@ -45,7 +45,7 @@ def test_the_first_directions_hold_what_the_tokens_have(small_vit: Any, task: An
     images = task.train.subset(16)
     family = family_of(network)
     even = [torch.ones(17).double()] * 4 + [torch.ones(17).double()]
-    directions = token_directions(network, images, even, PASSES)
+    directions = see_tokens(network, images, even, PASSES).directions
     assert directions.shape == (64, 63)
     seen: list[torch.Tensor] = []
     hooks = [n.register_forward_hook(lambda n, x, _: seen.append(F.layer_norm(x[0], (64,), eps=n.eps).flatten(0, 1)))
@@ -67,7 +67,7 @@ def test_tokens_that_are_no_numbers_are_refused(small_vit: Any, task: Any) -> No
     with torch.no_grad():
         network.cls_token.fill_(torch.nan)
     with pytest.raises(DataError, match="tokens are not finite; check the base's weights"):
-        token_directions(network, task.train.subset(4), [torch.ones(17).double()] * 5, PASSES)
+        see_tokens(network, task.train.subset(4), [torch.ones(17).double()] * 5, PASSES)
 
 
 def test_enough_images_have_as_many_tokens_as_there_are_directions(small_vit: Any) -> None:

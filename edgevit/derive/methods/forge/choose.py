@@ -13,7 +13,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from edgevit.derive.algebra.attention import Spectra, keep_heads, narrow
 from edgevit.derive.algebra.factorise import Spectrum
@@ -22,6 +21,7 @@ from edgevit.derive.allocate.menus import Heads
 from edgevit.derive.allocate.policy import fit, uniform
 from edgevit.derive.allocate.widths import adaptive
 from edgevit.derive.embedding import Rung, Slices, climb, embed_widths, geometry_at, reason_against
+from edgevit.derive.measure.embedding import SeenTokens
 from edgevit.derive.methods.forge.config import Config
 from edgevit.derive.methods.forge.curves import BlockCurves, moment_of
 from edgevit.derive.methods.forge.ladders import Ladder, containing, with_ladder, worthwhile
@@ -35,7 +35,9 @@ from edgevit.models.anatomy import Attention, Block
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 
-LITTLE = 0.01  # nats: where less is predicted to be lost, aligning and refitting the head won 0.0002 at most (lab log)
+LITTLE = (
+    0.01  # nats: where less is lost, or predicted to be, aligning and refitting the head won 0.0002 at most (lab log)
+)
 MOST_MEASURED = 4  # widths of the embedding that are realised, and their loss measured
 AS_PREDICTED = "as predicted"
 
@@ -114,10 +116,12 @@ class Chosen:
     shape: ChosenShape
     embed: EmbedPlan | None
     facts: dict[str, object]
+    measured_nats: float | None = None
 
     @property
     def loses_little(self) -> bool:
-        return self.shape.predicted_nats is not None and self.shape.predicted_nats < LITTLE
+        nats = self.shape.predicted_nats if self.measured_nats is None else self.measured_nats
+        return nats is not None and nats < LITTLE
 
 
 def choose(
@@ -125,7 +129,7 @@ def choose(
     config: Config,
     blocks: Sequence[Block],
     curves: Sequence[BlockCurves],
-    directions: Tensor | None,
+    tokens: SeenTokens | None,
 ) -> dict[str, Chosen]:
     """Spend the budget, which is reachable, on the embedding, the tokens and all blocks.
 
@@ -155,7 +159,7 @@ def choose(
     allowed = [whole] if stays is not None else embed_widths(
         network, problem.policy, config.embed_width, "forge", problem.budget.least_embed
     )  # fmt: skip
-    slices = Slices(problem, config.calibration_images, config.sensitivity_images, directions, quick=config.quick)
+    slices = Slices(problem, config.calibration_images, config.sensitivity_images, tokens, quick=config.quick)
 
     def least(ladders: Sequence[tuple[Ladder | None, float]]) -> Chosen:
         rungs = _rungs(allowed, slices, ladders, spend)
@@ -232,7 +236,8 @@ def _measured(
         with problem.stopwatch.stage("embedding"):
             slim = realise(problem.network, plan(rung.shape, slices.plan(rung.width)))
             measured[seems] = slices.lost(slim.to(problem.compute.device))
-    best = rungs[min(measured, key=measured.__getitem__, default=0)]
+    number = min(measured, key=measured.__getitem__, default=0)
+    best = rungs[number]
     told = [
         {**rung.facts(), "measured_nats": measured.get(i), **({"tokens": t} if (t := rung.shape.tokens) else {})}
         for i, rung in sorted(enumerate(rungs), key=lambda pair: -pair[1].width)
@@ -240,7 +245,8 @@ def _measured(
     facts: dict[str, object] = {"embed": best.width, "embed_rungs": told}
     if best.shape.tokens:
         facts["tokens"] = best.shape.tokens
-    return Chosen(replace(best.shape, predicted_nats=best.nats), slices.plan(best.width), facts)
+    shape = replace(best.shape, predicted_nats=best.nats)
+    return Chosen(shape, slices.plan(best.width), facts, measured.get(number))
 
 
 def _seems_best(rungs: Sequence[Rung[ChosenShape]], measured: Mapping[int, float]) -> int:

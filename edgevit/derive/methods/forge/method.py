@@ -32,7 +32,7 @@ from edgevit.derive.algebra.factorise import Spectrum
 from edgevit.derive.algebra.least_squares import Removal, refittable_mean, removal_in_order, removal_order
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.embedding import has_directions
-from edgevit.derive.measure.embedding import TokenMoment, worth_to_norms
+from edgevit.derive.measure.embedding import SeenTokens, TokenMoments, worth_to_norms
 from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, minimum_images
 from edgevit.derive.method import Method
@@ -97,10 +97,10 @@ def _sensitivities(problem: Problem, config: Config, network: nn.Module, stage: 
     return measure_sensitivity(network, images, problem.columns, problem.passes, seed=seed, stage=stage, **how)
 
 
-def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], Tensor | None]:
+def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], SeenTokens | None]:
     """Take the curves of every block, or find them in the cache: they depend on the task and not on the budget.
 
-    And the directions of the tokens; None where the embedding has to stay, or nothing says what is felt.
+    And what is known of the tokens; None where the embedding has to stay, or nothing says what is felt.
     """
     names = ("sensitivity", "ridge")
     key = {
@@ -115,8 +115,8 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], Tensor
         "seed": problem.training.seed,
     }
     found = dict(problem.cache.tensors("curves", key, lambda: _make_curves(problem, config)))
-    directions = found.pop("directions", None)
-    return unpacked(found), directions
+    tokens = SeenTokens.taken_from(found)
+    return unpacked(found), tokens
 
 
 def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
@@ -132,7 +132,7 @@ def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
             by_token = [s.by_token for s in _sensitivities(problem, config, network, "worth of tokens", **how)]
         for worth in norms:
             weights = worth.means(len(problem.task.train.subset(config.sensitivity_images)), problem.passes)
-            moment = TokenMoment(network, weights, problem.passes)
+            moment = TokenMoments(network, weights, problem.passes)
     with problem.stopwatch.stage("statistics"):
         how = {"factorisation": "activations", "hidden": True, "by_token": by_token}
         how["every"] = _every(network, len(images))
@@ -140,7 +140,7 @@ def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
     found = packed(_block_curves(problem, config, statistics))
     if moment is not None:
         with problem.stopwatch.stage("embedding"):
-            found["directions"] = moment.directions()
+            found |= moment.seen().tensors()
     return found
 
 
@@ -156,7 +156,7 @@ def _every(network: nn.Module, images: int) -> int:
 
 
 def _shown(
-    problem: Problem, config: Config, images: Split, moment: TokenMoment | None
+    problem: Problem, config: Config, images: Split, moment: TokenMoments | None
 ) -> Callable[[Sequence[Observer]], None]:
     """How the calibration images are shown to the base: once, for the moments of its sites and of its tokens.
 
@@ -292,10 +292,10 @@ def _warn_of_few_images(problem: Problem, config: Config) -> None:
 
 def derive(problem: Problem, config: Config) -> Derived:
     _warn_of_few_images(problem, config)
-    curves, directions = _curves(problem, config)
+    curves, tokens = _curves(problem, config)
     with problem.stopwatch.stage("allocation"):
         blocks = family_of(problem.network).read(problem.network)
-        choices = choose(problem, config, blocks, curves, directions)
+        choices = choose(problem, config, blocks, curves, tokens)
     with problem.stopwatch.stage("closed_form"):
         plans = {name: plan_of(config, blocks, curves, one.shape, one.embed) for name, one in choices.items()}
     mended = replace(config, align=False, refit_head=False) if choices[AS_PREDICTED].loses_little else config
@@ -306,7 +306,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     task, shape = problem.task, chosen.shape
     validation = accuracy_of(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
     felt = [of_ffn for _, of_ffn in by_token] if config.by_loss else None
-    distillation = distillation_for(problem, config, plan.encode, plan.kept_blocks, felt)
+    distillation = distillation_for(problem, config, plan.embed, plan.kept_blocks, felt)
     done = train_for(problem, slim, stage="distil", distillation=distillation, keep="best")
     outcome = problem.history.outcome("distil")
     facts: dict[str, object] = {

@@ -64,9 +64,8 @@ def solve(
         with problem.stopwatch.stage("sequential"):
             slims = []
             for plan, network, other in zip(plans.values(), made, aligned, strict=True):
-                encode = None if plan.embed is None else plan.embed.encode
-                slims.append(Slim(network, plan.kept_blocks, encode=encode))
-                slims += [] if other is None else [Slim(other, plan.kept_blocks, align=True, encode=encode)]
+                slims.append(Slim(network, plan.kept_blocks, encode=plan.encode))
+                slims += [] if other is None else [Slim(other, plan.kept_blocks, align=True, encode=plan.encode)]
             how: Any = {"ridge": config.sequential_ridge, "quick": config.quick}
             how["keep"] = keeping(problem, images, quick=config.quick)
             solve_in_sequence(problem.network, slims, images, by_token, problem.passes, **how)

@@ -433,7 +433,7 @@ def derive(problem: Problem, config: Config) -> Derived:
         focused = _with_class_bias(problem.network, problem.columns, HEAD_BIAS)
         problem = replace(problem, network=focused)
     cut = _cut_best(problem, config)
-    distillation = distillation_for(problem, config, encode=cut.plan.encode)
+    distillation = distillation_for(problem, config, embed=cut.plan.embed)
     done = train_for(problem, cut.network, stage="finetune", distillation=distillation)
     steps = {"steps": done, "steps_planned": problem.training.steps}
     return Derived(cut.network, cut.plan, {**steps, **cut.facts, "reused": problem.cache.reused})

@@ -57,7 +57,7 @@ def derive(problem: Problem, config: Config) -> Derived:
         slim = realise(problem.network, plan)
     done = 0
     if problem.training.steps:
-        distillation = distillation_for(problem, config, plan.encode)
+        distillation = distillation_for(problem, config, plan.embed)
         done = train_for(problem, slim, stage="finetune", distillation=distillation)
     return Derived(slim, plan, {"steps": done, "steps_planned": problem.training.steps})
 

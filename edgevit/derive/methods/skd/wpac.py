@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from edgevit.data.task import Split
 from edgevit.derive.algebra.attention import attention_spectra, narrow
 from edgevit.derive.algebra.embedding import encoder, nested_basis
-from edgevit.derive.measure.embedding import token_directions, token_weights
+from edgevit.derive.measure.embedding import see_tokens, token_weights
 from edgevit.derive.measure.statistics import calibrate
 from edgevit.derive.methods.skd.piad import measure_importance
 from edgevit.models.anatomy import Attention, Block, Ffn, attentions, ffns
@@ -54,7 +54,7 @@ def concentrate_embedding(
     And E [d, d], what tokens were multiplied by. What stands between tokens and weights is folded into the weights.
     """
     weights = token_weights(network, images, columns, passes, seed=seed)
-    directions = token_directions(network, images, weights, passes)
+    directions = see_tokens(network, images, weights, passes).directions
     encode = encoder(directions, len(directions), nested_basis)
     with torch.no_grad():
         return family_of(network).with_embedding(network, encode.to(passes.compute.device)), encode

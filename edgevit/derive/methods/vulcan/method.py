@@ -333,7 +333,7 @@ class Redundancy:
 def derive(problem: Problem, config: Config) -> Derived:
     plan = load_plan(problem.folder) or make_plan(problem, config)
     embed, plan = plan.embed, replace(plan, embed=None)
-    distillation = distillation_for(problem, config, encode=None if embed is None else embed.encode)
+    distillation = distillation_for(problem, config, embed=embed)
     network, training = _with(problem.network, embed).to(problem.compute.device), problem.training
     plan.check(family_of(network).read(network))
     redundancy = Redundancy(network, plan, config, problem.compute)

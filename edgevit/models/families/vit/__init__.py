@@ -19,7 +19,7 @@ from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 
 from edgevit.errors import UnsupportedModelError
-from edgevit.models.anatomy import Axis, Block, BlockDims, Site
+from edgevit.models.anatomy import Axis, Block, BlockDims, Decoder, Site, decoder
 from edgevit.models.copies import bare_copy, without_values
 from edgevit.models.cost import Geometry, SiteCostTerms
 from edgevit.models.families import Branch, HalfThere
@@ -245,17 +245,18 @@ def token_norms(model: Any) -> list[nn.Module]:
 
 
 @torch.no_grad()
-def with_embedding(model: Any, encode: Tensor) -> Any:
+def with_embedding(model: Any, encode: Tensor, decoders: Sequence[Decoder] | None = None) -> Any:
     blocks = []
+    left = iter([decoder(encode)] * len(token_norms(model)) if decoders is None else decoders)
     for block, weights in zip(model.blocks, read(model), strict=True):
         a, f = weights.attention, weights.ffn
-        attention = None if a is None else a.rebased(encode, embedding.fold(block.norm1, block.ls1))
-        ffn = None if f is None else f.rebased(encode, embedding.fold(block.norm2, block.ls2))
+        attention = None if a is None else a.rebased(encode, embedding.fold(block.norm1, block.ls1), next(left))
+        ffn = None if f is None else f.rebased(encode, embedding.fold(block.norm2, block.ls2), next(left))
         blocks.append(replace(weights, attention=attention, ffn=ffn))
     slim = build(model, blocks)
     for block in slim.blocks:
         embedding.reset_norms(block, len(encode))
-    embedding.rebase_ends(slim, encode, classifiers(slim))
+    embedding.rebase_ends(slim, encode, next(left), classifiers(slim))
     return slim
 
 

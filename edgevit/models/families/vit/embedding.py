@@ -13,7 +13,7 @@ import torch
 from timm.layers import LayerScale
 from torch import Tensor, nn
 
-from edgevit.models.anatomy import Fold, decoder
+from edgevit.models.anatomy import Decoder, Fold
 
 POOLS = ("token", "avg", "")  # linear ones: a change of basis passes through them
 VECTORS = ("cls_token", "dist_token", "reg_token", "pos_embed")  # tokens, and what is added to them
@@ -69,12 +69,12 @@ def _plain_norm(norm: Any, width: int) -> None:
             setattr(norm, name, nn.Parameter(old.new_full((width,), value)))
 
 
-def rebase_ends(model: Any, encode: Tensor, heads: Sequence[nn.Linear]) -> None:
-    """Give what lies outside the blocks the new basis, in place. Shape: encode [d', d]."""
+def rebase_ends(model: Any, encode: Tensor, decode: Decoder, heads: Sequence[nn.Linear]) -> None:
+    """Give what lies outside the blocks the new basis, in place. Shape: encode [d', d]; `decode`: of the final norm."""
     width, norm, patch = len(encode), final_norm(model), model.patch_embed.proj
     of_head = fold(norm, None)
     for head in heads:
-        weight, bias = of_head.read(head.weight.detach(), head.bias, decoder(encode))
+        weight, bias = of_head.read(head.weight.detach(), head.bias, decode)
         head.weight, head.bias, head.in_features = nn.Parameter(weight), nn.Parameter(bias), width
     _plain_norm(norm, width)
     patch.weight = nn.Parameter(torch.einsum("ed,dchw->echw", encode, patch.weight.detach().double()).to(patch.weight))

@@ -18,6 +18,7 @@ import edgevit
 from edgevit.cli.console import Console
 from edgevit.data.task import open_task
 from edgevit.derive.algebra.attention import keep_heads
+from edgevit.derive.measure.embedding import SeenTokens
 from edgevit.derive.methods.forge import choose
 from edgevit.derive.methods.forge import method as forge
 from edgevit.derive.methods.forge.config import Config
@@ -268,7 +269,8 @@ def test_a_head_that_puts_out_the_same_everywhere_is_priced_as_what_the_bias_can
     task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
     problem = untrained(base, task, 0.5, tmp_path)
     made = _make_curves(problem, Config(calibration_images=64, sensitivity_images=64))
-    assert made.pop("directions").shape == (64, 63)
+    tokens = SeenTokens.taken_from(made)
+    assert tokens is not None and tokens.directions.shape == (64, 63)
     curves = unpacked(made)
     images = torch.cat([batch for batch, _ in task.train.subset(64).batches(32)])
     whole = F.log_softmax(problem.network(images).double(), 1).detach()
