@@ -63,7 +63,7 @@ images of each class: top-1 {base_top1:.1f} % on the 4800 of `val/`, which no de
 of each, a tenth of them held out to choose on. Shape `fused`, equal MACs, {steps} steps of {batch_size} images; mean
 and range over seeds. Where a cell is empty, the rate cannot be reached, or was not run. These are images rendered by
 the project, and no ImageNet result. That forge measures the width that seems best (decision 029) was made a default
-after a look at seed 42 of these test images; tokens that are tried (050) were compared on them; and fitted decoders (055)
+after a look at seed 42 of these test images; tokens that are tried (050) were compared on them; fitted decoders (055)
 were found by looking at seeds 42 and 43, before any row of seed 44.
 
 {code}
