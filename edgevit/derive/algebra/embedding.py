@@ -30,6 +30,7 @@ from torch import Tensor
 
 from edgevit.derive.algebra.factorise import one_thread
 from edgevit.models.anatomy import Decoder, decoder
+from edgevit.train.products import exact_products
 
 REFINING_STEPS = 10
 REFINING_RIDGE = 1e-4  # in units of the mean square of what is kept
@@ -97,35 +98,34 @@ def refined(directions: Tensor, width: int, moments: Sequence[Tensor], worth: Se
         sum_l w_l tr[(Z C_l Z^T)^-1 Z C_l^2 Z^T],
 
     what Z n explains of the tokens, by a few steps of L-BFGS from the largest directions on. Of Z only what it spans
-    matters. In fp32: whether what is found is better than where it began is for the caller to measure.
+    matters. With X = C Z^T and A = (Z X)^-1 X^T, the gradient of one term is 2 (A C - A X A). In fp32: whether what is
+    found is better than where it began is for the caller to measure.
 
     Shapes: directions [d, d - 1]; moments [d + 1, d + 1] as for `fitted_decoder`. On the CPU.
     """
-    basis = directions.float()
     parts = []
     for moment, weight in zip(moments, worth, strict=True):
-        covariance = (moment[:-1, :-1] - torch.outer(moment[:-1, -1], moment[:-1, -1])).float()
-        parts.append((weight, basis.mT @ covariance @ basis))
+        parts.append((weight, (moment[:-1, :-1] - torch.outer(moment[:-1, -1], moment[:-1, -1])).float()))
     whole = sum(weight * float(c.trace()) for weight, c in parts)
     one = torch.eye(width - 1)
-    z = torch.eye(width - 1, len(basis.mT)).requires_grad_()
+    z = directions[:, : width - 1].mT.float().contiguous().requires_grad_()
     optimiser = torch.optim.LBFGS([z], max_iter=REFINING_STEPS, line_search_fn="strong_wolfe")
 
-    def unexplained() -> Tensor:
-        optimiser.zero_grad()
-        explained = torch.zeros(())
+    def unexplained() -> float:
+        explained, z.grad = 0.0, torch.zeros_like(z)
         for weight, c in parts:
-            cross = c @ z.mT
-            gram = z @ cross
-            ridge = REFINING_RIDGE * gram.detach().diagonal().mean()
-            explained = explained + weight * (cross * torch.linalg.solve(gram + ridge * one, cross.mT).mT).sum()
-        loss = 1 - explained / whole
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
+            cross = z.detach() @ c
+            gram = cross @ z.detach().mT
+            best = torch.linalg.solve(gram + REFINING_RIDGE * gram.diagonal().mean() * one, cross)
+            told = best @ cross.mT
+            explained += weight * float(told.trace())
+            z.grad -= (2 * weight / whole) * (best @ c - told @ best)
+        return 1 - explained / whole
 
-    with torch.enable_grad():
+    with exact_products(z.device, wide=True):
         optimiser.step(unexplained)  # type: ignore[no-untyped-call]
-    spanned: Tensor = torch.linalg.qr(directions @ z.detach().double().mT).Q
+    flat = z.detach().double()
+    spanned: Tensor = torch.linalg.qr((flat - flat.mean(1, keepdim=True)).mT).Q
     return spanned
 
 
