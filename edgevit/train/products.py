@@ -24,12 +24,16 @@ def exact_products(device: torch.device, *, wide: bool = False) -> Iterator[None
     cuda = torch.backends.cuda.matmul
     try:
         allowed = torch.get_float32_matmul_precision()
-    except RuntimeError:  # it was set by the attribute that torch has since 2.9; the two ways must not be mixed
-        allowed, cuda.fp32_precision = cuda.fp32_precision, "ieee"
+    except RuntimeError:  # it was set by the attributes that torch has since 2.9; the two ways must not be mixed
+        kinds = [cuda, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
+        found = [kind.fp32_precision for kind in kinds]
+        for kind in kinds:
+            kind.fp32_precision = "ieee"
         try:
             yield
         finally:
-            cuda.fp32_precision = allowed
+            for kind, precision in zip(kinds, found, strict=True):
+                kind.fp32_precision = precision
         return
     # torch hands products to oneDNN where it is allowed bf16, which oneDNN makes no use of on processors without AMX.
     wanted = "medium" if wide and device.type == "cpu" and _is_exact_by_onednn() else "highest"

@@ -45,6 +45,8 @@ def test_products_are_exact_whatever_the_host_program_allows(device):
     ]
     if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # newer torch
         cases.append(("cuda.fp32_precision = 'tf32'", ATTRIBUTE, "cuda.fp32_precision == 'tf32'"))
+        onednn = "torch.backends.mkldnn.matmul.fp32_precision"
+        cases.append((f"{onednn} = 'bf16'", onednn, f"{onednn} == 'bf16'"))
     script = f"CASES, DEVICE = {cases!r}, {device!r}\n{ASK_ALLOWED}"
     program = Program("-c", script)
     assert program.wait() == 0, program.stderr

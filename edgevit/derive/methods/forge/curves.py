@@ -51,7 +51,7 @@ def moment_of(statistics: BlockStatistics) -> Tensor:
 def blind(tokens: int, embed: int, qk: Spectrum | None, vo: Spectrum | None) -> Sensitivity:
     """For `sensitivity=none`: the share of its module's output that each direction carries; tokens weigh alike."""
     of_qk, of_vo = (
-        torch.empty(0, 0, dtype=torch.float64) if s is None else s.values.square() / s.values.square().sum()
+        torch.empty(0, 0, dtype=torch.float64) if s is None else (s.values.square() / s.values.square().sum()).cpu()
         for s in (qk, vo)
     )
     alike, metric = torch.ones(tokens, dtype=torch.float64), torch.eye(embed, dtype=torch.float64)

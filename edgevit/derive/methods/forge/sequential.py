@@ -45,6 +45,13 @@ class Slim:
     encode: Tensor | None = None  # [d', d]: its tokens are to be encode times the base's; None: the base's
 
 
+def _before_scale(wanted: Tensor, scale: Scale) -> Tensor:
+    """What a site is to put out for its LayerScale to make of it what is wanted; nothing in channels that it shuts."""
+    if isinstance(scale, float):
+        return wanted / scale
+    return torch.where(scale == 0, 0.0, wanted / scale)
+
+
 class _Seen(Exception):
     """Ends a module's forward pass where all has been seen that was to be."""
 
@@ -125,7 +132,7 @@ class _Solver:
         if scales is None:
             target = base.attention
         elif self.encode is None:
-            target = (base.before - y) / scales[0] + base.attention
+            target = _before_scale(base.before - y, scales[0]) + base.attention
         else:  # LayerScale went into the weights with the change of basis
             target = self._encoded(base.middle) - y
         self._add(heads, target, self.weights[0])
@@ -144,7 +151,7 @@ class _Solver:
         if self.ffn is None and scales is not None:
             assert self.attention is not None
             for i in batches:
-                target = (self._encoded(of(self.stream.tokens, i)) - of(self.tokens, i)) / scales[0]
+                target = _before_scale(self._encoded(of(self.stream.tokens, i)) - of(self.tokens, i), scales[0])
                 self._add(of(self.heads, i), target, self.weights[1])
             self._solve(self.attention)
         if self.attention is not None:
@@ -164,7 +171,7 @@ class _Solver:
             if scales is None:
                 target = of(self.layer.ffn_outputs, i)
             else:
-                target = (self._encoded(of(self.stream.tokens, i)) - middle) / scales[1]
+                target = _before_scale(self._encoded(of(self.stream.tokens, i)) - middle, scales[1])
             self._add(given, target, self.weights[1])
         self._solve(self.ffn)
         for i in batches:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +245,17 @@ def test_a_network_of_another_embedding_is_brought_back_to_the_bases_tokens(smal
             torch.testing.assert_close(after, wanted, atol=1e-3, rtol=1e-3)
         else:
             assert (after - wanted).square().mean() < change * (before - wanted).square().mean()
+
+
+@torch.no_grad()
+def test_channels_that_layer_scale_shuts_ask_for_nothing(small_vit: Any, task: Any) -> None:
+    base = small_vit(init_values=0.5)
+    base.blocks[0].ls1.gamma[3] = base.blocks[1].ls2.gamma[7] = 0.0
+    blocks, images = vit.read(base), _images(task, 64)
+    slim = vit.build(base, [replace(b, ffn=b.ffn and b.ffn.keep(torch.arange(40))) for b in blocks])
+    wanted, before = (n.blocks(vit.first_tokens(n, images)) for n in (base, slim))
+    even = [(torch.ones(17).double(), torch.ones(17).double())] * 2
+    solve_in_sequence(base, [Slim(slim, [0, 1])], task.train.subset(128), even, PASSES, ridge=1e-4)
+    after = slim.blocks(vit.first_tokens(slim, images))
+    assert all(parameter.isfinite().all() for parameter in slim.parameters())
+    assert (after - wanted).square().mean() < 0.9 * (before - wanted).square().mean()
