@@ -49,6 +49,11 @@ class Assumptions:
     otherwise: SettingsFrom  # where the rest comes from
     base: str
 
+    @property
+    def order_assumed(self) -> bool:
+        """Whether nobody said in which order the outputs are."""
+        return self.classes_from in ("folders", "data")
+
     def lines(self) -> list[str]:
         """What a person is told."""
         named = ", ".join(f"{name} is output {index}" for name, index in self.classes[:NAMED])

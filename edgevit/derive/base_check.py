@@ -29,6 +29,7 @@ from edgevit.train.products import multiplies_bf16
 IMAGES = 300  # of the validation part at most: a difference of 4 points in one direction shows
 NORMALISATIONS = ((IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), ((0.5,) * 3, (0.5,) * 3), ((0.0,) * 3, (1.0,) * 3))
 SIGNIFICANT = 0.05  # of all neighbours together
+LEAST_IMAGES = 5  # of a class, to say which output answers for it
 OPTION = "--accept-weak-base"
 
 
@@ -93,22 +94,33 @@ class Answers:
             f"{self.right / images:.1%} as it is read now: give that option if it was trained so"
         )
 
-    def exchanged(self, task: Task, *, rings_only: bool) -> list[str]:
-        """Say, in one sentence or none, which classes another output than their own answers for."""
+    def exchanged(self, task: Task, *, order_assumed: bool, near_chance: bool) -> list[str]:
+        """Say, in one sentence or none, which classes another output than their own answers for.
+
+        An exchange comes back to where it began: a's images are answered by b's output, and b's by a's. Where the task
+        lacks b, half of it is seen, which looks like a class that is taken for another: it is told of where the order
+        of the outputs was assumed, and so is a class that the base knows worse than chance.
+        """
+        columns, names = task.base_columns, {c.base_index: c.name for c in task.classes}
         answers: dict[int, Counter[int]] = {}
-        for output, label in zip(self.full, self.split.labels, strict=True):
-            answers.setdefault(task.base_columns[label], Counter())[output] += 1
-        found = {}
+        right: Counter[int] = Counter()  # among the target classes
+        for output, position, label in zip(self.full, self.restricted, self.split.labels, strict=True):
+            answers.setdefault(columns[label], Counter())[output] += 1
+            right[columns[label]] += position == label
+        may_lack = order_assumed and len(columns) < task.arguments["base_outputs"]
+        majority, astray, told = {}, {}, {}
         for own, seen in answers.items():
-            (top, count), images = seen.most_common(1)[0], sum(seen.values())
-            if top != own and images >= 5 and count > images / 2:
-                found[own] = top
-        names = {c.base_index: c.name for c in task.classes}
-        told = [
-            f"output {other} answers most validation images of {names[own]!r}, taken to be output {own}"
-            for own, other in (in_rings(found) if rings_only else found).items()
-        ]
-        return [", and ".join(told[:2])] if told else []
+            (top, count), images = seen.most_common(1)[0], seen.total()
+            if top == own or images < LEAST_IMAGES:
+                continue
+            if most := count > images / 2:
+                majority[own] = top
+            if may_lack and ((most and top not in columns) or right[own] < images / len(columns)):
+                astray[own] = top
+            share = "most" if most else f"{count} of {images}"
+            told[own] = f"output {top} answers {share} validation images of {names[own]!r}, taken to be output {own}"
+        found = {**(majority if near_chance else in_rings(majority)), **astray}
+        return [", and ".join(told[own] for own in [*found][:2])] if found else []
 
     def record(self, *, near_chance: bool) -> BaseCheckRecord:
         tried = tuple(NeighbourRecord(n.option, n.gained, n.lost) for n in self.neighbours)
@@ -185,20 +197,27 @@ def _answers(base: nn.Module, split: Split, columns: Sequence[int], passes: Pass
 
 
 def refuse_weak_base(
-    answers: Answers, sureness: Sureness, task: Task, accept_weak_base: bool, progress: Progress
+    answers: Answers,
+    sureness: Sureness,
+    task: Task,
+    progress: Progress,
+    *,
+    order_assumed: bool,
+    accept_weak_base: bool,
 ) -> None:
-    """Stop where the base is near chance, unless that is accepted; say what other preprocessing would give.
+    """Stop where the base is near chance, unless that is accepted; say what other order or preprocessing would give.
 
     Raises:
         DataError: it is near chance.
     """
     near = sureness.near_chance
-    otherwise, exchanged = [answers.told(n) for n in answers.better], answers.exchanged(task, rings_only=not near)
+    otherwise = [answers.told(n) for n in answers.better]
+    exchanged = answers.exchanged(task, order_assumed=order_assumed, near_chance=near)
     if not near:
         for hint in otherwise:
             progress.warn(hint)
         for hint in exchanged:
-            progress.warn(f"{hint}; check the order of the base's outputs (--base-classes)")
+            progress.warn(f"{hint}; check the order of the base's outputs, and give it with --base-classes FILE")
         return
     told = "; ".join([f"the base is {sureness.told()}", *otherwise, *exchanged, CHECK])
     if not accept_weak_base:

@@ -194,7 +194,11 @@ def _check_base(baselines: Baselines, wanted: _Wanted, problem: Problem) -> Base
     seen = Sureness("test", images, full, restricted, task.arguments["base_outputs"], len(task.classes))
     with problem.stopwatch.stage("check"):
         answers = ask(network, task, problem.passes, problem.cache, problem.identity)
-    refuse_weak_base(answers, seen, task, wanted.request.accept_weak_base, problem.progress)
+    assert wanted.opened.assumed is not None, "there are images"
+    refuse_weak_base(
+        answers, seen, task, problem.progress,
+        order_assumed=wanted.opened.assumed.order_assumed, accept_weak_base=wanted.request.accept_weak_base,
+    )  # fmt: skip
     return answers.record(near_chance=seen.near_chance)
 
 

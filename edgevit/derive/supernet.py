@@ -217,9 +217,11 @@ def _check_base(wanted: _Wanted, problem: Problem) -> None:
     """Raise DataError if the base is near chance on the validation part, and that is not accepted."""
     with problem.stopwatch.stage("check"):
         answers = ask(wanted.opened.base.network, problem.task, problem.passes, problem.cache, problem.identity)
+    assert wanted.opened.assumed is not None, "there are images"
     refuse_weak_base(
-        answers, answers.sureness(problem.task), problem.task, wanted.request.accept_weak_base, problem.progress
-    )
+        answers, answers.sureness(problem.task), problem.task, problem.progress,
+        order_assumed=wanted.opened.assumed.order_assumed, accept_weak_base=wanted.request.accept_weak_base,
+    )  # fmt: skip
 
 
 def _train(wanted: _Wanted, problem: Problem) -> tuple[nn.Module, list[Unit]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from scipy.stats import binomtest
 from small_base import ARGS, NAME
 
 import edgevit
 from edgevit.data.assumptions import Sureness
-from edgevit.derive.base_check import better_by_chance, in_rings, neighbours
+from edgevit.data.task import open_task
+from edgevit.derive.base_check import Answers, better_by_chance, in_rings, neighbours
 from edgevit.errors import DataError
 from edgevit.progress import Silent
 from edgevit.train.settings import Training
@@ -84,9 +86,63 @@ def test_two_names_exchanged_are_told_of(digits_checkpoint: Path, tmp_path: Path
     assert "output 3 answers most validation images of '3', taken to be output 6, and output 6 answers " in warning
 
 
-def test_a_base_without_numbers_is_said_to_be_so(digits_checkpoint: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
+@pytest.fixture(scope="module")
+def exchanged(digits_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The base with its outputs 3 and 6 exchanged, and 0 and 1."""
+    state = load_file(digits_checkpoint)
+    order = [1, 0, 2, 6, 4, 5, 3, 7, 8, 9]
+    state |= {name: state[name][order].contiguous() for name in ("head.weight", "head.bias")}
+    file = tmp_path_factory.mktemp("exchanged") / "base.safetensors"
+    save_file(state, file)
+    return file
 
+
+def test_an_assumed_order_is_told_of_though_the_other_half_of_an_exchange_is_no_target(
+    exchanged: Path, tmp_path: Path
+) -> None:
+    told = Told()
+    made = derive(exchanged, tmp_path / "m", told, classes="0,3,5,8")
+    right = made.record.accuracy.base_restricted.per_class
+    assert max(right["0"], right["3"]) < 0.5 < min(right["5"], right["8"])
+    (warning,) = [warning for warning in told.warnings if "order of the base's outputs" in warning]
+    assert warning == (
+        "output 1 answers most validation images of '0', taken to be output 0, and output 6 answers most validation "
+        "images of '3', taken to be output 3; check the order of the base's outputs, and give it with "
+        "--base-classes FILE"
+    )
+
+
+@pytest.mark.parametrize("names", [["1", "0", "2", "6", "4", "5", "3", "7", "8", "9"], DIGITS], ids=["right", "wrong"])
+def test_an_order_that_was_given_is_not_doubted_for_a_class_that_is_taken_for_another(
+    exchanged: Path, tmp_path: Path, names: list[str]
+) -> None:
+    told = Told()
+    derive(exchanged, tmp_path / "m", told, classes="0,3,5,8", base_classes=names)
+    assert not [warning for warning in told.warnings if "--base-classes" in warning]
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        ([4] * 6 + [3] * 4, "output 4 answers most validation images of '3', taken to be output 3"),  # 4: no target
+        ([5] * 6 + [3] * 4, None),  # taken for another target, and known better than chance
+        ([5] * 4 + [4] * 3 + [3] * 3, "output 5 answers 4 of 10 validation images of '3', taken to be output 3"),
+        ([3] * 3 + [4] * 2 + [5] * 2 + [6, 7, 8], None),  # no output answers more of its images than its own
+        ([4] * 4, None),  # too few images to tell
+    ],
+)
+def test_an_assumed_order_is_doubted_for_outputs_beside_the_task_and_for_classes_known_worse_than_chance(
+    seen: list[int], said: str | None
+) -> None:
+    task = open_task("digits", "3,5,8", preprocessing={**PREPROCESSING, "input_size": (3, 32, 32)}, base_outputs=10)
+    part = replace(task.validation, references=task.validation.references[: len(seen)], labels=(0,) * len(seen))
+    restricted = tuple(0 if output == 3 else 1 for output in seen)
+    answers = Answers(part, tuple(seen), restricted, ())
+    assert answers.exchanged(task, order_assumed=True, near_chance=False) == ([said] if said else [])
+    assert answers.exchanged(task, order_assumed=False, near_chance=False) == []
+
+
+def test_a_base_without_numbers_is_said_to_be_so(digits_checkpoint: Path, tmp_path: Path) -> None:
     state = load_file(digits_checkpoint)
     state["head.weight"][0] = 3e38  # a number, but sums of it are none
     save_file(state, tmp_path / "inf.safetensors")
@@ -141,7 +197,6 @@ def framed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def uncropped(framed: Path, tmp_path_factory: pytest.TempPathFactory, small_vit: Callable[..., Any]) -> Path:
     """A base trained on whole images."""
-    from edgevit.data.task import open_task
     from edgevit.models.checkpoint import describe
 
     network = small_vit(num_classes=3)
