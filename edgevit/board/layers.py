@@ -8,6 +8,7 @@ Schema history: 1  first version
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -89,6 +90,8 @@ def load_profiles(path: Path) -> list[LayerProfile]:
             where = f"{path}, line {number}"
             content = READER.parse(line, dict[str, Any], where)
             if "profiled" not in content:
-                raise RunsError(f"{where} holds no profiled layers; of plain runs, see `edgevit compare {path}`")
+                raise RunsError(
+                    f"{where} holds no profiled layers; of plain runs, see `edgevit compare {shlex.quote(str(path))}`"
+                )
             found.append(LAYERS_KIND.checked(content, where))
     return found

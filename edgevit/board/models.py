@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,8 +52,8 @@ def find_file(model: Path, precision: str | None, provider: str | None) -> Measu
         raise CheckpointError(f"no model at {model}: expected a model folder, an ONNX file or an engine")
     if model.suffix in WEIGHTS_ALONE:
         raise CheckpointError(
-            f"{model} is not an ONNX file: it holds weights alone; try `edgevit base NAME --checkpoint {model} "
-            "--out DIR` and `edgevit export DIR`, and measure that"
+            f"{model} is not an ONNX file: it holds weights alone; try `edgevit base NAME "
+            f"--checkpoint {shlex.quote(str(model))} --out DIR` and `edgevit export DIR`, and measure that"
         )
     return Measurable(model.absolute(), _verified_sha256(model, must_be_listed=False), precision, model.stem)
 
@@ -101,7 +102,8 @@ def _find_exported(folder: ModelFolder, precision: str) -> Path:
         there = ", ".join(other.name for other in others)
         raise CheckpointError(f"{path} is missing, and {there} is there: try another --precision")
     raise CheckpointError(
-        f"{folder.path} has no {path.relative_to(folder.path)}: run `edgevit export {folder.path}` first"
+        f"{folder.path} has no {path.relative_to(folder.path)}: "
+        f"run `edgevit export {shlex.quote(str(folder.path))}` first"
     )
 
 

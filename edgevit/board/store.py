@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from edgevit.folder.writing import file_sha256
 
 
 def _how_to_build(model: Path) -> str:
-    return f"run `edgevit export {model} --trt --board HOST`, or without --board on the board itself"
+    return f"run `edgevit export {shlex.quote(str(model))} --trt --board HOST`, or without --board on the board itself"
 
 
 def _nearest(records: Sequence[EngineRecord], batches: Sequence[int]) -> EngineRecord:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from edgevit.cli.command import asks
@@ -33,9 +34,8 @@ def main(
     for quantity in table.quantities:
         console.show(prices_table(table.in_quantity(quantity)))
     if request.output is not None:
-        console.show(
-            f"wrote {request.output}. Next: edgevit derive {request.base} --cost-table {request.output} --ms ..."
-        )
+        derive = shlex.join(["edgevit", "derive", str(request.base), "--cost-table", str(request.output)])
+        console.show(f"wrote {request.output}. Next: {derive} --ms ...")
     console.result({"output": request.output and str(request.output), **table.content()})
 
 

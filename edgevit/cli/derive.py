@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import typer
@@ -86,7 +87,8 @@ def _next(console: Console, context: typer.Context, request: MeetRequest, deriva
         return
     out = derivations[-1].folder
     console.show(arguments.page_line(arguments.among(out)))
-    console.show(f"Next: edgevit {'bench' if derivations[-1].record.met else 'export'} {out}")
+    command = "bench" if derivations[-1].record.met else "export"
+    console.show(f"Next: {shlex.join(['edgevit', command, str(out)])}")
     unpruned = out.with_name("base")
     if request.base is not None and not unpruned.exists():
         told = arguments.repeated(context, "base", name=request.base, out=unpruned)

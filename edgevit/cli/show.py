@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -121,7 +122,7 @@ def show_supernet(console: Console, supernet: SupernetRecord, folder: Path) -> N
     console.show(
         f"super-network of {supernet.base}, shape {supernet.settings.shape.name}, seed {training.seed}, "
         f"{training.steps} steps, made {supernet.created} with edgevit {supernet.versions['edgevit']}; "
-        f"slices: edgevit derive --method skd --supernet {folder} --rate R --out DIR"
+        f"slices: edgevit derive --method skd --supernet {shlex.quote(str(folder))} --rate R --out DIR"
     )
 
 

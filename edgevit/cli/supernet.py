@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from edgevit.cli.command import asks
@@ -28,7 +29,8 @@ def main(
 
     console.show(curve_table(made.record))
     out, middle = request.out, made.curve[-1].rate / 2
-    console.show(f"wrote {out}. Next: edgevit derive --method skd --supernet {out} --rate {middle:.2g} --out DIR")
+    derive = f"edgevit derive --method skd --supernet {shlex.quote(str(out))} --rate {middle:.2g} --out DIR"
+    console.show(f"wrote {out}. Next: {derive}")
     from edgevit.folder.supernet import SUPERNET_KIND
 
     console.result({"folder": str(out), **SUPERNET_KIND.content(made.record)})

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -279,7 +280,7 @@ A super-network of {spec.timm_name}: slices of {readable(curve[-1].macs)} to {re
 are cut from it at once, without training and without images:
 
 ```
-edgevit derive --method skd --supernet {name} --rate {curve[-1].rate / 2:.2g} --out slice
+edgevit derive --method skd --supernet {shlex.quote(name)} --rate {curve[-1].rate / 2:.2g} --out slice
 ```
 
 | rate | MACs | parameters | top-1 on {record.data.images.validation} validation images |

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -37,7 +38,7 @@ def check_board(host: str, facts: BoardFacts, profile: str | None) -> None:
     if profile is not None:
         load_profile(profile).check(facts)
     here = host == THIS_MACHINE
-    doctor = "edgevit board" if here else f"edgevit board {host}"
+    doctor = "edgevit board" if here else f"edgevit board {shlex.quote(host)}"
     elsewhere = "give --board USER@HOST of one that has it; " if here else ""
     tensorrt, cuda = facts.tensorrt, facts.cuda
     if tensorrt.version is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -81,7 +82,7 @@ def evaluate_engine(request: JudgeRequest, board: Board, progress: Progress | No
     if record.weights_sha256 != folder.weights_sha256():
         raise EngineError(
             f"{path} was built from other weights than {folder.path} has now; build one from these with "
-            f"`edgevit export {folder.path} --trt`"
+            f"`edgevit export {shlex.quote(str(folder.path))} --trt`"
         )
     subject = folder_subject(folder)
     batch = _per_inference(record, request.batch_size, progress)

@@ -5,6 +5,7 @@ It is checked before torch is imported: by names, numbers and paths alone.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -196,8 +197,8 @@ class FilesRequest:
             raise CheckpointError(f"there is no {self.model}; check the path")
         if self.model.suffix != ONNX:
             raise CheckpointError(
-                f"{self.model} holds weights alone; try `edgevit base NAME --checkpoint {self.model} --out DIR`, and "
-                "export that"
+                f"{self.model} holds weights alone; "
+                f"try `edgevit base NAME --checkpoint {shlex.quote(str(self.model))} --out DIR`, and export that"
             )
         if self.data is None and (self.classes is not None or self.base_classes is not None):
             raise OptionError("--classes and --base-classes are of the images of --data; give that, too")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,7 +122,7 @@ class OnnxModel:
         if key not in self.metadata:
             raise CheckpointError(
                 f"{self.path} has no {key!r} in its metadata, so edgevit did not write it; make a folder of it with "
-                f"`edgevit export {self.path} --out DIR`, and give that"
+                f"`edgevit export {shlex.quote(str(self.path))} --out DIR`, and give that"
             )
         return READER.parse(self.metadata[key], kind, f"{self.path}, {key!r} in its metadata,")
 

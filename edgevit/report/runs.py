@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -107,8 +108,8 @@ def load_runs(path: str | Path) -> list[Run]:
     """
     if Path(path).is_dir():
         raise RunsError(
-            f"{path} is a folder, and runs are lines of a file; `edgevit bench {path} OTHER --output runs.jsonl` "
-            "writes one"
+            f"{path} is a folder, and runs are lines of a file; "
+            f"`edgevit bench {shlex.quote(str(path))} OTHER --output runs.jsonl` writes one"
         )
     runs = []
     for number, line in enumerate(READER.text(Path(path)).splitlines(), start=1):
@@ -116,13 +117,14 @@ def load_runs(path: str | Path) -> list[Run]:
             where = f"{path}, line {number}"
             told = READER.parse(line, dict[str, Any], where)
             if "profiled" in told:
-                raise RunsError(f"{where} holds profiled layers, which are no latencies; see `edgevit show {path}`")
+                show = f"edgevit show {shlex.quote(str(path))}"
+                raise RunsError(f"{where} holds profiled layers, which are no latencies; see `{show}`")
             try:
                 runs.append(Run.from_dict(told))
             except RecordError as error:
                 raise RunsError(f"{where}: {error}; {READER.mend}") from error
     if not runs:
-        raise RunsError(f"no runs in {path}; write some with `edgevit bench MODEL --output {path}`")
+        raise RunsError(f"no runs in {path}; write some with `edgevit bench MODEL --output {shlex.quote(str(path))}`")
     return runs
 
 

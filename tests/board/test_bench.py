@@ -161,8 +161,10 @@ def test_a_gpu_provider_takes_the_fp16_export(folder):
 
 
 def test_a_folder_without_an_export_says_how_to_make_one(tmp_path):
-    with pytest.raises(CheckpointError, match=r"has no export/model\.fp32\.onnx: run `edgevit export .*` first"):
-        bench(tmp_path)
+    folder = tmp_path / "a model"
+    folder.mkdir()
+    with pytest.raises(CheckpointError, match=r"has no export/model\.fp32\.onnx: run `edgevit export '/.*'` first"):
+        bench(folder)
 
 
 def test_a_precision_that_was_not_exported_names_those_that_were(tmp_path):

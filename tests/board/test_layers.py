@@ -44,9 +44,9 @@ def test_what_is_no_profile_is_refused_with_its_line(change: dict[str, Any], mes
 
 
 def test_a_file_of_plain_runs_is_none_of_profiles(tmp_path: Path) -> None:
-    file = tmp_path / "runs.jsonl"
+    file = tmp_path / "some runs.jsonl"
     file.write_text(DENSE.to_json())
-    with pytest.raises(RunsError, match=r"line 1 holds no profiled layers; of plain runs, see `edgevit compare"):
+    with pytest.raises(RunsError, match=r"line 1 holds no profiled layers; of plain runs, see `edgevit compare '/.*'`"):
         load_profiles(file)
 
 

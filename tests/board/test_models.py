@@ -25,9 +25,9 @@ def test_a_folder_gives_the_file_that_its_provider_runs_best(exported, provider,
 
 
 def test_what_cannot_be_measured_says_what_can(exported, tmp_path):
-    (tmp_path / "x.safetensors").write_bytes(b"x")
+    (tmp_path / "two words.safetensors").write_bytes(b"x")
     for path, said in (
-        (tmp_path / "x.safetensors", "holds weights alone; try `edgevit base"),
+        (tmp_path / "two words.safetensors", r"holds weights alone; try `edgevit base NAME --checkpoint '.*' --out"),
         (tmp_path / "nothing", "expected a model folder, an ONNX file or an engine"),
     ):
         with pytest.raises(CheckpointError, match=said):

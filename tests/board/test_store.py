@@ -17,7 +17,7 @@ from edgevit.folder.model_folder import ModelFolder
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
+    folder = tmp_path / "a model"
     folder.mkdir()
     (folder / "model.json").write_text(spec_text(some_spec(), WEIGHTS))
     return folder
@@ -40,7 +40,7 @@ def test_the_one_whose_kernels_were_chosen_for_the_batch_comes_first_then_the_ne
 @pytest.mark.parametrize(
     ("stored", "asked", "said"),
     [
-        (None, {}, r"has no engine; run `edgevit export \S+ --trt --board HOST`"),
+        (None, {}, r"has no engine; run `edgevit export '/\S+ model' --trt --board HOST`"),
         ({"board": "orin-nano-8gb-x"}, {}, rf"was built for orin-nano-8gb-x, and this is {ORIN}; run"),
         ({"weights_sha256": "b" * 64}, {}, "from other weights than the model has now"),
         ({"precision": "mixed"}, {"precision": "fp16"}, "is mixed, and fp16 was asked for"),

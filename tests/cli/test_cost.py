@@ -20,11 +20,15 @@ def test_what_cannot_be_is_one_line(edgevit_main, tmp_path):
 def test_what_is_known_already_is_shown_and_written_with_the_next_command(edgevit_main, small_vit, tmp_path):
     fill(small_vit(**ARGS), here(), None)
     args = [part for name, value in ARGS.items() for part in ("--model-arg", f"{name}={value}")]
-    file = tmp_path / "t.yaml"
+    file = tmp_path / "a table.yaml"
     base = ("vit_tiny_patch16_224", *args, "--threads", 1, "--points", 1)
     done = edgevit_main("cost", *base, "--output", file)
     assert done.code == 0, done.err
-    assert f"--cost-table {file} --ms" in done.out and "2 x 32" in done.out and "mJ; the base takes" in done.out
+    assert (
+        f"Next: edgevit derive vit_tiny_patch16_224 --cost-table '{file}' --ms" in done.out
+        and "2 x 32" in done.out
+        and "mJ; the base takes" in done.out
+    )
     told = json.loads(edgevit_main("cost", *base, "--json").out)
     assert told["between"] == "linear" and told["output"] is None and not told["where"].get("board")
 

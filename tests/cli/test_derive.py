@@ -27,7 +27,7 @@ PROGRAM = "import sys; sys.argv[0] = 'edgevit'; from edgevit.cli.app import main
 @pytest.fixture(scope="module")
 def derived(tmp_path_factory: pytest.TempPathFactory, digits_checkpoint: Path) -> Any:
     """One derivation by the program itself, with its streams; tests/test_imports.py has the imports from nothing."""
-    out = tmp_path_factory.mktemp("derived") / "t1"
+    out = tmp_path_factory.mktemp("two words") / "t1"
     command = ["derive", *TYPED, "--checkpoint", digits_checkpoint, *TASK, *SHORT, "--rate", "0.5", "--out", out]
     done = Program("-c", PROGRAM, *command, "--finetune-base")
     assert done.wait() == 0, done.stderr
@@ -41,8 +41,8 @@ def test_a_person_sees_the_baselines_and_what_to_do_next(derived: Any) -> None:
     assert "(95 % interval)" in done.stdout and " % (" in done.stdout, "numbers with their uncertainty"
     assert "classes that lost most" in done.stdout or "none of the 3 classes is classified worse" in done.stdout
     assert "heads" in done.stdout and "/256" in done.stdout, "widths of each block beside the base's"
-    assert f"Next: edgevit export {out}" in done.stdout.replace("\n", "")
-    assert f"One page of it all: edgevit report {out.parent}" in done.stdout.replace("\n", "")
+    assert f"Next: edgevit export '{out}'" in done.stdout.replace("\n", "")
+    assert f"One page of it all: edgevit report '{out.parent}'" in done.stdout.replace("\n", "")
     told = [
         done.stderr.index(line) for line in ("classes: 3 is output 3, ", "preprocessing: crop_pct ", "baselines on")
     ]

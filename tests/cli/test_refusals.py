@@ -126,7 +126,10 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*ONNX, "--out", "images"], "images exists and is not overwritten"),
     (["export", "other.onnx"], "other exists and is not overwritten; choose another --out, or remove it"),
     (["export", "nowhere.onnx", "--out", "new"], "there is no nowhere.onnx"),
-    (["export", "weights.safetensors", "--out", "new"], "weights.safetensors holds weights alone; try `edgevit base"),
+    (
+        ["export", "my weights.pt", "--out", "new"],
+        "holds weights alone; try `edgevit base NAME --checkpoint 'my weights.pt' ",
+    ),
     (["export", "images", "--out", "new"], "--out is for an ONNX file, and images is none"),
     (["export", "images", "--mean", "0.5"], "--mean is for an ONNX file, and images is none"),
     (["show", "nowhere"], "nowhere does not exist"),
@@ -149,6 +152,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
         (folder / "images" / name).mkdir(parents=True)
         (folder / "images" / name / "1.png").touch()
     (folder / "weights.safetensors").touch()
+    (folder / "my weights.pt").touch()
     (folder / "alone.engine").touch()
     (folder / "other.onnx").touch()
     (folder / "other").mkdir()

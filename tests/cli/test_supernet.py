@@ -25,7 +25,7 @@ def net(tmp_path_factory: pytest.TempPathFactory, digits_checkpoint: Path) -> Pa
         checkpoint=digits_checkpoint,
         model_args=ARGS,
         data="digits",
-        out=tmp_path_factory.mktemp("nets") / "net",
+        out=tmp_path_factory.mktemp("the nets") / "net",
         rate=0.6,
         options={"proxy_images": 32, "updates": 2, "points": 4},
         training=Training(steps=4, batch_size=16, device="cpu"),
@@ -33,18 +33,21 @@ def net(tmp_path_factory: pytest.TempPathFactory, digits_checkpoint: Path) -> Pa
 
 
 def test_a_network_is_made_and_says_what_to_do_next(edgevit_main: Any, digits_checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "net"
+    out = tmp_path / "a net"
     made = edgevit_main("supernet", *BASE, "--checkpoint", digits_checkpoint, "--data", "digits", "--classes", "3,5,8",
                         "--rate", "0.6", *FEW, *SHORT, "--out", out, "-q")  # fmt: skip
     assert (made.code, made.err) == (0, "")
-    assert f"Next: edgevit derive --method skd --supernet {out} --rate 0.3" in made.out.replace("\n", "")
+    assert f"Next: edgevit derive --method skd --supernet '{out}' --rate 0.3" in made.out.replace("\n", "")
     names = ["README.md", "history.jsonl", "model.json", "model.safetensors", "supernet.json"]
-    assert sorted(f.name for f in out.iterdir()) == names and [f.name for f in tmp_path.iterdir()] == ["net"]
+    assert sorted(f.name for f in out.iterdir()) == names and [f.name for f in tmp_path.iterdir()] == ["a net"]
     record = json.loads((out / "supernet.json").read_text())
     assert record["schema"] == 3 and record["settings"]["options"]["updates"] == 2 and len(record["curve"]) == 4
     assert [c["name"] for c in record["data"]["classes"]] == ["3", "5", "8"]
     card = (out / "README.md").read_text()
-    assert "edgevit derive --method skd --supernet net" in card and f"{100 * record['curve'][-1]['top1']:.2f} %" in card
+    assert (
+        "edgevit derive --method skd --supernet 'a net' --rate" in card
+        and f"{100 * record['curve'][-1]['top1']:.2f} %" in card
+    )
 
 
 def test_show_draws_the_curve(net: Path, edgevit_main: Any) -> None:
@@ -55,6 +58,7 @@ def test_show_draws_the_curve(net: Path, edgevit_main: Any) -> None:
         assert re.search(rf"rate {point['rate']:.3f} .*{100 * point['top1']:.2f} %", shown.out)
     assert shown.out.count("●") == len({(p["macs"], p["top1"]) for p in record["curve"]}) == 4
     assert f"{100 * record['base_top1']:.2f} %" in shown.out and "10 classes, full head" in shown.out
+    assert f"slices: edgevit derive --method skd --supernet '{net}' --rate R" in shown.out.replace("\n", "")
     answer = edgevit_main("show", net, "--json")
     assert json.loads(answer.out)["supernet"] == record
 

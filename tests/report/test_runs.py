@@ -59,8 +59,12 @@ def test_an_inference_faster_than_the_board_can_be_is_not_believed():
 
 
 def test_a_folder_in_place_of_a_file_of_runs_is_told_what_writes_one(tmp_path):
-    with pytest.raises(RunsError, match=r"is a folder, and runs are lines of a file; `edgevit bench .* writes one"):
-        load_runs(tmp_path)
+    folder = tmp_path / "a model"
+    folder.mkdir()
+    with pytest.raises(
+        RunsError, match=r"is a folder, and runs are lines of a file; `edgevit bench '/.*' OTHER .* writes one"
+    ):
+        load_runs(folder)
 
 
 def test_a_void_run_says_why_in_its_row():
@@ -76,15 +80,15 @@ def test_runs_are_read_back_from_json_lines(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "there is no .*runs.jsonl; check the path"),
-        ("\n", "no runs in .*; write some with `edgevit bench"),
+        (None, "there is no .*some runs.jsonl; check the path"),
+        ("\n", "no runs in .*; write some with `edgevit bench MODEL --output '/.*'`"),
         (DENSE.to_json() + "\n" + DENSE.to_json()[:50], "runs.jsonl, line 2 is not JSON"),
         ('{"schema": 9}', "line 1: schema 9, and this edgevit reads schema 1 to 6"),
         ("\xff", "is not text in UTF-8"),
     ],
 )
 def test_a_file_that_is_not_runs_is_named_with_the_line(tmp_path, text, message):
-    path = tmp_path / "runs.jsonl"
+    path = tmp_path / "some runs.jsonl"
     if text is not None:
         path.write_text(text, encoding="latin-1")
     with pytest.raises(RunsError, match=message):
