@@ -107,6 +107,10 @@ def check_preprocessing(given: Given) -> None:
             check_number(f"--{name}", value, FINITE)
             if name == "std" and not value > 0:
                 raise OptionError(f"--std {value:g} is not above 0; a standard deviation is, such as 0.229,0.224,0.225")
+            if abs(value) > 1:
+                raise OptionError(
+                    f"--{name} {value:g} is of pixels up to 255, and here they lie in [0, 1]; divide by 255"
+                )
     if (crop := given.get("crop_pct")) is not None:
         check_number("--crop-pct", crop, "(0, 1]", "0.9 keeps the central 90 %")
     if (how := given.get("interpolation")) is not None and how not in INTERPOLATIONS:

@@ -185,6 +185,8 @@ def test_a_budget_below_what_the_shape_reaches_gives_the_minimum(
         (["--std", "0"], "--std 0"),
         (["--std", "inf"], "--std inf is not a finite number"),
         (["--mean", "0.5,nan,0.5"], "--mean nan is not a finite number"),
+        (["--mean", "127,127,127"], "--mean 127 is of pixels up to 255, and here they lie in [0, 1]; divide by 255"),
+        (["--std", "58"], "--std 58 is of pixels up to 255"),
         (["--seed", str(2**70)], "--seed of 22 digits is not in"),
         (["--seed", str(2**32)], "--seed 4294967296 is not in [0, 2**32)"),
         (["--set", "vulcan.rho=inf"], "vulcan.rho inf is not a finite number"),
