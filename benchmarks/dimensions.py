@@ -51,8 +51,8 @@ RENDERED = f"""## {TITLES["Every dimension"]}
 The base of the rendered data set, trained again on one thread: top-1 {{base_top1:.1f}} % on all 24 classes.
 Shape `fused`, equal MACs, sub-tasks and recipe as above; mean and range over seeds. Where a cell is empty, the rate
 cannot be reached, or was not run. All rows are of forge before passes multiplied in bf16 (decision 048) and before it
-measured the width that seems best (029) or tried tokens (050). These are images rendered by the project, and no
-ImageNet result.
+measured the width that seems best (029), tried tokens (050) or fitted decoders (055). These are images rendered by the
+project, and no ImageNet result.
 """
 FINE = (
     f"## {TITLES['Harder base']}\n"
@@ -157,8 +157,29 @@ def _targets(rows: list[Row]) -> str:
     return table(["", "at most", "points below", "derivations", ""], lines)
 
 
-def section(data: dict[str, Any] | None, introduction: str) -> str:
-    """The part of RESULTS.md about one base."""
+BEFORE_TEXT = """### With the code before fitted decoders: each step taken away, and longer training
+
+None of these rows has been made again since decision 055, with which forge loses less: they are to be set against each
+other, and not against those above.
+
+{code}
+"""
+
+
+def _before(data: dict[str, Any] | None) -> Iterator[str]:
+    """What has not been measured again with fitted decoders, with forge's own rows of that time."""
+    if data is None:
+        return
+    rows = of_newest_base(data["rows"].values())
+    yield BEFORE_TEXT.format(code=code_told(row["versions"]["edgevit"] for row in rows))
+    yield _table([row for row in rows if not row["steps"] and row["rate"] in (0.8, 0.9, 0.95)], [*CLOSED, *WITHOUT])
+    if longer := picked(rows, steps=LONGER):
+        yield f"Distilled, {LONGER} steps:\n"
+        yield _table(longer, ["forge, longer"])
+
+
+def section(data: dict[str, Any] | None, introduction: str, before: dict[str, Any] | None = None) -> str:
+    """The part of RESULTS.md about one base; `before`: rows of the code before fitted decoders."""
     if data is None:
         return ""
     rows = of_newest_base(data["rows"].values())
@@ -185,6 +206,7 @@ def section(data: dict[str, Any] | None, introduction: str) -> str:
             *([f"### Distilled, {LONGER} steps\n\n{_table(longer, ['forge, longer'])}"] if longer else []),
             f"### Widths chosen, of {whole}, for each seed\n\n"
             + table(["MACs gone", *(f"{task} classes" for task in tasks)], widths),
+            *_before(before),
         ]
     )
 
