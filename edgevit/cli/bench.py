@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from errno import ENOSPC
 from os import strerror
 from pathlib import Path
@@ -12,7 +12,7 @@ import typer
 from edgevit.cli import arguments
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
-from edgevit.errors import EdgeVitError, OutputError
+from edgevit.errors import EdgeVitError, OutputError, RunsError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,6 +27,19 @@ if TYPE_CHECKING:
 
 RUNS = "runs.jsonl"  # a file for runs, in what is told of commands that would have one
 Write = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """By what the lines of a file are known, whichever edgevit wrote them."""
+
+    what: str
+    key: str  # that every line has
+    begins: str  # how one begins that was cut off
+
+
+RUN_LINES = Lines("runs", "latencies_ns", '{"batch"')  # keys of runs are sorted
+LAYER_LINES = Lines("profiled layers", "profiled", '{"schema"')
 
 
 @asks(request="edgevit.board.request:BenchRequest", judging="edgevit.report.request:JudgingRequest")
@@ -237,7 +250,8 @@ def writers(output: Path | None, *, layers: bool) -> tuple[Write, Write]:
     """What keeps a line of a run, and of profiled layers."""
     if output is None:
         return _forget, _forget
-    return append_to(output), append_to(layers_file(output)) if layers else _forget
+    keep = append_to(output)
+    return keep, append_to(layers_file(output), LAYER_LINES) if layers else _forget
 
 
 def _forget(_: str) -> None:
@@ -249,11 +263,14 @@ def layers_file(output: Path) -> Path:
     return output.with_name(f"{output.stem}.layers{output.suffix or '.jsonl'}")
 
 
-def append_to(path: Path) -> Write:
+def append_to(path: Path, lines: Lines = RUN_LINES) -> Write:
     """Find out at once whether the file can be written; then append each line as soon as it is there.
 
     A line that does not fit on the disk leaves no half, and one that is there is not written twice: the board tells
     all of them once more if the last could not be written.
+
+    Raises:
+        OutputError: it cannot be written, or is somebody else's: there is text in it, and no such line.
     """
 
     def write(text: str) -> None:
@@ -270,8 +287,21 @@ def append_to(path: Path) -> Write:
     there: set[str] = set()
     write("")
     if path.is_file():
-        there.update(path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True))
+        there.update(path.read_text(encoding="utf-8-sig", errors="replace").splitlines(keepends=True))
+    texts = [text for text in there if text.strip()]
+    if texts and not any(_is_of(lines, text) for text in texts):
+        raise OutputError(f"{path} is no file of {lines.what}, so nothing is added to it; choose another --output")
     return write
+
+
+def _is_of(lines: Lines, text: str) -> bool:
+    """Whether a line of a file, perhaps cut off or of another schema, is one of these."""
+    from edgevit.report.runs import READER
+
+    try:
+        return lines.key in READER.parse(text, dict[str, Any], "a line")
+    except RunsError:
+        return text.startswith(lines.begins)
 
 
 def show_rows(console: Console, rows: Sequence[Row]) -> None:

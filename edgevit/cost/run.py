@@ -10,8 +10,9 @@ import yaml
 
 from edgevit.cost.request import CostRequest
 from edgevit.cost.table import measured_table
-from edgevit.derive.allocate.cost_table import CostTable
+from edgevit.derive.allocate.cost_table import READER, CostTable
 from edgevit.derive.allocate.policy import make_policy
+from edgevit.errors import CostTableError, OutputError
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import network_without_weights
 from edgevit.progress import Progress
@@ -32,6 +33,7 @@ def cost(
 
     Raises:
         OptionError: also of an option that there is not.
+        OutputError: the output cannot be written, or is a file that is no cost table.
         EdgeVitError: whatever else is wrong, in one line.
     """
     return run(as_request(CostRequest, "base", base, options), progress)
@@ -40,6 +42,8 @@ def cost(
 def run(request: CostRequest, progress: Progress | None = None) -> CostTable:
     """Do what is asked; `cost` says what is raised."""
     request.check()
+    if request.output is not None:
+        _refuse_foreign(request.output)
     network = network_without_weights(request.base, request.model_args)
     table = measured_table(
         network,
@@ -53,6 +57,18 @@ def run(request: CostRequest, progress: Progress | None = None) -> CostTable:
     if request.output is not None:
         write_table(table, request.output)
     return table
+
+
+def _refuse_foreign(file: Path) -> None:
+    """Raise OutputError where a file is in the way that is no cost table; one that is, of any schema, is replaced."""
+    if not file.is_file() or not file.stat().st_size:
+        return
+    try:
+        told = READER.json(file, dict[str, Any]) if file.suffix == ".json" else READER.yaml(file, dict[str, Any])
+    except CostTableError:
+        told = {}
+    if not {"measured_on", "blocks"} <= told.keys():
+        raise OutputError(f"{file} exists and is no cost table, so it is not overwritten; choose another --output")
 
 
 def write_table(table: CostTable, file: Path) -> None:

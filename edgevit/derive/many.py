@@ -20,7 +20,7 @@ import torch
 
 from edgevit.derive.allocate.budget import readable
 from edgevit.derive.jobs_file import RESULTS, DeriveManyRequest, Job, read_jobs, tasks_side_by_side
-from edgevit.derive.jobs_table import TABLE_KIND, JobRow, JobsTable
+from edgevit.derive.jobs_table import READER, TABLE_KIND, JobRow, JobsTable
 from edgevit.derive.method import find_method
 from edgevit.derive.session import run
 from edgevit.derive.workers import Died, work_off
@@ -102,6 +102,19 @@ class _Results:
     order: Sequence[str]
     rows: dict[str, JobRow] = field(default_factory=dict)
 
+    def refuse_foreign(self) -> None:
+        """Raise OutputError where a file is in the way that is neither of these, however damaged."""
+        table, shown = self.folder / RESULTS[0], self.folder / RESULTS[1]
+        try:
+            told = READER.json(table, dict[str, Any]) if table.is_file() else {}
+        except JobsError:
+            told = {}
+        with writing(shown):
+            text = shown.read_text(encoding="utf-8", errors="replace") if shown.is_file() else ""
+        for file, foreign in ((table, told and "rows" not in told), (shown, text and not text.startswith("| job |"))):
+            if foreign:
+                raise OutputError(f"{file} is no table of jobs, so it is not overwritten; choose another out")
+
     def read(self, progress: Progress) -> JobsTable:
         """What an earlier run left; nothing if that is damaged."""
         file = self.folder / RESULTS[0]
@@ -155,7 +168,8 @@ def derive_many(
 
     Raises:
         JobsError, UnknownNameError, OptionError: the file is no good; nothing was started.
-        OutputError: another process works on these jobs, or its folder cannot be written.
+        OutputError: another process works on these jobs, or its folder cannot be written, or has a file that is no
+            table of jobs where one would be.
         Interrupted: Ctrl-C or SIGTERM; the same call goes on.
     """
     return run_many(as_request(DeriveManyRequest, "jobs", jobs, options), progress)
@@ -176,8 +190,10 @@ def run_many(request: DeriveManyRequest, progress: Progress | None = None) -> li
             folder.mkdir(parents=True, exist_ok=True)
             busy = OutputError(f"another derive-many is working in {folder}; wait until it has ended")
             held.enter_context(alone_in(folder, busy))
+            results = _Results(folder, [job.name for job in jobs])
+            results.refuse_foreign()
         try:
-            return _work_off(jobs, _Results(folder, [job.name for job in jobs]), workers, progress)
+            return _work_off(jobs, results, workers, progress)
         except KeyboardInterrupt:
             raise Interrupted("stopped; the same command goes on with the jobs that are not done") from None
 

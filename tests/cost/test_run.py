@@ -1,6 +1,7 @@
 """From a name to a file that derivations read."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from some_costs import ARGS
@@ -32,3 +33,20 @@ def test_a_table_is_written_as_json_too_and_a_full_disk_is_one_line(tmp_path):
     )
     with pytest.raises(OutputError, match=r"cannot write .*no/t.yaml"):
         write_table(table, tmp_path / "no" / "t.yaml")
+
+
+@pytest.mark.parametrize("name", ["t.yaml", "t.json"])
+def test_a_table_is_replaced_and_a_file_of_something_else_is_not(fill, tmp_path, name):
+    fill(folder=None)
+    file = tmp_path / name
+    asked = CostRequest(base="vit_tiny_patch16_224", model_args=ARGS, output=file, threads=1, points=1)
+    for foreign in ("rate: 0.5\nclasses: [cat, dog]\n", '{"rate": 0.5}', "[1, 2]", "cat\ndog: : x\n"):
+        file.write_text(foreign)
+        with pytest.raises(OutputError, match=rf"{name} exists and is no cost table, .*; choose another --output"):
+            run(replace(asked, base="resnet18"))  # before the base is looked at
+        assert file.read_text() == foreign
+    file.write_text("")
+    table = run(asked)
+    damaged = file.read_text().replace("fixed_ms", "fixed")
+    file.write_text(damaged)
+    assert run(asked) == table == load_cost_table(file)

@@ -125,6 +125,17 @@ def test_a_folder_that_does_not_say_it_is_the_job_s_is_not_taken_for_it(
     assert (warned in noting.warnings[0]) if warned else noting.warnings == []
 
 
+@pytest.mark.parametrize(("name", "text"), [("results.json", '{"accuracy": 0.9}'), ("results.md", "# What I found\n")])
+def test_files_of_somebody_else_are_not_replaced_by_the_tables(plan: Any, name: str, text: str) -> None:
+    jobs, layout = read_jobs(plan())
+    file = Path(layout.out, name)
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(OutputError, match=rf"{name} is no table of jobs, so it is not overwritten; choose another out"):
+        derive_many(plan())
+    assert file.read_text() == text and not Path(jobs[0].out).exists()
+
+
 def _top1(folder: Path) -> float:
     return float(json.loads((folder / "derivation.json").read_text())["accuracy"]["derived"]["top1"])
 
