@@ -3,9 +3,10 @@
 The one to take is the cheapest whose accuracy is not below the base's by more than chance: the upper end of its 95 %
 interval reaches the accuracy of the base restricted to the classes. That is asked of the validation images where every
 model was judged on them, so that test images are looked at and not chosen by; a file that was judged by itself must
-hold on the test images, too. Void runs, failed gates and models that nobody judged are out. The cost is the p50
-where it was measured, or its ratio to the base's where other programs were busy, else the MACs. Of those that cost the
-same (equal MACs, or ratios whose difference lies within their intervals) the most accurate on the same images is taken.
+hold on the test images, too. Void runs, models that nobody judged, and those that a gate fails or could not be held
+against are out. The cost is the p50 where it was measured, or its ratio to the base's where other programs were busy,
+else the MACs. Of those that cost the same (equal MACs, or ratios whose difference lies within their intervals) the most
+accurate on the same images is taken.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Entry(EntryRecord):
     """An entry of the report with the runs and verdicts that it was made of."""
 
     runs: tuple[Run, ...] = field(default=(), repr=False)
-    verdicts: tuple[Verdict, ...] = field(default=(), repr=False)
+    gates: tuple[Gate, ...] = field(default=(), repr=False)  # that it has to pass
+    verdicts: tuple[Verdict, ...] = field(default=(), repr=False)  # of these gates on the runs; none without runs
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -47,6 +49,12 @@ class Entry(EntryRecord):
         if self.top1 is None or not self.images:
             return None
         return wilson(round(self.top1 * self.images), self.images)
+
+    @property
+    def passes_gates(self) -> bool:
+        """Whether each is known to hold: what was not measured does not."""
+        passed = {verdict.gate for verdict in self.verdicts if verdict.state == "pass"}
+        return passed.issuperset(self.gates) and self.gates_passed == len(self.verdicts)
 
     @property
     def is_baseline(self) -> bool:
@@ -179,7 +187,7 @@ def are_level(one: Entry, other: Entry, axis: Axis) -> bool:
 
 def may_be_taken(entry: Entry) -> bool:
     """Whether nothing speaks against it."""
-    return entry.top1 is not None and not entry.void and not entry.gates_failed
+    return entry.top1 is not None and not entry.void and entry.passes_gates
 
 
 def panels(found: Found, gates: Sequence[Gate] = ()) -> list[Panel]:
@@ -191,9 +199,9 @@ def panels(found: Found, gates: Sequence[Gate] = ()) -> list[Panel]:
         files = {digest for model in models for digest in model.files}
         here = [place for place in at if any(run.model_sha256 in files for run in place.runs)]
         for place in here or (None,):
-            made.append(Panel(task, place, tuple(_judged(e, gates) for e in _entries(models, place))))
+            made.append(Panel(task, place, tuple(_judged(e, place, gates) for e in _entries(models, place))))
     for place in at:
-        if gone := tuple(_judged(entry, gates) for entry in _gone(place, known)):
+        if gone := tuple(_judged(entry, place, gates) for entry in _gone(place, known)):
             made.append(Panel(None, place, gone))
     return made
 
@@ -405,9 +413,10 @@ def _compared(before: Sequence[Run], after: Sequence[Run]) -> Comparison | None:
         return None
 
 
-def _judged(entry: Entry, gates: Sequence[Gate]) -> Entry:
-    """The entry with what the gates say of its runs."""
-    meant = [gate for gate in gates if entry.runs and gate.batch in (None, entry.runs[0].batch)]
-    verdicts = verdicts_of(meant, entry.runs)
+def _judged(entry: Entry, place: LatencyPlace | None, gates: Sequence[Gate]) -> Entry:
+    """The entry with what the gates that are about the place say of its runs; where nothing was measured, all are."""
+    meant = tuple(gate for gate in gates if place is None or gate.batch in (None, place.batch))
+    verdicts = verdicts_of(meant, entry.runs) if entry.runs else ()
     states = [verdict.state for verdict in verdicts]
-    return replace(entry, verdicts=verdicts, gates_passed=states.count("pass"), gates_failed=states.count("fail"))
+    passed, failed = states.count("pass"), states.count("fail")
+    return replace(entry, gates=meant, verdicts=verdicts, gates_passed=passed, gates_failed=failed)

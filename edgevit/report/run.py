@@ -60,7 +60,7 @@ def report(
     Raises:
         OptionError: nothing to report, something that cannot be read at all, or an option that there is not.
         UnknownNameError: no such format.
-        GateError: a gate that cannot be understood, or is about none of the runs.
+        GateError: a gate that cannot be understood, or is about nothing that was measured.
         OutputError: the output cannot be written, or is a file that is no report.
     """
     given = (paths,) if isinstance(paths, (str, Path)) else paths
@@ -82,9 +82,14 @@ def run(request: ReportRequest, progress: Progress | None = None) -> Report:
         _refuse_foreign(file, chosen)
     found = gather([Path(path) for path in request.paths])
     made = tuple(panels(found, asked))
+    verdicts = [verdict for panel in made for entry in panel.entries for verdict in entry.verdicts]
     for gate in asked:
-        if not any(verdict.gate == gate for panel in made for entry in panel.entries for verdict in entry.verdicts):
+        of_gate = [verdict for verdict in verdicts if verdict.gate == gate]
+        if not of_gate:
             raise GateError(f"gate {gate} is about none of the runs; measure what it is about, or leave it out")
+        if all(verdict.state == "not measured" for verdict in of_gate):
+            (why,) = of_gate[0].why
+            raise GateError(f"gate {gate}: {gate.metric} was measured in none of the runs: {why}; or leave it out")
     seen: Mapping[str, Sequence[Wrong]] = {}
     if thumbnails:
         from edgevit.report.wrong import pictures

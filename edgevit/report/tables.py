@@ -105,11 +105,16 @@ def heading(panel: Panel) -> str:
         return "Measured, but not found"
     if (taken := panel.recommended()) is not None:
         return f"Take {taken.title}" if panel.goal is not None else f"{taken.title} is the {panel.axes[0].best}"
-    if any(entry.gates_failed for entry in panel.models):
-        return "No model that is as accurate as the base passes the gates"
     if any(entry.top1 is not None for entry in panel.models):
-        return "No model is as accurate as the base"
+        return none_reaching(panel)
     return "How accurate these models are is not known"
+
+
+def none_reaching(panel: Panel) -> str:
+    """Why none of the models whose accuracy is known may be taken."""
+    if all(entry.passes_gates for entry in panel.models if entry.top1 is not None):
+        return "No model is as accurate as the base"
+    return "No model that is as accurate as the base passes the gates"
 
 
 def answer(panel: Panel) -> str:
@@ -207,6 +212,10 @@ def notes(panel: Panel) -> list[str]:
     told += [
         f"{entry.title} fails {verdict.gate}" for entry in panel.models for verdict in entry.verdicts
         if verdict.state == "fail"
+    ]  # fmt: skip
+    told += [
+        f"{entry.title} is not known to keep to {verdict.gate}, which was not measured"
+        for entry in panel.models for verdict in entry.verdicts if verdict.state == "not measured"
     ]  # fmt: skip
     if panel.place is not None and (left := [e.title for e in panel.models if not e.runs and panel.task]):
         told.append(f"Not measured here: {_some(left)}.")

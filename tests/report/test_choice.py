@@ -30,7 +30,8 @@ from edgevit.folder.model_folder import ModelFolder
 from edgevit.report.choice import AXES, Entry, Panel, are_level, cost_on_axis, panels
 from edgevit.report.gates import parse_gate
 from edgevit.report.gather import Found, FoundModel, gather
-from edgevit.report.tables import answer
+from edgevit.report.tables import answer, heading, notes
+from edgevit.report.views import panel_data
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,28 @@ def test_a_model_that_fails_a_gate_or_is_void_is_not_taken(found: Found) -> None
     entry = by_title(void)["t1"]
     assert entry.void and void.recommended() is None
     assert [cost_on_axis(entry, axis) for axis in AXES][:2] == [None, None] and cost_on_axis(entry, AXES[5]) == 500_000
+
+
+def test_what_was_not_measured_passes_no_gate(found: Found) -> None:
+    without = [replace(run, power=None) if run.label == "t1" else run for run in found.runs]
+    nano = panels(replace(found, runs=without), [parse_gate("energy<1J"), parse_gate("p99<4ms")])[0]
+    t1 = by_title(nano)["t1"]
+    assert [verdict.state for verdict in t1.verdicts] == ["not measured", "pass"] and t1.gates_failed == 0
+    assert nano.recommended() is None and nano.reaching() == []
+    assert heading(nano) == "No model that is as accurate as the base passes the gates"
+    assert "t1 is not known to keep to energy<1J, which was not measured" in notes(nano)
+    assert panel_data(nano, {})["none_reaching"] == heading(nano)
+    some = [run for run in without if run.label != "t1" or run.round == 1] + [r for r in found.runs if r.round == 2]
+    assert panels(replace(found, runs=some), [parse_gate("energy<1J")])[0].recommended() is None, "one of two runs has"
+
+
+def test_a_model_without_a_run_passes_no_gate(found: Found) -> None:
+    for runs in ([run for run in found.runs if run.label != "t1"], []):
+        unmeasured = replace(found, runs=runs)
+        assert [e.title for e in panels(unmeasured)[0].reaching()] == ["t1"], "nothing was asked"
+        panel = panels(unmeasured, [parse_gate("p99<1s")])[0]
+        assert by_title(panel)["t1"].verdicts == () and panel.reaching() == []
+        assert {entry["title"]: entry["free"] for entry in panel_data(panel, {})["entries"]}["t1"] is False
 
 
 def test_on_a_busy_machine_the_ratio_decides(found: Found) -> None:

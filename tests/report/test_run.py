@@ -63,6 +63,8 @@ def test_what_cannot_be_written_or_understood_is_one_line(runs: Path, tmp_path: 
         report([runs], format="htlm")
     with pytest.raises(GateError, match="is about none of the runs"):
         report([runs], format="csv", gates=["p99@8<1ms"])
+    with pytest.raises(GateError, match=r"gate energy<8mJ: energy was measured in none of the runs: it takes power"):
+        report([runs], format="csv", gates=["p99<1s", "energy<8mJ"])
     with pytest.raises(GateError, match="no metric"):
         report([runs], format="csv", gates=["p98<1ms"])
 
