@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, write
 
 if TYPE_CHECKING:
+    from edgevit.report.choice import Panel
     from edgevit.report.gather import Found
     from edgevit.report.request import ReportRequest
 
 SHOWN = 3  # of what was left out
+ANSWERS = 5  # of panels
 
 
 @asks(request="edgevit.report.request:ReportRequest")
@@ -34,8 +37,24 @@ def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
         size = len(made.text.encode())
         if made.format == "html" and size > LIMIT_BYTES:
             console.warn(f"the page has {size / 1e6:.1f} MB, more than mail likes; give fewer folders")
-        console.show(f"{heading(made.panels[0])}: wrote {made.file}, {size / 1e6:.2g} MB")
+        wrote = f"wrote {made.file}, {size / 1e6:.2g} MB"
+        if len(made.panels) == 1:
+            console.show(f"{heading(made.panels[0])}: {wrote}")
+        else:
+            show_choices(console, made.panels)
+            console.show(wrote)
     console.result({"file": made.file and str(made.file), **content(made.panels, made.found.skipped)})
+
+
+def show_choices(console: Console, panels: Sequence[Panel]) -> None:
+    """The answer of each panel, with what it is of."""
+    from edgevit.report.tables import heading
+    from edgevit.report.views import tabs
+
+    for panel, told in list(zip(panels, tabs(panels), strict=True))[:ANSWERS]:
+        console.show(f"{told}: {heading(panel)}")
+    if (more := len(panels) - ANSWERS) > 0:
+        console.show(f"{more} more {'answer is' if more == 1 else 'answers are'} in the report")
 
 
 def tell_skipped(console: Console, found: Found) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from some_report import write_everything
+from some_report import DATA, GOOD, derived, write_everything, write_folder
 
 
 @pytest.fixture
@@ -22,10 +23,29 @@ def test_a_page_is_written_and_the_answer_printed(everything: Path, tmp_path: Pa
     page = tmp_path / "page.html"
     done = edgevit_main("report", everything, everything / "runs.jsonl", "-o", page)
     assert done.code == 0 and page.stat().st_size < 3_000_000
-    first, last = done.out.splitlines()
+    first, *answers, last = done.out.splitlines()
     assert first.startswith("2 places of measurement are kept apart, as latencies do not compare: they differ in board")
-    assert last == f"Take t1: wrote {page}, {page.stat().st_size / 1e6:.2g} MB"
+    nano, nx = "Nano, 25W, TensorRT 10.3.0, batch 1", "NX, 15W, TensorRT 10.3.0, batch 1"
+    told = [f"{nano}: Take t1", f"{nx}: Take t1", f"not found · {nx}: Measured, but not found"]
+    assert answers == told and last == f"wrote {page}, {page.stat().st_size / 1e6:.2g} MB"
     assert len(done.told) == 4 and done.told[-1] == "warning: left out: 1 more, which the report names"
+
+
+def test_each_of_several_tasks_has_its_answer_and_one_task_is_one_line(tmp_path: Path, edgevit_main: Any) -> None:
+    page, folder = tmp_path / "page.html", tmp_path / "in"
+    write_folder(folder / "base")
+    for seed in range(7):
+        write_folder(folder / f"m{seed}", derivation=derived(GOOD, data=replace(DATA, seed=seed)))
+        done = edgevit_main("report", folder, "-o", page)
+        if seed == 0:
+            assert done.out.startswith("Take m0: wrote ") and done.out.count("\n") == 1
+        if seed == 5:
+            assert done.out.splitlines()[-2] == "1 more answer is in the report"
+    first, *answers, more, last = done.out.splitlines()
+    assert first.startswith("7 tasks are kept apart") and last.startswith("wrote ")
+    images = "2 classes: cat, dog, 200 test images of pets"
+    assert answers == [f"{images}, seed {seed} · not measured: Take m{seed}" for seed in range(5)]
+    assert more == "2 more answers are in the report"
 
 
 def test_tables_go_to_standard_output_and_nothing_beside_them(everything: Path, edgevit_main: Any) -> None:
