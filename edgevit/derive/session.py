@@ -153,7 +153,7 @@ def _baselines(wanted: _Wanted, problem: Problem) -> Baselines:
         return BASELINES_KIND.read(file)
     problem.progress.note(f"baselines on {len(task.test)} test images")
     told = estimate(problem, wanted.config, finetune_base=wanted.request.finetune_base).told()
-    problem.progress.note(f"the whole takes {told}")
+    problem.progress.note(f"this derivation takes {told}")
     with problem.stopwatch.stage("baselines"):
         seen = _base_accuracy(wanted.opened.base.network, problem, task.test)
         chosen_on = _base_accuracy(wanted.opened.base.network, problem, task.validation)

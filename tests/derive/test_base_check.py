@@ -249,6 +249,14 @@ def test_the_check_is_kept_for_the_next_derivation(
     assert first.warnings == second.warnings
 
 
+def test_the_time_that_is_told_is_said_to_be_that_of_one_derivation(
+    framed: Path, uncropped: Path, tmp_path: Path
+) -> None:
+    told = Told()  # a search for a latency derives in each of its rounds
+    derive(uncropped, tmp_path / "m", told, data=framed, classes=None, validation_fraction=0.3)
+    assert [note for note in told.notes if note.startswith("this derivation takes about ")]
+
+
 def test_neighbours_differ_from_what_is_assumed_by_one_thing() -> None:
     found = neighbours(PREPROCESSING)
     assert len({n.option for n in found}) == 3
