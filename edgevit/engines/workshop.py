@@ -65,7 +65,7 @@ def _tensors(described: Sequence[Mapping[str, Any]]) -> tuple[EngineTensor, ...]
     return tuple(EngineTensor(tensor["name"], tensor["dtype"], tuple(tensor["shape"])) for tensor in described)
 
 
-def discard(board: Board, paths: Iterable[str]) -> None:
+def _discard(board: Board, paths: Iterable[str]) -> None:
     """Remove files from the board, whose disk is small; one that is lost keeps them, which harms no result."""
     with suppress(BoardError):
         board.call("discard", paths=sorted(paths))
@@ -82,9 +82,9 @@ def tidied(board: Board, paths: Collection[str]) -> Iterator[None]:
     except (Interrupted, ConnectionLostError):
         raise
     except EdgeVitError:
-        discard(board, paths)
+        _discard(board, paths)
         raise
-    discard(board, paths)
+    _discard(board, paths)
 
 
 def classification(board: Board, engine: str, sample: Sample, progress: Progress) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Workshop:
         self.leftovers.add(built["engine"])
         verdict = self._judge(rung, built["engine"])
         if verdict.failure is not None:
-            discard(self.board, [built["engine"]])
+            _discard(self.board, [built["engine"]])
         return Attempt(onnx, written, modules, built, verdict)
 
     def _typed_file(self, rung: PrecisionRung, modules: tuple[str, ...]) -> tuple[Path, WrittenVariant | None]:
