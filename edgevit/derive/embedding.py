@@ -21,7 +21,6 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from edgevit.derive.algebra.embedding import encoder
 from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.measure.divergence import answers, base_answers, divergence
@@ -36,7 +35,6 @@ from edgevit.models.families import family_of
 
 STEPS = 12  # rungs of the ladder, about as far apart from one another
 LEAST = 2  # of them that stay in any case
-LITTLE = 0.01  # nats: a slice that loses less is not worth the pass that a second choice of directions takes
 
 T = TypeVar("T")
 
@@ -147,7 +145,7 @@ class Slices:
             tokens = SeenTokens.taken_from(dict(problem.cache.tensors("directions", self.key, self._see_tokens)))
         assert tokens is not None
         self.tokens = tokens
-        self.slices = dict[int, tuple[EmbedPlan, float]]()
+        self.slices = dict[int, tuple[Tensor, float]]()
 
     def _see_tokens(self) -> dict[str, Tensor]:
         p = self.problem
@@ -157,7 +155,10 @@ class Slices:
 
     def plan(self, width: int) -> EmbedPlan | None:
         """What becomes of the embedding; None at its own width: it stays."""
-        return None if width == len(self.tokens.directions) else self._slice(width)[0]
+        if width == len(self.tokens.directions):
+            return None
+        encode, _ = self._slice(width)
+        return EmbedPlan(width, encode, self.tokens.decoders(encode))
 
     def nats(self, width: int) -> float:
         """What is lost at a width; nothing at the whole."""
@@ -170,30 +171,20 @@ class Slices:
             self.answers = base_answers(p, self.felt)
         return divergence(self.answers, answers(network, self.felt, p.columns, p.passes, quick=self.quick))
 
-    def _slice(self, width: int) -> tuple[EmbedPlan, float]:
-        """The plan and its loss, of the largest directions or, where it may be worth it, of refined ones if better."""
+    def _slice(self, width: int) -> tuple[Tensor, float]:
+        """How the embedding narrows [d', d], and what that loses."""
 
         def measure() -> dict[str, Tensor]:
-            directions = self.tokens.directions
             with self.problem.stopwatch.stage("embedding"):
-                encode = encoder(directions, width)
-                nats = self._lost_with(width, encode)
-                if nats > LITTLE and 2 * width <= len(directions):
-                    other = encoder(self.tokens.refined(width), width)
-                    if (refined := self._lost_with(width, other)) < nats:
-                        encode, nats = other, refined
+                encode = self.tokens.encoder(width)
+                network = self.problem.network.to(self.problem.compute.device)
+                nats = self.lost(narrow_embedding(network, EmbedPlan(width, encode, self.tokens.decoders(encode))))
                 return {"encode": encode, "nats": torch.tensor([nats], dtype=torch.float64)}
 
         if width not in self.slices:
-            key = {**self.key, "width": width, "quick": self.quick}
-            found = self.problem.cache.tensors("slice", key, measure)
-            encode = found["encode"]
-            self.slices[width] = EmbedPlan(width, encode, self.tokens.decoders(encode)), float(found["nats"])
+            found = self.problem.cache.tensors("slice", {**self.key, "width": width, "quick": self.quick}, measure)
+            self.slices[width] = found["encode"], float(found["nats"])
         return self.slices[width]
-
-    def _lost_with(self, width: int, encode: Tensor) -> float:
-        network = self.problem.network.to(self.problem.compute.device)
-        return self.lost(narrow_embedding(network, EmbedPlan(width, encode, self.tokens.decoders(encode))))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derive.algebra.embedding import fitted_decoder, principal, refined
+from edgevit.derive.algebra.embedding import encoder, fitted_decoder, principal, refined
 from edgevit.derive.measure.sensitivity import FLOOR, TokenSquares, feel
 from edgevit.derive.measure.statistics import add_outer, from_triangle, symmetric, triangle
 from edgevit.errors import DataError
@@ -30,6 +30,8 @@ def enough_images(network: nn.Module) -> int:
 # Times the fewest. On 24 finer classes and on five kinds of clothes, three seeds each, a third of the embedding loses
 # up to 17 times as much on other images with the fewest as with 512, and up to 1.2 times with so many (lab log).
 STABLE = 32
+# An embedding of a third and less loses half as much with refined directions; a wider one loses next to nothing.
+FEW = 3
 
 
 def stable_images(network: nn.Module) -> int:
@@ -82,13 +84,16 @@ class SeenTokens:
         there = [tensor for tensor in found if tensor is not None]
         return cls(*there) if len(there) == len(found) else None
 
-    def refined(self, width: int) -> Tensor:
-        """The directions [d, width - 1] of `algebra.embedding.refined`."""
-        return refined(self.directions, width, list(map(from_triangle, self.moments)), self.worth.tolist())
+    def encoder(self, width: int) -> Tensor:
+        """The matrix [d', d] for d' = `width`: of the largest directions, or where these are few of refined ones."""
+        directions = self.directions
+        if FEW * width <= len(directions):
+            directions = refined(directions, width, list(map(from_triangle, self.moments)), self.worth.tolist())
+        return encoder(directions, width)
 
     def decoders(self, encode: Tensor) -> tuple[Decoder, ...]:
         """Of every norm, for tokens that become `encode` [d', d] times what they were."""
-        return tuple(fitted_decoder(encode, from_triangle(held)) for held in self.moments)
+        return tuple(fitted_decoder(encode, from_triangle(held).float()) for held in self.moments)
 
 
 class TokenMoments:

@@ -188,6 +188,8 @@ def test_a_fitted_decoder_is_the_least_squares_map_back_for_tokens_that_their_no
     assert (tokens - best).square().sum() < 0.9 * (tokens - plain).square().sum()
     drawn = fitted_decoder(encode, moment_of(tokens), ridge=1e9)
     torch.testing.assert_close(drawn.weight, decoder(encode).weight, rtol=1e-6, atol=1e-6)
+    unfelt = fitted_decoder(encode, torch.zeros(25, 25))
+    torch.testing.assert_close(unfelt.weight, decoder(encode).weight, rtol=1e-6, atol=1e-6)
 
 
 def test_refined_directions_tell_more_of_the_tokens_of_all_norms() -> None:
@@ -207,3 +209,6 @@ def test_refined_directions_tell_more_of_the_tokens_of_all_norms() -> None:
     torch.testing.assert_close(found.mT @ found, torch.eye(5, dtype=torch.float64))
     torch.testing.assert_close(found.sum(0), torch.zeros(5, dtype=torch.float64))
     assert untold(found) < 0.98 * untold(directions[:, :5])
+    dead = [torch.zeros_like(moments[0]), moments[0]]
+    with_dead = refined(directions, 6, [*moments, *dead], [*worth, 1.0, 0.0])
+    torch.testing.assert_close(with_dead, found)
