@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from errno import ENOSPC
-from os import strerror
+from os import SEEK_END, strerror
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -267,18 +267,18 @@ def append_to(path: Path, lines: Lines = RUN_LINES) -> Write:
     """Find out at once whether the file can be written; then append each line as soon as it is there.
 
     A line that does not fit on the disk leaves no half, and one that is there is not written twice: the board tells
-    all of them once more if the last could not be written.
+    all of them once more if the last could not be written. After a half that a killed run left a new line begins.
 
     Raises:
         OutputError: it cannot be written, or is somebody else's: there is text in it, and no such line.
     """
 
     def write(text: str) -> None:
-        line = text.encode()
         try:
             with path.open("ab", buffering=0) as file:
                 end = path.stat().st_size
-                if line and text not in there and file.write(line) != len(line):
+                line = b"\n" * _is_cut_off(path) + text.encode()
+                if text and text not in there and file.write(line) != len(line):
                     file.truncate(end)
                     raise OSError(ENOSPC, strerror(ENOSPC))
         except OSError as error:
@@ -292,6 +292,15 @@ def append_to(path: Path, lines: Lines = RUN_LINES) -> Write:
     if texts and not any(_is_of(lines, text) for text in texts):
         raise OutputError(f"{path} is no file of {lines.what}, so nothing is added to it; choose another --output")
     return write
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Whether the last line of a file has no end; one that is no file, such as a pipe, has no last line."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, SEEK_END)
+        return file.read() != b"\n"
 
 
 def _is_of(lines: Lines, text: str) -> bool:

@@ -10,6 +10,7 @@ from model_folders import derivation_of, some_spec, spec_text
 from some_layers import PROFILE
 from some_runs import DENSE
 
+from edgevit.agent.records import Run
 from edgevit.board.layers import line_of
 from edgevit.board.request import BenchRequest, Conditions
 from edgevit.cli.app import app
@@ -144,6 +145,16 @@ def test_a_line_that_does_not_fit_leaves_no_half_and_one_that_is_there_is_not_wr
     write(one)
     write(two)
     assert path.read_text() == one + two
+
+
+@pytest.mark.parametrize("cut_off", [DENSE.to_json()[:40], DENSE.to_json()])
+def test_a_run_behind_a_line_that_a_kill_cut_off_has_a_line_of_its_own(run_bench, model, tmp_path, cut_off):
+    path = tmp_path / "runs.jsonl"
+    path.write_text(cut_off)
+    result = run_bench(model, "--output", path, *FAST, "--repeat", 2)
+    assert result.code == 0, result.err
+    lines = path.read_text().splitlines()
+    assert lines[0] == cut_off and [Run.from_json(line).label for line in lines[1:]] == ["t1", "t1"]
 
 
 @pytest.mark.parametrize("name", ["classes.txt", "classes.layers.txt"])
