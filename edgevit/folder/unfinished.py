@@ -10,8 +10,9 @@ Schema history of request.json: 0  files that say no schema
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,12 @@ from edgevit.version import written_by
 
 REQUEST, BASELINES = "request.json", "baselines.json"
 CHEAP = {REQUEST, BASELINES, HISTORY}  # soon made again: a folder that holds no more is no obstacle
+
+# Of what is asked, what changes nothing of the model; `same` of `open_partial` has none of it.
+UNDECIDING = {
+    "out", "resume", "overwrite", "cache", "job", "training.device", "training.workers", "place.ssh_config",
+}  # fmt: skip
+FEW = 4  # differences that are told
 
 MEND = "remove that folder, and give the command without --resume"
 STATE = Reader(UnfinishedError, mend=MEND)
@@ -74,14 +81,13 @@ def open_partial(
             raise
         if not resume and holds_state(folder):
             raise _unfinished(folder)
-        held = _held(folder)
+        held, record = _held(folder), RequestRecord(written_by(), dict(asked or {}), same)
         if not resume:
             _empty(folder)
         elif REQUEST in held:
-            _check_same(folder, REQUEST_KIND.read(folder / REQUEST).more, same)
+            _check_same(folder, REQUEST_KIND.read(folder / REQUEST), record)
         elif held:
             raise UnfinishedError(f"{folder} has no {REQUEST}, so nobody knows what it is a derivation of; {MEND}")
-        record = RequestRecord(written_by(), dict(asked or {}), same)
         with writing(folder):
             write_whole(folder / REQUEST, REQUEST_KIND.text(record))
         yield
@@ -112,7 +118,10 @@ def _busy(folder: Path) -> OutputError:
 
 
 def _unfinished(folder: Path) -> OutputError:
-    return OutputError(f"{folder} holds an unfinished derivation; add --resume to go on with it, or remove it")
+    return OutputError(
+        f"{folder} holds an unfinished derivation; add --resume to go on with it by the same options, choose another "
+        "--out, or remove it"
+    )
 
 
 def holds_state(folder: Path) -> bool:
@@ -131,11 +140,55 @@ def _empty(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def _check_same(folder: Path, before: dict[str, Any], request: dict[str, Any]) -> None:
-    changed = sorted(k for k in before.keys() | request.keys() if before.get(k) != request.get(k))
-    if changed:
-        told = ", ".join(f"{k} was {before.get(k)!r} and is {request.get(k)!r}" for k in changed[:3])
-        raise OptionError(f"cannot resume {folder} with other options: {told}; give the same ones, or remove it")
+def _check_same(folder: Path, before: RequestRecord, now: RequestRecord) -> None:
+    if changed := differences(before.more, now.more):
+        # What was typed tells more than what it came to, unless it is files that changed.
+        asked = differences(_deciding(before.asked), _deciding(now.asked)) if before.asked else []
+        raise OptionError(
+            f"cannot resume {folder} with other options: {listed(asked or changed)}; give the same ones, choose "
+            f"another --out, or remove {folder}"
+        )
+
+
+def _deciding(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked, but for what changes nothing of the model."""
+    return {name: value for name, value in _leaves(asked) if name not in UNDECIDING}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs in two records of options: `training.steps was 200 and is 100`."""
+    old, new = dict(_leaves(before)), dict(_leaves(now))
+    changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return [_difference(name, old.get(name), new.get(name)) for name in changed]
+
+
+def listed(told: Sequence[str]) -> str:
+    """The first few of these."""
+    return ", ".join(told[:FEW]) + (f", and {len(told) - FEW} more" if len(told) > FEW else "")
+
+
+def _leaves(value: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """The plain values of mappings and lists of them that lie in each other, by dotted names."""
+    if isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
+        value = {str(number): one for number, one in enumerate(value, 1)}
+    if not isinstance(value, Mapping):
+        yield ".".join(above), None if value == [] else value
+        return
+    for name, one in value.items():
+        yield from _leaves(one, (*above, str(name)))
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    if all(re.fullmatch("[0-9a-f]{64}", str(value)) for value in (before, now)):
+        return f"the content of {name} is another"
+    return f"{name} was {_value(before)} and is {_value(now)}"
+
+
+def _value(value: Any) -> str:
+    """As it is typed."""
+    if value is None:
+        return "not given"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def remove_cheap(folder: Path) -> None:

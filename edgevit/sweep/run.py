@@ -22,6 +22,7 @@ from edgevit.export.evaluate import run as judge
 from edgevit.export.images import data_record
 from edgevit.export.request import JudgeRequest
 from edgevit.folder.lock import alone_in
+from edgevit.folder.unfinished import differences, listed
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import load
 from edgevit.progress import OnlyOnce, Progress, Silent
@@ -141,10 +142,8 @@ def _opened(request: SweepRequest) -> Iterator[Sweep]:
             write_sweep(out, Sweep(asked, request.part, created, versions()))
         record = read_sweep(out)
         before, now = {**record.asked, "part": record.part}, {**asked, "part": request.part}
-        changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
-        if changed:
-            seen = ", ".join(f"{k} was {before.get(k)!r} and is {now.get(k)!r}" for k in changed[:3])
-            raise SweepError(f"{out} holds a sweep of something else: {seen}; choose another --out")
+        if changed := differences(before, now):
+            raise SweepError(f"{out} holds a sweep of something else: {listed(changed)}; choose another --out")
         yield record
 
 

@@ -152,10 +152,53 @@ def test_a_folder_without_training_is_no_obstacle(tmp_path: Path) -> None:
     with open_partial(tmp_path / "m", asked, resume=True):
         pass
     other = open_partial(tmp_path / "m", {"base": "b"}, resume=True)
-    with pytest.raises(OptionError, match="base was 'a' and is 'b'"), other:
+    with pytest.raises(OptionError, match="base was a and is b; give the same ones"), other:
         pass
     (folder / "train").mkdir()
     with pytest.raises(OutputError, match="add --resume"), open_partial(tmp_path / "m", asked, resume=False):
+        pass
+
+
+TYPED: dict[str, Any] = {"rate": 0.5, "training": {"steps": 200, "lr": 1e-4, "workers": 0}, "first": [], "out": "m"}
+CAME_TO: dict[str, Any] = {"budget": {"limit": 10, "base": 20}, "images": "0" * 64, "options": {}}
+
+
+@pytest.mark.parametrize(
+    ("typed", "came_to", "told"),
+    [
+        (
+            {"rate": 0.6, "training": {"steps": 100, "lr": 1e-4, "workers": 2}, "out": "n"},
+            {"budget": {"limit": 8, "base": 20}},
+            "rate was 0.5 and is 0.6, training.steps was 200 and is 100",
+        ),
+        (
+            {"first": [{"method": "nuwa", "rate": 0.3}], "macs": "1M", "classes": ["a", "b"], "shape": "free"},
+            {"budget": {"limit": 8, "base": 20}},
+            "classes was not given and is a,b, first.1.method was not given and is nuwa, "
+            "first.1.rate was not given and is 0.3, macs was not given and is 1M, and 1 more",
+        ),
+        (
+            {"training": {"steps": 200, "lr": 1e-4, "workers": 2}},
+            {"images": "1" * 64},
+            "the content of images is another",
+        ),
+        ({}, {"budget": {"limit": 8, "base": 20}}, "budget.limit was 10 and is 8"),
+    ],
+)
+def test_what_differs_is_told_by_the_names_of_what_was_typed(
+    tmp_path: Path, typed: dict[str, Any], came_to: dict[str, Any], told: str
+) -> None:
+    out = tmp_path / "m"
+    with open_partial(out, CAME_TO, resume=False, asked=TYPED):
+        pass
+    again = open_partial(out, {**CAME_TO, **came_to}, resume=True, asked={**TYPED, **typed})
+    with pytest.raises(OptionError) as refused, again:
+        pass
+    assert str(refused.value) == (
+        f"cannot resume {out}.partial with other options: {told}; give the same ones, choose another --out, or remove "
+        f"{out}.partial"
+    )
+    with open_partial(out, {**CAME_TO, "extra": [], "later": None}, resume=True, asked=TYPED):
         pass
 
 
