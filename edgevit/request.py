@@ -52,6 +52,7 @@ class Option:
     name: str | None = None  # where it is not that of the field, such as "--set"
     short: str | None = None  # such as "-o"
     earlier: str | None = None  # a name that it once had: still taken, and not in the help
+    also: str | None = None  # what a file may call it, too: its name in other commands
     metavar: str | None = None  # what stands for the value in the help
     mappings: bool = False  # a file may list mappings; `read` is given the list, or on the command line its JSON
     repeated: bool = False  # it may be given several times; `read` gets a list

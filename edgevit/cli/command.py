@@ -68,16 +68,25 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Read what was typed; an option may have the name that it once had."""
-        requests = map(_found, getattr(self.main_function, "asks", {}).values())
-        today = {a.option.earlier: a.name for request in requests for a in options_of(request) if a.option.earlier}
+        today = {a.option.earlier: a.name for a in self._asked if a.option.earlier}
         named = (arg.partition("=") for arg in args)
         return super().parse_args(ctx, [today.get(name, name) + equals + value for name, equals, value in named])
 
     @property
     def takes_mappings(self) -> set[str]:
         """The options of which a file may list mappings."""
+        return {asked.field for asked in self._asked if asked.option.mappings}
+
+    @property
+    def names_elsewhere(self) -> dict[str, str]:
+        """What a file may call an option, too: the option's field by that name."""
+        return {asked.option.also: asked.field for asked in self._asked if asked.option.also}
+
+    @property
+    def _asked(self) -> list[RequestOption]:
+        """The options of its requests."""
         requests = map(_found, getattr(self.main_function, "asks", {}).values())
-        return {asked.field for request in requests for asked in options_of(request) if asked.option.mappings}
+        return [asked for request in requests for asked in options_of(request)]
 
     def invoke(self, ctx: Any) -> Any:
         """Run it, but refuse NaN, infinity, and whole numbers that no machine word holds."""

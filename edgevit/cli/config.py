@@ -1,7 +1,8 @@
 """`--config FILE`: the options of a command from a YAML file.
 
-A key is the name of an option as it is typed, with dashes or underscores, or the name that Python has for it; those of
-training and preprocessing stand among the others, as on the command line. A value is what would be typed. An option
+A key is the name of an option as it is typed, with dashes or underscores, or the name that Python has for it; what is
+given by its place alone may have the name that other commands have for it, such as `base` in one for `evaluate`. Those
+of training and preprocessing stand among the others, as on the command line. A value is what would be typed. An option
 that lists several takes a list, and one of the form NAME=VALUE a mapping, too; `first` takes a list of mappings:
 
     base: deit_base_patch16_224
@@ -38,7 +39,7 @@ def take_config(context: typer.Context, file: Path | None) -> Path | None:
         return file
     from edgevit.folder.documents import Reader
 
-    known = _known(context.command.params)
+    known = _known(context.command)
     values: dict[str, Any] = {}
     told = Reader(OptionError, mend=f"see {context.command_path} --help").yaml(file, dict[str, Any])
     for key, value in told.items():
@@ -54,10 +55,13 @@ def take_config(context: typer.Context, file: Path | None) -> Path | None:
     return file
 
 
-def _known(parameters: list[Any]) -> dict[str, Any]:
+def _known(command: Any) -> dict[str, Any]:
     """The parameter that a key means, by all names that it may have."""
-    named = [p for p in parameters if p.name not in (CONFIG, "help")]
-    return {_normal(name): p for p in named for name in (*p.opts, p.name) if not name.startswith("-") or name[1] == "-"}
+    named = [p for p in command.params if p.name not in (CONFIG, "help")]
+    known = {
+        _normal(name): p for p in named for name in (*p.opts, p.name) if not name.startswith("-") or name[1] == "-"
+    }
+    return {**{also: known[field] for also, field in getattr(command, "names_elsewhere", {}).items()}, **known}
 
 
 def _normal(name: str) -> str:

@@ -78,7 +78,7 @@ def read_first(listed: str | Sequence[Any], given: Mapping[str, Any]) -> tuple[S
 class BaseRequest(BaseOptions):
     """What `edgevit.base` is asked."""
 
-    name: Annotated[str | Path, BASE]
+    name: Annotated[str | Path, replace(BASE, also="base")]
     out: Annotated[Path, OUT]
     data: OptionalData = None
     classes: Annotated[

@@ -224,7 +224,9 @@ class JudgeRequest(BaseOptions):
     model: Annotated[
         str | Path,
         Option(
-            "Name of a timm model, path of a model folder, or an .onnx or .engine file that edgevit exported.", None
+            "Name of a timm model, path of a model folder, or an .onnx or .engine file that edgevit exported.",
+            None,
+            also="base",
         ),
     ]
     data: Annotated[

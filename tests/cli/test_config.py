@@ -32,9 +32,11 @@ def write(tmp_path: Path) -> Any:
 def built(command: str, *arguments: object) -> Any:
     """The request that a command line makes."""
     from edgevit.derive.request import BaseRequest, DeriveRequest
+    from edgevit.engines.request import EvaluateRequest
     from edgevit.sweep.request import SweepRequest
 
-    kind = {"derive": DeriveRequest, "sweep": SweepRequest, "base": BaseRequest}[command]
+    kinds = {"derive": DeriveRequest, "sweep": SweepRequest, "base": BaseRequest, "evaluate": EvaluateRequest}
+    kind: Any = kinds[command]
     with COMMANDS[command].make_context(command, [str(a) for a in arguments]) as context:
         return request_from(kind, context.params)
 
@@ -61,6 +63,20 @@ def test_names_may_have_dashes_or_underscores_or_be_those_of_python(write: Any) 
     changed = {key.replace("-", "_"): value for key, value in WRITTEN.items()}
     changed["model_args"], changed["options"] = changed.pop("model_arg"), changed.pop("set")
     assert built("derive", "--config", write(changed)) == built("derive", *TYPED)
+
+
+@pytest.mark.parametrize(
+    ("command", "own", "more"), [("base", "name", {"out": "o"}), ("evaluate", "model", {"data": "digits"})]
+)
+def test_what_other_commands_call_base_may_be_called_so(
+    write: Any, edgevit_main: Any, command: str, own: str, more: dict[str, str]
+) -> None:
+    file = write({"base": "vit", "checkpoint": "w.pt", **more})
+    typed = [text for name, value in more.items() for text in (f"--{name}", value)]
+    assert built(command, "--config", file) == built(command, "vit", "--checkpoint", "w.pt", *typed)
+    assert getattr(built(command, "vitt", "--config", file), own) == "vitt", "the command line wins"
+    twice = write({"base": "vit", own: "vit", **more})
+    assert "by another name; leave one out" in edgevit_main(command, "--config", twice).error
 
 
 def test_the_command_line_wins(write: Any) -> None:
