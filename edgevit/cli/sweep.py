@@ -48,7 +48,8 @@ def main(
         told = arguments.repeated(context, "sweep", rates=lower)
         console.show(f"Next: a lower rate, {told}")
     else:
-        told = arguments.repeated(context, "derive", rate=chosen.rate, out=out / f"{chosen.folder}-distilled")
+        distilled = out / f"{chosen.folder}-distilled"
+        told = arguments.repeated(context, "derive", rate=chosen.rate, out=distilled, threads=None)  # it measures none
         console.show(f"Next: distil it, {told}")
     console.result({"folder": str(out), **asdict(found), "chosen": chosen and chosen.folder})
 
@@ -81,7 +82,9 @@ def sweep_table(folder: Path, found: Sweep) -> Table:
 
     images = found.points[0].images if found.points else 0
     figure = next((point.latency.figure for point in found.points if point.latency), "p50")
-    table = Table(title=f"{folder}: no training; latency of one image on this machine's CPU", title_justify="left")
+    threads = "" if found.threads is None else f", {found.threads} thread{'s' if found.threads > 1 else ''}"
+    title = f"{folder}: no training; latency of one image on this machine's CPU{threads}"
+    table = Table(title=title, title_justify="left")
     table.add_column("model")
     for heading in (
         *("rate", f"top-1 on {images} {found.part} images (95 % interval)", "MACs", "parameters"),

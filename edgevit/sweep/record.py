@@ -1,6 +1,6 @@
 """sweep.json: what was asked for, and what each rate came to.
 
-Schema history: 1  first version
+Schema history: 1  first version; later files of schema 1 have threads
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Sweep:
     versions: Versions
     points: tuple[SweepPoint, ...] = ()  # the base first, then by rate
     left_out: tuple[str, ...] = ()  # rates that no model could be derived at, and why
+    threads: int | None = None  # that latency was measured with; None: all cores
 
     @property
     def base(self) -> SweepPoint | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
+from edgevit.board.request import Threads
 from edgevit.data.classes import listed
 from edgevit.data.request import Data
 from edgevit.derive.methods import method_names
@@ -18,7 +19,7 @@ from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import partial_folder
 from edgevit.folder.writing import file_sha256, refuse_existing
 from edgevit.models.request import BASE
-from edgevit.numbers import check_number
+from edgevit.numbers import COUNT, check_number
 from edgevit.request import BUDGETS, DATA, OUTPUT, SHAPE, Nested, Option
 from edgevit.sweep.record import PARTS, RATES, RECORD
 from edgevit.train.settings import Training
@@ -62,6 +63,7 @@ class SweepRequest(Request):
         Training,
         Nested(only=("device", "workers", "seed")),
     ] = field(default_factory=lambda: Training(steps=0))
+    threads: Threads = None
     cache: Cache = True
 
     def check(self) -> None:
@@ -70,6 +72,8 @@ class SweepRequest(Request):
             raise OptionError("no rates; try --rates 0.5,0.8,0.9")
         for rate in self.rates:
             check_number("--rates", rate, "(0, 1)", "0.9 leaves 10 % of the MACs; the base is always beside the models")
+        if self.threads is not None:
+            check_number("--threads", self.threads, COUNT)
         if self.part not in PARTS:
             raise UnknownNameError("part of the data", self.part, PARTS)
         if self.method in method_names() and describe(self.method).slices:

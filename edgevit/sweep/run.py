@@ -189,13 +189,15 @@ def _derived(record: Sweep, work: _Work) -> Sweep:
 
 
 def _measured(record: Sweep, work: _Work) -> Sweep:
-    """Measure all models in turns, unless that is done."""
-    if all(point.latency for point in record.points):
+    """Measure all models in turns, unless that is done with as many threads."""
+    threads = work.request.threads
+    if all(point.latency for point in record.points) and record.threads == threads:
         return record
     models = [work.out / point.folder for point in record.points]
     work.progress.note(f"latency of {len(models)} models in turns, {ROUNDS} rounds")
     labels = [point.folder for point in record.points]
-    runs = bench_in_turns(models, CONDITIONS, rounds=ROUNDS, labels=labels, progress=work.progress).runs
+    how = replace(CONDITIONS, threads=threads)
+    runs = bench_in_turns(models, how, rounds=ROUNDS, labels=labels, progress=work.progress).runs
     with writing(work.out):
         write_whole(work.out / RUNS, "".join(run.to_json() + "\n" for run in runs))
     found = {c.after.split()[0]: c for c in decisive(compare_within(runs))}
@@ -207,6 +209,6 @@ def _measured(record: Sweep, work: _Work) -> Sweep:
     latencies = {BASE: Latency(first.figure, first.before_value, 1.0, None, None)}
     latencies |= {name: Latency(c.figure, c.after_value, c.ratio, c.low, c.high) for name, c in found.items()}
     points = tuple(replace(point, latency=latencies[point.folder]) for point in record.points)
-    record = replace(record, points=points)
+    record = replace(record, points=points, threads=threads)
     write_sweep(work.out, record)
     return record

@@ -55,6 +55,10 @@ def test_a_sweep_ends_with_the_table_the_plot_and_the_command_that_distils(
     assert shown.code == 0 and shown.out.splitlines()[1:3] == first.out.splitlines()[1:3]
     again = edgevit_main(*command)
     assert (again.code, again.out) == (0, first.out)
+    alone = edgevit_main(*command, "--threads", "1")
+    assert alone.code == 0 and "on this machine's CPU, 1 thread" in " ".join(alone.out.split())
+    next_ = parsed(next(line for line in alone.out.splitlines() if line.startswith("Next: ")))
+    assert next_["command"] == "sweep" or next_["threads"] is None, "a rate is not met by measuring"
 
 
 def test_one_that_loses_more_than_chance_is_not_chosen(edgevit_main: Any, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def test_each_rate_is_a_derivation_into_a_folder_of_its_own(asked: SweepRequest,
     [
         ({"rates": ()}, OptionError, "no rates; try --rates"),
         ({"rates": (0.5, 1.0)}, OptionError, r"--rates 1 is not in \(0, 1\)"),
+        ({"threads": 0}, OptionError, "--threads 0 is"),
         ({"part": "train"}, UnknownNameError, "no part of the data 'train'"),
         ({"method": "skd"}, OptionError, "slices of a super-network need no sweep"),
     ],

@@ -106,6 +106,15 @@ def test_what_is_missing_is_done_and_all_are_measured_again(copy: Path, asked: d
     assert again.points[1].latency != before.points[1].latency, "measured in turns with the new one"
 
 
+def test_with_other_threads_all_are_measured_again_and_nothing_else_is_done(copy: Path, asked: dict[str, Any]) -> None:
+    before, runs = read_sweep(copy), load_runs(copy / "runs.jsonl")
+    again = edgevit.sweep(BASE, out=copy, rates=(0.4, 0.7), threads=1, **asked)
+    assert [replace(p, latency=None) for p in again.points] == [replace(p, latency=None) for p in before.points]
+    assert {run.environment["threads"] for run in load_runs(copy / "runs.jsonl")} == {"1"}
+    assert (before.threads, again.threads) == (None, 1) and load_runs(copy / "runs.jsonl") != runs
+    assert edgevit.sweep(BASE, out=copy, rates=(0.4, 0.7), threads=1, **asked) == again
+
+
 def test_a_rate_that_cannot_be_reached_is_left_out_and_said_to_be(asked: dict[str, Any], copy: Path) -> None:
     found = edgevit.sweep(BASE, out=copy, rates=(0.4, 0.7, 0.999), **asked)
     assert [p.rate for p in found.points] == [None, 0.4, 0.7]
@@ -115,7 +124,9 @@ def test_a_rate_that_cannot_be_reached_is_left_out_and_said_to_be(asked: dict[st
 
 
 def test_a_sweep_of_something_else_and_other_folders_are_refused(copy: Path, asked: dict[str, Any]) -> None:
-    with pytest.raises(SweepError, match=r"holds a sweep of something else: classes was .*choose another --out"):
+    with pytest.raises(
+        SweepError, match=r"holds a sweep of something else: classes was 3,5,8 and is 3,5; choose another --out"
+    ):
         edgevit.sweep(BASE, out=copy, **{**asked, "classes": ["3", "5"]})
     with pytest.raises(OutputError, match="is no sweep"):
         edgevit.sweep(BASE, out=copy / "base", **asked)
