@@ -10,6 +10,7 @@ from typing import Annotated
 from edgevit.cost.place import Place
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.errors import CheckpointError, OptionError
+from edgevit.folder.writing import refuse_unwritable
 from edgevit.models.request import BASE, ModelArgs, check_model_folder
 from edgevit.numbers import COUNT, check_number
 from edgevit.request import MEASURING, OUTPUT, SHAPE, Option
@@ -49,8 +50,10 @@ class CostRequest(Place):
         super().check()
         check_number("--rounds", self.rounds, COUNT)
         check_number("--points", self.points, COUNT)
-        if self.output is not None and self.output.suffix not in SUFFIXES:
-            raise OptionError(f"--output {self.output} ends in neither .yaml nor .json; a table is one of these")
+        if self.output is not None:
+            if self.output.suffix not in SUFFIXES:
+                raise OptionError(f"--output {self.output} ends in neither .yaml nor .json; a table is one of these")
+            refuse_unwritable(self.output)
         if Path(self.base).is_dir():
             if self.model_args:
                 raise OptionError(f"{self.base} is a model folder and brings its own arguments; leave --model-arg out")

@@ -145,7 +145,7 @@ def _check_same(folder: Path, before: RequestRecord, now: RequestRecord) -> None
         # What was typed tells more than what it came to, unless it is files that changed.
         asked = differences(_deciding(before.asked), _deciding(now.asked)) if before.asked else []
         raise OptionError(
-            f"cannot resume {folder} with other options: {listed(asked or changed)}; give the same ones, choose "
+            f"cannot resume {folder} with other options: {first_few(asked or changed)}; give the same ones, choose "
             f"another --out, or remove {folder}"
         )
 
@@ -162,7 +162,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [_difference(name, old.get(name), new.get(name)) for name in changed]
 
 
-def listed(told: Sequence[str]) -> str:
+def first_few(told: Sequence[str]) -> str:
     """The first few of these."""
     return ", ".join(told[:FEW]) + (f", and {len(told) - FEW} more" if len(told) > FEW else "")
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from safetensors import SafetensorError
@@ -58,6 +59,18 @@ def refuse_existing(folder: Path, *, overwrite: bool | None = None) -> None:
             return
         if os.path.lexists(parent):
             raise OutputError(f"{parent} is not a folder, so {folder} cannot be made; choose another --out")
+
+
+def refuse_unwritable(file: Path) -> None:
+    """Refuse a file as an output that cannot be written; called before minutes of work.
+
+    Raises:
+        OutputError: it is a folder, lies in none, or nothing can be written there.
+    """
+    if file.is_dir() or not file.parent.is_dir():
+        raise OutputError(f"cannot write {file}: it is a folder, or lies in none; choose another --output")
+    with writing(file), NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}."):
+        pass
 
 
 def _refuse_foreign(folder: Path) -> None:

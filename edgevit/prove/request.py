@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from edgevit.board.request import SshConfig
-from edgevit.errors import CheckpointError, OptionError, OutputError, UnknownNameError
+from edgevit.errors import CheckpointError, OptionError, UnknownNameError
+from edgevit.folder.writing import refuse_unwritable
 from edgevit.numbers import check_number
 from edgevit.request import MEASURING, MODEL, OUTPUT, RUNNER, Option
 
@@ -91,5 +92,4 @@ class ProveRequest:
             check_number("--threads", self.threads, "[1, 1000]", "try 1")
         if self.checkpoint is not None and not self.checkpoint.is_file():
             raise CheckpointError(f"--checkpoint {self.checkpoint} does not exist, or is no file; check the path")
-        if self.output.is_dir() or not self.output.parent.is_dir():
-            raise OutputError(f"cannot write {self.output}: it is a folder, or lies in none; choose another --output")
+        refuse_unwritable(self.output)

@@ -22,7 +22,7 @@ from edgevit.export.evaluate import run as judge
 from edgevit.export.images import data_record
 from edgevit.export.request import JudgeRequest
 from edgevit.folder.lock import alone_in
-from edgevit.folder.unfinished import differences, listed
+from edgevit.folder.unfinished import differences, first_few
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import load
 from edgevit.progress import OnlyOnce, Progress, Silent
@@ -143,7 +143,7 @@ def _opened(request: SweepRequest) -> Iterator[Sweep]:
         record = read_sweep(out)
         before, now = {**record.asked, "part": record.part}, {**asked, "part": request.part}
         if changed := differences(before, now):
-            raise SweepError(f"{out} holds a sweep of something else: {listed(changed)}; choose another --out")
+            raise SweepError(f"{out} holds a sweep of something else: {first_few(changed)}; choose another --out")
         yield record
 
 

@@ -15,6 +15,8 @@ NAME = "deit_tiny_patch16_224"
     [
         ({"shape": "round"}, "no shape policy 'round'"),
         ({"output": Path("table.txt")}, "--output table.txt ends in neither .yaml nor .json"),
+        ({"output": Path("/no/table.yaml")}, "cannot write /no/table.yaml: it is a folder, or lies in none; choose"),
+        ({"output": Path("/proc/table.yaml")}, "cannot write /proc/table.yaml: "),
         ({"rounds": 0}, "--rounds"),
         ({"points": 0}, "--points"),
         ({"base": "runs/nothing"}, "no model folder at runs/nothing; check the path"),
@@ -25,6 +27,12 @@ def test_what_cannot_be_is_refused(given, said):
     with pytest.raises(EdgeVitError) as error:
         CostRequest(**{"base": NAME, **given}).check()
     assert said in str(error.value)
+
+
+def test_a_folder_is_no_file_for_the_table(tmp_path):
+    (tmp_path / "t.yaml").mkdir()
+    with pytest.raises(EdgeVitError, match=r"t\.yaml: it is a folder, or lies in none; choose another --output"):
+        CostRequest(base=NAME, output=tmp_path / "t.yaml").check()
 
 
 def test_a_folder_brings_its_own_arguments(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from edgevit.errors import OutputError
-from edgevit.folder.writing import refuse_existing, write_whole
+from edgevit.folder.writing import refuse_existing, refuse_unwritable, write_whole
 
 
 def test_a_file_is_written_over_what_a_killed_process_left_and_through_no_link(tmp_path: Path) -> None:
@@ -23,3 +23,15 @@ def test_a_link_to_nothing_is_refused_as_an_output(tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to(tmp_path / "none")
     with pytest.raises(OutputError, match="out is a link to nothing; choose another --out, or remove it"):
         refuse_existing(tmp_path / "out")
+
+
+def test_an_output_is_tried_before_the_work_and_what_is_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("kept")
+    for name in ("t.json", "new.json"):
+        refuse_unwritable(tmp_path / name)
+    assert {f.name: f.read_text() for f in tmp_path.iterdir()} == {"t.json": "kept"}
+    for file in (tmp_path, tmp_path / "none" / "t.json", tmp_path / "t.json" / "t.json"):
+        with pytest.raises(OutputError, match="it is a folder, or lies in none; choose another --output"):
+            refuse_unwritable(file)
+    with pytest.raises(OutputError, match=r"cannot write .*: File name too long"):
+        refuse_unwritable(tmp_path / ("t" * 255))
