@@ -96,6 +96,7 @@ class _Joined(Dataset[tuple[Tensor, int]]):
         return self.first[position, seed] if beyond < 0 else self.second[beyond, seed]
 
 
+FEW = 3  # images that cannot be read and are named
 UNLABELLED = -1  # the label of images of no known class
 
 
@@ -306,8 +307,8 @@ def parts_of(source: ImageSource, name: str, validation_fraction: float, seed: i
 
 def _open_unlabelled(
     data: str | Path, held_out: Sequence[Split], skip_bad_images: bool, progress: Progress
-) -> tuple[Split, int]:
-    """Open images of any class, without those that are held out of training; and how many could not be read.
+) -> tuple[Split, set[Reference]]:
+    """Open images of any class, without those that are held out of training; and those that could not be read.
 
     A held-out image is known by its content, so that a copy of it is left out, too; only files of its size are read.
 
@@ -320,7 +321,7 @@ def _open_unlabelled(
     found = Split(source, readable, (UNLABELLED,) * len(readable), held_out[0].preprocessing)
     if not readable:
         raise DataError(f"none of the {len(references)} unlabelled images in {data} can be read; add others")
-    return without(found, held_out, progress), len(bad)
+    return without(found, held_out, progress), bad
 
 
 def without(unlabelled: Split, held_out: Sequence[Split], progress: Progress) -> Split:
@@ -384,12 +385,11 @@ def open_task(
     order = base_order(source.class_names, names, base_outputs)
     targets = resolve(listed(classes, {*source.class_names, *order}), source.class_names, order)
     parts = [parts_of(source, target.name, validation_fraction, seed) for target in targets]
-    skipped = 0
+    bad: set[Reference] = set()
     if source.files:
         checked = PARTS if skip_bad_images else check
         everything = [r for part in parts for name in checked for r in part[name]]
         bad = find_unreadable(everything, skip_bad_images, progress or Silent())
-        skipped = len(bad)
         parts = [{k: [r for r in v if r not in bad] for k, v in part.items()} for part in parts]
     splits = {}
     for name in PARTS:
@@ -397,13 +397,15 @@ def open_task(
             raise DataError(f"no readable {name} images of class {bare[0]!r} in {data}; add some")
         pairs = [(reference, label) for label, part in enumerate(parts) for reference in part[name]]
         splits[name] = Split(source, tuple(r for r, _ in pairs), tuple(label for _, label in pairs), preprocessing)
-    more = None
+    more, skipped = None, sorted(map(str, bad))
     if unlabelled is not None:
         held_out = (splits["validation"], splits["test"])
         more, unreadable = _open_unlabelled(unlabelled, held_out, skip_bad_images, progress or Silent())
-        skipped += unreadable
+        skipped += sorted(map(str, unreadable))
     if skipped:
-        (progress or Silent()).warn(f"left out {skipped} images that cannot be read")
+        what = "1 image" if len(skipped) == 1 else f"{len(skipped)} images"
+        others = f" and {len(skipped) - FEW} more" if len(skipped) > FEW else ""
+        (progress or Silent()).warn(f"left out {what} that cannot be read: {', '.join(skipped[:FEW])}{others}")
     arguments = {
         "data": _resolved(data),
         "base_outputs": base_outputs,
@@ -413,7 +415,7 @@ def open_task(
         "skip_bad_images": skip_bad_images,
         "unlabelled": _resolved(unlabelled) if unlabelled is not None else None,
     }
-    return Task(targets, splits["train"], splits["validation"], splits["test"], arguments, skipped, more)
+    return Task(targets, splits["train"], splits["validation"], splits["test"], arguments, len(skipped), more)
 
 
 def reopen(

@@ -17,6 +17,7 @@ from edgevit.data.sources import open_source
 from edgevit.data.task import Split, Task, open_task, reopen
 from edgevit.errors import DataError, OptionError
 from edgevit.folder.derivation import DataRecord
+from edgevit.progress import Silent
 
 PREPROCESSING: dict[str, Any] = {
     "input_size": (3, 32, 32),
@@ -241,6 +242,23 @@ def test_bad_images_are_left_out_and_counted_if_asked(both: Path, spoil: Callabl
     assert task.skipped == task.record().skipped_images == 2
     assert len(everything) == 20 + 10 + 4 + 3 - 2 and not everything & set(map(str, bad))
     assert reopened(task.record()).record() == task.record()
+
+
+class Warned(Silent):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_the_first_few_that_are_left_out_are_named(both: Path) -> None:
+    for i in range(5):
+        truncate(both / "train" / "cat" / f"{i}.png")
+    told = Warned()
+    task_of(both, "cat,dog", 3, skip_bad_images=True, progress=told)
+    first = ", ".join(str(both / "train" / "cat" / f"{i}.png") for i in range(3))
+    assert told.said == [f"left out 5 images that cannot be read: {first} and 2 more"]
 
 
 def test_a_truncated_jpeg_is_noticed(both: Path) -> None:

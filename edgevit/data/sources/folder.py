@@ -11,6 +11,7 @@ from edgevit.errors import DataError
 from edgevit.folder.pictures import read_picture
 
 TEST_NAMES = ("val", "validation", "test")
+LITTER = {"thumbs.db", "ehthumbs.db", "desktop.ini"}  # what Windows puts among images; that of others is hidden
 
 
 def _class_folders(folder: Path) -> dict[str, Path]:
@@ -18,7 +19,11 @@ def _class_folders(folder: Path) -> dict[str, Path]:
 
 
 def _files(folder: Path) -> list[Reference]:
-    return [str(f) for f in sorted(folder.rglob("*")) if f.is_file() and not f.name.startswith(".")]
+    return [str(f) for f in sorted(folder.rglob("*")) if f.is_file() and not _is_litter(f.name)]
+
+
+def _is_litter(name: str) -> bool:
+    return name.startswith(".") or name.lower() in LITTER
 
 
 class Images:

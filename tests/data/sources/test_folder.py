@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgevit.data.sources.folder import open_source
+from edgevit.data.sources.folder import open_images, open_source
 from edgevit.errors import DataError
 
 Make = Callable[[Path, dict[str, int]], Path]
@@ -18,6 +18,14 @@ def test_classes_are_folders_and_hidden_ones_are_none(tmp_path: Path, image_fold
     source = open_source(str(tmp_path))
     assert source.class_names == ("cat", "dog") and not source.has_test
     assert source.references("train", "dog") == [str(tmp_path / "dog" / f"{i}.png") for i in range(2)]
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "Thumbs.db", "desktop.ini", "Desktop.ini", "._0.png"])
+def test_what_a_file_manager_leaves_among_images_is_passed_over(tmp_path: Path, image_folder: Make, name: str) -> None:
+    image_folder(tmp_path, {"cat": 1})
+    (tmp_path / "cat" / name).write_bytes(b"no image")
+    assert open_source(str(tmp_path)).references("train", "cat") == [str(tmp_path / "cat" / "0.png")]
+    assert open_images(str(tmp_path)).references("train", tmp_path.name) == [str(tmp_path / "cat" / "0.png")]
 
 
 @pytest.mark.parametrize("name", ["val", "validation", "test"])
