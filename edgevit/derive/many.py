@@ -22,6 +22,7 @@ from edgevit.derive.allocate.budget import readable
 from edgevit.derive.jobs_file import RESULTS, DeriveManyRequest, Job, read_jobs, tasks_side_by_side
 from edgevit.derive.jobs_table import READER, TABLE_KIND, JobRow, JobsTable
 from edgevit.derive.method import find_method
+from edgevit.derive.request import DeriveRequest
 from edgevit.derive.session import run
 from edgevit.derive.workers import Died, work_off
 from edgevit.errors import CheckpointError, EdgeVitError, Interrupted, JobsError, OptionError, OutputError
@@ -40,14 +41,17 @@ from edgevit.version import written_by
 
 def run_job(job: Job) -> JobRow:
     """Do one job; an error that edgevit raises on purpose is its result, and any other is a bug."""
-    row, out = _started(job), Path(job.out)
-    began = time.monotonic()
+    row, began = _started(job), time.monotonic()
     try:
-        made = run(job.request(resume=holds_state(partial_folder(out))))
+        made = run(_asked(job))
         row = _done(row, made.model.spec, made.record)
     except EdgeVitError as error:
         row = replace(row, state="failed", error=str(error))
     return replace(row, seconds=round(time.monotonic() - began, 1))
+
+
+def _asked(job: Job) -> DeriveRequest:
+    return job.request(resume=holds_state(partial_folder(Path(job.out))))
 
 
 def _started(job: Job) -> JobRow:
@@ -168,6 +172,7 @@ def derive_many(
 
     Raises:
         JobsError, UnknownNameError, OptionError: the file is no good; nothing was started.
+        EdgeVitError: every job would be refused for the same reason; nothing was started.
         OutputError: another process works on these jobs, or its folder cannot be written, or has a file that is no
             table of jobs where one would be.
         Interrupted: Ctrl-C or SIGTERM; the same call goes on.
@@ -202,10 +207,11 @@ def _work_off(jobs: Sequence[Job], results: _Results, workers: int, progress: Pr
     before = results.read(progress)
     told = {job.name: [row for row in (*before.rows, *before.earlier) if row.job == job.name] for job in jobs}
     found = {job.name: row for job in jobs if (row := _found(job, told[job.name], progress)) is not None}
+    due = [job for job in jobs if job.name not in found]
+    _refuse_what_all_share(due)
     results.add(*before.rows, *found.values())
     if found:
         progress.note(f"{len(found)} of {len(jobs)} jobs are done already")
-    due = [job for job in jobs if job.name not in found]
     workers = min(workers, max(len(due), 1))
     events = work_off(run_job, due, workers, threads=max(torch.get_num_threads() // workers, 1))
     with progress.stage("derive-many", len(due), "job") as stage, closing(events):
@@ -223,6 +229,25 @@ def _work_off(jobs: Sequence[Job], results: _Results, workers: int, progress: Pr
             progress.note("stopping: what trains keeps its state first; Ctrl-C once more ends it at once")
             raise
     return results.ordered()
+
+
+def _refuse_what_all_share(due: Sequence[Job]) -> None:
+    """Raise once what every job would be refused for, such as weights that are not there.
+
+    Raises:
+        EdgeVitError: that.
+    """
+    whys = map(_refusal, due)
+    if len(due) > 1 and (why := next(whys)) is not None and all(str(other) == str(why) for other in whys):
+        raise why
+
+
+def _refusal(job: Job) -> EdgeVitError | None:
+    try:
+        _asked(job).check()
+    except EdgeVitError as error:
+        return error
+    return None
 
 
 def _row(job: Job, result: JobRow | Died | None) -> JobRow:

@@ -140,18 +140,33 @@ def _top1(folder: Path) -> float:
     return float(json.loads((folder / "derivation.json").read_text())["accuracy"]["derived"]["top1"])
 
 
-def test_a_worker_that_is_ended_from_outside_fails_its_job_alone(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_every_job_would_fail_with_is_refused_once_and_nothing_is_started(
+    plan: Any, tmp_path: Path, edgevit_main: Any
+) -> None:
+    missing = tmp_path / "none.safetensors"
+    assert edgevit_main("derive-many", plan(checkpoint=str(missing))).error == (
+        f"error: no weights at {missing}; check the path"
+    )
+    assert not list((tmp_path / "out").glob("*half*")) and not (tmp_path / "out" / "results.md").is_file()
+    assert edgevit_main(
+        "derive-many", plan(checkpoint=str(write_checkpoint(tmp_path)), data="nowhere")
+    ).error.startswith("error: data nowhere does not exist")
+
+
+def test_a_worker_that_is_ended_from_outside_fails_its_job_alone(
+    plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(many, "run_job", bad_jobs.die)
-    rows = derive_many(plan(), workers=1)
+    rows = derive_many(plan(checkpoint=str(write_checkpoint(tmp_path))), workers=1)
     assert [row.state for row in rows] == ["failed", "done"]
     assert "ended from outside (signal 9)" in str(rows[0].error)
 
 
 def test_a_fault_of_edgevit_in_a_worker_fails_its_job_and_is_printed(
-    plan: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(many, "run_job", bad_jobs.fail)
-    rows = derive_many(plan(), workers=2)
+    rows = derive_many(plan(checkpoint=str(write_checkpoint(tmp_path))), workers=2)
     assert ["exit code 1; what is printed above is a fault of edgevit" in str(row.error) for row in rows] == [True] * 2
     assert "ZeroDivisionError: a fault of edgevit" in capfd.readouterr().err
 
