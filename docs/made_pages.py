@@ -16,11 +16,13 @@ from typing import Any
 
 import edgevit
 from edgevit.board.profiles import load_profile, profile_names
-from edgevit.cli.app import COMMANDS
+from edgevit.cli.app import COMMANDS, STOPPED
 from edgevit.cli.command import Command
+from edgevit.cli.console import CLOSED
 from edgevit.derive import methods
 from edgevit.derive.methods import method_module, method_names
 from edgevit.derive.options import SUPERNET, MethodOption, describe
+from edgevit.report.gates import FAILED, VOID
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(__file__).parent / "made"
@@ -57,9 +59,21 @@ def linked(text: str) -> str:
     return text
 
 
+EXIT_CODES = {
+    0: "all is well",
+    1: "an error or a wrong option, which the last line of stderr says; or a job of `derive-many` failed, `board` "
+    "found a problem, or a gate of `bench` could not be judged",
+    FAILED: "`bench`: a gate failed",
+    VOID: "`bench` and `compare`: a run is void, because clocks moved or the board held itself back",
+    STOPPED: "stopped by Ctrl-C or SIGTERM; the last line of stderr says how to go on, where that is possible",
+    CLOSED: "whoever read stdout, such as `head`, wants no more",
+}
+
+
 def commands_page() -> str:
-    """Every command with every option."""
-    lines = ["# Commands", "", "As `edgevit COMMAND --help` has them, from the same declarations.", ""]
+    """Every command with every option, and what exit codes mean."""
+    codes = table(("exit code", "meaning"), ((str(code), meaning) for code, meaning in EXIT_CODES.items()))
+    lines = ["# Commands", "", "As `edgevit COMMAND --help` has them, from the same declarations.", "", codes]
     for module in COMMANDS:
         command = Command(module.__name__.rpartition(".")[2].replace("_", "-"), module.main)
         lines += [f"## edgevit {command.name}", "", str(command.help), ""]

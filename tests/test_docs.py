@@ -140,6 +140,7 @@ def test_the_made_pages_have_every_option_field_and_board() -> None:
         assert all(f"`{name}.{option.name}`" in made["methods.md"] for option in describe(name).options)
     for option in ("`--checkpoint`", "`--ms`", "`--gate`", "`--config`"):
         assert option in made["commands.md"]
+    assert all(f"\n| {code} | " in made["commands.md"] for code in (0, 1, 3, 4, 130, 141)), "exit codes"
     schemas = [json.loads(file.read_text()) for file in (DOCS / "schemas").glob("*.json")]
     assert all(f"`{field}`" in made["formats.md"] for schema in schemas for field in schema["properties"])
     assert all(f"`{name}`" in made["profiles.md"] for name in profile_names())
