@@ -143,7 +143,8 @@ def _empty(folder: Path) -> None:
 def _check_same(folder: Path, before: RequestRecord, now: RequestRecord) -> None:
     if changed := differences(before.more, now.more):
         # What was typed tells more than what it came to, unless it is files that changed.
-        asked = differences(_deciding(before.asked), _deciding(now.asked)) if before.asked else []
+        told = before.asked and now.asked
+        asked = differences(_deciding(before.asked), _deciding(now.asked)) if told else []
         raise OptionError(
             f"cannot resume {folder} with other options: {first_few(asked or changed)}; give the same ones, choose "
             f"another --out, or remove {folder}"
