@@ -98,7 +98,7 @@ def run(checkout: Path, title: str, arguments: list[str], cache: Path) -> dict[s
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(checkout)}
     command = [sys.executable, "-c", BY_PROCESSOR, str(checkout / "benchmarks" / "forge.py"), *arguments]
     used, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, env=environment, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True)
     wall_s, now = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
     return {"title": title, "wall_s": wall_s, "cpu_s": cpu_s, **json.loads(done.stdout)}
