@@ -39,16 +39,16 @@ class EdgeVitError(Exception):
 
 
 class UnknownNameError(EdgeVitError):
-    """No such name; the message suggests the nearest known ones."""
+    """No such name, or none that this owner has; the message suggests the nearest known ones."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, owner: str = "") -> None:
         names = [str(k) for k in known]
         close = _nearest(name, names)
         if close:
             hint = f"did you mean {' or '.join(repr(c) for c in close)}?"
         else:
             hint = f"known: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
-        super().__init__(f"no {kind} {name!r}; {hint}")
+        super().__init__(f"{owner} has no {kind} {name!r}; {hint}" if owner else f"no {kind} {name!r}; {hint}")
 
 
 def _nearest(name: str, names: list[str]) -> list[str]:

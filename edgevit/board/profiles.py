@@ -146,7 +146,7 @@ class Profile(BaseModel, extra="forbid", frozen=True):
             for mode in variant.modes:
                 if mode.name == name:
                     return mode
-        raise UnknownNameError(f"power mode of {self.name}", name, self.mode_names())
+        raise UnknownNameError("power mode", name, self.mode_names(), owner=self.name)
 
     def total_rails(self) -> list[tuple[str, str]]:
         """Address and label of the rails whose sum is the module's power."""

@@ -84,7 +84,7 @@ class Place:
         Raises: UnknownNameError, OptionError.
         """
         if self.computes_in not in PRECISIONS:
-            raise UnknownNameError("precision of a table", self.computes_in, PRECISIONS)
+            raise UnknownNameError("precision", self.computes_in, PRECISIONS, owner="a table")
         self.conditions().check(self.runs_on, 1)
 
     def where(self, setting: Setting) -> Where:

@@ -31,7 +31,7 @@ from edgevit.models.checkpoint import tensors_sha256
 from edgevit.progress import Progress, Silent
 from edgevit.version import processor, written_by
 
-SCHEMA = "9"  # of the entries
+SCHEMA = "10"  # of the entries
 MADE_BY = f"edgevit {edgevit.__version__} with torch {torch.__version__}, schema {SCHEMA}"
 LIMIT_BYTES = 20 * 10**9
 STREAMS = "streams"  # the largest entries, and the soonest worked out again: they may take half of the limit

@@ -183,9 +183,9 @@ def _jobs(layout: Layout, file: Path) -> list[Job]:
     for entry in _by_name("jobs", planned, file).values():
         for kind, name, known in (("task", entry.task, tasks), ("budget", entry.budget, budgets)):
             if name not in known:
-                raise UnknownNameError(f"{kind} of job {entry.name!r}", name, known)
+                raise UnknownNameError(kind, name, known, owner=f"the file of job {entry.name!r}")
         if entry.method not in methods:
-            raise UnknownNameError(f"method of job {entry.name!r}", entry.method, methods)
+            raise UnknownNameError("method", entry.method, methods, owner=f"the file of job {entry.name!r}")
         jobs.append(_job(layout, entry, tasks[entry.task], budgets[entry.budget], methods[entry.method], file))
     for job in jobs:
         asked = job.request()

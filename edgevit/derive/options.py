@@ -43,7 +43,7 @@ class MethodOption:
         name = f"{owner}.{self.name}"
         if isinstance(self.kind, tuple):
             if str(value) not in self.kind:
-                raise UnknownNameError(f"value of {name}", str(value), self.kind)
+                raise UnknownNameError("value", str(value), self.kind, owner=name)
             return str(value)
         if self.kind is bool:
             lowered = str(value).lower()
@@ -115,7 +115,7 @@ def read_options(owner: str, options: Mapping[str, Any]) -> dict[str, Any]:
     known = {option.name: option for option in describe(owner).options}
     for name in options:
         if name not in known:
-            raise UnknownNameError(f"option of method {owner!r}", name, known)
+            raise UnknownNameError("option", name, known, owner=owner)
     return {name: known[name].convert(owner, value) for name, value in options.items()}
 
 

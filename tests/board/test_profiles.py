@@ -178,7 +178,7 @@ def test_modes_are_found_by_name_and_super_clocks_on_request() -> None:
     assert nano.mode("15W").gpu_mhz == 624.75 and nano.mode("15W", super_clocks=True).gpu_mhz == 612
     assert nano.mode("MAXN_SUPER").gpu_mhz == 1020
     assert load_profile("agx-orin-64gb").mode("MAXN", super_clocks=True).gpu_mhz == 1300.5  # it has no Super clocks
-    with pytest.raises(UnknownNameError, match="no power mode of orin-nano-8gb 'MAXN'; did you mean 'MAXN_SUPER'"):
+    with pytest.raises(UnknownNameError, match="orin-nano-8gb has no power mode 'MAXN'; did you mean 'MAXN_SUPER'"):
         nano.mode("MAXN")
 
 

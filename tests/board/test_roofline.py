@@ -54,7 +54,7 @@ def test_fp32_is_bounded_by_half_the_fp16_peak_and_twice_the_bytes() -> None:
 
 
 def test_a_mode_that_the_profile_lacks_is_refused() -> None:
-    with pytest.raises(UnknownNameError, match="no power mode of orin-nx-16gb 'MODE_30W'"):
+    with pytest.raises(UnknownNameError, match="orin-nx-16gb has no power mode 'MODE_30W'"):
         ceiling(load_profile("orin-nx-16gb"), "MODE_30W")
 
 

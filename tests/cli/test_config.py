@@ -168,7 +168,7 @@ def test_a_method_that_stands_twice_in_a_row_has_its_options_each_time() -> None
         ({"first": "nuwa:0.5", "set": {"nuwaa.ridge": 1}}, "stands nowhere in the row; did you mean 'nuwa'?"),
         ({"first": "nuwa:0.5", "set": {"vulcan.rho": 1}}, "stands nowhere in the row; known: nuwa, forge"),
         ({"set": {"nuwa.ridge": 1}}, "an option of 'nuwa', but the method is 'forge'"),
-        ({"first": "nuwa:0.5", "set": {"nuwa.rigde": 1}}, "no option of method 'nuwa' 'rigde'; did you mean 'ridge'"),
+        ({"first": "nuwa:0.5", "set": {"nuwa.rigde": 1}}, "nuwa has no option 'rigde'; did you mean 'ridge'"),
         ({"first": [{"method": "nuwa", "rates": 1}]}, "a step has the unknown key 'rates'; did you mean 'rate'?"),
         ({"first": {"method": "nuwa"}}, "c.yaml has first as a mapping, expected one value"),
         ({"classes": [{"a": 1}]}, "expected a text or a number: put it in quotes"),

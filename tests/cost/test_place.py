@@ -23,7 +23,7 @@ def test_engines_in_fp16_run_on_a_board_and_onnx_files_in_fp32_here():
     ("given", "said"),
     [
         ({"runner": "tensort"}, "no runner 'tensort'; did you mean 'tensorrt'?"),
-        ({"precision": "mixed"}, "no precision of a table 'mixed'; known: fp32, fp16"),
+        ({"precision": "mixed"}, "a table has no precision 'mixed'; known: fp32, fp16"),
         ({"batch": 0}, "--batch is 0: it must be at least 1"),
         ({"board": "b", "provider": "cpu"}, "the runner 'tensorrt' has no option 'provider'"),
         ({"threads": 0}, "--threads is 0"),

@@ -75,7 +75,7 @@ JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
         (
             {"first": [{"method": "nuwa", "rate": 0.3, "options": {"rigde": 1}}]},
             JobsError,
-            "no option of method 'nuwa' 'rigde'; did you mean 'ridge'",
+            "nuwa has no option 'rigde'; did you mean 'ridge'",
         ),
         ({"first": [3]}, JobsError, "3 is not METHOD:RATE; try --first nuwa:0.5"),
         ({"first": 3}, JobsError, "3 is not METHOD:RATE; try --first nuwa:0.5"),
@@ -91,7 +91,7 @@ JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
             JobsError,
             "jobs 'one' and 'two' both write x/y",
         ),
-        ({"jobs": [{**JOB, "task": "od"}]}, JobsError, "no task of job 'one' 'od'; did you mean 'odd'"),
+        ({"jobs": [{**JOB, "task": "od"}]}, JobsError, "the file of job 'one' has no task 'od'; did you mean 'odd'"),
         ({"data": None}, JobsError, "task 'odd' has no data"),
         ({"training": {"stps": 3}}, JobsError, "no training setting 'stps'; did you mean 'steps'"),
         ({"methods": []}, JobsError, "no methods; give at least one"),

@@ -144,9 +144,9 @@ def test_options_are_read_by_type_and_wrong_ones_refused():
     vulcan = load_method("vulcan")
     config = make_config("vulcan", vulcan.Config, {"rho": "0.5", "rank": "no", "anchor_update": "ema"})
     assert (config.rho, config.rank, config.anchor_update) == (0.5, False, "ema")
-    with pytest.raises(UnknownNameError, match="no option of method 'vulcan' 'roh'; did you mean 'rho'"):
+    with pytest.raises(UnknownNameError, match="vulcan has no option 'roh'; did you mean 'rho'"):
         make_config("vulcan", vulcan.Config, {"roh": 1})
-    with pytest.raises(UnknownNameError, match=r"no value of vulcan\.anchor_update 'emma'"):
+    with pytest.raises(UnknownNameError, match=r"vulcan\.anchor_update has no value 'emma'"):
         make_config("vulcan", vulcan.Config, {"anchor_update": "emma"})
     with pytest.raises(OptionError, match=r"vulcan\.rho=much is not of type float"):
         make_config("vulcan", vulcan.Config, {"rho": "much"})

@@ -47,7 +47,7 @@ def test_an_option_is_read_without_its_method_being_imported() -> None:
         "ridge": 1e-3,
         "teacher": "none",
     }
-    with pytest.raises(UnknownNameError, match="no option of method 'supernet' 'point'; did you mean 'points'"):
+    with pytest.raises(UnknownNameError, match="supernet has no option 'point'; did you mean 'points'"):
         read_options("supernet", {"point": 3})
-    with pytest.raises(UnknownNameError, match=r"no value of nuwa\.factorisation 'token'; did you mean 'tokens'"):
+    with pytest.raises(UnknownNameError, match=r"nuwa\.factorisation has no value 'token'; did you mean 'tokens'"):
         read_options("nuwa", {"factorisation": "token"})
