@@ -111,6 +111,8 @@ def refined(directions: Tensor, width: int, moments: Sequence[Tensor], worth: Se
             if (felt := weight * float(covariance.trace())) > 0:  # what nobody feels says nothing
                 terms.append((weight, covariance, covariance @ covariance))
                 whole += felt
+        if not terms:
+            return directions[:, : width - 1]
         one = torch.eye(width - 1)
         z = directions[:, : width - 1].mT.float().contiguous().requires_grad_()
         optimiser = torch.optim.LBFGS([z], max_iter=REFINING_STEPS, line_search_fn="strong_wolfe")

@@ -212,3 +212,4 @@ def test_refined_directions_tell_more_of_the_tokens_of_all_norms() -> None:
     dead = [torch.zeros_like(moments[0]), moments[0]]
     with_dead = refined(directions, 6, [*moments, *dead], [*worth, 1.0, 0.0])
     torch.testing.assert_close(with_dead, found)
+    torch.testing.assert_close(refined(directions, 6, dead, [1.0, 0.0]), directions[:, :5])
