@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf, sqrt
 from typing import Generic, TypeVar
 
 import torch
@@ -206,12 +207,16 @@ class Rung(Generic[T]):
 
 
 def climb(
-    widths: list[int], allocate: Callable[[int], tuple[T, float]], slice_nats: Callable[[int], float]
+    widths: list[int],
+    allocate: Callable[[int], tuple[T, float]],
+    slice_nats: Callable[[int], float],
+    begin: float = inf,
 ) -> list[Rung[T]]:
     """The rungs worth a thought, the one that is predicted to lose least first.
 
-    From the widest on: a rung whose shape alone loses more than the best rung is passed over, and the first whose slice
-    alone does ends the climb, as narrower ones lose more by it.
+    It begins at the width next to `begin` and goes down to the first rung whose slice alone loses more than the best
+    rung, as narrower ones lose more by it; then up from there. A rung whose shape alone loses more than the best rung
+    is passed over, and its slice not measured: with a good beginning few are.
 
     Args:
         allocate: the shape at a width, and what it is predicted to lose.
@@ -220,21 +225,35 @@ def climb(
         BudgetError: no rung reaches the budget; the narrowest one's.
     """
     found: list[Rung[T]] = []
-    best, refused = float("inf"), None
-    for width in widths:
+    refused = dict[int, BudgetError]()
+    first = min(range(len(widths)), key=lambda i: abs(widths[i] - min(begin, widths[0])))
+
+    def look(width: int) -> bool:
+        """Whether narrower ones may lose less."""
+        best = min((rung.nats for rung in found), default=inf)
         try:
             shape, predicted = allocate(width)
         except BudgetError as error:
-            refused = error
-            continue
+            refused[width] = error
+            return True
         if predicted >= best:
-            continue
-        rung = Rung(width, shape, slice_nats(width), predicted)
-        found.append(rung)
-        if rung.slice_nats >= best:
+            return True
+        found.append(Rung(width, shape, slice_nats(width), predicted))
+        return found[-1].slice_nats < best
+
+    for width in widths[first:]:
+        if not look(width):
             break
-        best = min(best, rung.nats)
+    for width in reversed(widths[:first]):
+        look(width)
     if not found:
-        assert refused is not None
-        raise refused
+        raise refused[min(refused)]
     return sorted(found, key=lambda rung: rung.nats)
+
+
+def balanced_width(network: nn.Module, budget: Budget) -> float:
+    """The width that takes as large a share of the budget's cut as all other dimensions together: where it often ends.
+
+    A share r of the MACs is left by sqrt(r) of the embedding and sqrt(r) of what blocks do with it.
+    """
+    return family_of(network).geometry(network).embed * sqrt(budget.limit / budget.base)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ def test_rungs_are_multiples_and_the_whole(embed: int, multiple: int, expected: 
     assert ladder(embed, multiple) == expected
 
 
-def climbed(shapes: dict[int, float | None], slices: dict[int, float]) -> tuple[list[int], list[int]]:
+def climbed(
+    shapes: dict[int, float | None], slices: dict[int, float], begin: float = inf
+) -> tuple[list[int], list[int]]:
     """The widths of the rungs, best first, and those whose slice was measured."""
     measured = []
 
@@ -46,7 +49,7 @@ def climbed(shapes: dict[int, float | None], slices: dict[int, float]) -> tuple[
         measured.append(width)
         return slices.get(width, 0.0)
 
-    rungs = climb(list(shapes), allocate, slice_nats)
+    rungs = climb(list(shapes), allocate, slice_nats, begin)
     assert all(rung.shape == f"shape {rung.width}" for rung in rungs)
     return [rung.width for rung in rungs], measured
 
@@ -55,6 +58,15 @@ def test_the_sum_of_both_losses_decides_and_the_climb_ends_where_no_rung_can_win
     shapes = {64: 1.0, 48: 0.4, 32: 0.1, 16: 0.05, 8: 0.0}
     rungs, measured = climbed(shapes, {48: 0.01, 32: 0.02, 16: 0.5, 8: 9.0})
     assert rungs == [32, 48, 16, 64] and measured == [64, 48, 32, 16], "8 would lose more by its slice alone"
+
+
+def test_from_a_good_beginning_few_slices_are_measured() -> None:
+    shapes, slices = {64: 1.0, 48: 0.4, 32: 0.1, 16: 0.05, 8: 0.0}, {48: 0.01, 32: 0.02, 16: 0.5, 8: 9.0}
+    assert climbed(shapes, slices, 30.0) == ([32, 16], [32, 16])
+    assert climbed(shapes, slices, 10.0) == ([32, 16, 8], [8, 16, 32])
+    assert climbed({**shapes, 16: None, 8: None}, slices, 10.0) == ([32], [32]), "what is refused below is passed over"
+    with pytest.raises(BudgetError, match="not at 32"):
+        climbed({64: None, 32: None}, {}, 64.0)
 
 
 def test_the_whole_embedding_wins_where_nothing_is_gained() -> None:

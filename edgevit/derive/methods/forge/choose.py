@@ -20,7 +20,15 @@ from edgevit.derive.allocate.knapsack import Choice, allocate
 from edgevit.derive.allocate.menus import Heads
 from edgevit.derive.allocate.policy import fit, uniform
 from edgevit.derive.allocate.widths import adaptive
-from edgevit.derive.embedding import Rung, Slices, climb, embed_widths, geometry_at, reason_against
+from edgevit.derive.embedding import (
+    Rung,
+    Slices,
+    balanced_width,
+    climb,
+    embed_widths,
+    geometry_at,
+    reason_against,
+)
 from edgevit.derive.measure.embedding import SeenTokens
 from edgevit.derive.methods.forge.config import Config
 from edgevit.derive.methods.forge.curves import BlockCurves, moment_of
@@ -162,7 +170,7 @@ def choose(
     slices = Slices(problem, config.calibration_images, config.sensitivity_images, tokens, quick=config.quick)
 
     def least(ladders: Sequence[tuple[Ladder | None, float]]) -> Chosen:
-        rungs = _rungs(allowed, slices, ladders, spend)
+        rungs = _rungs(allowed, slices, ladders, spend, balanced_width(network, problem.budget))
         return _measured(problem, slices, rungs, lambda shape, embed: plan_of(config, blocks, curves, shape, embed))
 
     unchanged: list[tuple[Ladder | None, float]] = [(None, 0.0)]
@@ -190,6 +198,7 @@ def _rungs(
     slices: Slices,
     ladders: Sequence[tuple[Ladder | None, float]],
     spend: Callable[[int, Ladder | None], ChosenShape],
+    begin: float,
 ) -> list[Rung[ChosenShape]]:
     """The widths of the embedding worth a thought, each with every ladder of tokens; the least predicted loss first.
 
@@ -209,7 +218,7 @@ def _rungs(
             return shape, shape.predicted_nats + nats
 
         try:
-            rungs += climb(widths, spent, slices.nats)
+            rungs += climb(widths, spent, slices.nats, begin)
         except BudgetError as error:
             refused = error
     if not rungs:

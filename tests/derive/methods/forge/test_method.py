@@ -61,9 +61,7 @@ def test_the_embedding_is_narrowed_where_that_loses_less(checkpoint: Path, tmp_p
     assert width == more["embed"] == spec.timm_args["embed_dim"] < 64 == spec.base.embed and width % 16 == 0
     assert spec.rate >= 0.8 and made.record.facts.kept_blocks == (0, 1), "no block has to go"
     rungs = {rung["width"]: rung for rung in more["embed_rungs"]}
-    assert (
-        rungs[64]["slice_nats"] == 0 and min(r["predicted_nats"] for r in rungs.values()) < rungs[64]["predicted_nats"]
-    )
+    assert width in rungs and 64 not in rungs, "what blocks alone lose in the whole width is more"
     (step,) = ModelFolder(tmp_path / "m").plan().steps
     assert step.embed == width
     images = torch.randn(2, 3, 32, 32)
