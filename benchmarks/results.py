@@ -241,6 +241,10 @@ def supernet() -> str:
 CLOSED_FORM_STAGES = ("sensitivity", "statistics", "closed_form", "embedding", "allocation", "sequential", "head")
 
 
+def _unjudged_s(run: dict[str, Any]) -> float:
+    return sum(run["seconds"].get(stage, 0.0) for stage in CLOSED_FORM_STAGES)
+
+
 def forge() -> str:
     data = load("forge")
     if data is None:
@@ -271,7 +275,7 @@ def forge() -> str:
         now_s, then_s = runs[0]["cpu_s"], before["cpu_s"]
         told += f"Processor time of a first budget: {now_s:.0f} s, {now_s / then_s:.2f} of the older {then_s:.0f} s.\n"
     if before and data.get("clock") == "processor":  # by the clock, each had another share of it
-        of = [sum(run["seconds"].get(stage, 0.0) for stage in CLOSED_FORM_STAGES) for run in (runs[0], before)]
+        of = [_unjudged_s(run) for run in (runs[0], before)]
         told += (
             f"Without judging base and model by their answers (baselines, check, evaluation): {of[0]:.0f} s, "
             f"{of[0] / of[1]:.2f} of {of[1]:.0f} s.\n"
@@ -279,6 +283,13 @@ def forge() -> str:
     if len(runs) > 2:
         times = sum(run["cpu_s"] for run in runs) / runs[0]["cpu_s"]
         told += f"{len(runs)} budgets, each a command of its own, take {times:.1f} times the first's processor time.\n"
+    if (later := load("forge_decoders")) is not None:
+        first, earlier = (_unjudged_s(run) for run in (later["runs"][0], later["before"]))
+        told += (
+            f"All of this is of the code before fitted decoders (decision 055). With them, the other core at work and the "
+            f"two an hour apart: {first:.0f} s, {first / earlier:.2f} of the {earlier:.0f} s of the code just before; "
+            f"peak memory {later['runs'][0]['peak_bytes'] / 1e9:.1f} GB. So a quarter of the oldest is not reached now.\n"
+        )
     head = ["stage", *(run["title"] for run in shown)]
     parts = ["## Cost of forge's closed form\n", told, older.stages_told(runs), table(head, lines)]
     return "\n".join(part for part in parts if part)
