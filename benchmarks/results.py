@@ -242,7 +242,7 @@ CLOSED_FORM_STAGES = ("sensitivity", "statistics", "closed_form", "embedding", "
 
 
 def _unjudged_s(run: dict[str, Any]) -> float:
-    return sum(run["seconds"].get(stage, 0.0) for stage in CLOSED_FORM_STAGES)
+    return float(sum(run["seconds"].get(stage, 0.0) for stage in CLOSED_FORM_STAGES))
 
 
 def forge() -> str:
@@ -286,9 +286,10 @@ def forge() -> str:
     if (later := load("forge_decoders")) is not None:
         first, earlier = (_unjudged_s(run) for run in (later["runs"][0], later["before"]))
         told += (
-            f"All of this is of the code before fitted decoders (decision 055). With them, the other core at work and the "
-            f"two an hour apart: {first:.0f} s, {first / earlier:.2f} of the {earlier:.0f} s of the code just before; "
-            f"peak memory {later['runs'][0]['peak_bytes'] / 1e9:.1f} GB. So a quarter of the oldest is not reached now.\n"
+            f"All of this is of the code before fitted decoders (decision 055). With them, the other core at work and "
+            f"the two an hour apart: {first:.0f} s, {first / earlier:.2f} of the {earlier:.0f} s of the code just "
+            f"before; peak memory {later['runs'][0]['peak_bytes'] / 1e9:.1f} GB. So a quarter of the oldest is not "
+            "reached now.\n"
         )
     head = ["stage", *(run["title"] for run in shown)]
     parts = ["## Cost of forge's closed form\n", told, older.stages_told(runs), table(head, lines)]
