@@ -4,6 +4,7 @@
     python benchmarks/forge.py --images 64 --model deit_tiny_patch16_224 --out /tmp/forge.json
     python benchmarks/forge.py --budgets 10       # and how many times the first all ten take
     python benchmarks/forge.py --before CHECKOUT  # and the first budget by an older edgevit, in the same run
+    python benchmarks/forge.py --before CHECKOUT --out benchmarks/results/forge_decoders.json  # before decision 055
 
 Random weights cost what trained ones do; images are the rendered data set's, scaled up. Each budget runs in a process
 of its own with one cache, as two commands of a user would; an older edgevit has a cache of its own. Of the stages that
