@@ -169,7 +169,7 @@ class Slices:
         """KL(base || network) in nats per image."""
         p = self.problem
         if self.answers is None:
-            self.answers = base_answers(p, self.felt)
+            self.answers = base_answers(p, self.felt, quick=self.quick)
         return divergence(self.answers, answers(network, self.felt, p.columns, p.passes, quick=self.quick))
 
     def _slice(self, width: int) -> tuple[Tensor, float]:
@@ -211,6 +211,7 @@ def climb(
     allocate: Callable[[int], tuple[T, float]],
     slice_nats: Callable[[int], float],
     begin: float = inf,
+    enough: float = 0.0,
 ) -> list[Rung[T]]:
     """The rungs worth a thought, the one that is predicted to lose least first.
 
@@ -220,6 +221,7 @@ def climb(
 
     Args:
         allocate: the shape at a width, and what it is predicted to lose.
+        enough: the first rung that is predicted to lose no more ends the search.
 
     Raises:
         BudgetError: no rung reaches the budget; the narrowest one's.
@@ -231,6 +233,8 @@ def climb(
     def look(width: int) -> bool:
         """Whether narrower ones may lose less."""
         best = min((rung.nats for rung in found), default=inf)
+        if best <= enough:
+            return False
         try:
             shape, predicted = allocate(width)
         except BudgetError as error:

@@ -34,7 +34,7 @@ def test_rungs_are_multiples_and_the_whole(embed: int, multiple: int, expected: 
 
 
 def climbed(
-    shapes: dict[int, float | None], slices: dict[int, float], begin: float = inf
+    shapes: dict[int, float | None], slices: dict[int, float], begin: float = inf, enough: float = 0.0
 ) -> tuple[list[int], list[int]]:
     """The widths of the rungs, best first, and those whose slice was measured."""
     measured = []
@@ -49,7 +49,7 @@ def climbed(
         measured.append(width)
         return slices.get(width, 0.0)
 
-    rungs = climb(list(shapes), allocate, slice_nats, begin)
+    rungs = climb(list(shapes), allocate, slice_nats, begin, enough)
     assert all(rung.shape == f"shape {rung.width}" for rung in rungs)
     return [rung.width for rung in rungs], measured
 
@@ -67,6 +67,14 @@ def test_from_a_good_beginning_few_slices_are_measured() -> None:
     assert climbed({**shapes, 16: None, 8: None}, slices, 10.0) == ([32], [32]), "what is refused below is passed over"
     with pytest.raises(BudgetError, match="not at 32"):
         climbed({64: None, 32: None}, {}, 64.0)
+
+
+def test_a_rung_that_loses_next_to_nothing_ends_the_search() -> None:
+    shapes, slices = {64: 0.4, 48: 0.03, 32: 0.02, 16: 0.0}, {48: 0.002, 32: 0.02, 16: 0.05}
+    assert climbed(shapes, slices, 40.0) == ([48, 32, 16], [48, 32, 16])
+    assert climbed(shapes, slices, 48.0, 0.04) == ([48], [48]), "32 may lose less, but not by what matters"
+    assert climbed(shapes, slices, 64.0, 0.04) == ([48, 64], [64, 48])
+    assert climbed(shapes, slices, 64.0, 0.01) == climbed(shapes, slices, 64.0)
 
 
 def test_the_whole_embedding_wins_where_nothing_is_gained() -> None:

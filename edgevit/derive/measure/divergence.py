@@ -31,12 +31,12 @@ def answers(
     return torch.cat(found)
 
 
-def base_answers(problem: Problem, images: Split) -> Tensor:
-    """Those of the network that the problem is to cut; the same for every budget."""
-    key = {**problem.identity, "images": images.content_sha256()}
+def base_answers(problem: Problem, images: Split, *, quick: bool = False) -> Tensor:
+    """Those of the network that the problem is to cut; the same for every budget. `quick` is as for `Passes.show`."""
+    key = {**problem.identity, "images": images.content_sha256(), "quick": quick}
 
     def take() -> dict[str, Tensor]:
-        return {"answers": answers(problem.network, images, problem.columns, problem.passes)}
+        return {"answers": answers(problem.network, images, problem.columns, problem.passes, quick=quick)}
 
     return problem.cache.tensors("taught", key, take)["answers"]
 

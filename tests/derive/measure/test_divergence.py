@@ -14,6 +14,7 @@ from edgevit.derive.cache import Cache
 from edgevit.derive.measure.divergence import answers, base_answers, divergence
 from edgevit.models.checkpoint import describe
 from edgevit.train.passes import open_passes
+from edgevit.train.products import multiplies_bf16
 from edgevit.train.settings import Training
 
 
@@ -37,6 +38,8 @@ def test_the_bases_answers_are_taken_once(small_vit: Any, tmp_path: Path) -> Non
     assert torch.equal(base_answers(later, images), first)
     assert later.cache.reused == ["taught"]
     assert len(base_answers(later, task.train.subset(6))) == 6, "of other images"
+    quick = base_answers(later, images, quick=True)
+    assert divergence(first, quick) < 1e-3 and (not torch.equal(quick, first)) == multiplies_bf16()
 
 
 def test_answers_are_among_the_columns_asked_for(small_vit: Any) -> None:

@@ -46,6 +46,7 @@ from edgevit.models.families import family_of
 LITTLE = (
     0.01  # nats: where less is lost, or predicted to be, aligning and refitting the head won 0.0002 at most (lab log)
 )
+NEXT_TO_NOTHING = 3e-4  # nats: where a width is predicted to lose no more, no other is looked for (lab log)
 MOST_MEASURED = 4  # widths of the embedding that are realised, and their loss measured
 AS_PREDICTED = "as predicted"
 
@@ -218,7 +219,7 @@ def _rungs(
             return shape, shape.predicted_nats + nats
 
         try:
-            rungs += climb(widths, spent, slices.nats, begin)
+            rungs += climb(widths, spent, slices.nats, begin, NEXT_TO_NOTHING)
         except BudgetError as error:
             refused = error
     if not rungs:
