@@ -78,6 +78,8 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/prove.py
 	$(BIN)/python benchmarks/meet.py emulated
 	$(BIN)/python benchmarks/meet.py emulated_narrower
+	$(BIN)/python benchmarks/meet.py emulated --held-out --draws 1000
+	$(BIN)/python benchmarks/meet.py emulated_narrower --held-out --draws 1000
 	$(BIN)/python benchmarks/meet.py emulated_pairs --draws 100
 	$(BIN)/python benchmarks/meet.py energy
 	$(BIN)/python benchmarks/cost.py
@@ -103,11 +105,14 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/heart.py --part composed
 	$(BIN)/python benchmarks/heart.py --base fine
 	$(BIN)/python benchmarks/heart.py --base fine --part composed
+	-$(BIN)/python benchmarks/heart.py --base fashion
+	-$(BIN)/python benchmarks/heart.py --base fashion --part composed
 	$(BIN)/python benchmarks/embedding.py
 	$(BIN)/python benchmarks/embedding.py --base fine
 	-$(BIN)/python benchmarks/embedding.py --base fashion
 	-$(BIN)/python benchmarks/equal_latency.py --base fashion --shares 0.15
 	$(BIN)/python benchmarks/distillation.py
+	-$(BIN)/python benchmarks/distillation.py --base fashion
 	$(BIN)/python benchmarks/rivals.py
 	-$(BIN)/python benchmarks/rivals.py --base fine
 	-$(BIN)/python benchmarks/rivals.py --base fashion

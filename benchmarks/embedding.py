@@ -20,6 +20,7 @@ from typing import Any
 from accuracy import OTHER_SIZES, SEEDS, TASK_SIZES, Case, complete, on_base, open_places, records_of
 from accuracy_tables import of_newest_base
 from dimensions import EMBED
+from older import commits_told
 from tables import Row, derived, grouped, percent, picked, points, table
 
 from edgevit.derive.allocate.policy import POLICIES
@@ -85,13 +86,13 @@ def section(data: dict[str, Any] | None) -> str:
                 points([row["accuracy"]["derived"] - other["accuracy"]["derived"] for row, other in pairs]),
             ]
         )
-    return "\n".join(
-        [
-            TEXT.format(title=TITLES[rows[0]["data"]], whole=every_width[0], seeds=seeds),
-            table(["", CHOSEN, *map(str, every_width)], found),
-            table(["", "chosen, for each seed", "by validation", "points, chosen less that one"], judged),
-        ]
-    )
+    parts = [
+        TEXT.format(title=TITLES[rows[0]["data"]], whole=every_width[0], seeds=seeds),
+        commits_told(rows),
+        table(["", CHOSEN, *map(str, every_width)], found),
+        table(["", "chosen, for each seed", "by validation", "points, chosen less that one"], judged),
+    ]
+    return "\n".join(part for part in parts if part)
 
 
 def main() -> None:

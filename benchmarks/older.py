@@ -4,7 +4,7 @@ No section has all of its rows of today's forge. Nearest are those on photograph
 themselves which of their rows are older. `Every dimension` is older than these, and the newest on the rendered base: it
 is measured with the embedding's width among forge's choices. A record of before that has rows without the width, or no
 stage that takes it; and the base has been trained anew since some of them. Where a record has commits, those of forge's
-rows are set against the newest.
+rows are set against the newest of the photographs.
 """
 
 from __future__ import annotations
@@ -58,19 +58,25 @@ def rows_told(rows: Iterable[Row], data: str = "rendered") -> str:
     return f"**Forge's figures here are of {', and of '.join(said)}: {newer}, on other images.**\n" if said else ""
 
 
-def commits_told(rows: Iterable[Row]) -> str:
-    """A sentence where rows of forge are of an older commit than the newest row; nothing where none of them is.
+def commit_today() -> str | None:
+    """The commit of the newest row of `Photographs`, where rows come in the order in which they were made."""
+    rows = list((load("dimensions_fashion") or {"rows": {}})["rows"].values())
+    return _commit(rows[-1]) if rows else None
 
-    Rows come in the order in which they were made, as their file has them; those without `versions` say nothing.
+
+def commits_told(rows: Iterable[Row]) -> str:
+    """A sentence where rows of forge are of another commit than its newest; nothing where none of them is.
+
+    Rows without `versions` say nothing.
     """
-    made = [(row["method"], commit) for row in rows if (commit := _commit(row))]
-    newest = made[-1][1] if made else None
-    older = list(dict.fromkeys(commit for method, commit in made if method == "forge" and commit != newest))
-    if not older:
+    made = [commit for row in rows if row["method"] == "forge" and (commit := _commit(row))]
+    newest = commit_today()
+    older = list(dict.fromkeys(commit for commit in made if commit != newest))
+    if not older or newest is None:
         return ""
     return (
-        f"**Rows of forge here are of commit {', '.join(older)}, and the newest rows of {newest}: what forge has "
-        "become since is not in them.**\n"
+        f"**Rows of forge here are of commit {', '.join(older)}, and its newest, in {PHOTOGRAPHS}, of {newest}: what "
+        "forge has become since is not in them.**\n"
     )
 
 

@@ -170,7 +170,8 @@ def cases(
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 TEXT = (
-    "Every method that trains sees as many images as Vulcan's own rule gives it (up to {most} steps of {batch}), "
+    "{ran} of the {ways} rows that there can be were run. A method that trains sees as many images as Vulcan's own "
+    "rule gives it (up to {most} steps of {batch}), "
     "at its own learning rate of {lrs}, chosen on the validation part in runs of a quarter of the length. As "
     "published: the choices of the paper, which keep every head and block; Vulcan's shapes are `paper`, and it "
     "learns from labels; NuWa trains masks for 10,000 steps of one image and nothing else. Rivals are distilled "
@@ -198,6 +199,8 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
     sizes = SIZES.get(base) or tuple(dict.fromkeys(row["task"] for row in rows))  # learning rates are of the first one
     first, top1 = picked(full, task=sizes[0]), full[0]["base_top1"]
     told = TEXT.format(
+        ran=len({row["variant"] for row in full}),
+        ways=len(WAYS),
         most=max(row["images_seen"] for row in full) // BATCH,
         batch=BATCH,
         lrs=", ".join(f"{lr:g}" for lr in LRS),

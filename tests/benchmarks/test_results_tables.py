@@ -213,6 +213,9 @@ def test_every_section_is_of_a_record_that_make_benchmark_measures() -> None:
     for name in (name for name in loaded if not name.endswith("_before")):  # kept beside what was measured since
         writes = re.compile(rf'["/]{name}\.json')
         assert any(writes.search(text) for of, text in run.items() if of != "results.py"), name
+    of_bases = [re.fullmatch(r"([a-z]+)_(fine|fashion)", path.stem) for path in (ROOT / "benchmarks/results").iterdir()]
+    for name, base in (found.groups() for found in of_bases if found):
+        assert f"benchmarks/{name}.py --base {base}\n" in target.replace("  #", "\n"), f"{name}, {base}"
     assert "it cannot be made again" in first_base.ACCURACY
 
 

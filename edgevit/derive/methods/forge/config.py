@@ -41,18 +41,18 @@ class Config(TeacherOptions):
     cut_embedding: bool = True
     embed_width: int = 0  # The embedding's width, if it may be narrowed; 0: the one that is measured to lose least.
     # Whether some tokens leave behind blocks of the deeper half: never; for a budget in MACs where more than 0.01 nats
-    # are predicted to be lost, and that comes clearly nearer to the base's answers on the validation images (tried); or
-    # where it is predicted to lose less, by a cost table that lists fewer tokens, too (predicted).
+    # are lost, as measured or else predicted, and that comes clearly nearer to the base's answers on the validation
+    # images (tried); or where it is predicted to lose less, by a cost table that lists fewer tokens, too (predicted).
     cut_tokens: Literal["never", "tried", "predicted"] = "tried"
     # Whether output weights are solved again, block by block, for the slim network's own inputs.
     sequential: bool = True
     # How strongly the refit of output weights is drawn to zero, in units of the neurons' mean square.
     ridge: float = 1e-4
-    # Whether what reads normalised tokens is aligned to the base's: where more than 0.01 nats are predicted to be lost,
-    # and kept where it helps on the validation images.
+    # Whether what reads normalised tokens is aligned to the base's: where more than 0.01 nats are lost, as measured or
+    # else predicted, and kept where it helps on the validation images.
     align: bool = True
-    # Whether the head is fitted again to the base's answers: where more than 0.01 nats are predicted to be lost, and
-    # kept where it helps on the validation images.
+    # Whether the head is fitted again to the base's answers: where more than 0.01 nats are lost, as measured or else
+    # predicted, and kept where it helps on the validation images.
     refit_head: bool = True
     sequential_ridge: float = 1e-3  # How strongly the sequential solution is drawn to the refit, in the same units.
 
