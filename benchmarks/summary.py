@@ -24,8 +24,8 @@ a Jetson or a GPU. Which code the rows are of, seeds and ranges are in the secti
 
 """
 BELOW = "Points of top-1 below the base restricted to the classes; mean of so many derivations, of three sub-tasks:\n"
-AHEAD = """Points ahead of the rival that comes nearest, over n pairs of sub-task and seed, and of how many in all. A rival
-with another option, as the embedding kept, counts as one more:
+AHEAD = """Points ahead of the rival that comes nearest, over n pairs of sub-task and seed, and of how many in all. A
+rival with another option, as the embedding kept, counts as one more:
 """
 AT_LENGTH = (
     f"Ahead of each rival, {PUBLISHED_RATE:g} of the MACs gone, when all have trained as long as Vulcan's rule says:\n"
