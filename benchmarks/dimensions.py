@@ -40,6 +40,7 @@ NEVER: Options = {"cut_tokens": "never"}
 # Each takes one away from forge's closed form.
 WITHOUT: dict[str, Options] = {f"{name}=false": {name: value} for name, value in BEFORE.items()}
 WITHOUT["cut_tokens=never"] = NEVER
+WITHOUT["fit_decoders=false"] = {"fit_decoders": False}
 TOLD = {"cut_embedding=false": "cut_embedding=false (and so cut_tokens=never)"}
 CLOSED = {"forge, closed form": {}, "without all of these": {**BEFORE, **NEVER}}
 TRAINED = {"forge": {}, "forge, without all of these": {**BEFORE, **NEVER}}

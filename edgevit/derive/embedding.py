@@ -22,6 +22,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from edgevit.derive.algebra.embedding import encoder
 from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.measure.divergence import answers, base_answers, divergence
@@ -115,6 +116,8 @@ class Slices:
 
     Args:
         tokens: what is known of them, as `measure.embedding.TokenMoments` sees it; None: two passes of their own do.
+        fitted: whether tokens are taken back by the decoders that fit them best, and few directions chosen for that;
+            else by the transposed rotation of the largest directions.
         quick: as for `Passes.show`, of the passes whose answers are compared with the base's.
     """
 
@@ -125,9 +128,10 @@ class Slices:
         sensitivity_images: int,
         tokens: SeenTokens | None = None,
         *,
+        fitted: bool = True,
         quick: bool = False,
     ) -> None:
-        self.problem, self.quick = problem, quick
+        self.problem, self.fitted, self.quick = problem, fitted, quick
         self.calibration = problem.task.train.subset(calibration_images)
         self.felt = problem.task.train.subset(sensitivity_images)
         if len(self.calibration) < (stable := stable_images(problem.network)):
@@ -158,8 +162,7 @@ class Slices:
         """What becomes of the embedding; None at its own width: it stays."""
         if width == len(self.tokens.directions):
             return None
-        encode, _ = self._slice(width)
-        return EmbedPlan(width, encode, self.tokens.decoders(encode))
+        return self._plan(self._slice(width)[0])
 
     def nats(self, width: int) -> float:
         """What is lost at a width; nothing at the whole."""
@@ -172,18 +175,23 @@ class Slices:
             self.answers = base_answers(p, self.felt, quick=self.quick)
         return divergence(self.answers, answers(network, self.felt, p.columns, p.passes, quick=self.quick))
 
+    def _plan(self, encode: Tensor) -> EmbedPlan:
+        return EmbedPlan(len(encode), encode, self.tokens.decoders(encode) if self.fitted else None)
+
     def _slice(self, width: int) -> tuple[Tensor, float]:
         """How the embedding narrows [d', d], and what that loses."""
 
         def measure() -> dict[str, Tensor]:
             with self.problem.stopwatch.stage("embedding"):
-                encode = self.tokens.encoder(width)
+                encode = self.tokens.encoder(width) if self.fitted else encoder(self.tokens.directions, width)
                 network = self.problem.network.to(self.problem.compute.device)
-                nats = self.lost(narrow_embedding(network, EmbedPlan(width, encode, self.tokens.decoders(encode))))
+                nats = self.lost(narrow_embedding(network, self._plan(encode)))
                 return {"encode": encode, "nats": torch.tensor([nats], dtype=torch.float64)}
 
         if width not in self.slices:
-            found = self.problem.cache.tensors("slice", {**self.key, "width": width, "quick": self.quick}, measure)
+            found = self.problem.cache.tensors(
+                "slice", {**self.key, "width": width, "fitted": self.fitted, "quick": self.quick}, measure
+            )
             self.slices[width] = found["encode"], float(found["nats"])
         return self.slices[width]
 

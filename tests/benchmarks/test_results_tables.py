@@ -222,8 +222,8 @@ def test_every_section_is_of_a_record_that_make_benchmark_measures() -> None:
 def test_every_step_of_forge_is_taken_away_at_every_rate_where_it_may_matter() -> None:
     cases = dimensions.cases()
     without = {(case.variant, case.rate) for case in cases["without"]}
-    steps = ("cut_embedding=false", "align=false", "refit_head=false", "drop_sites=false", "cut_tokens=never")
-    assert without == {(step, rate) for step in steps for rate in (0.8, 0.9, 0.95)}
+    steps = {f"{name}=false" for name in ("cut_embedding", "fit_decoders", "align", "refit_head", "drop_sites")}
+    assert without == {(step, rate) for step in (*steps, "cut_tokens=never") for rate in (0.8, 0.9, 0.95)}
     assert {case.rate for case in cases["closed"]} == set(dimensions.RATES) >= {0.4, 0.6}
     keys = [case.key("base") for of in cases.values() for case in of]
     assert len(keys) == len(set(keys))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from problems import untrained
 
 from edgevit.data.task import open_task
@@ -111,3 +112,7 @@ def test_a_slice_is_of_the_largest_directions_or_few_refined_ones_read_through_t
         lost = found.lost(narrow_embedding(problem.network, plain))
         assert found.nats(width) == pytest.approx(lost, rel=1e-4) if width == 32 else found.nats(width) < lost
         assert found.lost(narrow_embedding(problem.network, plan)) == pytest.approx(found.nats(width), rel=1e-4)
+    unfitted = Slices(problem, 128, 64, fitted=False)
+    plan = unfitted.plan(8)
+    assert plan is not None and plan.decoders is None and plan.encode is not None
+    assert torch.equal(plan.encode, encoder(found.tokens.directions, 8)) and unfitted.nats(8) > found.nats(8)

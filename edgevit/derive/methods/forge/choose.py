@@ -168,7 +168,8 @@ def choose(
     allowed = [whole] if stays is not None else embed_widths(
         network, problem.policy, config.embed_width, "forge", problem.budget.least_embed
     )  # fmt: skip
-    slices = Slices(problem, config.calibration_images, config.sensitivity_images, tokens, quick=config.quick)
+    how = {"fitted": config.fit_decoders, "quick": config.quick}
+    slices = Slices(problem, config.calibration_images, config.sensitivity_images, tokens, **how)
 
     def least(ladders: Sequence[tuple[Ladder | None, float]]) -> Chosen:
         rungs = _rungs(allowed, slices, ladders, spend, balanced_width(network, problem.budget))

@@ -39,6 +39,9 @@ class Config(TeacherOptions):
     # Whether the embedding may be narrowed, by a change of basis of all blocks at once; only with allocation=joint and
     # sensitivity=fisher. By a cost table it may be as narrow as that lists.
     cut_embedding: bool = True
+    # Whether what reads a narrower embedding takes tokens back as fits them best, and directions are chosen for that
+    # where few stay (decision 055); else it takes them back by the transposed rotation to the largest directions.
+    fit_decoders: bool = True
     embed_width: int = 0  # The embedding's width, if it may be narrowed; 0: the one that is measured to lose least.
     # Whether some tokens leave behind blocks of the deeper half: never; for a budget in MACs where more than 0.01 nats
     # are lost, as measured or else predicted, and that comes clearly nearer to the base's answers on the validation
