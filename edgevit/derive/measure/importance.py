@@ -92,13 +92,16 @@ def _channels(block: Block) -> Tensor:
     return torch.stack([*summed, *written, *(b.double() for b in biases if b is not None)]).sum(0)
 
 
-@torch.no_grad()
 def valued(network: nn.Module, values: Callable[[str, nn.Parameter], Tensor]) -> nn.Module:
     """A copy of a network with a value, by name and parameter, in place of every weight."""
-    copied = bare_copy(network)
-    for name, parameter in copied.named_parameters():
+    return _fill(bare_copy(network), values)
+
+
+@torch.no_grad()
+def _fill(network: nn.Module, values: Callable[[str, nn.Parameter], Tensor]) -> nn.Module:
+    for name, parameter in network.named_parameters():
         parameter.copy_(values(name, parameter))
-    return copied
+    return network
 
 
 def weights_times_gradients(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> nn.Module:
@@ -135,13 +138,14 @@ def squared_changes(network: nn.Module, images: Split, columns: Sequence[int], p
     """
     fit = min(passes.batch_size(network, gradients=True), GROUP)
     most = next(count for count in range(fit, 0, -1) if GROUP % count == 0)  # so that a batch ends where a group does
+    held = bare_copy(network)  # of every batch the products, in place of the weights
     seen = 0  # images
     group: Scores | None = None  # sums over the images of the group that is being seen
     total: Scores | None = None  # of the groups before
 
     def add(products: Mapping[str, Tensor], count: int) -> None:
         nonlocal seen, group, total
-        seen, group = seen + count, _added(group, group_sums(valued(network, lambda name, p: products[name].to(p))))
+        seen, group = seen + count, _added(group, group_sums(_fill(held, lambda name, p: products[name].to(p))))
         if seen % GROUP == 0 or seen == len(images):
             of_group = (seen - 1) % GROUP + 1
             squares = group.map(lambda change: change.square() / of_group)  # the square of the mean, times the images
