@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 from torch import Tensor
@@ -63,6 +64,7 @@ class _Counts:
 
     def __init__(self, scores: Scores, dims: Sequence[BlockDims], geometry: Geometry, units: Units) -> None:
         self.dims, self.units, self.embed = dims, units, geometry.embed
+        self.at = cache(self._at)  # every choice of heads begins its search at the same shares
         self.curves: dict[tuple[str, int], Curve] = {}
         per_channel = 0
         for i, (block, d, n) in enumerate(zip(scores.blocks, dims, geometry.reaching(dims), strict=True)):
@@ -87,7 +89,7 @@ class _Counts:
     def _add(self, kind: str, block: int, scores: Tensor, unit_cost: int) -> None:
         self.curves[kind, block] = Curve(scores.double().sort(descending=True).values, unit_cost)
 
-    def at(self, share: float) -> dict[tuple[str, int], float]:
+    def _at(self, share: float) -> dict[tuple[str, int], float]:
         """The units that stay, by kind and block; the embedding's are of block 0."""
         if self.units.grouping == "uniform":
             return {key: len(curve.error) * (1 - share) for key, curve in self.curves.items()}

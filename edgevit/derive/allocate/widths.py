@@ -33,8 +33,8 @@ def normalise(activation: Tensor, how: Normalisation) -> Tensor:
     return normalised
 
 
-def adaptive_widths(scores: Sequence[Tensor], rate: float, minimum: int = 1) -> list[int]:
-    """K(l) of Eq. 3: how many neurons of each block are above one global order statistic of the scores.
+def adaptive_widths(scores: Sequence[Tensor], minimum: int = 1) -> Callable[[float], list[int]]:
+    """K(l) of Eq. 3 by rate: how many neurons of each block are above one global order statistic of the scores.
 
     Exactly ceil(rate * sum e) neurons go, whatever the ties, as far as `minimum` per block allows.
     """
@@ -43,11 +43,16 @@ def adaptive_widths(scores: Sequence[Tensor], rate: float, minimum: int = 1) -> 
     # The `minimum` largest of each block are out of reach of the global threshold.
     losable = [torch.sort(s, stable=True).values[:n] for s, n in zip(scores, spare, strict=True)]
     owner = torch.repeat_interleave(torch.arange(len(scores)), torch.tensor(spare))
-    total = sum(len(s) for s in scores)
-    # The small correction undoes rounding such as ceil(0.6 * 5) = 4.
-    gone = min(ceil(rate * total - 1e-9 * total), sum(spare))
-    lost = owner[torch.argsort(torch.cat(losable), stable=True)[:gone]]
-    return [k - int(n) for k, n in zip(kept, torch.bincount(lost, minlength=len(scores)), strict=True)]
+    owner = owner[torch.argsort(torch.cat(losable), stable=True)]  # of every neuron, the first to go first
+    total = sum(kept)
+
+    def widths_at(rate: float) -> list[int]:
+        # The small correction undoes rounding such as ceil(0.6 * 5) = 4.
+        gone = min(ceil(rate * total - 1e-9 * total), sum(spare))
+        lost = torch.bincount(owner[:gone], minlength=len(scores))
+        return [k - n for k, n in zip(kept, lost.tolist(), strict=True)]
+
+    return widths_at
 
 
 def capped_rates(weights: Sequence[float], sizes: Sequence[float], caps: Sequence[float], mean: float) -> list[float]:
@@ -75,11 +80,10 @@ def head_rates(
     values: Sequence[tuple[Tensor, Tensor]],
     attention_params: Sequence[int],
     widths: Sequence[tuple[int, int]],
-    rate: float,
     minimum: int,
     size_weight: SizeWeight,
-) -> list[tuple[float, float]]:
-    """Pruning rates of QK and VO width in each block (Eq. 5, 6; Eq. 30 where blocks differ in size).
+) -> Callable[[float], list[tuple[float, float]]]:
+    """Pruning rates of QK and VO width in each block by their mean (Eq. 5, 6; Eq. 30 where blocks differ in size).
 
     Args:
         values: singular values of W_Q^T W_K and W_V^T W_O^T, ([H, q], [H, v]) per block.
@@ -94,8 +98,12 @@ def head_rates(
             weights.append(max(2 * other / whole * p / whole, 1e-12))
             sizes.append(float(params))
             caps.append(max(1 - minimum / width, 0.0))
-    rates = capped_rates(weights, sizes, caps, rate)
-    return list(zip(rates[::2], rates[1::2], strict=True))
+
+    def rates_at(mean: float) -> list[tuple[float, float]]:
+        rates = capped_rates(weights, sizes, caps, mean)
+        return list(zip(rates[::2], rates[1::2], strict=True))
+
+    return rates_at
 
 
 def adaptive(
@@ -121,16 +129,15 @@ def adaptive(
     values = head_singular_values(list(parts.values()))
     attention_params = [sum(w.numel() for w in (a.wq, a.wk, a.wv, a.wo)) for a in parts.values()]
     widths = [(dims[i].qk, dims[i].vo) for i in parts]
+    neurons_at = adaptive_widths(scores, policy.ffn_minimum) if scores else lambda _: []
+    rates_at = head_rates(values, attention_params, widths, policy.head_minimum, size_weight)
 
     def wishes_at(rate: float) -> list[Widths]:
         if normalisation == "uniform":
             ffn: list[float] = [dims[i].ffn * (1 - rate) for i in neurons]
         else:
-            ffn = [float(k) for k in adaptive_widths(scores, rate, policy.ffn_minimum)] if scores else []
-        if heads == "uniform":
-            rates = [(rate, rate)] * len(parts)
-        else:
-            rates = head_rates(values, attention_params, widths, rate, policy.head_minimum, size_weight)
+            ffn = [float(k) for k in neurons_at(rate)]
+        rates = [(rate, rate)] * len(parts) if heads == "uniform" else rates_at(rate)
         going, kept = dict(zip(parts, rates, strict=True)), dict(zip(neurons, ffn, strict=True))
         found = []
         for i, d in enumerate(dims):
@@ -167,6 +174,6 @@ def widths_by_error(curves: Sequence[Curve]) -> Callable[[float], list[int]]:
 
     def widths_at(rate: float) -> list[int]:
         lost = torch.bincount(owner[: int((spent <= rate * spent[-1]).sum())], minlength=len(curves))
-        return [len(w) - int(n) for w, n in zip(worth, lost, strict=True)]
+        return [len(w) - n for w, n in zip(worth, lost.tolist(), strict=True)]
 
     return widths_at

@@ -39,11 +39,12 @@ def test_macs_are_at_or_within_half_a_percent_under_the_budget(geometries, name,
     scores = [torch.randn(base[0].ffn, generator=generator) * s for s in torch.rand(12, generator=generator)]
     tilt = torch.rand(12, 2, generator=generator) + 0.5
 
+    neurons_at = adaptive_widths(scores, POLICIES[policy].ffn_minimum)
+
     def wishes_at(r):
-        ffn = adaptive_widths(scores, r, POLICIES[policy].ffn_minimum)
         return [
             Widths(max(64 * (1 - r * a), 1), max(64 * (1 - r * b), 1), e)
-            for (a, b), e in zip(tilt.tolist(), ffn, strict=True)
+            for (a, b), e in zip(tilt.tolist(), neurons_at(r), strict=True)
         ]
 
     budget = make_budget(geometry.macs(base), geometry.params(base), rate=rate)

@@ -19,14 +19,14 @@ def test_exactly_the_asked_number_of_neurons_goes_whatever_the_ties(seed, rate, 
     scores = [torch.rand(n, generator=generator, dtype=torch.float64) for n in sizes]
     if ties:
         scores = [(4 * s).round() for s in scores]
-    kept = adaptive_widths(scores, rate, minimum=1)
+    kept = adaptive_widths(scores, minimum=1)(rate)
     total = sum(sizes)
     assert total - sum(kept) == min(ceil(rate * total - 1e-9 * total), total - depth)
     assert all(k >= 1 for k in kept)
 
 
 def test_a_global_threshold_takes_from_the_quiet_block():
-    assert adaptive_widths([torch.arange(10.0), torch.arange(10.0) + 100], 0.4) == [2, 10]
+    assert adaptive_widths([torch.arange(10.0), torch.arange(10.0) + 100])(0.4) == [2, 10]
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.6, 0.85])
@@ -35,7 +35,7 @@ def test_exact_totals_on_deit_widths(model, rate):
     embed, depth = model
     scores = [torch.randn(4 * embed, generator=torch.Generator().manual_seed(i)) for i in range(depth)]
     total = 4 * embed * depth
-    assert sum(adaptive_widths(scores, rate, 8)) == total - ceil(rate * total - 1e-6)
+    assert sum(adaptive_widths(scores, 8)(rate)) == total - ceil(rate * total - 1e-6)
 
 
 def test_normalisations_are_those_of_section_h():
@@ -69,7 +69,7 @@ def test_rates_that_cannot_reach_the_mean_stay_at_their_caps():
 def test_head_rates_follow_equations_5_and_6():
     # Equal singular values: effective rank = number of them. r_QK = 2 * 4 = 8, r_VO = 2 * 2 = 4 in block 0.
     values = [(torch.ones(2, 4), torch.tensor([[1.0, 1, 0, 0]] * 2)), (torch.ones(2, 4), torch.ones(2, 4))]
-    rates = head_rates(values, [100, 100], [(4, 4), (4, 4)], 0.3, 1, "parameters")
+    rates = head_rates(values, [100, 100], [(4, 4), (4, 4)], 1, "parameters")(0.3)
     r = [12.0, 16.0]
     whole = [2 / sum(1 / x for x in r) * 0.3 / x for x in r]
     expected = [(2 * 4 / 12 * whole[0], 2 * 8 / 12 * whole[0]), (whole[1], whole[1])]
@@ -80,7 +80,7 @@ def test_head_rates_follow_equations_5_and_6():
 def test_larger_blocks_give_more_and_the_weighted_mean_holds():
     values = [(torch.ones(2, 4), torch.ones(2, 4))] * 2
     for size_weight in ("parameters", "log_parameters", "both"):
-        rates = head_rates(values, [1000, 4000], [(4, 4)] * 2, 0.3, 1, size_weight)
+        rates = head_rates(values, [1000, 4000], [(4, 4)] * 2, 1, size_weight)(0.3)
         assert rates[1][0] > rates[0][0]
         assert (1000 * rates[0][0] + 4000 * rates[1][0]) / 5000 == pytest.approx(0.3)
 
@@ -89,7 +89,7 @@ def test_weighting_by_size_changes_nothing_where_blocks_are_equal():
     # which is why the benchmark, on ViTs of equal blocks, has no row for it
     generator = torch.Generator().manual_seed(0)
     values = [(torch.rand(2, 8, generator=generator), torch.rand(2, 8, generator=generator)) for _ in range(5)]
-    by = {w: head_rates(values, [5000] * 5, [(8, 8)] * 5, 0.5, 1, w) for w in ("parameters", "log_parameters", "both")}
+    by = {w: head_rates(values, [5000] * 5, [(8, 8)] * 5, 1, w)(0.5) for w in ("parameters", "log_parameters", "both")}
     for a, b, c in zip(*by.values(), strict=True):
         assert a == pytest.approx(b) and a == pytest.approx(c)
 
