@@ -9,6 +9,7 @@ import pkgutil
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -209,7 +210,13 @@ class Family(Protocol):
 
 
 def family_names() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return list(_names_in(tuple(__path__)))
+
+
+@cache
+def _names_in(folders: tuple[str, ...]) -> list[str]:
+    """Listed once: every look at a network asks which family reads it."""
+    return sorted(module.name for module in pkgutil.iter_modules(folders))
 
 
 def load_family(name: str) -> Family:
