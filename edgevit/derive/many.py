@@ -46,7 +46,8 @@ def run_job(job: Job) -> JobRow:
         made = run(_asked(job))
         row = _done(row, made.model.spec, made.record)
     except EdgeVitError as error:
-        row = replace(row, state="failed", error=str(error))
+        # The file has a key for what is an option of `edgevit derive`.
+        row = replace(row, state="failed", error=str(error).replace("another --out", "another out"))
     return replace(row, seconds=round(time.monotonic() - began, 1))
 
 

@@ -172,7 +172,7 @@ class Request(BaseOptions):
         """What must be the same for an unfinished run to be gone on with: what fields came to, and all other fields."""
         return {**{name: value for name, value in self.told().items() if name not in RESOLVED}, **resolved}
 
-    def _check_out(self, *, resume: bool, overwrite: bool) -> None:
+    def _check_out(self, *, resume: bool, overwrite: bool | None) -> None:
         refuse_existing(self.out, overwrite=overwrite)
         refuse_unfinished(partial_folder(self.out), resume)
 
@@ -379,7 +379,8 @@ class DeriveRequest(Deriving):
             raise UnknownNameError("head", self.head, HEADS)
         if self.reject is not None:
             check_number("--reject", self.reject, "(0, 1)", "try 0.05")
-        self._check_out(resume=self.resume, overwrite=self.overwrite)
+        # A jobs file has no key for overwriting, so that its jobs cannot ask for it.
+        self._check_out(resume=self.resume, overwrite=None if self.job else self.overwrite)
         self._check(base, self.method, self.settings, self.unlabelled)
 
     def needs_images(self) -> bool:

@@ -20,7 +20,7 @@ from edgevit.derive.jobs_file import Job, read_jobs
 from edgevit.derive.many import derive_many
 from edgevit.errors import OutputError
 from edgevit.folder.lock import alone_in
-from edgevit.folder.unfinished import holds_state
+from edgevit.folder.unfinished import holds_state, open_partial
 from edgevit.progress import Silent
 
 
@@ -48,7 +48,8 @@ def test_jobs_are_done_once_and_one_that_fails_does_not_stop_the_rest(
     assert all(row.state == "done" for row in again)
     assert (tmp_path / "out" / "odd-half-nuwa" / "model.json").stat().st_mtime_ns == stamp
     changed = derive_many(plan(checkpoint=checkpoint, budgets=[{"name": "half", "rate": 0.45}]))
-    assert all(row.state == "failed" and "is not overwritten" in str(row.error) for row in changed)
+    told = "exists and is not overwritten; choose another out, or remove it"  # nothing else can be asked for
+    assert all(row.state == "failed" and row.error == f"{row.out} {told}" for row in changed)
     assert [row.state for row in derive_many(plan(checkpoint=checkpoint))] == ["done", "done"], "nothing is forgotten"
     _models_outlive_what_is_told_of_them(good, tmp_path / "out" / "results.json", rows)
     _a_model_of_an_older_edgevit_is_known_by_its_row(read_jobs(good)[0][0])
@@ -134,6 +135,15 @@ def test_files_of_somebody_else_are_not_replaced_by_the_tables(plan: Any, name: 
     with pytest.raises(OutputError, match=rf"{name} is no table of jobs, so it is not overwritten; choose another out"):
         derive_many(plan())
     assert file.read_text() == text and not Path(jobs[0].out).exists()
+
+
+def test_a_job_begun_with_other_settings_is_told_of_what_a_jobs_file_has(plan: Any, tmp_path: Path) -> None:
+    job = read_jobs(plan(checkpoint=str(write_checkpoint(tmp_path))))[0][0]
+    folder = Path(f"{job.out}.partial")
+    with open_partial(Path(job.out), {"of": "another"}, resume=False):
+        (folder / "took_long").touch()
+    error = many.run_job(job).error
+    assert error is not None and error.endswith(f"give the same ones, choose another out, or remove {folder}")
 
 
 def _top1(folder: Path) -> float:
