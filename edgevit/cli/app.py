@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from errno import ENAMETOOLONG
 from typing import Annotated, Any
@@ -94,6 +95,8 @@ def _run() -> int:
 
 
 def main() -> None:
+    # Read where huggingface_hub is imported, here and in workers. Each of its ten retries is four lines otherwise.
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     with sigterm_as_ctrl_c():
         code = _run()
     sys.exit(code)

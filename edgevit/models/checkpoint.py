@@ -224,6 +224,8 @@ def open_network(
     name, args = str(base), dict(model_args or {})
     _check_name(name)
     if checkpoint is None:
+        if pretrained and progress is not None:
+            progress.note(f"timm's weights of {name}, from the Hugging Face hub, which is given a minute to answer")
         network = _create(name, args, pretrained=pretrained)
     else:
         network = _filled(name, args, Path(checkpoint), progress or Silent())

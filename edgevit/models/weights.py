@@ -38,7 +38,7 @@ WRAPPINGS = ("state_dict", "model", "teacher")  # where training programs put th
 def first_line(error: BaseException, length: int) -> str:
     """What a foreign error says, in at most `length` characters."""
     lines = str(error).strip().splitlines()
-    return lines[0][:length] if lines else type(error).__name__
+    return lines[0][:length].rstrip() if lines else type(error).__name__
 
 
 @contextmanager

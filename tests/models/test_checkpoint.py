@@ -349,9 +349,22 @@ def test_pretrained_without_a_network_is_one_line(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # which was read from the environment before
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.chdir(tmp_path)
-    line = edgevit_main("derive", NAME, "--pretrained", "--data", "digits", "--rate", "0.5", "--out", "out").error
-    assert line.startswith(f"error: no pretrained weights for {NAME}") and "--checkpoint" in line
+    ran = edgevit_main("derive", NAME, "--pretrained", "--data", "digits", "--rate", "0.5", "--out", "out")
+    assert ran.code == 1 and not ran.out
+    assert ran.told[0].startswith(f"timm's weights of {NAME}, from the Hugging Face hub")
+    assert ran.told[1].startswith(f"error: no pretrained weights for {NAME}") and "--checkpoint" in ran.told[1]
+    assert len(ran.told) == 2
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+
+
+def test_a_hub_that_does_not_answer_is_tried_in_silence(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nfrom edgevit.cli.app import main\ntime.sleep = lambda seconds: None\n"
+        f"sys.argv = ['edgevit', 'base', '{NAME}', '--pretrained', '--out', 'out', '--quiet']\nmain()"
+    )
+    variables = {**os.environ, "HF_HUB_CACHE": "hf", "HF_ENDPOINT": "http://127.0.0.1:9", "NO_PROXY": "*"}
+    told = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, cwd=tmp_path, env=variables)
+    assert told.stderr.startswith(f"error: no pretrained weights for {NAME}: ") and told.stderr.count("\n") == 1
 
 
 def test_preprocessing_is_the_bases_own_but_for_what_was_given(small_vit: Any) -> None:
