@@ -286,7 +286,7 @@ def forge() -> str:
     if (later := load("forge_decoders")) is not None:
         first, earlier = (_unjudged_s(run) for run in (later["runs"][0], later["before"]))
         told += (
-            "All of this is of the code before fitted decoders (decision 055). With them, in two runs of which each had "
+            "All of this is of the code before fitted decoders (decision 055). With them, in two runs that each had "
             f"the other core at work beside it: {first:.0f} s, {first / earlier:.2f} of the {earlier:.0f} s of the "
             f"code just before; peak memory {later['runs'][0]['peak_bytes'] / 1e9:.1f} GB. A second budget, with that "
             f"core idle: {sum(later['runs'][1]['beside_passes_s'].values()):.0f} s besides passes, as with a narrower "
