@@ -21,7 +21,7 @@ import torch
 from edgevit.derive.allocate.budget import readable
 from edgevit.derive.jobs_file import RESULTS, DeriveManyRequest, Job, read_jobs, tasks_side_by_side
 from edgevit.derive.jobs_table import READER, TABLE_KIND, JobRow, JobsTable
-from edgevit.derive.method import find_method
+from edgevit.derive.method import refuse_training
 from edgevit.derive.request import DeriveRequest
 from edgevit.derive.session import run
 from edgevit.derive.workers import Died, work_off
@@ -187,9 +187,8 @@ def run_many(request: DeriveManyRequest, progress: Progress | None = None) -> li
     workers, progress = request.workers or layout.workers, progress or Silent()
     if workers < 1:
         raise OptionError(f"workers {workers} is less than 1")
-    for method in layout.methods:
-        name = method.method or method.name
-        find_method(name).make_config(method.options)
+    for job in jobs:
+        refuse_training(job.request())
     jobs, folder = tasks_side_by_side(jobs, workers), Path(layout.out)
     with ExitStack() as held:
         with writing(folder):

@@ -13,8 +13,9 @@ from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.reach import Asked, Cuts, check_reachable
-from edgevit.derive.request import DeriveRequest
+from edgevit.derive.request import DeriveRequest, Deriving
 from edgevit.models.checkpoint import Model
+from edgevit.train.settings import Training
 
 C = TypeVar("C")
 
@@ -26,6 +27,10 @@ def widths_alone(network: nn.Module, config: object, policy: Policy) -> Cuts:
 
 def takes_any_base(base: Model, config: object, request: DeriveRequest) -> None:
     """Refuse nothing: a method that declares no `check_base` cuts every base that can be opened."""
+
+
+def trains_anyhow(config: object, training: Training) -> None:
+    """Refuse nothing: a method that declares no `check_training` trains, if at all, as it is asked to."""
 
 
 def fits_anything(asked: Asked, config: object) -> None:
@@ -44,6 +49,7 @@ class Method(Generic[C]):
     derive: Callable[[Problem, C], Derived]
     cuts: Callable[[nn.Module, C, Policy], Cuts] = widths_alone  # of a network: what it may take away
     check_options: Callable[[Asked, C], None] = fits_anything  # refuses a config that does not fit what is asked
+    check_training: Callable[[C, Training], None] = trains_anyhow  # refuses one before anything is opened
     check_base: Callable[[Model, C, DeriveRequest], None] = takes_any_base  # refuses one before an image is read
     gentle: bool = False  # its training starts from weights that are nearly right
     needs_all_tokens: bool = False  # it cannot cut a network that tokens leave before its last block
@@ -77,3 +83,15 @@ def find_method(name: str) -> Method[Any]:
     """
     method: Method[Any] = load_method(name).METHOD
     return replace(method, name=name)
+
+
+def refuse_training(request: Deriving) -> None:
+    """Refuse, before anything is opened, a training that the method cannot do, or one that cuts first.
+
+    Raises:
+        UnknownNameError, OptionError: it cannot, or has no such options.
+    """
+    first = [(step.method, step.options) for step in request.first]
+    for name, options in (*first, (request.method, request.settings)):
+        method = find_method(name)
+        method.check_training(method.make_config(options), request.training)

@@ -74,7 +74,6 @@ class Asked:
     budget: Budget
     policy: Policy
     images: int  # for training
-    grad_accum: int = 1  # parts that a training step is computed in
 
 
 def check_embed_width(owner: str, width: int, asked: Asked, calibration_images: int) -> None:
@@ -89,8 +88,7 @@ def check_embed_width(owner: str, width: int, asked: Asked, calibration_images: 
 
 
 def asked_of(problem: Problem) -> Asked:
-    parts = problem.training.grad_accum
-    return Asked(problem.network, problem.budget, problem.policy, len(problem.task.train), parts)
+    return Asked(problem.network, problem.budget, problem.policy, len(problem.task.train))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from edgevit.derive.card import model_card
 from edgevit.derive.estimate import estimate
 from edgevit.derive.head import open_task_for
 from edgevit.derive.in_a_row import check_row, cut_first, settle_row
-from edgevit.derive.method import Method, find_method
+from edgevit.derive.method import Method, find_method, refuse_training
 from edgevit.derive.opening import Opened, known_classes, open_for, resumable, unfinished, write_model
 from edgevit.derive.problem import Problem, finetuned_base
 from edgevit.derive.reach import Asked, asked_of
@@ -263,7 +263,7 @@ def _budget(
     budget = make_budget(base.spec.macs, base.spec.params, **request.budget(), table=table)
     refuse_silent(method, method.cuts(network, config, policy), budget.prices)
     budget = replace(budget, at_least=request.at_least, at_least_embed=request.at_least_embed)
-    asked = Asked(network, budget, policy, images, request.training.grad_accum)
+    asked = Asked(network, budget, policy, images)
     check_row(request.first, method, config, asked, base)
     return budget
 
@@ -294,6 +294,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     request, progress, training = request.on_its_base(), progress or Silent(), request.training
     assert request.base is not None
     _plans(str(request.base), ())  # refuses one that a newer version wrote, before anything takes its time
+    refuse_training(request)
     method = find_method(request.method)
     config = method.make_config(request.settings)
     policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)

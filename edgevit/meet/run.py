@@ -19,7 +19,7 @@ from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.allocate.prices import UNITS
 from edgevit.derive.allocate.prices import Measured as Quantity
 from edgevit.derive.in_a_row import settle_row
-from edgevit.derive.method import find_method
+from edgevit.derive.method import find_method, refuse_training
 from edgevit.derive.problem import Stopwatch
 from edgevit.derive.session import Derivation
 from edgevit.derive.session import run as derive
@@ -116,6 +116,7 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
     progress = progress or Silent()
     if not request.is_measured:
         return (derive(request.derivation(), progress),)
+    refuse_training(request)
     _refuse_elsewhere(request, progress)
     once, found = OnlyOnce(progress), []
     earlier: tuple[tuple[Round, ...], ...] = ((),) * len(request.places)

@@ -163,6 +163,15 @@ def test_what_every_job_would_fail_with_is_refused_once_and_nothing_is_started(
     ).error.startswith("error: data nowhere does not exist")
 
 
+def test_a_training_that_a_later_job_cannot_do_is_refused_before_the_first_begins(
+    plan: Any, tmp_path: Path, edgevit_main: Any
+) -> None:
+    late = {"name": "vulcan", "options": {"collapse": "activation"}, "training": {"grad_accum": 2}}
+    file = plan(checkpoint=str(write_checkpoint(tmp_path)), methods=[{"name": "nuwa"}, late])
+    assert "--grad-accum 2 computes them in parts" in edgevit_main("derive-many", file).error
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_worker_that_is_ended_from_outside_fails_its_job_alone(
     plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

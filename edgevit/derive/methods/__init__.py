@@ -17,6 +17,8 @@ and, where they are not as most are:
     needs_all_tokens=True        if it cannot cut a model that tokens leave: such an order of steps is refused at once
     cuts_half_blocks=True        if it can cut a model whose blocks have lost their attention or their FFN
                                  (`Block.attention`, `Block.ffn` are None there); else such a base is refused at once
+    check_training=              check_training(config, training), if it cannot train in every way: refuses one before
+                                 the base is opened, wherever the method stands in a row
     check_base=                  check_base(base, config, request), if it cannot cut every base that can be opened:
                                  refuses one before an image is read
     cuts=                        cuts(network, config, policy) -> Cuts, if it may take away more than widths: heads,

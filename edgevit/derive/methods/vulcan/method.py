@@ -46,6 +46,7 @@ from edgevit.models.families import family_of
 from edgevit.train.compute import Compute
 from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import observed
+from edgevit.train.settings import Training
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 
@@ -104,12 +105,15 @@ def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
     return Cuts(embed=embed, images=config.calibration_images, more={"embed_width": narrower})
 
 
-def check_options(asked: Asked, config: Config) -> None:
-    if config.collapse == "activation" and asked.grad_accum > 1:
+def check_training(config: Config, training: Training) -> None:
+    if config.collapse == "activation" and training.grad_accum > 1:
         raise OptionError(
             "vulcan.collapse=activation compares neurons over all images of a step, and --grad-accum "
-            f"{asked.grad_accum} computes them in parts; leave it at 1, or add --set vulcan.collapse=weight"
+            f"{training.grad_accum} computes them in parts; leave it at 1, or add --set vulcan.collapse=weight"
         )
+
+
+def check_options(asked: Asked, config: Config) -> None:
     check_embed_width("vulcan", config.embed_width, asked, config.calibration_images)
 
 
@@ -347,4 +351,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     )
 
 
-METHOD = Method(Config, default_steps, derive, cuts=cuts, check_options=check_options)
+METHOD = Method(Config, default_steps, derive, cuts=cuts, check_training=check_training, check_options=check_options)

@@ -5,10 +5,12 @@ import pytest
 import torch
 from forks import in_two_processes
 from safetensors.torch import load_file
-from small_base import derive, press_ctrl_c_in_step, write_checkpoint
+from small_base import NAME, derive, press_ctrl_c_in_step, write_checkpoint
 
+import edgevit
 from edgevit.derive.methods.vulcan.method import Config, Redundancy, default_steps
 from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
+from edgevit.derive.steps import Step
 from edgevit.errors import Interrupted, OptionError
 from edgevit.models.families import vit
 from edgevit.train.compute import open_compute
@@ -99,11 +101,19 @@ def test_activations_are_compared_over_the_images_of_all_processes(tmp_path):
             torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_activations_of_a_step_in_parts_are_refused(tmp_path):
-    checkpoint, options = write_checkpoint(tmp_path), {"calibration_images": 48, "collapse": "activation"}
-    with pytest.raises(OptionError, match=r"--grad-accum 2 computes .*; leave it at 1, or .*vulcan\.collapse=weight$"):
-        derive(checkpoint, tmp_path / "m", options=options, training={"grad_accum": 2})
-    derive(checkpoint, tmp_path / "n", options=options, training={"steps": 1})
+def test_activations_of_a_step_in_parts_are_refused_before_anything_is_opened(tmp_path):
+    options, unreadable = {"calibration_images": 48, "collapse": "activation"}, tmp_path / "x.safetensors"
+    unreadable.touch()
+    rows = ({}, {"first": "nuwa:0.3"}, {"first": [Step("vulcan", 0.3, options)], "method": "forge"})
+    told = r"--grad-accum 2 computes .*; leave it at 1, or .*vulcan\.collapse=weight$"
+    for row in rows:
+        given = {"options": options, **row} if row.get("method") != "forge" else row
+        with pytest.raises(OptionError, match=told):
+            derive(unreadable, tmp_path / "m", training={"grad_accum": 2}, **given)
+    with pytest.raises(OptionError, match=told):
+        asked = {"ms": 5, "method": "vulcan", "options": options, "training": Training(grad_accum=2)}
+        edgevit.meet(NAME, checkpoint=unreadable, data="digits", out=tmp_path / "m", **asked)
+    derive(write_checkpoint(tmp_path), tmp_path / "n", options=options, training={"steps": 1})
 
 
 def test_steps_follow_the_published_rule_or_the_data():
