@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import chain
@@ -24,7 +25,7 @@ from edgevit.board.request import Conditions
 from edgevit.board.roofline import ceiling_found, least_bytes, roofline
 from edgevit.engines.build import check_board
 from edgevit.engines.unjudged import OPSET, build_unjudged
-from edgevit.errors import AgentError, CheckpointError, Interrupted, OutputError, RunsError
+from edgevit.errors import AgentError, CheckpointError, Interrupted, OptionError, OutputError, RunsError
 from edgevit.export.graph import write_onnx
 from edgevit.folder.lock import alone_in
 from edgevit.folder.records import plain
@@ -35,7 +36,7 @@ from edgevit.progress import Progress, Silent
 from edgevit.prove.answers import against, answers
 from edgevit.prove.published import published_for
 from edgevit.prove.record import Figure, MeasuredNetwork, Proof, Waiting, read_proof, write_proof
-from edgevit.prove.request import BATCHES, SIZES, ProveRequest
+from edgevit.prove.request import BATCHES, QUICK_MINUTES, SIZES, ProveRequest
 from edgevit.prove.suite import EFFORTS, SuiteNetwork, largest_of, shape_of, suite
 from edgevit.request import as_request
 from edgevit.version import written_by
@@ -209,13 +210,25 @@ class _Work:
                 left += self._answer(question, due, anchor)
             else:
                 left += [subject.name for subject in due]
+        if left and not self.proof.measured:
+            raise self._too_short(asked)  # engines that were built wait
         self._discard()
         if tuple(left) != self.proof.left_out:
             self._keep(left_out=tuple(left))
         if left:
-            more = f"the same command with --minutes {2 * self.request.most_minutes:g} goes on"
+            minutes = max(self.request.most_minutes, self.elapsed_s / 60)
+            more = f"the same command with --minutes {math.ceil(2 * minutes)} goes on"
             self.progress.warn(f"left out for want of time: {', '.join(left)}; {more}")
         return self.proof
+
+    def _too_short(self, asked: Iterable[str]) -> OptionError:
+        """For a time in which no network can be set beside the dense one; with the least that a question takes."""
+        least_s = 2 * (self.proof.build_s or 0.0) + min(self._measuring_s(question, 2) for question in asked)
+        minutes = (self.elapsed_s + least_s + END_S) / 60
+        return OptionError(
+            f"--minutes {self.request.most_minutes:g} is too short: two networks take about {minutes:.1f} on "
+            f"{self.board.host}, and nothing was measured; try --minutes {max(math.ceil(2 * minutes), QUICK_MINUTES):g}"
+        )
 
     def _fits(self, question: str, subject: SuiteNetwork, networks: int) -> bool:
         """Whether there is time to build a network and then to measure so many, this one and the dense one among them.

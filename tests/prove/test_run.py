@@ -1,5 +1,6 @@
 """A proof from nothing to its file: here through ONNX Runtime, and on a board over SSH with the stand-in TensorRT."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from edgevit.board.bench import Setting
 from edgevit.board.facts import BoardFacts, PowerMode
 from edgevit.board.profiles import load_profile
 from edgevit.board.request import Conditions
-from edgevit.errors import AgentError, CheckpointError, Interrupted, RunsError, UnfitBoardError
+from edgevit.errors import AgentError, CheckpointError, Interrupted, OptionError, RunsError, UnfitBoardError
 from edgevit.progress import Silent
 from edgevit.prove import request
 from edgevit.prove import run as module
@@ -201,6 +202,37 @@ def test_the_suite_ends_in_time_and_on_a_slower_board_what_there_is_no_time_for_
         assert board.long == 12, "energy of the dense network, of four shapes, and of six mixes beside it"
         asked_twice = {one.name for one in proof.measured if len(one.figures) == 2}
         assert asked_twice == {n for n in ("base", *networks) if n == "base" or " 0.8 " in n}
+
+
+@pytest.mark.parametrize(("minutes", "built"), [(0.1, False), (1.0, True)])
+def test_a_time_in_which_nothing_can_be_measured_is_refused_with_one_in_which_something_can(
+    tmp_path, monkeypatch, minutes, built
+):
+    monkeypatch.undo()
+    board = SlowBoard(4.2, 40.0)
+    monkeypatch.setattr(module, "build_unjudged", board.build)
+    monkeypatch.setattr(module, "answers", lambda *_: ())
+    asked = ProveRequest(board="nano", quick=True, minutes=minutes, output=tmp_path / "p.json")
+    told = rf"^--minutes {minutes:g} is too short: two networks take .* on nano, and nothing was measured; try"
+    with pytest.raises(OptionError, match=told) as refusal:
+        work_on(board, asked, tmp_path).finished()
+    assert asked.output.exists() == built, "what was built waits; else nothing is written"
+    board = SlowBoard(4.2, 40.0)
+    monkeypatch.setattr(module, "build_unjudged", board.build)
+    longer = replace(asked, minutes=float(str(refusal.value).split()[-1]))
+    assert work_on(board, longer, tmp_path).finished().measured
+
+
+def test_the_time_in_which_a_proof_goes_on_is_longer_than_it_took(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    board, warned, progress = SlowBoard(20.0, 1.0), [], Silent()  # far slower than is reckoned before a run was seen
+    monkeypatch.setattr(module, "build_unjudged", board.build)
+    monkeypatch.setattr(module, "answers", lambda *_: ())
+    progress.warn = warned.append
+    asked = ProveRequest(board="nano", quick=True, minutes=1.0, output=tmp_path / "p.json")
+    proof = work_on(board, asked, tmp_path, progress).finished()
+    assert proof.left_out and board.now_s > 60
+    assert f"the same command with --minutes {math.ceil(board.now_s / 30)} goes on" in warned[0]
 
 
 class SmallBoard(SlowBoard):
