@@ -141,7 +141,7 @@ class FilesRequest:
     tolerances: Annotated[Tolerances, Nested()] = field(default_factory=Tolerances)
     batch_size: Annotated[int, Option("Images per inference of the checks.", COMPUTING)] = 32
     workers: Workers = 0
-    device: Annotated[str, Option("Where the checks compute: auto, cpu, cuda, cuda:1 or mps.", COMPUTING)] = "auto"
+    device: Annotated[str, Option("Where the checks compute: auto, cpu, cuda or cuda:1.", COMPUTING)] = "auto"
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -248,7 +248,7 @@ class JudgeRequest(BaseOptions):
     skip_bad_images: SkipBadImages = False
     batch_size: Annotated[int, Option("Images per inference.", COMPUTING)] = 32
     workers: Workers = 0
-    device: Annotated[str, Option("Where torch computes: auto, cpu, cuda, cuda:1 or mps.", COMPUTING)] = "auto"
+    device: Annotated[str, Option("Where torch computes: auto, cpu, cuda or cuda:1.", COMPUTING)] = "auto"
 
     def check(self) -> None:
         """Refuse what cannot be done; see `edgevit.evaluate` for what is raised."""

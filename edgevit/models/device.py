@@ -9,7 +9,7 @@ from edgevit.errors import OptionError, UnknownNameError
 if TYPE_CHECKING:
     import torch
 
-DEVICES = ("auto", "cpu", "cuda", "mps")
+DEVICES = ("auto", "cpu", "cuda")
 
 
 def check_device_name(name: str) -> None:
@@ -17,8 +17,11 @@ def check_device_name(name: str) -> None:
 
     Raises:
         UnknownNameError: no such device.
+        OptionError: it cannot do what is asked of it.
     """
     kind, _, index = name.partition(":")
+    if kind == "mps":
+        raise OptionError(f"device {name}: Apple's GPUs have no float64, which edgevit solves in; try --device cpu")
     if kind not in DEVICES or (index and not index.isdecimal()):
         raise UnknownNameError("device", name, DEVICES)
 
@@ -28,15 +31,15 @@ def find_device(name: str) -> torch.device:
 
     Raises:
         UnknownNameError: no such device.
-        OptionError: this machine has none.
+        OptionError: this machine has none, or it cannot do what is asked of it.
     """
     import torch
 
     check_device_name(name)
     kind = name.partition(":")[0]
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    available = torch.cuda.is_available()
     if kind == "auto":
-        return torch.device(next((other for other, there in available.items() if there), "cpu"))
-    if not available.get(kind, True):
+        return torch.device("cuda" if available else "cpu")
+    if kind == "cuda" and not available:
         raise OptionError(f"this machine has no {kind} device that torch can see; try --device cpu")
     return torch.device(name)

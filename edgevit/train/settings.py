@@ -33,7 +33,7 @@ INTERVALS = (
 )
 
 
-Device = Annotated[str, Option("Where torch computes: auto, cpu, cuda, cuda:1 or mps.", COMPUTING)]
+Device = Annotated[str, Option("Where torch computes: auto, cpu, cuda or cuda:1.", COMPUTING)]
 Workers = Annotated[int, Option("Processes that read images; 0 reads them in this one.", COMPUTING)]
 
 

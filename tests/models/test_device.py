@@ -10,14 +10,22 @@ from edgevit.models.device import check_device_name, find_device
 
 
 def test_a_name_may_hold_an_index() -> None:
-    for name in ("auto", "cpu", "cuda", "cuda:1", "mps"):
+    for name in ("auto", "cpu", "cuda", "cuda:1"):
         check_device_name(name)
     for name in ("gpu", "cuda:x", "cuda:-1", ""):
         with pytest.raises(UnknownNameError, match="no device"):
             check_device_name(name)
 
 
-def test_auto_takes_what_there_is() -> None:
+def test_a_device_without_float64_is_refused_by_its_name() -> None:
+    for name in ("mps", "mps:0"):
+        for refuse in (check_device_name, find_device):
+            with pytest.raises(OptionError, match=rf"^device {name}: .*float64.*; try --device cpu$"):
+                refuse(name)
+
+
+def test_auto_takes_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert find_device("cpu") == torch.device("cpu")
     assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
