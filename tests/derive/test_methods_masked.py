@@ -70,7 +70,7 @@ NARROWER: dict[str, dict[str, Any]] = {
     "vulcan": {"embed_width": 32},
 }
 WIDE = {
-    name: {"cut_embedding": False} for name in ("mdp", "nvit", "taylor", "torch_pruning")
+    name: {"cut_embedding": False} for name in ("forge", "mdp", "nvit", "taylor", "torch_pruning")
 }  # of those that narrow it at any rate
 CASES = [
     *((name, 0.45) for name in (*method_names(), EXAMPLE)),
