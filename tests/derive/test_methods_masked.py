@@ -61,7 +61,7 @@ FEW: dict[str, dict[str, Any]] = {
 HIGH = 0.9  # where whole heads and blocks go, if the embedding stays
 NARROW = 0.85  # where it is narrowed
 NARROWER: dict[str, dict[str, Any]] = {
-    "forge": {},
+    "forge": {"cut_embedding": True},
     "mdp": {"cut_embedding": True},
     "nuwa": {"cut_embedding": True},
     "nvit": {"cut_embedding": True},
@@ -162,7 +162,7 @@ HALVES = [name for name in method_names() if find_method(name).cuts_half_blocks]
     [
         *((name, 0.3, {}) for name in HALVES),
         ("forge", 0.75, {"cut_embedding": False}),
-        ("forge", 0.5, {"embed_width": 32}),
+        ("forge", 0.5, {"cut_embedding": True, "embed_width": 32}),
         ("forge", 0.3, {"allocation": "uniform"}),
         ("forge", 0.3, {"allocation": "vulcan"}),
         ("forge", 0.3, {"sensitivity": "none"}),
@@ -201,8 +201,6 @@ def masked_and_compared(
     before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
     options = {"supernet": str(supernet)} if name == "skd" else FEW.get(name, {})
     options = {**options, **WIDE.get(name, {})}
-    if rate == HIGH:
-        options = {**options, "cut_embedding": False}
     if rate == NARROW:
         options = {**options, **NARROWER[name]}
     options = {**options, **more}
