@@ -20,6 +20,7 @@ from .__main__ import user
 from .files import cache_folder
 from .kernel import find_program, read_bytes, read_text
 from .libraries import LIBRARIES
+from .lock import wait_for_others
 from .meters import ina3221
 from .power import power_meters
 
@@ -32,12 +33,15 @@ PROGRAMS = ("nvpmodel", "jetson_clocks", "tegrastats")
 Send = Callable[[Any], None]
 
 
-def examine(send: Send, root: str) -> dict[str, Any]:
+def examine(send: Send, root: str, owner: str | None = None) -> dict[str, Any]:
     """Tell all facts about this machine.
 
+    If an `owner` asks, it waits for the jobs of others: importing TensorRT takes of the processor that they measure.
     It changes nothing, but for one thing: a power mode and clocks that a process left changed which was cut off are put
     back first, and `recovered` says so.
     """
+    if owner:
+        wait_for_others(root, owner, lambda waiting: send({"progress": waiting}))
     told: list[str] = []
     clean = control.recover(root, report=told.append)
     send({"progress": {"stage": "examine", "done": 0.0}})

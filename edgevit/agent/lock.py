@@ -2,6 +2,9 @@
 
 The kernel's lock on the file decides, and ends with the process that holds it; what the file says is for people. So
 what a holder left that died is known for what it is: it is there, and nobody holds the lock.
+
+Jobs hold it while they work, and a host while it copies (`take`). Looking at a board waits for others, too, and holds
+nothing (`wait_for_others`). What only reads a file or two, such as the list of jobs, does neither.
 """
 
 from __future__ import annotations
@@ -10,8 +13,9 @@ import errno
 import fcntl
 import json
 import os
+import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Callable, Iterator
 
 from .files import cache_folder
@@ -19,6 +23,7 @@ from .runners import RunnerError
 
 FOLDERS = ("/run/lock", "/tmp")
 POLL_S = 0.2
+COPY_S = 120.0  # that a copy has the board to itself: a connection that broke unseen is not to hold it for hours
 SAY_EVERY_S = 10.0  # while nothing changes
 
 
@@ -29,7 +34,7 @@ def hold(path: str | None, owner: str, method: str, report: Callable[[dict[str, 
     Who holds the board meanwhile is reported as `{"stage": "wait", "holder": {...}}`, and a holder that died as
     `{"stage": "wait", "stale": {...}}`; both have an age, because the clocks of boards are often wrong.
     """
-    lock = _open_any([path] if path else [os.path.join(folder, "edgevit.lock") for folder in FOLDERS])
+    lock = _open_any(_paths(path))
     try:
         _wait(lock, report)
         stale = _read(lock)
@@ -44,12 +49,57 @@ def hold(path: str | None, owner: str, method: str, report: Callable[[dict[str, 
         os.close(lock)
 
 
+_taken = ExitStack()  # what `take` holds
+
+
+def take(send: Callable[[Any], None], root: str, owner: str, what: str) -> dict[str, Any]:
+    """Wait for the board, and hold it for the host until `release`, this agent's end, or for `COPY_S`."""
+    path = lock_path(root)
+    if path:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    held = ExitStack()
+    held.enter_context(hold(path, owner, what, lambda waiting: send({"progress": waiting})))
+    timer = threading.Timer(COPY_S, held.close)
+    timer.daemon = True
+    timer.start()
+    _taken.callback(held.close)
+    _taken.callback(timer.cancel)
+    return {}
+
+
+def release(send: Callable[[Any], None], root: str) -> dict[str, Any]:
+    _taken.close()
+    return {}
+
+
+def wait_for_others(root: str, owner: str, report: Callable[[dict[str, Any]], None]) -> None:
+    """Wait while anybody but `owner` holds the board; nothing is made, written or held.
+
+    One's own job is not waited for, because it is by looking that a host begins to collect its result.
+    """
+    for path in _paths(lock_path(root)):
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            _wait(lock, report, owner)
+        finally:
+            os.close(lock)
+        return
+
+
 def lock_path(root: str) -> str | None:
     """A captured tree is a board of its own, and nothing is written into it."""
     return None if root == "/" else os.path.join(cache_folder(), "lock")
 
 
-def _wait(lock: int, report: Callable[[dict[str, Any]], None]) -> None:
+def _paths(path: str | None) -> list[str]:
+    return [path] if path else [os.path.join(folder, "edgevit.lock") for folder in FOLDERS]
+
+
+def _wait(lock: int, report: Callable[[dict[str, Any]], None], beside: str | None = None) -> None:
+    """Get the lock, or see that who is called `beside` has it."""
     told, said = None, 0.0
     while True:
         try:
@@ -57,6 +107,8 @@ def _wait(lock: int, report: Callable[[dict[str, Any]], None]) -> None:
             return
         except BlockingIOError:
             holder = _read(lock)
+        if beside and holder and holder["owner"] == beside:
+            return
         identity = holder and (holder["owner"], holder["method"], holder["pid"])
         if identity != told or time.monotonic() - said > SAY_EVERY_S:
             told, said = identity, time.monotonic()

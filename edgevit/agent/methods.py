@@ -23,6 +23,8 @@ MODULES = {
     "offer": "files",
     "keep": "files",
     "discard": "files",
+    "take": "lock",
+    "release": "lock",
     "start": "jobs",
     "follow": "jobs",
     "forget": "jobs",

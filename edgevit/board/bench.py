@@ -242,7 +242,7 @@ def look(board: Board, profile: Profile | None, how: Conditions, progress: Progr
         UnfitBoardError: it lacks something.
     """
     with progress.stage(f"look at {board.host}"):
-        facts = examine(board)
+        facts = examine(board, progress)
     if profile is not None:
         profile.check(facts)
     setting = Setting(board.host, facts, profile or match(facts))

@@ -109,6 +109,28 @@ class Board:
         """
         return self._persist(lambda: self._connected().call(method, on_progress, **args))
 
+    def examine(self, progress: Progress) -> Any:
+        """Ask for all facts, when no job of anybody else runs there.
+
+        Raises:
+            AgentError: the method failed, or the agent died.
+            ConnectionLostError: the connection broke and did not come back.
+        """
+        with _Show("examine", self.host, progress) as show:
+            return self.call("examine", show.waits, owner=_owner())
+
+    @contextmanager
+    def _alone(self, what: str, progress: Progress) -> Iterator[None]:
+        """Hold the board as a job does: what is copied takes of its memory and processor, which others measure."""
+        agent = self._connected()
+        with _Show(what, self.host, progress) as show:
+            agent.call("take", show.waits, owner=_owner(), what=what)
+        try:
+            yield
+        finally:
+            if agent.idle:
+                agent.call("release")
+
     def put(self, path: Path, sha256: str, progress: Progress) -> str:
         """Have a file there, named by its hash, and return its path there; it is sent unless it is there whole.
 
@@ -241,6 +263,7 @@ class Board:
         if free < size:
             raise UnfitBoardError(full)
         with (
+            self._alone("send", progress),
             progress.stage(f"send {path.name}", total=math.ceil(size / MIB), unit="MiB") as stage,
             path.open("rb") as file,
             self._command(f"cat >{shlex.quote(part)}", full, stdin=subprocess.PIPE) as process,
@@ -263,6 +286,7 @@ class Board:
         digest, done = hashlib.sha256(), 0
         try:
             with (
+                self._alone("fetch", progress),
                 part.open("wb") as file,
                 progress.stage(f"fetch {path.name}", total=math.ceil(size / MIB), unit="MiB") as stage,
                 self._command(f'echo; echo "{MARK}"; cat <{shlex.quote(remote)}', stdout=subprocess.PIPE) as process,
@@ -350,12 +374,18 @@ class _Show:
 
     def __call__(self, progress: dict[str, Any]) -> None:
         match progress:
+            case {"stage": "wait"}:
+                self.waits(progress)
+            case {"stage": str(stage)}:
+                self._update(stage, progress)
+
+    def waits(self, progress: dict[str, Any]) -> None:
+        """Say what is waited for, and nothing else."""
+        match progress:
             case {"stage": "wait", "holder": holder}:
                 self._note(f"waiting for {self._host}: {_describe(holder)}")
             case {"stage": "wait", "stale": holder}:
                 self._note(f"{self._host} was left locked by one that died: {_describe(holder)}; taken over")
-            case {"stage": str(stage)}:
-                self._update(stage, progress)
 
     def _update(self, name: str, progress: dict[str, Any]) -> None:
         if self._stage is None or name != self._stage_name:

@@ -12,6 +12,7 @@ from typing import Any
 from edgevit.board.connection import Board
 from edgevit.errors import AgentError
 from edgevit.folder.documents import Reader
+from edgevit.progress import Progress, Silent
 
 READER = Reader(AgentError, mend="this is a fault of edgevit: please report it")
 
@@ -168,10 +169,10 @@ def read_facts(answer: Mapping[str, Any], host: str) -> BoardFacts:
     return READER.checked(dict(answer), BoardFacts, f"what the agent on {host} found")
 
 
-def examine(board: Board) -> BoardFacts:
-    """Let the board's agent tell all that can be known without changing anything.
+def examine(board: Board, progress: Progress | None = None) -> BoardFacts:
+    """Let the board's agent tell all that can be known without changing anything; jobs of others are waited for.
 
     Raises:
         BoardError: it did not answer.
     """
-    return read_facts(board.call("examine"), board.host)
+    return read_facts(board.examine(progress or Silent()), board.host)

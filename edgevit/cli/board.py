@@ -58,7 +58,7 @@ def _doctor(console: Console, board: Board, wanted: Profile | None) -> None:
     from edgevit.board.profiles import match
 
     with console.progress.stage(f"examine {board.host}"):
-        facts = examine(board)
+        facts = examine(board, console.progress)
     if wanted:
         wanted.check(facts)
     checks = diagnose(facts, wanted or match(facts))

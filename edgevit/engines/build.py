@@ -102,7 +102,7 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
         ExportError, CheckpointError, DataError, OptionError, OutputError: as for an export.
     """
     progress = progress or Silent()
-    facts = examine(board)
+    facts = examine(board, progress)
     check_board(board.host, facts, request.profile)
     request = imported(request, progress)
     report, folder, here = current_export(request, progress=progress), request.model, fingerprint(facts)

@@ -76,7 +76,7 @@ def evaluate_engine(request: JudgeRequest, board: Board, progress: Progress | No
     """
     request.check()
     progress, path = progress or Silent(), Path(request.model)
-    facts = examine(board)
+    facts = examine(board, progress)
     check_board(board.host, facts, None)
     record, folder = recorded_engine(path.absolute(), facts), model_of(path.absolute())
     if record.weights_sha256 != folder.weights_sha256():

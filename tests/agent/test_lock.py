@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from edgevit.agent import lock
 from edgevit.agent.lock import hold, lock_path
 from edgevit.agent.runners import RunnerError
 
@@ -63,6 +64,22 @@ def test_a_lock_that_cannot_be_made_is_named(tmp_path):
             hold(str(path), "anna@desk", "bench", print),
         ):
             pass
+
+
+def test_what_is_held_for_a_copy_is_free_when_that_ended_or_takes_too_long(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    told, free = [], [sys.executable, "-c", HOLD, lock_path("/a/tree")]
+    for copy_s, ends in ((60.0, True), (0.5, False)):
+        monkeypatch.setattr(lock, "COPY_S", copy_s)
+        lock.take(told.append, "/a/tree", "anna@desk", "send")
+        with subprocess.Popen(free, stdout=subprocess.PIPE, text=True) as other:
+            waiting = json.loads(other.stdout.readline())
+            assert (waiting["holder"]["owner"], waiting["holder"]["method"]) == ("anna@desk", "send")
+            if ends:
+                lock.release(told.append, "/a/tree")
+            assert other.stdout.readline() == "held\n"
+    lock.release(told.append, "/a/tree")
+    assert not told
 
 
 def test_a_captured_tree_does_not_lock_this_machine(tmp_path, monkeypatch):

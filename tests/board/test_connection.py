@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,9 +19,11 @@ from hypothesis import strategies as st
 
 from edgevit.agent import files
 from edgevit.agent.__main__ import MARK
+from edgevit.agent.lock import hold
 from edgevit.agent.measure import MeasurementRequest
 from edgevit.board.client import LOCAL, Agent, pack_agent
-from edgevit.board.connection import Board, open_board
+from edgevit.board.connection import Board, _owner, open_board
+from edgevit.board.facts import examine
 from edgevit.board.ssh import Ssh
 from edgevit.errors import (
     AgentError,
@@ -271,6 +274,32 @@ def test_two_hosts_take_turns(server):
     assert len(told.notes) == 1
     assert told.notes[0].startswith("waiting for board: measure by ")
     assert " s" in told.notes[0].partition(" since ")[2]
+
+
+def test_copying_and_looking_wait_for_the_job_of_somebody_else(board, server, tmp_path):
+    """Their processor time and memory are what that job measures with; a list of jobs takes next to none."""
+    model, back = tmp_path / "model.onnx", tmp_path / "back"
+    sha256 = write(model)
+    there = board.put(model, sha256, Silent())
+    model.write_bytes(b"another")
+    for act in (
+        lambda told: board.put(model, hashlib.sha256(b"another").hexdigest(), told),
+        lambda told: board.fetch(there, back, sha256, told),
+        lambda told: examine(board, told),
+    ):
+        told = Told()
+        waiting = threading.Thread(target=act, args=(told,))
+        with hold(str(server.cache / "lock"), "bert@lab", "bench", print):
+            assert board.call("jobs") == {"jobs": []}
+            waiting.start()
+            while not told.notes:
+                time.sleep(0.01)
+            assert waiting.is_alive() and not told.stages
+        waiting.join(60)
+        assert not waiting.is_alive() and told.notes[0].startswith("waiting for board: bench by bert@lab since ")
+    with hold(str(server.cache / "lock"), _owner(), "bench", print):
+        examine(board, told := Told())
+    assert not told.notes, "whoever comes back for a job begins by looking"
 
 
 def test_a_stale_lock_is_said_and_taken_over(board, server):
