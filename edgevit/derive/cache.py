@@ -134,6 +134,7 @@ class Cache:
     task: str = ""
     reused: list[str] = field(default_factory=list)  # what this derivation did not have to work out
     made: set[Path] = field(default_factory=set)  # what it worked out
+    blocked: set[str] = field(default_factory=set)  # why entries were not kept, as it was told
 
     @property
     def streams_bytes(self) -> int:
@@ -190,14 +191,17 @@ class Cache:
         told["processor"] = processor()  # sums are rounded otherwise on others
         told["edgevit"] = written_by()  # for people; an entry is good for every commit of the version that made it
         try:
+            folder = file.parent
             # The folder is private: under a name that can be guessed, others could put a link to any file beforehand.
-            with writing(file), tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=file.parent) as private:
+            with writing(folder), tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=folder) as private:
                 temporary = Path(private, file.name)
                 save_file(tensors, temporary, told)
                 temporary.replace(file)
-                _trim(file.parent, self.limit_bytes)
+                _trim(folder, self.limit_bytes)
         except OutputError as error:
-            self.progress.warn(f"not cached: {error}")
+            if (why := str(error)) not in self.blocked:  # the next entries will not be kept either
+                self.blocked.add(why)
+                self.progress.warn(f"not cached: {why}")
 
     @contextmanager
     def _alone(self, file: Path) -> Iterator[None]:
