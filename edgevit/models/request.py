@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,6 +160,11 @@ def check_openable(
             )
         check_model_folder(base)
         return
+    if Path(base).is_file():
+        raise CheckpointError(
+            f"{base} is a file, not a model folder; if it holds weights, give timm's name of the network in its place, "
+            f"and --checkpoint {shlex.quote(str(base))}"
+        )
     if os.sep in str(base):
         raise CheckpointError(f"no model folder at {base}; check the path")
     if checkpoint is not None:
