@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import Any
 
 from safetensors import SafetensorError
@@ -39,8 +39,9 @@ def refuse_existing(folder: Path, *, overwrite: bool | None = None) -> None:
         overwrite: whether it is to be replaced; None: what asks has no option for that.
 
     Raises:
-        OutputError: the folder is there, a link to nowhere is, its name is too long, or what holds it is no folder. To
-            be overwritten it must be a model folder, and hold nothing that edgevit does not write.
+        OutputError: the folder is there, a link to nowhere is, its name is too long, or what holds it is no folder, or
+            one that cannot be written in. To be overwritten it must be a model folder, and hold nothing that edgevit
+            does not write.
     """
     if os.path.lexists(folder):
         if not folder.exists():
@@ -56,7 +57,8 @@ def refuse_existing(folder: Path, *, overwrite: bool | None = None) -> None:
         )
     for parent in folder.absolute().parents:
         if os.path.isdir(parent):  # Path.is_dir raises on names that are too long
-            return
+            with writing(folder), TemporaryFile(dir=parent):
+                return
         if os.path.lexists(parent):
             raise OutputError(f"{parent} is not a folder, so {folder} cannot be made; choose another --out")
 

@@ -25,6 +25,14 @@ def test_a_link_to_nothing_is_refused_as_an_output(tmp_path: Path) -> None:
         refuse_existing(tmp_path / "out")
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="root may write everywhere else")
+def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"^cannot write /proc/runs/t1: .*; free some space or choose another place$"):
+        refuse_existing(Path("/proc/runs/t1"))
+    refuse_existing(tmp_path / "runs" / "t1")
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_output_is_tried_before_the_work_and_what_is_there_stays(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("kept")
     for name in ("t.json", "new.json"):
