@@ -6,6 +6,7 @@ What takes the base or the images to tell, such as whether a budget is within re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -59,6 +60,8 @@ def one_rate(text: str, _: Mapping[str, Any]) -> float:
     try:
         return float(text)
     except ValueError:
+        if re.fullmatch(r"0?,\d+", text):  # a decimal comma: 0 is no rate
+            raise OptionError(f"--rate {text} is not a number; try {text.replace(',', '.')}") from None
         if "," in text:
             raise OptionError(f"--rate {text}: several rates: edgevit sweep --rates {text} ...") from None
         raise OptionError(f"--rate {text} is not a number; try 0.6") from None

@@ -97,3 +97,5 @@ def test_what_cannot_be_is_refused(
 def test_derive_with_several_rates_names_sweep(given: list[str], edgevit_main: Any, tmp_path: Path) -> None:
     refused = edgevit_main("derive", *given, *TASK, "--rate", "0.5,0.7", "--out", tmp_path / "x")
     assert "several rates: edgevit sweep --rates 0.5,0.7" in refused.error
+    with_comma = edgevit_main("derive", *given, *TASK, "--rate", "0,7", "--out", tmp_path / "x")
+    assert "--rate 0,7 is not a number; try 0.7" in with_comma.error
