@@ -71,6 +71,8 @@ def read_weights(path: Path) -> State:
     """
     if not path.is_file():
         raise CheckpointError(f"no weights at {path}; check the path")
+    with reading(path):
+        _refuse_other_file(path)
     with reading(path), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's about old formats: the file is opened, or the error says why not
         held: Any = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
@@ -81,6 +83,14 @@ def read_weights(path: Path) -> State:
         raise CheckpointError(f"{path} does not hold plain weights; save `model.state_dict()`, best as safetensors")
     state: State = clean_state_dict(held)
     return state
+
+
+def _refuse_other_file(path: Path) -> None:
+    """Raise CheckpointError for what torch would take for a damaged or a dangerous pickle, such as a text."""
+    with path.open("rb") as file:
+        begins = file.read(2)
+    if path.suffix != ".safetensors" and begins and not begins.startswith((b"PK", b"\x80")):  # a zip, or a pickle
+        raise CheckpointError(f"{path} is no file of weights; give safetensors, or what `torch.save` wrote")
 
 
 def _is_weight(name: object, value: object) -> bool:

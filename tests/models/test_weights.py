@@ -88,6 +88,14 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, content: Any) -> No
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("text", ["base: vit\n", '{"schema": 1}\n', "epoch,top1\n"])
+def test_a_text_is_called_neither_a_pickle_nor_truncated(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "x.pth"
+    file.write_text(text)
+    with pytest.raises(CheckpointError, match=rf"^{file} is no file of weights; give safetensors, or what"):
+        read_weights(file)
+
+
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".old.pth"])
 def test_a_missing_or_truncated_checkpoint_says_so(small_vit: Any, tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"base{suffix}"
