@@ -153,7 +153,8 @@ def resolve(
 
     Raises:
         UnknownNameError: no such class; nearest names are offered.
-        DataError: listed twice, fewer than two, without images, or a number that is no name where names are numbers.
+        DataError: listed twice, fewer than two, without images, part of a name that holds a comma, or a number that is
+            no name where names are numbers.
     """
     by_index = {order[name]: name for name in data_names if name in order}
     numbers = [name for name in data_names if name.isdecimal()] or [name for name in order if name.isdecimal()]
@@ -172,6 +173,8 @@ def resolve(
             raise DataError(
                 f"no class with index {_short(entry)}: the base's classes that have images are {_span(by_index)}"
             )
+        elif parted := [name for name in order if "," in name and entry in map(str.strip, name.split(","))]:
+            raise DataError(f'no class {entry!r}; put a name that holds a comma in double quotes: "{parted[0]}"')
         else:
             raise UnknownNameError("class", entry, list(order))
         if index not in by_index:

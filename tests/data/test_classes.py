@@ -79,6 +79,13 @@ def test_the_bases_own_order_counts_where_it_is_given() -> None:
         base_order(["cat"], ["cat", "dog"], 4)
 
 
+def test_a_part_of_a_name_with_a_comma_is_told_how_the_whole_is_given() -> None:
+    order = {"cat": 0, "crane, bird": 1, "eel": 2}
+    with pytest.raises(DataError, match=r"""^no class 'crane'; put a name that holds a comma .*: "crane, bird"$"""):
+        resolve(listed("cat,crane, bird"), list(order), order)
+    assert len(resolve(listed('cat,"crane, bird"'), list(order), order)) == 2
+
+
 def test_a_base_list_of_one_name_per_line_may_hold_commas(tmp_path: Path) -> None:
     file = tmp_path / "base.txt"
     file.write_text("tench, Tinca tinca  # a fish\n\ngoldfish, Carassius auratus\n'crane', bird\n")
