@@ -223,7 +223,10 @@ class Agent:
             free = re.search(r"(\d+) +\d+% +(/.*)$", text)  # of `df -Pk`
             where = f" on {free[2]} ({int(free[1])} KiB free)" if free else ""
             return UnfitBoardError(f"{self.host} has no space left{where} for the agent in ~/.cache/edgevit; make room")
-        return UnreachableError(f"cannot copy the agent to {self.host}: {tail or how}")
+        mend = ""
+        if re.search(r"mkdir|cannot create|Read-only", text):
+            mend = "; make ~/.cache/edgevit writable there, or set XDG_CACHE_HOME to a folder that is"
+        return UnreachableError(f"cannot copy the agent to {self.host}: {tail or how}{mend}")
 
     def _death(self, method: str) -> BoardError:
         code, how, text = self._end()

@@ -119,7 +119,8 @@ def test_a_stale_agent_in_the_cache_is_not_started(cache):
 
 def test_a_cache_that_cannot_be_written_is_named(cache):
     cache.parent.write_text("a file where a folder should be")
-    with pytest.raises(UnreachableError, match=r"cannot copy the agent to this machine: .*a cache"), Agent():
+    told = "cannot copy the agent to this machine: .*a cache.*; make ~/.cache/edgevit writable there, or set XDG_CACHE_"
+    with pytest.raises(UnreachableError, match=told), Agent():
         pass
 
 
