@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,6 +47,8 @@ def pytest_collection_finish() -> None:
     frozen["modules"] = len(sys.modules)
     gc.enable()
     keep_operators()
+    if memory := sys.modules.get("accelerate.utils.memory"):  # it would collect after each of many short trainings
+        vars(memory)["gc"] = SimpleNamespace(collect=lambda: 0)
 
 
 def keep_out_of_collections() -> None:
@@ -101,15 +104,33 @@ def small_vit() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def digits_checkpoint(tmp_path_factory: pytest.TempPathFactory, small_vit: Callable[..., Any]) -> Path:
+def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run of pytest, whose workers may leave there what the others need, too, under its last name."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if own.name.startswith("popen-") else own  # xdist's workers lie in one folder
+
+
+@pytest.fixture(scope="session")
+def digits_checkpoint(
+    tmp_path_factory: pytest.TempPathFactory, of_all_workers: Path, small_vit: Callable[..., Any]
+) -> Path:
     """Weights of a small ViT that has seen a few of scikit-learn's digits, and knows most of them."""
+    file = tmp_path_factory.mktemp("base") / "digits.safetensors"
+    kept = of_all_workers / file.name
+    if not kept.exists():  # to learn takes 2 s
+        learn_digits(small_vit(), file)
+        file.rename(kept)
+    shutil.copy(kept, file)
+    return file
+
+
+def learn_digits(network: Any, file: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
     from edgevit.data.task import open_task
     from edgevit.models.checkpoint import describe
 
-    network = small_vit()
     model = describe(network, "vit_tiny_patch16_224", TINY)
     task = open_task("digits", None, preprocessing=model.preprocessing, base_outputs=10)
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3)
@@ -121,9 +142,7 @@ def digits_checkpoint(tmp_path_factory: pytest.TempPathFactory, small_vit: Calla
             torch.nn.functional.cross_entropy(network(images[batch]), labels[batch]).backward()
             optimizer.step()
             optimizer.zero_grad()
-    file = tmp_path_factory.mktemp("base") / "digits.safetensors"
     save_file(network.state_dict(), file)
-    return file
 
 
 @pytest.fixture

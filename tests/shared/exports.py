@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -84,15 +85,14 @@ def _users(trace: Any) -> list[Any]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def traced_once(of_all_workers: Path) -> Iterator[Any]:
     """Trace each different network once for all tests of all workers; give what traces anew."""
     if (graph := sys.modules.get("edgevit.export.graph")) is None:
         yield None
         return
     import onnx_ir as ir
 
-    own = tmp_path_factory.getbasetemp()
-    store = (own.parent if own.name.startswith("popen-") else own) / "traces"  # xdist's workers lie in one folder
+    store = of_all_workers / "traces"
     store.mkdir(exist_ok=True)
     trace = graph.trace
 
