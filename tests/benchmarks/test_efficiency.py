@@ -42,8 +42,8 @@ def test_heart_s_tables_are_those_under_whose_figures_their_captions_stand() -> 
 
 
 def test_depth_is_cut_by_what_accuracy_misses_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = write_checkpoint(tmp_path, depth=6)
-    start = Start(NAME, {**ARGS, "depth": 6}, made, Path("digits"), {}, {"preprocessing": PREPROCESSING})
+    made = write_checkpoint(tmp_path, depth=4)
+    start = Start(NAME, {**ARGS, "depth": 4}, made, Path("digits"), {}, {"preprocessing": PREPROCESSING})
     monkeypatch.setattr(efficiency, "start_from", lambda *_: start)
     quick = edgevit.Conditions(samples=5, duration_s=0, warmup=1, warmup_seconds=0, threads=1)
     monkeypatch.setattr(edgevit, "Conditions", lambda **_: quick)
