@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from small_base import PLAN
+from small_base import PLAN, fewer_digits
 
 
 @pytest.fixture
@@ -19,3 +20,9 @@ def plan(tmp_path: Path) -> Any:
         return file
 
     return write
+
+
+@pytest.fixture(scope="module")
+def few_digits() -> Iterator[None]:
+    with fewer_digits():
+        yield

@@ -23,6 +23,8 @@ from edgevit.models.families import family_of
 from edgevit.progress import Silent
 from edgevit.version import written_by
 
+pytestmark = pytest.mark.usefixtures("few_digits")
+
 ROW = {"first": (Step("nuwa", 0.3, {"purification": "none"}),), "method": "vulcan", "rate": 0.5, "cache": False}
 
 

@@ -19,6 +19,8 @@ from edgevit.derive.options import describe, make_config, parse_assignments
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.folder.model_folder import ModelFolder
 
+pytestmark = pytest.mark.usefixtures("few_digits")
+
 NAMES = [*method_names(), EXAMPLE]
 # heart cuts no widths: of two blocks, few tokens and heads that must be two to fuse, less than half can go.
 RATES, ROOM = {"heart": 0.25}, {"heart": 0.04}

@@ -13,6 +13,8 @@ from edgevit.derive.options import describe
 from edgevit.errors import BudgetError, OptionError
 from edgevit.models.cost import Geometry
 
+pytestmark = pytest.mark.usefixtures("few_digits")
+
 FEW = {"calibration_images": 16, "sensitivity_images": 8, "probes": 1, "mask_passes": 1, "purification": "none"}
 OF_ATTENTION = ("heads", "qk", "vo", "site", "block")
 

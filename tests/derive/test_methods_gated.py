@@ -11,6 +11,8 @@ from edgevit.derive.methods import method_names
 from edgevit.models.families import vit
 from edgevit.train.settings import Training
 
+pytestmark = pytest.mark.usefixtures("few_digits")
+
 NAME, GATED = "vit_giant_patch14_dinov2", {**ARGS, "mlp_ratio": 4.0}
 OPTIONS = {
     # Whole FFNs may stay, or it takes one from this random base instead of narrowing any.

@@ -37,6 +37,8 @@ from edgevit.models.families import family_of
 from edgevit.models.families.vit.tokens import pass_on
 from edgevit.train.settings import fill
 
+pytestmark = pytest.mark.usefixtures("few_digits")
+
 FEW: dict[str, dict[str, Any]] = {
     "corp": {"calibration_images": 32},
     # Aligned readers and another head are no masking, and sites that go alone are held in tests/derive/methods/forge.

@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from small_base import fewer_digits
 
 import edgevit
 from edgevit.cost.place import Place, look_there
@@ -73,7 +74,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, fewer_digits():
         patch.setattr(costs, "measured_table", guessed)
         patch.setattr(in_turns, "ROUNDS", 2)
         patch.setattr(in_turns, "SECONDS", 0.02)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ PLAN = {  # of two tasks, without training
 }
 
 
+references = Digits.references
 read_image, make_transform = task._Images.__getitem__, task.evaluation_transform
 transforms: dict[str, Any] = {}
 digits: dict[tuple[Any, int], Tensor] = {}
@@ -60,6 +62,21 @@ def read_once(self: Any, key: Any) -> tuple[Tensor, int]:
 
 task.evaluation_transform = one_transform
 task._Images.__getitem__ = read_once  # type: ignore[method-assign]
+
+
+def a_third(self: Any, part: Any, class_name: str) -> list[Any]:
+    return references(self, part, class_name)[::3]
+
+
+@contextmanager
+def fewer_digits() -> Iterator[None]:
+    """A third of the digits, where it matters that there are images, and not how many: every derivation judges by all.
+
+    To read, to see and to judge by them is up to a third of a small derivation.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Digits, "references", a_third)
+        yield
 
 
 def images(size: int = 32) -> Tensor:
