@@ -65,7 +65,7 @@ def commit_today() -> str | None:
 
 
 def commits_told(rows: Iterable[Row]) -> str:
-    """A sentence where rows of forge are of another commit than its newest; nothing where none of them is.
+    """A sentence where rows of forge are of another commit than the newest photographs'; nothing where none is.
 
     Rows without `versions` say nothing.
     """
@@ -75,8 +75,8 @@ def commits_told(rows: Iterable[Row]) -> str:
     if not older or newest is None:
         return ""
     return (
-        f"**Rows of forge here are of commit {', '.join(older)}, and its newest, in {PHOTOGRAPHS}, of {newest}: what "
-        "forge has become since is not in them.**\n"
+        f"**Rows of forge here are of commit {', '.join(older)}, and those that {PHOTOGRAPHS} has last of {newest}: "
+        "not all are of the same code.**\n"
     )
 
 

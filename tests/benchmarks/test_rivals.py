@@ -46,10 +46,10 @@ def test_a_method_that_cuts_more_than_was_asked_is_named() -> None:
     assert "equal MACs: mean" in section(row("cut", "forge")).replace("\n", " ")
 
 
-def test_rows_of_forge_that_are_older_than_its_newest_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_forge_of_another_commit_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(older, "commit_today", lambda: "bbb")
     old, new = ({"versions": {"edgevit": f"0.1.0 ({commit})"}} for commit in ("aaa+", "bbb"))
     told = section(row("cut", "forge", **old), row("cut", "nvit", **new))
-    assert "**Rows of forge here are of commit aaa, and its newest, in [Photographs], of bbb:" in told
+    assert "**Rows of forge here are of commit aaa, and those that [Photographs] has last of bbb:" in told
     assert "of commit" not in section(row("cut", "nvit", **old), row("cut", "forge", **new))
     assert "of commit" not in section(row("cut", "forge"), row("cut", "nvit", **new)), "nothing is known of forge's"
