@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
+from edgevit.derive.measure.thinning import ALL, Thinning
 from edgevit.errors import DataError
 from edgevit.models.anatomy import Block
 from edgevit.models.families import family_of
@@ -112,15 +113,15 @@ class _Sums:
         factorisation: Factorisation,
         hidden: bool,
         device: torch.device,
-        by_token: tuple[Tensor, Tensor] | None = None,
-        every: int = 1,
+        by_token: tuple[Tensor, Tensor] | None,
+        thinning: Thinning,
     ) -> None:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
         width, embed = block.dims.ffn, block.embed
         attends = factorisation != "weights" and block.attention is not None
-        self.every = every
+        self.thinning = thinning
         self.tokens = zeros()
         self.signed, self.absolute = zeros(width), zeros(width)
         self.hidden = zeros(width, width) if hidden and block.ffn is not None else None
@@ -130,8 +131,9 @@ class _Sums:
         self.weight = zeros()  # of the tokens in `moment`
 
     def see_hidden(self, h: Tensor) -> None:
-        weight = None if self.by_token is None else self.by_token[1].float().repeat(len(h))[:: self.every]
-        h = h.detach().flatten(0, 1)[:: self.every].float()
+        by_token = None if self.by_token is None else self.by_token[1]
+        weight = self.thinning.weights(len(h), by_token, h.device)
+        h = self.thinning.of(h.detach()).float()
         weighted = h if weight is None else h * weight.unsqueeze(1)
         self.tokens += len(h) if weight is None else weight.sum()
         # In fp64: an error of a large mean, squared for all neurons at once, is soon above any ridge.
@@ -162,7 +164,7 @@ class _Sums:
 
         signed = add_up(self.signed)
         return BlockStatistics(
-            activation=signed * (self.every / images),
+            activation=signed / images,
             magnitude=add_up(self.absolute) / tokens,
             mean=signed / tokens,
             moment=mean(self.moment, weight),
@@ -180,7 +182,7 @@ def calibrate(
     columns: Sequence[int] = (),
     hidden: bool = False,
     by_token: Sequence[tuple[Tensor, Tensor]] | None = None,
-    every: int = 1,
+    thinning: Thinning = ALL,
     show: Callable[[Sequence[Observer]], None] | None = None,
 ) -> list[BlockStatistics]:
     """Run the images through the network once; memory does not grow with their number.
@@ -191,8 +193,7 @@ def calibrate(
         hidden: take the FFN's second moments, too.
         by_token: per block, how much queries and FFN outputs matter at each token [N], mean one: all of the FFN's
             statistics are weighted so, and `query` is taken.
-        every: the FFN is observed at one token in `every`; at all places alike if `every` has no factor in common with
-            the tokens of an image.
+        thinning: at which tokens the FFN is observed.
         show: shows all images to the network while these observe it, without gradients; None: a pass of its own.
 
     Raises:
@@ -201,7 +202,7 @@ def calibrate(
     family, device = family_of(network), passes.compute.device
     blocks = family.read(network)
     shares: Sequence[tuple[Tensor, Tensor] | None] = by_token or [None] * len(blocks)
-    sums = [_Sums(block, factorisation, hidden, device, w, every) for block, w in zip(blocks, shares, strict=True)]
+    sums = [_Sums(block, factorisation, hidden, device, w, thinning) for block, w in zip(blocks, shares, strict=True)]
     inputs: dict[int, Tensor] = {}  # of each block that has an attention
     weighted = factorisation == "tokens"
     target = torch.as_tensor(columns, device=device)

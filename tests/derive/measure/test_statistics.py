@@ -13,6 +13,7 @@ from edgevit.derive.measure.statistics import (
     minimum_images,
     symmetric,
 )
+from edgevit.derive.measure.thinning import Thinning
 from edgevit.errors import DataError
 from edgevit.train import passes
 from edgevit.train.passes import open_passes
@@ -81,11 +82,12 @@ def test_all_statistics_are_those_of_the_tokens_whatever_the_batches(small_vit, 
     torch.testing.assert_close(taken.mean, h.mean(0), **close)
     torch.testing.assert_close(taken.hidden, h.mT @ h / len(h), **close)
     torch.testing.assert_close(taken.moment, ones.mT @ ones / len(x), **close)
-    thinned = take(network, images, hidden=True, every=3)[1]
-    h = h.view(4, 8 * 17, -1)[:, ::3].flatten(0, 1)  # batch by batch
-    torch.testing.assert_close(thinned.mean, h.mean(0), **close)
-    torch.testing.assert_close(thinned.hidden, h.mT @ h / len(h), **close)
-    torch.testing.assert_close(thinned.activation, 3 * h.sum(0) / 32, **close)
+    thinned = take(network, images, hidden=True, thinning=Thinning(3, 17, 1))[1]
+    places = torch.arange(8 * 17)  # batch by batch: every class token, and one in three of the others for three
+    weights = torch.where(places % 17 == 0, 1.0, 3.0 * (places % 3 == 0)).repeat(4).to(h)[:, None]
+    torch.testing.assert_close(thinned.mean, (weights * h).sum(0) / weights.sum(), **close)
+    torch.testing.assert_close(thinned.hidden, h.mT @ (weights * h) / weights.sum(), **close)
+    torch.testing.assert_close(thinned.activation, (weights * h).sum(0) / 32, **close)
 
 
 def test_tokens_are_weighted_by_what_the_loss_would_lose_with_them(small_vit, task, monkeypatch):

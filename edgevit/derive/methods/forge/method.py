@@ -18,8 +18,8 @@ Each step can be taken away by its option; benchmarks/RESULTS.md has what each i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from math import gcd, inf
+from dataclasses import asdict, astuple, replace
+from math import inf
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from edgevit.derive.embedding import has_directions
 from edgevit.derive.measure.embedding import SeenTokens, TokenMoments, worth_to_norms
 from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, minimum_images
+from edgevit.derive.measure.thinning import thinning
 from edgevit.derive.method import Method
 from edgevit.derive.methods.forge.choose import AS_PREDICTED, choose, plan_of
 from edgevit.derive.methods.forge.config import Config
@@ -51,7 +52,7 @@ from edgevit.train.passes import Observer, accuracy_of
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
-ENOUGH_TOKENS, PER_NEURON = 25_000, 8  # for an FFN's second moments: tokens at least, and for each of its neurons
+PER_NEURON = 8  # tokens at least for each neuron of the widest FFN, in second moments
 PASSES = 10  # over the training images, in distillation
 
 
@@ -103,9 +104,11 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], SeenTo
     And what is known of the tokens; None where the embedding has to stay, or nothing says what is felt.
     """
     names = ("sensitivity", "ridge")
+    images = problem.task.train.subset(config.calibration_images)
     key = {
         **problem.identity,
-        "images": problem.task.train.subset(config.calibration_images).content_sha256(),
+        "images": images.content_sha256(),
+        "thinning": astuple(thinning(problem.network, len(images), PER_NEURON)),
         "gradients": problem.task.train.subset(config.sensitivity_images).content_sha256(),
         "stream": config.sequential,
         "measured": problem.task.train.subset(config.measured_images).content_sha256(),
@@ -135,24 +138,13 @@ def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
             moment = TokenMoments(network, weights, problem.passes)
     with problem.stopwatch.stage("statistics"):
         how = {"factorisation": "activations", "hidden": True, "by_token": by_token}
-        how["every"] = _every(network, len(images))
+        how["thinning"] = thinning(network, len(images), PER_NEURON)
         statistics = calibrate(network, images, problem.passes, show=_shown(problem, config, images, moment), **how)
     found = packed(_block_curves(problem, config, statistics))
     if moment is not None:
         with problem.stopwatch.stage("embedding"):
             found |= moment.seen().tensors()
     return found
-
-
-def _every(network: nn.Module, images: int) -> int:
-    """How many tokens there are for each that is enough for the second moments of all FFNs, as `calibrate` takes it."""
-    family = family_of(network)
-    tokens: int = family.geometry(network).tokens
-    widest = max(block.dims.ffn for block in family.read(network))
-    every = max(images * tokens // max(ENOUGH_TOKENS, PER_NEURON * widest), 1)
-    while gcd(every, tokens) > 1:
-        every -= 1
-    return every
 
 
 def _shown(

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.derive.algebra.least_squares import Regression
+from edgevit.derive.measure.thinning import ALL, Thinning
 from edgevit.derive.methods.forge.streams import BaseStream, Keep, Passed
 from edgevit.models.families import Branch, Scale, family_of
 from edgevit.train.passes import Passes
@@ -87,8 +88,16 @@ class _Layer:
 class _Solver:
     """One slim network on its way through the layers, a block at a time."""
 
-    def __init__(self, slim: Slim, stream: BaseStream, by_token: Sequence[tuple[Tensor, Tensor]], ridge: float) -> None:
-        self.align, self.stream, self.by_token, self.ridge = slim.align, stream, by_token, ridge
+    def __init__(
+        self,
+        slim: Slim,
+        stream: BaseStream,
+        by_token: Sequence[tuple[Tensor, Tensor]],
+        ridge: float,
+        thinning: Thinning,
+    ) -> None:
+        self.align, self.stream, self.by_token = slim.align, stream, by_token
+        self.ridge, self.thinning = ridge, thinning
         self.blocks = dict(zip(slim.kept, family_of(slim.network).branches(slim.network), strict=True))
         self.ends = dict(zip(slim.kept, [*slim.kept[1:], len(by_token)], strict=True))
         self.encode = None if slim.encode is None else slim.encode.to(stream.device).float()
@@ -112,7 +121,7 @@ class _Solver:
         self.attention, self.ffn = self.blocks[layer.number]
         # A block stands for all that are gone behind it, too: its FFN's errors are weighted as the last of these is.
         felt = self.by_token[layer.number][0], self.by_token[self.ends[layer.number] - 1][1]
-        self.weights = [weight.float().to(self.stream.device) for weight in felt]
+        self.felt = felt
         if self.attention is not None:
             self.sums = _regression(self.attention.output)
             if self.align:
@@ -135,7 +144,7 @@ class _Solver:
             target = _before_scale(base.before - y, scales[0]) + base.attention
         else:  # LayerScale went into the weights with the change of basis
             target = self._encoded(base.middle) - y
-        self._add(heads, target, self.weights[0])
+        self._add(heads, target, self.felt[0])
 
     def settle(self) -> None:
         """Solve the attention, if the base has told its target."""
@@ -152,7 +161,7 @@ class _Solver:
             assert self.attention is not None
             for i in batches:
                 target = _before_scale(self._encoded(of(self.stream.tokens, i)) - of(self.tokens, i), scales[0])
-                self._add(of(self.heads, i), target, self.weights[1])
+                self._add(of(self.heads, i), target, self.felt[1])
             self._solve(self.attention)
         if self.attention is not None:
             for tokens, heads in zip(self.tokens, self.heads, strict=True):
@@ -172,7 +181,7 @@ class _Solver:
                 target = of(self.layer.ffn_outputs, i)
             else:
                 target = _before_scale(self._encoded(of(self.stream.tokens, i)) - middle, scales[1])
-            self._add(given, target, self.weights[1])
+            self._add(given, target, self.felt[1])
         self._solve(self.ffn)
         for i in batches:
             self.tokens[i].add_(self.ffn.added(self.ffn.output(of(neurons, i))).to(self.tokens[i].device))
@@ -181,8 +190,12 @@ class _Solver:
         with self.stream.passes.rounded(self.stream.quick):
             return _given(branch, tokens)
 
-    def _add(self, given: Tensor, target: Tensor, weight: Tensor) -> None:
-        self.sums.add(given.flatten(0, 1), target.flatten(0, 1), weight.repeat(len(given)))
+    def _add(self, given: Tensor, target: Tensor, felt: Tensor) -> None:
+        self._sum(self.sums, given, target, felt)
+
+    def _sum(self, sums: Regression, given: Tensor, target: Tensor, felt: Tensor) -> None:
+        of = self.thinning.of
+        sums.add(of(given), of(target), self.thinning.weights(len(given), felt, given.device))
 
     def _solve(self, branch: Branch) -> None:
         layer = branch.output
@@ -193,14 +206,14 @@ class _Solver:
         if bias is not None:
             layer.bias.copy_(bias)
 
-    def _align(self, own: Branch, base: Branch | None, pairs: Iterable[tuple[Tensor, Tensor]], felt: int) -> None:
+    def _align(self, own: Branch, base: Branch | None, pairs: Iterable[tuple[Tensor, Tensor]], site: int) -> None:
         """Align what reads a site's normalised tokens, given the base's and the slim network's before any norm."""
         sums = None
         for theirs, tokens in pairs:
             x = own.before(tokens.to(self.stream.device))
             wanted = self._wanted(own, base, theirs.to(self.stream.device))
             sums = sums or Regression(x.shape[-1], x.shape[-1], x.device)
-            sums.add(x.flatten(0, 1), wanted.flatten(0, 1), self.weights[felt].repeat(len(x)))
+            self._sum(sums, x, wanted, self.felt[site])
         assert sums is not None, "there is an image"
         constant = all(reader.bias is not None for reader in own.readers)
         one = torch.eye(sums.rows - 1, dtype=torch.float64)
@@ -237,6 +250,7 @@ def solve_in_sequence(
     passes: Passes,
     *,
     ridge: float,
+    thinning: Thinning = ALL,
     keep: Keep | None = None,
     quick: bool = False,
 ) -> None:
@@ -249,6 +263,7 @@ def solve_in_sequence(
     Args:
         by_token: per block of the base, how much attention's and FFN's output matter at each token: two of [N].
         ridge: of the solutions, in units of the inputs' mean square; it draws them to the weights there are.
+        thinning: over which tokens sums are taken.
         keep: where what the base's sites put out is kept, for these images.
         quick: the sites of all networks multiply as `Passes.rounded` does, and what is solved is in fp64.
     """
@@ -256,7 +271,7 @@ def solve_in_sequence(
         network.to(passes.compute.device).eval()
     family = family_of(base)
     stream = BaseStream(base, images, passes, keep, quick=quick)
-    solvers = [_Solver(slim, stream, by_token, ridge) for slim in slims]
+    solvers = [_Solver(slim, stream, by_token, ridge, thinning) for slim in slims]
     blocks = zip(family.branches(base), family.residual_scales(base), strict=True)
     told = passes.progress.stage("solve block by block", len(by_token), "block")
     with told as stage, passes.products(base):

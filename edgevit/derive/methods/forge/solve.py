@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.derive.measure.divergence import answers, base_answers, divergence
+from edgevit.derive.measure.thinning import thinning
 from edgevit.derive.methods.forge.config import Config
 from edgevit.derive.methods.forge.head import Taught, refit_head
 from edgevit.derive.methods.forge.ladders import without_tokens
@@ -27,6 +28,7 @@ from edgevit.models.copies import bare_copy
 
 # Another plan has to lose less than this share of what the first does: a model that tokens leave is none of timm's own.
 CLEARLY = 0.9
+PER_INPUT = 16  # tokens at least for each neuron of the widest FFN, in what is solved in sequence
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def solve(
                 slims.append(Slim(network, plan.kept_blocks, encode=plan.encode))
                 slims += [] if other is None else [Slim(other, plan.kept_blocks, align=True, encode=plan.encode)]
             how: Any = {"ridge": config.sequential_ridge, "quick": config.quick}
+            how["thinning"] = thinning(problem.network, len(images), PER_INPUT)
             how["keep"] = keeping(problem, images, quick=config.quick)
             solve_in_sequence(problem.network, slims, images, by_token, problem.passes, **how)
     of_plans = {

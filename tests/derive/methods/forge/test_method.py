@@ -20,7 +20,6 @@ from edgevit.data.task import open_task
 from edgevit.derive.algebra.attention import keep_heads
 from edgevit.derive.measure.embedding import SeenTokens
 from edgevit.derive.methods.forge import choose
-from edgevit.derive.methods.forge import method as forge
 from edgevit.derive.methods.forge.config import Config
 from edgevit.derive.methods.forge.curves import unpacked
 from edgevit.derive.methods.forge.method import _make_curves
@@ -235,12 +234,6 @@ def test_where_little_is_predicted_to_be_lost_nothing_is_mended(
     assert before["predicted_nats"] < choose.LITTLE and before["tried"] == {}
     monkeypatch.setattr(choose, "LITTLE", 0.0)
     assert set(made("n")["tried"]) == {"align", "refit_head", "cut_tokens"}
-
-
-def test_of_many_tokens_as_many_are_taken_as_determine_the_widest_ffn(small_vit: Any) -> None:
-    network = small_vit()  # 17 tokens
-    for images, every in ((512, 1), (5000, 3), (25_000, 16)):  # one in 17 would be the same place in every image
-        assert forge._every(network, images) == every
 
 
 def test_vulcans_allocation_is_vulcans(checkpoint: Path, tmp_path: Path) -> None:
