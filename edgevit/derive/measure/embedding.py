@@ -15,6 +15,7 @@ from edgevit.data.task import Split
 from edgevit.derive.algebra.embedding import encoder, fitted_decoder, principal, refined
 from edgevit.derive.measure.sensitivity import FLOOR, TokenSquares, feel
 from edgevit.derive.measure.statistics import add_outer, from_triangle, symmetric, triangle
+from edgevit.derive.measure.thinning import ALL, Thinning
 from edgevit.errors import DataError
 from edgevit.models.anatomy import Decoder
 from edgevit.models.families import family_of
@@ -40,9 +41,8 @@ def stable_images(network: nn.Module) -> int:
 
 
 def _normalised(norm: Any, tokens: Tensor) -> Tensor:
-    """What a LayerNorm makes of tokens [B, N, d], or of pooled ones [B, d], before its own weight and bias."""
-    seen = F.layer_norm(tokens.detach().float(), tokens.shape[-1:], eps=norm.eps)
-    return seen.unsqueeze(1) if seen.ndim == 2 else seen
+    """What a LayerNorm makes of tokens [..., d], before its own weight and bias."""
+    return F.layer_norm(tokens.detach().float(), tokens.shape[-1:], eps=norm.eps)
 
 
 def worth_to_norms(network: nn.Module) -> TokenSquares:
@@ -101,20 +101,24 @@ class TokenMoments:
 
     Args:
         weights: as `token_weights` gives them; every token keeps a tenth of its norm's mean.
+        thinning: which tokens are observed.
     """
 
-    def __init__(self, network: nn.Module, weights: Sequence[Tensor], passes: Passes) -> None:
+    def __init__(self, network: nn.Module, weights: Sequence[Tensor], passes: Passes, thinning: Thinning = ALL) -> None:
         family, device = family_of(network), passes.compute.device
         side = family.geometry(network).embed + 1
-        self.norms, self.passes = family.token_norms(network), passes
+        self.norms, self.passes, self.thinning = family.token_norms(network), passes, thinning
         self.floored = [((1 - FLOOR) * w + FLOOR * w.mean()).float().to(device) for w in weights]
         self.sums = [torch.zeros(side, side, dtype=torch.float64, device=device) for _ in self.norms]
         self.observer: Observer = (self.norms, self._see)
 
     def _see(self, i: int, given: Any, _: Tensor) -> None:
-        seen = _normalised(self.norms[i], given[0])
-        tokens = torch.cat([seen, torch.ones_like(seen[..., :1])], dim=-1).flatten(0, 1)
-        add_outer(self.sums[i], tokens, self.floored[i].repeat(len(seen)))
+        images = len(given[0])
+        pooled = given[0].ndim == 2  # one token of each image
+        thinning = ALL if pooled else self.thinning
+        seen = _normalised(self.norms[i], given[0] if pooled else thinning.of(given[0]))
+        tokens = torch.cat([seen, torch.ones_like(seen[:, :1])], dim=1)
+        add_outer(self.sums[i], tokens, thinning.weights(images, self.floored[i], seen.device))
 
     def seen(self) -> SeenTokens:
         """What the pass has seen.

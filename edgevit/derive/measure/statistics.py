@@ -145,14 +145,17 @@ class _Sums:
     def see_input(self, x: Tensor, gradient: Tensor | None) -> None:
         """Take the attention's input [B, N, d], each token weighted by sum |x * gradient| if that is given (WPAC)."""
         assert self.moment is not None
-        images = len(x)
-        x = x.detach().flatten(0, 1).float()
-        weight = None if gradient is None else (x * gradient.flatten(0, 1)).abs().sum(dim=1)
+        images, device = len(x), x.device
+        x = self.thinning.of(x.detach()).float()
+        weight = self.thinning.weights(images, None, device)
+        if gradient is not None:
+            felt = (x * self.thinning.of(gradient)).abs().sum(dim=1)
+            weight = felt if weight is None else felt * weight
         self.weight += len(x) if weight is None else weight.sum()
         tokens = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
         add_outer(self.moment, tokens, weight)
         if self.by_token is not None and self.query is not None:
-            add_outer(self.query, tokens, self.by_token[0].float().repeat(images))
+            add_outer(self.query, tokens, self.thinning.weights(images, self.by_token[0], device))
 
     def statistics(self, images: int, add_up: Callable[[Tensor], Tensor]) -> BlockStatistics:
         """Means over all images, given what adds up the sums of all processes."""
@@ -193,7 +196,7 @@ def calibrate(
         hidden: take the FFN's second moments, too.
         by_token: per block, how much queries and FFN outputs matter at each token [N], mean one: all of the FFN's
             statistics are weighted so, and `query` is taken.
-        thinning: at which tokens the FFN is observed.
+        thinning: which tokens are observed.
         show: shows all images to the network while these observe it, without gradients; None: a pass of its own.
 
     Raises:

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 
 from edgevit.data.task import open_task
 from edgevit.derive.algebra.embedding import flat_basis
-from edgevit.derive.measure.embedding import enough_images, see_tokens, stable_images, token_weights
+from edgevit.derive.measure.embedding import TokenMoments, enough_images, see_tokens, stable_images, token_weights
+from edgevit.derive.measure.statistics import from_triangle
+from edgevit.derive.measure.thinning import Thinning
 from edgevit.errors import DataError
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import family_of
@@ -60,6 +62,25 @@ def test_the_first_directions_hold_what_the_tokens_have(small_vit: Any, task: An
     assert (held[:-1] >= held[1:] - 1e-6 * held[0]).all(), "the largest first"
     best = torch.linalg.eigvalsh(flat_basis(64).mT @ tokens.mT @ tokens @ flat_basis(64)).flip(0)
     torch.testing.assert_close(held, best, rtol=1e-4, atol=1e-4 * float(best[0]))
+
+
+@pytest.mark.parametrize("args", [{}, {"global_pool": "avg"}], ids=["class token", "pooled before its norm"])
+def test_thinned_moments_are_those_of_the_tokens_taken(small_vit: Any, task: Any, args: dict[str, Any]) -> None:
+    network, images = small_vit(**args), task.train.subset(8)
+    norms = family_of(network).token_norms(network)
+    even = [*[torch.ones(17).double()] * 4, torch.ones(1 if args else 17).double()]
+    moments = TokenMoments(network, even, PASSES, Thinning(3, 17, 1))
+    seen: dict[int, torch.Tensor] = {}
+    seeing = (norms, lambda i, given, _: seen.update({i: given[0]}))
+    PASSES.run(network, images, lambda *_: None, [moments.observer, seeing], stage="directions of tokens")
+    held = moments.seen().moments
+    places = torch.arange(8 * 17)
+    patches = torch.where(places % 17 == 0, 1.0, 3.0 * (places % 3 == 0))
+    for i, weights in ((0, patches), (4, torch.ones(8) if args else patches)):
+        x = F.layer_norm(seen[i], (64,), eps=norms[i].eps).reshape(-1, 64).double()
+        ones = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
+        wanted = ones.mT @ (weights.double()[:, None] * ones) / weights.sum()
+        torch.testing.assert_close(from_triangle(held[i]), wanted, rtol=1e-3, atol=1e-4)
 
 
 def test_tokens_that_are_no_numbers_are_refused(small_vit: Any, task: Any) -> None:

@@ -82,12 +82,14 @@ def test_all_statistics_are_those_of_the_tokens_whatever_the_batches(small_vit, 
     torch.testing.assert_close(taken.mean, h.mean(0), **close)
     torch.testing.assert_close(taken.hidden, h.mT @ h / len(h), **close)
     torch.testing.assert_close(taken.moment, ones.mT @ ones / len(x), **close)
-    thinned = take(network, images, hidden=True, thinning=Thinning(3, 17, 1))[1]
+    how = {"factorisation": "activations", "hidden": True}
+    thinned = take(network, images, **how, thinning=Thinning(3, 17, 1))[1]
     places = torch.arange(8 * 17)  # batch by batch: every class token, and one in three of the others for three
     weights = torch.where(places % 17 == 0, 1.0, 3.0 * (places % 3 == 0)).repeat(4).to(h)[:, None]
     torch.testing.assert_close(thinned.mean, (weights * h).sum(0) / weights.sum(), **close)
     torch.testing.assert_close(thinned.hidden, h.mT @ (weights * h) / weights.sum(), **close)
     torch.testing.assert_close(thinned.activation, (weights * h).sum(0) / 32, **close)
+    torch.testing.assert_close(thinned.moment, ones.mT @ (weights * ones) / weights.sum(), **close)
 
 
 def test_tokens_are_weighted_by_what_the_loss_would_lose_with_them(small_vit, task, monkeypatch):

@@ -125,6 +125,7 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], SeenTo
 def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
     network = problem.network.to(problem.compute.device).eval()
     images = problem.task.train.subset(config.calibration_images)
+    thinned = thinning(network, len(images), PER_NEURON)
     by_token, moment = None, None
     if config.by_loss:
         # One pass for the sites and for the norms, and one for the moments that their tokens are weighed in. The first
@@ -135,10 +136,9 @@ def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
             by_token = [s.by_token for s in _sensitivities(problem, config, network, "worth of tokens", **how)]
         for worth in norms:
             weights = worth.means(len(problem.task.train.subset(config.sensitivity_images)), problem.passes)
-            moment = TokenMoments(network, weights, problem.passes)
+            moment = TokenMoments(network, weights, problem.passes, thinned)
     with problem.stopwatch.stage("statistics"):
-        how = {"factorisation": "activations", "hidden": True, "by_token": by_token}
-        how["thinning"] = thinning(network, len(images), PER_NEURON)
+        how = {"factorisation": "activations", "hidden": True, "by_token": by_token, "thinning": thinned}
         statistics = calibrate(network, images, problem.passes, show=_shown(problem, config, images, moment), **how)
     found = packed(_block_curves(problem, config, statistics))
     if moment is not None:

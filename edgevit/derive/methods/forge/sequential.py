@@ -138,12 +138,13 @@ class _Solver:
         if scales is not None and self.ffn is None:
             return  # its target is still to come
         assert base.attention is not None
+        of = self.thinning.of
         if scales is None:
-            target = base.attention
+            target = of(base.attention)
         elif self.encode is None:
-            target = _before_scale(base.before - y, scales[0]) + base.attention
+            target = _before_scale(of(base.before) - of(y), scales[0]) + of(base.attention)
         else:  # LayerScale went into the weights with the change of basis
-            target = self._encoded(base.middle) - y
+            target = self._encoded(of(base.middle)) - of(y)
         self._add(heads, target, self.felt[0])
 
     def settle(self) -> None:
@@ -160,7 +161,7 @@ class _Solver:
         if self.ffn is None and scales is not None:
             assert self.attention is not None
             for i in batches:
-                target = _before_scale(self._encoded(of(self.stream.tokens, i)) - of(self.tokens, i), scales[0])
+                target = _before_scale(self._missing(i, of(self.tokens, i)), scales[0])
                 self._add(of(self.heads, i), target, self.felt[1])
             self._solve(self.attention)
         if self.attention is not None:
@@ -178,24 +179,26 @@ class _Solver:
             given = self._given(self.ffn, middle)
             neurons.append(self.stream.room.keep(given))
             if scales is None:
-                target = of(self.layer.ffn_outputs, i)
+                target = self.thinning.of(of(self.layer.ffn_outputs, i))
             else:
-                target = _before_scale(self._encoded(of(self.stream.tokens, i)) - middle, scales[1])
+                target = _before_scale(self._missing(i, middle), scales[1])
             self._add(given, target, self.felt[1])
         self._solve(self.ffn)
         for i in batches:
             self.tokens[i].add_(self.ffn.added(self.ffn.output(of(neurons, i))).to(self.tokens[i].device))
+
+    def _missing(self, batch: int, tokens: Tensor) -> Tensor:
+        """What these lack to be the base's, where they are taken: [T, d']."""
+        of = self.thinning.of
+        return self._encoded(of(self.stream.of(self.stream.tokens, batch))) - of(tokens)
 
     def _given(self, branch: Branch, tokens: Tensor) -> Tensor:
         with self.stream.passes.rounded(self.stream.quick):
             return _given(branch, tokens)
 
     def _add(self, given: Tensor, target: Tensor, felt: Tensor) -> None:
-        self._sum(self.sums, given, target, felt)
-
-    def _sum(self, sums: Regression, given: Tensor, target: Tensor, felt: Tensor) -> None:
-        of = self.thinning.of
-        sums.add(of(given), of(target), self.thinning.weights(len(given), felt, given.device))
+        """Take a batch [B, N, r] of what the output layer is given; the target is that of the tokens taken of it."""
+        self.sums.add(self.thinning.of(given), target, self.thinning.weights(len(given), felt, given.device))
 
     def _solve(self, branch: Branch) -> None:
         layer = branch.output
@@ -210,10 +213,11 @@ class _Solver:
         """Align what reads a site's normalised tokens, given the base's and the slim network's before any norm."""
         sums = None
         for theirs, tokens in pairs:
-            x = own.before(tokens.to(self.stream.device))
-            wanted = self._wanted(own, base, theirs.to(self.stream.device))
+            images, of = len(tokens), self.thinning.of
+            x = own.before(of(tokens.to(self.stream.device)))
+            wanted = self._wanted(own, base, of(theirs.to(self.stream.device)))
             sums = sums or Regression(x.shape[-1], x.shape[-1], x.device)
-            self._sum(sums, x, wanted, self.felt[site])
+            sums.add(x, wanted, self.thinning.weights(images, self.felt[site], x.device))
         assert sums is not None, "there is an image"
         constant = all(reader.bias is not None for reader in own.readers)
         one = torch.eye(sums.rows - 1, dtype=torch.float64)

@@ -14,6 +14,7 @@ import torch
 from edgevit.data.task import open_task
 from edgevit.derive.algebra.attention import keep_heads
 from edgevit.derive.algebra.embedding import encoder, flat_basis
+from edgevit.derive.measure.thinning import ALL, Thinning
 from edgevit.derive.methods.forge import streams
 from edgevit.derive.methods.forge.sequential import Slim, solve_in_sequence
 from edgevit.errors import OutputError
@@ -56,9 +57,9 @@ def _solve(
     _solve_all(base, [Slim(slim, kept, align)], task, ridge, quick=quick)
 
 
-def _solve_all(base: Any, slims: list[Slim], task: Any, ridge: float = 1e-4, *, quick: bool = False) -> None:
+def _solve_all(base: Any, slims: list[Slim], task: Any, ridge: float = 1e-4, **how: Any) -> None:
     even = [(torch.ones(17).double(), torch.ones(17).double())] * len(base.blocks)
-    solve_in_sequence(base, slims, task.train.subset(128), even, PASSES, ridge=ridge, quick=quick)
+    solve_in_sequence(base, slims, task.train.subset(128), even, PASSES, ridge=ridge, **how)
 
 
 @torch.no_grad()
@@ -95,6 +96,19 @@ def test_products_of_8_bits_mend_as_much(network: Any, task: Any, monkeypatch: p
         _solve(network, slim, [0, 1], task, quick=quick)
         lost[quick] = _error(slim, network, images)
     assert lost[True] != lost[False] and lost[True] < 1.1 * lost[False] < 0.5 * before
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("align", [False, True], ids=["as they are", "aligned"])
+def test_from_every_class_token_and_half_of_the_patches_as_much_is_mended(network: Any, task: Any, align: bool) -> None:
+    images, lost = _images(task, 64), {}
+    for thinning in (ALL, Thinning(2, 17, 1)):
+        slim = bare_copy(network)
+        vit.read(slim)[0].ffn.w1[::2] *= 0.1
+        before = _error(slim, network, images)
+        _solve_all(network, [Slim(slim, [0, 1], align)], task, thinning=thinning)
+        lost[thinning.every] = _error(slim, network, images)
+    assert lost[2] != lost[1] and lost[2] < 1.5 * lost[1] < 0.5 * before
 
 
 @torch.no_grad()
