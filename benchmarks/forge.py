@@ -4,12 +4,13 @@
     python benchmarks/forge.py --images 64 --model deit_tiny_patch16_224 --out /tmp/forge.json
     python benchmarks/forge.py --budgets 10       # and how many times the first all ten take
     python benchmarks/forge.py --before CHECKOUT  # and the first budget by an older edgevit, in the same run
-    python benchmarks/forge.py --before CHECKOUT --out benchmarks/results/forge_decoders.json  # before decision 055
 
 Random weights cost what trained ones do; images are the rendered data set's, scaled up. Each budget runs in a process
 of its own with one cache, as two commands of a user would; an older edgevit has a cache of its own. Of the stages that
 run images through networks, what is not a pass of a network is timed beside it: sums over tokens and least squares.
 All seconds are of the processor, whatever share of it other programs leave: the clocks that edgevit reads give them.
+But what shares a physical core takes half of its arithmetic unseen; so how fast either library multiplies is measured
+before each run (docs/decisions/054-products-of-wide-matrices.md).
 Options are forge's own; what is not given is its default.
 """
 
@@ -94,15 +95,33 @@ def derive(model: str, folder: Path, data: Path, rate: float, options: dict[str,
     return {"seconds": seconds, "beside_passes_s": beside, "peak_bytes": peak_bytes}
 
 
+def multiplied_gflops() -> dict[str, float]:
+    """GFLOP/s of products as a DeiT-Base's first FFN layer has them, of 16 images, by MKL and by oneDNN."""
+    import torch
+
+    from edgevit.train.products import exact_products
+
+    tokens, weight, seen = torch.randn(16 * 197, 768), torch.randn(768, 3072), {}
+    for name, wide in (("MKL", False), ("oneDNN", True)):
+        with exact_products(tokens.device, wide=wide):
+            tokens @ weight
+            started = time.process_time()
+            for _ in range(10):
+                tokens @ weight
+            seen[name] = 10 * 2 * tokens.numel() * weight.shape[1] / (time.process_time() - started) / 1e9
+    return seen
+
+
 def run(checkout: Path, title: str, arguments: list[str], cache: Path) -> dict[str, Any]:
     """One derivation in a process of its own, by the edgevit of a checkout; its seconds by clock and of processor."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(checkout)}
     command = [sys.executable, "-c", BY_PROCESSOR, str(checkout / "benchmarks" / "forge.py"), *arguments]
+    gflops = multiplied_gflops()
     used, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run(command, env=environment, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True)
     wall_s, now = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
-    return {"title": title, "wall_s": wall_s, "cpu_s": cpu_s, **json.loads(done.stdout)}
+    return {"title": title, "wall_s": wall_s, "cpu_s": cpu_s, "gflops": gflops, **json.loads(done.stdout)}
 
 
 def main() -> None:

@@ -280,18 +280,14 @@ def forge() -> str:
             f"Without judging base and model by their answers (baselines, check, evaluation): {of[0]:.0f} s, "
             f"{of[0] / of[1]:.2f} of {of[1]:.0f} s.\n"
         )
+    fast = [run["gflops"] for run in ([before] if before else []) + runs if "gflops" in run]
+    if fast:
+        each = ", ".join(f"{seen['MKL']:.0f} and {seen['oneDNN']:.0f}" for seen in fast)
+        told += f"GFLOP/s of a wide product by MKL, as the older code has it, and by oneDNN, before each run: {each}.\n"
+    told += "How fast wide products were in that hour, and what of the older times it changes: docs/decisions/056.\n"
     if len(runs) > 2:
         times = sum(run["cpu_s"] for run in runs) / runs[0]["cpu_s"]
         told += f"{len(runs)} budgets, each a command of its own, take {times:.1f} times the first's processor time.\n"
-    if (later := load("forge_decoders")) is not None:
-        first, earlier = (_unjudged_s(run) for run in (later["runs"][0], later["before"]))
-        told += (
-            "All of this is of the code before fitted decoders (decision 055). With them, in two runs that each had "
-            f"the other core at work beside it: {first:.0f} s, {first / earlier:.2f} of the {earlier:.0f} s of the "
-            f"code just before; peak memory {later['runs'][0]['peak_bytes'] / 1e9:.1f} GB. A second budget, with that "
-            f"core idle: {sum(later['runs'][1]['beside_passes_s'].values()):.0f} s besides passes, as with a narrower "
-            "embedding more neurons stay and their regressions are larger.\n"
-        )
     head = ["stage", *(run["title"] for run in shown)]
     parts = ["## Cost of forge's closed form\n", told, older.stages_told(runs), table(head, lines)]
     return "\n".join(part for part in parts if part)
