@@ -26,6 +26,7 @@ from edgevit.train.compute import Compute
 from edgevit.train.constraint import Constraint
 from edgevit.train.distil import Distillation, Lesson
 from edgevit.train.history import History
+from edgevit.train.memory import refuse_large_batch
 from edgevit.train.optimizer import make_optimizer
 from edgevit.train.order import sample_order, unlabelled_share
 from edgevit.train.passes import Passes
@@ -206,10 +207,12 @@ def train(
 
     Raises:
         Interrupted: Ctrl-C; the state is saved.
-        OptionError: the teacher does not fit the network.
+        OptionError: the teacher does not fit the network, or a micro-batch the memory.
         TrainingError: the loss is no longer a number.
     """
     compute, progress, steps = passes.compute, passes.progress, training.steps or 0
+    if steps:
+        refuse_large_batch(network, training, compute)
     network.to(compute.device).eval()
     lesson = _lesson(distillation, network, task, columns, compute)
     network.train()

@@ -6,7 +6,6 @@ the optimiser. Images are decoded once for all passes. Several processes share t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from edgevit.data.task import Split
 from edgevit.models.families import family_of
 from edgevit.progress import Progress, Silent
 from edgevit.train.compute import Compute, open_compute
+from edgevit.train.memory import memory_bytes
 from edgevit.train.products import WIDE, exact_products, multiplies_bf16
 from edgevit.train.settings import Training
 
@@ -62,7 +62,7 @@ class Passes:
         geometry = family.geometry(network)
         tokens = TOKENS_WITH_GRADIENTS if gradients else TOKENS
         held = HELD_WITH_GRADIENTS * len(family.layers(network)) if gradients else HELD
-        room = _memory_bytes(self.compute.device) // 4 // (4 * held * geometry.embed)
+        room = memory_bytes(self.compute.device) // 4 // (4 * held * geometry.embed)
         most: int = min(tokens, room) // geometry.tokens
         return max(min(IMAGES, most), 1)
 
@@ -173,10 +173,3 @@ def accuracy_of(
 
     passes.run(network, images, count, stage=stage, mixed=True)
     return from_counts(names, compute.sum(counts).cpu(), compute.sum(answers).cpu())
-
-
-def _memory_bytes(device: torch.device) -> int:
-    """The whole memory of the device, or of the machine."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -123,9 +123,9 @@ def test_a_batch_is_smaller_the_more_tokens_an_image_has(small_vit: Callable[...
 
 def test_a_batch_is_smaller_where_memory_is_short(small_vit: Callable[..., Any], monkeypatch: Any) -> None:
     passes, (network, _) = open_passes(CPU), _large(small_vit)
-    monkeypatch.setattr(passes_module, "_memory_bytes", lambda device: 50 * 2**20)
+    monkeypatch.setattr(passes_module, "memory_bytes", lambda device: 50 * 2**20)
     assert 1 < passes.batch_size(network) < 64 and 1 <= passes.batch_size(network, gradients=True) < 10
-    monkeypatch.setattr(passes_module, "_memory_bytes", lambda device: 1)
+    monkeypatch.setattr(passes_module, "memory_bytes", lambda device: 1)
     assert passes.batch_size(network) == 1
 
 

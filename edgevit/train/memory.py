@@ -1,0 +1,68 @@
+"""How much memory there is, and how much a training step holds at least."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from edgevit.errors import OptionError
+from edgevit.models.families import family_of
+from edgevit.train.compute import Compute
+from edgevit.train.settings import Training
+
+GIB = 2**30
+
+
+def memory_bytes(device: torch.device, root: Path = Path("/")) -> int:
+    """The whole memory of the device, or of the machine or its container."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # no such file, or the word "max"
+        return min(machine, int((root / "sys/fs/cgroup/memory.max").read_text()))
+    return machine
+
+
+def least_image_bytes(network: nn.Module, *, halves: bool = False) -> int:
+    """What a forward pass keeps of one image for its gradients, and no less: the image and what linear layers see.
+
+    Per token and block of width d these are what both norms are given and give (4 d), queries, keys, values and what
+    attention puts out (2 heads (qk + vo)), and both sides of the activation (2 ffn).
+
+    Args:
+        halves: whether products are of 16 bits.
+    """
+    family = family_of(network)
+    geometry, image = family.geometry(network), 1
+    tokens, values = geometry.tokens, 0
+    for block in family.read(network):
+        dims = block.dims
+        values += tokens * (4 * geometry.embed + 2 * dims.heads * (dims.qk + dims.vo) + 2 * dims.ffn)
+        tokens = dims.tokens or tokens
+    for size in family.input_size(network):
+        image *= size
+    return 4 * image + (2 if halves else 4) * values
+
+
+def refuse_large_batch(network: nn.Module, training: Training, compute: Compute) -> None:
+    """See that a micro-batch may fit, before the system ends the process for it.
+
+    Raises:
+        OptionError: it holds more than there is for certain.
+    """
+    image, room = least_image_bytes(network, halves=training.precision != "fp32"), memory_bytes(compute.device)
+    processes = compute.accelerator.num_processes
+    whole = training.batch_size // processes
+    least = image * (whole // training.grad_accum)
+    if least <= room:
+        return
+    fitting = [n for n in range(training.grad_accum, whole + 1) if whole % n == 0 and 2 * image * (whole // n) <= room]
+    hint = f"try --grad-accum {fitting[0]}, which gives the same steps" if fitting else "try a smaller --batch-size"
+    raise OptionError(
+        f"{whole // training.grad_accum} images at once hold at least {least / GIB:.1f} GiB, and {compute.device} has "
+        f"{room / GIB:.1f} GiB; {hint}"
+    )
