@@ -60,9 +60,10 @@ def refuse_large_batch(network: nn.Module, training: Training, compute: Compute)
     least = image * (whole // training.grad_accum)
     if least <= room:
         return
+    there = "this machine" if compute.device.type == "cpu" else compute.device
     fitting = [n for n in range(training.grad_accum, whole + 1) if whole % n == 0 and 2 * image * (whole // n) <= room]
     hint = f"try --grad-accum {fitting[0]}, which gives the same steps" if fitting else "try a smaller --batch-size"
     raise OptionError(
-        f"{whole // training.grad_accum} images at once hold at least {least / GIB:.1f} GiB, and {compute.device} has "
+        f"{whole // training.grad_accum} images at once hold at least {least / GIB:.1f} GiB, and {there} has "
         f"{room / GIB:.1f} GiB; {hint}"
     )
