@@ -4,9 +4,9 @@ The one to take is the cheapest whose accuracy is not below the base's by more t
 interval reaches the accuracy of the base restricted to the classes. That is asked of the validation images where every
 model was judged on them, so that test images are looked at and not chosen by; a file that was judged by itself must
 hold on the test images, too. Void runs, models that nobody judged, and those that a gate fails or could not be held
-against are out. The cost is the p50 where it was measured, or its ratio to the base's where other programs were busy,
-else the MACs. Of those that cost the same (equal MACs, or ratios whose difference lies within their intervals) the most
-accurate on the same images is taken.
+against are out. The cost is the p50 where it was measured, or its ratio to the base's where other programs were busy
+or the machine's speed changed, else the MACs. Of those that cost the same (equal MACs, or ratios whose difference lies
+within their intervals) the most accurate on the same images is taken.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from edgevit.report.gates import Gate, Verdict, verdicts_of
 from edgevit.report.gather import Found, FoundModel
 from edgevit.report.record import EntryRecord, Kind
 from edgevit.report.runs import Comparison, compare_within, decisive, make_row
+
+UNSTEADY = (
+    1.1  # times that the p50s of one model may lie apart before milliseconds are of the minute they were taken in
+)
 
 BASELINES: dict[Kind, str] = {
     "full head": "base, full head",
@@ -109,14 +113,20 @@ class Panel:
     def axes(self) -> list[Axis]:
         """What is known of any model with an accuracy, that by which is chosen first.
 
-        Other programs that are busy slow one run and not the next, and all of a round alike: there it is the ratio.
+        Whatever slows one run and not the next slows all of a round alike: there it is the ratio.
         """
         judged = [e for e in self.models if e.top1 is not None]
         known = [axis for axis in AXES if any(cost_on_axis(e, axis) is not None for e in judged)]
         in_turns = all(e.ratio is not None for e in judged if e.p50_ms is not None)
-        if any(e.busy for e in self.entries) and in_turns:
+        if (any(e.busy for e in self.entries) or self.spread > UNSTEADY) and in_turns:
             known.sort(key=lambda axis: axis.name != "ratio")
         return known
+
+    @property
+    def spread(self) -> float:
+        """How many times the slowest run of a model took what its fastest did, by the p50: that of the median model."""
+        apart = [e.p50_most_ms / e.p50_least_ms for e in self.entries if e.p50_most_ms and e.p50_least_ms]
+        return statistics.median(apart) if apart else 1.0
 
     @property
     def chosen_on(self) -> int | None:

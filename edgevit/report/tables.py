@@ -12,7 +12,7 @@ from typing import Any
 from edgevit.data.shares import share_text
 from edgevit.derive.allocate.budget import readable
 from edgevit.report.axes import apart, apart_tasks
-from edgevit.report.choice import Entry, Panel, cost_on_axis
+from edgevit.report.choice import UNSTEADY, Entry, Panel, cost_on_axis
 from edgevit.report.details import drawable
 from edgevit.report.gather import Skipped
 from edgevit.report.record import REPORT_KIND, EntryRecord, PanelRecord, ReportRecord
@@ -206,6 +206,12 @@ def notes(panel: Panel) -> list[str]:
         told.append(
             f"Other programs were busy when {_some(busy)} {'was' if len(busy) == 1 else 'were'} measured: "
             f"milliseconds are a busy machine's{'; ratios to the base are of rounds, and hold' if ratios else ''}."
+        )
+    elif panel.spread > UNSTEADY:
+        ratios = any(entry.ratio is not None for entry in panel.models)
+        told.append(
+            f"The machine's speed changed meanwhile: the p50s of one model lie {panel.spread:.2g} times apart (of the "
+            f"median model){'; ratios to the base are of rounds, and hold' if ratios else ''}."
         )
     told += [f"{entry.title} is void, and on no axis of what was measured: {reason}" for entry in panel.entries
              for reason in entry.void]  # fmt: skip

@@ -126,6 +126,20 @@ def test_on_a_busy_machine_the_ratio_decides(found: Found) -> None:
     assert panels(replace(found, runs=busy))[0].axes[0].name == "ratio"
 
 
+def test_on_a_machine_whose_speed_changes_the_ratio_decides(found: Found) -> None:
+    steady = panels(found)[0]
+    assert steady.spread < 1.1 and steady.axes[0].name == "p50_ms"
+    slowed = [
+        replace(run, latencies_ns=tuple(n * (2 + (run.round or 0) % 2) // 2 for n in run.latencies_ns))
+        for run in found.runs
+    ]
+    shaken = panels(replace(found, runs=slowed))[0]
+    assert shaken.spread > 1.4 and shaken.axes[0].name == "ratio"
+    told = next(note for note in notes(shaken) if note.startswith("The machine's speed changed"))
+    assert f"lie {shaken.spread:.2g} times apart" in told and "ratios to the base are of rounds, and hold" in told
+    assert by_title(shaken)["t1"].ratio == pytest.approx(by_title(steady)["t1"].ratio, rel=0.02)
+
+
 def test_tasks_and_seeds_are_kept_apart_with_the_base_in_each(tmp_path: Path) -> None:
     write_folder(tmp_path / "base")
     for seed in (42, 7):
