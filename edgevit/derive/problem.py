@@ -8,16 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from edgevit.data.accuracy import Accuracy
 from edgevit.data.task import Task
 from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.cache import Cache
 from edgevit.derive.measure.sensitivity import felt_behind
 from edgevit.derive.plan import EmbedPlan, Plan
+from edgevit.models.checkpoint import tensors_sha256
 from edgevit.models.copies import bare_copy
 from edgevit.progress import Progress
 from edgevit.train.compute import Compute
@@ -25,7 +28,7 @@ from edgevit.train.constraint import Constraint
 from edgevit.train.distil import Distillation, TeacherOptions, make_distillation
 from edgevit.train.history import History
 from edgevit.train.loop import train
-from edgevit.train.passes import Passes
+from edgevit.train.passes import Passes, accuracy_of
 from edgevit.train.settings import Training
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 from edgevit.train.validation import Keep
@@ -67,6 +70,8 @@ class Problem:
     stopwatch: Stopwatch
     cache: Cache
     identity: Mapping[str, Any]  # what the network's outputs depend on, for keys of the cache
+    # What `accuracy_on_validation` has found: of each network by the hash of its weights.
+    judged: WeakKeyDictionary[nn.Module, tuple[str, Accuracy]] = field(default_factory=WeakKeyDictionary, repr=False)
 
     @property
     def compute(self) -> Compute:
@@ -84,6 +89,17 @@ class Derived:
     network: nn.Module
     plan: Plan  # by which it came of the network that the method was given
     facts: dict[str, object]
+
+
+def accuracy_on_validation(problem: Problem, network: nn.Module) -> Accuracy:
+    """Of a network with the problem's columns; the images are shown to it once for as long as its weights stay."""
+    task, weights = problem.task, tensors_sha256(network.state_dict())
+    known = problem.judged.get(network)
+    if known is not None and known[0] == weights:
+        return known[1]
+    found = accuracy_of(network, task.validation, problem.columns, task.class_names, problem.passes)
+    problem.judged[network] = weights, found
+    return found
 
 
 def finetuned_base(problem: Problem) -> nn.Module:

@@ -19,13 +19,12 @@ from edgevit.derive.allocate.ranking import AttentionUnits, Grouping, Ranked, Un
 from edgevit.derive.embedding import geometry_at
 from edgevit.derive.measure.importance import Scores
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
-from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derive.problem import Derived, Problem, accuracy_on_validation, distillation_for, train_for
 from edgevit.derive.reach import Cuts
 from edgevit.derive.realise import realise
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
-from edgevit.train.passes import accuracy_of
 
 PASSES = 10  # over the training images, of the training after the cut
 
@@ -106,8 +105,7 @@ def derive_by_rank(problem: Problem, options: RankOptions, scores: Scores) -> De
 def finish(problem: Problem, options: TeacherOptions, plan: Plan, **found: object) -> Derived:
     """Realise a plan, train the network, keep its best state on the validation part, and say how it came out."""
     slim = realise(problem.network.to(problem.compute.device), plan)
-    task = problem.task
-    before = accuracy_of(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
+    before = accuracy_on_validation(problem, slim).top1
     distillation = distillation_for(problem, options, embed=plan.embed)
     done = train_for(problem, slim, distillation=distillation, keep="best")
     outcome = problem.history.outcome("train")

@@ -29,7 +29,7 @@ from edgevit.derive.head import open_task_for
 from edgevit.derive.in_a_row import check_row, cut_first, settle_row
 from edgevit.derive.method import Method, find_method, refuse_training
 from edgevit.derive.opening import Opened, known_classes, open_for, resumable, unfinished, write_model
-from edgevit.derive.problem import Problem, finetuned_base
+from edgevit.derive.problem import Problem, accuracy_on_validation, finetuned_base
 from edgevit.derive.reach import Asked, asked_of
 from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_rejection_images
 from edgevit.derive.request import DeriveRequest
@@ -207,7 +207,7 @@ def _judge(network: nn.Module, baselines: Baselines, wanted: _Wanted, problem: P
     task, columns, passes = problem.task, problem.columns, problem.passes
     with problem.stopwatch.stage("evaluation"):
         accuracy = accuracy_of(network, task.test, columns, task.class_names, passes, "test the model")
-        chosen_on = accuracy_of(network, task.validation, columns, task.class_names, passes)
+        chosen_on = accuracy_on_validation(problem, network)
     rule, rejected = None, None
     if wanted.rejection is not None:
         with problem.stopwatch.stage("rejection"):

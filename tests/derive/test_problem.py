@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from problems import untrained
 from safetensors.torch import load_file
 from small_base import derive as derive_small
 
+from edgevit.data.task import open_task
 from edgevit.derive import problem as problem_module
-from edgevit.derive.problem import Stopwatch
+from edgevit.derive.problem import Stopwatch, accuracy_on_validation
 from edgevit.errors import Interrupted, OptionError
+from edgevit.models.checkpoint import describe
+from edgevit.models.copies import bare_copy
 
 
 def test_the_seconds_of_a_stage_within_another_are_its_own_alone(monkeypatch: Any) -> None:
@@ -26,6 +32,24 @@ def test_the_seconds_of_a_stage_within_another_are_its_own_alone(monkeypatch: An
             with stopwatch.stage("inner"):
                 pass
     assert stopwatch.seconds == {"inner": 3.0, "outer": 6.0}
+
+
+def test_validation_images_are_shown_once_to_a_network_whose_weights_stay(
+    small_vit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = describe(small_vit(depth=2), "vit_tiny_patch16_224", {"depth": 2})
+    task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)
+    problem, shown = untrained(base, task, 0.6, tmp_path), []
+    taken = problem_module.accuracy_of
+    monkeypatch.setattr(problem_module, "accuracy_of", lambda *given: shown.append(given) or taken(*given))
+    network, other = problem.network, bare_copy(problem.network)
+    first, again, _ = (accuracy_on_validation(problem, n) for n in (network, network, other))
+    assert sum(first.total) == len(task.validation) and again == first
+    assert len(shown) == 2, "another network may compute another thing with the same weights"
+    next(network.parameters()).data.zero_()
+    assert accuracy_on_validation(replace(problem, policy=problem.policy), network) == taken(*shown[0])
+    accuracy_on_validation(problem, network)
+    assert len(shown) == 3
 
 
 def test_unlabelled_images_without_a_teacher_are_refused_with_the_way_out(

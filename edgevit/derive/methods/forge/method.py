@@ -44,11 +44,11 @@ from edgevit.derive.methods.forge.ladders import ladders
 from edgevit.derive.methods.forge.measured import measure_losses
 from edgevit.derive.methods.forge.solve import solve
 from edgevit.derive.methods.forge.streams import keeping, show_stream
-from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derive.problem import Derived, Problem, accuracy_on_validation, distillation_for, train_for
 from edgevit.derive.reach import Asked, Cuts, check_embed_width
 from edgevit.models.anatomy import Block, Ffn
 from edgevit.models.families import family_of
-from edgevit.train.passes import Observer, accuracy_of
+from edgevit.train.passes import Observer
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
@@ -295,8 +295,8 @@ def derive(problem: Problem, config: Config) -> Derived:
     curves.clear()  # second moments are most of what is in memory, and the plans hold what was wanted of them
     solved = solve(problem, mended, by_token, plans)
     slim, chosen, plan = solved.network, choices[solved.name], plans[solved.name]
-    task, shape = problem.task, chosen.shape
-    validation = accuracy_of(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
+    shape = chosen.shape
+    validation = accuracy_on_validation(problem, slim).top1
     felt = [of_ffn for _, of_ffn in by_token] if config.by_loss else None
     distillation = distillation_for(problem, config, plan.embed, plan.kept_blocks, felt)
     done = train_for(problem, slim, stage="distil", distillation=distillation, keep="best")

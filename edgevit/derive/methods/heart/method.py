@@ -36,7 +36,7 @@ from edgevit.derive.methods.heart.choose import Candidates, PruningLevels, Ratio
 from edgevit.derive.methods.heart.gates import Closing, ClosingGates, head_gates
 from edgevit.derive.methods.heart.scores import Gated, HessianScores, Labels, Taylor, measure_scores
 from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
-from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derive.problem import Derived, Problem, accuracy_on_validation, distillation_for, train_for
 from edgevit.derive.reach import Asked, Cuts
 from edgevit.derive.realise import realise
 from edgevit.errors import OptionError
@@ -44,7 +44,6 @@ from edgevit.folder.model import BlockDims
 from edgevit.models.anatomy import check_all_pass
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
-from edgevit.train.passes import accuracy_of
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 
@@ -220,8 +219,7 @@ def _trained(
     kept = [sorted(order[gone:]) for order, gone in pairs]
     plan_of = partial(_plan, dims=dims, kept=kept, merge=config.merge)
     slim = realise(base, plan_of(base))
-    task = problem.task
-    before = accuracy_of(slim, task.validation, problem.columns, task.class_names, problem.passes).top1
+    before = accuracy_on_validation(problem, slim).top1
     distillation = distillation_for(problem, config)
     if config.gates == "hard" or not problem.training.steps:
         done = train_for(problem, slim, stage="finetune", distillation=distillation, keep="best")

@@ -33,7 +33,7 @@ from edgevit.derive.measure.statistics import BlockStatistics, Factorisation, ca
 from edgevit.derive.method import Method
 from edgevit.derive.methods.nuwa.purify import Purification, purify
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
-from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derive.problem import Derived, Problem, accuracy_on_validation, distillation_for, train_for
 from edgevit.derive.reach import Asked, Cuts, check_embed_width
 from edgevit.derive.realise import realise
 from edgevit.errors import BudgetError, OptionError
@@ -43,7 +43,6 @@ from edgevit.models.copies import bare_copy
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
-from edgevit.train.passes import accuracy_of
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 
 QUANTITIES = ("macs", "params", "ms", "mj")
@@ -381,11 +380,6 @@ def _keeping_neurons(budget: Budget, dims: Sequence[BlockDims]) -> Budget:
     return replace(budget, at_least=whole)
 
 
-def _validated(problem: Problem, network: nn.Module) -> float:
-    task = problem.task
-    return accuracy_of(network, task.validation, problem.columns, task.class_names, problem.passes).top1
-
-
 def _cut_best(problem: Problem, config: Config) -> _Cut:
     """Cut the base, the anchor or both, and take the model that is better on the validation part."""
     masks = None if config.purification == "none" else _masks(problem, config)
@@ -395,10 +389,10 @@ def _cut_best(problem: Problem, config: Config) -> _Cut:
     is_base = masks is None or all(bool(m.all()) for m in masks)
     if is_base or config.purification == "always":
         cut = _cut(problem, config, _start(problem, config, None if is_base else masks))
-        facts |= {"purified": not is_base, "accuracy_validation": _validated(problem, cut.network)}
+        facts |= {"purified": not is_base, "accuracy_validation": accuracy_on_validation(problem, cut.network).top1}
         return replace(cut, facts={**facts, **cut.facts})
     cuts = [_cut(problem, config, _start(problem, config, of)) for of in (None, masks)]
-    accuracy = [_validated(problem, cut.network) for cut in cuts]
+    accuracy = [accuracy_on_validation(problem, cut.network).top1 for cut in cuts]
     purified = accuracy[1] > accuracy[0]
     problem.progress.note(
         f"on the validation part: from the base {100 * accuracy[0]:.1f} %, from the anchor {100 * accuracy[1]:.1f} %"
