@@ -116,6 +116,15 @@ def test_check_tells_what_is_there_and_changes_nothing(board: Path) -> None:
     assert f"power mode {mode.splitlines()[-2].partition(': ')[2]}\n" in told
 
 
+def test_a_user_who_may_not_open_the_gpu_is_told_the_group(board: Path) -> None:
+    (board / "dev").mkdir()
+    (board / "dev/nvmap").touch()  # of a group that daemon is not in
+    done = run_setup(board, "--check", "--user", "daemon")
+    assert done.returncode == 1 and f"MISSING  daemon in the group {(board / 'dev/nvmap').group()}" in done.stdout
+    assert "try: sudo usermod -aG video,render daemon" in done.stdout
+    assert f"root is in the group {(board / 'dev/nvmap').group()}" in run_setup(board, "--user", "root").stdout
+
+
 def test_each_change_is_made_once_and_only_after_a_yes(board: Path) -> None:
     before = content(board)
     refused = run_setup(board, "--user", "daemon", answers="n\nno\n")

@@ -123,6 +123,16 @@ look_at_cuda() {
     lack 'the CUDA runtime, libcudart.so' 'sudo apt install nvidia-jetpack, or only nvidia-cuda'
 }
 
+look_at_group() { # whoever logs in by the desktop's setup is in it, and a user who was added later is not
+    node=$root/dev/nvmap
+    [ -e "$node" ] || return 0
+    group=$(stat -c %G "$node")
+    case " $(id -nG "$user" 2> /dev/null || true) " in
+        *" $group "* | *' root '*) ok "$user is in the group $group, which may use the GPU" ;;
+        *) lack "$user in the group $group, which may use the GPU" "sudo usermod -aG video,render $user; log in anew" ;;
+    esac
+}
+
 look_at_room() {
     gib=1048576
     free=$(df -Pk "$HOME" | awk 'NR == 2 { print $4 }')
@@ -213,6 +223,7 @@ look_at_module
 look_at_release
 look_at_python
 look_at_cuda
+look_at_group
 look_at_room
 look_at_power_mode
 join_jtop

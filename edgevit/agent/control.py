@@ -245,6 +245,9 @@ def _mode_to_set(root: str, name: str) -> dict[str, Any] | None:
     if len(masks) > 1:
         # It can be done as long as the GPU is unused, and once it was used there is no way back.
         raise _needs_reboot(current, mode, "they differ in the parts of the GPU that are switched on")
+    if jetson.modes_want_a_reboot(jetson.l4t(root)):
+        why = "from L4T 39 on nvpmodel may want one after the GPU was used, so that the mode could not be put back"
+        raise _needs_reboot(current, mode, why)
     return mode
 
 
@@ -419,4 +422,6 @@ def _run(command: Sequence[str], guardian: Guardian | None) -> tuple[int, str]:
 
 
 def _last_line(said: str) -> str:
-    return repr(said.splitlines()[-1]) if said else "nothing"
+    """What is worth telling of it: that a reboot is wanted, which other lines follow, or else its last line."""
+    lines = said.splitlines()
+    return repr(next((line for line in lines if "reboot" in line.lower()), lines[-1])) if lines else "nothing"

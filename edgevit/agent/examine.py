@@ -28,6 +28,7 @@ from .power import power_meters
 # card takes several seconds.
 LIBRARIES_S = 60.0
 KILLED_S = 2.0  # that a process may need to end which was killed
+GPU_NODES = ("dev/nvmap", "dev/nvhost-ctrl-gpu", "dev/dri/renderD*")
 PROGRAMS = ("nvpmodel", "jetson_clocks", "tegrastats")
 
 Send = Callable[[Any], None]
@@ -49,10 +50,10 @@ def examine(send: Send, root: str, owner: str | None = None) -> dict[str, Any]:
     deadline = monotonic() + LIBRARIES_S
     facts = {
         **_system(root),
-        **_settings(root),
         **_power(root),
         "memory": _memory(root),
         "disk": {"cache_free_bytes": _free_bytes(cache_folder())},
+        "denied": _denied(root),
         "temperatures_c": jetson.temperatures_c(root),
         "trtexec": find_program(root, "trtexec"),
         "programs": {name: find_program(root, name) for name in PROGRAMS},
@@ -63,6 +64,8 @@ def examine(send: Send, root: str, owner: str | None = None) -> dict[str, Any]:
     answers = {name: _answer(process, deadline) for name, process in asked.items()}
     runtime = answers["onnxruntime"]
     packages = runtime.get("packages") or {}
+    # Last: the kernel tells the GPU's clock only once the GPU has been woken, as CUDA has done by now.
+    facts.update(_settings(root))
     return {**facts, **answers, "onnxruntime": runtime.get("found"), "onnxruntime_packages": packages}
 
 
@@ -104,6 +107,12 @@ def _power(root: str) -> dict[str, Any]:
 def _memory(root: str) -> dict[str, int | None]:
     keys = {"total_bytes": "MemTotal", "available_bytes": "MemAvailable", "swap_total_bytes": "SwapTotal"}
     return {name: read_bytes(root, "proc/meminfo", key) for name, key in keys.items()}
+
+
+def _denied(root: str) -> list[str]:
+    """Return the devices of the GPU that this user may not open, as those who are in no group `video` or `render`."""
+    nodes = [node for pattern in GPU_NODES for node in sorted(Path(root).glob(pattern))]
+    return [f"/{node.relative_to(root)}" for node in nodes if not os.access(node, os.R_OK)]
 
 
 def _free_bytes(folder: str) -> int | None:

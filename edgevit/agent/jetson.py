@@ -67,6 +67,11 @@ def l4t(root: str) -> str | None:
     return ".".join(release.groups()) if release else None
 
 
+def modes_want_a_reboot(release: str | None) -> bool:
+    """Whether nvpmodel of this release may ask for a reboot at any change of the mode, once the GPU was used."""
+    return int((release or "0").partition(".")[0]) >= 39  # JetPack 7.2
+
+
 def jetpack(root: str) -> str | None:
     return JETPACK.get(l4t(root) or "")
 
@@ -132,9 +137,16 @@ def gpu_devfreq(root: str) -> str | None:
 
 
 def cpufreq(root: str) -> dict[str, str]:
-    """Return where each core's clock is; a core that is switched off has none."""
+    """Return where the clock of each core is that is switched on.
+
+    A power mode may switch cores off. Before Linux 6 such a core keeps its folder, with limits that nobody can change.
+    """
     folders = Path(root, "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq")
-    return {folder.parent.name: str(folder) for folder in sorted(folders)}
+    return {
+        folder.parent.name: str(folder)
+        for folder in sorted(folders)
+        if read_integer(str(folder.parent), "online") != 0  # cpu0 may have no such file, and is always on
+    }
 
 
 def clocks(root: str) -> dict[str, dict[str, Any] | None]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from edgevit.agent.jetson import modes_want_a_reboot
 from edgevit.agent.onnx_runtime import CPU, GPU
 from edgevit.board.facts import BoardFacts, ListedMode
 from edgevit.board.profiles import Profile
@@ -154,6 +155,10 @@ def _cuda(facts: BoardFacts, profile: Profile | None) -> Check:
         return Check("CUDA", "ok", seen)
     if not is_jetson(facts):
         return Check("CUDA", "ok", f"none ({_what(cuda.error)})")
+    if facts.denied:
+        seen = f"{_what(cuda.error)}; {facts.user} may not open {facts.denied[0]}"
+        mend = f"sudo usermod -aG video,render {facts.user}, and log in anew"
+        return Check("CUDA", "problem", seen, "a user in the groups video and render", mend)
     mend = "sudo apt install nvidia-jetpack; in a container: docker run --runtime nvidia"
     return Check("CUDA", "problem", _what(cuda.error), "libcudart, or pycuda", mend)
 
@@ -173,7 +178,7 @@ def _power_mode(facts: BoardFacts, profile: Profile | None) -> Check:
     if faster is None or faster.id == current.id:
         return Check("power mode", "ok", seen)
     command = f"sudo nvpmodel -m {faster.id}"
-    if faster.tpc_mask != modes[current.id].tpc_mask:
+    if faster.tpc_mask != modes[current.id].tpc_mask or modes_want_a_reboot(facts.l4t):
         mend = f"{command} (in a terminal: it asks for a reboot)"
     else:
         mend = f"{command}, or --power-mode {faster.name} of edgevit bench"
@@ -248,7 +253,7 @@ def _temperature(facts: BoardFacts, profile: Profile | None) -> Check | None:
     seen = f"{zones[zone]:.0f} °C at most ({zone})"
     if zones[zone] < HOT_C:
         return Check("temperature", "ok", seen)
-    mend = "let it cool; sudo jetson_clocks --fan runs the fan at its highest speed"
+    mend = "let it cool, and look at its fan and where its air comes from"
     return Check("temperature", "warning", f"{seen}, close to slowing down", f"below {HOT_C:.0f} °C", mend)
 
 

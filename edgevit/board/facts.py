@@ -138,6 +138,7 @@ class BoardFacts:
     meters: dict[str, str | None] = field(default_factory=dict)  # why a meter cannot read the power; None: it can
     memory: Memory = field(default_factory=Memory)
     disk: Disk = field(default_factory=Disk)
+    denied: tuple[str, ...] = ()  # devices of the GPU that the user may not open
     temperatures_c: dict[str, float] = field(default_factory=dict)
     trtexec: str | None = None
     programs: dict[str, str | None] = field(default_factory=dict)

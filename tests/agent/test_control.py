@@ -139,6 +139,16 @@ def test_what_is_not_asked_for_or_is_so_already_is_not_touched(root, state_dir, 
     assert not state_dir.exists()
 
 
+def test_where_the_way_back_may_want_a_reboot_the_mode_is_not_changed(root, state_dir):
+    before, release = everything(root), Path(root, "etc/nv_tegra_release")
+    release.write_text("# R39 (release), REVISION: 2.1, GCID: 1, BOARD: generic, EABI: aarch64\n")
+    said = refusal(root, "40W", state_dir)
+    assert "from L4T 39 on nvpmodel may want one" in said and "could not be put back); nothing was changed" in said
+    assert everything(root) == before and not state_dir.exists()
+    with controlled(root, "MAXN_SUPER", True, report=print, state_dir=state_dir) as state:  # as it is in already
+        assert state["clocks_locked"]
+
+
 def test_an_error_in_the_block_puts_back(root, state_dir):
     with pytest.raises(KeyboardInterrupt), controlled(root, "40W", True, report=print, state_dir=state_dir):
         raise KeyboardInterrupt

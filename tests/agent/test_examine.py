@@ -69,6 +69,24 @@ def test_a_machine_that_tells_nothing_gives_none_and_reasons(tmp_path):
     assert all(facts["meters"].values())
 
 
+def test_devices_that_the_user_may_not_open_are_named(board_tree, monkeypatch):
+    root, may = board_tree(NX), os.access
+    for node in ("nvmap", "dri/renderD128", "dri/card0"):
+        (root / "dev" / node).parent.mkdir(parents=True, exist_ok=True)
+        (root / "dev" / node).touch()
+    assert facts_of(root)["denied"] == []
+    monkeypatch.setattr(os, "access", lambda path, mode: "dev" not in Path(path).parts and may(path, mode))
+    assert facts_of(root)["denied"] == ["/dev/nvmap", "/dev/dri/renderD128"]
+
+
+def test_the_gpus_clock_is_read_when_cuda_has_woken_it(board_tree, library):
+    root = board_tree(NX)
+    (devfreq,) = (root / "sys/class/devfreq").glob("17000000.*")
+    asleep = devfreq.rename(root / devfreq.name)
+    library("tensorrt", f"import os\nos.rename({str(asleep)!r}, {str(devfreq)!r})\n__version__ = '10.3.0'\n")
+    assert facts_of(root)["clocks"]["gpu"]["max_khz"] > 300_000
+
+
 def test_trtexec_is_found_where_jetpack_keeps_it(board_tree):
     root = board_tree(NX)
     trtexec = root / "usr/src/tensorrt/bin/trtexec"

@@ -42,6 +42,18 @@ def test_a_board_is_known_by_its_files(board, part, is_super, gibibytes, l4t, je
     assert (jetson.l4t(root), jetson.jetpack(root), jetson.power_mode(root)) == (l4t, jetpack, mode)
 
 
+def test_a_core_that_a_power_mode_switched_off_is_no_clock_that_is_free(board_tree):
+    root = board_tree(AGX7)  # after jetson_clocks
+    assert jetson.clocks_locked(str(root))
+    off = root / "sys/devices/system/cpu/cpu8"
+    (off / "online").write_text("0\n")
+    for name, khz in {"cur": 729600, "min": 729600, "max": 2201600}.items():  # as an AGX Orin in MODE_30W says
+        (off / f"cpufreq/scaling_{name}_freq").write_text(f"{khz}\n")
+    assert jetson.clocks_locked(str(root)) and "cpu8" not in jetson.clocks(str(root))
+    (off / "online").write_text("1\n")
+    assert jetson.clocks_locked(str(root)) is False and "cpu8" in jetson.clocks(str(root))
+
+
 def test_the_power_modes_are_those_of_the_boards_own_table(board_tree):
     root = str(board_tree(NX))
     modes = {mode["name"]: mode for mode in jetson.power_modes(root)}

@@ -99,6 +99,10 @@ ONLY_JTOP = {**NO_METER, "jtop": None}
         ({"python": "3.6.9"}, "Python", "problem", "3.6.9", "apt install python3.8"),
         ({"tensorrt": {"version": "10.3.0", "error": None}}, "TensorRT", "warning", "wrong engines", "edgevit export"),
         ({"cuda": {"error": "no libcudart; install it"}}, "CUDA", "problem", "no libcudart", "nvidia-jetpack"),
+        (
+            {"cuda": {"error": "cudaErrorUnknown; try"}, "denied": ["/dev/nvmap"], "user": "ci"},
+            *("CUDA", "problem", "ci may not open /dev/nvmap", "usermod -aG video,render ci"),
+        ),
         ({"trtexec": None}, "trtexec", "warning", "--cross-check", "libnvinfer-bin"),
         ({"clocks_locked": None}, "clocks", "warning", "cannot be read", "--show"),
         (
@@ -109,7 +113,7 @@ ONLY_JTOP = {**NO_METER, "jtop": None}
         ({"memory": {"total_bytes": 8 * GIB, "available_bytes": GIB // 2}}, "memory", "problem", "0.5", "isolate"),
         ({"disk": {"cache_free_bytes": 2 * GIB}}, "disk", "warning", "2.0 GiB free", "rm -r ~/.cache/edgevit/files"),
         ({"disk": {"cache_free_bytes": 0}}, "disk", "problem", "0.0 GiB free", "rm -r"),
-        ({"temperatures_c": {"cpu": 60.0, "tj": 93.4}}, "temperature", "warning", "93 °C at most (tj)", "--fan"),
+        ({"temperatures_c": {"cpu": 60.0, "tj": 93.4}}, "temperature", "warning", "93 °C at most (tj)", "its fan"),
         ({"meters": NO_METER, "rails": []}, "power rails", "warning", "no INA3221", "modprobe ina3221"),
         ({"sudo": False}, "root", "warning", "need a password", "deploy/jetson/setup.sh"),
         (

@@ -65,6 +65,7 @@ HINTS = {
     "cudaErrorMemoryAllocation": "close other programs, try a smaller --batch, or reboot the board",
     "cudaErrorInsufficientDriver": DRIVER,
     "cudaErrorNoDevice": DRIVER,
+    "cudaErrorUnknown": "`edgevit board HOST` says whether this user may open the GPU; else try a reboot of the board",
     "cudaErrorSetOnActiveProcess": "the GPU is in use by this process already; run it in a fresh one",
 }
 

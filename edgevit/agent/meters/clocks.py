@@ -23,9 +23,9 @@ class Meter:
         return self
 
     def read(self) -> None:
-        khz = {core: read_integer(folder, "scaling_cur_freq") for core, folder in cpufreq(self.root).items()}
-        gpu = gpu_devfreq(self.root)
+        gpu = gpu_devfreq(self.root)  # first, as it may slow down while nothing runs on it
         hz = {"gpu": read_integer(gpu, "cur_freq") if gpu else None, "emc": read_integer(self.root, EMC)}
+        khz = {core: read_integer(folder, "scaling_cur_freq") for core, folder in cpufreq(self.root).items()}
         khz.update((name, speed // 1000) for name, speed in hz.items() if speed is not None)
         self.readings.append({name: speed for name, speed in khz.items() if speed is not None})
 

@@ -75,7 +75,7 @@ class Meter:
 def _throttles(root: str) -> list[str]:
     """Return the cooling devices that slow something down; a fan or a warning of a hot surface does not."""
     folders = [str(folder) for folder in Path(root, "sys/class/thermal").glob("cooling_device*")]
-    kinds = ("throttle", "cpu", "gpu")
+    kinds = ("throttle", "cpu", "gpu", "devfreq")  # Linux 5.10 calls the GPU's thermal-devfreq-0
     return sorted(folder for folder in folders if any(kind in (read_text(folder, "type") or "") for kind in kinds))
 
 
