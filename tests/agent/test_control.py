@@ -208,9 +208,11 @@ def test_a_program_that_outlives_the_worker_is_waited_for(root, state_dir, start
 def left_behind(root, state_dir, start_worker):
     """A board whose worker and guardian were both killed, as by a power cut."""
     worker = start_worker()
-    for pid in (*children(worker.pid), worker.pid):
+    guardians = children(worker.pid)
+    for pid in (*guardians, worker.pid):
         os.kill(pid, signal.SIGKILL)
     worker.wait()
+    wait_until(lambda: not any(map(is_running, guardians)))  # until then they hold the lock
     assert set_up(root) == ("40W", True)
 
 
