@@ -1,4 +1,4 @@
-"""The time below which no measurement of a model on a board can be believed, and what share of it was reached.
+"""The time below which no measurement of a model on a board can be believed.
 
 A model needs at least
 
@@ -16,7 +16,6 @@ call true measurements false. Engines with 2:4 sparse weights may be twice as fa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from edgevit.board.facts import BoardFacts, ListedMode
 from edgevit.board.profiles import FLOP_PER_TENSOR_CORE, Mode, Profile
@@ -53,23 +52,6 @@ class Roofline:
     @property
     def least_s(self) -> float:
         return max(self.compute_s, self.memory_s)
-
-    @property
-    def bound(self) -> Literal["compute", "memory"]:
-        return "compute" if self.compute_s >= self.memory_s else "memory"
-
-    def share(self, seconds: float) -> float:
-        """How much of what the board can do at most was reached; above 1 cannot be."""
-        return self.least_s / seconds
-
-    def doubt(self, seconds: float) -> str | None:
-        """Say why a measurement cannot be believed; None if it can."""
-        if seconds >= self.least_s:
-            return None
-        return (
-            f"not credible: {1e3 * seconds:.3g} ms, and the board needs {1e3 * self.least_s:.3g} ms at "
-            f"its {self.bound} peak; check that inference is waited for, the batch size and the power mode"
-        )
 
 
 def ceiling(profile: Profile, mode: Mode | str | None = None, *, super_clocks: bool = False) -> Ceiling:
@@ -129,7 +111,3 @@ def roofline(limits: Ceiling, macs: int, moved_bytes: int, precision: str = "fp1
     """
     beyond = max(0.0, moved_bytes - limits.cache_bytes)
     return Roofline(2 * macs / limits.flop_per_s(precision), beyond / limits.bytes_per_s)
-
-
-def least_seconds(profile: Profile, mode: str | None, macs: int, moved_bytes: int, precision: str = "fp16") -> float:
-    return roofline(ceiling(profile, mode), macs, moved_bytes, precision).least_s

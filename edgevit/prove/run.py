@@ -466,7 +466,7 @@ class _Work:
         values = geometry.patches * geometry.patch_values + geometry.outputs
         moved = least_bytes(geometry.params(dims), values, batch=batch, precision=one.precision)
         limits = ceiling_found(self.setting.profile, self.setting.facts)
-        return roofline(limits, batch * geometry.macs(dims), moved, one.precision).share(p50_ms / 1e3)
+        return roofline(limits, batch * geometry.macs(dims), moved, one.precision).least_s / (p50_ms / 1e3)
 
     def _by_trtexec(self, question: str, one: _Ready, batch: int) -> float | None:
         """GPU time of the same engine by trtexec, where it is on the board."""

@@ -1,4 +1,4 @@
-"""The roofline: figures worked out by hand, the board's own caps, and what cannot be believed."""
+"""The roofline: figures worked out by hand, and the board's own caps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 
 from edgevit.board.facts import BoardFacts, read_facts
-from edgevit.board.profiles import load_profile, profile_names
-from edgevit.board.roofline import Roofline, ceiling, ceiling_found, least_bytes, least_seconds, roofline
+from edgevit.board.profiles import Profile, load_profile, profile_names
+from edgevit.board.roofline import ceiling, ceiling_found, least_bytes, roofline
 from edgevit.errors import UnknownNameError
 
 DEIT_BASE_MACS, DEIT_BASE_PARAMS = 17_570_000_000, 86_567_656
 PIXELS_AND_LOGITS = 3 * 224 * 224 + 1000
+
+
+def least_seconds(profile: Profile, mode: str | None, macs: int, moved_bytes: int) -> float:
+    return roofline(ceiling(profile, mode), macs, moved_bytes).least_s
 
 
 def test_deit_base_on_an_orin_nx_is_bound_by_arithmetic_at_batch_8_and_by_memory_when_it_is_pruned_to_a_tenth() -> None:
@@ -20,10 +24,10 @@ def test_deit_base_on_an_orin_nx_is_bound_by_arithmetic_at_batch_8_and_by_memory
     moved = least_bytes(DEIT_BASE_PARAMS, PIXELS_AND_LOGITS, batch=8, precision="fp16")
     assert moved == 2 * (86_567_656 + 8 * 151_528)
     whole = roofline(limits, 8 * DEIT_BASE_MACS, moved)
-    assert whole.bound == "compute"
+    assert whole.compute_s > whole.memory_s
     assert whole.least_s == pytest.approx(8 * 2 * 17.57e9 / (32 * 512 * 918e6))  # 18.7 ms
     few_macs = roofline(limits, DEIT_BASE_MACS // 20, moved)
-    assert few_macs.bound == "memory"
+    assert few_macs.memory_s > few_macs.compute_s
     assert few_macs.least_s == pytest.approx((moved - 8 * 2**20) / 102.368e9)
 
 
@@ -104,11 +108,3 @@ def test_no_mode_of_a_profile_is_faster_than_the_module(name: str) -> None:
             limits = ceiling(profile, mode, super_clocks=super_clocks)
             best = ceiling(profile, super_clocks=True)
             assert limits.flop_per_s() <= best.flop_per_s() and limits.bytes_per_s <= best.bytes_per_s
-
-
-def test_a_measurement_below_the_roofline_is_doubted_and_others_are_shares_of_it() -> None:
-    bounds = Roofline(compute_s=0.002, memory_s=0.001)
-    assert bounds.share(0.008) == 0.25 and bounds.doubt(0.008) is None and bounds.doubt(0.002) is None
-    doubt = bounds.doubt(0.001)
-    assert doubt is not None and "not credible: 1 ms, and the board needs 2 ms at its compute peak" in doubt
-    assert bounds.share(0.001) > 1
