@@ -39,16 +39,6 @@ def foreign_images(
     return Split(source, good, (UNLABELLED,) * len(good), split.preprocessing)
 
 
-def target_logits(
-    predict: Callable[[Tensor], Tensor], split: Split, columns: Sequence[int], *, batch_size: int, workers: int = 0
-) -> Tensor:
-    """The target classes' logits of every image, [N, C] on the CPU. `predict` gives [B, outputs], on any device."""
-    with torch.inference_mode():
-        batches = split.batches(batch_size, workers) if len(split) else ()
-        found = [predict(images)[:, list(columns)].float().cpu() for images, _ in batches]
-    return torch.cat([torch.empty(0, len(columns)), *found])
-
-
 def count_rejected(
     rejects: Callable[[Tensor], Tensor], logits: Tensor, labels: Sequence[int], foreign_logits: Tensor
 ) -> RejectedRecord:

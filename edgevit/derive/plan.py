@@ -79,13 +79,6 @@ class BlockPlan:
             self.merged,
         )
 
-    def with_weights(self, block: Block) -> BlockPlan:
-        """The same sizes, with these weights."""
-        attention = None if self.attention is None else replace(self.attention, weights=block.attention)
-        return replace(
-            self, attention=attention, ffn=None if self.ffn is None else replace(self.ffn, weights=block.ffn)
-        )
-
 
 @dataclass(frozen=True)
 class EmbedPlan:

@@ -25,7 +25,6 @@ from edgevit.folder.model import BlockDims
 
 NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
 PASSING = ("Cast", "Identity", "Dropout")
-AFTER_ROOT = ("Div", "Reciprocal", "Mul")
 MASKING = ("Add", "Sub", "Mul", "Div", "Where", "Reshape", *PASSING)  # between a product and its softmax
 STEM, HEAD, WHOLE = "patch_embed", "head", "model"
 

@@ -314,7 +314,3 @@ class Site:
     block: int
     kind: SiteKind
     frozen: Mapping[Axis, str] = field(default_factory=lambda: MappingProxyType({}))  # with the reason
-
-    @property
-    def name(self) -> str:
-        return f"blocks.{self.block}.{self.kind}"

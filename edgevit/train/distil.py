@@ -243,7 +243,7 @@ def make_distillation(
     teacher = bare_copy(base).eval().requires_grad_(False)
     back = None if encode is None else way_back(teacher, encode, decode)
     count = len(family_of(teacher).layers(teacher))
-    depths = middle_depths(list(range(count)) if kept is None else kept, count, options.token_depths)
+    depths = middle_depths(range(count) if kept is None else kept, options.token_depths)
     if by_token is not None:
         depths = tuple(replace(depth, by_token=by_token[depth.taught]) for depth in depths)
     last = None if by_token is None else by_token[-1]
@@ -252,13 +252,14 @@ def make_distillation(
     )
 
 
-def middle_depths(kept: Sequence[int], count: int, wanted: int) -> tuple[Depth, ...]:
-    """So many places between blocks, about as far apart from one another; fewer where there are not so many blocks.
+def middle_depths(kept: Sequence[int], wanted: int) -> tuple[Depth, ...]:
+    """Places between blocks, about as far apart from one another; fewer where there are not so many blocks.
 
     The tokens behind a block that stays are the teacher's where the next one begins: what was between is gone.
 
     Args:
-        kept: of the teacher's `count` blocks, those that the network has.
+        kept: of the teacher's blocks, those that the network has.
+        wanted: how many places.
     """
     layers = sorted({round(len(kept) * (i + 1) / (wanted + 1)) - 1 for i in range(wanted)} & set(range(len(kept) - 1)))
     return tuple(Depth(layer, kept[layer + 1] - 1) for layer in layers)

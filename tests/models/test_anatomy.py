@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from edgevit.errors import UnsupportedModelError
-from edgevit.models.anatomy import Attention, Block, Ffn, Site, attentions, ffns
+from edgevit.models.anatomy import Attention, Block, Ffn, attentions, ffns
 
 
 @pytest.fixture
@@ -102,4 +102,3 @@ def test_a_site_that_is_gone_has_no_sizes_and_is_named_where_one_is_needed(atten
     assert len(ffns(blocks)) == 2
     with pytest.raises(UnsupportedModelError, match="block 1 of this model has no attention"):
         attentions(blocks)
-    assert Site(1, "ffn").name == "blocks.1.ffn"

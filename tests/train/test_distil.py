@@ -62,7 +62,7 @@ def test_tokens_that_count_more_have_more_of_the_error() -> None:
 def test_middle_depths_are_apart_and_end_where_the_next_block_begins(
     kept: Any, wanted: int, expected: list[tuple[int, int]]
 ) -> None:
-    assert [(depth.layer, depth.taught) for depth in middle_depths(list(kept), 12, wanted)] == expected
+    assert [(depth.layer, depth.taught) for depth in middle_depths(list(kept), wanted)] == expected
 
 
 @pytest.mark.parametrize("width", [None, 64, 24])

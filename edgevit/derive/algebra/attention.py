@@ -15,7 +15,7 @@ from torch import Tensor
 from edgevit.derive.algebra.factorise import Spectrum, decompose, factors, singular_values
 from edgevit.models.anatomy import Attention
 
-FLOOR = 1e-4  # of `metrics`
+FLOOR = 1e-4  # least share of the mean variance that a direction keeps
 
 Pair = tuple[Tensor, Tensor]  # A [H, w, m] and B [H, w, n] of one attention, whose products A^T B matter
 
@@ -72,16 +72,16 @@ class Metrics:
     mean: Tensor  # [d] of x
 
 
-def metrics(moment: Tensor, query_side: int, floor: float) -> Metrics:
+def metrics(moment: Tensor, query_side: int) -> Metrics:
     """Split the moment [d + 1, d + 1] of [x 1] into the metrics of an attention.
 
-    Every direction keeps at least the share `floor` of the mean variance: where the calibration images say nothing,
+    Every direction keeps at least the share FLOOR of the mean variance: where the calibration images say nothing,
     because there are fewer tokens than directions, the weights decide, and nothing is ever divided by zero.
     """
     moment = moment.double()
     embed = len(moment) - 1
     mean = moment[:-1, -1]
-    least = floor * moment.diagonal()[:-1].mean().clamp_min(torch.finfo(moment.dtype).tiny)
+    least = FLOOR * moment.diagonal()[:-1].mean().clamp_min(torch.finfo(moment.dtype).tiny)
     eye = torch.eye(embed + 1, dtype=moment.dtype, device=moment.device)
     query = (moment + least * eye)[:query_side, :query_side]
     return Metrics(query, moment[:-1, :-1] - torch.outer(mean, mean) + least * eye[:-1, :-1], mean)
@@ -110,7 +110,6 @@ def _decompose(
 def attention_spectra(
     parts: Sequence[Attention],
     moments: Sequence[Tensor] | None = None,
-    floor: float = FLOOR,
     query_moments: Sequence[Tensor] | None = None,
 ) -> Spectra:
     """Decompose W_Q^T W_K and W_V^T W_O^T of every head (Vulcan, Eq. 10 and 11).
@@ -122,9 +121,9 @@ def attention_spectra(
     if moments is None:
         return Spectra(_decompose(qk, None, None), _decompose(vo, None, None))
     device = parts[0].wq.device
-    measured = [metrics(m.to(device), a.shape[-1], floor) for m, (a, _) in zip(moments, qk, strict=True)]
+    measured = [metrics(m.to(device), a.shape[-1]) for m, (a, _) in zip(moments, qk, strict=True)]
     asking = [m.to(device) for m in query_moments or moments]
-    queries = [metrics(m, a.shape[-1], floor).query for m, (a, _) in zip(asking, qk, strict=True)]
+    queries = [metrics(m, a.shape[-1]).query for m, (a, _) in zip(asking, qk, strict=True)]
     # Attention averages values over tokens, so W_O sees no metric; and what all tokens share passes into the bias, if
     # there is one.
     values = [
