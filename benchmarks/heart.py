@@ -188,14 +188,14 @@ def cost_of(what: str, images: int) -> dict[str, float]:
     import torch.nn.functional as F
 
     from edgevit.derive.methods.heart.method import Config
-    from edgevit.derive.methods.heart.scores import Gates, _frozen, gate_losses
+    from edgevit.derive.methods.heart.scores import Gates, gate_losses, twice_differentiable
 
     torch.set_num_threads(1)
     network = timm.create_model("deit_small_patch16_224", num_classes=10).eval()
     batch, labels = torch.randn(images, 3, 224, 224), torch.zeros(images, dtype=torch.int64)
     before, started = _peak_bytes(), time.process_time()
     if what == "scores":
-        with _frozen(network):
+        with twice_differentiable(network):
             gates = Gates.open_(network, batch)
             loss = F.cross_entropy(gates.logits(batch), labels, reduction="sum")
             signs = [torch.randint(2, gates.values.shape) * 2.0 - 1 for _ in range(Config().probes)]

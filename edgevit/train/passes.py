@@ -47,6 +47,19 @@ def observed(modules: Sequence[nn.Module | None], see: Observe) -> Iterator[None
         yield
 
 
+@contextmanager
+def weights_frozen(network: nn.Module) -> Iterator[None]:
+    """Let no gradient of a network's weights be taken."""
+    trained = [p for p in network.parameters() if p.requires_grad]
+    for p in trained:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in trained:
+            p.requires_grad_(True)
+
+
 @dataclass(frozen=True)
 class Passes:
     """How images are shown to networks: where, how many at once, decoded how often, and who is told how far it is."""

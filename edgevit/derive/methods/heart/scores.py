@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from edgevit.data.task import Split
 from edgevit.errors import DataError
 from edgevit.models.families import Family, family_of
-from edgevit.train.passes import Passes, observed
+from edgevit.train.passes import Passes, observed, weights_frozen
 
 Taylor = Literal["curvature", "full"]
 Labels = Literal["true", "predicted"]
@@ -147,18 +147,10 @@ def gate_losses(loss: Tensor, gates: Tensor, signs: Sequence[Tensor], taylor: Ta
 
 
 @contextmanager
-def _frozen(network: nn.Module) -> Iterator[None]:
-    """No gradient of weights, which nobody asks for, and attention that can be differentiated twice: not a fused
-    one."""
-    trained = [p for p in network.parameters() if p.requires_grad]
-    for p in trained:
-        p.requires_grad_(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        for p in trained:
-            p.requires_grad_(True)
+def twice_differentiable(network: nn.Module) -> Iterator[None]:
+    """Let second derivatives be taken: fused attention has none, and those in weights nobody asks for."""
+    with weights_frozen(network), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 def ranks(values: Tensor) -> Tensor:
@@ -216,7 +208,7 @@ def measure_scores(
         for name, value in (taken | {f"heads.{i:03}": h.sum(0) for i, h in enumerate(heads)}).items():
             sums[name] = sums[name] + value if name in sums else value
 
-    with _frozen(network):
+    with twice_differentiable(network):
         passes.show(network, images, see, stage="curvature of tokens and heads", gradients=True, most=MOST)
     found = {name: (passes.compute.sum(total) / len(images)).cpu() for name, total in sums.items()}
     if not all(bool(t.isfinite().all()) for t in found.values()):

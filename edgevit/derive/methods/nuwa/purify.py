@@ -22,7 +22,7 @@ from edgevit.derive.problem import Problem
 from edgevit.models.anatomy import ffns
 from edgevit.models.families import family_of
 from edgevit.train.order import sample_order
-from edgevit.train.passes import accuracy_of
+from edgevit.train.passes import accuracy_of, weights_frozen
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,6 @@ def masks_applied(network: nn.Module, masks: Sequence[Tensor]) -> Iterator[None]
                 hook = module.register_forward_pre_hook(lambda _, given, mask=mask: (given[0] * mask,))
                 stack.callback(hook.remove)
         yield
-
-
-@contextmanager
-def _frozen(network: nn.Module) -> Iterator[None]:
-    trained = [p for p in network.parameters() if p.requires_grad]
-    for p in trained:
-        p.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for p in trained:
-            p.requires_grad_(True)
 
 
 class _Masks:
@@ -145,7 +133,7 @@ def purify(problem: Problem, how: Purification) -> list[Tensor]:
         problem.history.rewind("purify", -1)  # an interrupted one begins anew
     network.eval()
     look(0, [torch.ones_like(mask).detach() for mask in state.masks])
-    with _frozen(network), problem.progress.stage("masks of neurons", how.steps, "step") as stage:
+    with weights_frozen(network), problem.progress.stage("masks of neurons", how.steps, "step") as stage:
         for step, (images, labels) in enumerate(batches, 1):
             with masks_applied(network, state.binary()):
                 logits = network(images.to(compute.device))

@@ -18,10 +18,10 @@ from edgevit.derive.methods.heart.scores import (
     Gates,
     HessianScores,
     Taylor,
-    _frozen,
     gate_losses,
     measure_scores,
     spearman,
+    twice_differentiable,
 )
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import family_of
@@ -48,7 +48,7 @@ def test_scores_are_the_diagonal_of_the_explicit_hessian(
     network = small_vit(**{**TINY, **args}).double()
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     labels = torch.tensor([0, 2])
-    with _frozen(network):
+    with twice_differentiable(network):
         gates = Gates.open_(network, images, gated)
         torch.testing.assert_close(gates.logits(images), network(images))
         loss = F.cross_entropy(gates.logits(images), labels, reduction="sum")
@@ -89,7 +89,7 @@ def test_before_the_last_block_a_token_feels_no_gate_but_of_its_weight_in_attent
     network, images = small_vit(**TINY).double(), torch.randn(2, 3, 16, 16).double()
     seen: dict[str, float] = {}
     for gated in ("tokens", "attention"):
-        with _frozen(network):
+        with twice_differentiable(network):
             gates = Gates.open_(network, images, gated)  # type: ignore[arg-type]
             loss = F.cross_entropy(gates.logits(images), torch.tensor([0, 2]), reduction="sum")
             lost = gate_losses(loss, gates.values, list(orthogonal_signs(gates.values.shape[1])), "full")
@@ -101,7 +101,7 @@ def test_random_signs_tell_of_the_same(small_vit: Callable[..., Any], tmp_path: 
     """The mean over many draws, beside that of all orthogonal ones: within its error."""
     network = small_vit(**TINY).double()
     images = torch.randn(1, 3, 16, 16, dtype=torch.float64)
-    with _frozen(network):
+    with twice_differentiable(network):
         gates = Gates.open_(network, images)
         loss = F.cross_entropy(gates.logits(images), torch.tensor([1]), reduction="sum")
         exact = gate_losses(loss, gates.values, list(orthogonal_signs(gates.values.shape[1])), "curvature")
