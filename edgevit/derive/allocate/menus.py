@@ -42,8 +42,8 @@ def widths(width: int, minimum: int, step: int) -> list[int]:
 
 
 def least_heads(dims: BlockDims, policy: Policy, *, drop_heads: bool) -> int:
-    """How many heads of a block stay at the least: two where the policy is there for fusion, which one never has."""
-    return min(2 if policy.equal else 1, dims.heads) if drop_heads else dims.heads
+    """How many heads of a block stay at the least."""
+    return min(policy.least_heads, dims.heads) if drop_heads else dims.heads
 
 
 def attention_menu(

@@ -36,6 +36,11 @@ class Policy:
     def ffn_minimum(self) -> int:
         return self.ffn_step
 
+    @property
+    def least_heads(self) -> int:
+        """Two where widths are equal so that attention is fused: TensorRT fuses none of one head."""
+        return 2 if self.equal else 1
+
 
 POLICIES = {
     "fused": Policy("fused", head_step=8, head_minimum=16, ffn_step=8, equal=True),

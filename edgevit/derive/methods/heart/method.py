@@ -168,7 +168,7 @@ def _candidates(problem: Problem, config: Config, scores: HessianScores) -> Cand
     tokens = scores.ranked if config.order == "attention" else scores.placed.sort(dim=1, stable=True).values
     return Candidates(
         dims, family.geometry(problem.network), problem.budget, scores, tokens=tokens,
-        token_multiple=config.token_multiple, least_heads=_least_heads(problem.policy), merge=config.merge,
+        token_multiple=config.token_multiple, least_heads=problem.policy.least_heads, merge=config.merge,
     )  # fmt: skip
 
 
@@ -188,14 +188,9 @@ def _choose(problem: Problem, config: Config, candidates: Candidates) -> Pruning
         problem.progress.warn(
             f"heart.head_ratio={config.head_ratio:g} would let {asked} of {heads} heads go, and {gone} do, a share of "
             f"{gone / heads:.2f}: some blocks have all that may go among these, and shape {problem.policy.name!r} "
-            f"leaves each at least {_least_heads(problem.policy)}"
+            f"leaves each at least {problem.policy.least_heads}"
         )
     return choice
-
-
-def _least_heads(policy: Policy) -> int:
-    """TensorRT fuses no attention of one head."""
-    return 2 if policy.equal else 1
 
 
 def _plan(network: nn.Module, dims: Sequence[BlockDims], kept: Sequence[Sequence[int]], merge: bool) -> Plan:
