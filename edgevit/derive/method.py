@@ -20,6 +20,11 @@ from edgevit.train.settings import Training
 C = TypeVar("C")
 
 
+def no_steps(config: object, rate: float, images: int, batch_size: int) -> int:
+    """The `default_steps` of a method whose model is good as it is: nothing is trained unless steps are asked for."""
+    return 0
+
+
 def widths_alone(network: nn.Module, config: object, policy: Policy) -> Cuts:
     """What a method may take away if it declares no `cuts`: widths and nothing else."""
     return Cuts()

@@ -26,7 +26,7 @@ from edgevit.derive.algebra.least_squares import refit
 from edgevit.derive.allocate.ranking import Grouping, Units, rank, top
 from edgevit.derive.measure.importance import Scores, UnitScores
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, check_enough
-from edgevit.derive.method import Method
+from edgevit.derive.method import Method, no_steps
 from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem
 from edgevit.errors import OptionError
@@ -53,11 +53,6 @@ class Config(TeacherOptions):
             raise OptionError(f"corp.calibration_images={self.calibration_images} is less than 1")
         if not 0 < self.ridge < inf:
             raise OptionError(f"corp.ridge={self.ridge:g} is not a number above 0; try 1e-3")
-
-
-def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
-    """None: nothing is trained unless steps are asked for."""
-    return 0
 
 
 def energies(block: Block, known: BlockStatistics) -> UnitScores:
@@ -120,4 +115,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.finish(problem, config, plan)
 
 
-METHOD = Method(Config, default_steps, derive, gentle=True, cuts_half_blocks=True)
+METHOD = Method(Config, no_steps, derive, gentle=True, cuts_half_blocks=True)

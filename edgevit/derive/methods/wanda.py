@@ -19,7 +19,7 @@ from torch import Tensor
 from edgevit.derive import ranked
 from edgevit.derive.allocate.ranking import Grouping
 from edgevit.derive.measure.importance import Scores, UnitScores
-from edgevit.derive.method import Method
+from edgevit.derive.method import Method, no_steps
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
 from edgevit.errors import OptionError
@@ -40,11 +40,6 @@ class Config(RankOptions):
         super().__post_init__()
         if self.calibration_images < 1:
             raise OptionError(f"wanda.calibration_images={self.calibration_images} is less than 1")
-
-
-def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
-    """None: nothing is trained unless steps are asked for."""
-    return 0
 
 
 def unit_scores(block: Block, given: Tensor, attended: Tensor, hidden: Tensor) -> UnitScores:
@@ -91,4 +86,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.derive_by_rank(problem, config, Scores(scores, channels.cpu()))
 
 
-METHOD = Method(Config, default_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)
+METHOD = Method(Config, no_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)

@@ -12,7 +12,7 @@ from problems import untrained
 
 from edgevit.data.task import open_task
 from edgevit.derive.measure.divergence import answers, divergence
-from edgevit.derive.methods.corp import Config, default_steps, derive
+from edgevit.derive.methods.corp import METHOD, Config, derive
 from edgevit.derive.problem import Problem
 from edgevit.errors import DataError, OptionError
 from edgevit.models.checkpoint import describe
@@ -51,7 +51,7 @@ def test_neurons_that_never_fire_go_first(small_vit: Callable[..., Any], tmp_pat
 
 
 def test_nothing_is_trained_unless_asked_and_options_are_checked(small_vit: Callable[..., Any], tmp_path: Path) -> None:
-    assert default_steps(Config(), 0.9, 10**6, 1) == 0
+    assert METHOD.default_steps(Config(), 0.9, 10**6, 1) == 0
     with pytest.raises(OptionError, match=r"corp\.ridge=0 is not a number above 0"):
         Config(ridge=0.0)
     with pytest.raises(DataError, match=r"corp\.calibration_images"):

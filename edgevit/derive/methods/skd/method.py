@@ -11,7 +11,7 @@ from torch import nn
 
 from edgevit.derive.algebra.factorise import one_thread
 from edgevit.derive.allocate.policy import Policy
-from edgevit.derive.method import Method
+from edgevit.derive.method import Method, no_steps
 from edgevit.derive.methods.skd.piad import embed_left
 from edgevit.derive.methods.skd.slices import plan_of_slice, read_supernet
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
@@ -29,11 +29,6 @@ NEEDS_IMAGES = False
 @dataclass(frozen=True)
 class Config(TeacherOptions):  # the teacher of --steps is the whole super-network
     supernet: str = ""  # The folder of the super-network, which is the base, too; --supernet gives it.
-
-
-def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
-    """A slice is good as it is."""
-    return 0
 
 
 def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
@@ -62,4 +57,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return Derived(slim, plan, {"steps": done, "steps_planned": problem.training.steps})
 
 
-METHOD = Method(Config, default_steps, derive, cuts=cuts, check_base=check_base)
+METHOD = Method(Config, no_steps, derive, cuts=cuts, check_base=check_base)

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from edgevit.derive.methods.skd.method import Config, check_base, default_steps
+from edgevit.derive.methods.skd.method import METHOD, Config, check_base
 from edgevit.derive.request import DeriveRequest
 from edgevit.errors import CheckpointError
 from edgevit.models.checkpoint import describe
 
 
 def test_slices_train_only_where_that_is_asked_for():
-    assert default_steps(Config(), 0.9, 100_000, 64) == 0
+    assert METHOD.default_steps(Config(), 0.9, 100_000, 64) == 0
 
 
 def test_slices_are_cut_from_a_super_network_that_is_there(small_vit, tmp_path):
