@@ -77,9 +77,7 @@ class Config(TeacherOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("attention_groups", "ffn_groups", "updates", "proxy_images", "epochs"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"supernet.{name}={getattr(self, name)} is less than 1")
+        self.refuse_below_one("attention_groups", "ffn_groups", "updates", "proxy_images", "epochs")
         if not 0 <= self.growth <= 1:
             raise OptionError(f"supernet.growth={self.growth:g} is not in [0, 1]; the paper's is about 1/3")
         if not 0 <= self.dropout_rate < 1:

@@ -216,10 +216,21 @@ class TeacherOptions:
     token_depths: int = 0  # The number of blocks, beside the last, behind which tokens are compared.
 
     def __post_init__(self) -> None:
-        owner = type(self).__module__.removesuffix(".method").removesuffix(".config").rpartition(".")[2]
+        owner = self._owner
         _check(self.teacher_weight, self.temperature, self.token_weight, f"{owner}.")
         if self.token_depths < 0:
             raise OptionError(f"{owner}.token_depths={self.token_depths} is negative; 0 compares final tokens alone")
+
+    @property
+    def _owner(self) -> str:
+        """Whose options these are: the name of the method."""
+        return type(self).__module__.removesuffix(".method").removesuffix(".config").rpartition(".")[2]
+
+    def refuse_below_one(self, *names: str) -> None:
+        """Raise OptionError if one of these options, which count something, is less than 1."""
+        for name in names:
+            if getattr(self, name) < 1:
+                raise OptionError(f"{self._owner}.{name}={getattr(self, name)} is less than 1")
 
 
 def make_distillation(

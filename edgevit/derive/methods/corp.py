@@ -49,8 +49,7 @@ class Config(TeacherOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.calibration_images < 1:
-            raise OptionError(f"corp.calibration_images={self.calibration_images} is less than 1")
+        self.refuse_below_one("calibration_images")
         if not 0 < self.ridge < inf:
             raise OptionError(f"corp.ridge={self.ridge:g} is not a number above 0; try 1e-3")
 

@@ -36,7 +36,6 @@ from edgevit.derive.method import Method
 from edgevit.derive.methods.forge.menus import as_it_stands, block_costs
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.reach import Cuts
-from edgevit.errors import OptionError
 from edgevit.models.anatomy import BlockDims, check_all_pass
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
@@ -53,8 +52,7 @@ class Config(TeacherOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.calibration_images < 1:
-            raise OptionError(f"mdp.calibration_images={self.calibration_images} is less than 1")
+        self.refuse_below_one("calibration_images")
 
 
 def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:

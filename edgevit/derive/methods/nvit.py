@@ -26,7 +26,6 @@ from edgevit.derive.method import Method
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
 from edgevit.derive.realise import realise
-from edgevit.errors import OptionError
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 
@@ -44,9 +43,7 @@ class Config(RankOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("rounds", "calibration_images"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"nvit.{name}={getattr(self, name)} is less than 1")
+        self.refuse_below_one("rounds", "calibration_images")
 
 
 def _in_the_base(scores: Scores, stay: Ranked, later_scores: Scores, later_stay: Ranked) -> tuple[Scores, Ranked]:

@@ -22,7 +22,6 @@ from edgevit.derive.measure.importance import group_sums, valued, weights_times_
 from edgevit.derive.method import Method
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
-from edgevit.errors import OptionError
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 
@@ -39,8 +38,7 @@ class Config(RankOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.calibration_images < 1:
-            raise OptionError(f"taylor.calibration_images={self.calibration_images} is less than 1")
+        self.refuse_below_one("calibration_images")
 
 
 def derive(problem: Problem, config: Config) -> Derived:

@@ -46,8 +46,7 @@ class Config(RankOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.calibration_images < 1:
-            raise OptionError(f"torch_pruning.calibration_images={self.calibration_images} is less than 1")
+        self.refuse_below_one("calibration_images")
 
 
 def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:

@@ -22,7 +22,6 @@ from edgevit.derive.measure.importance import Scores, UnitScores
 from edgevit.derive.method import Method, no_steps
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
-from edgevit.errors import OptionError
 from edgevit.models.anatomy import Block
 from edgevit.models.families import family_of
 
@@ -38,8 +37,7 @@ class Config(RankOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.calibration_images < 1:
-            raise OptionError(f"wanda.calibration_images={self.calibration_images} is less than 1")
+        self.refuse_below_one("calibration_images")
 
 
 def unit_scores(block: Block, given: Tensor, attended: Tensor, hidden: Tensor) -> UnitScores:

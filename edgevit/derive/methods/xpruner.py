@@ -53,9 +53,7 @@ class Config(TeacherOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("calibration_images", "mask_passes"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"xpruner.{name}={getattr(self, name)} is less than 1")
+        self.refuse_below_one("calibration_images", "mask_passes")
         for name in ("mask_lr", "sparsity"):
             if not 0 < getattr(self, name) < inf:
                 raise OptionError(f"xpruner.{name}={getattr(self, name):g} is not a number above 0")

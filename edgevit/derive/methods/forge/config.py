@@ -75,9 +75,7 @@ class Config(TeacherOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("calibration_images", "sensitivity_images", "measured_images"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"forge.{name}={getattr(self, name)} is less than 1")
+        self.refuse_below_one("calibration_images", "sensitivity_images", "measured_images")
         check_width("forge", self.embed_width)
         if self.cut_tokens == "predicted" and not self.cuts_embedding:
             raise OptionError(

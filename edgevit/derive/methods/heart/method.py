@@ -82,9 +82,7 @@ class Config(TeacherOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("calibration_images", "probes", "token_multiple"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"heart.{name}={getattr(self, name)} is less than 1")
+        self.refuse_below_one("calibration_images", "probes", "token_multiple")
         for name in ("token_ratio", "head_ratio"):
             if not 0 <= getattr(self, name) < 1:
                 raise OptionError(f"heart.{name}={getattr(self, name):g} is not in [0, 1); 0.4 lets 40 % go")

@@ -84,9 +84,7 @@ class Config(TeacherOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("purification_steps", "purification_batch", "calibration_images"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"nuwa.{name}={getattr(self, name)} is less than 1")
+        self.refuse_below_one("purification_steps", "purification_batch", "calibration_images")
         check_width("nuwa", self.embed_width)
         if self.embed_width and not self.cut_embedding:
             raise OptionError(f"nuwa.embed_width={self.embed_width} needs cut_embedding=true")
