@@ -62,18 +62,13 @@ def _carried_out(request: MeetRequest, console: Console) -> list[Derivation]:
 
 
 def _show(console: Console, derivation: Derivation) -> None:
-    from edgevit.cli.tables import accuracy_table, blocks_table, classes_line, met_lines, rejection_table
+    from edgevit.cli.tables import blocks_table, outcome
     from edgevit.folder.derivation import DERIVATION_KIND
 
     spec, record, out = derivation.model.spec, derivation.record, derivation.folder
     console.show(blocks_table(derivation.model, record))
-    if measured := record.accuracy.derived:
-        console.show(accuracy_table(spec, record.accuracy))
-        console.show(classes_line(record.accuracy))
-        if spec.rejection is not None and measured.rejection is not None:
-            console.show(rejection_table(spec.rejection, measured.rejection))
-    for line in met_lines(record):
-        console.show(line)
+    for shown in outcome(spec, record):
+        console.show(shown)
     unit = {"ms": "ms", "mj": "mJ"}.get(record.budget.quantity)
     timed = f", {record.budget.reached:.4g} {unit} by the cost table" if unit and record.met is None else ""
     console.show(f"wrote {out}: {100 * spec.rate:.1f} % fewer MACs{timed}")

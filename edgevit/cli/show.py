@@ -128,15 +128,10 @@ def show_supernet(console: Console, supernet: SupernetRecord, folder: Path) -> N
 
 def show_derivation(console: Console, record: DerivationRecord, spec: ModelSpec) -> None:
     """What a derived model is worth, and how it was made."""
-    from edgevit.cli.tables import accuracy_table, classes_line, met_lines, rejection_table
+    from edgevit.cli.tables import outcome
 
-    if measured := record.accuracy.derived:
-        console.show(accuracy_table(spec, record.accuracy))
-        console.show(classes_line(record.accuracy))
-        if spec.rejection is not None and measured.rejection is not None:
-            console.show(rejection_table(spec.rejection, measured.rejection))
-    for line in met_lines(record):
-        console.show(line)
+    for shown in outcome(spec, record):
+        console.show(shown)
     seed = f"seed {record.training.seed}, " if record.training else ""
     console.show(
         f"method {record.method}, {record.budget.asked}, shape {record.shape.name}, "

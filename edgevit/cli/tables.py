@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from rich.table import Table
@@ -58,6 +58,16 @@ def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
     total = (f"{readable(spec.params)} parameters", *empty, readable(spec.macs), f"{100 * (1 - spec.rate):.1f} %")
     table.add_row("all", *total)
     return table
+
+
+def outcome(spec: ModelSpec, record: DerivationRecord) -> Iterator[Table | str]:
+    """What a derived model is worth, and how its budget was met, as far as that was measured."""
+    if measured := record.accuracy.derived:
+        yield accuracy_table(spec, record.accuracy)
+        yield classes_line(record.accuracy)
+        if spec.rejection is not None and measured.rejection is not None:
+            yield rejection_table(spec.rejection, measured.rejection)
+    yield from met_lines(record)
 
 
 def accuracy_table(spec: ModelSpec, accuracy: Accuracies) -> Table:
