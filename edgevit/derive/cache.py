@@ -45,6 +45,16 @@ def derivations_folder() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "edgevit" / "derive"
 
 
+@contextmanager
+def shared_cache(asked: bool | Path) -> Iterator[bool | Path]:
+    """Where several derivations share their work: the cache that is asked for, else a folder for that time alone."""
+    if asked:
+        yield asked
+    else:
+        with tempfile.TemporaryDirectory(prefix="edgevit-cache-") as folder:
+            yield Path(folder)
+
+
 @dataclass(frozen=True)
 class CacheEntry:
     """One file of the cache."""

@@ -18,6 +18,7 @@ from edgevit.derive.allocate.cost_table import Where
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.allocate.prices import UNITS
 from edgevit.derive.allocate.prices import Measured as Quantity
+from edgevit.derive.cache import shared_cache
 from edgevit.derive.in_a_row import settle_row
 from edgevit.derive.method import find_method, refuse_training
 from edgevit.derive.problem import Stopwatch
@@ -120,7 +121,8 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
     _refuse_elsewhere(request, progress)
     once, found = OnlyOnce(progress), []
     earlier: tuple[tuple[Round, ...], ...] = ((),) * len(request.places)
-    with _shared(request) as shared:
+    with shared_cache(request.cache) as cache:
+        shared = replace(request, cache=cache)
         base = shared.on_its_base().base
         assert base is not None
         network = network_without_weights(base, shared.model_args)
@@ -178,16 +180,6 @@ def _read(folder: Path) -> Derivation:
     record = ModelFolder(folder).derivation()
     assert record is not None
     return Derivation(folder, load(folder), record)
-
-
-@contextmanager
-def _shared(request: MeetRequest) -> Iterator[MeetRequest]:
-    """Give the request a cache if it has none, as rounds share nearly all of their work."""
-    if request.cache:
-        yield request
-    else:
-        with tempfile.TemporaryDirectory(prefix="edgevit-meet-") as folder:
-            yield replace(request, cache=Path(folder))
 
 
 @dataclass(frozen=True)

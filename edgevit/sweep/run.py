@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import Any
 from edgevit.board.bench import bench_in_turns
 from edgevit.board.request import Conditions
 from edgevit.derive.base import run as write_base
+from edgevit.derive.cache import shared_cache
 from edgevit.derive.request import BaseRequest
 from edgevit.derive.session import run as derive
 from edgevit.derive.session import versions
@@ -122,7 +122,7 @@ def run(request: SweepRequest, progress: Progress | None = None) -> Sweep:
     once = tuple(sorted(set(request.rates)))
     request = replace(request, rates=once, training=replace(request.training, steps=0))
     request.check()
-    with _opened(request) as record, _shared(request.cache) as shared:
+    with _opened(request) as record, shared_cache(request.cache) as shared:
         work = _Work(replace(request, cache=shared), OnlyOnce(progress or Silent()))
         try:
             return _measured(_derived(record, work), work)
@@ -145,16 +145,6 @@ def _opened(request: SweepRequest) -> Iterator[Sweep]:
         if changed := differences(before, now):
             raise SweepError(f"{out} holds a sweep of something else: {first_few(changed)}; choose another --out")
         yield record
-
-
-@contextmanager
-def _shared(cache: bool | Path) -> Iterator[bool | Path]:
-    """Where the derivations share their work: the user's cache, or a folder for this sweep alone."""
-    if cache:
-        yield cache
-    else:
-        with tempfile.TemporaryDirectory(prefix="edgevit-sweep-") as folder:
-            yield Path(folder)
 
 
 def _derived(record: Sweep, work: _Work) -> Sweep:
