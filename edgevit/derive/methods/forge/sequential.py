@@ -120,8 +120,7 @@ class _Solver:
         self.heads: list[Tensor] = []  # what the attention's output layer is given
         self.attention, self.ffn = self.blocks[layer.number]
         # A block stands for all that are gone behind it, too: its FFN's errors are weighted as the last of these is.
-        felt = self.by_token[layer.number][0], self.by_token[self.ends[layer.number] - 1][1]
-        self.felt = felt
+        self.felt = self.by_token[layer.number][0], self.by_token[self.ends[layer.number] - 1][1]
         if self.attention is not None:
             self.sums = _regression(self.attention.output)
             if self.align:

@@ -217,8 +217,8 @@ def _trained(
     if config.gates == "hard" or not problem.training.steps:
         done = train_for(problem, slim, stage="finetune", distillation=distillation, keep="best")
     else:
-        standard = scores.standardised().heads
-        gates = [head_gates(s, order[:gone]) for s, (order, gone) in zip(standard, pairs, strict=True)]
+        scored = zip(scores.standard_heads(), pairs, strict=True)
+        gates = [head_gates(s, order[:gone]) for s, (order, gone) in scored]
         closing = Closing(plan_of, dims, gates, config.gamma_first, config.gamma_last, problem.training.steps)
         watched = ClosingGates(base, closing)
         if distillation is not None and any(d.tokens for d in dims):

@@ -54,19 +54,15 @@ class HessianScores:
         heads = tuple(tensors[name] for name in sorted(tensors) if name.startswith("heads."))
         return cls(tensors["ranked"], tensors["placed"], heads, tensors["spearman"])
 
-    def standardised(self) -> HessianScores:
-        """Eq. 8: minus the mean, over the deviation, of all candidates of a block, its tokens and its heads."""
-        ranked, placed = torch.zeros_like(self.ranked), torch.zeros_like(self.placed)
-        heads = []
+    def standard_heads(self) -> list[Tensor]:
+        """Of the heads, by Eq. 8: minus the mean, over the deviation, of all tokens and heads of a block."""
+        found = []
         for i, of_heads in enumerate(self.heads):
             of_tokens = self.placed[i] if i < len(self.placed) else self.placed.new_zeros(0)
             all_ = torch.cat([of_tokens, of_heads])
             mean, deviation = (all_.mean(), all_.std(correction=0)) if len(all_) else (0.0, all_.new_ones(()))
-            deviation = deviation.clamp_min(torch.finfo(all_.dtype).tiny)
-            heads.append((of_heads - mean) / deviation)
-            if i < len(placed):
-                placed[i], ranked[i] = (of_tokens - mean) / deviation, (self.ranked[i] - mean) / deviation
-        return HessianScores(ranked, placed, tuple(heads), self.spearman)
+            found.append((of_heads - mean) / deviation.clamp_min(torch.finfo(all_.dtype).tiny))
+        return found
 
 
 @dataclass
