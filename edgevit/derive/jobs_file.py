@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
+from edgevit.derive.allocate.budget import MEASURED_BUDGETS
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.options import describe, read_options
 from edgevit.derive.request import DeriveRequest
@@ -30,9 +31,6 @@ from edgevit.train.settings import Training
 EXAMPLE = Path(__file__).with_name("example_jobs.yaml")
 RESULTS = ("results.json", "results.md")  # beside the jobs' folders
 READER = Reader(JobsError, mend="`edgevit derive-many --example` prints one that is good")
-
-
-MEASURED = ("ms", "mj", "fps")  # budgets that a cost table decides
 # Options of `edgevit derive` that say where models are measured.
 PLACE_KEYS = (
     "batch", "board", "boards", "lock_clocks", "power_mode", "profile", "provider", "run_precision", "runner",
@@ -246,7 +244,7 @@ def _check_budget(budget: _Named, file: Path) -> None:
         seen = " and ".join(given) or "nothing"
         *first, last = asked
         raise JobsError(f"{file}: budget {budget.name!r} is {seen}; give one of {', '.join(first)} and {last}")
-    timed = [name for name in given if name in MEASURED]
+    timed = [name for name in given if name in MEASURED_BUDGETS]
     if timed and budget.model_dump()["cost_table"] is None:
         raise JobsError(f"{file}: budget {budget.name!r} is in {timed[0]}, and has no cost_table; {TABLE}")
     if asked["rate"] is not None:

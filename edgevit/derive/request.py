@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from edgevit.data.request import BaseClasses, Classes, Data, OptionalData, SkipBadImages, check_data
-from edgevit.derive.allocate.budget import make_budget
+from edgevit.derive.allocate.budget import MEASURED_BUDGETS, make_budget
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.methods import method_names
 from edgevit.derive.options import SUPERNET, describe, methods_with, parse_assignments, read_options
@@ -410,9 +410,9 @@ class DeriveRequest(Deriving):
 
     def budget(self) -> dict[str, Any]:
         """What was given of that of which one must be."""
-        return {name: getattr(self, name) for name in ("rate", "macs", "params", "ms", "mj", "fps")}
+        return {name: getattr(self, name) for name in ("rate", "macs", "params", *MEASURED_BUDGETS)}
 
     @property
     def measured(self) -> str | None:
         """The budget that a cost table counts, if it is such a one."""
-        return next((name for name in ("ms", "mj", "fps") if getattr(self, name) is not None), None)
+        return next((name for name in MEASURED_BUDGETS if getattr(self, name) is not None), None)

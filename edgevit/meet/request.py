@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from edgevit.cost.place import Place
+from edgevit.derive.allocate.budget import MEASURED_BUDGETS, MeasuredBudget
 from edgevit.derive.request import FPS, MJ, MS, CostTableFile, DeriveRequest, Deriving, Macs, Params, Rate
 from edgevit.errors import OptionError
 from edgevit.folder.model_folder import ModelFolder
@@ -15,7 +16,7 @@ from edgevit.folder.unfinished import REQUEST, REQUEST_KIND, partial_folder
 from edgevit.numbers import check_number
 from edgevit.request import BOARD, BUDGET, RUNNER, Nested, Option
 
-QUANTITIES = ("ms", "mj", "fps")
+NONE_MEASURED: dict[str, None] = dict.fromkeys(MEASURED_BUDGETS)
 MOST_BOARDS = 2
 TRY = {"ms": "try 5.0", "mj": "try 40", "fps": "try 30"}
 
@@ -70,9 +71,9 @@ class MeetRequest(Deriving):
     among_others: bool = False  # of several budgets, this is one
 
     @property
-    def quantity(self) -> Literal["ms", "mj", "fps"] | None:
+    def quantity(self) -> MeasuredBudget | None:
         """What the budget counts, where that is measured."""
-        return next((name for name in ("ms", "mj", "fps") if getattr(self, name) is not None), None)
+        return next((name for name in MEASURED_BUDGETS if getattr(self, name) is not None), None)
 
     @property
     def budgets(self) -> tuple[float, ...]:
@@ -114,7 +115,7 @@ class MeetRequest(Deriving):
             raise OptionError(f"--first counts rates in MACs; with --{self.quantity} leave it out")
         self._check_places()
         # Without a table, the numbers themselves are judged by what is measured.
-        instead: dict[str, Any] = {} if self.cost_table is not None else {"rate": 0.5, **dict.fromkeys(QUANTITIES)}
+        instead: dict[str, Any] = {} if self.cost_table is not None else {"rate": 0.5, **NONE_MEASURED}
         for one in self.each():
             if not one.is_there:
                 one.derivation(**instead).check()
@@ -157,7 +158,7 @@ class MeetRequest(Deriving):
         return own + [one.name for one in fields(Place) if getattr(self.place, one.name) != getattr(Place(), one.name)]
 
     def _asked(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("rate", "macs", "params", *QUANTITIES)}
+        return {name: getattr(self, name) for name in ("rate", "macs", "params", *MEASURED_BUDGETS)}
 
     def each(self) -> list[MeetRequest]:
         """One request per budget; several have their folders in `out`."""
@@ -190,7 +191,7 @@ class MeetRequest(Deriving):
         """The derivation by a table or a linear budget, but for what is changed of it."""
         shared = {one.name: getattr(self, one.name) for one in fields(Deriving)}
         number: dict[str, Any] = {str(self.quantity): one for one in self.budgets[:1]}
-        asked: dict[str, Any] = {**self._asked(), **dict.fromkeys(QUANTITIES), **number, "cost_table": self.cost_table}
+        asked: dict[str, Any] = {**self._asked(), **NONE_MEASURED, **number, "cost_table": self.cost_table}
         return DeriveRequest(**{**shared, **asked, **changed})
 
 

@@ -19,7 +19,7 @@ from edgevit.folder.unfinished import partial_folder
 from edgevit.folder.writing import write_whole, writing
 from edgevit.meet.costs import Costs
 from edgevit.meet.in_turns import InTurns
-from edgevit.meet.request import QUANTITIES, MeetRequest
+from edgevit.meet.request import NONE_MEASURED, MeetRequest
 from edgevit.meet.rounds import Candidate, MeasuredFigure, Shape
 from edgevit.progress import Progress
 
@@ -65,7 +65,7 @@ class BudgetBench:
 
     def derivation(self, out: Path, name: str, limit: float, at_least: Shape | None) -> DeriveRequest:
         """The derivation that is asked for, with a limit by the table of a plan, and what the plan is to contain."""
-        budget = {**dict.fromkeys(QUANTITIES), self.quantity: limit}
+        budget = {**NONE_MEASURED, self.quantity: limit}
         going_on = {"out": out, "resume": partial_folder(out).is_dir(), "overwrite": False}
         grown = None if at_least is None else at_least.by_number
         embed = 0 if at_least is None else at_least.embed or self.tables()[0].base.embed

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from edgevit.errors import OptionError
 from edgevit.folder.derivation import BudgetRecord
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _SUFFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _NAMES = {"macs": "MACs", "params": "parameters", "ms": "ms", "mj": "mJ"}
 MEASURED = ("ms", "mj")  # quantities that a cost table counts
+MeasuredBudget = Literal["ms", "mj", "fps"]
+MEASURED_BUDGETS: tuple[MeasuredBudget, ...] = ("ms", "mj", "fps")  # as they are given: fps is ms in other words
 USE_BASE = "use `edgevit base`"
 ROUNDING = 1e-9  # of sums of what was measured; MACs and parameters are whole numbers
 
@@ -148,7 +150,7 @@ def make_budget(
             f"a budget is one of --rate, --macs, --params, --ms, --mj and --fps, not {seen}; try --rate 0.6"
         )
     (name,) = given
-    if name in ("ms", "mj", "fps"):
+    if name in MEASURED_BUDGETS:
         number = ms if ms is not None else mj if mj is not None else fps
         assert number is not None
         return _measured(name, number, table)
