@@ -71,7 +71,7 @@ def refuse_half_blocks(method: Method[Any], lost: str, mend: str) -> None:
     """Refuse a method to cut a model whose blocks lack a site.
 
     Args:
-        lost: which do, in words.
+        lost: which blocks lack which site, in words.
         mend: what else it can cut, or in which order.
 
     Raises:

@@ -98,8 +98,8 @@ class Answers:
         """Say, in one sentence or none, which classes another output than their own answers for.
 
         An exchange comes back to where it began: a's images are answered by b's output, and b's by a's. Where the task
-        lacks b, half of it is seen, which looks like a class that is taken for another: it is told of where the order
-        of the outputs was assumed, and so is a class that the base knows worse than chance.
+        lacks b, only a's half of it is seen, and a looks as if it were merely taken for another class. That is told of
+        where the order of the outputs was assumed, and so is a class that the base knows worse than chance.
         """
         columns, names = task.base_columns, {c.base_index: c.name for c in task.classes}
         answers: dict[int, Counter[int]] = {}

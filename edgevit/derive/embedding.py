@@ -5,7 +5,7 @@ narrows last. Costs at another width are those of `geometry_at`.
 
     if (reason := reason_against(problem, images)) is None:
         slices = Slices(problem, images, images)
-        for width in widths(problem.network, problem.policy): ...
+        for width in embed_widths(problem.network, problem.policy): ...
 
 A method that predicts losses in nats climbs down the ladder with `climb`: what is lost at a width is taken as the sum
 of two: what narrowing the embedding costs by itself, which one pass over the sensitivity images measures, and what the

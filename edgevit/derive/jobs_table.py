@@ -46,7 +46,7 @@ class JobsTable:
     """What results.json says."""
 
     rows: tuple[JobRow, ...] = ()
-    earlier: tuple[JobRow, ...] = ()  # of an older edgevit: models of a file that another has since taken the place of
+    earlier: tuple[JobRow, ...] = ()  # older versions kept those of a jobs file that another replaced
     versions: Versions | None = None  # None: of an older edgevit
 
 

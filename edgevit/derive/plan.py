@@ -158,7 +158,7 @@ class Plan:
 
 
 def _faults(block: Block, plan: BlockPlan) -> Iterator[str]:
-    """Why a block cannot be realised; whoever asks for the first is spared the others, which rest on it."""
+    """Why a block cannot be realised; each check takes for granted that those before it found nothing."""
     if plan.attention is None and plan.ffn is None:
         yield "neither attention nor FFN; leave the block out"
     for what, planned, there in (

@@ -233,7 +233,7 @@ def _least(asked: Asked, cuts: Cuts, geometry: Geometry, dims: Sequence[BlockDim
 
 
 def _with_sites(dims: BlockDims, of: BlockDims) -> BlockDims:
-    """With no other sites than those of a block."""
+    """These sizes with no other sites than `of` has."""
     if not of.has_ffn:
         return replace(dims, ffn=0)
     return dims if of.has_attention else replace(dims, heads=0, qk=0, vo=0)

@@ -84,7 +84,7 @@ def _check_tokens(plan: Plan, blocks: Sequence[Block], geometry: Geometry) -> No
 
 
 def _decoders(plan: Plan, blocks: Sequence[Block]) -> tuple[Decoder, ...] | None:
-    """Those of the norms that the plan keeps; `blocks`: of the network that it is for."""
+    """The decoders of the norms that the plan keeps; `blocks` are those of the network that it is for."""
     if plan.embed is None or plan.embed.decoders is None:
         return None
     planned, left = {block.block: block for block in plan.blocks}, iter(plan.embed.decoders)

@@ -365,7 +365,7 @@ class DeriveRequest(Deriving):
     # Of each block of the base that is to stay, by its number, sizes that it may not fall below; all others go.
     at_least: Mapping[int, BlockDims] | None = None
     at_least_embed: int = 0  # the same of the embedding; 0: any width
-    job: str | None = None  # the hash of the job of a plan that this is, which derivation.json keeps
+    job: str | None = None  # the hash of the job in a jobs file that this is; derivation.json keeps it
 
     def check(self) -> None:
         """Refuse what cannot be done; see `edgevit.derive` for what is raised."""
@@ -409,10 +409,10 @@ class DeriveRequest(Deriving):
         make_budget(NO_LIMIT, NO_LIMIT, **self.budget(), table=table)
 
     def budget(self) -> dict[str, Any]:
-        """What was given of that of which one must be."""
+        """The budget as it was given, of which exactly one must be; those left out are None."""
         return {name: getattr(self, name) for name in ("rate", "macs", "params", *MEASURED_BUDGETS)}
 
     @property
     def measured(self) -> str | None:
-        """The budget that a cost table counts, if it is such a one."""
+        """The name of the budget, if it is one that a cost table counts."""
         return next((name for name in MEASURED_BUDGETS if getattr(self, name) is not None), None)

@@ -176,7 +176,7 @@ def _add_finetuned(taken: Baselines, wanted: _Wanted, problem: Problem) -> Basel
 
 
 def _judge_base(wanted: _Wanted, problem: Problem) -> tuple[Baselines, BaseCheckRecord]:
-    """Take the baselines, and see that the base knows its classes before it trains for one of them."""
+    """Take the baselines; before the one that trains, see that the base knows its classes."""
     taken = _baselines(wanted, problem)
     checked = _check_base(taken, wanted, problem)
     return _add_finetuned(taken, wanted, problem), checked

@@ -325,7 +325,7 @@ class DerivationRecord:
     fitted_head: FittedHead | None = None  # None: the base had a classifier of its own
     met: MetRecord | None = None  # None: the budget was not measured
     validation: ValidationRecord | None = None  # None: a slice without images, or of an older edgevit
-    job: Sha256 | None = None  # of the plan's job that this was; None: of no plan, or one of an older edgevit
+    job: Sha256 | None = None  # of the job that this was; None: it was in no jobs file, or an older edgevit's
 
     def fault(self, spec: ModelSpec) -> str | None:
         """What contradicts the model it lies beside, as the end of a sentence; None: nothing."""

@@ -28,9 +28,8 @@ from edgevit.report.gather import Found, FoundModel
 from edgevit.report.record import EntryRecord, Kind
 from edgevit.report.runs import Comparison, compare_within, decisive, make_row
 
-UNSTEADY = (
-    1.1  # times that the p50s of one model may lie apart before milliseconds are of the minute they were taken in
-)
+# Times that the p50s of one model may lie apart before milliseconds are of the minute they were taken in.
+UNSTEADY = 1.1
 
 BASELINES: dict[Kind, str] = {
     "full head": "base, full head",
@@ -111,9 +110,9 @@ class Panel:
 
     @property
     def axes(self) -> list[Axis]:
-        """What is known of any model with an accuracy, that by which is chosen first.
+        """The axes on which any model with an accuracy has a figure; first that by which models are chosen.
 
-        Whatever slows one run and not the next slows all of a round alike: there it is the ratio.
+        That is the ratio where something slowed one run and not the next: it slowed all of a round alike.
         """
         judged = [e for e in self.models if e.top1 is not None]
         known = [axis for axis in AXES if any(cost_on_axis(e, axis) is not None for e in judged)]

@@ -125,7 +125,7 @@ def gather(paths: Sequence[Path]) -> Found:
 
 
 def _below(root: Path) -> Iterator[Path]:
-    """Model folders, files of lines, and tables of plans; a model folder itself is not searched."""
+    """Model folders, files of lines, and tables of jobs; a model folder itself is not searched."""
     for folder, inner, files in os.walk(root):
         inner.sort()
         here = Path(folder)
@@ -216,7 +216,7 @@ def _begins_as_a_run(found: Found, file: Path) -> bool:
 
 
 def _take_jobs(found: Found, file: Path) -> None:
-    """The jobs of a plan that left no model: why they failed, or that their folder is gone."""
+    """The jobs of a jobs file that left no model: why they failed, or that their folder is gone."""
     table = found.read(file, lambda: TABLE_KIND.read(file))
     for row in table.rows if table is not None else ():
         if row.state == "failed":

@@ -91,11 +91,11 @@ class Breakdown:
         return sorted({one.place.block for one in self.spent if one.place.block is not None})
 
     def share(self, ms: float) -> float:
-        """Of the inference; layers that all ran at the same time have none."""
+        """The share of the inference that so many ms are; 0 where layers all ran at the same time."""
         return ms / self.inference_ms if self.inference_ms > 0 else 0.0
 
     def ms(self, *parts: Part, block: int | None = None, anywhere: bool = False) -> float:
-        """Of these parts, or of all; in one block, outside of all, or anywhere."""
+        """The time of these parts, or of all: in one block, outside of all blocks, or anywhere."""
         return sum(
             one.ms
             for one in self.spent

@@ -55,7 +55,7 @@ class Distillation:
     tokens: float = 0.0  # weight of the final tokens: their squared error relative to the teacher's square
     # Where the network's embedding is not the teacher's: weight [d, d'] and bias [d] that make its final tokens those.
     back: tuple[Tensor, Tensor] | None = None
-    encode: Tensor | None = None  # [d', d] what becomes of its tokens between blocks there; None: they are alike
+    encode: Tensor | None = None  # [d', d] what becomes of the teacher's tokens between blocks; None: they stay
     by_token: Tensor | None = None  # [N] how much each final token counts; None: alike
     depths: tuple[Depth, ...] = ()  # where tokens are compared as well
     # How many tokens, the first ones, are compared; None: all, or where some leave those that always stay.

@@ -52,7 +52,7 @@ def refuse_large_batch(network: nn.Module, training: Training, compute: Compute)
     """See that a micro-batch may fit, before the system ends the process for it.
 
     Raises:
-        OptionError: it holds more than there is for certain.
+        OptionError: it certainly holds more than there is.
     """
     image, room = least_image_bytes(network, halves=training.precision != "fp32"), memory_bytes(compute.device)
     processes = compute.accelerator.num_processes

@@ -68,7 +68,7 @@ class Budget:
         """The table in this quantity, of the embedding that a network has, and of the tokens that its blocks are given.
 
         Raises:
-            CostTableError: the table does not list as narrow an embedding, or no fewer tokens.
+            CostTableError: the table lists no embedding as narrow, or nothing of fewer tokens.
         """
         return None if self.prices is None else self.prices.at(geometry.embed, geometry.tokens)
 
@@ -88,12 +88,12 @@ class Budget:
         return f"{number} {_NAMES[self.quantity]}"
 
     def made_of(self, blocks: Sequence[BlockDims], geometry: Geometry, kept: Sequence[int] | None = None) -> str:
-        """Where a model's cost by the table lies, the largest part first; of MACs and parameters nothing."""
+        """What a model's cost by the table is made of, the largest part first; empty for MACs and parameters."""
         prices = self.prices_at(geometry)
         return "" if prices is None else prices.made_of(blocks, kept)
 
     def record(self, reached: float | None = None) -> BudgetRecord:
-        """What derivation.json says of it, and of what the model has of it."""
+        """What derivation.json says of it, and of how much of it the model takes."""
         table = None if self.table is None else self.table.record()
         grown = None if self.at_least is None else {str(i): dims for i, dims in self.at_least.items()}
         embed = self.at_least_embed or None
@@ -174,7 +174,7 @@ def make_budget(
 
 
 def _measured(name: str, number: float, table: CostTable | None) -> Budget:
-    """Of milliseconds, millijoules, or images per second."""
+    """A budget of milliseconds, millijoules, or images per second."""
     if table is None:
         raise OptionError(
             f"--{name} {number:g} needs --cost-table FILE: what each size takes; edgevit.meet and `edgevit derive` "

@@ -68,7 +68,7 @@ from edgevit.models.cost import Geometry
 
 READER = Reader(CostTableError, mend="mend it, or measure again with `edgevit cost`")
 SCHEMA = 4
-NEW = {  # in each schema
+NEW = {  # names that came with each schema
     2: {"where", "noise", "between", "fixed_mj", "block_ms", "block_mj"},
     3: {"narrower"},
     4: {"fewer_tokens"},
@@ -79,7 +79,7 @@ class Where(BaseModel, extra="forbid", frozen=True):
     """What a table was measured on: what must be the same for its figures to hold."""
 
     board: str | None = None  # fingerprint of a board
-    processor: str | None = None  # of a machine that is none
+    processor: str | None = None  # of a machine that is no board
     power_mode: str | None = None
     clocks_locked: bool | None = None
     runner: str
@@ -99,7 +99,7 @@ class Where(BaseModel, extra="forbid", frozen=True):
         """Refuse a table that was measured in another power mode, precision or the like than there is here.
 
         Raises:
-            CostTableError: it does not; the message has what differs.
+            CostTableError: it was; the message has what differs.
         """
         if differing := self.differing(here):
             raise CostTableError(f"cost table: it was measured with {differing}; measure one here with `edgevit cost`")

@@ -257,7 +257,7 @@ def _fit_by_table(
     def excess(k: int) -> float:
         return (widths[k] - knobs[k].wish) / knobs[k].step
 
-    while not holds(knobs, widths):  # even where all goes that a method lets go
+    while not holds(knobs, widths):  # at a rate of 1 a method may still wish for more
         k = max((k for k in range(len(knobs)) if widths[k] > knobs[k].minimum), key=excess)
         widths[k] = max(widths[k] - knobs[k].step, knobs[k].minimum)
     open_ = set(range(len(knobs)))  # that may yet be given a step

@@ -169,7 +169,8 @@ class Prices:
     def at(self, embed: int, tokens: int | None = None) -> Prices:
         """The prices of an embedding of this width, and of blocks that are given so many tokens; None: all.
 
-        Between two that are listed as sizes between two; fewer tokens than are listed cost what the fewest cost.
+        A width between two that are listed is priced as sizes between two are; fewer tokens than are listed cost what
+        the fewest cost.
 
         Raises:
             CostTableError: the width is not within those that are listed, or nothing is listed of fewer tokens.

@@ -104,7 +104,7 @@ class _Counts:
 
 
 def _by_place(scores: Tensor) -> Tensor:
-    """[H, w] to [w]: what goes with the i-th place of every head, the most important first."""
+    """[H, w] to [w]: the scores of each head in falling order, summed over the heads."""
     return scores.double().sort(dim=1, descending=True).values.sum(0)
 
 
@@ -119,8 +119,9 @@ def rank(
 ) -> Ranked:
     """Find how much stays of every kind within the budget.
 
-    Heads and channels go in whole steps, and widths take the rest, in the steps that the policy allows: of all shares
-    it is that at which widths give up most nearly what they would give up at that share, and the budget is used.
+    Heads and channels go in whole steps, and widths take the rest, in the steps that the policy allows. For each share
+    of heads and channels, the widths that then fit the budget are set against those that would give up that same share:
+    the share is taken at which both are nearest, and the budget is used.
 
     Args:
         geometry_at: what costs depend on at a width of the embedding.
@@ -163,7 +164,7 @@ def narrowest_by_rank(embed: int, policy: Policy) -> int:
 
 
 def _embed_width(counts: _Counts, share: float, policy: Policy, least: int) -> int:
-    """`least`: what the budget asks for, or can count."""
+    """The embedding's width where a share goes; `least`: the narrowest that the budget asks for, or can count."""
     if not counts.units.embed or share == 0:
         return counts.embed
     step, kept = policy.embed_step, counts.at(share)["embed", 0]

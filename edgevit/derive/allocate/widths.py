@@ -157,15 +157,14 @@ def energy_width(values: Tensor, share: float) -> int:
 
 @dataclass(frozen=True)
 class Curve:
-    """What one width of one block costs and buys. `error` [w]: share of the module's output lost with the i-th unit,
-    the most important first."""
+    """What one width of one block costs and buys."""
 
-    error: Tensor
+    error: Tensor  # [w] share of the module's output that is lost with the i-th unit, the most important first
     unit_cost: int  # MACs or parameters of one unit
 
 
 def widths_by_error(curves: Sequence[Curve]) -> Callable[[float], list[int]]:
-    """Where a share of the curves' cost goes, it goes where it loses least output per cost: a width for each curve."""
+    """A width for each curve, by the share of their cost that goes: where least output is lost per cost."""
     # A unit is worth no less than those behind it, which go first.
     worth = [torch.cummax(c.error.flip(0), 0).values.flip(0) / c.unit_cost for c in curves]
     owner = torch.repeat_interleave(torch.arange(len(curves)), torch.tensor([len(w) for w in worth]))

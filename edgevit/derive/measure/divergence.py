@@ -17,7 +17,7 @@ from edgevit.train.passes import Passes
 def answers(
     network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, *, quick: bool = False
 ) -> Tensor:
-    """The logarithms of its probabilities for every image, in every process: [images, columns], fp64 on the CPU.
+    """The logarithms of a network's probabilities by image, in every process: [images, columns], fp64 on the CPU.
 
     `quick` is as for `Passes.show`.
     """
@@ -32,7 +32,7 @@ def answers(
 
 
 def base_answers(problem: Problem, images: Split, *, quick: bool = False) -> Tensor:
-    """Those of the network that the problem is to cut; the same for every budget. `quick` is as for `Passes.show`."""
+    """The `answers` of the network that the problem is to cut: the same for every budget."""
     key = {**problem.identity, "images": images.content_sha256(), "quick": quick}
 
     def take() -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ FEW = 3
 
 
 def stable_images(network: nn.Module) -> int:
-    """So many that more of them change what is lost by a narrower embedding no further."""
+    """How many images it takes until more of them no longer change what a narrower embedding loses."""
     return STABLE * enough_images(network)
 
 
@@ -79,7 +79,7 @@ class SeenTokens:
 
     @classmethod
     def taken_from(cls, tensors: dict[str, Tensor]) -> SeenTokens | None:
-        """Those among tensors, which are taken out; None: they are not there."""
+        """Take what `tensors` gave out of these; None: it is not among them."""
         found = [tensors.pop(name, None) for name in ("directions", "token_moments", "token_worth")]
         there = [tensor for tensor in found if tensor is not None]
         return cls(*there) if len(there) == len(found) else None
@@ -92,7 +92,7 @@ class SeenTokens:
         return encoder(directions, width)
 
     def decoders(self, encode: Tensor) -> tuple[Decoder, ...]:
-        """Of every norm, for tokens that become `encode` [d', d] times what they were."""
+        """The decoder of every norm, for tokens that become `encode` [d', d] times what they were."""
         return tuple(fitted_decoder(encode, from_triangle(held).float()) for held in self.moments)
 
 

@@ -32,8 +32,9 @@ MOST = 32  # images of one batch: four gradients of every block are held at once
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Of one block. fp64, on the CPU; losses in nats per image. Shapes: H heads, q and v widths, N tokens, d embed.
+    """How one block is felt. fp64, on the CPU; losses in nats per image.
 
+    Shapes: H heads, q and v widths, N tokens, d embed.
     Of a site that is gone H or d is 0, and its tokens are felt as those of the other site are.
     """
 

@@ -28,8 +28,9 @@ LEAST_PANEL = 96  # rows: of narrower ones a product takes longer than it saves
 
 @dataclass(frozen=True)
 class BlockStatistics:
-    """h: the FFN's neurons as its output layer reads them, behind the non-linearity and, where gated, the product.
+    """What the pass says of a block.
 
+    h are the FFN's neurons as its output layer reads them, behind the non-linearity and, where gated, the product.
     Shapes: e FFN width, d embedding width. fp64, on the CPU. Means are over tokens and images. Of a block without FFN e
     is 0, and one without attention has no moments of its inputs.
     """

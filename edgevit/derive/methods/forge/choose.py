@@ -43,9 +43,8 @@ from edgevit.models.anatomy import Attention, Block
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 
-LITTLE = (
-    0.01  # nats: where less is lost, or predicted to be, aligning and refitting the head won 0.0002 at most (lab log)
-)
+# nats: where less is lost, or predicted to be, aligning and refitting the head won 0.0002 at most (lab log)
+LITTLE = 0.01
 NEXT_TO_NOTHING = 3e-4  # nats: where a width is predicted to lose no more, no other is looked for (lab log)
 MOST_MEASURED = 4  # widths of the embedding that are realised, and their loss measured
 AS_PREDICTED = "as predicted"

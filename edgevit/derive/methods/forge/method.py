@@ -101,7 +101,7 @@ def _sensitivities(problem: Problem, config: Config, network: nn.Module, stage: 
 def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], SeenTokens | None]:
     """Take the curves of every block, or find them in the cache: they depend on the task and not on the budget.
 
-    And what is known of the tokens; None where the embedding has to stay, or nothing says what is felt.
+    Beside them what is known of the tokens; None where the embedding has to stay, or nothing says what is felt.
     """
     names = ("sensitivity", "ridge")
     images = problem.task.train.subset(config.calibration_images)
@@ -152,8 +152,8 @@ def _shown(
 ) -> Callable[[Sequence[Observer]], None]:
     """How the calibration images are shown to the base: once, for the moments of its sites and of its tokens.
 
-    And where the sequential solution will want what the sites put out, as its stream: what that keeps is there then.
-    On a GPU, which passes images sooner than tokens come and go, it keeps nothing.
+    Where the sequential solution will want what the sites put out, they pass as its stream, which keeps that. On a GPU,
+    which passes images sooner than tokens come and go, nothing is kept.
     """
     network, passes = problem.network, problem.passes
     beside = [] if moment is None else [moment.observer]

@@ -1,2 +1,1 @@
-"""HEART-ViT: how much the loss bends under each token and each head, what goes by that, and gates that close in
-training."""
+"""HEART-ViT: how the loss bends under each token and head, what goes by that, and gates that close in training."""

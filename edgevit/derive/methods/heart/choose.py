@@ -25,8 +25,7 @@ Ratios = Literal["sensitivity", "uniform"]
 
 @dataclass(frozen=True)
 class PruningLevels:
-    """A rung per block, of the number of tokens that it passes on, and how many of its heads go, the least felt
-    first."""
+    """For each block the rung of how many tokens it passes on, and how many heads go, the least felt first."""
 
     rungs: tuple[int, ...]
     heads_gone: tuple[int, ...]
@@ -226,8 +225,7 @@ def _uniform(candidates: Candidates, tokens_gone: int, heads_gone: Sequence[int]
 
 
 def by_ratio(candidates: Candidates, ratios: Ratios, tokens: float, heads: float) -> PruningLevels:
-    """These shares of tokens and heads gone: of each block's own, or of all blocks' together where these are least
-    felt."""
+    """Let these shares of tokens and heads go: of each block's own, or the least felt of all blocks' together."""
     if ratios == "uniform":
         return _uniform(
             candidates, int(tokens * candidates.geometry.patches), [int(heads * d.heads) for d in candidates.dims]
@@ -248,8 +246,7 @@ def _below(rows: Sequence[Sequence[float]], share: float) -> list[int]:
 
 
 def by_loss(candidates: Candidates, ratios: Ratios, nats: float) -> PruningLevels:
-    """As much as costs no more than so many nats: an equal part of them in each block, or whatever is felt least of
-    all."""
+    """Let go what costs no more than so many nats: an equal part of them in each block, or the least felt of all."""
     blocks = range(len(candidates.dims))
     groups = [[i] for i in blocks] if ratios == "uniform" else [list(blocks)]
     gone, heads_gone = [0] * len(candidates.dims), [0] * len(candidates.dims)

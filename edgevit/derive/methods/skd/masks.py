@@ -36,7 +36,7 @@ class Masks:
     """What each dimension is multiplied by: of a slice zero or one."""
 
     blocks: list[tuple[Tensor, Tensor]]  # per block, the projection's output [H * (2q + v)] and the neurons [e]
-    embed: int | None = None  # of the tokens before each norm all but the first channels; None: all of them stay
+    embed: int | None = None  # how many of the first channels of tokens stay before each norm; None: all
 
     def of_module(self, tensor: Tensor, block: int, part: int) -> Tensor:
         return tensor * self.blocks[block][part].to(tensor.dtype)

@@ -255,7 +255,7 @@ class DropoutSchedule:
 
 
 class ProgressiveDropout:
-    """The dropout list, and the sub-network of each step: a `train.Constraint`."""
+    """The dropout list, and the sub-network of each step: a `train.constraint.Constraint`."""
 
     def __init__(
         self,
@@ -343,7 +343,7 @@ class ProgressiveDropout:
         self.masks = make_masks(self.family, self.whole, kept, device, self._embed(dropped))
         self.kept_share = 1 - sum(u.macs for u in dropped) / sum(u.macs for u in self.units)
 
-    # -- train.Constraint ------------------------------------------------------------------------------------------
+    # -- train.constraint.Constraint -------------------------------------------------------------------------------
 
     @contextmanager
     def watch(self) -> Iterator[None]:

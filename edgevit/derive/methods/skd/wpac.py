@@ -51,7 +51,7 @@ def concentrate_embedding(
 ) -> tuple[nn.Module, Tensor]:
     """Return a copy that computes the same with its tokens' largest directions in their first channels.
 
-    And E [d, d], what tokens were multiplied by. What stands between tokens and weights is folded into the weights.
+    Beside it E [d, d], by which tokens were multiplied. What stands between tokens and weights is folded into these.
     """
     weights = token_weights(network, images, columns, passes, seed=seed)
     directions = see_tokens(network, images, weights, passes).directions

@@ -200,7 +200,7 @@ def _decide(problem: Problem, config: Config, statistics: list[BlockStatistics])
 
 
 class Redundancy:
-    """The two redundancy constraints and their multipliers: Eq. 4, 7 and 8 as a `train.Constraint`."""
+    """The two redundancy constraints and their multipliers: Eq. 4, 7 and 8 as a `train.constraint.Constraint`."""
 
     def __init__(self, network: nn.Module, plan: Plan, config: Config, compute: Compute) -> None:
         self.network, self.plan, self.config, self.compute = network, plan, config, compute
