@@ -119,6 +119,9 @@ def test_check_tells_what_is_there_and_changes_nothing(board: Path) -> None:
 def test_a_user_who_may_not_open_the_gpu_is_told_the_group(board: Path) -> None:
     (board / "dev").mkdir()
     (board / "dev/nvmap").touch()  # of a group that daemon is not in
+    (board / "dev/nvmap").chmod(0o644)
+    assert run_setup(board, "--check", "--user", "daemon").returncode == 0
+    (board / "dev/nvmap").chmod(0o660)
     done = run_setup(board, "--check", "--user", "daemon")
     assert done.returncode == 1 and f"MISSING  daemon in the group {(board / 'dev/nvmap').group()}" in done.stdout
     assert "try: sudo usermod -aG video,render daemon" in done.stdout

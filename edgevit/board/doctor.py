@@ -155,11 +155,11 @@ def _cuda(facts: BoardFacts, profile: Profile | None) -> Check:
         return Check("CUDA", "ok", seen)
     if not is_jetson(facts):
         return Check("CUDA", "ok", f"none ({_what(cuda.error)})")
+    mend = "sudo apt install nvidia-jetpack; in a container: docker run --runtime nvidia"
     if facts.denied:
         seen = f"{_what(cuda.error)}; {facts.user} may not open {facts.denied[0]}"
-        mend = f"sudo usermod -aG video,render {facts.user}, and log in anew"
+        mend = f"sudo usermod -aG video,render {facts.user}, and log in anew; if that is not it, {mend}"
         return Check("CUDA", "problem", seen, "a user in the groups video and render", mend)
-    mend = "sudo apt install nvidia-jetpack; in a container: docker run --runtime nvidia"
     return Check("CUDA", "problem", _what(cuda.error), "libcudart, or pycuda", mend)
 
 

@@ -30,8 +30,8 @@ def memory_bytes(device: torch.device, root: Path = Path("/")) -> int:
 def least_image_bytes(network: nn.Module, *, halves: bool = False) -> int:
     """What a forward pass keeps of one image for its gradients, and no less: the image and what linear layers see.
 
-    Per token and block of width d these are what both norms are given and give (4 d), queries, keys, values and what
-    attention puts out (2 heads (qk + vo)), and both sides of the activation (2 ffn).
+    Per token and block of width d these are what the norm of each site is given and gives (2 d each), queries, keys,
+    values and what attention puts out (2 heads (qk + vo)), and both sides of the activation (2 ffn).
 
     Args:
         halves: whether products are of 16 bits.
@@ -41,7 +41,8 @@ def least_image_bytes(network: nn.Module, *, halves: bool = False) -> int:
     tokens, values = geometry.tokens, 0
     for block in family.read(network):
         dims = block.dims
-        values += tokens * (4 * geometry.embed + 2 * dims.heads * (dims.qk + dims.vo) + 2 * dims.ffn)
+        sites = dims.has_attention + dims.has_ffn
+        values += tokens * 2 * (sites * geometry.embed + dims.heads * (dims.qk + dims.vo) + dims.ffn)
         tokens = dims.tokens or tokens
     for size in family.input_size(network):
         image *= size

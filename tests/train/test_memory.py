@@ -12,6 +12,8 @@ from teaching import Bench
 from torch import Tensor, nn
 
 from edgevit.errors import OptionError
+from edgevit.models.anatomy import Block
+from edgevit.models.families import family_of
 from edgevit.train import memory
 from edgevit.train.memory import least_image_bytes, memory_bytes
 
@@ -36,6 +38,14 @@ def test_it_is_no_more_than_what_autograd_keeps_and_most_of_it(small_vit: Callab
     network, images = small_vit(img_size=224, patch_size=16), torch.randn(8, 3, 224, 224)
     ratio = kept_bytes(network, images) / (8 * least_image_bytes(network))
     assert 1 <= ratio < 1.5
+
+
+def test_a_site_that_is_gone_holds_nothing(small_vit: Callable[..., Any]) -> None:
+    network, images = small_vit(), torch.randn(8, 3, 32, 32)
+    whole = least_image_bytes(network)
+    first, second = family_of(network).read(network)[:2]
+    cut = family_of(network).build(network, [Block(first.attention, None), Block(None, second.ffn)])
+    assert least_image_bytes(cut) < whole and 1 <= kept_bytes(cut, images) / (8 * least_image_bytes(cut)) < 1.5
 
 
 def test_a_container_has_less_than_its_machine(tmp_path: Path) -> None:
