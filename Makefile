@@ -11,7 +11,7 @@ UNUSED := tests?|testing|_inductor|networkx|mypyc?|setuptools|transformers|backe
 # Whether .venv is of that Python's version; a PYTHON that is given and of another makes it anew.
 SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c '$(VERSION)' 2>/dev/null)"
 
-.PHONY: test pytest lint sshd browser demo drawings picture benchmark docs constraints clean other
+.PHONY: test pytest lint sshd gpu browser demo drawings picture benchmark docs constraints clean other
 .DEFAULT_GOAL := test
 
 # The pinned versions need Python 3.11; 3.10 takes the newest that still know it.
@@ -50,6 +50,12 @@ test: .venv/ready sshd
 
 pytest: .venv/ready
 	$(BIN)/python -m pytest -n 4 --dist worksteal  # more than cores: workers wait for programs that they start
+
+# With an NVIDIA GPU: the tests that need one, and those that derive by every method, computed there.
+gpu: .venv/ready
+	$(BIN)/python -m pytest -m gpu
+	EDGEVIT_TEST_DEVICE=cuda $(BIN)/python -m pytest -n 4 --dist worksteal tests/derive/test_in_a_row.py \
+		tests/derive/test_methods.py tests/derive/test_session.py tests/derive/test_supernet.py
 
 # The page of `edgevit report` is tried in a browser where there is one; this installs one, which takes minutes.
 browser: .venv/ready

@@ -2,6 +2,8 @@
 
     python benchmarks/axes.py                                     # all that is not in results/axes.json yet
     python benchmarks/axes.py --models deit_tiny --rates 0.8 --axes depth tokens --rounds 4
+    python benchmarks/axes.py --provider cuda --precision fp16    # ONNX Runtime on a GPU
+    python benchmarks/axes.py --graphs                            # torch in CUDA graphs on a GPU, in fp16
 
 0.8 and 0.9 of the MACs of DeiT-Tiny and DeiT-Small are gone, each time from one axis alone: the widths of heads and
 FFNs, whole blocks, the embedding together with blocks, the tokens. Beside them stands what forge takes when it may take
@@ -9,6 +11,9 @@ from all of them, by a budget of MACs, and by as large a share of the millisecon
 trained: time depends on shapes. So forge's mix is decided by random weights, and is not what it would be for trained
 ones. Each model alternates with its base in ONNX Runtime (docs/decisions/045-alternating.md). Rows are written as they
 come.
+
+On a GPU, ONNX Runtime starts every kernel by itself, which takes longer than a small one computes. A CUDA graph starts
+all of them at once, as engines do: there forge's budget in milliseconds is spent by ONNX Runtime's table.
 """
 
 from __future__ import annotations
@@ -18,21 +23,29 @@ import json
 import os
 import tempfile
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from statistics import median, quantiles
 from typing import Any
 
 import timm
+import torch
 from meet import MODELS, Start, start_from
-from predictions import write
+from shapes import in_cuda_graph, interleave
 from tables import Row, grouped, picked, table
 from torch import nn
 
 import edgevit
-from edgevit.cost.place import Place
+from edgevit.agent.runners.onnxruntime import PROVIDERS
+from edgevit.cost.place import PRECISIONS, Place
+from edgevit.cost.stacks import network_of
 from edgevit.derive.allocate.policy import POLICIES
+from edgevit.engines.unjudged import OPSET
 from edgevit.errors import BudgetError
+from edgevit.export.graph import write_onnx
 from edgevit.folder.writing import write_whole
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.cost import Geometry
@@ -43,7 +56,9 @@ from edgevit.train.settings import Training
 
 RESULTS = Path(__file__).parent / "results" / "axes.json"
 RATES = (0.8, 0.9)
-BATCHES = (1, 8)
+BATCHES, GRAPHED_BATCHES = (1, 8), (1, 8, 64)
+GRAPHED_ROUNDS = 200
+FIRST = "onnxruntime, cpu, fp32"  # how the rows were measured that do not say it
 FUSED = POLICIES["fused"]
 NEAR = 0.1  # what an axis that goes in whole blocks or tokens may differ by from the MACs that are to be left
 
@@ -114,8 +129,8 @@ AXES = (*PLANNED, *FORGED)
 class Bench:
     """A base, and models cut from it that are measured alternately with it."""
 
-    def __init__(self, model: str, folder: Path, *, threads: int, rounds: int) -> None:
-        self.model, self.folder, self.threads, self.rounds = model, folder, threads, rounds
+    def __init__(self, model: str, folder: Path, *, place: Place, graphs: bool, rounds: int) -> None:
+        self.model, self.folder, self.place, self.graphs, self.rounds = model, folder, place, graphs, rounds
         self.start: Start = start_from(model, folder)
         self.network: nn.Module = timm.create_model(MODELS[model], num_classes=2)  # as many as `start_from` gives it
         family = family_of(self.network)
@@ -126,52 +141,88 @@ class Bench:
             "model_args": self.start.model_args,
             **self.start.more,
         }
-        self.written = write(self.network, self.base, folder / "base.onnx")
 
-    def planned(self, axis: str, rate: float) -> tuple[Path, dict[str, Any]]:
-        """Write a model of one axis; the file, and what is told of it."""
+    def planned(self, axis: str, rate: float) -> tuple[nn.Module, dict[str, Any]]:
+        """Make a model of one axis, and what is told of it."""
         blocks, embed = PLANNED[axis](self.base, self.geometry, rate)
         whole = embed == self.geometry.embed
         macs = self.geometry.with_embed(embed).macs(blocks) / self.geometry.macs(self.base)
-        path = write(self.network, blocks, self.folder / f"{rate:g}-{axis}.onnx", None if whole else embed)
-        return path, {"macs": macs, "embed": embed, "blocks": [asdict(block) for block in blocks]}
+        network = network_of(self.network, blocks, None if whole else embed)
+        return network, {"macs": macs, "embed": embed, "blocks": [asdict(block) for block in blocks]}
 
-    def forged(self, axis: str, rate: float) -> tuple[Path, dict[str, Any]]:
-        """Let forge mix; the folder, and what is told of it."""
-        out = self.folder / f"{rate:g}-{FORGED[axis]}"
+    def forged(self, axis: str, rate: float) -> tuple[nn.Module, dict[str, Any]]:
+        """Let forge mix: the model, and what is told of it."""
         given: dict[str, Any] = {
-            "data": self.start.data, "accept_weak_base": True, "options": self.start.options, "out": out,
-            "training": Training(steps=0, device="cpu", batch_size=16), "cache": self.folder / "cache", **self.opened,
+            "data": self.start.data, "accept_weak_base": True, "options": self.start.options,
+            "out": self.folder / f"{rate:g}-{FORGED[axis]}", "cache": self.folder / "cache",
+            "training": Training(steps=0, device="auto", batch_size=16), **self.opened,
         }  # fmt: skip
         if FORGED[axis] == "rate":
-            made = edgevit.derive(self.start.name, rate=rate, **given)
-            edgevit.export(out, fp16=False, accuracy=False)
+            model = edgevit.derive(self.start.name, rate=rate, **given).model
         else:
-            measured = edgevit.cost(self.start.name, model_args=self.start.model_args, threads=self.threads)
+            where = {name: getattr(self.place, name) for name in ("provider", "precision", "threads")}
+            measured = edgevit.cost(self.start.name, model_args=self.start.model_args, **where)
             budget = (1 - rate) * measured.in_quantity("ms").base
-            (made,) = edgevit.meet(self.start.name, ms=budget, place=Place(threads=self.threads), **given)
-        spec = made.model.spec
+            model = edgevit.meet(self.start.name, ms=budget, place=self.place, **given)[0].model
+        spec = model.spec
         embed = spec.timm_args.get("embed_dim", self.geometry.embed)  # of a timm name that says it by itself, as whole
-        return out, {"macs": 1 - spec.rate, "embed": embed, "blocks": [asdict(block) for block in spec.blocks]}
+        told = {"macs": 1 - spec.rate, "embed": embed, "blocks": [asdict(block) for block in spec.blocks]}
+        return model.network, told
 
     def rows(self, axis: str, rate: float) -> Iterator[Row]:
         """One for each batch size; or one that says why there is no such model."""
         known = {"model": self.model, "rate": rate, "axis": axis}
         try:
-            path, told = self.planned(axis, rate) if axis in PLANNED else self.forged(axis, rate)
+            network, told = self.planned(axis, rate) if axis in PLANNED else self.forged(axis, rate)
         except BudgetError as error:
             yield {**known, "refused": str(error)}
             return
         load = os.getloadavg()[0]
-        how = edgevit.Conditions(batches=BATCHES, threads=self.threads, samples=50, duration_s=1.0)
-        labels = ["base", axis]
-        runs = edgevit.bench_in_turns([self.written, path], how, rounds=self.rounds, alternate=True, labels=labels).runs
+        for measured in self._graphed(network) if self.graphs else self._alternated(network):
+            yield {**known, **told, **measured, "load_average": load}
+
+    def _alternated(self, network: nn.Module) -> Iterator[Row]:
+        """By ONNX Runtime."""
+        threads, batches = self.place.threads, BATCHES
+        how = edgevit.Conditions(
+            batches=batches, threads=threads, samples=50, duration_s=1.0, provider=self.place.provider,
+            precision=self.place.computes_in,
+        )  # fmt: skip
+        files = [self._written(self.network, "base"), self._written(network, "model")]
+        runs = edgevit.bench_in_turns(files, how, rounds=self.rounds, alternate=True).runs
+        chip = runs[0].environment.get("cpu" if self.place.provider in (None, "cpu") else "gpu", "unknown")
+        of_gpu = [] if self.place.provider in (None, "cpu") else [self.place.provider, self.place.computes_in]
         for seen in decisive(compare_within(runs)):
             yield {
-                **known, **told, "batch": seen.batch, "ratio": seen.ratio, "interval": [seen.low, seen.high],
+                "batch": seen.batch, "ratio": seen.ratio, "interval": [seen.low, seen.high],
                 "figure": seen.figure, "outcome": seen.outcome, "base_ms": seen.before_value, "rounds": seen.rounds,
-                "threads": self.threads, "load_average": load,
-                "where": f"{runs[0].runner}, {runs[0].environment.get('cpu', 'unknown')}",
+                "threads": threads, "where": ", ".join([runs[0].runner, *of_gpu, chip]),
+            }  # fmt: skip
+
+    def _written(self, network: nn.Module, name: str) -> Path:
+        file, size = self.folder / f"{name}.onnx", family_of(network).input_size(network)
+        how: dict[str, Any] = {"input_size": size, "batch": "dynamic", "opset": OPSET, "metadata": {}}
+        write_onnx(network, file, precision=self.place.computes_in, **how)
+        return file
+
+    @torch.inference_mode()
+    def _graphed(self, network: nn.Module) -> Iterator[Row]:
+        """By torch in CUDA graphs, whose whole run the host's clock sees."""
+        networks = [deepcopy(one).eval().to("cuda", torch.float16) for one in (self.network, network)]
+        for batch in GRAPHED_BATCHES:
+            images = torch.randn(batch, *family_of(network).input_size(network), device="cuda", dtype=torch.float16)
+            replays = [in_cuda_graph(one, images) for one in networks]
+
+            def run(replay: Callable[[], Any]) -> None:
+                replay()
+                torch.cuda.synchronize()
+
+            taken = interleave([partial(run, replay) for replay in replays], GRAPHED_ROUNDS, 0.0)
+            ratios = [own / base for base, own in zip(*taken, strict=True)]
+            low, middle, high = quantiles(ratios, n=4)
+            yield {
+                "batch": batch, "ratio": middle, "quartiles": [low, high], "base_ms": median(taken[0]),
+                "rounds": len(ratios), "where": f"torch CUDA graphs, fp16, {torch.cuda.get_device_name()}",
             }  # fmt: skip
 
 
@@ -183,38 +234,46 @@ def section(data: dict[str, Any] | None) -> str:
     if data is None or not data["rows"]:
         return ""
     parts = []
-    for (model,), rows in grouped(data["rows"], "model").items():
-        measured = [row for row in rows if "refused" not in row]
-        if not measured:
-            continue
-        first = measured[0]
-        head = (
-            f"{model}, random weights, {first['threads']} thread, {first['where']}; alternately with the base, "
-            f"{first['rounds']} rounds, load average up to {max(row['load_average'] for row in measured):.1f}. Latency "
-            "as a share of the base's, with its 95 % interval, and over the share of MACs that is left: 1 is a model "
-            "that is as much faster as it is smaller."
-        )
-        lines = [line for axis in AXES for line in _lines(axis, picked(rows, axis=axis))]
-        batches = [cell for batch in BATCHES for cell in (f"batch {batch}", "over MACs")]
-        lined = "\n".join(textwrap.wrap(head, 118))
-        parts.append(f"### {model}\n\n{lined}\n\n" + table(["MACs gone from", "left", "of what", *batches], lines))
+    for (model,), of_model in grouped(data["rows"], "model").items():
+        places = dict.fromkeys(row["where"] for row in of_model if "refused" not in row)
+        refused = {(row["rate"], row["axis"]): row for row in of_model if "refused" in row}.values()
+        for where in places:
+            measured = [row for row in of_model if row.get("where") == where]
+            batches = sorted({row["batch"] for row in measured})
+            of_axes = [(axis, picked([*measured, *refused], axis=axis)) for axis in AXES]
+            lines = [line for axis, rows in of_axes for line in _lines(axis, rows, batches)]
+            cells = [cell for batch in batches for cell in (f"batch {batch}", "over MACs")]
+            titles = ["MACs gone from", "left", "of what", *cells]
+            parts.append(f"### {model}, {where}\n\n{_head(measured)}\n\n" + table(titles, lines))
     return "\n".join(["## Latency beside MACs, by axis\n", *parts]) if parts else ""
 
 
-def _lines(axis: str, rows: Sequence[Row]) -> Iterator[list[str]]:
+def _head(rows: Sequence[Row]) -> str:
+    first = rows[0]
+    threads, interval = first.get("threads"), "quartiles" if "quartiles" in first else "95 % interval"
+    told = (
+        f"Random weights{f', {threads} thread' if threads else ''}; alternately with the base, {first['rounds']} "
+        f"rounds, load average up to {max(row['load_average'] for row in rows):.1f}. Latency as a share of the base's, "
+        f"with its {interval}, and over the share of MACs that is left: 1 is a model that is as much faster as it is "
+        "smaller."
+    )
+    return "\n".join(textwrap.wrap(told, 118))
+
+
+def _lines(axis: str, rows: Sequence[Row], batches: Sequence[int]) -> Iterator[list[str]]:
     for (rate,), group in sorted(grouped(rows, "rate").items()):
         if "refused" in group[0]:
-            yield [f"{axis}, {rate:g}", "", group[0]["refused"], *[""] * (2 * len(BATCHES))]
+            yield [f"{axis}, {rate:g}", "", group[0]["refused"], *[""] * (2 * len(batches))]
             continue
         cells = []
-        for batch in BATCHES:
+        for batch in batches:
             found = picked(group, batch=batch)
             cells += _cells(found[0]) if found else ["", ""]
         yield [f"{axis}, {rate:g}", f"{group[0]['macs']:.3f}", made_of(group[0]), *cells]
 
 
 def _cells(row: Row) -> list[str]:
-    low, high = row["interval"]
+    low, high = row.get("interval") or row["quartiles"]
     interval = "" if None in (low, high) else f" ({low:.3f} to {high:.3f})"
     return [f"{row['ratio']:.3f}{interval}", f"{row['ratio'] / row['macs']:.2f}"]
 
@@ -236,19 +295,26 @@ def main() -> None:
     parser.add_argument("--axes", nargs="+", choices=AXES, default=list(AXES))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--provider", choices=PROVIDERS, help="what ONNX Runtime computes on; the CPU, unless given")
+    parser.add_argument("--precision", choices=PRECISIONS, help="of ONNX files; fp32 on the CPU, fp16 on a GPU")
+    parser.add_argument("--graphs", action="store_true", help="torch in CUDA graphs in place of ONNX Runtime")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
+    place = Place(threads=given.threads, provider=given.provider, precision=given.precision)
+    if given.graphs:
+        place = Place(provider="cuda")  # whose table forge's milliseconds are counted by
+    asked = f"{'graphs' if given.graphs else 'onnxruntime'}, {place.provider or 'cpu'}, {place.computes_in}"
     rows: list[Row] = json.loads(given.out.read_text())["rows"] if given.out.is_file() else []
-    known = {(row["model"], row["rate"], row["axis"]) for row in rows}
+    known = {(row.get("asked", FIRST), row["model"], row["rate"], row["axis"]) for row in rows}
     for model in given.models:
-        due = [(axis, rate) for rate in given.rates for axis in given.axes if (model, rate, axis) not in known]
+        due = [(axis, rate) for rate in given.rates for axis in given.axes if (asked, model, rate, axis) not in known]
         if not due:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(model, Path(folder), threads=given.threads, rounds=given.rounds)
+            bench = Bench(model, Path(folder), place=place, graphs=given.graphs, rounds=given.rounds)
             for axis, rate in due:
                 for row in bench.rows(axis, rate):
-                    rows.append(row)
+                    rows.append(row if asked == FIRST else {**row, "asked": asked})
                     print(json.dumps({name: value for name, value in row.items() if name != "blocks"}), flush=True)
                 write_whole(given.out, json.dumps({"schema": 1, "rows": rows}, indent=1) + "\n")
 

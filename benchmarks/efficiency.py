@@ -154,7 +154,7 @@ def measured(start: Start, rows: Sequence[Wanted], given: argparse.Namespace, fo
         try:
             edgevit.derive(
                 start.name, out=out, data=start.data, method=row.name, accept_weak_base=True, cache=folder / "cache",
-                training=Training(steps=0, device="cpu", batch_size=16), **opened, **row.given,
+                training=Training(steps=0, device="auto", batch_size=16), **opened, **row.given,
             )  # fmt: skip
         except edgevit.errors.BudgetError as error:
             print(f"{out.name}: {error}", flush=True)

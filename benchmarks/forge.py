@@ -4,6 +4,7 @@
     python benchmarks/forge.py --images 64 --model deit_tiny_patch16_224 --out /tmp/forge.json
     python benchmarks/forge.py --budgets 10       # and how many times the first all ten take
     python benchmarks/forge.py --before CHECKOUT  # and the first budget by an older edgevit, in the same run
+    python benchmarks/forge.py --device cuda --out benchmarks/results/forge_cuda.json
 
 Random weights cost what trained ones do; images are the rendered data set's, scaled up. Each budget runs in a process
 of its own with one cache, as two commands of a user would; an older edgevit has a cache of its own. Of the stages that
@@ -11,6 +12,7 @@ run images through networks, what is not a pass of a network is timed beside it:
 All seconds are of the processor, whatever share of it other programs leave: the clocks that edgevit reads give them.
 But what shares a physical core takes half of its arithmetic unseen; so how fast either library multiplies is measured
 before each run (docs/decisions/054-products-of-wide-matrices.md).
+On a GPU seconds are by the clock, and the images are decoded by as many workers as there are cores, up to eight.
 Options are forge's own; what is not given is its default.
 """
 
@@ -64,35 +66,44 @@ def timed(owner: Any, name: str, stage: str, seconds: dict[str, float]) -> Itera
         setattr(owner, name, function)
 
 
-def derive(model: str, folder: Path, data: Path, rate: float, options: dict[str, int]) -> dict[str, Any]:
+def derive(model: str, folder: Path, data: Path, rate: float, options: dict[str, int], device: str) -> dict[str, Any]:
     """One derivation without training, in this process."""
+    import torch
+
     from edgevit.derive.algebra.least_squares import Regression
     from edgevit.derive.measure import embedding, sensitivity, statistics
     from edgevit.derive.session import derive as derive_model
     from edgevit.train.settings import Training
 
     beside: dict[str, float] = {}
+    watched: list[tuple[str, Any, str]] = [
+        ("sensitivity", sensitivity, "_of_batch"),
+        ("statistics", statistics._Sums, "see_hidden"),
+        ("statistics", statistics._Sums, "see_input"),
+        ("statistics", embedding.TokenMoments, "_see"),
+        ("embedding", embedding.TokenMoments, "seen"),
+        ("sequential", Regression, "add"),
+        ("sequential", Regression, "solve"),
+    ]
     with ExitStack() as stack:
-        for stage, owner, name in (
-            ("sensitivity", sensitivity, "_of_batch"),
-            ("statistics", statistics._Sums, "see_hidden"),
-            ("statistics", statistics._Sums, "see_input"),
-            ("statistics", embedding.TokenMoments, "_see"),
-            ("embedding", embedding.TokenMoments, "seen"),
-            ("sequential", Regression, "add"),
-            ("sequential", Regression, "solve"),
-        ):
+        for stage, owner, name in watched if device == "cpu" else ():  # a GPU works on when a call is over
             stack.enter_context(timed(owner, name, stage, beside))
         derivation = derive_model(
             model, checkpoint=folder / "base.safetensors", model_args={"num_classes": 24}, data=data, rate=rate,
             classes=["plain_disc", "plain_ring", "plain_star"], out=folder / f"m{rate}", method="forge",
             options=options, accept_weak_base=True,
-            training=Training(steps=0, device="cpu", batch_size=32),
+            training=Training(steps=0, device=device, batch_size=32, workers=workers(device)),
         )  # fmt: skip
     seconds = derivation.record.seconds
     beside |= {stage: seconds[stage] for stage in NO_PASSES}
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
-    return {"seconds": seconds, "beside_passes_s": beside, "peak_bytes": peak_bytes}
+    told = {"seconds": seconds, "beside_passes_s": beside, "peak_bytes": peak_bytes}
+    return told if device == "cpu" else {**told, "gpu_peak_bytes": torch.cuda.max_memory_allocated()}
+
+
+def workers(device: str) -> int:
+    """Processes that decode images: none beside the CPU, whose cores compute."""
+    return 0 if device == "cpu" else min(os.cpu_count() or 1, 8)
 
 
 def multiplied_gflops() -> dict[str, float]:
@@ -112,16 +123,18 @@ def multiplied_gflops() -> dict[str, float]:
     return seen
 
 
-def run(checkout: Path, title: str, arguments: list[str], cache: Path) -> dict[str, Any]:
+def run(checkout: Path, title: str, arguments: list[str], cache: Path, device: str) -> dict[str, Any]:
     """One derivation in a process of its own, by the edgevit of a checkout; its seconds by clock and of processor."""
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(checkout)}
-    command = [sys.executable, "-c", BY_PROCESSOR, str(checkout / "benchmarks" / "forge.py"), *arguments]
-    gflops = multiplied_gflops()
+    path = os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": path}
+    clock = ["-c", BY_PROCESSOR] if device == "cpu" else []
+    command = [sys.executable, *clock, str(checkout / "benchmarks" / "forge.py"), *arguments]
+    gflops = {"gflops": multiplied_gflops()} if device == "cpu" else {}
     used, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run(command, env=environment, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True)
     wall_s, now = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
-    return {"title": title, "wall_s": wall_s, "cpu_s": cpu_s, "gflops": gflops, **json.loads(done.stdout)}
+    return {"title": title, "wall_s": wall_s, "cpu_s": cpu_s, **gflops, **json.loads(done.stdout)}
 
 
 def main() -> None:
@@ -131,14 +144,17 @@ def main() -> None:
     parser.add_argument("--gradients", type=int, help="forge.sensitivity_images")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--budgets", type=int, default=2, help=f"how many of the rates {RATES}")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--before", type=Path, help="a checkout of an older edgevit, whose model was this one, too")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # folder, data, rate: what a process of ours does
     given = parser.parse_args()
     asked = {"calibration_images": given.images, "sensitivity_images": given.gradients}
     options = {name: count for name, count in asked.items() if count is not None}
+    if given.before and given.device != "cpu":
+        parser.error("--before compares by processor time, on the CPU")
     if given.one:
         folder, data, rate = given.one
-        print(json.dumps(derive(given.model, Path(folder), Path(data), float(rate), options)))
+        print(json.dumps(derive(given.model, Path(folder), Path(data), float(rate), options, given.device)))
         return
     import dataset
     import timm
@@ -154,28 +170,32 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         network = timm.create_model(given.model, num_classes=24).eval()
         save_file(network.state_dict(), Path(temporary) / "base.safetensors")
-        few = torch.randn(16, 3, 224, 224)
+        few = torch.randn(16, 3, 224, 224, device=given.device)
+        clock, on_gpu = (time.process_time, False) if given.device == "cpu" else (time.monotonic, True)
+        network.to(given.device)
         with torch.inference_mode():
             network(few)
-            started = time.process_time()
-            network(few)
-        forward_s = (time.process_time() - started) / len(few) * given.images
+            started = clock()
+            network(few).sum().item()  # which waits for a GPU
+        forward_s = (clock() - started) / len(few) * given.images
         before = None
         if given.before:
             folder = Path(temporary) / "before"
             folder.mkdir()
             (folder / "base.safetensors").symlink_to(Path(temporary) / "base.safetensors")
             older = ["--images", str(given.images), "--one", str(folder), str(data), str(RATES[0])]
-            before = run(given.before.resolve(), f"an older edgevit, rate {RATES[0]:g}", older, folder)
+            before = run(given.before.resolve(), f"an older edgevit, rate {RATES[0]:g}", older, folder, "cpu")
         record = {
-            "schema": 1, "clock": "processor", "model": given.model, "pixels": 224, **asdict(Config(**options)),
+            "schema": 1, "clock": "wall" if on_gpu else "processor", "model": given.model, "pixels": 224,
+            **asdict(Config(**options)),
             "threads": torch.get_num_threads(), "load_average": load, "forward_s": forward_s, "before": before,
+            "gpu": torch.cuda.get_device_name() if on_gpu else None, "workers": workers(given.device),
         }  # fmt: skip
         runs: list[dict[str, Any]] = []
         for i, rate in enumerate(RATES[: given.budgets]):
             title = f"{('first budget', 'second')[i] if i < 2 else 'then'}, rate {rate:g}"
             one = [*sys.argv[1:], "--one", temporary, str(data), str(rate)]
-            runs.append(run(CHECKOUT, title, one, Path(temporary)))
+            runs.append(run(CHECKOUT, title, one, Path(temporary), given.device))
             write_whole(given.out, json.dumps({**record, "runs": runs}, indent=1) + "\n")  # they take hours
     print(given.out.read_text())
 

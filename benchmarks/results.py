@@ -61,6 +61,14 @@ does not fuse attention: what the shapes cost on a board is not in this table.
 """
 
 
+SHAPES_CUDA = """## Shapes on a GPU: latency beside MACs
+
+The same comparison by torch {torch} on an {gpu}, whose scaled dot product attention is fused where a kernel of it takes
+the shape. `eager` starts every kernel by itself; `cudagraph` starts all of them at once, as engines do. No board: an
+Orin has an eighth of its multiprocessors or fewer, and kernels that are small for this GPU are not for that one.
+"""
+
+
 def cost() -> str:
     data = load("cost")
     if data is None:
@@ -294,20 +302,25 @@ def forge() -> str:
 
 
 def shapes() -> str:
-    data = load("shapes")
+    return "\n".join(filter(None, [_shapes(SHAPES, load("shapes")), _shapes(SHAPES_CUDA, load("shapes_cuda"))]))
+
+
+def _shapes(head: str, data: dict[str, Any] | None) -> str:
     if data is None:
         return ""
-    rows = data["rows"]
-    parts = [SHAPES]
+    rows, of = data["rows"], data["environment"]
+    parts = [head.format(gpu=of["gpu"], torch=of["torch"])]
     for (runner, batch), group in sorted(grouped(rows, "runner", "batch").items()):
         lines = []
         for (model, rate), forms in grouped((r for r in group if r["shape"] != "dense"), "model", "rate").items():
-            cells = [model.split("_patch")[0], f"{rate}"]
+            dense = next(r for r in group if (r["model"], r["rate"], r["shape"]) == (model, rate, "dense"))
+            cells = [model.split("_patch")[0], f"{rate}", f"{dense['latency_ms_median']:.2f}"]
             for shape in ("paper", "padded", "fused"):
                 found = [r for r in forms if r["shape"] == shape]
                 cells.append(_shape_cell(found[0]) if found else "")
             lines.append(cells)
-        parts += [f"### {runner}, batch {batch}\n", table(["", "rate", "paper", "padded", "fused"], lines)]
+        titles = ["", "rate", "dense, ms", "paper", "padded", "fused"]
+        parts += [f"### {runner}, batch {batch}\n", table(titles, lines)]
     return "\n".join(parts)
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/shapes.py                                   # everything: about 40 minutes on 2 cores
     python benchmarks/shapes.py --models tiny --rates 0.6 --batch 1 --quick
+    python benchmarks/shapes.py --runners eager cudagraph --batch 1 8 64 --output benchmarks/results/shapes_cuda.json
 
 `paper` has QK and VO widths of their own, as Vulcan's allocation gives them; `padded` is the same model with heads
 zero-padded until NVIDIA's compiler fuses them, so it has more MACs; `fused` has equal widths and the MACs of `paper`.
@@ -48,6 +49,7 @@ RATES = (0.2, 0.4, 0.6, 0.8)
 SHAPES = ("paper", "padded", "fused")
 INPUT_SIZE = (3, 224, 224)
 RESULTS = Path(__file__).parent / "results" / "shapes.json"
+ONNXRUNTIME = "onnxruntime"
 
 # Loads a file in a process of its own, so that peak memory is that of one session; Linux only, like its source.
 MEMORY_PROGRAM = """
@@ -225,13 +227,19 @@ def prepare_cuda(way: str, network: nn.Module, images: Tensor) -> tuple[Callable
 
 
 def measure_cuda(
-    size: str, rate: float, forms: Sequence[Form], batches: Sequence[int], rounds: int, min_seconds: float
+    size: str,
+    rate: float,
+    forms: Sequence[Form],
+    batches: Sequence[int],
+    rounds: int,
+    min_seconds: float,
+    ways: Sequence[str] = tuple(CUDA_WAYS),
 ) -> Iterator[Row]:
     """The same comparison on a GPU."""
     with torch.inference_mode():
         for precision, dtype in (("fp32", torch.float32), ("fp16", torch.float16)):
             networks = [form.network.to("cuda", dtype) for form in forms]
-            for batch, way in product(batches, CUDA_WAYS):
+            for batch, way in product(batches, ways):
                 torch.compiler.reset()  # or every shape of every batch counts against the recompilation limit
                 images = torch.randn(batch, *INPUT_SIZE, device="cuda", dtype=dtype)
                 runs, memory = zip(*(prepare_cuda(way, network, images) for network in networks), strict=True)
@@ -275,6 +283,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=sorted(NAMES), default=list(NAMES))
     parser.add_argument("--rates", nargs="+", type=float, default=list(RATES))
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--runners", nargs="+", choices=(ONNXRUNTIME, *CUDA_WAYS), default=[ONNXRUNTIME, *CUDA_WAYS],
+                        help="what measures; all but the first are ways of torch on a CUDA GPU")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=15, help="how often each form runs, at least")
     parser.add_argument("--min-seconds", type=float, default=5.0, help="how long one comparison goes on, at least")
     parser.add_argument("--quick", action="store_true", help="3 rounds: to see that it works")
@@ -294,7 +304,9 @@ def main() -> None:
         base, geometry = [b.dims for b in vit.read(dense.network)], vit.geometry(dense.network)
         for rate in arguments.rates:
             derived = [make_form(s, NAMES[size], shape_dims(s, base, geometry, rate)) for s in SHAPES]
-            measures = [measure_onnxruntime] + [measure_cuda] * torch.cuda.is_available()
+            measures: list[Callable[..., Iterator[Row]]] = [measure_onnxruntime] * (ONNXRUNTIME in arguments.runners)
+            if ways := [way for way in arguments.runners if way in CUDA_WAYS and torch.cuda.is_available()]:
+                measures.append(partial(measure_cuda, ways=ways))
             for measure in measures:
                 for row in measure(
                     size, rate, [dense, *derived], arguments.batch, arguments.rounds, arguments.min_seconds

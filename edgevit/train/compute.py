@@ -55,7 +55,11 @@ class Compute:
         return table[self.accelerator.process_index :: self.accelerator.num_processes]
 
     def wait(self) -> None:
-        self.accelerator.wait_for_everyone()
+        """Until every process is here."""
+        if self.device.type == "cpu" and self.accelerator.num_processes > 1:
+            torch.distributed.barrier()  # accelerate names a GPU by the process's number wherever a machine has one
+        else:
+            self.accelerator.wait_for_everyone()
 
 
 def open_compute(training: Training) -> Compute:

@@ -21,7 +21,7 @@ from edgevit.models.families import family_of
 from edgevit.progress import Progress, Silent
 from edgevit.train.compute import Compute, open_compute
 from edgevit.train.memory import memory_bytes
-from edgevit.train.products import WIDE, exact_products, multiplies_bf16
+from edgevit.train.products import WIDE, exact_convolutions, exact_products, multiplies_bf16
 from edgevit.train.settings import Training
 
 IMAGES = 64  # of one batch at most: larger ones are no faster
@@ -117,9 +117,12 @@ class Passes:
         return torch.autocast("cpu", torch.bfloat16) if on else nullcontext()
 
     def products(self, network: nn.Module) -> AbstractContextManager[object]:
-        """Multiply fp32 exactly on a processor, by the library that is faster for a network of this width."""
+        """Multiply fp32 exactly on a processor, by the library that is faster for a network of this width.
+
+        A GPU multiplies as the program allows that we run in, and takes the patches in exactly.
+        """
         device, embed = self.compute.device, family_of(network).geometry(network).embed
-        return exact_products(device, wide=embed >= WIDE) if device.type == "cpu" else nullcontext()
+        return exact_products(device, wide=embed >= WIDE) if device.type == "cpu" else exact_convolutions()
 
     def run(
         self,

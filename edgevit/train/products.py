@@ -47,6 +47,23 @@ def exact_products(device: torch.device, *, wide: bool = False) -> Iterator[None
 
 
 @contextmanager
+def exact_convolutions() -> Iterator[None]:
+    """Convolve fp32 images in fp32 on a GPU: torch lets cuDNN use TF32 there unless it is told not to.
+
+    A patch embedding is a convolution, so all that is measured of a network would be off by 1e-3.
+    """
+    cudnn: Any = torch.backends.cudnn
+    newer = hasattr(cudnn, "conv")  # since torch 2.9
+    owner, name, exact = (cudnn.conv, "fp32_precision", "ieee") if newer else (cudnn, "allow_tf32", False)
+    allowed = getattr(owner, name)
+    setattr(owner, name, exact)
+    try:
+        yield
+    finally:
+        setattr(owner, name, allowed)
+
+
+@contextmanager
 def exact_sums(device: torch.device) -> Iterator[None]:
     """As `exact_products` of wide matrices, within a pass that may itself be rounded."""
     with torch.autocast(device.type, enabled=False), exact_products(device, wide=True):

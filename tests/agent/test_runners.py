@@ -48,7 +48,7 @@ def test_a_runner_on_a_real_gpu_tells_gpu_time_apart_from_host_time(
     monkeypatch.setitem(sys.modules, "edgevit.agent.runners.torch_product", None)
     monkeypatch.delitem(sys.modules, "edgevit.agent.runners.torch_product")
     known = dict(model=__file__, model_sha256="0" * 64, label="product", precision="fp32", runner="torch_product")
-    run = measure(MeasurementRequest(**known, batch=4, samples=50, duration_s=0.5), lambda stage, done: None)
+    run = measure(MeasurementRequest(**known, batch=4, samples=50, duration_s=0.5), lambda *_, **__: None)
     assert run.gpu_ns is not None and len(run.gpu_ns) == len(run.latencies_ns)
     assert all(0 < gpu_ns <= 1.05 * host_ns for gpu_ns, host_ns in zip(run.gpu_ns, run.latencies_ns, strict=True))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_base import ARGS, NAME, derive, press_ctrl_c_in_step, write_checkpoint
+from small_base import ARGS, NAME, assert_same_weights, derive, press_ctrl_c_in_step, write_checkpoint
 
 import edgevit
 from edgevit.derive.allocate.budget import make_budget
@@ -63,8 +63,7 @@ def test_a_row_that_was_interrupted_goes_on_where_it_was(checkpoint, tmp_path):
     done.write_text(json.dumps(said))  # as an edgevit wrote it that said neither
     again = derive(checkpoint, tmp_path / "m", resume=True, **given)
     whole = derive(checkpoint, tmp_path / "whole", **given)
-    for name, value in whole.model.network.state_dict().items():
-        assert torch.equal(value, again.model.network.state_dict()[name])
+    assert_same_weights(whole.model.network.state_dict(), again.model.network.state_dict())
 
 
 def test_a_base_whose_plan_is_of_a_newer_schema_is_refused_before_anything_takes_its_time(row, tmp_path):

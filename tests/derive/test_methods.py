@@ -10,7 +10,7 @@ import pytest
 import torch
 from example_method import EXAMPLE, example, with_the_example
 from places import ROOT
-from small_base import derive, write_checkpoint, write_cost_table
+from small_base import assert_same_weights, derive, write_checkpoint, write_cost_table
 
 import edgevit
 from edgevit.derive.allocate.policy import POLICIES
@@ -133,8 +133,7 @@ def test_all_methods_count_milliseconds():
 def test_the_same_seed_gives_the_same_weights(name, checkpoint, derived, tmp_path):
     one, _ = derived(name, "fused")
     two = derive(checkpoint, tmp_path / "two", method=name, shape="fused", rate=RATES.get(name, 0.45))
-    for key, value in one.model.network.state_dict().items():
-        assert torch.equal(value, two.model.network.state_dict()[key]), key
+    assert_same_weights(one.model.network.state_dict(), two.model.network.state_dict())
 
 
 def test_an_unknown_method_suggests_the_nearest():

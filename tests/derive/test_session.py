@@ -11,7 +11,7 @@ import pytest
 import torch
 from forks import in_two_processes
 from safetensors.torch import load_file
-from small_base import ARGS, derive, press_ctrl_c_in_step, write_checkpoint
+from small_base import ARGS, assert_same_weights, derive, press_ctrl_c_in_step, write_checkpoint
 
 import edgevit
 from edgevit.derive import opening
@@ -25,12 +25,6 @@ def checkpoint(tmp_path_factory):
 
 def weights(folder):
     return load_file(Path(folder) / "model.safetensors")
-
-
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
 
 
 def assert_close(a, b):
@@ -48,7 +42,7 @@ def test_an_interrupted_derivation_resumed_ends_in_the_same_weights(checkpoint, 
         derive(checkpoint, tmp_path / "resumed", options=options)
     assert not (tmp_path / "resumed").exists()
     resumed = derive(checkpoint, tmp_path / "resumed", options=options, resume=True)
-    assert_same(weights(whole.folder), weights(resumed.folder))
+    assert_same_weights(weights(whole.folder), weights(resumed.folder))
     assert not (tmp_path / "resumed.partial").exists()
 
     def steps(folder):
@@ -102,7 +96,7 @@ def test_two_processes_match_one(checkpoint, tmp_path, image_folder, taught):
 def test_workers_change_nothing(checkpoint, tmp_path):
     one = derive(checkpoint, tmp_path / "one")
     two = derive(checkpoint, tmp_path / "two", training={"workers": 1})
-    assert_same(weights(one.folder), weights(two.folder))
+    assert_same_weights(weights(one.folder), weights(two.folder))
 
 
 def test_bf16_trains_and_the_model_folder_is_fp32(checkpoint, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_base import ARGS, press_ctrl_c_in_step, write_cost_table
+from small_base import ARGS, DEVICE, assert_same_weights, press_ctrl_c_in_step, write_cost_table
 
 import edgevit
 from edgevit.data.task import reopen
@@ -25,7 +25,7 @@ from edgevit.models.families import vit
 from edgevit.train.passes import accuracy_of, open_passes
 from edgevit.train.settings import Training
 
-QUICK = {"steps": 40, "batch_size": 32, "device": "cpu", "evaluations": 2, "lr": 1e-3}
+QUICK = {"steps": 40, "batch_size": 32, "device": DEVICE, "evaluations": 2, "lr": 1e-3}
 FEW = {"proxy_images": 48, "updates": 3, "points": 4}
 
 
@@ -69,12 +69,6 @@ def edit(folder, change):
 
 def weights(folder):
     return load_file(Path(folder) / "model.safetensors")
-
-
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
 
 
 def test_the_folder_is_a_model_folder_and_its_curve_is_that_of_its_slices(net):
@@ -124,7 +118,7 @@ def test_without_data_a_slice_is_the_same_and_nothing_is_claimed_to_be_measured(
     blind = derive(method="skd", supernet=net.folder, rate=0.5, out=tmp_path / "blind")
     seen = derive(method="skd", supernet=net.folder, rate=0.5, out=tmp_path / "seen", data="digits",
                   training=Training(device="cpu", batch_size=32))  # fmt: skip
-    assert_same(weights(tmp_path / "blind"), weights(tmp_path / "seen"))
+    assert_same_weights(weights(tmp_path / "blind"), weights(tmp_path / "seen"))
     assert blind.model.spec == seen.model.spec
     assert blind.record.accuracy == Accuracies(None, None, None, None) and blind.record.data is None
     test = reopen(net.record.data, load(net.folder).preprocessing).test
@@ -178,7 +172,7 @@ def test_an_interrupted_training_resumed_ends_in_the_same_network(digits_checkpo
     with pytest.raises(OptionError, match=r"cannot resume .* with other options: rate was 0.65 and is 0.5"):
         make(digits_checkpoint, tmp_path / "resumed", resume=True, rate=0.5, **short)
     resumed = make(digits_checkpoint, tmp_path / "resumed", resume=True, **short)
-    assert_same(weights(whole.folder), weights(resumed.folder))
+    assert_same_weights(weights(whole.folder), weights(resumed.folder))
     assert (resumed.order, resumed.curve) == (whole.order, whole.curve)
     assert not (tmp_path / "resumed.partial").exists()
 
@@ -217,7 +211,7 @@ def test_a_slice_keeps_milliseconds_by_a_table_or_is_refused_with_the_least(net,
     seen = derive(ms=1.6, out=tmp_path / "seen", data="digits", training=Training(device="cpu"), **given)
     for made in (blind, seen):
         assert made.record.budget.quantity == "ms" and 1.5 < made.record.budget.reached <= 1.6
-    assert_same(weights(blind.folder), weights(seen.folder))
+    assert_same_weights(weights(blind.folder), weights(seen.folder))
     for data in (None, "digits"):
         with pytest.raises(BudgetError, match=r"ms 0.9 leaves 0.9 ms, and the smallest slice .* takes .* ms \(.*FFN"):
             derive(ms=0.9, out=tmp_path / "m", data=data, **given)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from forks import in_two_processes
 from safetensors.torch import load_file
-from small_base import NAME, derive, press_ctrl_c_in_step, write_checkpoint
+from small_base import NAME, assert_same_weights, derive, press_ctrl_c_in_step, write_checkpoint
 
 import edgevit
 from edgevit.derive.methods.vulcan.method import Config, Redundancy, default_steps
@@ -132,8 +132,7 @@ def test_the_embedding_is_narrowed_before_anything_collapses(tmp_path, monkeypat
     with pytest.raises(Interrupted):
         derive(checkpoint, tmp_path / "n", **given)
     resumed = derive(checkpoint, tmp_path / "n", resume=True, **given)
-    for name, tensor in whole.model.network.state_dict().items():
-        assert torch.equal(tensor, resumed.model.network.state_dict()[name]), name
+    assert_same_weights(whole.model.network.state_dict(), resumed.model.network.state_dict())
 
 
 def test_an_embedding_that_cannot_be_narrowed_is_refused_with_the_reason(tmp_path):
