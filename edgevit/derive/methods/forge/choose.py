@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -127,6 +128,11 @@ class Chosen:
     measured_nats: float | None = None
 
     @property
+    def width(self) -> int | None:
+        """Of the embedding; None: it stays."""
+        return None if self.embed is None else self.embed.width
+
+    @property
     def loses_little(self) -> bool:
         nats = self.shape.predicted_nats if self.measured_nats is None else self.measured_nats
         return nats is not None and nats < LITTLE
@@ -138,8 +144,12 @@ def choose(
     blocks: Sequence[Block],
     curves: Sequence[BlockCurves],
     tokens: SeenTokens | None,
+    stood_in: Callable[[], Sequence[BlockCurves]],
 ) -> dict[str, Chosen]:
     """Spend the budget, which is reachable, on the embedding, the tokens and all blocks.
+
+    Args:
+        stood_in: measures the curves anew where blocks and sites that go are priced with what stands in for them.
 
     Returns:
         What is predicted to lose least, and beside it what is to be tried, by the name of the option that says so.
@@ -150,11 +160,23 @@ def choose(
     network = problem.network
     whole = family_of(network).geometry(network).embed
 
-    def spend(width: int, ladder: Ladder | None = None) -> ChosenShape:
+    def spend(curves: Sequence[BlockCurves], width: int, ladder: Ladder | None = None) -> ChosenShape:
         return _allocated(problem, config, blocks, curves, geometry_at(network, width), ladder)
 
+    def tried(least: Callable[[Sequence[BlockCurves]], Chosen]) -> dict[str, Chosen]:
+        """The plan of least loss, and where that is not little the one by the prices of what stands in, if another."""
+        first = least(curves)
+        if first.loses_little or not config.tries_stand_ins or problem.budget.at_least is not None:
+            return {AS_PREDICTED: first}
+        other = least(stood_in())
+        same = (other.shape.blocks, other.width) == (first.shape.blocks, first.width)
+        return {AS_PREDICTED: first} if same else {AS_PREDICTED: first, "stand_ins": other}
+
+    def unsliced(curves: Sequence[BlockCurves]) -> Chosen:
+        return Chosen(spend(curves, whole), None, {})
+
     if not config.cuts_embedding:
-        return {AS_PREDICTED: Chosen(spend(whole), None, {})}
+        return tried(unsliced)
     all_stay = no_tokens(problem, config)
     if all_stay is not None and config.cut_tokens == "predicted":
         problem.progress.note(f"all tokens stay: {all_stay}")
@@ -163,24 +185,23 @@ def choose(
     if (stays := reason_against(problem, config.calibration_images)) is not None:
         problem.progress.note(f"the embedding stays as it is: {stays}")
         if not leave and not may_leave:
-            return {AS_PREDICTED: Chosen(spend(whole), None, {})}
+            return tried(unsliced)
     allowed = [whole] if stays is not None else embed_widths(
         network, problem.policy, config.embed_width, "forge", problem.budget.least_embed
     )  # fmt: skip
     how = {"fitted": config.fit_decoders, "quick": config.quick}
     slices = Slices(problem, config.calibration_images, config.sensitivity_images, tokens, **how)
 
-    def least(ladders: Sequence[tuple[Ladder | None, float]]) -> Chosen:
-        rungs = _rungs(allowed, slices, ladders, spend, balanced_width(network, problem.budget))
+    def least(ladders: Sequence[tuple[Ladder | None, float]], curves: Sequence[BlockCurves]) -> Chosen:
+        spent = partial(spend, curves)
+        rungs = _rungs(allowed, slices, ladders, spent, balanced_width(network, problem.budget))
         return _measured(problem, slices, rungs, lambda shape, embed: plan_of(config, blocks, curves, shape, embed))
 
-    unchanged: list[tuple[Ladder | None, float]] = [(None, 0.0)]
-    if leave:
-        return {AS_PREDICTED: least([*unchanged, *_leaving(problem, slices)])}
-    choices = {AS_PREDICTED: least(unchanged)}
-    if may_leave and not choices[AS_PREDICTED].loses_little and (ladders := _leaving(problem, slices)):
+    ladders: list[tuple[Ladder | None, float]] = [(None, 0.0), *(_leaving(problem, slices) if leave else [])]
+    choices = tried(partial(least, ladders))
+    if may_leave and not choices[AS_PREDICTED].loses_little and (leaving := _leaving(problem, slices)):
         with suppress(BudgetError):  # blocks behind which tokens leave have to stay
-            choices["cut_tokens"] = least(ladders)
+            choices["cut_tokens"] = least(leaving, curves)
     return choices
 
 

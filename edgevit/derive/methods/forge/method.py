@@ -34,14 +34,15 @@ from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.embedding import has_directions
 from edgevit.derive.measure.embedding import SeenTokens, TokenMoments, worth_to_norms
 from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
+from edgevit.derive.measure.stand_ins import stand_ins
 from edgevit.derive.measure.statistics import BlockStatistics, calibrate, minimum_images
-from edgevit.derive.measure.thinning import thinning
+from edgevit.derive.measure.thinning import ENOUGH_TOKENS, thinning
 from edgevit.derive.method import Method
 from edgevit.derive.methods.forge.choose import AS_PREDICTED, choose, plan_of
 from edgevit.derive.methods.forge.config import Config
 from edgevit.derive.methods.forge.curves import BlockCurves, blind, moment_of, packed, root, unpacked
 from edgevit.derive.methods.forge.ladders import ladders
-from edgevit.derive.methods.forge.measured import measure_losses
+from edgevit.derive.methods.forge.measured import measure_losses, measure_stood_in
 from edgevit.derive.methods.forge.solve import solve
 from edgevit.derive.methods.forge.streams import keeping, show_stream
 from edgevit.derive.problem import Derived, Problem, accuracy_on_validation, distillation_for, train_for
@@ -53,6 +54,7 @@ from edgevit.train.passes import Observer
 QUANTITIES = ("macs", "params", "ms", "mj")
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
 PER_NEURON = 8  # tokens at least for each neuron of the widest FFN, in second moments
+PER_STAND_IN = 16  # tokens at least for each width of the embedding, in what stands in for a site
 PASSES = 10  # over the training images, in distillation
 
 
@@ -274,6 +276,34 @@ def _scaled(
     return scaled
 
 
+def _stood_in(problem: Problem, config: Config, curves: Sequence[BlockCurves]) -> list[BlockCurves]:
+    """The curves with blocks and sites that go priced with what stands in for them in their place.
+
+    It is measured when it is first asked for, or found in the cache: it depends on the task and not on the budget.
+    """
+    network, task = problem.network, problem.task
+    geometry = family_of(network).geometry(network)
+    tokens = max(PER_STAND_IN * geometry.embed, ENOUGH_TOKENS)
+    fitted = task.train.subset(min(-(-tokens // geometry.tokens), config.calibration_images))
+    images = task.train.subset(config.measured_images)
+
+    def measure() -> dict[str, Tensor]:
+        with problem.stopwatch.stage("sensitivity"), torch.no_grad():
+            how: Any = {"sites": config.drop_sites, "quick": config.quick}
+            found = measure_stood_in(problem, stand_ins(network, fitted, problem.passes), images, **how)
+        return dict(zip(("without", "sites"), found, strict=True))
+
+    key = {
+        **problem.identity,
+        "images": [fitted.content_sha256(), images.content_sha256()],
+        "sites": config.drop_sites,
+        "quick": config.quick,
+    }
+    found = problem.cache.tensors("stand_ins", key, measure)
+    losses = zip(curves, found["without"], found["sites"], strict=True)
+    return [replace(known, block_loss=without.reshape(1), site_losses=sites) for known, without, sites in losses]
+
+
 def _warn_of_few_images(problem: Problem, config: Config) -> None:
     images, enough = min(len(problem.task.train), config.calibration_images), minimum_images(problem.network)
     if images < enough:
@@ -287,7 +317,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     curves, tokens = _curves(problem, config)
     with problem.stopwatch.stage("allocation"):
         blocks = family_of(problem.network).read(problem.network)
-        choices = choose(problem, config, blocks, curves, tokens)
+        choices = choose(problem, config, blocks, curves, tokens, lambda: _stood_in(problem, config, curves))
     with problem.stopwatch.stage("closed_form"):
         plans = {name: plan_of(config, blocks, curves, one.shape, one.embed) for name, one in choices.items()}
     mended = replace(config, align=False, refit_head=False) if choices[AS_PREDICTED].loses_little else config

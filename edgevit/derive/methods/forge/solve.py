@@ -56,7 +56,8 @@ def solve(
 
     Args:
         by_token: per block of the base, as for `solve_in_sequence`.
-        plans: the first stays, unless another is clearly better; each of the others by the option that it tries.
+        plans: the first stays, unless another is better, and clearly so where tokens leave; each of the others by the
+            option that it tries.
     """
     with problem.stopwatch.stage("closed_form"):
         made = [realise(problem.network, without_tokens(plan)) for plan in plans.values()]
@@ -112,7 +113,8 @@ def _judged(
     (best, (one, tried)), *others = found.items()
     tried_plans = dict[str, Tried]()
     for name, (other, its) in others:
-        if _better(one, other, name, tried_plans, CLEARLY) is other:
+        share = CLEARLY if name == "cut_tokens" else 1.0
+        if _better(one, other, name, tried_plans, share) is other:
             best, one, tried = name, other, its
     tried |= tried_plans
     if images is not None:
