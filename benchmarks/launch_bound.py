@@ -5,12 +5,12 @@
 
 A GPU that one image is far from filling takes its time for kernels, not for MACs: on an H200, in CUDA graphs, DeiT-Tiny
 takes 0.93 of its time with 80 % of the MACs gone from its widths, and 0.28 with two of its twelve blocks (axes.py
---graphs). The cost table here is made up after that, and of no device: a seventh is fixed, and nine tenths of what a site
-takes are the same whatever its widths, four parts of an attention for three of an FFN, as many as they have kernels.
-Budgets are shares of what the base takes by it. Photographs of clothes; sub-tasks, seeds and distillation of
+--graphs). The cost table here is made up after that, and of no device: a seventh is fixed, and nine tenths of what a
+site takes are the same whatever its widths, four parts of an attention for three of an FFN, as many as they have
+kernels. Budgets are shares of what the base takes by it. Photographs of clothes; sub-tasks, seeds and distillation of
 dimensions.py.
 
-Beside forge stands what it is without stand-ins: sites are then priced with nothing in their place (decision 057).
+Beside forge stands what it is without the search of sites (decision 057).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ BASE = "fashion"
 SHARES = (0.5, 0.4, 0.3)  # of what the base takes
 FIXED, ALIKE = 1 / 7, 0.9
 KERNELS = {"attention": 4, "ffn": 3}
-VARIANTS: dict[str, dict[str, Any]] = {"forge": {}, "without stand-ins": {"stand_ins": False}}
+VARIANTS: dict[str, dict[str, Any]] = {"forge": {}, "without the search": {"search_sites": False}}
 KINDS = {"closed": 0, "trained": STEPS}
 
 
-def cost_table(blocks: Sequence[BlockDims], geometry: Geometry, patch_values: int) -> dict[str, Any]:
+def cost_table(blocks: Sequence[BlockDims], geometry: Geometry) -> dict[str, Any]:
     """Of a base whose blocks are alike, which takes 1 ms."""
     first, whole = blocks[0], (1 - FIXED) / len(blocks) / sum(KERNELS.values())
 
@@ -73,7 +73,7 @@ def cost_table(blocks: Sequence[BlockDims], geometry: Geometry, patch_values: in
             "embed": geometry.embed,
             "tokens": geometry.tokens,
             "depth": len(blocks),
-            "patch_values": patch_values,
+            "patch_values": geometry.patch_values,
         },
         "blocks": [{"base": sizes, **listed(1.0)}],
         "narrower": [
@@ -88,7 +88,7 @@ def write_table(place: Place, folder: Path) -> Path:
     family = family_of(network)
     blocks, geometry = [block.dims for block in family.read(network)], family.geometry(network)
     file = folder / "made_up.json"
-    file.write_text(json.dumps(cost_table(blocks, geometry, geometry.patch_values)))
+    file.write_text(json.dumps(cost_table(blocks, geometry)))
     return file
 
 
@@ -100,7 +100,7 @@ def rows(place: Place, given: argparse.Namespace, done: Sequence[Row]) -> Iterat
             for task in OTHER_SIZES[BASE]:
                 for share in given.shares:
                     for kind in [given.only] if given.only else KINDS:
-                        for variant in VARIANTS:
+                        for variant in [given.variant] if given.variant else VARIANTS:
                             if (task, share, seed, variant, kind) not in known:
                                 of = {"task": task, "share": share, "seed": seed, "variant": variant, "kind": kind}
                                 yield {**of, **derived(place, costs, of, Path(scratch))}
@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
     parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES))
     parser.add_argument("--only", choices=KINDS)
+    parser.add_argument("--variant", choices=VARIANTS)
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     from edgevit.cli.console import Console

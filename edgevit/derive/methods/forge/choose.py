@@ -36,6 +36,7 @@ from edgevit.derive.methods.forge.curves import BlockCurves, moment_of
 from edgevit.derive.methods.forge.ladders import Ladder, containing, with_ladder, worthwhile
 from edgevit.derive.methods.forge.ladders import reason_against as no_tokens
 from edgevit.derive.methods.forge.menus import Goes, block_costs, block_menu
+from edgevit.derive.methods.forge.search import LEFT_OUT, MIXED, Sites, forced_to, mixed, search
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Problem
 from edgevit.derive.realise import realise
@@ -49,6 +50,8 @@ LITTLE = 0.01
 NEXT_TO_NOTHING = 3e-4  # nats: where a width is predicted to lose no more, no other is looked for (lab log)
 MOST_MEASURED = 4  # widths of the embedding that are realised, and their loss measured
 AS_PREDICTED = "as predicted"
+
+Sliced = Callable[[int | None], EmbedPlan | None]  # the plan of an embedding of this width; None: it stays
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,12 @@ class Chosen:
     measured_nats: float | None = None
 
     @property
+    def stay(self) -> Sites:
+        return tuple(
+            (False, False) if pair is None else (pair[0] is not None, pair[1] is not None) for pair in self.shape.blocks
+        )
+
+    @property
     def width(self) -> int | None:
         """Of the embedding; None: it stays."""
         return None if self.embed is None else self.embed.width
@@ -144,12 +153,14 @@ def choose(
     blocks: Sequence[Block],
     curves: Sequence[BlockCurves],
     tokens: SeenTokens | None,
-    stood_in: Callable[[], Sequence[BlockCurves]],
+    stand: Callable[[], Sequence[BlockCurves]],
+    judge: Callable[[Sequence[Plan]], list[float]],
 ) -> dict[str, Chosen]:
     """Spend the budget, which is reachable, on the embedding, the tokens and all blocks.
 
     Args:
-        stood_in: measures the curves anew where blocks and sites that go are priced with what stands in for them.
+        stand: the curves with blocks and sites that go priced with what stands in for them.
+        judge: how far the answers of plans are from the base's, once they are solved.
 
     Returns:
         What is predicted to lose least, and beside it what is to be tried, by the name of the option that says so.
@@ -163,20 +174,39 @@ def choose(
     def spend(curves: Sequence[BlockCurves], width: int, ladder: Ladder | None = None) -> ChosenShape:
         return _allocated(problem, config, blocks, curves, geometry_at(network, width), ladder)
 
-    def tried(least: Callable[[Sequence[BlockCurves]], Chosen]) -> dict[str, Chosen]:
-        """The plan of least loss, and where that is not little the one by the prices of what stands in, if another."""
+    def found(least: Callable[[Sequence[BlockCurves]], Chosen], sliced: Sliced) -> dict[str, Chosen]:
+        """The plan of least loss, and where it leaves out many sites what a search from it comes to."""
         first = least(curves)
-        if first.loses_little or not config.tries_stand_ins or problem.budget.at_least is not None:
+        if first.loses_little or not config.searches_sites or problem.budget.at_least is not None:
             return {AS_PREDICTED: first}
-        other = least(stood_in())
-        same = (other.shape.blocks, other.width) == (first.shape.blocks, first.width)
-        return {AS_PREDICTED: first} if same else {AS_PREDICTED: first, "stand_ins": other}
+        there = [site for block in blocks for site in (block.attention, block.ffn) if site is not None]
+        if sum(map(sum, first.stay)) > (1 - LEFT_OUT) * len(there):
+            return {AS_PREDICTED: first}
+
+        def forced(stay: Sites, width: int | None) -> Chosen | None:
+            with suppress(BudgetError):
+                shape = spend(forced_to(curves, stay), whole if width is None else width)
+                plan = Chosen(shape, sliced(width), first.facts if width is None else {**first.facts, "embed": width})
+                return plan if plan.stay == stay else None
+            return None
+
+        def judged(some: Sequence[Chosen]) -> list[float]:
+            return judge([plan_of(config, blocks, curves, one.shape, one.embed) for one in some])
+
+        stood_in = stand()
+        begun = [first, *(least(mixed(curves, stood_in, share)) for share in MIXED)]
+        prices = [tuple(known.site_losses.tolist()) for known in mixed(curves, stood_in, 0.5)]
+        best, solved = search(begun, forced, judged, prices, problem.progress)
+        both = {AS_PREDICTED: first, "search_sites": best}
+        if (best.stay, best.width) == (first.stay, first.width):
+            del both["search_sites"]
+        return {name: replace(one, facts={**one.facts, "plans_solved": solved}) for name, one in both.items()}
 
     def unsliced(curves: Sequence[BlockCurves]) -> Chosen:
         return Chosen(spend(curves, whole), None, {})
 
     if not config.cuts_embedding:
-        return tried(unsliced)
+        return found(unsliced, lambda _: None)
     all_stay = no_tokens(problem, config)
     if all_stay is not None and config.cut_tokens == "predicted":
         problem.progress.note(f"all tokens stay: {all_stay}")
@@ -185,7 +215,7 @@ def choose(
     if (stays := reason_against(problem, config.calibration_images)) is not None:
         problem.progress.note(f"the embedding stays as it is: {stays}")
         if not leave and not may_leave:
-            return tried(unsliced)
+            return found(unsliced, lambda _: None)
     allowed = [whole] if stays is not None else embed_widths(
         network, problem.policy, config.embed_width, "forge", problem.budget.least_embed
     )  # fmt: skip
@@ -198,7 +228,7 @@ def choose(
         return _measured(problem, slices, rungs, lambda shape, embed: plan_of(config, blocks, curves, shape, embed))
 
     ladders: list[tuple[Ladder | None, float]] = [(None, 0.0), *(_leaving(problem, slices) if leave else [])]
-    choices = tried(partial(least, ladders))
+    choices = found(partial(least, ladders), lambda width: None if width is None else slices.plan(width))
     if may_leave and not choices[AS_PREDICTED].loses_little and (leaving := _leaving(problem, slices)):
         with suppress(BudgetError):  # blocks behind which tokens leave have to stay
             choices["cut_tokens"] = least(leaving, curves)

@@ -36,9 +36,9 @@ class Config(TeacherOptions):
     drop_blocks: bool = True
     # Whether the attention or the FFN of a block may go without the other; with sensitivity=none none does.
     drop_sites: bool = True
-    # Whether a second plan is tried, where more than 0.01 nats are lost, as measured or else predicted: by prices of
-    # blocks and sites with an affine map in their place, as what stays takes over what is linear in them.
-    stand_ins: bool = True
+    # Whether a search looks for the sites that stay, where a plan leaves out a quarter of them and loses more than 0.01
+    # nats: it solves plans that differ in a few of them, and goes on from the one nearest to the base's answers.
+    search_sites: bool = True
     # Whether the embedding may be narrowed, by a change of basis of all blocks at once; only with allocation=joint and
     # sensitivity=fisher. By a cost table it may be as narrow as that lists.
     cut_embedding: bool = True
@@ -77,8 +77,10 @@ class Config(TeacherOptions):
         return self.cut_embedding and self.allocation == "joint" and self.by_loss
 
     @property
-    def tries_stand_ins(self) -> bool:
-        return self.stand_ins and self.allocation == "joint" and self.by_loss and (self.drop_sites or self.drop_blocks)
+    def searches_sites(self) -> bool:
+        return (
+            self.search_sites and self.allocation == "joint" and self.by_loss and self.drop_sites and self.drop_blocks
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -43,7 +44,7 @@ from edgevit.derive.methods.forge.config import Config
 from edgevit.derive.methods.forge.curves import BlockCurves, blind, moment_of, packed, root, unpacked
 from edgevit.derive.methods.forge.ladders import ladders
 from edgevit.derive.methods.forge.measured import measure_losses, measure_stood_in
-from edgevit.derive.methods.forge.solve import solve
+from edgevit.derive.methods.forge.solve import judge_plans, solve
 from edgevit.derive.methods.forge.streams import keeping, show_stream
 from edgevit.derive.problem import Derived, Problem, accuracy_on_validation, distillation_for, train_for
 from edgevit.derive.reach import Asked, Cuts, check_embed_width
@@ -317,11 +318,12 @@ def derive(problem: Problem, config: Config) -> Derived:
     curves, tokens = _curves(problem, config)
     with problem.stopwatch.stage("allocation"):
         blocks = family_of(problem.network).read(problem.network)
-        choices = choose(problem, config, blocks, curves, tokens, lambda: _stood_in(problem, config, curves))
+        by_token = [known.felt.by_token for known in curves]
+        stand, judge = partial(_stood_in, problem, config, curves), partial(judge_plans, problem, config, by_token)
+        choices = choose(problem, config, blocks, curves, tokens, stand, judge)
     with problem.stopwatch.stage("closed_form"):
         plans = {name: plan_of(config, blocks, curves, one.shape, one.embed) for name, one in choices.items()}
     mended = replace(config, align=False, refit_head=False) if choices[AS_PREDICTED].loses_little else config
-    by_token = [known.felt.by_token for known in curves]
     curves.clear()  # second moments are most of what is in memory, and the plans hold what was wanted of them
     solved = solve(problem, mended, by_token, plans)
     slim, chosen, plan = solved.network, choices[solved.name], plans[solved.name]

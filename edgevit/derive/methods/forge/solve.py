@@ -28,6 +28,7 @@ from edgevit.models.copies import bare_copy
 
 # Another plan has to lose less than this share of what the first does: a model that tokens leave is none of timm's own.
 CLEARLY = 0.9
+SEARCHED = 128  # images for which plans are solved that a search judges
 PER_INPUT = 16  # tokens at least for each neuron of the widest FFN, in what is solved in sequence
 
 
@@ -82,6 +83,31 @@ def solve(
         return Solved(network, name, {})
     with problem.stopwatch.stage("head"):
         return _judged(problem, of_plans, images if config.refit_head else None)
+
+
+def judge_plans(
+    problem: Problem, config: Config, by_token: Sequence[tuple[Tensor, Tensor]], plans: Sequence[Plan]
+) -> list[float]:
+    """KL(base || network) on the validation images of each plan's network, solved for some of the images.
+
+    Args:
+        by_token: as for `solve`.
+    """
+    images = problem.task.train.subset(min(config.calibration_images, SEARCHED))
+    made = [realise(problem.network, plan) for plan in plans]
+    if config.sequential:
+        slims = [
+            Slim(network, plan.kept_blocks, align=config.align, encode=plan.encode)
+            for network, plan in zip(made, plans, strict=True)
+        ]
+        how: Any = {"ridge": config.sequential_ridge, "quick": config.quick}
+        how["thinning"] = thinning(problem.network, len(images), PER_INPUT)
+        how["keep"] = keeping(problem, images, quick=config.quick)
+        solve_in_sequence(problem.network, slims, images, by_token, problem.passes, **how)
+    validation = problem.task.validation
+    judge = Taught(validation, base_answers(problem, validation))
+    seen = (answers(network, validation, problem.columns, problem.passes) for network in made)
+    return [divergence(judge.answers, of_one) for of_one in seen]
 
 
 @dataclass(frozen=True)
