@@ -159,7 +159,15 @@ def section(data: dict[str, Any] | None) -> str:
         lines.append(cells)
     titles = [""] + [cell for variant in VARIANTS for cell in (variant, "points", "sites")]
     head = TEXT.format(seeds=", ".join(map(str, seeds)), sites="6 + 6")
-    return "\n".join(part for part in (head, commits_told(data["rows"]), table(titles, sorted(lines))) if part)
+    return "\n".join(
+        part
+        for part in (
+            head,
+            commits_told({**row, "method": "forge"} for row in data["rows"]),
+            table(titles, sorted(lines)),
+        )
+        if part
+    )
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ import embedding
 import equal_latency
 import first_base
 import heart_tables
+import launch_bound
 import meet
 import neurons
 import older
@@ -374,6 +375,7 @@ def main() -> None:
         *(heart_tables.section(load(f"heart{base}")) for base in ("", "_rendered", "_fine", "_fashion")),
         meet.section(load("meet")),
         equal_latency.section(load("equal_latency")),
+        launch_bound.section(load("launch_bound")),
         efficiency.section(load("efficiency")),
         axes.section(load("axes")),
         first_base.section(),

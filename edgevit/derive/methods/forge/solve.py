@@ -25,10 +25,12 @@ from edgevit.derive.plan import Plan
 from edgevit.derive.problem import Problem
 from edgevit.derive.realise import leave_tokens, realise
 from edgevit.models.copies import bare_copy
+from edgevit.models.families import family_of
 
 # Another plan has to lose less than this share of what the first does: a model that tokens leave is none of timm's own.
 CLEARLY = 0.9
-SEARCHED = 128  # images for which plans are solved that a search judges
+SEARCHED_TOKENS = 6400  # for which plans are solved that a search judges
+SWEPT_PARAMETERS = 10**8  # of a base whose plans are solved in one sweep, all plans together
 PER_INPUT = 16  # tokens at least for each neuron of the widest FFN, in what is solved in sequence
 
 
@@ -93,21 +95,27 @@ def judge_plans(
     Args:
         by_token: as for `solve`.
     """
-    images = problem.task.train.subset(min(config.calibration_images, SEARCHED))
-    made = [realise(problem.network, plan) for plan in plans]
-    if config.sequential:
-        slims = [
-            Slim(network, plan.kept_blocks, align=config.align, encode=plan.encode)
-            for network, plan in zip(made, plans, strict=True)
-        ]
-        how: Any = {"ridge": config.sequential_ridge, "quick": config.quick}
-        how["thinning"] = thinning(problem.network, len(images), PER_INPUT)
-        how["keep"] = keeping(problem, images, quick=config.quick)
-        solve_in_sequence(problem.network, slims, images, by_token, problem.passes, **how)
-    validation = problem.task.validation
+    base, validation = problem.network, problem.task.validation
+    enough = -(-SEARCHED_TOKENS // family_of(base).geometry(base).tokens)
+    images = problem.task.train.subset(min(config.calibration_images, enough))
     judge = Taught(validation, base_answers(problem, validation))
-    seen = (answers(network, validation, problem.columns, problem.passes) for network in made)
-    return [divergence(judge.answers, of_one) for of_one in seen]
+    how: Any = {"ridge": config.sequential_ridge, "quick": config.quick}
+    how["thinning"] = thinning(base, len(images), PER_INPUT)
+    how["keep"] = keeping(problem, images, quick=config.quick)
+    at_once = max(SWEPT_PARAMETERS // sum(p.numel() for p in base.parameters()), 1)
+    losses: list[float] = []
+    for first in range(0, len(plans), at_once):
+        some = plans[first : first + at_once]
+        made = [realise(base, plan) for plan in some]
+        if config.sequential:
+            slims = [
+                Slim(network, plan.kept_blocks, align=config.align, encode=plan.encode)
+                for network, plan in zip(made, some, strict=True)
+            ]
+            solve_in_sequence(base, slims, images, by_token, problem.passes, **how)
+        seen = (answers(network, validation, problem.columns, problem.passes) for network in made)
+        losses += [divergence(judge.answers, of_one) for of_one in seen]
+    return losses
 
 
 @dataclass(frozen=True)
