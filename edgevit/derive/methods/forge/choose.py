@@ -36,7 +36,7 @@ from edgevit.derive.methods.forge.curves import BlockCurves, moment_of
 from edgevit.derive.methods.forge.ladders import Ladder, containing, with_ladder, worthwhile
 from edgevit.derive.methods.forge.ladders import reason_against as no_tokens
 from edgevit.derive.methods.forge.menus import Goes, block_costs, block_menu
-from edgevit.derive.methods.forge.search import LEFT_OUT, MIXED, Sites, forced_to, mixed, search
+from edgevit.derive.methods.forge.search import LEFT_OUT, MIXED, Sites, forced_to, mixed_prices, search
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Problem
 from edgevit.derive.realise import realise
@@ -194,8 +194,8 @@ def choose(
             return judge([plan_of(config, blocks, curves, one.shape, one.embed) for one in some])
 
         stood_in = stand()
-        begun = [first, *(least(mixed(curves, stood_in, share)) for share in MIXED)]
-        prices = [tuple(known.site_losses.tolist()) for known in mixed(curves, stood_in, 0.5)]
+        begun = [first, *(least(mixed_prices(curves, stood_in, share)) for share in MIXED)]
+        prices = [tuple(known.site_losses.tolist()) for known in mixed_prices(curves, stood_in, 0.5)]
         best, solved = search(begun, forced, judged, prices, problem.progress)
         both = {AS_PREDICTED: first, "search_sites": best}
         if (best.stay, best.width) == (first.stay, first.width):

@@ -38,7 +38,7 @@ class Planned(Protocol):
 P = TypeVar("P", bound=Planned)
 
 
-def mixed(curves: Sequence[BlockCurves], stood_in: Sequence[BlockCurves], share: float) -> list[BlockCurves]:
+def mixed_prices(curves: Sequence[BlockCurves], stood_in: Sequence[BlockCurves], share: float) -> list[BlockCurves]:
     """The curves with geometric means of both prices: `share` of those with stand-ins."""
 
     def mean(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
