@@ -136,8 +136,8 @@ TEXT = """## Where only fewer sites are faster
 
 Photographs of clothes. By a cost table that is made up, of a device on which nine tenths of a site's time are the same
 whatever its widths, as nearly on a GPU that one image is far from filling: budgets in shares of what the base takes.
-Top-1 on `val/`, and points below the base restricted to the classes, means over seeds {seeds}; attentions and FFNs that
-are left of {sites}, with the first seed.
+Top-1 on `val/`, and points below the base restricted to the classes, means over seeds {seeds}, and of the first alone
+where there is no interval; attentions and FFNs that are left of {sites}, with the first seed.
 """
 
 
@@ -146,7 +146,8 @@ def section(data: dict[str, Any] | None) -> str:
     if data is None or not data["rows"]:
         return ""
     lines, seeds = [], sorted({row["seed"] for row in data["rows"]})
-    for (kind, share, task), of in grouped(data["rows"], "kind", "share", "task").items():
+    by_place = sorted(grouped(data["rows"], "kind", "share", "task").items(), key=lambda pair: pair[0])
+    for (kind, share, task), of in by_place:
         cells = [f"{'distilled' if KINDS[kind] else 'closed form'}, {share:g}, {task} classes"]
         for variant in VARIANTS:
             found = picked(of, variant=variant)
@@ -164,7 +165,7 @@ def section(data: dict[str, Any] | None) -> str:
         for part in (
             head,
             commits_told({**row, "method": "forge"} for row in data["rows"]),
-            table(titles, sorted(lines)),
+            table(titles, lines),
         )
         if part
     )
