@@ -36,7 +36,7 @@ from edgevit.derive.methods.forge.curves import BlockCurves, moment_of
 from edgevit.derive.methods.forge.ladders import Ladder, containing, with_ladder, worthwhile
 from edgevit.derive.methods.forge.ladders import reason_against as no_tokens
 from edgevit.derive.methods.forge.menus import Goes, block_costs, block_menu
-from edgevit.derive.methods.forge.search import LEFT_OUT, MIXED, Sites, forced_to, mixed_prices, search
+from edgevit.derive.methods.forge.search import LEFT_OUT, MIXED, Sites, forced_to, mixed_prices, priced, search
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derive.problem import Problem
 from edgevit.derive.realise import realise
@@ -51,7 +51,8 @@ NEXT_TO_NOTHING = 3e-4  # nats: where a width is predicted to lose no more, no o
 MOST_MEASURED = 4  # widths of the embedding that are realised, and their loss measured
 AS_PREDICTED = "as predicted"
 
-Sliced = Callable[[int | None], EmbedPlan | None]  # the plan of an embedding of this width; None: it stays
+# The plan of an embedding of this width, and the nats that it loses by itself; None: it stays.
+Sliced = Callable[[int | None], tuple[EmbedPlan | None, float]]
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,11 @@ def choose(
         def forced(stay: Sites, width: int | None) -> Chosen | None:
             with suppress(BudgetError):
                 shape = spend(forced_to(curves, stay), whole if width is None else width)
-                plan = Chosen(shape, sliced(width), first.facts if width is None else {**first.facts, "embed": width})
+                embed, nats = sliced(width)
+                assert shape.predicted_nats is not None
+                nats += shape.predicted_nats + priced(curves, stay)
+                facts = first.facts if width is None else {**first.facts, "embed": width}
+                plan = Chosen(replace(shape, predicted_nats=nats), embed, facts)
                 return plan if plan.stay == stay else None
             return None
 
@@ -206,7 +211,7 @@ def choose(
         return Chosen(spend(curves, whole), None, {})
 
     if not config.cuts_embedding:
-        return found(unsliced, lambda _: None)
+        return found(unsliced, lambda _: (None, 0.0))
     all_stay = no_tokens(problem, config)
     if all_stay is not None and config.cut_tokens == "predicted":
         problem.progress.note(f"all tokens stay: {all_stay}")
@@ -215,7 +220,7 @@ def choose(
     if (stays := reason_against(problem, config.calibration_images)) is not None:
         problem.progress.note(f"the embedding stays as it is: {stays}")
         if not leave and not may_leave:
-            return found(unsliced, lambda _: None)
+            return found(unsliced, lambda _: (None, 0.0))
     allowed = [whole] if stays is not None else embed_widths(
         network, problem.policy, config.embed_width, "forge", problem.budget.least_embed
     )  # fmt: skip
@@ -227,8 +232,11 @@ def choose(
         rungs = _rungs(allowed, slices, ladders, spent, balanced_width(network, problem.budget))
         return _measured(problem, slices, rungs, lambda shape, embed: plan_of(config, blocks, curves, shape, embed))
 
+    def sliced(width: int | None) -> tuple[EmbedPlan | None, float]:
+        return (None, 0.0) if width is None else (slices.plan(width), slices.nats(width))
+
     ladders: list[tuple[Ladder | None, float]] = [(None, 0.0), *(_leaving(problem, slices) if leave else [])]
-    choices = found(partial(least, ladders), lambda width: None if width is None else slices.plan(width))
+    choices = found(partial(least, ladders), sliced)
     if may_leave and not choices[AS_PREDICTED].loses_little and (leaving := _leaving(problem, slices)):
         with suppress(BudgetError):  # blocks behind which tokens leave have to stay
             choices["cut_tokens"] = least(leaving, curves)

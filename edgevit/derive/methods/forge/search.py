@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from math import isfinite
 from typing import Protocol, TypeVar
 
 import torch
@@ -68,6 +69,19 @@ def forced_to(curves: Sequence[BlockCurves], stay: Sites) -> list[BlockCurves]:
         )
         for known, (attention, ffn) in zip(curves, stay, strict=True)
     ]
+
+
+def priced(curves: Sequence[BlockCurves], stay: Sites) -> float:
+    """What the sites that go lose by themselves, in nats: both of a block together."""
+    nats = 0.0
+    for known, (attention, ffn) in zip(curves, stay, strict=True):
+        without_attention, without_ffn = known.site_losses.tolist()
+        if not attention and not ffn:
+            nats += float(known.block_loss)
+        elif not (attention and ffn):
+            lost = without_ffn if attention else without_attention
+            nats += lost if isfinite(lost) else 0.0  # a site that the base has not loses nothing
+    return nats
 
 
 def near(stay: Sites, prices: Sequence[tuple[float, float]]) -> list[Sites]:

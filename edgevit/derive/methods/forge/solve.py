@@ -106,15 +106,16 @@ def judge_plans(
     losses: list[float] = []
     for first in range(0, len(plans), at_once):
         some = plans[first : first + at_once]
-        made = [realise(base, plan) for plan in some]
+        made = [realise(base, without_tokens(plan)) for plan in some]
         if config.sequential:
             slims = [
                 Slim(network, plan.kept_blocks, align=config.align, encode=plan.encode)
                 for network, plan in zip(made, some, strict=True)
             ]
             solve_in_sequence(base, slims, images, by_token, problem.passes, **how)
-        seen = (answers(network, validation, problem.columns, problem.passes) for network in made)
-        losses += [divergence(judge.answers, of_one) for of_one in seen]
+        for network, plan in zip(made, some, strict=True):
+            seen = answers(leave_tokens(network, plan), validation, problem.columns, problem.passes)
+            losses.append(divergence(judge.answers, seen))
     return losses
 
 

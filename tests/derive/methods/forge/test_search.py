@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import timm
+import torch
 from launch_bound import cost_table
 from small_base import ARGS, NAME, derive
 
-from edgevit.derive.methods.forge.search import AT_ONCE, ROUNDS, Sites, near, search
+from edgevit.derive.methods.forge.search import AT_ONCE, ROUNDS, Sites, near, priced, search
 from edgevit.models.families import vit
 from edgevit.progress import Silent
 
@@ -59,6 +63,15 @@ def test_it_goes_from_plan_to_plan_until_none_near_is_better() -> None:
     assert asked[0] == 2 and len(asked) <= 1 + ROUNDS and max(asked) <= AT_ONCE
     alone, _ = search([Plan(of_sites(3, 4, 5))], lambda *_: None, judge, PRICES, Silent())
     assert alone == Plan(of_sites(3, 4, 5)), "the budget allows no other"
+
+
+def test_what_goes_is_priced_block_by_block() -> None:
+    def block(whole: float, *sites: float) -> SimpleNamespace:
+        return SimpleNamespace(block_loss=torch.tensor([whole]), site_losses=torch.tensor(sites))
+
+    known: Any = [block(5.0, 1.0, 2.0), block(7.0, 3.0, 4.0), block(9.0, inf, inf)]
+    assert priced(known, ((True, True), (True, False), (False, True))) == 4.0
+    assert priced(known, ((False, False), (False, True), (False, False))) == 5.0 + 3.0 + 9.0
 
 
 @pytest.mark.parametrize("searched", [True, False])
