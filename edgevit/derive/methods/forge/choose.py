@@ -148,6 +148,76 @@ class Chosen:
         return nats is not None and nats < LITTLE
 
 
+@dataclass(frozen=True)
+class _Spending:
+    """How the budget is spent on a network; as for `choose`."""
+
+    problem: Problem
+    config: Config
+    blocks: Sequence[Block]
+    curves: Sequence[BlockCurves]
+    stand: Callable[[], Sequence[BlockCurves]]
+    judge: Callable[[Sequence[Plan]], list[float]]
+
+    @property
+    def whole(self) -> int:
+        return family_of(self.problem.network).geometry(self.problem.network).embed
+
+    def shape(self, curves: Sequence[BlockCurves], width: int, ladder: Ladder | None = None) -> ChosenShape:
+        """The shape of least loss by these curves at this width of the embedding.
+
+        Raises:
+            BudgetError: none reaches the budget.
+        """
+        geometry = geometry_at(self.problem.network, width)
+        return _allocated(self.problem, self.config, self.blocks, curves, geometry, ladder)
+
+    def unsliced(self, curves: Sequence[BlockCurves]) -> Chosen:
+        """That of the whole embedding."""
+        return Chosen(self.shape(curves, self.whole), None, {})
+
+    def plan(self, shape: ChosenShape, embed: EmbedPlan | None) -> Plan:
+        return plan_of(self.config, self.blocks, self.curves, shape, embed)
+
+    def found(self, least: Callable[[Sequence[BlockCurves]], Chosen], sliced: Sliced) -> dict[str, Chosen]:
+        """The plan of least loss, and where it leaves out many sites what a search from it comes to.
+
+        Args:
+            least: the plan of least loss by curves.
+        """
+        first = least(self.curves)
+        if first.loses_little or not self.config.searches_sites or self.problem.budget.at_least is not None:
+            return {AS_PREDICTED: first}
+        there = [site for block in self.blocks for site in (block.attention, block.ffn) if site is not None]
+        if sum(map(sum, first.stay)) > (1 - LEFT_OUT) * len(there):
+            return {AS_PREDICTED: first}
+
+        def judged(some: Sequence[Chosen]) -> list[float]:
+            return self.judge([self.plan(one.shape, one.embed) for one in some])
+
+        stood_in = self.stand()
+        begun = [first, *(least(mixed_prices(self.curves, stood_in, share)) for share in MIXED)]
+        prices = [tuple(known.site_losses.tolist()) for known in mixed_prices(self.curves, stood_in, 0.5)]
+        best, solved = search(begun, partial(self._forced, first, sliced), judged, prices, self.problem.progress)
+        both = {AS_PREDICTED: first, "search_sites": best}
+        if (best.stay, best.width) == (first.stay, first.width):
+            del both["search_sites"]
+        return {name: replace(one, facts={**one.facts, "plans_solved": solved}) for name, one in both.items()}
+
+    def _forced(self, first: Chosen, sliced: Sliced, stay: Sites, width: int | None) -> Chosen | None:
+        """The plan with exactly these sites at this width, with facts of `first`; None: the budget is not enough."""
+        try:
+            shape = self.shape(forced_to(self.curves, stay), self.whole if width is None else width)
+        except BudgetError:
+            return None
+        embed, nats = sliced(width)
+        assert shape.predicted_nats is not None
+        nats += shape.predicted_nats + priced(self.curves, stay)
+        facts = first.facts if width is None else {**first.facts, "embed": width}
+        plan = Chosen(replace(shape, predicted_nats=nats), embed, facts)
+        return plan if plan.stay == stay else None
+
+
 def choose(
     problem: Problem,
     config: Config,
@@ -170,48 +240,10 @@ def choose(
         BudgetError: what the embedding, the tokens and the blocks may give do not reach it together.
     """
     network = problem.network
-    whole = family_of(network).geometry(network).embed
-
-    def spend(curves: Sequence[BlockCurves], width: int, ladder: Ladder | None = None) -> ChosenShape:
-        return _allocated(problem, config, blocks, curves, geometry_at(network, width), ladder)
-
-    def found(least: Callable[[Sequence[BlockCurves]], Chosen], sliced: Sliced) -> dict[str, Chosen]:
-        """The plan of least loss, and where it leaves out many sites what a search from it comes to."""
-        first = least(curves)
-        if first.loses_little or not config.searches_sites or problem.budget.at_least is not None:
-            return {AS_PREDICTED: first}
-        there = [site for block in blocks for site in (block.attention, block.ffn) if site is not None]
-        if sum(map(sum, first.stay)) > (1 - LEFT_OUT) * len(there):
-            return {AS_PREDICTED: first}
-
-        def forced(stay: Sites, width: int | None) -> Chosen | None:
-            with suppress(BudgetError):
-                shape = spend(forced_to(curves, stay), whole if width is None else width)
-                embed, nats = sliced(width)
-                assert shape.predicted_nats is not None
-                nats += shape.predicted_nats + priced(curves, stay)
-                facts = first.facts if width is None else {**first.facts, "embed": width}
-                plan = Chosen(replace(shape, predicted_nats=nats), embed, facts)
-                return plan if plan.stay == stay else None
-            return None
-
-        def judged(some: Sequence[Chosen]) -> list[float]:
-            return judge([plan_of(config, blocks, curves, one.shape, one.embed) for one in some])
-
-        stood_in = stand()
-        begun = [first, *(least(mixed_prices(curves, stood_in, share)) for share in MIXED)]
-        prices = [tuple(known.site_losses.tolist()) for known in mixed_prices(curves, stood_in, 0.5)]
-        best, solved = search(begun, forced, judged, prices, problem.progress)
-        both = {AS_PREDICTED: first, "search_sites": best}
-        if (best.stay, best.width) == (first.stay, first.width):
-            del both["search_sites"]
-        return {name: replace(one, facts={**one.facts, "plans_solved": solved}) for name, one in both.items()}
-
-    def unsliced(curves: Sequence[BlockCurves]) -> Chosen:
-        return Chosen(spend(curves, whole), None, {})
+    spending = _Spending(problem, config, blocks, curves, stand, judge)
 
     if not config.cuts_embedding:
-        return found(unsliced, lambda _: (None, 0.0))
+        return spending.found(spending.unsliced, lambda _: (None, 0.0))
     all_stay = no_tokens(problem, config)
     if all_stay is not None and config.cut_tokens == "predicted":
         problem.progress.note(f"all tokens stay: {all_stay}")
@@ -220,23 +252,23 @@ def choose(
     if (stays := reason_against(problem, config.calibration_images)) is not None:
         problem.progress.note(f"the embedding stays as it is: {stays}")
         if not leave and not may_leave:
-            return found(unsliced, lambda _: (None, 0.0))
-    allowed = [whole] if stays is not None else embed_widths(
+            return spending.found(spending.unsliced, lambda _: (None, 0.0))
+    allowed = [spending.whole] if stays is not None else embed_widths(
         network, problem.policy, config.embed_width, "forge", problem.budget.least_embed
     )  # fmt: skip
     how = {"fitted": config.fit_decoders, "quick": config.quick}
     slices = Slices(problem, config.calibration_images, config.sensitivity_images, tokens, **how)
 
     def least(ladders: Sequence[tuple[Ladder | None, float]], curves: Sequence[BlockCurves]) -> Chosen:
-        spent = partial(spend, curves)
+        spent = partial(spending.shape, curves)
         rungs = _rungs(allowed, slices, ladders, spent, balanced_width(network, problem.budget))
-        return _measured(problem, slices, rungs, lambda shape, embed: plan_of(config, blocks, curves, shape, embed))
+        return _measured(problem, slices, rungs, spending.plan)
 
     def sliced(width: int | None) -> tuple[EmbedPlan | None, float]:
         return (None, 0.0) if width is None else (slices.plan(width), slices.nats(width))
 
     ladders: list[tuple[Ladder | None, float]] = [(None, 0.0), *(_leaving(problem, slices) if leave else [])]
-    choices = found(partial(least, ladders), sliced)
+    choices = spending.found(partial(least, ladders), sliced)
     if may_leave and not choices[AS_PREDICTED].loses_little and (leaving := _leaving(problem, slices)):
         with suppress(BudgetError):  # blocks behind which tokens leave have to stay
             choices["cut_tokens"] = least(leaving, curves)
