@@ -231,6 +231,15 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
     if curve:
         yield f"Against images seen, {sizes[0]} classes, rate {PUBLISHED_RATE:g}, seed {SEEDS[0]}:\n"
         yield table(["", *(f"{steps * BATCH} images" for steps in lengths)], lines)
+    if gpu := [told for name in WAYS if (told := _on_gpu(name, picked([*curve, *full], variant=name)))]:
+        told = f"Trained on a GPU: {'; '.join(gpu)}."
+        yield "\n".join(textwrap.wrap(told, 118)) + "\n"
+
+
+def _on_gpu(name: str, rows: Iterable[Row]) -> str:
+    """Which rows of one way were trained on a GPU: "name (lengths)"; nothing where none was."""
+    steps = sorted({row["steps"] for row in rows if row.get("device")})
+    return f"{name} ({', '.join(map(str, steps))} steps)" if steps else ""
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ PARTS = {"cut": "nothing trained", "distilled": f"distilled alike, {STEPS} steps
 INTRODUCTION = """## In short
 
 Forge, equal MACs, shapes that fuse; small bases trained by the project, and no ImageNet result. Nothing of this ran on
-a Jetson or a GPU. Which code the rows are of, seeds and ranges are in the sections below.
+a Jetson. Which code the rows are of, which were trained on a GPU, seeds and ranges are in the sections below.
 
 """
 BELOW = "Points of top-1 below the base restricted to the classes; mean of so many derivations, of three sub-tasks:\n"
