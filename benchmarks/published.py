@@ -11,8 +11,8 @@ Vulcan's rule gives as many passes over a task's images as its paper trained for
 method that trains gets that length. Vulcan and NuWa are there with the choices of their papers, too, and the
 super-network is trained for that length once, for all of its sizes. The first sub-task has three seeds, the others one;
 at the rate that tells most, runs of a sixteenth and a quarter of the length show what it is worth. The learning rate is
-chosen for each method on the validation part, in runs of a quarter of the length. Accuracy is reported on `val/`, which
-no derivation ever sees.
+chosen for each method on the validation part, in runs of a quarter of the length: by the loss there, or by top-1 for
+the methods that tell no loss. Accuracy is reported on `val/`, which no derivation ever sees.
 """
 
 from __future__ import annotations
@@ -131,14 +131,20 @@ def tuning(base: str, names: Iterable[str], steps: int, task: int) -> Iterator[C
 
 
 def chosen_lr(rows: Iterable[Row], base: str, name: str) -> float:
-    """The learning rate of the run that is best on the validation part; the middle one where there is none."""
+    """The learning rate of the run that is best on the validation part; the middle one where there is none.
+
+    By the loss there, where a method's training is watched by it: a tenth of a task's images tells top-1 to a point or
+    two at best, which is more than learning rates differ by.
+    """
     way = WAYS[name]
     runs = [row for row in rows if (row["table"], row["data"], row["variant"]) == (TUNING, base, name)]
     if not way.trained or not runs:
         return LRS[0]
 
     def validated(row: Row) -> float:
-        seen = row["validation"]
+        seen, loss = row["validation"], row["facts"].get("loss_validation_trained")
+        if loss is not None:
+            return -float(loss)
         return float(seen["trained"] if seen["pruned"] is None else seen["pruned"])
 
     return float(max(runs, key=validated)["lr"])
@@ -171,12 +177,12 @@ def cases(
 
 TEXT = (
     "{ran} of the {ways} rows that there can be were run. A method that trains sees as many images as Vulcan's own "
-    "rule gives it (up to {most} steps of {batch}), "
-    "at its own learning rate of {lrs}, chosen on the validation part in runs of a quarter of the length. As "
-    "published: the choices of the paper, which keep every head and block; Vulcan's shapes are `paper`, and it "
-    "learns from labels; NuWa trains masks for 10,000 steps of one image and nothing else. Rivals are distilled "
-    "as forge is, each with its own rule of warm-up. {top1}{seeds} of the first sub-task, one of the others. "
-    "{images}Empty: out of reach, or not run."
+    "rule gives it (up to {most} steps of {batch}), at its own learning rate of {lrs}, chosen on the validation part "
+    "in runs of a quarter of the length: by the loss, or by top-1 where a method tells no loss. As published: the "
+    "choices of the paper, which keep every head and block; Vulcan's shapes are `paper`, and it learns from labels; "
+    "NuWa trains masks for 10,000 steps of one image and nothing else. Rivals are distilled as forge is, each with "
+    "its own rule of warm-up. {top1}{seeds} of the first sub-task, one of the others. {images}Empty: out of reach, or "
+    "not run."
 )
 
 

@@ -40,7 +40,7 @@ def row(case: accuracy.Case, **changed: Any) -> dict[str, Any]:
     return {
         **asdict(case), "base_sha256": "b", "base_top1": 0.9, "accuracy": {**accuracies, "derived": 0.8},
         "validation": {"trained": case.lr, "pruned": None}, "images_seen": case.steps * case.batch_size,
-        "test_images": 600, **changed,
+        "test_images": 600, "facts": {}, **changed,
     }  # fmt: skip
 
 
@@ -90,6 +90,15 @@ def test_the_learning_rate_is_that_of_the_best_run_on_the_validation_part() -> N
     assert {case.lr for case in cases("demo", rows) if case.variant == "forge"} == {max(published.LRS)}
 
 
+def test_it_is_that_of_the_least_loss_there_where_a_loss_is_told_whatever_few_images_make_of_top1() -> None:
+    tried = list(published.tuning("demo", ["corp"], 400, 4))
+    rows = [
+        row(case, validation={"trained": top1, "pruned": None}, facts={"loss_validation_trained": loss})
+        for case, top1, loss in zip(tried, (0.93, 0.94, 0.93), (0.06, 0.10, 0.05), strict=True)
+    ]
+    assert published.chosen_lr(rows, "demo", "corp") == tried[2].lr
+
+
 def test_tables_show_what_is_there() -> None:
     rows = [row(case) for case in cases("demo") if case.variant in ("forge", "vulcan, as published")]
     told = published.section({"rows": dict(enumerate(rows))})
@@ -107,7 +116,9 @@ def test_tables_show_what_is_there() -> None:
 def test_photographs_are_not_called_rendered() -> None:
     rows = [row(case) for case in cases("fashion") if case.variant == "forge"]
     told = published.section({"rows": dict(enumerate(rows))})
-    assert told.startswith("## At published length, photographs of clothes\n") and "Photographs of ten kinds" in told
+    assert told.startswith(
+        "## At published length, photographs of clothes\n"
+    ) and "Photographs of ten kinds" in " ".join(told.split())
     assert "rendered" not in told and "| 5 classes, forge |" in told
 
 
