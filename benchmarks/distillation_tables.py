@@ -15,7 +15,7 @@ STATES = """## Distillation of closed-form weights
 Every recipe trains copies of one closed form of forge (`fused`), {steps} steps of {batch_size} images, learning rate at
 most {lr:g}, and is looked at {looks} times. Top-1 on {images} of each class, rendered for this table alone; points
 against the closed form, on the same images; loss against the restricted base, likewise. `before`: warm-up, clipping and
-the rate's limit off, as in all of `accuracy.json` above. `gentle`: the defaults now. Mean and range over seeds {seeds}.
+the rate's limit off, as in all of `accuracy.json`. `gentle`: the defaults now. Mean and range over seeds {seeds}.
 """
 
 

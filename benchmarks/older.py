@@ -26,12 +26,12 @@ EVERY, PHOTOGRAPHS, HARDER = (f"[{name}]" for name in TITLES)
 NEWEST = f"{PHOTOGRAPHS} and {HARDER}"
 
 
-def _anchor(title: str) -> str:
+def anchor(title: str) -> str:
     """As GitHub names the heading."""
     return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c == "-")
 
 
-LINKS = "\n".join(f"[{name}]: #{_anchor(title)}" for name, title in TITLES.items())
+LINKS = "\n".join(f"[{name}]: #{anchor(title)}" for name, title in TITLES.items())
 
 
 def base_today() -> str | None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -338,49 +340,66 @@ def main() -> None:
     parser.add_argument("--accuracy", type=Path, default=HERE / "results" / "accuracy.json", help="of a trial")
     given = parser.parse_args()
     data = json.loads(given.accuracy.read_text()) if given.accuracy.is_file() else None
-    sections = [
-        summary.section(),
-        accuracy_tables.section(data, load("attention"), given.out.parent),
-        dimensions.section(load("dimensions"), dimensions.RENDERED),
-        dimensions.section(load("dimensions_fine"), dimensions.FINE, load("dimensions_fine_before")),
-        accuracy_tables.other_base_section(load("accuracy_fine"), "the harder base"),
-        dimensions.section(load("dimensions_fashion"), dimensions.FASHION, load("dimensions_fashion_before")),
-        accuracy_tables.other_base_section(load("accuracy_fashion"), "photographs"),
-        *(accuracy_tables.attention_table(load(f"attention_{base}")) for base in ("fashion", "fine", "demo")),
-        rivals.section(load("rivals"), rivals.RENDERED),
-        rivals.section(load("rivals_fine"), rivals.FINE),
-        rivals.section(load("rivals_fashion"), rivals.FASHION),
-        *(published.section(load(f"published{base}")) for base in ("", "_fine", "_fashion")),
-        ablations.section(load("ablations")),
-        ablations.section(load("ablations_fine")),
-        *(ablations.section(load(f"ablations_{base}")) for base in ("rendered", "demo")),
-        *(dropout.section(load(f"dropout{base}")) for base in ("", "_fine", "_fashion", "_demo")),
-        *(embedding.section(load(f"embedding{base}")) for base in ("", "_fine", "_fashion")),
-        agnostic.section(load("agnostic")),
-        attention.section(load("criteria")),
-        neurons.section(load("neurons")),
-        distillation_tables.states(),
-        *(distillation_tables.recipes(base) for base in distillation_tables.DATA),
-        cost(),
-        closed_form(),
-        forge(),
-        allocation(),
-        supernet(),
-        many(),
-        hostile(load("hostile")),
-        shapes(),
-        prove.section(load("prove")),
-        turns.section(load("turns")),
-        predictions.section(load("predictions")),
-        *(heart_tables.section(load(f"heart{base}")) for base in ("", "_rendered", "_fine", "_fashion")),
-        meet.section(load("meet")),
-        equal_latency.section(load("equal_latency")),
-        launch_bound.section(load("launch_bound")),
-        efficiency.section(load("efficiency")),
-        axes.section(load("axes")),
-        first_base.section(),
-    ]
-    given.out.write_text("\n".join([HEAD, *(part for part in sections if part)]))
+    bases = ("fashion", "fine", "demo", "rendered")
+    parts = {
+        "What forge loses": [
+            dimensions.section(load("dimensions_fashion"), dimensions.FASHION, load("dimensions_fashion_before")),
+            accuracy_tables.other_base_section(load("accuracy_fashion"), "photographs"),
+            dimensions.section(load("dimensions_fine"), dimensions.FINE, load("dimensions_fine_before")),
+            accuracy_tables.other_base_section(load("accuracy_fine"), "the harder base"),
+            *(accuracy_tables.attention_table(load(f"attention_{base}")) for base in ("fashion", "fine", "demo")),
+            dimensions.section(load("dimensions"), dimensions.RENDERED),
+            *(embedding.section(load(f"embedding{base}")) for base in ("_fashion", "_fine", "")),
+            launch_bound.section(load("launch_bound")),
+            *(distillation_tables.recipes(base) for base in distillation_tables.DATA),
+            agnostic.section(load("agnostic")),
+        ],
+        "Rivals": [
+            rivals.section(load("rivals_fashion"), rivals.FASHION),
+            rivals.section(load("rivals_fine"), rivals.FINE),
+            rivals.section(load("rivals"), rivals.RENDERED),
+            *(published.section(load(f"published{base}")) for base in ("_fashion", "_fine", "")),
+        ],
+        "The papers' tables": [
+            ablations.section(load("ablations")),
+            *(ablations.section(load(f"ablations_{base}")) for base in bases[1:]),
+            *(dropout.section(load(f"dropout{base}")) for base in ("_fashion", "_fine", "_demo", "")),
+            *(heart_tables.section(load(f"heart{base}")) for base in ("_fashion", "_fine", "_rendered", "")),
+            attention.section(load("criteria")),
+            neurons.section(load("neurons")),
+            efficiency.section(load("efficiency")),
+        ],
+        "Latency and budgets": [
+            axes.section(load("axes")),
+            shapes(),
+            meet.section(load("meet")),
+            equal_latency.section(load("equal_latency")),
+            predictions.section(load("predictions")),
+            prove.section(load("prove")),
+            turns.section(load("turns")),
+        ],
+        "What derivations cost": [
+            forge(), cost(), closed_form(), allocation(), supernet(), many(), hostile(load("hostile")),
+        ],
+        "Older": [
+            accuracy_tables.section(data, load("attention"), given.out.parent),
+            distillation_tables.states(),
+            first_base.section(),
+        ],
+    }  # fmt: skip
+    there = {title: [section for section in sections if section] for title, sections in parts.items()}
+    told = [HEAD, summary.section(), contents(there), *(section for part in there.values() for section in part)]
+    given.out.write_text("\n".join(filter(None, told)))
+
+
+def contents(parts: Mapping[str, Sequence[str]]) -> str:
+    """The headings of every part, as links."""
+    lines = ["## Contents\n"]
+    for title, sections in parts.items():
+        headings = re.findall(r"^## (.+)$", "\n".join(sections), re.MULTILINE)
+        if headings:
+            lines += [f"**{title}**\n", *(f"- [{name}](#{older.anchor(name)})" for name in headings), ""]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
@@ -265,11 +266,27 @@ def test_each_base_s_section_is_titled_by_its_base() -> None:
     told = accuracy_tables.other_base_section(data, "the harder base")
     assert told.startswith("### The papers' methods on the harder base\n") and "| 0.8 | vulcan | fused |" in told
     assert accuracy_tables.other_base_section(None, "photographs") == ""
-    script = Path(results.__file__).read_text()
-    for name in ("accuracy_fine", "ablations_fine"):
-        assert f'load("{name}")' in script
-    for name in ("ablations", "attention", "dropout"):  # what their options write is shown
-        assert re.search(rf"load\(f\"{name}_?{{base}}\"\)\) for base in .*demo", script), name
+
+
+def test_what_the_scripts_write_of_any_base_is_shown_and_contents_link_to_every_section(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[str] = set()
+
+    def load(name: str) -> Any:
+        asked.add(name)
+        return tables.load(name)
+
+    monkeypatch.setattr(results, "load", load)
+    monkeypatch.setattr(sys, "argv", ["results.py", "--out", str(tmp_path / "RESULTS.md")])
+    results.main()
+    for name in ("ablations", "accuracy", "attention", "dropout"):
+        of = (f"{name}_fine", *([] if name == "accuracy" else [f"{name}_demo"]))
+        assert asked.issuperset(of), of
+    told = (tmp_path / "RESULTS.md").read_text()
+    headings = re.findall(r"^## (.+)$", told, re.MULTILINE)
+    links = re.findall(r"^- \[.+\]\(#(.+)\)$", told, re.MULTILINE)
+    assert links == [older.anchor(name) for name in headings if name not in ("In short", "Contents")]
 
 
 def test_the_summary_names_the_rival_that_comes_nearest_over_pairs_of_both() -> None:
