@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -183,3 +183,10 @@ def train_for(
             keep=keep,
             folder=problem.folder / "train",
         )
+
+
+def facts_of_training(problem: Problem, stage: str, done: int) -> dict[str, object]:
+    """What a record says of a training in which `train_for` kept the best state: its steps, and how it came out."""
+    outcome = problem.history.outcome(stage)
+    steps = {"reused": problem.cache.reused, "steps": done, "steps_planned": problem.training.steps}
+    return {**steps, **(asdict(outcome) if outcome else {})}

@@ -5,7 +5,7 @@ Such a method says what every unit is worth; the units that go are left out, and
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -19,7 +19,14 @@ from edgevit.derive.allocate.ranking import AttentionUnits, Grouping, Ranked, Un
 from edgevit.derive.embedding import geometry_at
 from edgevit.derive.measure.importance import Scores
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
-from edgevit.derive.problem import Derived, Problem, accuracy_on_validation, distillation_for, train_for
+from edgevit.derive.problem import (
+    Derived,
+    Problem,
+    accuracy_on_validation,
+    distillation_for,
+    facts_of_training,
+    train_for,
+)
 from edgevit.derive.reach import Cuts
 from edgevit.derive.realise import realise
 from edgevit.models.cost import Geometry
@@ -108,13 +115,9 @@ def finish(problem: Problem, options: TeacherOptions, plan: Plan, **found: objec
     before = accuracy_on_validation(problem, slim).top1
     distillation = distillation_for(problem, options, embed=plan.embed)
     done = train_for(problem, slim, distillation=distillation, keep="best")
-    outcome = problem.history.outcome("train")
     facts: dict[str, object] = {
-        "reused": problem.cache.reused,
-        "steps": done,
-        "steps_planned": problem.training.steps,
+        **facts_of_training(problem, "train", done),
         "accuracy_validation_cut": before,
-        **(asdict(outcome) if outcome else {}),
         "kept_blocks": plan.kept_blocks,
         "kept_heads": [[] if b.attention is None else list(b.attention.heads) for b in plan.blocks],
         **({} if plan.embed is None else {"embed": plan.embed.width}),

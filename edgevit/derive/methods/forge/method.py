@@ -46,7 +46,14 @@ from edgevit.derive.methods.forge.ladders import ladders
 from edgevit.derive.methods.forge.measured import measure_losses, measure_stood_in
 from edgevit.derive.methods.forge.solve import judge_plans, solve
 from edgevit.derive.methods.forge.streams import keeping, show_stream
-from edgevit.derive.problem import Derived, Problem, accuracy_on_validation, distillation_for, train_for
+from edgevit.derive.problem import (
+    Derived,
+    Problem,
+    accuracy_on_validation,
+    distillation_for,
+    facts_of_training,
+    train_for,
+)
 from edgevit.derive.reach import Asked, Cuts, check_embed_width
 from edgevit.models.anatomy import Block, Ffn
 from edgevit.models.families import family_of
@@ -332,13 +339,9 @@ def derive(problem: Problem, config: Config) -> Derived:
     felt = [of_ffn for _, of_ffn in by_token] if config.by_loss else None
     distillation = distillation_for(problem, config, plan.embed, plan.kept_blocks, felt)
     done = train_for(problem, slim, stage="distil", distillation=distillation, keep="best")
-    outcome = problem.history.outcome("distil")
     facts: dict[str, object] = {
-        "reused": problem.cache.reused,
-        "steps": done,
-        "steps_planned": problem.training.steps,
+        **facts_of_training(problem, "distil", done),
         "accuracy_validation_closed_form": validation,
-        **(asdict(outcome) if outcome else {}),
         "predicted_nats": shape.predicted_nats,
         "tried": {name: asdict(tried) for name, tried in solved.tried.items()},
         **chosen.facts,

@@ -20,7 +20,7 @@ after 15 epochs without a better state, where here all steps are done and the be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, inf
 from typing import Literal
@@ -36,7 +36,14 @@ from edgevit.derive.methods.heart.choose import Candidates, PruningLevels, Ratio
 from edgevit.derive.methods.heart.gates import Closing, ClosingGates, head_gates
 from edgevit.derive.methods.heart.scores import Gated, HessianScores, Labels, Taylor, measure_scores
 from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
-from edgevit.derive.problem import Derived, Problem, accuracy_on_validation, distillation_for, train_for
+from edgevit.derive.problem import (
+    Derived,
+    Problem,
+    accuracy_on_validation,
+    distillation_for,
+    facts_of_training,
+    train_for,
+)
 from edgevit.derive.reach import Asked, Cuts
 from edgevit.derive.realise import realise
 from edgevit.errors import OptionError
@@ -226,13 +233,9 @@ def _trained(
             distillation = replace(distillation, compared=watched.prefix)
         done = train_for(problem, base, stage="finetune", constraint=watched, distillation=distillation, keep="best")
         slim = watched.pruned()
-    outcome = problem.history.outcome("finetune")
     facts: dict[str, object] = {
-        "reused": problem.cache.reused,
-        "steps": done,
-        "steps_planned": problem.training.steps,
+        **facts_of_training(problem, "finetune", done),
         "accuracy_validation_cut": before,
-        **(asdict(outcome) if outcome else {}),
         "predicted_nats": candidates.lost(choice),
         "tokens": candidates.geometry.reaching(dims),
         "kept_heads": kept,
