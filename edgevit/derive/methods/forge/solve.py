@@ -30,6 +30,7 @@ from edgevit.models.families import family_of
 # Another plan has to lose less than this share of what the first does: a model that tokens leave is none of timm's own.
 CLEARLY = 0.9
 SEARCHED_TOKENS = 6400  # for which plans are solved that a search judges
+JUDGED_TOKENS = 50_000  # of the validation images, by which it judges them: 250 images of a DeiT
 SWEPT_PARAMETERS = 10**8  # of a base whose plans are solved in one sweep, all plans together
 PER_INPUT = 16  # tokens at least for each neuron of the widest FFN, in what is solved in sequence
 
@@ -90,15 +91,17 @@ def solve(
 def judge_plans(
     problem: Problem, config: Config, by_token: Sequence[tuple[Tensor, Tensor]], plans: Sequence[Plan]
 ) -> list[float]:
-    """KL(base || network) on the validation images of each plan's network, solved for some of the images.
+    """KL(base || network) on some of the validation images of each plan's network, solved for some of the others.
+
+    Answers are only compared here, of dozens of plans: so few images are looked at, in bf16 where that is quicker.
 
     Args:
         by_token: as for `solve`.
     """
-    base, validation = problem.network, problem.task.validation
-    enough = -(-SEARCHED_TOKENS // family_of(base).geometry(base).tokens)
-    images = problem.task.train.subset(min(config.calibration_images, enough))
-    judge = Taught(validation, base_answers(problem, validation))
+    base, tokens = problem.network, family_of(problem.network).geometry(problem.network).tokens
+    images = problem.task.train.subset(min(config.calibration_images, -(-SEARCHED_TOKENS // tokens)))
+    validation = problem.task.validation.subset(-(-JUDGED_TOKENS // tokens))
+    taught = base_answers(problem, validation)
     how: Any = {"ridge": config.sequential_ridge, "quick": config.quick}
     how["thinning"] = thinning(base, len(images), PER_INPUT)
     how["keep"] = keeping(problem, images, quick=config.quick)
@@ -114,8 +117,9 @@ def judge_plans(
             ]
             solve_in_sequence(base, slims, images, by_token, problem.passes, **how)
         for network, plan in zip(made, some, strict=True):
-            seen = answers(leave_tokens(network, plan), validation, problem.columns, problem.passes)
-            losses.append(divergence(judge.answers, seen))
+            judged = leave_tokens(network, plan)
+            seen = answers(judged, validation, problem.columns, problem.passes, quick=config.quick)
+            losses.append(divergence(taught, seen))
     return losses
 
 

@@ -16,6 +16,9 @@ import torch
 from launch_bound import cost_table
 from small_base import ARGS, NAME, derive
 
+from edgevit.data.task import Split
+from edgevit.derive.measure import divergence
+from edgevit.derive.methods.forge import solve
 from edgevit.derive.methods.forge.search import AT_ONCE, ROUNDS, Sites, near, priced, search
 from edgevit.models.families import vit
 from edgevit.progress import Silent
@@ -74,13 +77,38 @@ def test_what_goes_is_priced_block_by_block() -> None:
     assert priced(known, ((False, False), (False, True), (False, False))) == 5.0 + 3.0 + 9.0
 
 
+@pytest.fixture
+def costs(tmp_path: Path) -> Path:
+    """By which only fewer sites are faster."""
+    network = timm.create_model(NAME, num_classes=10, **ARGS)
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps(cost_table([block.dims for block in vit.read(network)], vit.geometry(network))))
+    return file
+
+
+def test_few_of_many_validation_images_judge_the_plans_of_a_search(
+    tmp_path: Path, digits_checkpoint: Path, few_digits: object, costs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def answers(network: torch.nn.Module, images: Split, *rest: Any, **how: Any) -> torch.Tensor:
+        seen.append(len(images))
+        return divergence.answers(network, images, *rest, **how)
+
+    monkeypatch.setattr(solve, "answers", answers)
+    monkeypatch.setattr(solve, "JUDGED_TOKENS", 5 * 17)  # tokens of an image
+    made = derive(
+        digits_checkpoint, tmp_path / "m", method="forge", rate=None, ms=0.55, cost_table=costs, training={"steps": 0},
+        options={"calibration_images": 48},
+    )  # fmt: skip
+    solved = made.record.facts.more["plans_solved"]
+    assert seen[:solved] == [5] * solved and min(seen[solved:]) > 5, "all of them judge what is tried in the end"
+
+
 @pytest.mark.parametrize("searched", [True, False])
 def test_where_many_sites_go_it_is_tried_and_kept_if_it_is_nearer_to_the_base(
-    tmp_path: Path, digits_checkpoint: Path, few_digits: object, searched: bool
+    tmp_path: Path, digits_checkpoint: Path, few_digits: object, costs: Path, searched: bool
 ) -> None:
-    network = timm.create_model(NAME, num_classes=10, **ARGS)
-    costs = tmp_path / "costs.json"
-    costs.write_text(json.dumps(cost_table([block.dims for block in vit.read(network)], vit.geometry(network))))
     made = derive(
         digits_checkpoint, tmp_path / "m", method="forge", rate=None, ms=0.55, cost_table=costs, training={"steps": 0},
         options={"search_sites": searched, "calibration_images": 48},
