@@ -29,6 +29,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 RESULTS = Path(__file__).parent / "results"
 TABLES = ("main", "forge", "curve", "skd", "digits")
@@ -360,10 +361,11 @@ def run(case: Case, place: Place, threads: int) -> dict[str, Any] | str:
 
     torch.set_num_threads(threads)
     # The benchmark's own cache, not the user's, and one per method: none gets for nothing what another worked out.
-    os.environ["XDG_CACHE_HOME"] = str(place.cache / "shared" / case.method)
+    own = str(place.cache / "shared" / case.method)
     folder = Path(tempfile.mkdtemp())
     try:
-        return _derive(case, place, folder)
+        with mock.patch.dict(os.environ, XDG_CACHE_HOME=own):
+            return _derive(case, place, folder)
     except EdgeVitError as error:
         return str(error)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -168,5 +169,7 @@ def test_a_device_that_is_not_there_is_what_could_not_be_done(tmp_path: Path, mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     start = {"base": NAME, "checkpoint": write_checkpoint(tmp_path), "model_args": ARGS, "accept_weak_base": True}
     place = accuracy.Place(Path("digits"), start, tuple("0123456789"), "b", None, tmp_path, "cuda")
+    cache = os.environ.get("XDG_CACHE_HOME")
     told = accuracy.run(accuracy.Case("main", 3, 0.5, 42, "random", "random", {}, "paper", 0), place, 1)
     assert isinstance(told, str) and "no cuda device" in told
+    assert os.environ.get("XDG_CACHE_HOME") == cache, "the cache is the derivation's alone"
