@@ -91,7 +91,7 @@ def solve(
 def judge_plans(
     problem: Problem, config: Config, by_token: Sequence[tuple[Tensor, Tensor]], plans: Sequence[Plan]
 ) -> list[float]:
-    """KL(base || network) on some of the validation images of each plan's network, solved for some of the others.
+    """KL(base || network) on some of the validation images of each plan's network, solved for some of the training's.
 
     Answers are only compared here, of dozens of plans: so few images are looked at, in bf16 where that is quicker.
 
