@@ -26,7 +26,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -123,13 +123,13 @@ class Case:
     data: str = "rendered"  # rendered, digits, fine, fashion or demo; or the name of a user's folder
     supernet_steps: int | None = None  # of the super-network that the case slices
     classes: tuple[str, ...] | None = None  # of the sub-task, where a user names them; None: drawn by their number
+    derive_from: str = "base"  # or, of the base as it is and after training, the better
 
     def settings(self) -> dict[str, Any]:
-        """Its fields. `classes` is younger than most rows: where nobody names them it is none, so that keys stay."""
-        known = asdict(self)
-        if self.classes is None:
-            del known["classes"]
-        return known
+        """Its fields, but for those that are younger than most rows and have their default, so that keys stay."""
+        young = ("classes", "derive_from")
+        defaults = {field.name: field.default for field in fields(self) if field.name in young}
+        return {name: value for name, value in asdict(self).items() if name not in young or value != defaults[name]}
 
     def key(self, base_sha256: str) -> str:
         """What identifies a result: another base or another setting is another result."""
@@ -421,6 +421,7 @@ def _derive(case: Case, place: Place, folder: Path) -> dict[str, Any]:
         shape=case.shape,
         training=_training(case, case.steps, place.device),
         finetune_base=case.takes_finetuned_base,
+        derive_from=case.derive_from,
     )
     history = ModelFolder(folder / "model").history()
     row = _row(case, derivation, history[-1].more if history else {})
@@ -451,6 +452,7 @@ def _row(case: Case, derivation: Any, last: dict[str, Any]) -> dict[str, Any]:
         "worst_class": worst,
         "validation": {"trained": last.get("accuracy_trained"), "pruned": last.get("accuracy_pruned")},
         "facts": plain(record.facts),
+        **({} if record.start is None else {"start": plain(record.start)}),
         "last_losses": {name: value for name, value in last.items() if name.startswith(("loss_", "lambda_"))},
         "images_seen": (case.steps + (case.supernet_steps or 0)) * case.batch_size,
         "test_images": derived.images,

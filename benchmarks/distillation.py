@@ -216,8 +216,8 @@ def starts(
         cache = Cache(place.cache / "shared" / "distillation")
         with tempfile.TemporaryDirectory() as folder:
             problem = Problem(
-                teacher, task, columns, budget, make_policy("fused"), training, open_passes(training), Path(folder),
-                History(None), Stopwatch(), cache, identity,
+                teacher, task, columns, budget, make_policy("fused"), training, training, open_passes(training),
+                Path(folder), History(None), Stopwatch(), cache, identity,
             )  # fmt: skip
             closed = forge.derive(problem, Config())
         with torch.inference_mode():

@@ -12,7 +12,9 @@ method that trains gets that length. Vulcan and NuWa are there with the choices 
 super-network is trained for that length once, for all of its sizes. The first sub-task has three seeds, the others one;
 at the rate that tells most, runs of a sixteenth and a quarter of the length show what it is worth. The learning rate is
 chosen for each method on the validation part, in runs of a quarter of the length: by the loss there, or by top-1 for
-the methods that tell no loss. Accuracy is reported on `val/`, which no derivation ever sees.
+the methods that tell no loss. "Better base": a copy of the base is trained on the labels for as long, too, and cut in
+place of the base where its loss on the validation part is less (`--derive-from better`). Accuracy is reported on
+`val/`, which no derivation ever sees.
 """
 
 from __future__ import annotations
@@ -88,6 +90,7 @@ class Way:
     trained: bool = True
     supernet: bool = False
     schedule: str = "cosine"
+    derive_from: str = "base"
 
     def shape(self, rate: float) -> str:
         return self.shapes.get(rate, "fused")
@@ -95,8 +98,10 @@ class Way:
 
 PAPER = dict.fromkeys(RATES, "paper")
 KEPT = {PUBLISHED_RATE: "paper"}  # heads and blocks all stay, and `fused` ends before
+BETTER = ", better base"
 WAYS: dict[str, Way] = {
     "forge": Way("forge"),
+    f"forge{BETTER}": Way("forge", derive_from="better"),
     "vulcan, as published": Way("vulcan", VULCAN, PAPER, schedule="constant"),
     "vulcan": Way("vulcan", {}, KEPT),
     "vulcan + teacher": Way("vulcan", TAUGHT, KEPT),
@@ -104,6 +109,9 @@ WAYS: dict[str, Way] = {
     "nuwa, fine-tuned": Way("nuwa", TAUGHT, KEPT),
     "super-network": Way("skd", {}, PAPER, trained=False, supernet=True),
     **{name: Way(METHODS[name][0], {**METHODS[name][1], **TAUGHT}, METHODS[name][2]) for name in RIVALS},
+    f"vulcan + teacher{BETTER}": Way("vulcan", TAUGHT, KEPT, derive_from="better"),
+    f"nuwa, fine-tuned{BETTER}": Way("nuwa", TAUGHT, KEPT, derive_from="better"),
+    f"corp{BETTER}": Way("corp", TAUGHT, METHODS["corp"][2], derive_from="better"),
 }
 
 
@@ -119,6 +127,7 @@ def _case(base: str, kind: str, name: str, task: int, rate: float, seed: int, st
     return Case(
         kind, task, rate, seed, name, way.method, way.options, way.shape(rate), steps if way.trained else 0, BATCH, lr,
         way.schedule, base, steps if way.supernet else None,  # type: ignore[arg-type]  # a schedule by its name
+        derive_from=way.derive_from,
     )  # fmt: skip
 
 
@@ -134,7 +143,8 @@ def chosen_lr(rows: Iterable[Row], base: str, name: str) -> float:
     """The learning rate of the run that is best on the validation part; the middle one where there is none.
 
     By the loss there, where a method's training is watched by it: a tenth of a task's images tells top-1 to a point or
-    two at best, which is more than learning rates differ by.
+    two at best, which is more than learning rates differ by. That loss is to a teacher; where the base is trained
+    first, each rate has another teacher, and the loss of that base to the labels decides.
     """
     way = WAYS[name]
     runs = [row for row in rows if (row["table"], row["data"], row["variant"]) == (TUNING, base, name)]
@@ -143,6 +153,8 @@ def chosen_lr(rows: Iterable[Row], base: str, name: str) -> float:
 
     def validated(row: Row) -> float:
         seen, loss = row["validation"], row["facts"].get("loss_validation_trained")
+        if start := row.get("start"):
+            loss = start[f"loss_validation_{start['network']}"]
         if loss is not None:
             return -float(loss)
         return float(seen["trained"] if seen["pruned"] is None else seen["pruned"])
@@ -180,8 +192,10 @@ TEXT = (
     "rule gives it (up to {most} steps of {batch}), at its own learning rate of {lrs}, chosen on the validation part "
     "in runs of a quarter of the length: by the loss, or by top-1 where a method tells no loss. As published: the "
     "choices of the paper, which keep every head and block; Vulcan's shapes are `paper`, and it learns from labels; "
-    "NuWa trains masks for 10,000 steps of one image and nothing else. Rivals are distilled as forge is, each with "
-    "its own rule of warm-up. {top1}{seeds} of the first sub-task, one of the others. {images}Empty: out of reach, or "
+    "NuWa trains masks for 10,000 steps of one image and nothing else. Better base: what is cut is the base after as "
+    "many steps on the labels, where these made its loss on the validation part less; it has seen as many images once "
+    "more, and its learning rate is chosen by that loss. Rivals are distilled as forge is, each with its own rule of "
+    "warm-up. {top1}{seeds} of the first sub-task, one of the others. {images}Empty: out of reach, or "
     "not run."
 )
 

@@ -147,7 +147,7 @@ def model_card(name: str, spec: ModelSpec, record: DerivationRecord, loader: str
 |---|---|---|---|
 {table}
 
-{_input(spec)} `derivation.json` says how it was made: {record.facts.training_told()}.
+{_input(spec)} `derivation.json` says how it was made: {record.training_told()}.
 {other}
 ## Classify an image
 

@@ -62,10 +62,12 @@ class Opened:
             "training": {k: v for k, v in asdict(training).items() if k not in ("device", "workers")},
         }
 
-    def problem(self, budget: Budget, policy: Policy, training: Training, folder: Path) -> Problem:
+    def problem(
+        self, budget: Budget, policy: Policy, training: Training, base_training: Training, folder: Path
+    ) -> Problem:
         """What is to be derived from it; `folder` is for what must outlive an interruption."""
         return Problem(
-            self.network, self.task, self.columns, budget, policy, training, self.passes, folder,
+            self.network, self.task, self.columns, budget, policy, training, base_training, self.passes, folder,
             History(folder / HISTORY), Stopwatch(), self.cache, self._identity(),
         )  # fmt: skip
 

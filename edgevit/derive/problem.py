@@ -64,6 +64,7 @@ class Problem:
     budget: Budget
     policy: Policy
     training: Training
+    base_training: Training  # of a copy of the whole base, where one is fine-tuned
     passes: Passes
     folder: Path  # for what must outlive an interruption
     history: History
@@ -103,29 +104,40 @@ def accuracy_on_validation(problem: Problem, network: nn.Module) -> Accuracy:
 
 
 def finetuned_base(problem: Problem) -> nn.Module:
-    """A copy of the whole base, trained exactly as long as the method trains: a baseline, and a teacher."""
+    """A copy of the whole base, trained on the classes: a baseline, a teacher, and what may be cut.
+
+    Derivations share it, for any budget.
+    """
     network, file = bare_copy(problem.network), problem.folder / "finetuned.safetensors"
-    if file.is_file():  # it was trained before: as the baseline, or before an interruption
-        with reading_state(file):
-            network.load_state_dict(load_tensors(file))
-        return network.to(problem.compute.device).eval()
-    torch.manual_seed(problem.training.seed)
+    if not file.is_file():  # else it was trained before: as the baseline, or before an interruption
+        training, task = problem.base_training, problem.task
+        how = {name: value for name, value in asdict(training).items() if name not in ("device", "workers")}
+        images = {"train": task.train.content_sha256(), "validation": task.validation.content_sha256()}
+        key = {**problem.identity, **images, "training": how}
+        tensors = problem.cache.tensors("finetuned", key, lambda: _finetune(network, problem))
+        if problem.compute.is_main:
+            save_tensors(file, tensors)
+        problem.compute.wait()
+        torch.manual_seed(training.seed)  # what follows draws the same whether this was trained or read
+    with reading_state(file):
+        network.load_state_dict(load_tensors(file))
+    return network.to(problem.compute.device).eval()
+
+
+def _finetune(network: nn.Module, problem: Problem) -> dict[str, Tensor]:
+    torch.manual_seed(problem.base_training.seed)
     with problem.stopwatch.stage("finetune_base"):
         train(
             network,
             problem.task,
             problem.columns,
-            problem.training,
+            problem.base_training,
             problem.passes,
             problem.history,
             stage="finetune base",
             folder=problem.folder / "finetune",
         )
-    if problem.compute.is_main:
-        save_tensors(file, network.state_dict())
-    problem.compute.wait()
-    torch.manual_seed(problem.training.seed)  # what follows draws the same whether this was trained or read
-    return network
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
 
 
 def distillation_for(

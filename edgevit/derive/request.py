@@ -31,6 +31,7 @@ from edgevit.train.settings import Training
 D = TypeVar("D", bound="Deriving")
 
 HEADS = ("subset", "full")
+STARTS = ("base", "finetuned", "better")
 NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
 
 
@@ -115,8 +116,8 @@ RESOLVED = {
     "base", "data", "out", "classes", "base_classes", "validation_fraction", "skip_bad_images", "accept_weak_base",
     "checkpoint", "pretrained", "model_args", "preprocessing", "shape", "ffn_multiple", "embed_multiple",
     "training", "options", "method", "supernet", "head", "rate", "macs", "params", "ms", "mj", "fps", "cost_table",
-    "finetune_base", "finetune_epochs", "unlabelled", "reject", "cache", "first", "resume", "overwrite", "job",
-    "at_least", "at_least_embed",
+    "finetune_base", "derive_from", "base_steps", "finetune_epochs", "unlabelled", "reject", "cache", "first",
+    "resume", "overwrite", "job", "at_least", "at_least_embed",
 }  # fmt: skip
 
 
@@ -268,6 +269,22 @@ class Deriving(Request):
     finetune_base: Annotated[
         bool, Option("Also train the base itself on the classes, as a third baseline.", TRAINING)
     ] = False
+    derive_from: Annotated[
+        str,
+        Option(
+            "What is cut: the base as it is (base), the base after training on the classes (finetuned), or of both "
+            "the one whose loss on the validation images is less (better).",
+            TRAINING,
+        ),
+    ] = "base"
+    base_steps: Annotated[
+        int | None,
+        Option(
+            "Number of optimiser steps that the base trains for, where it does.  [default: as --steps; to be cut, the "
+            "method's own rule where that is 0]",
+            TRAINING,
+        ),
+    ] = None
     finetune_epochs: Annotated[
         int | None,
         Option(
@@ -319,6 +336,11 @@ class Deriving(Request):
         if self.training.steps is not None:
             raise OptionError("--steps and --finetune-epochs exclude each other; give one of them")
         return {**self.options, "finetune_epochs": self.finetune_epochs}
+
+    @property
+    def finetunes_base(self) -> bool:
+        """Whether the base itself is trained, too: as a baseline, or to be cut."""
+        return self.finetune_base or self.derive_from != "base"
 
     def supernet_folder(self) -> Path | None:
         """The super-network that is sliced; None where the method works on a base.
@@ -380,15 +402,32 @@ class DeriveRequest(Deriving):
         check_steps(self.first, self.method, self.rate, measured=self.measured)
         if self.head not in HEADS:
             raise UnknownNameError("head", self.head, HEADS)
+        self._check_start()
         if self.reject is not None:
             check_number("--reject", self.reject, "(0, 1)", "try 0.05")
         # A jobs file has no key for overwriting, so that its jobs cannot ask for it.
         self._check_out(resume=self.resume, overwrite=None if self.job else self.overwrite)
         self._check(base, self.method, self.settings, self.unlabelled)
 
+    def _check_start(self) -> None:
+        """Refuse a network to cut that there is not."""
+        if self.derive_from not in STARTS:
+            raise UnknownNameError("network to derive from", self.derive_from, STARTS)
+        if self.derive_from != "base" and describe(self.method).slices:
+            raise OptionError(
+                f"--derive-from {self.derive_from} trains a base, and --method {self.method} slices a super-network; "
+                "leave it out"
+            )
+        if self.base_steps is not None:
+            check_number("--base-steps", self.base_steps, "[1, 2**31)")
+            if not self.finetunes_base and "finetuned" not in self.options.values():  # of the option teacher
+                raise OptionError(
+                    "--base-steps is for a base that is trained; give --finetune-base or --derive-from, too"
+                )
+
     def needs_images(self) -> bool:
         """Whether something is to be trained or measured: anything but a slice as it is."""
-        asks = (self.training.steps, self.finetune_base, self.unlabelled, self.reject is not None)
+        asks = (self.training.steps, self.finetunes_base, self.unlabelled, self.reject is not None)
         return describe(self.method).needs_images or any(asks)
 
     def check_budget(self) -> None:

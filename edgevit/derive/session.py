@@ -33,6 +33,8 @@ from edgevit.derive.problem import Problem, accuracy_on_validation, finetuned_ba
 from edgevit.derive.reach import Asked, asked_of
 from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_rejection_images
 from edgevit.derive.request import DeriveRequest
+from edgevit.derive.start import start_from
+from edgevit.errors import OptionError
 from edgevit.folder.derivation import (
     Accuracies,
     AccuracyRecord,
@@ -92,11 +94,12 @@ class _Wanted:
     budget: Budget
     policy: Policy
     training: Training
+    base_training: Training  # of a copy of the base, where one is fine-tuned
     rejection: RejectionImages | None
 
     def resolved(self) -> dict[str, Any]:
         """What the request came to, as far as that decides on the model."""
-        unlabelled = self.opened.task.unlabelled
+        request, unlabelled = self.request, self.opened.task.unlabelled
         asked = {
             **self.opened.resolved(self.training),
             "base_columns": self.opened.task.base_columns,
@@ -108,6 +111,8 @@ class _Wanted:
             "unlabelled": unlabelled and unlabelled.fingerprint(),
             "reject": self.rejection and self.rejection.share,
         }
+        if request.derive_from != "base" or request.base_steps is not None:
+            asked |= {"derive_from": request.derive_from, "base_steps": self.base_training.steps}
         return dict(json.loads(json.dumps(asked)))  # as it will be read back
 
     def record(self, checked: BaseCheckRecord | None, **found: Any) -> DerivationRecord:
@@ -152,7 +157,7 @@ def _baselines(wanted: _Wanted, problem: Problem) -> Baselines:
     if file.is_file():
         return BASELINES_KIND.read(file)
     problem.progress.note(f"baselines on {len(task.test)} test images")
-    told = estimate(problem, wanted.config, finetune_base=wanted.request.finetune_base).told()
+    told = estimate(problem, wanted.config, finetune_base=wanted.request.finetunes_base).told()
     problem.progress.note(f"this derivation takes {told}")
     with problem.stopwatch.stage("baselines"):
         seen = _base_accuracy(wanted.opened.base.network, problem, task.test)
@@ -165,9 +170,9 @@ def _baselines(wanted: _Wanted, problem: Problem) -> Baselines:
 
 
 def _add_finetuned(taken: Baselines, wanted: _Wanted, problem: Problem) -> Baselines:
-    """The third baseline, where it is asked for: it trains."""
+    """The third baseline, where the base is trained: for it, or to be cut."""
     task = problem.task
-    if not wanted.request.finetune_base or taken.base_finetuned is not None:
+    if not wanted.request.finetunes_base or taken.base_finetuned is not None:
         return taken
     finetuned = accuracy_of(finetuned_base(problem), task.test, problem.columns, task.class_names, problem.passes)
     taken = replace(taken, base_finetuned=finetuned.record(), edgevit=written_by())
@@ -306,15 +311,33 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     first = settle_row(request.first, method, request.settings, opened.network, policy, progress)
     request = replace(request, first=first)
     budget = _budget(opened.base, opened.network, len(task.train), policy, request, method, config)
+    usual = method.default_steps(config, budget.rate, len(task.train), training.batch_size)
     if training.steps is None:
-        steps = method.default_steps(config, budget.rate, len(task.train), training.batch_size)
-        training = replace(training, steps=steps)
+        training = replace(training, steps=usual)
+    base_training = fill(replace(training, steps=_base_steps(request, training.steps, usual)), gentle=method.gentle)
     training = fill(training, gentle=method.gentle)
     if request.unlabelled is not None:
         refuse_untaught(request.method, config, training.steps)
-    wanted = _Wanted(request, opened, method, config, budget, policy, training, rejection)
+    wanted = _Wanted(request, opened, method, config, budget, policy, training, base_training, rejection)
     with unfinished(request, wanted.resolved(), opened.passes.compute) as folder:
-        return _carry_out(wanted, opened.problem(budget, policy, training, folder))
+        return _carry_out(wanted, opened.problem(budget, policy, training, base_training, folder))
+
+
+def _base_steps(request: DeriveRequest, steps: int | None, usual: int) -> int:
+    """How long the base trains where it is fine-tuned: as long as the model, or where that is not trained as usual.
+
+    Raises:
+        OptionError: it is to be cut after a training of no steps.
+    """
+    if request.base_steps is not None:
+        return request.base_steps
+    found = steps or (usual if request.derive_from != "base" else 0)
+    if request.derive_from != "base" and found == 0:
+        raise OptionError(
+            f"--derive-from {request.derive_from} trains the base, and with --method {request.method} for no steps; "
+            "say how many with --base-steps"
+        )
+    return found
 
 
 def _open_images(
@@ -344,8 +367,10 @@ def _carry_out(wanted: _Wanted, problem: Problem) -> Derivation:
     torch.manual_seed(problem.training.seed)
     with resumable(problem.folder, is_main=problem.compute.is_main):
         baselines, checked = _judge_base(wanted, problem) if seen else (None, None)
+        is_trained = baselines is not None and baselines.base_finetuned is not None
+        start, found = start_from(wanted.request.derive_from, problem, is_trained=is_trained)
         torch.manual_seed(problem.training.seed)  # the method draws the same whether or not baselines were worked out
-        before = cut_first(first, problem, wanted.opened.base, wanted.request.training)
+        before = cut_first(first, start, wanted.opened.base, wanted.request.training)
         if first:  # only now is it known what is left to cut
             wanted.method.check(wanted.config, asked_of(before.problem))
         derived = wanted.method.derive(before.problem, wanted.config)
@@ -363,6 +388,7 @@ def _carry_out(wanted: _Wanted, problem: Problem) -> Derivation:
         budget=problem.budget.record(cost),
         processes=problem.compute.accelerator.num_processes,
         seconds=problem.stopwatch.seconds,
+        start=found,
         first=before.records,
         facts=Facts.of(before.in_terms_of_the_base(derived)),
     )

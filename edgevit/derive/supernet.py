@@ -186,7 +186,7 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
     training = fill(replace(training, early_stop=False), gentle=False)
     wanted = _Wanted(request, opened, config, policy, training)
     with unfinished(request, wanted.settings(), compute) as folder:
-        _carry_out(wanted, opened.problem(budget, policy, training, folder))
+        _carry_out(wanted, opened.problem(budget, policy, training, training, folder))
     return replace(read_supernet(request.out), is_main=compute.is_main)
 
 

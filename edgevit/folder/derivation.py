@@ -4,7 +4,8 @@ Schema history: 1  first version
                 2  images_per_class and confused, of an accuracy; those of schema 1 do not say
                 3  validation; earlier ones do not say. Later files of schema 3 may have at_least and at_least_embed
                    of a budget, and beside of what was met, on a second board; where they lack them there was none.
-                   Later ones have clock and base_clock of what was met; the others do not say
+                   Later ones have clock and base_clock of what was met; the others do not say.
+                   Later ones have start; where they lack it the base was cut as it is
 """
 
 from __future__ import annotations
@@ -68,6 +69,24 @@ class TrainingRecord:
     seed: Seed
     steps: Index | None = None
     more: More = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StartRecord:
+    """Which network was cut, where the base was trained on the classes first; losses are cross-entropies in nats."""
+
+    network: Literal["base", "finetuned"]
+    steps: Index  # of that training
+    loss_validation_base: Number
+    loss_validation_finetuned: Number
+
+    def told(self) -> str:
+        losses = f"from {self.loss_validation_base:.4g} to {self.loss_validation_finetuned:.4g}"
+        taken = "after training" if self.network == "finetuned" else "as it is"
+        return (
+            f"cut from the base {taken}: {self.steps} steps on the classes took its loss on the validation images "
+            f"{losses}"
+        )
 
 
 @dataclass(frozen=True)
@@ -321,11 +340,17 @@ class DerivationRecord:
     facts: Facts
     processes: Index = 1  # that trained side by side
     assumptions: AssumptionsRecord | None = None  # None: a slice without images, or of an older edgevit
+    start: StartRecord | None = None  # None: the base was cut as it is, and nothing else was asked for
     first: tuple[FirstRecord, ...] = ()  # what cut the base before the method did
     fitted_head: FittedHead | None = None  # None: the base had a classifier of its own
     met: MetRecord | None = None  # None: the budget was not measured
     validation: ValidationRecord | None = None  # None: a slice without images, or of an older edgevit
     job: Sha256 | None = None  # of the job that this was; None: it was in no jobs file, or an older edgevit's
+
+    def training_told(self) -> str:
+        """How long the model was trained, and what it was cut from where that is no base as it is."""
+        told = self.facts.training_told()
+        return told if self.start is None else f"{self.start.told()}; then {told}"
 
     def fault(self, spec: ModelSpec) -> str | None:
         """What contradicts the model it lies beside, as the end of a sentence; None: nothing."""

@@ -92,7 +92,7 @@ def model_view(model: FoundModel, name: str, found: Found, panels: Sequence[Pane
         "blocks": _block_table(drawn["blocks"]),
         "classes": _class_rows(model),
         "confused": [list(map(str, pair.values())) for pair in (drawn["confusion"] or {}).get("pairs", [])],
-        "trained": model.derivation.facts.training_told() if model.derivation is not None else "",
+        "trained": model.derivation.training_told() if model.derivation is not None else "",
         "measured": _measured(model, at),
         "warnings": _warnings(model, found),
         "gates": _gates(model, panels),

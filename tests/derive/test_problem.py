@@ -80,7 +80,7 @@ def test_a_method_learns_from_the_restricted_base(
 
 
 def test_the_finetuned_base_is_baseline_and_teacher_and_trained_once(digits_checkpoint: Path, tmp_path: Path) -> None:
-    given: Any = {"method": "nuwa", "training": {"steps": 4, "evaluations": 2}}
+    given: Any = {"method": "nuwa", "training": {"steps": 4, "evaluations": 2}, "cache": False}
     quick = {"purification": "none"}
     taught = {**quick, "teacher": "finetuned", "teacher_weight": "1"}
     alone = derive_small(digits_checkpoint, tmp_path / "a", options=taught, **given)

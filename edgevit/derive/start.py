@@ -1,0 +1,59 @@
+"""The network that is cut: the base as it is, or after it was trained on the classes.
+
+A method that imitates its base cannot know more than that does. Where the base has yet to learn the classes, as one
+whose classifier was fitted on frozen features, training it first and cutting it then keeps what the labels add.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edgevit.derive.problem import Problem, finetuned_base
+from edgevit.folder.derivation import StartRecord
+from edgevit.models.checkpoint import tensors_sha256
+
+
+def start_from(asked: str, problem: Problem, *, is_trained: bool) -> tuple[Problem, StartRecord | None]:
+    """The problem with the network that is asked for, and what was found; None where the base was to be cut as it is.
+
+    Args:
+        asked: `base`, `finetuned`, or `better`: of the two the one whose loss on the validation part is less.
+        is_trained: whether the base was trained anyhow, so that it can be said what cutting it might give.
+    """
+    if asked == "base" and not is_trained:
+        return problem, None
+    network = finetuned_base(problem)
+    before, after = (loss_on_validation(problem, one) for one in (problem.network, network))
+    steps = problem.base_training.steps or 0
+    if asked == "base":
+        if after < before:
+            problem.progress.note(
+                f"{steps} steps on the classes took the base's loss on the validation images from {before:.4g} to "
+                f"{after:.4g}; --derive-from better would cut it after them"
+            )
+        return problem, None
+    finetuned = asked == "finetuned" or after < before
+    found = StartRecord("finetuned" if finetuned else "base", steps, before, after)
+    problem.progress.note(found.told())
+    if not finetuned:
+        return problem, found
+    identity = {**problem.identity, "state": tensors_sha256(network.state_dict())}
+    return replace(problem, network=network, identity=identity), found
+
+
+def loss_on_validation(problem: Problem, network: nn.Module) -> float:
+    """Cross-entropy of the labels among the target classes, in nats: the mean over the validation part."""
+    total = torch.zeros(2, dtype=torch.float64, device=problem.compute.device)
+
+    def add(logits: Tensor, labels: Tensor) -> None:
+        columns = torch.as_tensor(problem.columns, device=logits.device)
+        total[0] += F.cross_entropy(logits[:, columns].float(), labels, reduction="sum")
+        total[1] += len(labels)
+
+    problem.passes.run(network, problem.task.validation, add, mixed=True)
+    loss, count = problem.compute.sum(total).tolist()
+    return float(loss / max(count, 1))
