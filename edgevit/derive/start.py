@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from edgevit.derive.head import sharpen
 from edgevit.derive.problem import Problem, finetuned_base
 from edgevit.folder.derivation import StartRecord
 from edgevit.models.checkpoint import tensors_sha256
@@ -21,7 +21,8 @@ def start_from(asked: str, problem: Problem, *, is_trained: bool) -> tuple[Probl
     """The problem with the network that is asked for, and what was found; None where the base was to be cut as it is.
 
     Args:
-        asked: `base`, `finetuned`, or `better`: of the two the one whose loss on the validation part is less.
+        asked: `base`, `finetuned`, or `better`: of the two the one whose loss on the validation part is less,
+            each at the temperature that is best for it.
         is_trained: whether the base was trained anyhow, so that it can be said what cutting it might give.
     """
     if asked == "base" and not is_trained:
@@ -46,14 +47,17 @@ def start_from(asked: str, problem: Problem, *, is_trained: bool) -> tuple[Probl
 
 
 def loss_on_validation(problem: Problem, network: nn.Module) -> float:
-    """Cross-entropy of the labels among the target classes, in nats: the mean over the validation part."""
-    total = torch.zeros(2, dtype=torch.float64, device=problem.compute.device)
+    """Cross-entropy of the labels among the target classes, in nats: the mean over the validation part.
 
-    def add(logits: Tensor, labels: Tensor) -> None:
-        columns = torch.as_tensor(problem.columns, device=logits.device)
-        total[0] += F.cross_entropy(logits[:, columns].float(), labels, reduction="sum")
-        total[1] += len(labels)
+    It is that at the temperature which is best for the network: a base that was trained with smoothed labels is less
+    sure than it is right, and to become surer is no reason to be cut.
+    """
+    seen: list[tuple[Tensor, Tensor]] = []
 
-    problem.passes.run(network, problem.task.validation, add, mixed=True)
-    loss, count = problem.compute.sum(total).tolist()
-    return float(loss / max(count, 1))
+    def see(logits: Tensor, labels: Tensor) -> None:
+        seen.append((logits[:, list(problem.columns)].double().cpu(), labels.cpu()))
+
+    replace(problem.passes, shared=False).run(network, problem.task.validation, see, mixed=True)
+    outputs, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
+    each = torch.full((len(labels),), 1 / len(labels), dtype=torch.float64)
+    return sharpen(outputs, labels, each)[0]

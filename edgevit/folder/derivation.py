@@ -73,7 +73,10 @@ class TrainingRecord:
 
 @dataclass(frozen=True)
 class StartRecord:
-    """Which network was cut, where the base was trained on the classes first; losses are cross-entropies in nats."""
+    """Which network was cut, where the base was trained on the classes first.
+
+    Losses are cross-entropies in nats, each at the temperature of the softmax that is best for it.
+    """
 
     network: Literal["base", "finetuned"]
     steps: Index  # of that training
