@@ -118,6 +118,7 @@ benchmark: .venv/ready
 	-$(BIN)/python benchmarks/embedding.py --base fashion
 	-$(BIN)/python benchmarks/equal_latency.py --base fashion --shares 0.15
 	-$(BIN)/python benchmarks/launch_bound.py
+	$(BIN)/python benchmarks/transfer.py
 	$(BIN)/python benchmarks/distillation.py
 	-$(BIN)/python benchmarks/distillation.py --base fashion
 	$(BIN)/python benchmarks/rivals.py

@@ -336,12 +336,12 @@ def open_places(kinds: Iterable[str], progress: Any, device: str = "cpu") -> dic
                 data, base = ensure_fashion_base(progress=progress)
         facts = json.loads((base / "base.json").read_text())
         sha256 = tensors_sha256(read_weights(base / "base.safetensors"))
-        start, classes = _base_arguments(base, facts), tuple(facts["classes"])
+        start, classes = base_arguments(base, facts), tuple(facts["classes"])
         places[kind] = Place(data, start, classes, sha256, facts["val_top1"], base.parent, device)
     return places
 
 
-def _base_arguments(base: Path, facts: dict[str, Any]) -> Options:
+def base_arguments(base: Path, facts: dict[str, Any]) -> Options:
     return {
         "base": facts["timm_name"],
         "checkpoint": base / "base.safetensors",

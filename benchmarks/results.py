@@ -35,6 +35,7 @@ import prove
 import published
 import rivals
 import summary
+import transfer
 import turns
 from tables import grouped, load, table
 
@@ -353,6 +354,7 @@ def main() -> None:
             launch_bound.section(load("launch_bound")),
             *(distillation_tables.recipes(base) for base in distillation_tables.DATA),
             agnostic.section(load("agnostic")),
+            transfer.section(load("transfer")),
         ],
         "Rivals": [
             rivals.section(load("rivals_fashion"), rivals.FASHION),
