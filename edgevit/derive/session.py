@@ -308,6 +308,10 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         method.check_base(found, config, request)
     task, rejection = _open_images(found, request, progress)
     opened = open_for(found, request, request.head, task, progress)
+    if opened.fitted is not None and request.derive_from == "base":
+        progress.note(
+            "the head is of features that never saw these classes; --derive-from better trains the base first"
+        )
     first = settle_row(request.first, method, request.settings, opened.network, policy, progress)
     request = replace(request, first=first)
     budget = _budget(opened.base, opened.network, len(task.train), policy, request, method, config)
