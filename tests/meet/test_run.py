@@ -15,6 +15,7 @@ from small_base import fewer_digits
 
 import edgevit
 from edgevit.cost.place import Place, look_there
+from edgevit.derive import problem
 from edgevit.derive.allocate.cost_table import CostTable, load_cost_table
 from edgevit.errors import (
     BudgetError,
@@ -160,6 +161,18 @@ def test_rounds_correct_what_is_wrong_with_the_table(asked: dict[str, Any], tmp_
     errors = [abs(one.measured.value / one.predicted - 1) for one in met.rounds]
     assert errors[0] > 0.05 and errors[-1] < 0.05 and len(met.rounds) > 1
     assert len(computed.measured) == len(met.rounds) + 1 and computed.measured[-1] == "t"
+
+
+def test_every_round_cuts_the_base_that_was_trained_once(
+    asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, finetune = [], problem._finetune
+    monkeypatch.setattr(problem, "_finetune", lambda *given: trained.append(given) or finetune(*given))
+    more = {"derive_from": "finetuned", "base_steps": 4, "cache": tmp_path / "cache"}
+    (made,) = edgevit.meet(NAME, ms=5.0, out=tmp_path / "t", **{**asked, **more})
+    start, met = made.record.start, made.record.met
+    assert start is not None and (start.network, start.steps) == ("finetuned", 4)
+    assert met is not None and len(met.rounds) > 1 and len(trained) == 1
 
 
 @pytest.mark.parametrize("method", ["nuwa", "vulcan", "corp", "magnitude", "mdp", "random"])
