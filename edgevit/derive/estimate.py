@@ -57,7 +57,8 @@ def estimate(problem: Problem, config: Any, *, finetune_base: bool) -> Estimate:
     masked = getattr(config, "purification_steps", 0) * getattr(config, "purification_batch", 0)
     measuring = solved * (read + 4 * forward) + felt * (read + 6 * forward) + measured * 2 * depth * forward
     measuring += masked * (read + 3 * forward)
-    whole = 2 * len(task.test) * (read + forward) + finetune_base * seen * (read + 3 * forward)
+    of_base = (problem.base_training.steps or 0) * problem.base_training.batch_size
+    whole = 2 * len(task.test) * (read + forward) + finetune_base * of_base * (read + 3 * forward)
     processes = problem.compute.accelerator.num_processes
     return Estimate(*(seconds / processes for seconds in (whole, measuring, learning)))
 

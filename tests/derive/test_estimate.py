@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from edgevit.derive.estimate import Estimate
+import pytest
+from problems import untrained
+
+from edgevit.data.task import open_task
+from edgevit.derive.estimate import Estimate, estimate
+from edgevit.models.checkpoint import describe
 
 
 @pytest.mark.parametrize(
@@ -17,3 +26,12 @@ from edgevit.derive.estimate import Estimate
 )
 def test_an_estimate_is_told_in_the_unit_that_fits(estimate: Estimate, told: str) -> None:
     assert estimate.told() == f"{told}; less where the cache has it"
+
+
+def test_a_base_that_is_trained_counts_by_its_own_steps(small_vit: Callable[..., Any], tmp_path: Path) -> None:
+    model = describe(small_vit(depth=2), "vit_tiny_patch16_224", {"depth": 2})
+    task = open_task("digits", ["3", "7"], preprocessing=model.preprocessing, base_outputs=10)
+    problem, config = untrained(model, task, 0.5, tmp_path), SimpleNamespace()
+    problem = replace(problem, base_training=replace(problem.base_training, steps=100_000))
+    alone, beside = (estimate(problem, config, finetune_base=trains) for trains in (False, True))
+    assert beside.baselines > 20 * alone.baselines and alone.training == beside.training == 0
