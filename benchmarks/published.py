@@ -251,6 +251,10 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
     if curve:
         yield f"Against images seen, {sizes[0]} classes, rate {PUBLISHED_RATE:g}, seed {SEEDS[0]}:\n"
         yield table(["", *(f"{steps * BATCH} images" for steps in lengths)], lines)
+    blind = dict.fromkeys(row["variant"] for row in full if not any(block["heads"] for block in row["blocks"]))
+    if blind:
+        told = f"No attention stays, the class token sees no patch, and all images get one answer: {', '.join(blind)}."
+        yield "\n".join(textwrap.wrap(told, 118)) + "\n"
     if gpu := [told for name in WAYS if (told := _on_gpu(name, picked([*curve, *full], variant=name)))]:
         told = f"Trained on a GPU: {'; '.join(gpu)}."
         yield "\n".join(textwrap.wrap(told, 118)) + "\n"

@@ -40,7 +40,7 @@ def row(case: accuracy.Case, **changed: Any) -> dict[str, Any]:
     return {
         **asdict(case), "base_sha256": "b", "base_top1": 0.9, "accuracy": {**accuracies, "derived": 0.8},
         "validation": {"trained": case.lr, "pruned": None}, "images_seen": case.steps * case.batch_size,
-        "test_images": 600, "facts": {}, **changed,
+        "test_images": 600, "facts": {}, "blocks": [{"heads": 3}], **changed,
     }  # fmt: skip
 
 
@@ -111,6 +111,13 @@ def test_tables_show_what_is_there() -> None:
     told = published.section({"rows": dict(enumerate(few))})
     assert "| 4 classes, forge | 0.0003 | 80.0 (80.0 to 80.0) |  |  |  |" in told
     assert published.section(None) == published.section({"rows": {}}) == ""
+
+
+def test_a_model_that_kept_no_attention_is_named() -> None:
+    rows = [row(case, blocks=[{"heads": int(case.variant == "forge")}]) for case in cases("fashion") if case.steps]
+    told = published.section({"rows": dict(enumerate(r for r in rows if r["variant"] in ("forge", "dcvit")))})
+    assert "No attention stays" in told and "all images get one answer: dcvit.\n" in " ".join(told.split(" "))
+    assert "No attention" not in published.section({"rows": {"a": rows[0]}})
 
 
 def test_photographs_are_not_called_rendered() -> None:
