@@ -28,7 +28,9 @@ def start_from(asked: str, problem: Problem, *, is_trained: bool) -> tuple[Probl
     if asked == "base" and not is_trained:
         return problem, None
     network = finetuned_base(problem)
-    before, after = (loss_on_validation(problem, one) for one in (problem.network, network))
+    losses = [loss_on_validation(problem, one) for one in (problem.network, network)]
+    # Every process decides alike, though a device may have rounded otherwise.
+    before, after = problem.compute.mean(torch.tensor(losses, device=problem.compute.device)).tolist()
     steps = problem.base_training.steps or 0
     if asked == "base":
         if after < before:

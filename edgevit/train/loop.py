@@ -219,7 +219,8 @@ def train(
     validation = Validation(network, task, columns, passes, keep=keep, constraint=constraint, lesson=lesson)
     run = _Run(validation, training, stage, constraint, task.unlabelled if lesson else None, folder)
     first = run.restore()
-    history.rewind(stage, first if first else -1)  # a run without a saved state begins anew, step 0 included
+    if compute.is_main:  # the process that writes it; a run without a saved state begins anew, step 0 included
+        history.rewind(stage, first if first else -1)
     batches = run.batches(first)
     every, log_every = max(math.ceil(steps / training.evaluations), 1), max(steps // 200, 1)
     done = first

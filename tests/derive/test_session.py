@@ -62,7 +62,8 @@ def test_micro_batches_match_one_batch(checkpoint, tmp_path):
 def test_two_processes_match_one(checkpoint, tmp_path, image_folder, taught):
     options = {"teacher": "restricted", "token_weight": "0.1"} if taught else {}
     more = image_folder(tmp_path / "more", {"any": 40}) if taught else None
-    one = derive(checkpoint, tmp_path / "one", training={"lr": 1e-4}, options=options, unlabelled=more)
+    start = {} if taught else {"derive_from": "finetuned", "base_steps": 3}
+    one = derive(checkpoint, tmp_path / "one", training={"lr": 1e-4}, options=options, unlabelled=more, **start)
     arguments = [f"--model-arg={name}={value}" for name, value in ARGS.items()]
     launch = [
         # --multi_gpu means several processes here; with --device cpu they talk through gloo
@@ -76,6 +77,7 @@ def test_two_processes_match_one(checkpoint, tmp_path, image_folder, taught):
         "--no-early-stop", "--accept-weak-base", "--quiet", "--json", "--out", str(tmp_path / "two"),
         *(f"--set=vulcan.{name}={value}" for name, value in options.items()),
         *([f"--unlabelled={more}"] if more else []),
+        *(f"--{name.replace('_', '-')}={value}" for name, value in start.items()),
     ]  # fmt: skip
     if taught:
         done = subprocess.run([*launch, *command], capture_output=True, text=True, timeout=120)
@@ -85,6 +87,10 @@ def test_two_processes_match_one(checkpoint, tmp_path, image_folder, taught):
         said = "".join(in_two_processes(*command))
     told = json.loads(said)  # exactly one process speaks
     assert (told["folder"], told["processes"]) == (str(tmp_path / "two"), 2)
+    if not taught:
+        assert told["start"]["loss_validation_finetuned"] == pytest.approx(
+            one.record.start.loss_validation_finetuned, rel=1e-3
+        )
     assert_close(one.folder, tmp_path / "two")
     lines = [json.loads(line) for line in (tmp_path / "two" / "history.jsonl").read_text().splitlines()]
     ours = [json.loads(line) for line in (one.folder / "history.jsonl").read_text().splitlines()]
