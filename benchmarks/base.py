@@ -1,5 +1,7 @@
 """Train the base models of the benchmarks and of the demo from scratch, and keep them by content hash.
 
+`bases/` keeps the one that records are of, as two machines train no two alike.
+
 Both data sets fit in memory as bytes, so training needs no loader: a batch is an index into a tensor. Images are never
 mirrored: a mirrored digit is another digit or none.
 
@@ -246,6 +248,7 @@ def ensure_rendered_base(
     *, model_args: Mapping[str, Any] = RENDERED_ARGS, cache_dir: Path | str = CACHE, progress: Progress | None = None
 ) -> tuple[Path, Path]:
     """Return the rendered data set's folder and its base's, which was trained on other images of the same classes."""
+    bring_kept(cache_dir)
     root = dataset.ensure(cache_dir, progress=progress)
     more = dataset.ensure(cache_dir, train_per_class=BASE_PER_CLASS, val_per_class=1, seed=1, progress=progress)
     images, test = read_folder(more), read_folder(root)

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import transfer
-from accuracy import Case, complete, load
+from accuracy import Case, run
 
 from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
-from edgevit.progress import Silent
 
 
 def row(case: Case, top1: float) -> dict[str, Any]:
@@ -48,8 +47,8 @@ def test_tables_set_both_starts_side_by_side() -> None:
 def test_a_head_is_fitted_to_digits_and_the_trained_base_is_cut(tmp_path: Path) -> None:
     place = transfer.open_headless(tmp_path)
     (case,) = (c for c in transfer.cases((42,), (0.9,)) if c.variant == "forge, better base")
-    assert complete([replace(case, steps=8)], {"digits": place}, tmp_path / "rows.json", 1, Silent()) == []
-    (found,) = load(tmp_path / "rows.json").values()
+    found = run(replace(case, steps=8), place, 1)
+    assert isinstance(found, dict), found
     start, accuracy = found["start"], found["accuracy"]
     assert start["steps"] == 8 and found["rate_reached"] >= 0.9
     assert accuracy["base_restricted"] == accuracy["base_full_head"] > 0.8 and accuracy["base_finetuned"] > 0.5
