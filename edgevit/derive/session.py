@@ -318,7 +318,8 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     usual = method.default_steps(config, budget.rate, len(task.train), training.batch_size)
     if training.steps is None:
         training = replace(training, steps=usual)
-    base_training = fill(replace(training, steps=_base_steps(request, training.steps, usual)), gentle=method.gentle)
+    # A base knows its classes, whatever the method: so it trains gently, and is one baseline for all methods.
+    base_training = fill(replace(training, steps=_base_steps(request, training.steps, usual)), gentle=True)
     training = fill(training, gentle=method.gentle)
     if request.unlabelled is not None:
         refuse_untaught(request.method, config, training.steps)

@@ -120,6 +120,17 @@ def test_budgets_share_one_trained_base(digits_checkpoint: Path, tmp_path: Path)
     assert_same_weights(made[1].model.network.state_dict(), alone.model.network.state_dict())
 
 
+def test_methods_share_one_trained_base(digits_checkpoint: Path, tmp_path: Path) -> None:
+    """However gently each trains what it cuts: it is one of the baselines."""
+    made = [
+        start(digits_checkpoint, tmp_path / method, "finetuned", method=method, cache=tmp_path / "cache")
+        for method in ("forge", "random")
+    ]
+    assert ["finetune base" in stages(one.folder) for one in made] == [True, False]
+    assert found(made[0]) == found(made[1])
+    assert made[0].record.accuracy.base_finetuned == made[1].record.accuracy.base_finetuned
+
+
 @pytest.mark.parametrize("options", [{"teacher": "restricted"}, {"teacher": "finetuned"}])
 def test_its_answers_are_the_restricted_teachers_too(
     digits_checkpoint: Path, tmp_path: Path, options: dict[str, str]
