@@ -227,8 +227,9 @@ def _make_small_files(root: Path) -> None:
     from edgevit.board.layers import line_of
     from edgevit.derive import jobs_file
     from edgevit.derive.jobs_table import TABLE_KIND, JobRow, JobsTable
+    from edgevit.folder.derivation import StartRecord
     from edgevit.prove.record import write_proof
-    from edgevit.sweep.record import Sweep, SweepPoint, write_sweep
+    from edgevit.sweep.record import FinetunedBase, Sweep, SweepPoint, write_sweep
 
     (root / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in (DENSE, SLIM)))
     (root / "runs.layers.jsonl").write_text(line_of(PROFILE))
@@ -248,9 +249,9 @@ def _make_small_files(root: Path) -> None:
     (root / "fleet" / "results.json").write_text(TABLE_KIND.text(table))
     (root / "swept").mkdir()
     points = (SweepPoint("base", None, 90, 100, 1000, 500), SweepPoint("r0.5", 0.5, 88, 100, 500, 250))
-    write_sweep(
-        root / "swept", Sweep({"base": "b"}, "validation", "2026-01-01", {"edgevit": "0.1.0"}, points, ("0.9: no",))
-    )
+    begun = {"asked": {"base": "b"}, "part": "validation", "created": "2026-01-01", "versions": {"edgevit": "0.1.0"}}
+    finetuned = FinetunedBase(92, 100, StartRecord("finetuned", 30, 0.3, 0.2))
+    write_sweep(root / "swept", Sweep(**begun, points=points, left_out=("0.9: no",), finetuned=finetuned))
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,7 @@ def show_sweep(console: Console, folder: Path, found: Sweep) -> None:
         console.show(sweep_drawing(found))
     for why in found.left_out:
         console.show(f"left out: {why}")
-    if (base := found.base) is None:
+    if (base := found.base) is None or (reference := found.reference) is None:
         return
     low, high = base.interval()
     if (high - low) / 2 > COARSE:
@@ -69,8 +69,11 @@ def show_sweep(console: Console, folder: Path, found: Sweep) -> None:
             f"{base.images} {found.part} images: a difference below {100 * (high - low):.0f} points may be chance; "
             f"add images{', or judge on the test part with --split test' if found.part == 'validation' else ''}"
         )
-    reaches = f"whose interval reaches the base's top-1, {base.top1:.1%}: what it loses may be chance"
+    if found.finetuned:
+        console.show(f"The models are {found.finetuned.start.told()}")
     chosen = found.chosen()
+    named = "fine-tuned base" if reference is found.finetuned else "base"
+    reaches = f"whose interval reaches the {named}'s top-1, {reference.top1:.1%}: what it loses may be chance"
     console.show(f"{chosen.folder} is the smallest {reaches}" if chosen else f"There is no model {reaches}")
 
 
@@ -83,7 +86,8 @@ def sweep_table(folder: Path, found: Sweep) -> Table:
     images = found.points[0].images if found.points else 0
     figure = next((point.latency.figure for point in found.points if point.latency), "p50")
     threads = "" if found.threads is None else f", {found.threads} thread{'s' if found.threads > 1 else ''}"
-    title = f"{folder}: no training; latency of one image on this machine's CPU{threads}"
+    trained = "no training" if found.finetuned is None else "no training after the cut"
+    title = f"{folder}: {trained}; latency of one image on this machine's CPU{threads}"
     table = Table(title=title, title_justify="left")
     table.add_column("model")
     for heading in (
@@ -96,6 +100,9 @@ def sweep_table(folder: Path, found: Sweep) -> Table:
         cost = (readable(point.macs), readable(point.params))
         table.add_row(point.folder, rate, share_text(point.top1, point.images), *cost, *latency_cells(point))
         if point.rate is None:
+            if (finetuned := found.finetuned) is not None:  # as large and as fast as the base
+                top1 = share_text(finetuned.top1, finetuned.images)
+                table.add_row("base, fine-tuned", "", top1, *cost, "", "")
             table.add_section()
     return table
 

@@ -157,10 +157,8 @@ class Cache:
         Args:
             what: a word for it, for people. `key` is all that `make` depends on, as plain values.
         """
-        if self.folder is None:
+        if (file := self._file(what, key)) is None:
             return make()
-        told = json.dumps([what, key], sort_keys=True)
-        file = self.folder / f"{what}-{hashlib.sha256(told.encode()).hexdigest()[:32]}.safetensors"
         with self._alone(file):
             if (found := self._find(what, file)) is not None:
                 return found
@@ -168,6 +166,16 @@ class Cache:
             self._keep(file, made)
             self.made.add(file)
             return made
+
+    def holds(self, what: str, key: Mapping[str, Any]) -> bool:
+        """Whether there is an entry of this key; it may yet turn out to be damaged."""
+        file = self._file(what, key)
+        return file is not None and file.is_file()
+
+    def _file(self, what: str, key: Mapping[str, Any]) -> Path | None:
+        told = json.dumps([what, key], sort_keys=True)
+        name = f"{what}-{hashlib.sha256(told.encode()).hexdigest()[:32]}.safetensors"
+        return None if self.folder is None else self.folder / name
 
     def _find(self, what: str, file: Path) -> Tensors | None:
         if not file.is_file():

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from edgevit.derive.problem import Problem
+from edgevit.derive.problem import Problem, has_finetuned_base
 from edgevit.models.families import family_of
 
 TIMED = 8  # images; the first batch of them only warms up
@@ -58,7 +58,8 @@ def estimate(problem: Problem, config: Any, *, finetune_base: bool) -> Estimate:
     measuring = solved * (read + 4 * forward) + felt * (read + 6 * forward) + measured * 2 * depth * forward
     measuring += masked * (read + 3 * forward)
     of_base = (problem.base_training.steps or 0) * problem.base_training.batch_size
-    whole = 2 * len(task.test) * (read + forward) + finetune_base * of_base * (read + 3 * forward)
+    trains_base = finetune_base and not has_finetuned_base(problem)
+    whole = 2 * len(task.test) * (read + forward) + trains_base * of_base * (read + 3 * forward)
     processes = problem.compute.accelerator.num_processes
     return Estimate(*(seconds / processes for seconds in (whole, measuring, learning)))
 

@@ -34,6 +34,8 @@ from edgevit.train.state import load_tensors, reading_state, save_tensors
 from edgevit.train.validation import Keep
 
 FELT_IMAGES = 128  # on which it is measured how much the answers feel each token
+FINETUNED = "finetuned"
+FINETUNED_FILE = f"{FINETUNED}.safetensors"
 
 
 @dataclass
@@ -108,20 +110,28 @@ def finetuned_base(problem: Problem) -> nn.Module:
 
     Derivations share it, for any budget.
     """
-    network, file = bare_copy(problem.network), problem.folder / "finetuned.safetensors"
+    network, file = bare_copy(problem.network), problem.folder / FINETUNED_FILE
     if not file.is_file():  # else it was trained before: as the baseline, or before an interruption
-        training, task = problem.base_training, problem.task
-        how = {name: value for name, value in asdict(training).items() if name not in ("device", "workers")}
-        images = {"train": task.train.content_sha256(), "validation": task.validation.content_sha256()}
-        key = {**problem.identity, **images, "training": how}
-        tensors = problem.cache.tensors("finetuned", key, lambda: _finetune(network, problem))
+        tensors = problem.cache.tensors(FINETUNED, _finetuned_key(problem), lambda: _finetune(network, problem))
         if problem.compute.is_main:
             save_tensors(file, tensors)
         problem.compute.wait()
-        torch.manual_seed(training.seed)  # what follows draws the same whether this was trained or read
+        torch.manual_seed(problem.base_training.seed)  # what follows draws the same whether this was trained or read
     with reading_state(file):
         network.load_state_dict(load_tensors(file))
     return network.to(problem.compute.device).eval()
+
+
+def has_finetuned_base(problem: Problem) -> bool:
+    """Whether `finetuned_base` need only be read."""
+    return (problem.folder / FINETUNED_FILE).is_file() or problem.cache.holds(FINETUNED, _finetuned_key(problem))
+
+
+def _finetuned_key(problem: Problem) -> dict[str, Any]:
+    task, training = problem.task, asdict(problem.base_training)
+    how = {name: value for name, value in training.items() if name not in ("device", "workers")}
+    images = {"train": task.train.content_sha256(), "validation": task.validation.content_sha256()}
+    return {**problem.identity, **images, "training": how}
 
 
 def _finetune(network: nn.Module, problem: Problem) -> dict[str, Tensor]:

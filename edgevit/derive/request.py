@@ -42,6 +42,14 @@ ValidationFraction = Annotated[
     float, Option("Share of the training images that is held out for every choice that is made.", DATA)
 ]
 Cache = Annotated[bool | Path, Option("Use and keep what derivations can share; edgevit cache shows it.", COMPUTING)]
+DeriveFrom = Annotated[
+    str,
+    Option(
+        "What is cut: the base as it is (base), the base after training on the classes (finetuned), or of both "
+        "the one whose loss on the validation images is less (better).",
+        TRAINING,
+    ),
+]
 RESUME = "Go on with an interrupted {}, from its last saved step."
 
 
@@ -269,14 +277,7 @@ class Deriving(Request):
     finetune_base: Annotated[
         bool, Option("Also train the base itself on the classes, as a third baseline.", TRAINING)
     ] = False
-    derive_from: Annotated[
-        str,
-        Option(
-            "What is cut: the base as it is (base), the base after training on the classes (finetuned), or of both "
-            "the one whose loss on the validation images is less (better).",
-            TRAINING,
-        ),
-    ] = "base"
+    derive_from: DeriveFrom = "base"
     base_steps: Annotated[
         int | None,
         Option(

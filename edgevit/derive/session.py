@@ -174,8 +174,15 @@ def _add_finetuned(taken: Baselines, wanted: _Wanted, problem: Problem) -> Basel
     task = problem.task
     if not wanted.request.finetunes_base or taken.base_finetuned is not None:
         return taken
-    finetuned = accuracy_of(finetuned_base(problem), task.test, problem.columns, task.class_names, problem.passes)
-    taken = replace(taken, base_finetuned=finetuned.record(), edgevit=written_by())
+    network = finetuned_base(problem)
+    finetuned = accuracy_of(network, task.test, problem.columns, task.class_names, problem.passes)
+    chosen_on = accuracy_on_validation(problem, network)
+    taken = replace(
+        taken,
+        base_finetuned=finetuned.record(),
+        finetuned_right_on_validation=sum(chosen_on.restricted),
+        edgevit=written_by(),
+    )
     _keep_baselines(taken, problem)
     return taken
 
@@ -220,7 +227,12 @@ def _judge(network: nn.Module, baselines: Baselines, wanted: _Wanted, problem: P
     measured = replace(accuracy.record(), rejection=rejected)
     return _Judged(
         Accuracies(baselines.base_full_head, baselines.base_restricted, baselines.base_finetuned, measured),
-        ValidationRecord(chosen_on.images, baselines.right_on_validation, sum(chosen_on.restricted)),
+        ValidationRecord(
+            chosen_on.images,
+            baselines.right_on_validation,
+            sum(chosen_on.restricted),
+            baselines.finetuned_right_on_validation,
+        ),
         rule,
     )
 

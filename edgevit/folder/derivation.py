@@ -5,7 +5,8 @@ Schema history: 1  first version
                 3  validation; earlier ones do not say. Later files of schema 3 may have at_least and at_least_embed
                    of a budget, and beside of what was met, on a second board; where they lack them there was none.
                    Later ones have clock and base_clock of what was met; the others do not say.
-                   Later ones have start; where they lack it the base was cut as it is
+                   Later ones have start; where they lack it the base was cut as it is.
+                   Later ones have base_finetuned of validation; the others do not say
 """
 
 from __future__ import annotations
@@ -225,9 +226,10 @@ class ValidationRecord:
     images: Size
     base_restricted: Index  # of these, how many the base restricted to the classes classifies rightly
     derived: Index  # the same of the model
+    base_finetuned: Index | None = None  # the same of the base after training; None: it was not, or an older edgevit's
 
     def __post_init__(self) -> None:
-        if max(self.base_restricted, self.derived) > self.images:
+        if max(self.base_restricted, self.derived, self.base_finetuned or 0) > self.images:
             raise ValueError(f"more than {self.images} of {self.images} images are no share")
 
 

@@ -5,7 +5,7 @@
     stepN/done.json   what a method that cuts before the last one has done
 
 Schema history, of each: 0  files that say no schema, and not which edgevit wrote them
-                         1  edgevit
+                         1  edgevit. Later files of schema 1 may have finetuned_right_on_validation
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Baselines:
     base_restricted: AccuracyRecord
     right_on_validation: Index  # images of the validation part, by the restricted base
     base_finetuned: AccuracyRecord | None = None
+    finetuned_right_on_validation: Index | None = None
     edgevit: str | None = None
 
 

@@ -1,6 +1,7 @@
 """sweep.json: what was asked for, and what each rate came to.
 
-Schema history: 1  first version; later files of schema 1 have threads
+Schema history: 1  first version; later files of schema 1 have threads, and later ones finetuned: where they lack it
+                   the base was cut as it is
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from edgevit.errors import SweepError
+from edgevit.folder.derivation import StartRecord
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import Count, Index
 from edgevit.folder.records import RecordKind, Versions
@@ -63,6 +65,23 @@ class SweepPoint:
 
 
 @dataclass(frozen=True)
+class FinetunedBase:
+    """The base after training on the classes; `start` says whether models are cut from it. No folder holds it."""
+
+    right: Index  # of `images`, as of a point
+    images: Index
+    start: StartRecord
+
+    def __post_init__(self) -> None:
+        if self.right > self.images:
+            raise ValueError(f"{self.right} of {self.images} images are no share")
+
+    @property
+    def top1(self) -> float:
+        return self.right / max(self.images, 1)
+
+
+@dataclass(frozen=True)
 class Sweep:
     """What sweep.json says."""
 
@@ -73,6 +92,7 @@ class Sweep:
     points: tuple[SweepPoint, ...] = ()  # the base first, then by rate
     left_out: tuple[str, ...] = ()  # rates that no model could be derived at, and why
     threads: int | None = None  # that latency was measured with; None: all cores
+    finetuned: FinetunedBase | None = None  # None: the base was cut as it is, and nothing else was asked for
 
     @property
     def base(self) -> SweepPoint | None:
@@ -82,12 +102,23 @@ class Sweep:
     def derived(self) -> list[SweepPoint]:
         return [point for point in self.points if point.rate is not None]
 
+    @property
+    def reference(self) -> SweepPoint | FinetunedBase | None:
+        """What models are to be as good as: the base, or that after training where it was cut and is the better one."""
+        base, finetuned = self.base, self.finetuned
+        if base and finetuned and finetuned.start.network == "finetuned" and finetuned.top1 > base.top1:
+            return finetuned
+        return base
+
     def chosen(self) -> SweepPoint | None:
-        """The smallest model that loses no more than chance: whose interval reaches the base's top-1."""
-        base = self.base
-        if base is None:
+        """The smallest model that loses no more than chance: whose interval reaches the top-1 of `reference`.
+
+        A model of a trained base that only reaches the base as it is would have lost what the training gave.
+        """
+        reference = self.reference
+        if reference is None:
             return None
-        as_good = [point for point in self.derived if point.interval()[1] >= base.top1]
+        as_good = [point for point in self.derived if point.interval()[1] >= reference.top1]
         return min(as_good, key=lambda point: point.macs, default=None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,14 +14,14 @@ from edgevit.data.classes import listed
 from edgevit.data.request import Data
 from edgevit.derive.methods import method_names
 from edgevit.derive.options import describe
-from edgevit.derive.request import METHOD, Cache, DeriveRequest, Request, method_options
+from edgevit.derive.request import METHOD, STARTS, Cache, DeriveFrom, DeriveRequest, Request, method_options
 from edgevit.errors import OptionError, OutputError, UnknownNameError
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import partial_folder
 from edgevit.folder.writing import file_sha256, refuse_existing
 from edgevit.models.request import BASE
 from edgevit.numbers import COUNT, check_number
-from edgevit.request import BUDGETS, DATA, OUTPUT, SHAPE, Nested, Option
+from edgevit.request import BUDGETS, DATA, OUTPUT, SHAPE, TRAINING, Nested, Option, options_of
 from edgevit.sweep.record import PARTS, RATES, RECORD
 from edgevit.train.settings import Training
 
@@ -35,7 +36,7 @@ def read_rates(text: str, _: Mapping[str, Any]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest(Request):
-    """What `edgevit.sweep` is asked; the training has no steps."""
+    """What `edgevit.sweep` is asked; the training is that of the base, whose steps are `base_steps`."""
 
     base: Annotated[str | Path, BASE]
     data: Data
@@ -59,9 +60,14 @@ class SweepRequest(Request):
             name="--split",
         ),
     ] = "validation"
+    derive_from: DeriveFrom = "base"
+    base_steps: Annotated[
+        int | None, Option("Number of optimiser steps that the base trains for, once for all rates.", TRAINING)
+    ] = None
     training: Annotated[
         Training,
-        Nested(only=("device", "workers", "seed")),
+        # The other two are of a training that a teacher or a method steers.
+        Nested(without=("steps", "lr_by_loss", "early_stop")),
     ] = field(default_factory=lambda: Training(steps=0))
     threads: Threads = None
     cache: Cache = True
@@ -78,10 +84,30 @@ class SweepRequest(Request):
             raise UnknownNameError("part of the data", self.part, PARTS)
         if self.method in method_names() and describe(self.method).slices:
             raise OptionError("slices of a super-network need no sweep: `edgevit show NET` draws their accuracy")
+        self._check_start()
         self._refuse_other_folder()
         due = [asked for rate in self.rates if not (asked := self.at(rate)).out.is_dir()]
         for asked in due[:1]:  # they differ in their rates alone
             asked.check()
+
+    def _check_start(self) -> None:
+        """Refuse a training of the base for no number of steps, and options of one that there is not."""
+        if self.derive_from == "base" and (idle := self._of_training()):
+            option = f"--{next(iter(idle)).replace('_', '-')}"
+            raise OptionError(f"{option} is for a base that is trained; give --derive-from better, too")
+        if self.derive_from in STARTS[1:] and self.base_steps is None:
+            # A method's own rule may count in rates, and then every rate would have a base of its own.
+            raise OptionError(
+                f"--derive-from {self.derive_from} trains one base for all rates; say how many steps with --base-steps"
+            )
+
+    def _of_training(self) -> dict[str, Any]:
+        """What was asked of the training of the base: all that is other than where nobody asks."""
+        return {
+            asked.field: value
+            for asked in options_of(SweepRequest)
+            if asked.option.panel == TRAINING and (value := reduce(getattr, asked.path, self)) != asked.default
+        }
 
     def _refuse_other_folder(self) -> None:
         """Raise OutputError where `out` is anything but a sweep, which is gone on with, or an empty folder."""
@@ -97,7 +123,7 @@ class SweepRequest(Request):
         folder = self.out / f"r{rate:g}"
         shared = {one.name: getattr(self, one.name) for one in fields(Request)}
         going_on = {"out": folder, "resume": partial_folder(folder).is_dir()}
-        how = {"method": self.method, "options": self.options, "cache": self.cache}
+        how = {name: getattr(self, name) for name in ("method", "options", "derive_from", "base_steps", "cache")}
         return DeriveRequest(**{**shared, **going_on, **how}, rate=rate)
 
     def opening(self) -> dict[str, Any]:
@@ -115,5 +141,6 @@ class SweepRequest(Request):
             "weights": file_sha256(file) if file.is_file() else None,
             "classes": listed(self.classes),
             "seed": self.training.seed,
+            **self._of_training(),
         }
         return dict(json.loads(json.dumps(told, default=str)))

@@ -22,6 +22,7 @@ from edgevit.export.evaluate import run as judge
 from edgevit.export.images import data_record
 from edgevit.export.request import JudgeRequest
 from edgevit.folder.lock import alone_in
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import differences, first_few
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import load
@@ -31,6 +32,7 @@ from edgevit.request import as_request
 from edgevit.sweep.record import (
     BASE,
     RECORD,
+    FinetunedBase,
     Latency,
     Sweep,
     SweepPoint,
@@ -95,9 +97,20 @@ class _Work:
         spec = load(model).spec
         return SweepPoint(folder, rate, round(seen.top1 * seen.images), seen.images, spec.macs, spec.params)
 
+    def finetuned(self, folder: str) -> FinetunedBase | None:
+        """The trained base as the derivation of this model judged it; None where none was to be cut."""
+        made = ModelFolder(self.out / folder).derivation()
+        if made is None or made.start is None:
+            return None
+        test, validation = made.accuracy.base_finetuned, made.validation
+        assert test is not None and validation is not None and validation.base_finetuned is not None
+        if self.request.part == "validation":
+            return FinetunedBase(validation.base_finetuned, validation.images, made.start)
+        return FinetunedBase(round(test.top1 * test.images), test.images, made.start)
+
 
 def sweep(base: str | Path | SweepRequest | None = None, *, progress: Progress | None = None, **options: Any) -> Sweep:
-    """Derive without training at several rates, and set each model against the base: accuracy, cost and latency.
+    """Derive in closed form at several rates, and set each model against the base: accuracy, cost and latency.
 
     `out` gets the models as r0.5 and so on, the base restricted to the classes as base, sweep.json and runs.jsonl. All
     are judged on the `part` of the data that nothing is fitted to: "validation", as `chosen` of the result is a choice,
@@ -106,7 +119,8 @@ def sweep(base: str | Path | SweepRequest | None = None, *, progress: Progress |
 
     Args:
         base: as for `edgevit.derive`.
-        options: the fields of `SweepRequest`; `training` has no steps.
+        options: the fields of `SweepRequest`. Only the base can be trained, once for all rates, for `base_steps`, where
+            `derive_from` asks for it.
 
     Raises:
         OptionError: also of an option that there is not.
@@ -168,7 +182,8 @@ def _derived(record: Sweep, work: _Work) -> Sweep:
                 f"the images in {work.request.data} are not those the sweep began with; choose another --out"
             )
         ordered = sorted(done.values(), key=lambda point: (point.rate is not None, point.rate or 0))
-        record = replace(record, points=tuple(ordered))
+        finetuned = record.finetuned or work.finetuned(f"r{rate:g}")
+        record = replace(record, points=tuple(ordered), finetuned=finetuned)
         write_sweep(work.out, record)
     if not record.derived:
         raise BudgetError(f"no model can be derived at any of the rates; {whys[-1]}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ from small_base import ARGS
 from typer.main import get_command
 
 from edgevit.cli.app import app
-from edgevit.sweep.record import Sweep, SweepPoint, read_sweep, write_sweep
+from edgevit.derive.allocate.budget import readable
+from edgevit.folder.derivation import StartRecord
+from edgevit.sweep.record import FinetunedBase, Sweep, SweepPoint, read_sweep, write_sweep
 
 NETWORK = ["vit_tiny_patch16_224", *(w for k, v in ARGS.items() for w in ("--model-arg", f"{k}={v}"))]
 TASK = ["--data", "digits", "--classes", "3,5,8"]
@@ -61,6 +65,31 @@ def test_a_sweep_ends_with_the_table_the_plot_and_the_command_that_distils(
     assert next_["command"] == "sweep" or next_["threads"] is None, "a rate is not met by measuring"
 
 
+def test_what_the_base_was_trained_with_is_in_the_command_that_is_named_and_its_accuracy_in_the_table(
+    given: list[str], edgevit_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgevit.board.request import Conditions
+    from edgevit.sweep import run
+
+    monkeypatch.setattr(run, "ROUNDS", 2)
+    monkeypatch.setattr(run, "CONDITIONS", Conditions(samples=20, duration_s=0, warmup=1, warmup_seconds=0))
+    method = ["--method", "nuwa", "--set", "nuwa.purification=none", "--device", "cpu"]
+    start = ["--derive-from", "better", "--base-steps", "30", "--batch-size", "24", "--lr", "3e-3"]
+    ran = edgevit_main("sweep", *given, *TASK, *method, *start, "--rates", "0.2", "--out", tmp_path / "s")
+    assert ran.code == 0, ran.err
+    found = read_sweep(tmp_path / "s")
+    row = next(line for line in ran.out.splitlines() if "base, fine-tuned" in line)
+    assert f"{100 * found.finetuned.top1:.2f} %" in row and readable(found.base.macs) in row
+    said = " ".join(ran.out.split())
+    assert f"The models are {found.finetuned.start.told()}" in said and "no training after the cut" in said
+    next_ = parsed(next(line for line in ran.out.splitlines() if line.startswith("Next: ")))
+    names = ("derive_from", "base_steps", "batch_size", "lr")
+    assert tuple(next_[name] for name in names) == ("better", 30, 24, 3e-3)
+    assert "base, fine-tuned" in edgevit_main("show", tmp_path / "s").out
+    told = edgevit_main("show", tmp_path / "s", "--json")
+    assert json.loads(told.out)["finetuned"]["start"]["steps"] == 30
+
+
 def test_one_that_loses_more_than_chance_is_not_chosen(edgevit_main: Any, tmp_path: Path) -> None:
     points = tuple(
         SweepPoint(f, rate, right, 300, macs, 9)
@@ -73,6 +102,11 @@ def test_one_that_loses_more_than_chance_is_not_chosen(edgevit_main: Any, tmp_pa
     shown = edgevit_main("show", tmp_path)
     assert "There is no model whose interval reaches the base's top-1, 90.0%" in shown.out
     assert "left out: rate 0.99: too small" in shown.out and "MACs" in shown.out
+    finetuned = FinetunedBase(285, 300, StartRecord("finetuned", 30, 0.3, 0.2))
+    write_sweep(tmp_path, replace(found, finetuned=finetuned))
+    shown = " ".join(edgevit_main("show", tmp_path).out.split())
+    assert "There is no model whose interval reaches the fine-tuned base's top-1, 95.0%" in shown
+    assert "The models are cut from the base after training: 30 steps on the classes" in shown
 
 
 @pytest.mark.parametrize(
@@ -84,6 +118,8 @@ def test_one_that_loses_more_than_chance_is_not_chosen(edgevit_main: Any, tmp_pa
         (["--rates", "nan"], "--rates nan"),
         (["--split", "train"], "no part of the data 'train'"),
         (["--method", "skd"], "need no sweep"),
+        (["--lr", "1e-3"], "--lr is for a base that is trained; give --derive-from better, too"),
+        (["--derive-from", "better"], "say how many steps with --base-steps"),
         (["--classes", "3,elephant"], "elephant"),
     ],
 )

@@ -12,7 +12,9 @@ import pytest
 from problems import untrained
 
 from edgevit.data.task import open_task
+from edgevit.derive.cache import Cache
 from edgevit.derive.estimate import Estimate, estimate
+from edgevit.derive.problem import FINETUNED_FILE, finetuned_base, has_finetuned_base
 from edgevit.models.checkpoint import describe
 
 
@@ -35,3 +37,21 @@ def test_a_base_that_is_trained_counts_by_its_own_steps(small_vit: Callable[...,
     problem = replace(problem, base_training=replace(problem.base_training, steps=100_000))
     alone, beside = (estimate(problem, config, finetune_base=trains) for trains in (False, True))
     assert beside.baselines > 20 * alone.baselines and alone.training == beside.training == 0
+    (problem.folder / FINETUNED_FILE).touch()
+    assert estimate(problem, config, finetune_base=True).baselines < beside.baselines / 10, "it need only be read"
+
+
+def test_a_base_that_was_trained_for_one_derivation_is_there_for_the_next(
+    small_vit: Callable[..., Any], tmp_path: Path
+) -> None:
+    model = describe(small_vit(depth=2), "vit_tiny_patch16_224", {"depth": 2})
+    task = open_task("digits", ["3", "7"], preprocessing=model.preprocessing, base_outputs=10)
+    one, next_, longer = (
+        replace(untrained(model, task, 0.5, tmp_path / name), cache=Cache(tmp_path / "cache"))
+        for name in ("one", "next", "longer")
+    )
+    longer = replace(longer, base_training=replace(longer.base_training, steps=1))
+    one.folder.mkdir()
+    assert not has_finetuned_base(next_)
+    finetuned_base(one)
+    assert [has_finetuned_base(problem) for problem in (one, next_, longer)] == [True, True, False]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from edgevit.errors import SweepError
-from edgevit.sweep.record import SWEEP_KIND, Latency, Sweep, SweepPoint, read_sweep, write_sweep
+from edgevit.folder.derivation import StartRecord
+from edgevit.sweep.record import SWEEP_KIND, FinetunedBase, Latency, Sweep, SweepPoint, read_sweep, write_sweep
 
 
 def point(rate: float | None, right: int, macs: int) -> SweepPoint:
@@ -32,10 +34,30 @@ def test_the_smallest_model_that_loses_no_more_than_chance_is_chosen() -> None:
     assert sweep_of().chosen() is None
 
 
+@pytest.mark.parametrize(
+    ("cut", "right", "chosen"),
+    [("finetuned", 285, 0.5), ("finetuned", 240, 0.8), ("base", 285, 0.8)],  # of 300; the base has 270
+)
+def test_models_of_a_trained_base_are_to_be_as_good_as_that_where_it_is_the_better(
+    cut: Literal["base", "finetuned"], right: int, chosen: float
+) -> None:
+    finetuned = FinetunedBase(right, 300, StartRecord(cut, 30, 0.3, 0.2))
+    sweep = replace(sweep_of(BASE, point(0.5, 284, 50), point(0.8, 270, 20), point(0.9, 250, 10)), finetuned=finetuned)
+    assert sweep.chosen().rate == chosen
+    assert sweep.reference == (finetuned if chosen == 0.5 else BASE)
+
+
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     sweep = sweep_of(BASE, point(0.5, 271, 50))
     write_sweep(tmp_path, sweep)
     assert read_sweep(tmp_path) == sweep
+    trained = replace(sweep, finetuned=FinetunedBase(285, 300, StartRecord("finetuned", 30, 0.3, 0.2)))
+    write_sweep(tmp_path, trained)
+    assert read_sweep(tmp_path) == trained
+    held = json.loads((tmp_path / "sweep.json").read_text())
+    del held["finetuned"], held["threads"]
+    (tmp_path / "sweep.json").write_text(json.dumps(held))
+    assert read_sweep(tmp_path) == sweep, "an older file has neither"
 
 
 @pytest.mark.parametrize(

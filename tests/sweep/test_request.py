@@ -9,6 +9,7 @@ import pytest
 
 from edgevit.errors import EdgeVitError, OptionError, OutputError, UnknownNameError
 from edgevit.sweep.request import SweepRequest
+from edgevit.train.settings import Training
 
 
 @pytest.fixture
@@ -32,11 +33,17 @@ def test_each_rate_is_a_derivation_into_a_folder_of_its_own(asked: SweepRequest,
         ({"threads": 0}, OptionError, "--threads 0 is"),
         ({"part": "train"}, UnknownNameError, "no part of the data 'train'"),
         ({"method": "skd"}, OptionError, "slices of a super-network need no sweep"),
+        ({"derive_from": "finetune", "base_steps": 9}, UnknownNameError, "did you mean 'finetuned'"),
+        ({"derive_from": "better"}, OptionError, "trains one base for all rates; say how many steps with --base-steps"),
+        ({"derive_from": "better", "base_steps": 0}, OptionError, "--base-steps 0 is not in"),
+        ({"base_steps": 9}, OptionError, "--base-steps is for a base that is trained; give --derive-from better, too"),
+        ({"training": Training(batch_size=8)}, OptionError, "--batch-size is for a base that is trained"),
     ],
 )
 def test_what_cannot_be_swept_is_refused(
-    asked: SweepRequest, changed: dict[str, object], error: type[EdgeVitError], said: str
+    asked: SweepRequest, changed: dict[str, object], error: type[EdgeVitError], said: str, digits_checkpoint: Path
 ) -> None:
+    asked = replace(asked, checkpoint=digits_checkpoint)
     with pytest.raises(error, match=said):
         replace(asked, **changed).check()  # type: ignore[arg-type]
 
@@ -51,3 +58,9 @@ def test_a_folder_that_holds_something_else_is_not_written_to(asked: SweepReques
 def test_another_list_of_rates_goes_on_with_the_same_sweep(asked: SweepRequest) -> None:
     assert replace(asked, rates=(0.9,)).identity() == asked.identity()
     assert replace(asked, classes="3,5").identity() != asked.identity()
+
+
+def test_a_sweep_of_the_base_as_it_is_is_told_as_ever(asked: SweepRequest) -> None:
+    trained = replace(asked, derive_from="better", base_steps=9, training=Training(lr=1e-3))
+    assert trained.identity() == {**asked.identity(), "derive_from": "better", "base_steps": 9, "lr": 1e-3}
+    assert (trained.at(0.5).derive_from, trained.at(0.5).base_steps) == ("better", 9)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import save_file
-from small_base import ARGS
+import torch
+from safetensors.torch import load_file, save_file
+from small_base import ARGS, assert_same_weights
 
 import edgevit
 from edgevit.board.request import Conditions
+from edgevit.data.task import open_task
 from edgevit.derive.cache import derivations_folder, entries
 from edgevit.errors import BudgetError, OptionError, OutputError, SweepError
 from edgevit.report.runs import load_runs
@@ -25,7 +27,7 @@ from edgevit.train.settings import Training
 pytestmark = pytest.mark.usefixtures("examined_once")
 
 BASE = "vit_tiny_patch16_224"
-TRAINING = Training(device="cpu", batch_size=64)
+TRAINED = {"derive_from": "finetuned", "base_steps": 20, "training": Training(device="cpu", batch_size=24, lr=3e-3)}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,7 +47,7 @@ def asked(digits_checkpoint: Path) -> dict[str, Any]:
         "classes": ["3", "5", "8"],
         "method": "nuwa",
         "options": {"purification": "none"},  # or it trains
-        "training": Training(device="cpu", batch_size=64),
+        "training": Training(device="cpu"),
     }
 
 
@@ -139,7 +141,7 @@ def test_without_the_cache_the_work_is_shared_and_the_base_has_the_head_that_its
 ) -> None:
     save_file(small_vit(num_classes=0).state_dict(), tmp_path / "headless.safetensors")
     given = {**asked, "checkpoint": tmp_path / "headless.safetensors"}
-    given |= {"training": replace(TRAINING, seed=3), "accept_weak_base": True}
+    given |= {"training": Training(device="cpu", seed=3), "accept_weak_base": True}
     before = entries(derivations_folder())
     edgevit.sweep(BASE, out=tmp_path / "s", rates=(0.4, 0.7), cache=False, **given)
     assert entries(derivations_folder()) == before
@@ -147,3 +149,59 @@ def test_without_the_cache_the_work_is_shared_and_the_base_has_the_head_that_its
     assert "statistics" in second["facts"]["reused"]
     small, whole = (edgevit.load(tmp_path / "s" / name).spec for name in ("r0.7", "base"))
     assert small.base == whole.base and small.class_names == whole.class_names == ["3", "5", "8"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, asked: dict[str, Any]) -> Path:
+    """A sweep of a trained base, which leaves nothing in the cache."""
+    out = tmp_path_factory.mktemp("trained") / "s"
+    edgevit.sweep(BASE, out=out, rates=(0.4, 0.7), cache=False, **{**asked, **TRAINED})
+    return out
+
+
+def test_the_base_is_trained_once_for_all_rates_without_the_cache_too(trained: Path) -> None:
+    found = read_sweep(trained)
+    lines = {f: (trained / f / "history.jsonl").read_text().splitlines() for f in ("r0.4", "r0.7")}
+    stages = [{json.loads(line)["stage"] for line in lines[f]} for f in ("r0.4", "r0.7")]
+    assert ["finetune base" in each for each in stages] == [True, False]
+    starts = [json.loads((trained / f / "derivation.json").read_text())["start"] for f in ("r0.4", "r0.7")]
+    assert starts[0] == starts[1] == asdict(found.finetuned.start) and starts[0]["network"] == "finetuned"
+    assert [p.folder for p in found.points] == ["base", "r0.4", "r0.7"], "the trained base is in no folder"
+
+
+def test_a_derivation_by_the_same_options_cuts_the_same_base_which_is_as_good_as_the_sweep_says(
+    trained: Path, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    found, cache = read_sweep(trained), tmp_path / "cache"
+    given = {**asked, **TRAINED, "training": replace(TRAINED["training"], steps=0)}
+    alone = edgevit.derive(BASE, rate=0.7, out=tmp_path / "m", cache=cache, **given)
+    swept = edgevit.load(trained / "r0.7")
+    assert_same_weights(alone.model.network.state_dict(), swept.network.state_dict())
+    # the weights that were kept, judged anew
+    network = edgevit.load(trained / "base").network
+    (kept,) = cache.glob("finetuned-*.safetensors")
+    network.load_state_dict(load_file(kept))
+    task = open_task("digits", ["3", "5", "8"], preprocessing=swept.preprocessing, base_outputs=10)
+    with torch.inference_mode():
+        seen = [(network(images).argmax(1) == labels).sum() for images, labels in task.validation.batches(64)]
+    assert (found.finetuned.right, found.finetuned.images) == (int(sum(seen)), found.base.images)
+    on_test = alone.record.accuracy.base_finetuned
+    again = edgevit.sweep(
+        BASE, out=tmp_path / "on test", rates=(0.7,), part="test", cache=cache, **{**asked, **TRAINED}
+    )
+    assert (again.finetuned.top1, again.finetuned.images) == (on_test.top1, on_test.images)
+    assert again.finetuned.images == again.base.images > found.base.images
+
+
+def test_another_training_of_the_base_is_something_else(trained: Path, copy: Path, asked: dict[str, Any]) -> None:
+    given = {"out": trained, "rates": (0.4, 0.7), **asked, **TRAINED}
+    for changed, told in (
+        ({"base_steps": 30}, "base_steps was 20 and is 30"),
+        ({"derive_from": "better"}, "derive_from was finetuned and is better"),
+        ({"training": replace(TRAINED["training"], lr=1e-3)}, "lr was 0.003 and is 0.001"),
+    ):
+        with pytest.raises(SweepError, match=f"holds a sweep of something else: {told}; choose another --out"):
+            edgevit.sweep(BASE, **{**given, **changed})
+    with pytest.raises(SweepError, match=r"base_steps was not given and is 20, batch_size .*, derive_from .*, lr "):
+        edgevit.sweep(BASE, **{**given, "out": copy})
+    assert edgevit.sweep(BASE, **given) == read_sweep(trained)
