@@ -47,14 +47,16 @@ TRAINED = {"forge": {}, "forge, without all of these": {**BEFORE, **NEVER}}
 PARTS = ("closed", "without", "trained", "longer")
 LONGER = 8 * STEPS
 EMBED = {"rendered": 192, "fine": 192, "fashion": 128}  # width of the bases
-RENDERED = f"""## {TITLES["Every dimension"]}
+RENDERED = (
+    f"## {TITLES['Every dimension']}\n"
+    + """
+The base of the rendered data set, trained again on one thread (it is in `bases/`): top-1 {base_top1:.1f} % on all 24
+classes. Shape `fused`, equal MACs, {steps} steps of {batch_size} images; mean and range over seeds. Where a cell is
+empty, the rate cannot be reached, or was not run. These are images rendered by the project, and no ImageNet result.
 
-The base of the rendered data set, trained again on one thread: top-1 {{base_top1:.1f}} % on all 24 classes.
-Shape `fused`, equal MACs, 200 steps of 48 images; mean and range over seeds. Where a cell is empty, the rate cannot be
-reached, or was not run. All rows are of forge before passes multiplied in bf16 (decision 048) and before it measured
-the width that seems best (029), tried tokens (050) or fitted decoders (055). These are images rendered by the project,
-and no ImageNet result.
+{code}
 """
+)
 FINE = (
     f"## {TITLES['Harder base']}\n"
     + """

@@ -1,10 +1,9 @@
 """Which tables are of older code than forge has today: what their records lack says so, and no date.
 
-No section has all of its rows of today's forge. Nearest are those on photographs and on the harder base, which say
-themselves which of their rows are older. `Every dimension` is older than these, and the newest on the rendered base: it
-is measured with the embedding's width among forge's choices. A record of before that has rows without the width, or no
-stage that takes it; and the base has been trained anew since some of them. Where a record has commits, those of forge's
-rows are set against the newest of the photographs.
+No section has all of its rows of today's forge. Nearest are those on the three bases, which say themselves of which
+commits their rows are. Forge takes the embedding's width among its choices there: a record of before that has rows
+without the width, or no stage that takes it; and the rendered base has been trained anew since some of them. Where a
+record has commits, those of forge's rows are set against the newest of the photographs.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ TITLES = {
     "Harder base": "A harder base: 48 classes in 65 tokens",
 }
 EVERY, PHOTOGRAPHS, HARDER = (f"[{name}]" for name in TITLES)
-NEWEST = f"{PHOTOGRAPHS} and {HARDER}"
+NEWEST = f"{PHOTOGRAPHS}, {HARDER} and {EVERY}"
 
 
 def anchor(title: str) -> str:
@@ -54,8 +53,8 @@ def rows_told(rows: Iterable[Row], data: str = "rendered") -> str:
         said.append("older code that kept the embedding's width (no row has an `embed`)")
     if today and data == "rendered" and bases and bases != {today}:
         said.append(f"another base ({', '.join(sorted(bases))}; now {today})")
-    newer = f"{EVERY} has newer ones, and {NEWEST} the newest" if data == "rendered" else f"{NEWEST} have the newest"
-    return f"**Forge's figures here are of {', and of '.join(said)}: {newer}, on other images.**\n" if said else ""
+    newer = f"{EVERY} has the newest" if data == "rendered" else f"{NEWEST} have the newest, on other images"
+    return f"**Forge's figures here are of {', and of '.join(said)}: {newer}.**\n" if said else ""
 
 
 def commit_today() -> str | None:
