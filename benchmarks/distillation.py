@@ -217,7 +217,7 @@ def starts(
         with tempfile.TemporaryDirectory() as folder:
             problem = Problem(
                 teacher, task, columns, budget, make_policy("fused"), training, training, open_passes(training),
-                Path(folder), History(None), Stopwatch(), cache, identity,
+                Path(folder), Path(folder, "base"), History(None), Stopwatch(), cache, identity,
             )  # fmt: skip
             closed = forge.derive(problem, Config())
         with torch.inference_mode():

@@ -218,7 +218,7 @@ def _after(before: CutFirst, step: Step, folder: Path, base: Model, asked: Train
     identity = {**problem.identity, "state": tensors_sha256(network.state_dict())}
     name = folder.name
     return CutFirst(
-        replace(problem, network=network, identity=identity),
+        replace(problem, network=network, identity=identity, origin=folder),
         tuple(before.blocks[i] for i in kept),
         (*before.plans, done.plan),
         (*before.records, FirstRecord(step.method, step.rate, dict(step.options), done.facts)),

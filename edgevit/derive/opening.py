@@ -68,7 +68,7 @@ class Opened:
         """What is to be derived from it; `folder` is for what must outlive an interruption."""
         return Problem(
             self.network, self.task, self.columns, budget, policy, training, base_training, self.passes, folder,
-            History(folder / HISTORY), Stopwatch(), self.cache, self._identity(),
+            folder / "base", History(folder / HISTORY), Stopwatch(), self.cache, self._identity(),
         )  # fmt: skip
 
     def _identity(self) -> dict[str, Any]:

@@ -35,7 +35,6 @@ from edgevit.train.validation import Keep
 
 FELT_IMAGES = 128  # on which it is measured how much the answers feel each token
 FINETUNED = "finetuned"
-FINETUNED_FILE = f"{FINETUNED}.safetensors"
 
 
 @dataclass
@@ -69,6 +68,7 @@ class Problem:
     base_training: Training  # of a copy of the whole base, where one is fine-tuned
     passes: Passes
     folder: Path  # for what must outlive an interruption
+    origin: Path  # OUT.partial/base, or the folder of the step that made the network: its trained copy lies beside it
     history: History
     stopwatch: Stopwatch
     cache: Cache
@@ -106,11 +106,11 @@ def accuracy_on_validation(problem: Problem, network: nn.Module) -> Accuracy:
 
 
 def finetuned_base(problem: Problem) -> nn.Module:
-    """A copy of the whole base, trained on the classes: a baseline, a teacher, and what may be cut.
+    """A copy of the problem's whole network, trained on the classes: a baseline, a teacher, and what may be cut.
 
-    Derivations share it, for any budget.
+    Of a base that was trained already, to be cut, it is that one. Derivations share it, for any budget.
     """
-    network, file = bare_copy(problem.network), problem.folder / FINETUNED_FILE
+    network, file = bare_copy(problem.network), _finetuned_file(problem)
     if not file.is_file():  # else it was trained before: as the baseline, or before an interruption
         tensors = problem.cache.tensors(FINETUNED, _finetuned_key(problem), lambda: _finetune(network, problem))
         if problem.compute.is_main:
@@ -124,7 +124,11 @@ def finetuned_base(problem: Problem) -> nn.Module:
 
 def has_finetuned_base(problem: Problem) -> bool:
     """Whether `finetuned_base` need only be read."""
-    return (problem.folder / FINETUNED_FILE).is_file() or problem.cache.holds(FINETUNED, _finetuned_key(problem))
+    return _finetuned_file(problem).is_file() or problem.cache.holds(FINETUNED, _finetuned_key(problem))
+
+
+def _finetuned_file(problem: Problem) -> Path:
+    return problem.origin.with_name(f"{FINETUNED}-{problem.origin.name}.safetensors")
 
 
 def _finetuned_key(problem: Problem) -> dict[str, Any]:
@@ -144,8 +148,8 @@ def _finetune(network: nn.Module, problem: Problem) -> dict[str, Tensor]:
             problem.base_training,
             problem.passes,
             problem.history,
-            stage="finetune base",
-            folder=problem.folder / "finetune",
+            stage=f"finetune {problem.origin.name}",
+            folder=problem.origin.with_name(f"finetune-{problem.origin.name}"),
         )
     return {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
 

@@ -150,6 +150,24 @@ def test_a_method_before_the_last_cuts_it(digits_checkpoint: Path, tmp_path: Pat
     assert record.accuracy.derived.top1 > record.accuracy.base_restricted.top1
 
 
+@pytest.mark.parametrize("row", [("corp", "forge"), ("vulcan", "corp")])  # whose teacher is the trained one
+def test_in_a_row_each_is_taught_by_what_it_was_given_trained_once(
+    digits_checkpoint: Path, tmp_path: Path, row: tuple[str, str]
+) -> None:
+    first, last = row
+    taught = {"teacher": "finetuned", "token_weight": 0.0}
+    options, more = (taught, {}) if last == "forge" else ({}, taught)
+    step = {"method": first, "rate": 0.1, "options": more}
+    training = {"steps": 2, "lr": 3e-3}
+    given: dict[str, Any] = {"first": (step,), "method": last, "options": options, "training": training, "rate": 0.4}
+    made = start(digits_checkpoint, tmp_path / "m", "finetuned", base_steps=10, cache=False, **given)
+    trained = {stage for stage in stages(made.folder) if "finetune" in stage}
+    assert trained == {"finetune base", *(["finetune step1"] if last == "forge" else [])}
+    assert made.record.accuracy.base_finetuned == start(
+        digits_checkpoint, tmp_path / "alone", "finetuned", base_steps=10, training={"steps": 0, "lr": 3e-3}
+    ).record.accuracy.base_finetuned  # fmt: skip
+
+
 def test_going_on_with_another_start_is_refused(
     digits_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,8 +116,8 @@ def test_purification_leaves_the_base_alone_and_is_no_worse_on_validation(small_
     training = Training(device="cpu", batch_size=16, steps=0)
     history = History(None, [{"stage": "purify", "step": 0, "accuracy_anchor": 2.0}])  # of an interrupted run
     problem = Problem(
-        network, task, task.base_columns, None, None, training, training, open_passes(training), Path(), history,
-        Stopwatch(), Cache(None), {},
+        network, task, task.base_columns, None, None, training, training, open_passes(training), Path(), Path("base"),
+        history, Stopwatch(), Cache(None), {},
     )  # fmt: skip
     masks = purify(problem, Purification(8, 8, 1e-3, 1e-1, weight_decay=2.0, evaluations=4))
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
