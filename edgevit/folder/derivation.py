@@ -352,6 +352,16 @@ class DerivationRecord:
     validation: ValidationRecord | None = None  # None: a slice without images, or of an older edgevit
     job: Sha256 | None = None  # of the job that this was; None: it was in no jobs file, or an older edgevit's
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """All that cut the base, in their order."""
+        return (*(step.method for step in self.first), self.method)
+
+    def way_told(self) -> str:
+        """By what the model came of its base, such as `base trained, then corp, then forge`."""
+        trained = self.start is not None and self.start.network == "finetuned"
+        return ", then ".join([*["base trained"] * trained, *self.methods])
+
     def training_told(self) -> str:
         """How long the model was trained, and what it was cut from where that is no base as it is."""
         told = self.facts.training_told()

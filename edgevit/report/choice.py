@@ -279,8 +279,10 @@ def _is_this(base: FoundModel, kind: Kind, digest: str) -> bool:
 
 
 def _baseline_accuracy(told: Sequence[Accuracies], kind: Kind) -> AccuracyRecord | None:
+    """What models are set against: of bases that were fine-tuned by other steps or seeds, the most accurate."""
     name = {"full head": "base_full_head", "restricted": "base_restricted", "fine-tuned": "base_finetuned"}[kind]
-    return next((record for one in told if (record := getattr(one, name)) is not None), None)
+    records = (record for one in told if (record := getattr(one, name)) is not None)
+    return max(records, key=lambda record: record.top1, default=None)
 
 
 def _of_baseline(
@@ -310,7 +312,7 @@ def _of_model(
         kind=kind,
         title=title,
         model=model.name,
-        method=made.method if made else None,
+        method=made.way_told() if made else None,
         rate=document.rate if document is not None and kind == "model" else None,
         seed=made.training.seed if made and made.training else None,
         steps=made.facts.steps if made else None,

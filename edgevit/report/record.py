@@ -23,7 +23,7 @@ class EntryRecord:
     kind: Kind
     title: str
     model: str | None  # name of its folder; None: it was not found
-    method: str | None = None
+    method: str | None = None  # several in their order: corp, then forge
     rate: float | None = None  # share of the base's MACs that is gone
     seed: int | None = None
     steps: int | None = None

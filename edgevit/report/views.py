@@ -119,7 +119,7 @@ def _told(model: FoundModel) -> str:
     taken = made.accuracy.derived
     accuracy = f" top-1 {share_text(taken.top1, taken.images)} on {taken.images} test images." if taken else ""
     return (
-        f"{document.timm_name} without {100 * document.rate:.1f} % of its MACs, by {made.method} for "
+        f"{document.timm_name} without {100 * document.rate:.1f} % of its MACs, by {', then '.join(made.methods)} for "
         f"{made.budget.asked}.{accuracy} {readable(document.macs)} MACs, {readable(document.params)} parameters."
         + ("" if (embed := document.narrowed) is None else f" The embedding has {embed[0]} of {embed[1]} channels.")
     )
@@ -217,7 +217,7 @@ def _provenance(model: FoundModel) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if made is not None:
         rows += [("made", f"{made.created} with edgevit {made.versions['edgevit']}"), ("base", made.base)]
-        rows += [("method", made.method), ("budget", made.budget.asked), ("shape", made.shape.name)]
+        rows += [("method", made.way_told()), ("budget", made.budget.asked), ("shape", made.shape.name)]
         if made.data is not None:
             counts = made.data.images
             parts = f"{counts.train} training, {counts.validation} validation and {counts.test} test images"

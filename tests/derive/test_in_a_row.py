@@ -51,6 +51,11 @@ def test_each_step_cuts_what_the_one_before_it_made(row):
     assert stages == {"step1: finetune", "train"}
 
 
+def test_all_methods_of_a_row_are_named_where_the_model_is_told_of(row, edgevit_main):
+    assert "removed with `nuwa`, then `vulcan` for\n" in (row.folder / "README.md").read_text()
+    assert "method nuwa, then vulcan, rate 0.5" in " ".join(edgevit_main("show", row.folder).out.split())
+
+
 def test_a_row_that_was_interrupted_goes_on_where_it_was(checkpoint, tmp_path):
     given, done = {**ROW, "training": {"steps": 6}}, tmp_path / "m.partial" / "step1" / "done.json"
     for times, was_done in enumerate((False, True)):  # in the first step, and then in the second

@@ -23,7 +23,7 @@ from some_report import (
 )
 from some_runs import MS
 
-from edgevit.folder.derivation import ValidationRecord
+from edgevit.folder.derivation import AccuracyRecord, FirstRecord, StartRecord, ValidationRecord
 from edgevit.folder.engine import EngineRecord
 from edgevit.folder.imported import ImportedDocument
 from edgevit.folder.model_folder import ModelFolder
@@ -31,7 +31,7 @@ from edgevit.report.choice import AXES, Entry, Panel, are_level, cost_on_axis, p
 from edgevit.report.gates import parse_gate
 from edgevit.report.gather import Found, FoundModel, gather
 from edgevit.report.tables import answer, heading, notes
-from edgevit.report.views import panel_data
+from edgevit.report.views import model_view, panel_data
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +148,30 @@ def test_tasks_and_seeds_are_kept_apart_with_the_base_in_each(tmp_path: Path) ->
     assert [[entry.title for entry in panel.models] for panel in made] == [["s42"], ["s7"]]
     assert all(panel.baselines[1].model == "base" and panel.place is None for panel in made)
     assert made[0].recommended() == made[0].models[0]  # by its MACs, as nothing was measured
+
+
+def test_of_bases_that_were_fine_tuned_by_other_steps_the_most_accurate_is_the_baseline(tmp_path: Path) -> None:
+    for name, top1 in (("a", 0.7), ("b", 0.93), ("c", None)):
+        finetuned = None if top1 is None else AccuracyRecord(top1, 200)
+        write_folder(
+            tmp_path / name, derivation=derived(GOOD, accuracy=replace(accuracies(GOOD), base_finetuned=finetuned))
+        )
+    (panel,) = panels(gather([tmp_path]))
+    assert [(entry.kind, entry.top1) for entry in panel.baselines][2] == ("fine-tuned", 0.93)
+
+
+def test_what_cut_the_base_and_whether_it_was_trained_first_tells_models_apart(tmp_path: Path) -> None:
+    started = {name: StartRecord(name, 30, 0.5, 0.4) for name in ("base", "finetuned")}
+    first = (FirstRecord("corp", 0.1, {}, {}),)
+    write_folder(tmp_path / "a", derivation=derived(GOOD, start=started["base"]))
+    write_folder(tmp_path / "b", derivation=derived(GOOD, start=started["finetuned"]))
+    write_folder(tmp_path / "c", derivation=derived(GOOD, start=started["finetuned"], first=first))
+    found = gather([tmp_path])
+    (panel,) = panels(found)
+    ways = ["nuwa", "base trained, then nuwa", "base trained, then corp, then nuwa"]
+    assert [entry.method for entry in panel.models] == ways
+    view = model_view(found.models[2], "m0", found, [panel])
+    assert ("method", ways[2]) in view["provenance"] and "by corp, then nuwa for" in view["told"]
 
 
 def test_a_base_alone_is_a_model_whose_accuracy_is_not_known(tmp_path: Path) -> None:
