@@ -54,7 +54,7 @@ class BudgetBench:
             asked = self.derivation(folder, name, limit, at_least)
             closed = replace(asked.training, steps=0)
             # A base that is trained before it is cut is the one that is cut in the end.
-            base_steps = None if asked.derive_from == "base" else asked.base_steps or asked.training.steps
+            base_steps = None if asked.derive_from == "base" else asked.base_steps or asked.training.steps or None
             asked = replace(asked, unlabelled=None, finetune_base=False, base_steps=base_steps, reject=None)
             derive(replace(asked, training=closed), self.progress)
         return Candidate(shape_in(folder), name)

@@ -163,15 +163,21 @@ def test_rounds_correct_what_is_wrong_with_the_table(asked: dict[str, Any], tmp_
     assert len(computed.measured) == len(met.rounds) + 1 and computed.measured[-1] == "t"
 
 
+@pytest.mark.parametrize("base_steps", [4, None])  # None: with nothing else to train, the method's own rule
 def test_every_round_cuts_the_base_that_was_trained_once(
-    asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
+    base_steps: int | None,
+    asked: dict[str, Any],
+    tmp_path: Path,
+    computed: Computed,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trained, finetune = [], problem._finetune
+    monkeypatch.setattr("edgevit.derive.methods.forge.method.PASSES", 0)
     monkeypatch.setattr(problem, "_finetune", lambda *given: trained.append(given) or finetune(*given))
-    more = {"derive_from": "finetuned", "base_steps": 4, "cache": tmp_path / "cache"}
+    more = {"derive_from": "finetuned", "base_steps": base_steps, "cache": tmp_path / "cache"}
     (made,) = edgevit.meet(NAME, ms=5.0, out=tmp_path / "t", **{**asked, **more})
     start, met = made.record.start, made.record.met
-    assert start is not None and (start.network, start.steps) == ("finetuned", 4)
+    assert start is not None and (start.network, start.steps) == ("finetuned", base_steps or 1)
     assert met is not None and len(met.rounds) > 1 and len(trained) == 1
 
 
