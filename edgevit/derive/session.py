@@ -174,6 +174,11 @@ def _add_finetuned(taken: Baselines, wanted: _Wanted, problem: Problem) -> Basel
     task = problem.task
     if not wanted.request.finetunes_base or taken.base_finetuned is not None:
         return taken
+    if problem.base_training.steps == 0:  # as long as a model that is not trained
+        problem.progress.warn(
+            "the base is fine-tuned for no steps, so it is no baseline; say how many with --base-steps"
+        )
+        return taken
     network = finetuned_base(problem)
     finetuned = accuracy_of(network, task.test, problem.columns, task.class_names, problem.passes)
     chosen_on = accuracy_on_validation(problem, network)

@@ -218,6 +218,9 @@ def test_a_base_that_training_makes_better_is_named_where_it_is_only_a_baseline(
     assert judged.code == 0, judged.err
     assert "--derive-from better would cut it after them" in " ".join(judged.err.split())
     assert ModelFolder(tmp_path / "m").derivation().start is None  # type: ignore[union-attr]
+    untrained = edgevit_main("derive", *base, *asked, "--finetune-base", "--out", tmp_path / "u")
+    assert "warning: the base is fine-tuned for no steps, so it is no baseline" in " ".join(untrained.err.split())
+    assert "fine-tuned on them │ not asked for" in " ".join(untrained.out.split())
     cut = edgevit_main(
         "derive", *base, *asked, "--derive-from", "better", "--base-steps", "30", "--out", tmp_path / "n"
     )
