@@ -397,13 +397,13 @@ class DeriveRequest(Deriving):
         base = self.supernet_folder() or self.base
         if base is None:
             raise OptionError("nothing to derive from: give a BASE, a timm name or a model folder")
+        self._check_start()
         if self.data is None and self.needs_images():
             raise OptionError("--data is missing; only a slice of a super-network that is not trained needs no images")
         self.check_budget()
         check_steps(self.first, self.method, self.rate, measured=self.measured)
         if self.head not in HEADS:
             raise UnknownNameError("head", self.head, HEADS)
-        self._check_start()
         if self.reject is not None:
             check_number("--reject", self.reject, "(0, 1)", "try 0.05")
         # A jobs file has no key for overwriting, so that its jobs cannot ask for it.

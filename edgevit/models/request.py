@@ -177,4 +177,7 @@ def check_openable(
             "--pretrained weights bring their own classifier; leave num_classes out, or give --checkpoint"
         )
     elif not pretrained:
-        raise CheckpointError(f"{base} needs weights: give --checkpoint FILE, or --pretrained where there is a network")
+        raise CheckpointError(
+            f"{base} is no folder here, and a network of timm's needs weights: give --checkpoint FILE, or --pretrained "
+            "where there is a connection"
+        )

@@ -198,6 +198,7 @@ def test_going_on_with_another_start_is_refused(
             "--derive-from better trains the base, and with --method corp for no steps; say how many with --base-steps",
         ),
         ({"derive_from": "better", "method": "skd"}, OptionError, "--method skd slices a super-network; leave it out"),
+        ({"derive_from": "better", "method": "skd", "data": None}, OptionError, "slices a super-network; leave it out"),
     ],
 )
 def test_what_cannot_be_is_one_line(
