@@ -47,9 +47,10 @@ def estimate(problem: Problem, config: Any, *, finetune_base: bool) -> Estimate:
     read, forward = _time(problem)
     task, training, depth = problem.task, problem.training, len(family_of(problem.network).layers(problem.network))
     seen = (training.steps or 0) * training.batch_size
-    slim, taught = 1 - problem.budget.rate, getattr(config, "teacher", "none") != "none"
+    slim, teacher = 1 - problem.budget.rate, getattr(config, "teacher", "none")
+    trains_base = (finetune_base or (teacher == "finetuned" and seen > 0)) and not has_finetuned_base(problem)
     looks = min(training.evaluations, training.steps or 0) * len(task.validation)
-    learning = seen * (read + forward * (3 * slim + taught)) + looks * (read + forward * slim)
+    learning = seen * (read + forward * (3 * slim + (teacher != "none"))) + looks * (read + forward * slim)
     # Of the methods' own options: images that moments are taken from and solved for, those that gradients are taken of,
     # and those whose loss is measured with each block changed; and purification's masks, which train the base.
     names = ("calibration_images", "sensitivity_images", "measured_images")
@@ -58,7 +59,6 @@ def estimate(problem: Problem, config: Any, *, finetune_base: bool) -> Estimate:
     measuring = solved * (read + 4 * forward) + felt * (read + 6 * forward) + measured * 2 * depth * forward
     measuring += masked * (read + 3 * forward)
     of_base = (problem.base_training.steps or 0) * problem.base_training.batch_size
-    trains_base = finetune_base and not has_finetuned_base(problem)
     whole = 2 * len(task.test) * (read + forward) + trains_base * of_base * (read + 3 * forward)
     processes = problem.compute.accelerator.num_processes
     return Estimate(*(seconds / processes for seconds in (whole, measuring, learning)))

@@ -161,7 +161,7 @@ def distillation_for(
     kept: Sequence[int] | None = None,
     by_token: Sequence[Tensor] | None = None,
 ) -> Distillation | None:
-    """The teacher that was asked for; call it before training the problem's network.
+    """The teacher that was asked for, if anything is to be trained; call it before training the problem's network.
 
     Args:
         embed: what became of the base's embedding in the network that is to learn; None: it has the same.
@@ -169,7 +169,7 @@ def distillation_for(
         by_token: [N] per block of the base, how much the answers feel the tokens behind it, where that is known; else
             it is measured if the options ask for it.
     """
-    if options.teacher == "none":
+    if options.teacher == "none" or problem.training.steps == 0:
         return None
     teacher = finetuned_base(problem) if options.teacher == "finetuned" else problem.network
     if options.token_weighting == "alike" or options.token_weight == 0:

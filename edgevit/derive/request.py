@@ -421,7 +421,8 @@ class DeriveRequest(Deriving):
             )
         if self.base_steps is not None:
             check_number("--base-steps", self.base_steps, "[1, 2**31)")
-            if not self.finetunes_base and "finetuned" not in self.options.values():  # of the option teacher
+            options = (self.options, *(step.options for step in self.first))
+            if not self.finetunes_base and all("finetuned" not in given.values() for given in options):  # as a teacher
                 raise OptionError(
                     "--base-steps is for a base that is trained; give --finetune-base or --derive-from, too"
                 )

@@ -14,7 +14,7 @@ from problems import untrained
 from edgevit.data.task import open_task
 from edgevit.derive.cache import Cache
 from edgevit.derive.estimate import Estimate, estimate
-from edgevit.derive.problem import FINETUNED_FILE, finetuned_base, has_finetuned_base
+from edgevit.derive.problem import finetuned_base, has_finetuned_base
 from edgevit.models.checkpoint import describe
 
 
@@ -37,7 +37,10 @@ def test_a_base_that_is_trained_counts_by_its_own_steps(small_vit: Callable[...,
     problem = replace(problem, base_training=replace(problem.base_training, steps=100_000))
     alone, beside = (estimate(problem, config, finetune_base=trains) for trains in (False, True))
     assert beside.baselines > 20 * alone.baselines and alone.training == beside.training == 0
-    (problem.folder / FINETUNED_FILE).touch()
+    taught = replace(problem, training=replace(problem.training, steps=1))
+    by_it = estimate(taught, SimpleNamespace(teacher="finetuned"), finetune_base=False)
+    assert by_it.baselines > 20 * alone.baselines
+    problem.origin.with_name("finetuned-base.safetensors").touch()
     assert estimate(problem, config, finetune_base=True).baselines < beside.baselines / 10, "it need only be read"
 
 

@@ -168,6 +168,18 @@ def test_in_a_row_each_is_taught_by_what_it_was_given_trained_once(
     ).record.accuracy.base_finetuned  # fmt: skip
 
 
+def test_a_teacher_is_trained_where_anything_learns_from_it(digits_checkpoint: Path, tmp_path: Path) -> None:
+    taught = {"teacher": "finetuned"}
+    closed = start(digits_checkpoint, tmp_path / "closed", "base", options=taught, base_steps=5, cache=False)
+    assert not [stage for stage in stages(closed.folder) if "finetune" in stage]
+    first = ({"method": "vulcan", "rate": 0.1, "options": taught},)
+    row = start(
+        digits_checkpoint, tmp_path / "row", "base", first=first, method="corp", base_steps=5, cache=False,
+        training={"steps": 2, "lr": 3e-3},
+    )  # fmt: skip
+    assert "step1: finetune base" in stages(row.folder)
+
+
 def test_going_on_with_another_start_is_refused(
     digits_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
