@@ -411,6 +411,7 @@ def _carry_out(wanted: _Wanted, problem: Problem) -> Derivation:
         processes=problem.compute.accelerator.num_processes,
         seconds=problem.stopwatch.seconds,
         start=found,
+        base_training=training_record(problem.base_training) if judged.accuracy.base_finetuned else None,
         first=before.records,
         facts=Facts.of(before.in_terms_of_the_base(derived)),
     )

@@ -6,7 +6,7 @@ Schema history: 1  first version
                    of a budget, and beside of what was met, on a second board; where they lack them there was none.
                    Later ones have clock and base_clock of what was met; the others do not say.
                    Later ones have start; where they lack it the base was cut as it is.
-                   Later ones have base_finetuned of validation; the others do not say
+                   Later ones have base_finetuned of validation, and base_training; the others do not say
 """
 
 from __future__ import annotations
@@ -346,6 +346,8 @@ class DerivationRecord:
     processes: Index = 1  # that trained side by side
     assumptions: AssumptionsRecord | None = None  # None: a slice without images, or of an older edgevit
     start: StartRecord | None = None  # None: the base was cut as it is, and nothing else was asked for
+    # Of the base, as the third baseline and where it was cut after it; None: neither, or an older edgevit's.
+    base_training: TrainingRecord | None = None
     first: tuple[FirstRecord, ...] = ()  # what cut the base before the method did
     fitted_head: FittedHead | None = None  # None: the base had a classifier of its own
     met: MetRecord | None = None  # None: the budget was not measured

@@ -56,6 +56,8 @@ def test_the_base_is_cut_after_training_and_its_losses_are_those_of_the_labels(
     made = start(digits_checkpoint, tmp_path / "m", "finetuned", cache=tmp_path / "cache")
     record, begun = made.record, found(made)
     assert (begun.network, begun.steps, record.facts.steps) == ("finetuned", 30, 0)
+    trained = record.base_training
+    assert trained is not None and (trained.steps, trained.more["warmup_steps"]) == (30, 3)
     # both losses anew, of the base and of the weights that were kept
     model = open_base(
         NAME, checkpoint=digits_checkpoint, pretrained=False, model_args=ARGS, preprocessing=PREPROCESSING
