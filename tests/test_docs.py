@@ -131,6 +131,11 @@ def test_links_in_the_documentation_lead_somewhere() -> None:
     assert {f"{name}.md" for name in listed} == set(made), "every made page has its place in the index"
 
 
+def test_decisions_are_numbered_as_their_files_are() -> None:
+    titles = {file.name[:3]: file.read_text().splitlines()[0] for file in (ROOT / "docs/decisions").glob("*.md")}
+    assert titles and not {title for number, title in titles.items() if not title.startswith(f"# {number}: ")}
+
+
 def test_the_made_pages_have_every_option_field_and_board() -> None:
     from made_pages import pages
 
