@@ -1,7 +1,8 @@
 """Which model should I take: every model at every place as a row, three baselines above them, and the one to take.
 
 The one to take is the cheapest whose accuracy is not below the base's by more than chance: the upper end of its 95 %
-interval reaches the accuracy of the base restricted to the classes. That is asked of the validation images where every
+interval reaches the accuracy of the base restricted to the classes, or of that after training on them, where models
+were cut from it and it is the better one. That is asked of the validation images where every
 model was judged on them, so that test images are looked at and not chosen by; a file that was judged by itself must
 hold on the test images, too. Void runs, models that nobody judged, and those that a gate fails or could not be held
 against are out. The cost is the p50 where it was measured, or its ratio to the base's where other programs were busy
@@ -13,13 +14,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from edgevit.agent.records import Run
 from edgevit.data.shares import wilson
 from edgevit.errors import RunsError
-from edgevit.folder.derivation import Accuracies, AccuracyRecord
+from edgevit.folder.derivation import AccuracyRecord, DerivationRecord
 from edgevit.folder.model import ModelSpec
 from edgevit.folder.names import onnx_name
 from edgevit.report.axes import AccuracyTask, LatencyPlace, places, task_of
@@ -45,6 +47,7 @@ class Entry(EntryRecord):
     runs: tuple[Run, ...] = field(default=(), repr=False)
     gates: tuple[Gate, ...] = field(default=(), repr=False)  # that it has to pass
     verdicts: tuple[Verdict, ...] = field(default=(), repr=False)  # of these gates on the runs; none without runs
+    is_cut: bool = False  # of a fine-tuned base: whether models were cut from it
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -104,9 +107,19 @@ class Panel:
         return [entry for entry in self.entries if not entry.is_baseline]
 
     @property
+    def references(self) -> list[Entry]:
+        """What models may have to be as good as: bases restricted to the classes, and trained ones that were cut."""
+        return [e for e in self.entries if e.top1 is not None and (e.kind == "restricted" or e.is_cut)]
+
+    @property
+    def reference(self) -> Entry | None:
+        """The best of `references`."""
+        return max(self.references, key=self.merit, default=None)
+
+    @property
     def goal(self) -> float | None:
-        """The accuracy to reach: that of the base restricted to the classes; of several bases, the best."""
-        return max((e.top1 for e in self.entries if e.kind == "restricted" and e.top1 is not None), default=None)
+        """The accuracy of `reference` on the test images."""
+        return None if self.reference is None else self.reference.top1
 
     @property
     def axes(self) -> list[Axis]:
@@ -130,19 +143,19 @@ class Panel:
     @property
     def chosen_on(self) -> int | None:
         """Images of the validation part that models are chosen by; None: not all were judged on them."""
-        seen = [e.validation for e in self.entries if e.kind in ("restricted", "model") and e.top1 is not None]
-        return seen[0][1] if self.goal is not None and seen and seen[0] and None not in seen else None
+        models = [e for e in self.entries if e.kind == "model" and e.top1 is not None]
+        seen = [e.validation for e in (*self.references, *models)]
+        return seen[0][1] if self.references and seen[0] and None not in seen else None
 
     def reaching(self) -> list[Entry]:
         """The models as accurate as the base, as far as its images can tell, that may be taken."""
         free = [e for e in self.models if may_be_taken(e)]
-        if self.goal is None:
+        if (reference := self.reference) is None:
             return free
-        on_test = [e for e in free if (e.interval or (0, 0))[1] >= self.goal]
+        on_test = [e for e in free if (e.interval or (0, 0))[1] >= (reference.top1 or 0)]
         if self.chosen_on is None:
             return on_test
-        bases = [e.validation for e in self.entries if e.kind == "restricted" and e.validation is not None]
-        goal = max(right / images for right, images in bases)
+        goal = self.merit(reference)
         held = [e for e in free if e.judged == "torch" or e in on_test]
         return [e for e in held if e.validation is not None and wilson(*e.validation)[1] >= goal]
 
@@ -258,12 +271,9 @@ def _entries(models: Sequence[FoundModel], place: LatencyPlace | None) -> Iterat
             continue
         several = f" ({document.timm_name})" if len(documents) > 1 else ""
         for kind, title in BASELINES.items():
-            accuracy = _baseline_accuracy([made.accuracy for made in kin], kind)
-            chosen = next((made.validation for made in kin if made.validation is not None), None)
             folder = next((b for b in bases if _is_this(b, kind, digest)), None)
-            entries = list(_of_baseline(folder, kind, title + several, place, document, accuracy))
-            if kind == "restricted" and chosen is not None:
-                entries = [replace(entry, validation=(chosen.base_restricted, chosen.images)) for entry in entries]
+            judged_so = _judged_baseline(kin, kind)
+            entries = list(_of_baseline(folder, kind, title + several, place, document, judged_so))
             if kind == "restricted" or not reference:
                 reference = next((e.runs for e in entries if e.runs), reference)
             yield from (_with_ratio(entry, reference) for entry in entries)
@@ -278,11 +288,19 @@ def _is_this(base: FoundModel, kind: Kind, digest: str) -> bool:
     return document is not None and document.base.weights_sha256 == digest and heads.get(kind) == document.head
 
 
-def _baseline_accuracy(told: Sequence[Accuracies], kind: Kind) -> AccuracyRecord | None:
-    """What models are set against: of bases that were fine-tuned by other steps or seeds, the most accurate."""
+def _judged_baseline(kin: Sequence[DerivationRecord], kind: Kind) -> dict[str, Any]:
+    """What derivations say of a baseline of theirs; of bases that were trained by other steps, the most accurate."""
     name = {"full head": "base_full_head", "restricted": "base_restricted", "fine-tuned": "base_finetuned"}[kind]
-    records = (record for one in told if (record := getattr(one, name)) is not None)
-    return max(records, key=lambda record: record.top1, default=None)
+    told = [(made, accuracy) for made in kin if (accuracy := getattr(made.accuracy, name)) is not None]
+    if not told:
+        return {}
+    made, accuracy = max(told, key=lambda pair: pair[1].top1)
+    judged = {"top1": accuracy.top1, "images": accuracy.images, "judged": "torch"}
+    if kind == "fine-tuned":
+        judged["is_cut"] = any(one.start is not None and one.start.network == "finetuned" for one in kin)
+    if (seen := made.validation) is not None and (right := getattr(seen, name, None)) is not None:
+        judged["validation"] = (right, seen.images)
+    return judged
 
 
 def _of_baseline(
@@ -291,16 +309,14 @@ def _of_baseline(
     title: str,
     place: LatencyPlace | None,
     document: ModelSpec,
-    accuracy: AccuracyRecord | None,
+    judged: Mapping[str, Any],
 ) -> Iterator[Entry]:
-    judged = {} if accuracy is None else {"top1": accuracy.top1, "images": accuracy.images, "judged": "torch"}
     if folder is None:
         base = document.base
-        known = {"macs": base.macs, "params": base.params, "embed": base.embed}
-        yield Entry(kind=kind, title=title, model=None, **known, **judged)  # type: ignore[arg-type]
+        yield Entry(kind=kind, title=title, model=None, macs=base.macs, params=base.params, embed=base.embed, **judged)
         return
     for entry in _of_model(folder, kind, title, place, ()):
-        yield replace(entry, **judged)  # type: ignore[arg-type]
+        yield replace(entry, **judged)
 
 
 def _of_model(

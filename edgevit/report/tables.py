@@ -125,20 +125,27 @@ def answer(panel: Panel) -> str:
             "not known."
         )
     taken, goal = panel.recommended(), panel.goal
+    base = reference_told(panel)
     if taken is None:
         best = max((e for e in panel.models if e.top1 is not None), key=lambda e: e.top1 or 0, default=None)
         if best is None or goal is None:
             return "Derive models with --data and --classes, so that they are judged on test images."
         return (
-            f"The most accurate is {best.title} with {_told(best)}; the base restricted to the classes has "
-            f"{100 * goal:.2f} %. Fewer MACs may be removed, or more images and --steps given."
+            f"The most accurate is {best.title} with {_told(best)}; {base} has {100 * goal:.2f} %. "
+            "Fewer MACs may be removed, or more images and --steps given."
         )
     if goal is None:
         return f"top-1 {_told(taken)}. There is no base to set it against."
     return (
         f"Of {len(panel.models)} models the {panel.axes[0].best} whose accuracy is not below that of the base by more "
-        f"than chance{_chosen_on(panel)} the base restricted to the classes has {100 * goal:.2f} %.{_level(panel)}"
+        f"than chance{_chosen_on(panel)} {base} has {100 * goal:.2f} %.{_level(panel)}"
     )
+
+
+def reference_told(panel: Panel) -> str:
+    """Which base models are to be as good as."""
+    how = "trained on" if panel.reference is not None and panel.reference.is_cut else "restricted to"
+    return f"the base {how} the classes"
 
 
 def _level(panel: Panel) -> str:

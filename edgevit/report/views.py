@@ -14,7 +14,7 @@ from edgevit.report.choice import Panel, may_be_taken
 from edgevit.report.details import classes, details
 from edgevit.report.gather import Found, FoundModel
 from edgevit.report.runs import gather_warnings, make_row, three_digits
-from edgevit.report.tables import answer, columns, entry_data, figures, heading, none_reaching, notes
+from edgevit.report.tables import answer, columns, entry_data, figures, heading, none_reaching, notes, reference_told
 
 HEAD = ("place", "file", "batch", "p50 ms", "p90 ms", "p99 ms", "spread", "images/s", "W", "mJ/image", "engine MiB",
         "max C", "power mode")  # fmt: skip
@@ -52,6 +52,7 @@ def panel_view(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
         "heading": heading(panel),
         "figures": figures(panel),
         "answer": answer(panel),
+        "reference": reference_told(panel),
         "notes": notes(panel),
         "axes": panel.axes,
         "columns": [column.title for column in shown],

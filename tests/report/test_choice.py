@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from model_folders import some_spec
@@ -16,6 +17,7 @@ from some_report import (
     NANO,
     POOR,
     accuracies,
+    accuracy,
     derived,
     turns,
     write_everything,
@@ -158,6 +160,26 @@ def test_of_bases_that_were_fine_tuned_by_other_steps_the_most_accurate_is_the_b
         )
     (panel,) = panels(gather([tmp_path]))
     assert [(entry.kind, entry.top1) for entry in panel.baselines][2] == ("fine-tuned", 0.93)
+
+
+@pytest.mark.parametrize(("network", "taken"), [("finetuned", "b"), ("base", "a")])
+@pytest.mark.parametrize("known", [True, False])
+def test_models_of_a_trained_base_are_to_be_as_good_as_that(
+    tmp_path: Path, network: Any, taken: str, known: bool
+) -> None:
+    """The smaller one only reaches the base as it was, on the validation images as on the test images."""
+    finetuned, start = AccuracyRecord(0.99, 200), StartRecord(network, 30, 0.5, 0.4)
+    for name, top1, right, macs in (("a", GOOD, 181, 5 * 10**5), ("b", accuracy(0.98, 97, 99), 196, 10**6)):
+        told = replace(accuracies(top1), base_finetuned=finetuned)
+        validation = ValidationRecord(200, 180, right, 198 if known else None)
+        made = derived(top1, accuracy=told, start=start, validation=validation)
+        write_folder(tmp_path / name, derivation=made, macs=macs)
+    (panel,) = panels(gather([tmp_path]))
+    chosen = panel.recommended()
+    assert chosen is not None and chosen.title == taken
+    assert panel.chosen_on == (200 if known or network == "base" else None)
+    told = "the base trained on the classes has 99.00 %"
+    assert (told if network == "finetuned" else "the base restricted to the classes has 96.00 %") in answer(panel)
 
 
 def test_what_cut_the_base_and_whether_it_was_trained_first_tells_models_apart(tmp_path: Path) -> None:
