@@ -37,8 +37,23 @@ class Latency:
     high: float | None
 
 
+class RightAnswers:
+    """A share of images, as two counts."""
+
+    right: int  # of `images`, how many are classified rightly among the target classes
+    images: int
+
+    def __post_init__(self) -> None:
+        if self.right > self.images:
+            raise ValueError(f"{self.right} of {self.images} images are no share")
+
+    @property
+    def top1(self) -> float:
+        return self.right / max(self.images, 1)
+
+
 @dataclass(frozen=True)
-class SweepPoint:
+class SweepPoint(RightAnswers):
     """One model: a folder beside sweep.json."""
 
     folder: str
@@ -49,14 +64,6 @@ class SweepPoint:
     params: Count
     latency: Latency | None = None  # None: not measured yet
 
-    def __post_init__(self) -> None:
-        if self.right > self.images:
-            raise ValueError(f"{self.right} of {self.images} images are no share")
-
-    @property
-    def top1(self) -> float:
-        return self.right / max(self.images, 1)
-
     def interval(self) -> tuple[float, float]:
         """The 95 % interval of `top1`."""
         from edgevit.data.shares import wilson
@@ -65,20 +72,12 @@ class SweepPoint:
 
 
 @dataclass(frozen=True)
-class FinetunedBase:
+class FinetunedBase(RightAnswers):
     """The base after training on the classes; `start` says whether models are cut from it. No folder holds it."""
 
     right: Index  # of `images`, as of a point
     images: Index
     start: StartRecord
-
-    def __post_init__(self) -> None:
-        if self.right > self.images:
-            raise ValueError(f"{self.right} of {self.images} images are no share")
-
-    @property
-    def top1(self) -> float:
-        return self.right / max(self.images, 1)
 
 
 @dataclass(frozen=True)
