@@ -32,8 +32,7 @@ from edgevit.derive.realise import realise
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
-
-PASSES = 10  # over the training images, of the training after the cut
+from edgevit.train.settings import usual_steps
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def cuts(network: nn.Module, options: RankOptions, policy: Policy) -> Cuts:
 
 def default_steps(config: object, rate: float, images: int, batch_size: int) -> int:
     """Steps of the training after the cut, whatever the method, its options and the rate."""
-    return max(round(PASSES * images / batch_size), 1)
+    return usual_steps(images, batch_size)
 
 
 @torch.no_grad()

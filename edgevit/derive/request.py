@@ -281,8 +281,8 @@ class Deriving(Request):
     base_steps: Annotated[
         int | None,
         Option(
-            "Number of optimiser steps that the base trains for, where it does.  [default: as --steps; to be cut, the "
-            "method's own rule where that is 0]",
+            "Number of optimiser steps that the base trains for, where it does.  [default: as many as the model; to be "
+            "cut, as --steps, or 10 passes over the training images where that is 0 or not given]",
             TRAINING,
         ),
     ] = None

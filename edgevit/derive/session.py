@@ -34,7 +34,6 @@ from edgevit.derive.reach import Asked, asked_of
 from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_rejection_images
 from edgevit.derive.request import DeriveRequest
 from edgevit.derive.start import start_from
-from edgevit.errors import OptionError
 from edgevit.folder.derivation import (
     Accuracies,
     AccuracyRecord,
@@ -57,7 +56,7 @@ from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
 from edgevit.request import as_request
 from edgevit.train.passes import accuracy_of
-from edgevit.train.settings import Training, fill
+from edgevit.train.settings import Training, fill, usual_steps
 from edgevit.version import written_by
 
 
@@ -332,11 +331,11 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     first = settle_row(request.first, method, request.settings, opened.network, policy, progress)
     request = replace(request, first=first)
     budget = _budget(opened.base, opened.network, len(task.train), policy, request, method, config)
-    usual = method.default_steps(config, budget.rate, len(task.train), training.batch_size)
     if training.steps is None:
+        usual = method.default_steps(config, budget.rate, len(task.train), training.batch_size)
         training = replace(training, steps=usual)
     # A base knows its classes, whatever the method: so it trains gently, and is one baseline for all methods.
-    base_training = fill(replace(training, steps=_base_steps(request, training.steps, usual)), gentle=True)
+    base_training = fill(replace(training, steps=_base_steps(request, training.steps, len(task.train))), gentle=True)
     training = fill(training, gentle=method.gentle)
     if request.unlabelled is not None:
         refuse_untaught(request.method, config, training.steps)
@@ -345,21 +344,17 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         return _carry_out(wanted, opened.problem(budget, policy, training, base_training, folder))
 
 
-def _base_steps(request: DeriveRequest, steps: int | None, usual: int) -> int:
-    """How long the base trains where it is fine-tuned: as long as the model, or where that is not trained as usual.
+def _base_steps(request: DeriveRequest, steps: int | None, images: int) -> int | None:
+    """How long the base trains where it is fine-tuned: as long as the model, which takes `steps`.
 
-    Raises:
-        OptionError: it is to be cut after a training of no steps.
+    A base that is cut trains for as long as was asked for, or else by one rule, whatever the method and the budget: all
+    that are derived from it share it, those that are not trained themselves, too.
     """
     if request.base_steps is not None:
         return request.base_steps
-    found = steps or (usual if request.derive_from != "base" else 0)
-    if request.derive_from != "base" and found == 0:
-        raise OptionError(
-            f"--derive-from {request.derive_from} trains the base, and with --method {request.method} for no steps; "
-            "say how many with --base-steps"
-        )
-    return found
+    if request.derive_from == "base":
+        return steps
+    return request.training.steps or usual_steps(images, request.training.batch_size)
 
 
 def _open_images(

@@ -14,7 +14,7 @@ from edgevit.data.classes import listed
 from edgevit.data.request import Data
 from edgevit.derive.methods import method_names
 from edgevit.derive.options import describe
-from edgevit.derive.request import METHOD, STARTS, Cache, DeriveFrom, DeriveRequest, Request, method_options
+from edgevit.derive.request import METHOD, Cache, DeriveFrom, DeriveRequest, Request, method_options
 from edgevit.errors import OptionError, OutputError, UnknownNameError
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import partial_folder
@@ -62,7 +62,12 @@ class SweepRequest(Request):
     ] = "validation"
     derive_from: DeriveFrom = "base"
     base_steps: Annotated[
-        int | None, Option("Number of optimiser steps that the base trains for, once for all rates.", TRAINING)
+        int | None,
+        Option(
+            "Number of optimiser steps that the base trains for, once for all rates.  [default: 10 passes over the "
+            "training images]",
+            TRAINING,
+        ),
     ] = None
     training: Annotated[
         Training,
@@ -84,22 +89,13 @@ class SweepRequest(Request):
             raise UnknownNameError("part of the data", self.part, PARTS)
         if self.method in method_names() and describe(self.method).slices:
             raise OptionError("slices of a super-network need no sweep: `edgevit show NET` draws their accuracy")
-        self._check_start()
+        if self.derive_from == "base" and (idle := self._of_training()):
+            option = f"--{next(iter(idle)).replace('_', '-')}"
+            raise OptionError(f"{option} is for a base that is trained; give --derive-from better, too")
         self._refuse_other_folder()
         due = [asked for rate in self.rates if not (asked := self.at(rate)).out.is_dir()]
         for asked in due[:1]:  # they differ in their rates alone
             asked.check()
-
-    def _check_start(self) -> None:
-        """Refuse a training of the base for no number of steps, and options of one that there is not."""
-        if self.derive_from == "base" and (idle := self._of_training()):
-            option = f"--{next(iter(idle)).replace('_', '-')}"
-            raise OptionError(f"{option} is for a base that is trained; give --derive-from better, too")
-        if self.derive_from in STARTS[1:] and self.base_steps is None:
-            # A method's own rule may count in rates, and then every rate would have a base of its own.
-            raise OptionError(
-                f"--derive-from {self.derive_from} trains one base for all rates; say how many steps with --base-steps"
-            )
 
     def _of_training(self) -> dict[str, Any]:
         """What was asked of the training of the base: all that is other than where nobody asks."""

@@ -20,7 +20,7 @@ SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine")
 INTERVALS = (
     ("steps", "[0, 2**31)", "0 trains not at all"),
     ("batch_size", COUNT, ""),
-    ("lr", "(0, inf)", "the papers use 1e-4"),
+    ("lr", "(0, 1]", "the papers use 1e-4"),  # AdamW moves every weight by up to this in each step
     ("weight_decay", "[0, inf)", "the papers use 0.05"),
     ("warmup_steps", "[0, 2**31)", ""),
     ("clip_norm", "[0, inf)", "0 leaves gradients as they are"),
@@ -113,6 +113,12 @@ class Training:
 
 
 WARMUP = 0.1  # share of the steps, of a method that is gentle
+PASSES = 10  # over the training images, of what trains for as long as no paper says
+
+
+def usual_steps(images: int, batch_size: int) -> int:
+    """Optimiser steps of what trains for as long as no paper says: ten passes over the training images."""
+    return max(round(PASSES * images / batch_size), 1)
 
 
 def fill(training: Training, *, gentle: bool) -> Training:

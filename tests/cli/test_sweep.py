@@ -119,7 +119,7 @@ def test_one_that_loses_more_than_chance_is_not_chosen(edgevit_main: Any, tmp_pa
         (["--split", "train"], "no part of the data 'train'"),
         (["--method", "skd"], "need no sweep"),
         (["--lr", "1e-3"], "--lr is for a base that is trained; give --derive-from better, too"),
-        (["--derive-from", "better"], "say how many steps with --base-steps"),
+        (["--derive-from", "best"], "no network to derive from 'best'; did you mean 'better' or 'base'"),
         (["--classes", "3,elephant"], "elephant"),
     ],
 )

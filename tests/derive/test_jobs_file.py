@@ -106,7 +106,7 @@ JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
         ),
         ({"budgets": [{"name": "x", "rate": 1.5}]}, JobsError, r"budget 'x': rate 1.5 is not in \(0, 1\)"),
         ({"training": {"lr": "fast"}}, JobsError, "has 'fast' as training.lr, expected a valid number"),
-        ({"training": {"lr": 0}}, JobsError, "--lr 0 is not a finite number above 0"),
+        ({"training": {"lr": 0}}, JobsError, r"--lr 0 is not in \(0, 1\]"),
         ({"training": {"steps": "3"}}, JobsError, "has '3' as training.steps"),
         ({"training": {"precision": "fp8"}}, JobsError, "has 'fp8' as training.precision, expected 'fp32', 'bf16'"),
         ({"methods": [{"name": "nuwa", "training": {"lr": []}}]}, JobsError, "has a list as training.lr"),

@@ -116,7 +116,7 @@ def test_bf16_trains_and_the_model_folder_is_fp32(checkpoint, tmp_path):
 
 def test_a_loss_that_is_no_number_stops_with_advice(checkpoint, tmp_path):
     with pytest.raises(TrainingError, match=r"no longer a number; try a lower --lr"):
-        derive(checkpoint, tmp_path / "burst", training={"lr": 1e30})
+        derive(checkpoint, tmp_path / "burst", training={"weight_decay": 1e36})
 
 
 def test_training_stops_once_both_accuracies_have_met(checkpoint, tmp_path, monkeypatch):

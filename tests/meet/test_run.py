@@ -163,7 +163,7 @@ def test_rounds_correct_what_is_wrong_with_the_table(asked: dict[str, Any], tmp_
     assert len(computed.measured) == len(met.rounds) + 1 and computed.measured[-1] == "t"
 
 
-@pytest.mark.parametrize("base_steps", [4, None])  # None: with nothing else to train, the method's own rule
+@pytest.mark.parametrize("base_steps", [4, None])  # None: where nothing else trains, the usual passes
 def test_every_round_cuts_the_base_that_was_trained_once(
     base_steps: int | None,
     asked: dict[str, Any],
@@ -172,7 +172,7 @@ def test_every_round_cuts_the_base_that_was_trained_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trained, finetune = [], problem._finetune
-    monkeypatch.setattr("edgevit.derive.methods.forge.method.PASSES", 0)
+    monkeypatch.setattr("edgevit.train.settings.PASSES", 0)
     monkeypatch.setattr(problem, "_finetune", lambda *given: trained.append(given) or finetune(*given))
     more = {"derive_from": "finetuned", "base_steps": base_steps, "cache": tmp_path / "cache"}
     (made,) = edgevit.meet(NAME, ms=5.0, out=tmp_path / "t", **{**asked, **more})

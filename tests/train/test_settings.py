@@ -27,7 +27,8 @@ def test_a_method_that_is_gentle_warms_up_and_the_others_train_as_published():
         ({"precision": "int8"}, UnknownNameError, "no precision 'int8'"),
         ({"batch_size": 10, "grad_accum": 3}, OptionError, "does not divide into 3 micro-batches"),
         ({"steps": -1}, OptionError, r"--steps -1 is not in \[0, 2\*\*31\)"),
-        ({"lr": 0.0}, OptionError, "--lr 0 is not a finite number above 0"),
+        ({"lr": 0.0}, OptionError, r"--lr 0 is not in \(0, 1\]"),
+        ({"lr": 3.0}, OptionError, r"--lr 3 is not in \(0, 1\]"),
         ({"augment": "flop"}, UnknownNameError, "did you mean 'flip'"),
     ],
 )

@@ -58,17 +58,17 @@ from edgevit.derive.reach import Asked, Cuts, check_embed_width
 from edgevit.models.anatomy import Block, Ffn
 from edgevit.models.families import family_of
 from edgevit.train.passes import Observer
+from edgevit.train.settings import usual_steps
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
 PER_NEURON = 8  # tokens at least for each neuron of the widest FFN, in second moments
 PER_STAND_IN = 16  # tokens at least for each width of the embedding, in what stands in for a site
-PASSES = 10  # over the training images, in distillation
 
 
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
     """Steps of distillation."""
-    return max(round(PASSES * images / batch_size), 1)
+    return usual_steps(images, batch_size)
 
 
 def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
