@@ -1,17 +1,20 @@
 """Device memory, streams, events and graphs, behind one small interface.
 
-Two files offer it: `pycuda.py`, where that package is importable, and `runtime.py`, ctypes on the libcudart that every
-JetPack brings. Both use the primary context, which is the one that TensorRT uses. Addresses and streams are integers,
-as TensorRT takes them. What is allocated belongs to the `Cuda` and is freed when it is left, also by an error.
+Two files offer it: `runtime.py`, ctypes on the libcudart that every JetPack brings, and `pycuda.py`, for where there is
+none. Both use the primary context, which is the one that TensorRT uses. Addresses and streams are integers, as TensorRT
+takes them. What is allocated belongs to the `Cuda` and is freed when it is left, also by an error.
 """
 
 from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import Any, Callable, Protocol
+from typing import TYPE_CHECKING, Any, Callable, Protocol, Type
 
 from ..runners import RunnerError
+
+if TYPE_CHECKING:
+    from .pycuda import PycudaCuda
 
 LIBRARY = "EDGEVIT_CUDART"  # environment variable that names another libcudart; pycuda is not used then
 
@@ -65,22 +68,33 @@ class Cuda(Protocol):
 
 
 def open_cuda(*, spin: bool | None = None) -> Cuda:
-    """Open the first GPU.
+    """Open the first GPU, through pycuda only where that can capture graphs, or where no libcudart can be loaded.
 
     `spin`: wait by asking over and over, which takes a core and answers soonest; False: sleep; None: as CUDA chooses.
 
     Raises: RunnerError.
     """
-    if LIBRARY not in os.environ:
-        try:
-            from .pycuda import PycudaCuda
-        except (ImportError, ValueError):  # a ValueError where it was built for another numpy
-            pass
-        else:
-            return PycudaCuda(spin)
-    from .runtime import RuntimeCuda
+    from .runtime import NoRuntimeError, RuntimeCuda
 
-    return RuntimeCuda(spin, os.environ.get(LIBRARY))
+    library = os.environ.get(LIBRARY)
+    bound = _pycuda() if library is None else None
+    if bound is not None and bound.graphs:
+        return bound(spin)
+    try:
+        return RuntimeCuda(spin, library)
+    except NoRuntimeError:
+        if bound is None:
+            raise
+        return bound(spin)
+
+
+def _pycuda() -> Type[PycudaCuda] | None:
+    """Return the binding by pycuda; None where that cannot be imported."""
+    try:
+        from .pycuda import PycudaCuda
+    except (ImportError, ValueError):  # a ValueError where it was built for another numpy
+        return None
+    return PycudaCuda
 
 
 def describe_cuda() -> dict[str, Any]:

@@ -27,7 +27,8 @@ class PycudaCuda:
     """`Cuda` on pycuda."""
 
     binding = "pycuda"
-    graphs = hasattr(driver.Stream, "begin_capture")  # since 2022
+    # No release has them, up to 2026.1; the pull request for them (inducer/pycuda 343) is open.
+    graphs = hasattr(driver.Stream, "begin_capture")
 
     def __init__(self, spin: bool | None) -> None:
         self._spin = spin

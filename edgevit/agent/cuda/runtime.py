@@ -70,8 +70,15 @@ HINTS = {
 }
 
 
+class NoRuntimeError(RunnerError):
+    """No libcudart can be loaded."""
+
+
 def _load(library: str | None) -> ctypes.CDLL:
-    """Load libcudart and declare what is used of it."""
+    """Load libcudart and declare what is used of it.
+
+    Raises: NoRuntimeError.
+    """
     failures = []
     for name in (library,) if library else NAMES:
         try:
@@ -86,7 +93,7 @@ def _load(library: str | None) -> ctypes.CDLL:
             failures.append(str(error).splitlines()[0])
         else:
             return loaded
-    raise RunnerError(
+    raise NoRuntimeError(
         f"no CUDA runtime can be loaded ({failures[0]}); install JetPack's with `sudo apt install nvidia-jetpack`, "
         "or name its file in EDGEVIT_CUDART"
     )

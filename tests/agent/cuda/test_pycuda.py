@@ -5,16 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from standin_board import play
+from standin_board import play, play_cudart
 
-from edgevit.agent.cuda import describe_cuda, open_cuda
+from edgevit.agent.cuda import describe_cuda, open_cuda, runtime
 
 
-def test_an_old_pycuda_says_that_it_has_no_graphs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("STANDIN_PYCUDA", "2020")
+def test_a_pycuda_without_graphs_is_for_where_there_is_no_libcudart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As every release: without a graph, a latency holds what it takes to launch each kernel."""
+    library = play_cudart(monkeypatch, tmp_path)
+    monkeypatch.delenv("EDGEVIT_CUDART")
+    monkeypatch.setenv("STANDIN_PYCUDA", "release")
     play(monkeypatch, tmp_path)
-    with open_cuda() as cuda:
-        assert (cuda.binding, cuda.graphs) == ("pycuda", False)
+    for names, expected in (((str(library),), ("ctypes", True)), (("none.so",), ("pycuda", False))):
+        monkeypatch.setattr(runtime, "NAMES", names)
+        with open_cuda() as cuda:
+            assert (cuda.binding, cuda.graphs) == expected
 
 
 @pytest.mark.parametrize("error", ["ImportError('libcurand.so.10')", "ValueError('numpy.dtype size changed')"])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from standin_board import RELEASES, build, model_for, play, play_cudart
 
+from edgevit.agent.cuda import runtime
 from edgevit.agent.execution import Execution
 from edgevit.agent.measure import MeasurementRequest, measure
 from edgevit.agent.runners import Loaded, RunnerError, import_runner, runner_options
@@ -96,7 +97,8 @@ def test_a_capture_that_is_refused_goes_on_without_and_says_so(
 
 
 def test_a_binding_without_graphs_goes_on_without_and_says_so(board: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STANDIN_PYCUDA", "2020")
+    monkeypatch.setenv("STANDIN_PYCUDA", "release")
+    monkeypatch.setattr(runtime, "NAMES", ("none.so",))
     with opened(board()) as loaded:
         loaded.infer()
         assert loaded.settle() == {"cuda_graph": "unavailable"}

@@ -1,5 +1,6 @@
-"""What edgevit uses of `pycuda.driver`, by its documentation; STANDIN_PYCUDA=2020 has no graphs, as that release.
+"""What edgevit uses of `pycuda.driver`, by its documentation, and graphs as it might have them one day.
 
+STANDIN_PYCUDA=release has none, as no release has them.
 STANDIN_PYCUDA_FAIL names a function that raises as if the GPU were out of memory. `alive` are the things not freed yet.
 """
 
@@ -113,7 +114,7 @@ class Stream:
     def synchronize(self) -> None:
         _check("cuStreamSynchronize")
 
-    if os.environ.get("STANDIN_PYCUDA") != "2020":
+    if os.environ.get("STANDIN_PYCUDA") != "release":
 
         def begin_capture(self) -> None:
             global captured
