@@ -39,7 +39,8 @@ PROGRAM_S = 60.0
 KILLED_S = 5.0  # that a program may need to end which was killed, or could not be
 GUARDIAN_S = 30.0  # that a guardian may need to put things back after its process has died
 POLL_S = 0.1
-REFUSED = re.compile(r"^sudo: |^Sorry, user |is not in the sudoers file", re.MULTILINE)
+# A board that was given another name makes sudo complain that it cannot resolve it, and run the program all the same.
+REFUSED = re.compile(r"^sudo: (?!unable to resolve host)|^Sorry, user |is not in the sudoers file", re.MULTILINE)
 
 START = """\
 import sys

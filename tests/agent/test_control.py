@@ -442,6 +442,17 @@ def test_sudo_is_asked_never_to_ask(ordinary_user, tmp_path):
     assert asked[0].endswith("nvpmodel -q") and asked[1].endswith("jetson_clocks --show")
 
 
+def test_a_board_that_sudo_does_not_know_by_name_has_refused_nothing(ordinary_user, state_dir):
+    warning = "sudo: unable to resolve host orin: Name or service not known"
+    ordinary_user(f'echo "{warning}" >&2; echo "cannot store"; exit 1')
+    assert control.can_control("/")
+    with (
+        pytest.raises(RunnerError, match="stored nothing; it said 'cannot store'"),
+        controlled("/", None, True, report=print, state_dir=state_dir),
+    ):
+        pass
+
+
 def test_a_captured_board_needs_no_sudo(root, ordinary_user):
     ordinary_user("exit 1")
     assert control.can_control(root)
