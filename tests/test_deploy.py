@@ -395,6 +395,9 @@ def test_an_engine_gives_the_classes_of_the_onnx_file(
         other = "10.3.0" if release != "10.3.0" else "11.1"
         refused = run_classify(exported / "export", *by_onnx, **{**environment, "STANDIN_TENSORRT": other})
         assert refused.returncode == 1 and "was it built on this board, by this TensorRT?" in refused.stderr
+        small = run_classify(exported / "export", *by_onnx, **environment, STANDIN_TENSORRT_FAULT="no-context")
+        assert small.returncode == 1 and "OutOfMemory" in small.stderr
+        assert "cannot prepare to run the engine" in small.stderr and "Traceback" not in small.stderr
         shutil.copy(engine, engine.with_name("1.engine"))
         several = run_classify(exported / "export", *by_onnx, **environment)
         assert several.returncode == 1 and several.stderr.count("--engine ") == 2
@@ -568,7 +571,9 @@ def test_the_cpp_program_calls_other_what_the_python_one_would(run_cpp: Cpp) -> 
         assert done.stdout.rstrip("\n").split("\t")[1:-1] == expected
 
 
-def test_the_cpp_program_says_what_is_wrong(program: Path, run_cpp: Cpp, tmp_path: Path) -> None:
+def test_the_cpp_program_says_what_is_wrong(
+    program: Path, run_cpp: Cpp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = {"input_size": [3, 32, 32], "interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "center",
                 "mean": [0.5] * 3, "std": [0.5] * 3}  # fmt: skip
     image = Image.new("RGB", (32, 32))
@@ -589,6 +594,9 @@ def test_the_cpp_program_says_what_is_wrong(program: Path, run_cpp: Cpp, tmp_pat
     assert "built elsewhere, or by another TensorRT?" in refused(model, ppm, ppm)
     assert "built elsewhere, or by another TensorRT?" in refused(model, tmp_path / "none", ppm)
     assert "is not an 8-bit PPM" in refused(model, engine, model)
+    with monkeypatch.context() as small:
+        small.setenv("STANDIN_TENSORRT_FAULT", "no-context")
+        assert refused(model, engine, ppm).endswith("cannot prepare to run " + str(engine) + "; close other programs\n")
     ppm.write_bytes(ppm.read_bytes()[:100])
     assert "is not an 8-bit PPM" in refused(model, engine, ppm)
 

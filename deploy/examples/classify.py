@@ -117,6 +117,8 @@ class Engine:
         if self.engine is None:
             sys.exit(f"TensorRT {trt.__version__} cannot read {path}: was it built on this board, by this TensorRT?")
         self.context = self.engine.create_execution_context()
+        if self.context is None:
+            sys.exit("TensorRT cannot prepare to run the engine, as its messages above say; close other programs")
         dtypes = {trt.DataType.FLOAT: np.float32, trt.DataType.HALF: np.float16}
         names = [self.engine.get_tensor_name(i) for i in range(self.engine.num_io_tensors)]
         self.input, self.output = sorted(names, key=lambda n: self.engine.get_tensor_mode(n) != trt.TensorIOMode.INPUT)

@@ -215,6 +215,7 @@ public:
         engine.reset(plan.empty() ? nullptr : runtime->deserializeCudaEngine(plan.data(), plan.size()));
         if (!engine) throw std::runtime_error("cannot read " + path + ": built elsewhere, or by another TensorRT?");
         context.reset(engine->createExecutionContext());
+        if (!context) throw std::runtime_error("TensorRT cannot prepare to run " + path + "; close other programs");
         for (int i = 0; i < engine->getNbIOTensors(); ++i) {
             char const* name = engine->getIOTensorName(i);
             bool const isInput = engine->getTensorIOMode(name) == nvinfer1::TensorIOMode::kINPUT;

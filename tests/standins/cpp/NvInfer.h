@@ -1,9 +1,11 @@
 // A stand-in for TensorRT's C++ API: what deploy/examples/cpp uses of it, declared as NvInferRuntime.h does from 8.5 to
 // 11 (64-bit dimensions since 10). Nothing here is TensorRT: an "engine" is the text `standin BATCH SIZE OUTPUTS TYPE`,
-// and output i of its network is the value that stands i/OUTPUTS of the way into the image.
+// and output i of its network is the value that stands i/OUTPUTS of the way into the image. STANDIN_TENSORRT_FAULT as that
+// in Python: no-context.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <sstream>
 #include <string>
@@ -79,7 +81,10 @@ public:
     Dims getTensorShape(char const* tensorName) const noexcept {
         return IExecutionContext(network).getTensorShape(tensorName);
     }
-    IExecutionContext* createExecutionContext() noexcept { return new IExecutionContext(network); }
+    IExecutionContext* createExecutionContext() noexcept {
+        char const* fault = std::getenv("STANDIN_TENSORRT_FAULT");
+        return fault && std::string("no-context") == fault ? nullptr : new IExecutionContext(network);
+    }
 
 private:
     StandinNetwork network;
