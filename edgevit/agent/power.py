@@ -16,6 +16,10 @@ from .runners import RunnerError
 
 METERS = ("ina3221", "tegrastats", "jtop")  # the best first: the other two read the same sensors, more coarsely
 
+# That the last reading may be old when the window ends. Where a program or a service was ended within it, the mean of
+# its beginning would be told as that of all.
+SILENT_NS = 1_000_000_000
+
 Rails = Sequence[Sequence[str]]  # I2C address and label of each
 
 
@@ -89,7 +93,7 @@ class Readings:
         return [name for name in found if name] if all(found) else []
 
     def figures(self, interval_ms: float | None) -> dict[str, Any]:
-        if not self.rows:
+        if not self.rows or self.ended_ns - self.times_ns[-1] > SILENT_NS:
             return {"power": None}
         return {
             "power": {

@@ -34,6 +34,15 @@ def test_a_window_that_begins_anew_keeps_the_newest_of_the_readings_before_it():
     assert 2 == power["times_ns"][0] < power["window_started_ns"] < power["times_ns"][1]
 
 
+@pytest.mark.parametrize(("silent_s", "told"), [(0.5, True), (1.5, False)])
+def test_a_sensor_that_falls_silent_within_the_window_tells_nothing_of_it(silent_s, told):
+    readings = Readings("any", [["40", "A"]])
+    readings.begin()
+    readings.add(readings.started_ns + 1_000_000_000, {"A@40": 2.0})
+    readings.ended_ns = readings.started_ns + 1_000_000_000 + round(silent_s * 1e9)
+    assert (readings.figures(None)["power"] is not None) is told
+
+
 def test_the_best_meter_that_can_read_is_taken(board_tree):
     root = board_tree(NX)
     assert isinstance(power_meter(str(root), None, []), ina3221.Meter)

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Dict
 
 from ..__main__ import claim_stdout
 from ..control import own_command
@@ -96,12 +96,18 @@ class Meter:
         self.readings.begin()
 
     def read(self) -> None:
-        if self.client is None or not self.client.ok(spin=True):
-            return
-        rails = self.client.power.get("rail", {})
+        rails = self._rails() if self.client is not None else {}
         row = {name: float(rail["power"]) for name, rail in rails.items() if name != "NC" and "power" in rail}
         if row:
             self.readings.add(perf_counter_ns(), row)
+
+    def _rails(self) -> Dict[str, Any]:
+        try:
+            rails: Dict[str, Any] = self.client.power.get("rail", {}) if self.client.ok(spin=True) else {}
+            return rails
+        except Exception as error:  # of any kind, as above: `ok` raises what the client's thread has met since
+            self.reason, self.client = f"jtop: {error!r}", None
+            return {}
 
     def __exit__(self, *_: object) -> None:
         self.readings.ended_ns = perf_counter_ns()

@@ -98,6 +98,17 @@ def test_a_service_that_resets_the_connection_is_no_meter_and_no_error(service, 
     assert power_meter(str(service), None, []) is None
 
 
+def test_a_service_that_stops_while_it_is_read_is_no_error(service, package):
+    """The client's thread meets it, and `ok` raises it whenever it is asked next."""
+    stops = "self.asked = vars(self).get('asked', 0) + 1\n        if self.asked > 2: raise EOFError()\n"
+    source = STAND_IN.replace("return self.open and spin", f"{stops}        return True")
+    package(source=source.format(start="pass", rails={"VDD_IN": 5000}))
+    with jtop.Meter(str(service), [["40", "VDD_IN"]]) as meter:
+        for _ in range(3):
+            meter.read()
+    assert (meter.readings.rows, meter.reason) == ([[5000], [5000]], "jtop: EOFError()")
+
+
 def test_a_service_that_hangs_is_given_up_and_others_read_the_power(board_tree, service, package, monkeypatch):
     monkeypatch.setattr(jtop, "ANSWER_S", 1.0)
     package(start=HANGS)
