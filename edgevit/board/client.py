@@ -74,8 +74,11 @@ def pack_agent() -> tuple[str, bytes]:
 
 
 def in_sh(script: str) -> str:
-    """Return a command line that runs `script` with sh, whatever the login shell is."""
-    return f"exec sh -c {shlex.quote(script)}"
+    """Return a command line that runs `script` with sh, whatever the login shell is, and in English.
+
+    ssh hands this machine's language on, a board may know it, and what programs say there is looked through.
+    """
+    return f"exec env LC_ALL=C sh -c {shlex.quote(script)}"
 
 
 def is_full(text: str) -> bool:

@@ -16,7 +16,7 @@ from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import SCHEMA
 from edgevit.board import client
 from edgevit.board.client import Agent, pack_agent
-from edgevit.errors import AgentError, UnreachableError
+from edgevit.errors import AgentError, UnfitBoardError, UnreachableError
 
 REQUEST = asdict(
     MeasurementRequest("/models/any.onnx", "0" * 64, "any", None, "fake", 1, 5, 0, 0, 0, {"latency_ms": 1})
@@ -147,6 +147,21 @@ def test_the_shell_prefix_may_stand_for_another_machine(tmp_path):
     ssh.chmod(0o755)
     with Agent(shell=(str(ssh), "orin"), host="orin") as agent:
         assert len(agent.call("measure", **REQUEST)["latencies_ns"]) == 5
+
+
+def test_a_full_disk_is_told_as_full_where_programs_speak_another_language(tmp_path, monkeypatch):
+    head = tmp_path / "bin/head"
+    head.parent.mkdir()
+    head.write_text(
+        '#!/bin/sh\n[ "$LC_ALL" = C ] && said="No space left on device" || said="kein Speicherplatz mehr"\n'
+        'echo "head: $said" >&2\nexit 1\n'
+    )
+    head.chmod(0o755)
+    monkeypatch.setenv("PATH", str(head.parent), prepend=":")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    with pytest.raises(UnfitBoardError, match=r"no space left on .* for the agent"):
+        Agent().__enter__()
 
 
 def test_stray_prints_do_not_corrupt_the_protocol(extra_runners, caplog):
