@@ -149,14 +149,18 @@ class Panel:
 
     def reaching(self) -> list[Entry]:
         """The models as accurate as the base, as far as its images can tell, that may be taken."""
-        free = [e for e in self.models if may_be_taken(e)]
+        return [e for e in self.accurate() if may_be_taken(e)]
+
+    def accurate(self) -> list[Entry]:
+        """The models as accurate as the base, whether or not anything else speaks against them; all, without a base."""
+        judged = [e for e in self.models if e.top1 is not None]
         if (reference := self.reference) is None:
-            return free
-        on_test = [e for e in free if (e.interval or (0, 0))[1] >= (reference.top1 or 0)]
+            return judged
+        on_test = [e for e in judged if (e.interval or (0, 0))[1] >= (reference.top1 or 0)]
         if self.chosen_on is None:
             return on_test
         goal = self.merit(reference)
-        held = [e for e in free if e.judged == "torch" or e in on_test]
+        held = [e for e in judged if e.judged == "torch" or e in on_test]
         return [e for e in held if e.validation is not None and wilson(*e.validation)[1] >= goal]
 
     def merit(self, entry: Entry) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 from edgevit.data.shares import share_text
 from edgevit.derive.allocate.budget import readable
 from edgevit.report.axes import apart, apart_tasks
-from edgevit.report.choice import UNSTEADY, Entry, Panel, cost_on_axis
+from edgevit.report.choice import UNSTEADY, Axis, Entry, Panel, cost_on_axis, may_be_taken
 from edgevit.report.details import drawable
 from edgevit.report.gather import Skipped
 from edgevit.report.record import REPORT_KIND, EntryRecord, PanelRecord, ReportRecord
@@ -112,9 +112,22 @@ def heading(panel: Panel) -> str:
 
 def none_reaching(panel: Panel) -> str:
     """Why none of the models whose accuracy is known may be taken."""
-    if all(entry.passes_gates for entry in panel.models if entry.top1 is not None):
+    if not (accurate := panel.accurate()):
         return "No model is as accurate as the base"
-    return "No model that is as accurate as the base passes the gates"
+    if panel.reaching():
+        return none_on_axis(panel, panel.axes[0])
+    if all(entry.void for entry in accurate):
+        return f"Every model{_as_accurate(panel)} was measured in void runs"
+    return f"No model{_as_accurate(panel)} passes the gates"
+
+
+def none_on_axis(panel: Panel, axis: Axis) -> str:
+    """That those that may be taken have no figure there."""
+    return f"No model{_as_accurate(panel)} has a figure for {axis.title}"
+
+
+def _as_accurate(panel: Panel) -> str:
+    return "" if panel.goal is None else " that is as accurate as the base"
 
 
 def answer(panel: Panel) -> str:
@@ -128,18 +141,25 @@ def answer(panel: Panel) -> str:
     base = reference_told(panel)
     if taken is None:
         best = max((e for e in panel.models if e.top1 is not None), key=lambda e: e.top1 or 0, default=None)
-        if best is None or goal is None:
+        if best is None:
             return "Derive models with --data and --classes, so that they are judged on test images."
-        return (
-            f"The most accurate is {best.title} with {_told(best)}; {base} has {100 * goal:.2f} %. "
-            "Fewer MACs may be removed, or more images and --steps given."
-        )
+        against = "there is no base to set it against" if goal is None else f"{base} has {100 * goal:.2f} %"
+        return f"The most accurate is {best.title} with {_told(best)}; {against}. {_what_to_do(panel)}"
     if goal is None:
         return f"top-1 {_told(taken)}. There is no base to set it against."
     return (
         f"Of {len(panel.models)} models the {panel.axes[0].best} whose accuracy is not below that of the base by more "
         f"than chance{_chosen_on(panel)} {base} has {100 * goal:.2f} %.{_level(panel)}"
     )
+
+
+def _what_to_do(panel: Panel) -> str:
+    """What may lead to a model to take, where there is none."""
+    if not (accurate := panel.accurate()):
+        return "Fewer MACs may be removed, or more images and --steps given."
+    if panel.reaching():
+        return f"Measure {_some([e.title for e in accurate if may_be_taken(e)])}, too, in turns with the base."
+    return f"What speaks against {_some([e.title for e in accurate])} is told below the table."
 
 
 def reference_told(panel: Panel) -> str:

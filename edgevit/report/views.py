@@ -14,7 +14,17 @@ from edgevit.report.choice import Panel, may_be_taken
 from edgevit.report.details import classes, details
 from edgevit.report.gather import Found, FoundModel
 from edgevit.report.runs import gather_warnings, make_row, three_digits
-from edgevit.report.tables import answer, columns, entry_data, figures, heading, none_reaching, notes, reference_told
+from edgevit.report.tables import (
+    answer,
+    columns,
+    entry_data,
+    figures,
+    heading,
+    none_on_axis,
+    none_reaching,
+    notes,
+    reference_told,
+)
 
 HEAD = ("place", "file", "batch", "p50 ms", "p90 ms", "p99 ms", "spread", "images/s", "W", "mJ/image", "engine MiB",
         "max C", "power mode")  # fmt: skip
@@ -74,7 +84,10 @@ def panel_data(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
         told |= {"reaching": entry in reaching, "free": not entry.is_baseline and may_be_taken(entry)}
         told |= {"merit": panel.merit(entry)}
         entries.append({name: value for name, value in told.items() if value not in (None, [], ())})
-    axes = [{"name": a.name, "title": a.title, "unit": a.unit, "by_ratio": a.by_ratio} for a in panel.axes]
+    axes = [
+        {"name": a.name, "title": a.title, "unit": a.unit, "by_ratio": a.by_ratio, "none": none_on_axis(panel, a)}
+        for a in panel.axes
+    ]
     on = "" if panel.chosen_on is None else " on the validation images"
     none = none_reaching(panel)
     return {"goal": panel.goal, "judged_on": on, "none_reaching": none, "axes": axes, "entries": entries}

@@ -101,6 +101,25 @@ def test_a_model_that_fails_a_gate_or_is_void_is_not_taken(found: Found) -> None
     assert [cost_on_axis(entry, axis) for axis in AXES][:2] == [None, None] and cost_on_axis(entry, AXES[5]) == 500_000
 
 
+def test_a_model_that_is_accurate_and_not_taken_is_not_called_inaccurate(found: Found) -> None:
+    """Because it was not measured where another was, all its runs are void, or a gate fails."""
+    poor = panels(replace(found, runs=[run for run in found.runs if run.label != "t1"]))[0]
+    assert [e.title for e in poor.reaching()] == ["t1"] and poor.recommended() is None
+    assert heading(poor) == "No model that is as accurate as the base has a figure for latency, p50"
+    assert answer(poor).endswith("has 96.00 %. Measure t1, too, in turns with the base.")
+    axes = {axis["name"]: axis["none"] for axis in panel_data(poor, {})["axes"]}
+    assert axes["energy_mj"] == "No model that is as accurate as the base has a figure for energy of an image"
+    moved = [replace(run, power_mode_after="MAXN") for run in found.runs]
+    void = panels(replace(found, runs=moved))[0]
+    assert heading(void) == "Every model that is as accurate as the base was measured in void runs"
+    assert answer(void).endswith("has 96.00 %. What speaks against t1 is told below the table.")
+    failing = panels(found, [parse_gate("p99<1ms")])[0]
+    assert answer(failing).endswith("has 96.00 %. What speaks against t1 is told below the table.")
+    baseless = replace(void, entries=tuple(void.models))
+    assert heading(baseless) == "Every model was measured in void runs"
+    assert "there is no base to set it against" in answer(baseless)
+
+
 def test_what_was_not_measured_passes_no_gate(found: Found) -> None:
     without = [replace(run, power=None) if run.label == "t1" else run for run in found.runs]
     nano = panels(replace(found, runs=without), [parse_gate("energy<1J"), parse_gate("p99<4ms")])[0]

@@ -65,6 +65,18 @@ def test_the_script_chooses_what_the_table_marks_and_follows_the_readers_limits(
     page.close()
 
 
+def test_on_an_axis_that_lacks_the_accurate_models_the_script_does_not_call_all_inaccurate(
+    browser: Any, file: Path
+) -> None:
+    seen = Opened(browser, file)
+    seen.page.evaluate("data.panels[0].entries.filter(e => e.reaching).forEach(e => delete e.energy_mj)")
+    seen.page.select_option("section.open select", "energy_mj")
+    assert seen.texts("section.open .own-answer") == [
+        "No model that is as accurate as the base has a figure for energy of an image."
+    ]
+    seen.page.close()
+
+
 def test_of_models_that_cost_the_same_as_far_as_runs_can_tell_the_script_takes_the_most_accurate(
     browser: Any, file: Path
 ) -> None:

@@ -51,7 +51,7 @@ function showPanel(section) {
   own.replaceChildren(...(chosen
     ? [Object.assign(document.createElement("strong"), { textContent: chosen.title }),
       `: top-1 ${percent(chosen.top1)} at ${axis.title} ${withUnit(chosen[axis.name], axis)}${asked ? ", the cheapest within these limits" : ", the cheapest by this axis that is as accurate as the base"}.${beside(chosen, cheapest, axis, panel.judged_on)}`]
-    : [asked ? "No model keeps to these limits." : `${panel.none_reaching}.`]));
+    : [asked ? "No model keeps to these limits." : `${panel.entries.some(e => e.reaching) ? axis.none : panel.none_reaching}.`]));
 }
 
 /** Sort the models; the baselines stay on top. What was not measured comes last, whichever way. */
