@@ -47,6 +47,7 @@ class Entry(EntryRecord):
     runs: tuple[Run, ...] = field(default=(), repr=False)
     gates: tuple[Gate, ...] = field(default=(), repr=False)  # that it has to pass
     verdicts: tuple[Verdict, ...] = field(default=(), repr=False)  # of these gates on the runs; none without runs
+    in_turns: bool = False  # whether its ratio is of rounds that the base was in, too
     is_cut: bool = False  # of a fine-tuned base: whether models were cut from it
 
     @property
@@ -129,7 +130,7 @@ class Panel:
         """
         judged = [e for e in self.models if e.top1 is not None]
         known = [axis for axis in AXES if any(cost_on_axis(e, axis) is not None for e in judged)]
-        in_turns = all(e.ratio is not None for e in judged if e.p50_ms is not None)
+        in_turns = all(e.in_turns for e in judged if e.p50_ms is not None)
         if (any(e.busy for e in self.entries) or self.spread > UNSTEADY) and in_turns:
             known.sort(key=lambda axis: axis.name != "ratio")
         return known
@@ -428,7 +429,14 @@ def _with_ratio(entry: Entry, reference: Sequence[Run]) -> Entry:
     found = _compared(reference, entry.runs)
     if found is None:
         return entry
-    return replace(entry, ratio=found.ratio, ratio_low=found.low, ratio_high=found.high, ratio_of=found.figure)
+    return replace(
+        entry,
+        ratio=found.ratio,
+        ratio_low=found.low,
+        ratio_high=found.high,
+        ratio_of=found.figure,
+        in_turns=found.rounds is not None,
+    )
 
 
 def _compared(before: Sequence[Run], after: Sequence[Run]) -> Comparison | None:

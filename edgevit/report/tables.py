@@ -20,6 +20,7 @@ from edgevit.report.runs import three_digits
 from edgevit.version import written_by
 
 FEW_IMAGES = 0.05  # half an interval: so few images tell little
+FIGURES_TOLD = {"p50": "of p50s", "mean": "of means", "processor": "of processor time"}
 MANY = 5  # models of which one is chosen by the images that it is told on
 PIPE = str.maketrans({"|": "\\|", "\n": " "})
 
@@ -147,8 +148,9 @@ def answer(panel: Panel) -> str:
         return f"The most accurate is {best.title} with {_told(best)}; {against}. {_what_to_do(panel)}"
     if goal is None:
         return f"top-1 {_told(taken)}. There is no base to set it against."
+    which = f"Of {len(panel.models)} models the {panel.axes[0].best}" if len(panel.models) > 1 else "The only model,"
     return (
-        f"Of {len(panel.models)} models the {panel.axes[0].best} whose accuracy is not below that of the base by more "
+        f"{which} whose accuracy is not below that of the base by more "
         f"than chance{_chosen_on(panel)} {base} has {100 * goal:.2f} %.{_level(panel)}"
     )
 
@@ -229,16 +231,14 @@ def notes(panel: Panel) -> list[str]:
     """What to know before believing a panel."""
     told = []
     if busy := [entry.title for entry in panel.entries if entry.busy]:
-        ratios = any(entry.ratio is not None for entry in panel.entries)
         told.append(
             f"Other programs were busy when {_some(busy)} {'was' if len(busy) == 1 else 'were'} measured: "
-            f"milliseconds are a busy machine's{'; ratios to the base are of rounds, and hold' if ratios else ''}."
+            f"milliseconds are a busy machine's{_what_holds(panel)}."
         )
     elif panel.spread > UNSTEADY:
-        ratios = any(entry.ratio is not None for entry in panel.models)
         told.append(
             f"The machine's speed changed meanwhile: the p50s of one model lie {panel.spread:.2g} times apart (of the "
-            f"median model){'; ratios to the base are of rounds, and hold' if ratios else ''}."
+            f"median model){_what_holds(panel)}."
         )
     told += [f"{entry.title} is void, and on no axis of what was measured: {reason}" for entry in panel.entries
              for reason in entry.void]  # fmt: skip
@@ -259,7 +259,7 @@ def notes(panel: Panel) -> list[str]:
     ]
     if wide and panel.goal is not None:
         told.append(f"On so few test images a difference below {200 * max(wide):.0f} points may be chance.")
-    if len([e for e in panel.models if e.top1 is not None]) > MANY:
+    if panel.chosen_on is None and len([e for e in panel.models if e.top1 is not None]) > MANY:
         told.append(
             "One is chosen here by the same test images on which it is told: the more models, the more of its accuracy "
             "may be luck."
@@ -267,10 +267,22 @@ def notes(panel: Panel) -> list[str]:
     return told
 
 
+def _what_holds(panel: Panel) -> str:
+    """Which ratios are believed where milliseconds are not, and of what they are."""
+    held = [entry for entry in panel.models if entry.in_turns]
+    if not held:
+        return "; no ratio to the base is of rounds: measure models and base in turns, by one `edgevit bench`"
+    figures = " and ".join(sorted({FIGURES_TOLD[entry.ratio_of or "p50"] for entry in held}))
+    others = [entry.title for entry in panel.models if entry.ratio is not None and not entry.in_turns]
+    but = f", but for {_some(others)}, measured apart" if others else ""
+    return f"; ratios to the base are of rounds ({figures}), and hold{but}"
+
+
 def _some(names: Sequence[str], most: int = 4) -> str:
     """The first few, each once, and how many more."""
     once = list(dict.fromkeys(names))
-    return ", ".join(once[:most]) + (f" and {len(once) - most} more" if len(once) > most else "")
+    shown = ("; " if any("," in name for name in once[:most]) else ", ").join(once[:most])
+    return shown + (f" and {len(once) - most} more" if len(once) > most else "")
 
 
 def kept_apart(panels: Sequence[Panel]) -> list[str]:

@@ -147,6 +147,19 @@ def test_on_a_busy_machine_the_ratio_decides(found: Found) -> None:
     assert panels(replace(found, runs=busy))[0].axes[0].name == "ratio"
 
 
+def test_on_a_busy_machine_ratios_of_runs_that_were_not_in_turns_are_not_said_to_hold(found: Found) -> None:
+    busy = [replace(run, cpu_busy_ns=30 * 10**9, cpu_own_ns=10**9) for run in found.runs]
+
+    def apart(*labels: str) -> Panel:
+        alone = [replace(run, session=None, round=None) if run.label in labels else run for run in busy]
+        return panels(replace(found, runs=alone))[0]
+
+    none, some = apart("base", "t1", "t2"), apart("t2")
+    assert by_title(none)["t1"].ratio is not None and none.axes[0].name == some.axes[0].name == "p50_ms"
+    assert "no ratio to the base is of rounds: measure models and base in turns" in notes(none)[0]
+    assert notes(some)[0].endswith("ratios to the base are of rounds (of means), and hold, but for t2, measured apart.")
+
+
 def test_on_a_machine_whose_speed_changes_the_ratio_decides(found: Found) -> None:
     steady = panels(found)[0]
     assert steady.spread < 1.1 and steady.axes[0].name == "p50_ms"
@@ -157,7 +170,10 @@ def test_on_a_machine_whose_speed_changes_the_ratio_decides(found: Found) -> Non
     shaken = panels(replace(found, runs=slowed))[0]
     assert shaken.spread > 1.4 and shaken.axes[0].name == "ratio"
     told = next(note for note in notes(shaken) if note.startswith("The machine's speed changed"))
-    assert f"lie {shaken.spread:.2g} times apart" in told and "ratios to the base are of rounds, and hold" in told
+    assert (
+        f"lie {shaken.spread:.2g} times apart" in told
+        and "ratios to the base are of rounds (of p50s), and hold" in told
+    )
     assert by_title(shaken)["t1"].ratio == pytest.approx(by_title(steady)["t1"].ratio, rel=0.02)
 
 

@@ -63,10 +63,14 @@ def test_where_no_model_will_do_that_is_said(found: Found, made: list[Panel]) ->
 def test_what_to_know_before_believing_it_is_told(made: list[Panel], found: Found) -> None:
     assert "Not measured here: t2." in notes(made[1])
     busy = panels(replace(found, runs=[replace(r, cpu_busy_ns=30 * 10**9, cpu_own_ns=10**9) for r in found.runs]))[0]
-    assert "ratios to the base are of rounds, and hold" in notes(busy)[0]
+    assert "when base, restricted to the classes; t1; t2 were measured" in notes(busy)[0]
+    assert notes(busy)[0].endswith("; ratios to the base are of rounds (of means), and hold.")
     assert notes(replace(made[0], place=None))[0].startswith("Nothing was measured: `edgevit bench")
     many = replace(made[0], entries=made[0].entries * 4)
     assert "more of its accuracy may be luck" in notes(many)[-1]
+    validated = replace(many, entries=tuple(replace(entry, validation=(90, 100)) for entry in many.entries))
+    assert validated.chosen_on == 100 and not any("luck" in note for note in notes(validated))
+    assert answer(replace(made[0], entries=made[0].entries[:4])).startswith("The only model, whose accuracy is not")
 
 
 def test_columns_without_a_figure_are_left_out(made: list[Panel]) -> None:
