@@ -7,7 +7,7 @@ same, too. What differs in any of it gets a plot of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,15 +131,20 @@ def _titles(firsts: Sequence[Run]) -> list[str]:
     return titles
 
 
-def _title(run: Run) -> str:
+def machine_told(environment: Mapping[str, str]) -> str:
+    """What a machine and its state are called."""
     words = []
     for group in CALLED:
-        name = next((name for name in group if run.environment.get(name)), None)
+        name = next((name for name in group if environment.get(name)), None)
         if name is not None:
-            value = run.environment[name]
+            value = environment[name]
             value = f"{RUNTIMES[name]} {value}" if name in RUNTIMES else value
             words.append(CLOCKS.get(value, "") if name == "clocks" else value)
-    words.append(f"batch {run.batch}")
+    return ", ".join(word for word in words if word)
+
+
+def _title(run: Run) -> str:
+    words = [machine_told(run.environment), f"batch {run.batch}"]
     words.append(f"{run.streams} streams" if run.streams > 1 else "")
     words.append("" if run.use() == CLOSED_LOOP else run.use())
     return ", ".join(word for word in words if word)

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgevit.agent.records import Power, Run
 from edgevit.folder.derivation import AccuracyRecord
-from edgevit.report.axes import LatencyPlace
+from edgevit.report.axes import LatencyPlace, machine_told
 from edgevit.report.gather import Found, FoundModel
 from edgevit.report.layers import break_down
 
@@ -40,7 +40,11 @@ def details(model: FoundModel, found: Found, at: Sequence[LatencyPlace]) -> dict
             for alike in _by_file(runs)
             if (drawn := _power_of(place, alike, points)) is not None
         ],
-        "layers": [asdict(break_down(profile)) for profile in found.profiles if profile.model_sha256 in model.files],
+        "layers": [
+            {"place": machine_told(profile.environment), **asdict(break_down(profile))}
+            for profile in found.profiles
+            if profile.model_sha256 in model.files
+        ],
     }
 
 

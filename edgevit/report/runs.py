@@ -325,13 +325,13 @@ def _compare(before: Sequence[Run], after: Sequence[Run], *, force: bool) -> lis
     return comparisons
 
 
-def gather_warnings(runs: Sequence[Run]) -> list[str]:
-    """The warnings of one model's runs, each kind once, with its name and how many of the runs have it."""
+def gather_warnings(runs: Sequence[Run], who: str | None = None) -> list[str]:
+    """The warnings of one model's runs, each kind once, with its name, or `who`, and how many of the runs have it."""
     kinds: dict[str, list[str]] = defaultdict(list)
     for run in runs:
         for kind, text in run.doubts().items():
             kinds[kind].append(text)
-    who = f"{_name(runs[0])}, batch {runs[0].batch}"
+    who = who or f"{_name(runs[0])}, batch {runs[0].batch}"
     several = len(runs) > 1
     return [
         f"{who}: {f'{len(texts)} of {len(runs)} runs, such as: ' if several else ''}{texts[0]}"

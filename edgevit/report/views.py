@@ -13,7 +13,7 @@ from edgevit.report.axes import LatencyPlace
 from edgevit.report.choice import Panel, may_be_taken
 from edgevit.report.details import classes, details
 from edgevit.report.gather import Found, FoundModel
-from edgevit.report.runs import gather_warnings, make_row, three_digits
+from edgevit.report.runs import gather_warnings, group, make_row, three_digits
 from edgevit.report.tables import (
     answer,
     columns,
@@ -108,7 +108,7 @@ def model_view(model: FoundModel, name: str, found: Found, panels: Sequence[Pane
         "confused": [list(map(str, pair.values())) for pair in (drawn["confusion"] or {}).get("pairs", [])],
         "trained": model.derivation.training_told() if model.derivation is not None else "",
         "measured": _measured(model, at),
-        "warnings": _warnings(model, found),
+        "warnings": _warnings(model, at),
         "gates": _gates(model, panels),
         "engines": _engines(model),
         "ladder": [
@@ -176,11 +176,15 @@ def _measured(model: FoundModel, at: Sequence[LatencyPlace]) -> dict[str, Any]:
     return {"head": [HEAD[i] for i in known], "rows": [[row[i] for i in known] for row in rows]}
 
 
-def _warnings(model: FoundModel, found: Found) -> list[str]:
-    """What speaks against its runs."""
-    runs = [run for run in found.runs if run.model_sha256 in model.files]
-    void = [f"void: {reason}" for run in runs for reason in run.void()]
-    return list(dict.fromkeys([*void, *(gather_warnings(runs) if runs else ())]))
+def _warnings(model: FoundModel, at: Sequence[LatencyPlace]) -> list[str]:
+    """What speaks against its runs, of each place and each way to run it by itself."""
+    told = []
+    for place in at:
+        for alike in group(run for run in place.runs if run.model_sha256 in model.files):
+            who = f"{place.title}, {alike[0].model}"
+            told += [f"{who}: void: {reason}" for run in alike for reason in run.void()]
+            told += gather_warnings(alike, who)
+    return list(dict.fromkeys(told))
 
 
 def _gates(model: FoundModel, panels: Sequence[Panel]) -> list[list[str]]:

@@ -37,6 +37,7 @@ def test_everything_of_a_measured_model_is_drawn(found: Found) -> None:
     ]  # fmt: skip
     assert [(round(seen["mean_w"], 1), seen["idle_w"]) for seen in drawn["power"]] == [(6.1, 4), (5.1, 4)]
     assert [seen["label"] for seen in drawn["layers"]] == ["t1"] and drawn["layers"][0]["fused"] == 1
+    assert drawn["layers"][0]["place"] == "TensorRT 10.3.0"
     assert {(curve["stage"], curve["name"]) for curve in drawn["history"]} == {
         ("distil", "loss_task"), ("distil", "accuracy_trained"), ("distil", "lr")
     }  # fmt: skip
