@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from edgevit.data.shares import share_text
 from edgevit.derive.allocate.budget import readable
 from edgevit.folder.derivation import MetRecord
 from edgevit.folder.records import plain as as_plain
-from edgevit.report.axes import LatencyPlace
+from edgevit.report.axes import AccuracyTask, LatencyPlace
 from edgevit.report.choice import Panel, may_be_taken
 from edgevit.report.details import classes, details
 from edgevit.report.gather import Found, FoundModel
@@ -29,17 +30,45 @@ from edgevit.report.tables import (
 HEAD = ("place", "file", "batch", "p50 ms", "p90 ms", "p99 ms", "spread", "images/s", "W", "mJ/image", "engine MiB",
         "max C", "power mode")  # fmt: skip
 DIGITS = 12  # of a hash
+OF_TAB = 6  # of one that only tells two tasks apart
+OWN = 2  # classes in a tab
 
 
 def tabs(panels: Sequence[Panel]) -> list[str]:
-    """What tells each panel from the others, in a few words."""
-    one_task = len({id(panel.task) for panel in panels if panel.task is not None}) <= 1
+    """What tells each panel from the others, in a few words: what all of them have is left out."""
+    tasks = _apart({id(p.task): _task_words(p.task, panels) for p in panels if p.task is not None})
+    places = _apart({id(p.place): p.place.title.split(", ") for p in panels if p.place is not None})
+    measured = bool(places)
     told = []
     for panel in panels:
-        task = "not found" if panel.task is None else "" if one_task else f"{panel.task.title}, {panel.task.images}"
-        place = panel.place.title if panel.place is not None else "not measured"
-        told.append(" · ".join(filter(None, (task, place))))
+        task = "not found" if panel.task is None else tasks[id(panel.task)]
+        place = places[id(panel.place)] if panel.place is not None else "not measured" * measured
+        told.append(" · ".join(filter(None, (task, place))) or (panel.task.title if panel.task else "all"))
     return told
+
+
+def _task_words(task: AccuracyTask, panels: Sequence[Panel]) -> list[str]:
+    """Classes that not all tasks have, data and seed; where these tell two tasks not apart, what else may."""
+    others = [panel.task for panel in panels if panel.task is not None and panel.task is not task]
+    own = [name for name in task.classes if any(name not in other.classes for other in others)] or task.classes
+    more = ", ..." if len(own) > OWN else ""
+    words = [f"{len(task.classes)} classes: {', '.join(own[:OWN])}{more}"]
+    if (data := task.data) is None:
+        return [*words, task.images]
+    words += [Path(data.data).name, f"seed {data.seed}"]
+    if any((other.title, other.data and other.data.seed) == (task.title, data.seed) for other in others):
+        words += [f"{data.images.test} test images", f"images {data.fingerprint[:OF_TAB]}"]
+    return words
+
+
+def _apart(words: Mapping[int, Sequence[str]]) -> dict[int, str]:
+    """Of each, the words that not all have; all of its words where none is left."""
+    common = set.intersection(*map(set, words.values())) if words else set()
+    alike = len({tuple(one) for one in words.values()}) <= 1
+    return {
+        key: "" if alike else ", ".join(word for word in one if word not in common) or ", ".join(one)
+        for key, one in words.items()
+    }
 
 
 def panel_view(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:

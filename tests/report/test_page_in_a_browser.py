@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import Opened, open_browser
-from some_report import write_everything
+from some_report import DATA, GOOD, derived, write_everything, write_folder
 
 from edgevit.report.gates import parse_gate
 from edgevit.report.run import report
@@ -45,6 +46,20 @@ def test_at_every_width_all_is_drawn_and_nothing_sticks_out(browser: Any, file: 
             outline, *_, neurons = (float(bar.get_attribute("width") or 0) for bar in bars.all())
             assert neurons == pytest.approx(0.75 * outline, abs=1.5)
         seen.page.close()
+
+
+def test_on_a_phone_the_answer_is_in_the_first_screen_however_many_settings_there_are(
+    browser: Any, tmp_path: Path
+) -> None:
+    for seed in range(12):
+        write_folder(tmp_path / f"m{seed}", derivation=derived(GOOD, data=replace(DATA, seed=seed)))
+    file = report([tmp_path], output=tmp_path / "page.html").file or tmp_path
+    seen = Opened(browser, file, width=390)
+    answer = seen.page.locator("section.open h1").bounding_box()
+    assert answer is not None and answer["y"] < 300 and seen.texts("nav.tabs button")[0] == "seed 0"
+    seen.page.locator("nav.tabs button").first.press("ArrowLeft")
+    assert seen.page.locator("nav.tabs button").last.evaluate("b => b.getBoundingClientRect().top") < 300
+    seen.page.close()
 
 
 def test_the_script_chooses_what_the_table_marks_and_follows_the_readers_limits(browser: Any, file: Path) -> None:

@@ -34,12 +34,17 @@ def test_a_panel_has_rows_that_lead_to_models(found: Found) -> None:
 
 def test_tabs_say_what_tells_panels_apart(found: Found) -> None:
     nano, nx, gone = panels(found)
-    assert tabs([nano, nx, gone])[0] == "Nano, 25W, TensorRT 10.3.0, batch 1" and tabs([gone])[0].startswith(
-        "not found · NX"
-    )
+    assert tabs([nano, nx, gone]) == ["Nano, 25W", "NX, 15W", "not found · NX, 15W"]
+    assert tabs([nx, gone]) == ["2 classes: cat, dog", "not found"]
     assert nano.task is not None and nano.task.data is not None
     other = replace(nano, task=replace(nano.task, data=replace(nano.task.data, seed=7)), place=None)
-    assert tabs([nano, other])[1] == "2 classes: cat, dog, 200 test images of pets, seed 7 · not measured"
+    assert tabs([nano, other]) == ["seed 42", "seed 7 · not measured"]
+    wider = replace(nano, task=replace(nano.task, classes=(*"abcd", "cat", "dog")))
+    assert tabs([nano, wider]) == ["2 classes: cat, dog", "6 classes: a, b, ..."]
+    copied = replace(nano, task=replace(nano.task, data=replace(nano.task.data, fingerprint="e" * 64)))
+    assert tabs([nano, copied]) == ["images ffffff", "images eeeeee"]
+    busier = replace(nano, place=replace(nano.place, title="Nano, 25W, TensorRT 10.3.0, batch 1, 2 streams"))
+    assert tabs([nano, busier]) == ["Nano, 25W, TensorRT 10.3.0, batch 1", "2 streams"]
 
 
 def test_a_model_has_all_that_its_records_say(found: Found) -> None:
