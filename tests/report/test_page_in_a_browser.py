@@ -183,10 +183,26 @@ def test_the_keyboard_reaches_settings_and_dots(browser: Any, file: Path) -> Non
     page.close()
 
 
-def test_print_shows_every_setting(browser: Any, file: Path) -> None:
-    seen = Opened(browser, file)
+def test_names_of_percentiles_do_not_lie_over_one_another(browser: Any, file: Path) -> None:
+    seen = Opened(browser, file, part="#m1")
+    for percentiles, names in (((3, 3.001, 3.019), ["p50, p90", "p99"]), ((3, 3.01, 3.019), ["p50", "p90", "p99"])):
+        told = seen.page.evaluate(
+            "p => { const seen = data.models.m1.latency[0]; seen.percentiles_ms = { p50: p[0], p90: p[1], p99: p[2] };"
+            "return [...histogram(seen, 390).querySelectorAll('g[aria-label=text] text')].map(t => t.textContent) }",
+            percentiles,
+        )
+        assert told == names
+    seen.page.close()
+
+
+def test_print_shows_every_setting_in_the_colours_of_paper(browser: Any, file: Path) -> None:
+    seen = Opened(browser, file, dark=True)
     seen.page.emulate_media(media="print")
     seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert [seen.page.locator(f"#panel{i}").is_visible() for i in range(3)] == [True] * 3
-    assert seen.page.locator("section.panel figure.pareto svg[aria-label]").count() == 2 and seen.complaints == []
+    plots = seen.page.locator("section.panel figure.pareto svg[aria-label]").all()
+    assert len({plot.get_attribute("width") for plot in plots}) == 1 and len(plots) == 2 and seen.complaints == []
+    assert seen.page.locator("details.note td").first.is_visible(), "what was left out"
+    colour = "getComputedStyle(document.documentElement).getPropertyValue('--c0')"
+    assert seen.page.evaluate(colour).strip() == "#0072b2"
     seen.page.close()

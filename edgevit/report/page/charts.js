@@ -156,13 +156,19 @@ function confusion(seen, width) {
 function histogram(seen, width) {
   const bins = seen.counts.map((n, i) => ({ x1: seen.least_ms + i * seen.bin_ms, x2: seen.least_ms + (i + 1) * seen.bin_ms, n }));
   const marked = Object.entries(seen.percentiles_ms).filter(([name, ms]) => name !== "p95" && ms <= bins[bins.length - 1].x2 * 1.0001).map(([name, ms]) => ({ name, ms }));
+  const near = 30 * (bins[bins.length - 1].x2 - bins[0].x1) / (width - 72), names = []; // ms that a name is wide
+  for (const { name, ms } of marked) {
+    const last = names[names.length - 1];
+    if (last && ms - last.ms < near * last.name.split(", ").length) last.name += `, ${name}`; // beside, and not over it
+    else names.push({ name, ms });
+  }
   return Plot.plot({
-    ...plain, width, height: 212, marginLeft: 52, marginBottom: 42, marginTop: 26, ariaLabel: "distribution of latencies",
+    ...plain, width, height: 220, marginLeft: 52, marginBottom: 42, marginTop: 34, ariaLabel: "distribution of latencies",
     x: { label: "latency, ms →" }, y: { label: "↑ inferences", grid: true },
     marks: [
       Plot.rectY(bins, { x1: "x1", x2: "x2", y: "n", fill: "var(--c0)", insetLeft: 0.5, insetRight: 0.5 }),
       Plot.ruleX(marked, { x: "ms", stroke: "var(--take)", strokeDasharray: "3 3" }),
-      Plot.text(marked, { x: "ms", text: "name", frameAnchor: "top", dy: -14, fill: "var(--take)", fontSize: 11 }),
+      Plot.text(names, { x: "ms", text: "name", frameAnchor: "top", dy: -14, fill: "var(--take)", fontSize: 11 }),
       Plot.tip(bins, Plot.pointerX({ x1: "x1", x2: "x2", y: "n", title: b => `${number(b.x1)} to ${number(b.x2)} ms\n${b.n} inferences` })),
     ],
   });

@@ -3,7 +3,7 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const find = (selector, within = document) => [...within.querySelectorAll(selector)];
-const roomy = element => Math.max(280, Math.floor(element.getBoundingClientRect().width));
+const roomy = element => Math.max(280, Math.floor(element.getBoundingClientRect().width || document.querySelector("main").getBoundingClientRect().width)); // what is hidden will be as wide as the page
 
 /** The cheapest entry that keeps to the reader's limits or, without one on accuracy, is as accurate as the base; of those that cost the same as far as runs can tell, the most accurate. */
 function choose(panel, axis, limits) {
@@ -143,7 +143,10 @@ find("form.limits").forEach(form => {
 find("th button").forEach(button => button.addEventListener("click", () => sort(button)));
 find("figure.pareto").forEach(figure => figure.addEventListener("pointerdown", event => event.stopPropagation(), true));
 addEventListener("hashchange", follow);
-addEventListener("beforeprint", () => { if (!document.querySelector("article.model.open")) find("section.panel").forEach(showPanel); });
+addEventListener("beforeprint", () => {
+  find("details.note").forEach(note => { note.open = true; }); // paper cannot be asked
+  if (!document.querySelector("article.model.open")) find("section.panel").forEach(showPanel);
+});
 let waiting;
 addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(redraw, 120); });
 follow();
