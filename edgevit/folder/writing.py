@@ -104,7 +104,13 @@ def writing(what: Path) -> Iterator[None]:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a small file so that it is there whole or not at all, after a power cut, too; no link is followed."""
+    """Write a small file so that it is there whole or not at all, after a power cut, too; no link is followed.
+
+    What is there and no file, such as a pipe or /dev/full, is not replaced, but written to.
+    """
+    if file.exists() and not file.is_file():
+        file.write_text(text, encoding="utf-8")
+        return
     temporary = file.with_name(file.name + ".tmp")
     temporary.unlink(missing_ok=True)  # of a process that was killed, or a link that somebody else put there
     try:

@@ -19,6 +19,15 @@ def test_a_file_is_written_over_what_a_killed_process_left_and_through_no_link(t
     assert sorted(f.name for f in tmp_path.iterdir()) == ["results.json", "victim"]
 
 
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full here")
+def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    device = tmp_path / "device"
+    device.symlink_to("/dev/full")  # whoever is root would lose the device itself
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(device, "x")
+    assert device.is_char_device() and [f.name for f in tmp_path.iterdir()] == ["device"]
+
+
 def test_a_link_to_nothing_is_refused_as_an_output(tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to(tmp_path / "none")
     with pytest.raises(OutputError, match="out is a link to nothing; choose another --out, or remove it"):
