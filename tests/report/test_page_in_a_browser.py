@@ -155,6 +155,20 @@ def test_a_click_sorts_the_models_and_leaves_the_baselines(browser: Any, file: P
     seen.page.close()
 
 
+def test_names_are_sorted_as_names_and_shown_to_their_ends(browser: Any, tmp_path: Path) -> None:
+    long = "a_task_with_a_long_name-of-a-method-that-has-one-rate0.9-seed42"
+    for name in ("9", "b", "10", long, "7"):
+        write_folder(tmp_path / name, derivation=derived(GOOD))
+    for width in (1280, 390):
+        seen = Opened(browser, report([tmp_path], output=tmp_path / "page.html").file or tmp_path, width=width)
+        seen.page.locator("section.open th button").first.click()
+        names = "section.open tbody.models td:first-child"
+        assert [name.removeprefix("★ ") for name in seen.texts(names)] == ["10", "7", "9", long, "b"]
+        cell = seen.page.locator(names).nth(3)
+        assert cell.evaluate("cell => cell.scrollWidth <= cell.clientWidth")
+        seen.page.close()
+
+
 def test_a_dot_tells_more_when_pointed_at_and_leads_to_its_model_and_back(browser: Any, file: Path) -> None:
     seen = Opened(browser, file)
     page = seen.page

@@ -76,7 +76,7 @@ function labels(drawn, known, best, chosen, axis) {
   const width = +drawn.getAttribute("width") || 640, boxes = known.map(e => { const [x, y] = at(e); return [x - 7, y - 7, x + 7, y + 7]; });
   const rank = e => e === chosen ? 0 : e.baseline ? 1 : best.includes(e) ? 2 : 3, placed = [];
   for (const entry of d3.sort(known, rank)) {
-    const [x, y] = at(entry), text = entry.title.length > 34 ? `${entry.title.slice(0, 32)}…` : entry.title, wide = 6.6 * text.length;
+    const [x, y] = at(entry), text = entry.title.length > 34 ? `${entry.title.slice(0, 15)}…${entry.title.slice(-17)}` : entry.title, wide = 6.6 * text.length;
     for (const [dx, dy, anchor] of [[14, 0, "start"], [0, -16, "middle"], [0, 17, "middle"], [-14, 0, "end"], [12, -14, "start"], [12, 15, "start"]]) {
       const left = x + dx - (anchor === "start" ? 0 : anchor === "end" ? wide : wide / 2), box = [left, y + dy - 7, left + wide, y + dy + 7];
       const taken = boxes.some(b => box[0] < b[2] && b[0] < box[2] && box[1] < b[3] && b[1] < box[3]);

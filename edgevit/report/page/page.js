@@ -60,8 +60,9 @@ function sort(button) {
   const down = head.getAttribute("aria-sort") === "ascending";
   find("th", table).forEach(th => th.removeAttribute("aria-sort"));
   head.setAttribute("aria-sort", down ? "descending" : "ascending");
-  const value = row => { const v = row.cells[column].dataset.v; return v === "" || v == null ? null : isNaN(v) ? v : +v; };
-  const rows = [...body.rows], known = rows.filter(r => value(r) != null), unknown = rows.filter(r => value(r) == null);
+  const text = row => row.cells[column].dataset.v ?? "";
+  const rows = [...body.rows], known = rows.filter(r => text(r) !== ""), unknown = rows.filter(r => text(r) === "");
+  const value = known.some(r => isNaN(text(r))) ? text : row => +text(row); // a model called 10 stands among names
   known.sort((a, b) => (down ? -1 : 1) * d3.ascending(value(a), value(b)));
   body.append(...known, ...unknown);
 }
