@@ -28,7 +28,7 @@ from edgevit.report.axes import AccuracyTask, LatencyPlace, places, task_of
 from edgevit.report.gates import Gate, Verdict, verdicts_of
 from edgevit.report.gather import Found, FoundModel
 from edgevit.report.record import EntryRecord, Kind
-from edgevit.report.runs import Comparison, compare_within, decisive, make_row
+from edgevit.report.runs import BUSY, Comparison, compare_within, decisive, make_row
 
 # Times that the p50s of one model may lie apart before milliseconds are of the minute they were taken in.
 UNSTEADY = 1.1
@@ -423,11 +423,14 @@ def with_runs(entry: Entry, runs: Sequence[Run], *, several: bool) -> Entry:
 
 
 def _with_ratio(entry: Entry, reference: Sequence[Run]) -> Entry:
-    """The entry with its latency over that of the base, in the session that has most runs of both, if any has."""
+    """The entry with its latency over that of the base, in the session that has most runs of both, if any has.
+
+    A ratio that is not judged, as a run is void or a busy machine met one of the two alone, is none.
+    """
     if entry.runs and entry.runs == reference:
         return replace(entry, ratio=1.0)
     found = _compared(reference, entry.runs)
-    if found is None:
+    if found is None or found.outcome in ("void", BUSY):
         return entry
     return replace(
         entry,

@@ -146,6 +146,7 @@ def model_view(model: FoundModel, name: str, found: Found, panels: Sequence[Pane
             for tried in engine.tried
         ],
         "exported": _exported(model),
+        "exported_beside": "torch" if model.imported is None else "the imported file",
         "provenance": _provenance(model),
         "more": _more(model, at),
     }
@@ -157,6 +158,11 @@ def _told(model: FoundModel) -> str:
     if imported is not None:
         return f"{imported.file}, an ONNX file that edgevit did not make, with {imported.outputs} outputs."
     assert document is not None
+    if model.folder.is_supernet:
+        return (
+            f"{document.timm_name} with {document.outputs} outputs, a super-network: `edgevit show` draws its slices, "
+            "and `edgevit derive --method skd --supernet` cuts a model out of it."
+        )
     if made is None:
         return f"{document.timm_name} with {document.outputs} outputs, nothing else removed: a base."
     taken = made.accuracy.derived

@@ -97,7 +97,7 @@ def test_a_model_that_fails_a_gate_or_is_void_is_not_taken(found: Found) -> None
     moved = [replace(run, power_mode_after="MAXN") if run.label == "t1" else run for run in found.runs]
     void = panels(replace(found, runs=moved))[0]
     entry = by_title(void)["t1"]
-    assert entry.void and void.recommended() is None
+    assert entry.void and entry.ratio is None and void.recommended() is None
     assert [cost_on_axis(entry, axis) for axis in AXES][:2] == [None, None] and cost_on_axis(entry, AXES[5]) == 500_000
 
 
@@ -155,7 +155,8 @@ def test_on_a_busy_machine_ratios_of_runs_that_were_not_in_turns_are_not_said_to
         return panels(replace(found, runs=alone))[0]
 
     none, some = apart("base", "t1", "t2"), apart("t2")
-    assert by_title(none)["t1"].ratio is not None and none.axes[0].name == some.axes[0].name == "p50_ms"
+    assert by_title(none)["t1"].ratio is by_title(some)["t2"].ratio is None and by_title(some)["t1"].ratio is not None
+    assert none.axes[0].name == some.axes[0].name == "p50_ms"
     assert "no ratio to the base is of rounds: measure models and base in turns" in notes(none)[0]
     assert notes(some)[0].endswith("ratios to the base are of rounds (of means), and hold, but for t2, measured apart.")
 
@@ -260,10 +261,11 @@ def test_a_model_that_came_as_an_onnx_file_is_judged_by_its_export(tmp_path: Pat
         edgevit="0.1.0",
     )  # fmt: skip
     ModelFolder(tmp_path / "o").write_imported(document)
-    (panel,) = panels(gather([tmp_path]))
+    (panel,) = panels(found := gather([tmp_path]))
     (entry,) = panel.entries
     assert (entry.top1, entry.judged, entry.macs, entry.file_bytes) == (GOOD.top1, "the imported file", None, 70)
     assert panel.task is not None and panel.task.classes == ("cat", "dog")
+    assert model_view(found.models[0], "m0", found, [panel])["exported_beside"] == "the imported file"
 
 
 def test_models_are_chosen_on_validation_images_where_all_were_judged_on_them(tmp_path: Path) -> None:

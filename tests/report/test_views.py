@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from some_report import write_everything
+from some_report import write_everything, write_folder
 
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.report.choice import panels
 from edgevit.report.gates import parse_gate
 from edgevit.report.gather import Found, gather
@@ -68,6 +70,13 @@ def test_a_model_has_all_that_its_records_say(found: Found) -> None:
     assert [text.partition(short)[0] for text in view["warnings"]] == [
         "Nano, 25W, TensorRT 10.3.0, batch 1, dense.onnx", "NX, 15W, TensorRT 10.3.0, batch 1, dense.onnx",
     ]  # fmt: skip
+
+
+def test_a_super_network_is_not_called_a_base(tmp_path: Path) -> None:
+    write_folder(tmp_path / "net")
+    ModelFolder(tmp_path / "net").supernet_file.write_text("{}")
+    net = gather([tmp_path])
+    assert "2 outputs, a super-network: `edgevit show` draws its" in model_view(net.models[0], "m0", net, [])["told"]
 
 
 def test_a_base_says_that_it_is_one(found: Found) -> None:
