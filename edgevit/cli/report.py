@@ -36,7 +36,8 @@ def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
             console.show(text)
         size = len(made.text.encode())
         if made.format == "html" and size > LIMIT_BYTES:
-            console.warn(f"the page has {size / 1e6:.1f} MB, more than mail likes; give fewer folders")
+            fewer = "give fewer folders, or fewer --thumbnails"
+            console.warn(f"the page has {size / 1e6:.1f} MB, more than mail likes; {fewer}")
         wrote = f"wrote {made.file}, {size / 1e6:.2g} MB"
         if len(made.panels) == 1:
             console.show(f"{heading(made.panels[0])}: {wrote}")

@@ -196,6 +196,8 @@ def _take_lines(found: Found, file: Path, *, asked: bool) -> None:
     if not asked and not ours:
         del found.skipped[before:]
         return
+    if not told and len(found.skipped) == before:
+        found.skip(file, "holds no run")
     for number, content in told:
         where = f"{file}, line {number}"
         if (digest := content_sha256(content, "")) in found.lines:

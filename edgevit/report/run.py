@@ -94,7 +94,7 @@ def run(request: ReportRequest, progress: Progress | None = None) -> Report:
     if thumbnails:
         from edgevit.report.wrong import pictures
 
-        seen = pictures(found.models, thumbnails, progress or Silent())
+        seen = pictures(found, thumbnails, progress or Silent())
     text = _text(chosen, made, found, seen).encode("utf-8", "backslashreplace").decode()  # names may be no Unicode
     if file is not None:
         with writing(file):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PIL.Image import Image, Resampling
@@ -12,7 +11,7 @@ from PIL.Image import Image, Resampling
 from edgevit.errors import EdgeVitError
 from edgevit.export.mistakes import mistakes
 from edgevit.progress import Progress
-from edgevit.report.gather import FoundModel
+from edgevit.report.gather import Found
 
 PIXELS = 96  # of the longer side
 QUALITY = 75  # of a JPEG
@@ -36,16 +35,16 @@ def small(image: Image) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def pictures(models: Sequence[FoundModel], count: int, progress: Progress) -> dict[str, list[Wrong]]:
-    """Of every derived model, by its name, at most `count`; of one whose images cannot be had, a warning says why."""
-    found = {}
-    for model in models:
+def pictures(found: Found, count: int, progress: Progress) -> dict[str, list[Wrong]]:
+    """Of every derived model, by its name, at most `count`; of one whose images cannot be had, it is noted why."""
+    shown = {}
+    for model in found.models:
         if model.derivation is None or model.document is None:
             continue
         try:
             seen = mistakes(model.folder.path, count, progress)
         except EdgeVitError as error:
-            progress.warn(f"no images of {model.name}: {error}")
+            found.skip(f"images of {model.name}", str(error))
             continue
-        found[model.name] = [Wrong(one.label, one.called, one.sure, small(one.image)) for one in seen]
-    return found
+        shown[model.name] = [Wrong(one.label, one.called, one.sure, small(one.image)) for one in seen]
+    return shown

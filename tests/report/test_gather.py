@@ -65,6 +65,8 @@ def test_a_file_of_lines_that_is_not_of_edgevit_is_passed_over_unless_it_was_ask
     assert gather([tmp_path]).skipped == []
     assert len(gather([tmp_path, tmp_path / "mine.jsonl"]).skipped) == 0  # once seen, as any other file there
     assert len(gather([tmp_path / "mine.jsonl", tmp_path]).skipped) == 2
+    (tmp_path / "empty.jsonl").touch()
+    assert [one.why for one in gather([tmp_path / "empty.jsonl", tmp_path]).skipped] == ["holds no run"]
 
 
 def test_a_run_that_was_cut_off_is_named_also_where_it_is_alone_in_its_file(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_the_page_is_one_file_that_asks_the_network_for_nothing(tmp_path: Path) 
         "m1",
         "m2",
     }
-    assert "4 left out: what could not be read, and jobs that left no model" in text and 'role="tab"' in text
+    assert "4 left out: what could not be read, or left no model" in text and 'role="tab"' in text
 
 
 def test_twenty_models_of_forty_classes_that_are_all_confused_are_no_page_that_mail_refuses(tmp_path: Path) -> None:

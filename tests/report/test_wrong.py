@@ -14,19 +14,10 @@ from PIL import Image
 from some_mistakes import derive_wrong
 
 from edgevit.errors import OptionError
-from edgevit.progress import Silent
 from edgevit.report.run import report
 from edgevit.report.wrong import PIXELS, small
 
 SHOWN = '<img src="data:image/jpeg;base64,'
-
-
-class Warned(Silent):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +46,10 @@ def test_of_a_model_whose_images_are_gone_the_page_is_made_and_it_is_told(folder
     told = json.loads((moved / "derivation.json").read_text())
     told["data"]["data"] = str(tmp_path / "gone")
     (moved / "derivation.json").write_text(json.dumps(told))
-    progress = Warned()
-    assert SHOWN not in report([moved], output=tmp_path / "p.html", thumbnails=3, progress=progress).text
-    assert len(progress.warnings) == 1 and progress.warnings[0].startswith("no images of t1: ")
+    made = report([moved], output=tmp_path / "p.html", thumbnails=3)
+    (left,) = made.found.skipped
+    assert left.where == "images of t1" and left.why.startswith(f"data {tmp_path / 'gone'} does not exist")
+    assert SHOWN not in made.text and '<th scope="row">images of t1</th>' in made.text
 
 
 def test_the_command_takes_their_number(folder: Path, tmp_path: Path, edgevit_main: Any) -> None:
