@@ -341,7 +341,7 @@ def _of_model(
         macs=document.macs if document is not None else None,
         params=document.params if document is not None else None,
         embed=document.embed if document is not None else None,
-        file_bytes=_bytes(model),
+        file_bytes=_bytes(model, place),
         **_accuracy(model, None),  # type: ignore[arg-type]
     )
     by_file: dict[str, list[Run]] = {}
@@ -355,7 +355,12 @@ def _of_model(
         yield _with_ratio(with_runs(of_file, runs, several=len(by_file) > 1), reference)
 
 
-def _bytes(model: FoundModel) -> int | None:
+def _bytes(model: FoundModel, place: LatencyPlace | None) -> int | None:
+    """Bytes of the file by which a model that was not measured stands beside others: the like of what was measured."""
+    if place is not None:
+        exported = {} if model.export is None else model.export.files
+        alike = [exported[name].bytes for name in {run.model for run in place.runs} if name in exported]
+        return alike[0] if len(alike) == 1 else None
     file = model.folder.imported_onnx if model.imported is not None else model.folder.weights_file
     return file.stat().st_size if file.is_file() else None
 

@@ -142,6 +142,15 @@ def test_a_model_without_a_run_passes_no_gate(found: Found) -> None:
         assert {entry["title"]: entry["free"] for entry in panel_data(panel, {})["entries"]}["t1"] is False
 
 
+def test_weights_are_not_set_beside_files_that_were_measured(found: Found) -> None:
+    """A model that was not measured there stands by the exported file of the same name, if it has that."""
+    some = [replace(run, model="model.fp16.onnx") for run in found.runs if run.session == "s1" and run.label != "t2"]
+    assert by_title(panels(replace(found, runs=some))[0])["t2"].file_bytes == 2000
+    engine = by_title(panels(found)[1])
+    assert engine["t1"].file_bytes == 64 and engine["t2"].file_bytes is None
+    assert by_title(panels(replace(found, runs=[]))[0])["t2"].file_bytes == 3000
+
+
 def test_on_a_busy_machine_the_ratio_decides(found: Found) -> None:
     busy = [replace(run, cpu_busy_ns=30 * 10**9, cpu_own_ns=10**9) for run in found.runs]
     assert panels(replace(found, runs=busy))[0].axes[0].name == "ratio"

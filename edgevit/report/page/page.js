@@ -103,7 +103,7 @@ function drawModel(article) {
 
 /** Show what the address names: a model, or the overview. */
 function follow() {
-  const wanted = document.getElementById(decodeURIComponent(location.hash.slice(1))), article = wanted?.closest("article.model");
+  const wanted = document.getElementById(location.hash.slice(1)), article = wanted?.closest("article.model");
   find("article.model").forEach(a => a.classList.toggle("open", a === article));
   document.documentElement.classList.toggle("reading", Boolean(article));
   if (article) {
