@@ -103,7 +103,7 @@ def gather(paths: Sequence[Path]) -> Found:
     for path in paths:
         if not path.exists():
             raise OptionError(f"no {path}; give folders of models, and files that `edgevit bench --output` wrote")
-        if path.is_file() and path.suffix != LINES:
+        if not path.is_dir() and not (path.is_file() and path.suffix == LINES):
             raise OptionError(
                 f"{path} is neither a folder nor a {LINES} file; give a model's folder, or a file of runs"
             )
@@ -214,7 +214,7 @@ def _take_lines(found: Found, file: Path, *, asked: bool) -> None:
 
 def _begins_as_a_run(found: Found, file: Path) -> bool:
     """Whether a file of which no line can be read begins as one of runs does, whose only line was cut off."""
-    return (found.read(file, lambda: READER.text(file)) or "").startswith(BEGINS)
+    return file.is_file() and (found.read(file, lambda: READER.text(file)) or "").startswith(BEGINS)
 
 
 def _take_jobs(found: Found, file: Path) -> None:

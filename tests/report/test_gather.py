@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -76,6 +77,15 @@ def test_a_run_that_was_cut_off_is_named_also_where_it_is_alone_in_its_file(tmp_
     (tmp_path / "theirs.jsonl").write_text('{"batch": 1}\n{"batch": 2')
     named = [Path(one.where).name for one in gather([tmp_path]).skipped]
     assert named == ["layers.jsonl, line 1", "run.jsonl, line 1"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "runs.jsonl").write_text(DENSE.to_json())
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    assert len(gather([tmp_path]).runs) == 1
+    with pytest.raises(OptionError, match=r"pipe\.jsonl is neither a folder nor a \.jsonl file"):
+        gather([tmp_path / "pipe.jsonl"])
 
 
 def test_jobs_without_a_model_are_told_of(tmp_path: Path) -> None:
