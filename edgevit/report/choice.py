@@ -266,7 +266,7 @@ def _entries(models: Sequence[FoundModel], place: LatencyPlace | None) -> Iterat
     derived = [model for model in models if model not in bases]
     documents = {m.document.base.weights_sha256: m.document for m in (*bases, *derived) if m.document is not None}
     judged = [(m, m.derivation) for m in derived if m.derivation is not None]
-    reference: tuple[Run, ...] = ()
+    baselines: list[Entry] = []
     for digest, document in documents.items():
         kin = [d for m, d in judged if m.document is not None and m.document.base.weights_sha256 == digest]
         if not kin:
@@ -278,10 +278,10 @@ def _entries(models: Sequence[FoundModel], place: LatencyPlace | None) -> Iterat
         for kind, title in BASELINES.items():
             folder = next((b for b in bases if _is_this(b, kind, digest)), None)
             judged_so = _judged_baseline(kin, kind)
-            entries = list(_of_baseline(folder, kind, title + several, place, document, judged_so))
-            if kind == "restricted" or not reference:
-                reference = next((e.runs for e in entries if e.runs), reference)
-            yield from (_with_ratio(entry, reference) for entry in entries)
+            baselines += _of_baseline(folder, kind, title + several, place, document, judged_so)
+    measured = sorted((e for e in baselines if e.runs), key=lambda e: e.kind != "restricted")
+    reference = measured[0].runs if measured else ()  # one for all, other bases among them: they share an axis
+    yield from (_with_ratio(entry, reference) for entry in baselines)
     for model in derived:
         yield from _of_model(model, "model", model.name, place, reference)
 

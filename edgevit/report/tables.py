@@ -240,6 +240,9 @@ def notes(panel: Panel) -> list[str]:
             f"The machine's speed changed meanwhile: the p50s of one model lie {panel.spread:.2g} times apart (of the "
             f"median model){_what_holds(panel)}."
         )
+    bases = [entry for entry in panel.baselines if entry.kind == "restricted"]
+    if len(bases) > 1 and (to := next((e.title for e in panel.baselines if e.ratio == 1), None)) is not None:
+        told.append(f"Of the bases, ratios are to that one: {to}.")
     told += [f"{entry.title} is void, and on no axis of what was measured: {reason}" for entry in panel.entries
              for reason in entry.void]  # fmt: skip
     told += [

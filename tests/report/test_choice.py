@@ -197,6 +197,22 @@ def test_tasks_and_seeds_are_kept_apart_with_the_base_in_each(tmp_path: Path) ->
     assert made[0].recommended() == made[0].models[0]  # by its MACs, as nothing was measured
 
 
+def test_models_of_two_bases_have_their_ratios_to_one_of_them(tmp_path: Path) -> None:
+    other = replace(some_spec().base, weights_sha256="c" * 64)
+    for name, ms, spec in (("a", 8, {}), ("b", 4, {"base": other, "timm_name": "vit_small_patch16_224"})):
+        runs = turns(write_folder(tmp_path / f"base-{name}", **spec), f"base-{name}", ms, NANO, "s")
+        runs += turns(write_folder(tmp_path / name, derivation=derived(GOOD), **spec), name, ms / 4, NANO, "s")
+        (tmp_path / f"{name}.jsonl").write_text("".join(run.to_json() + "\n" for run in runs))
+    (panel,) = panels(gather([tmp_path]))
+    ratios = {entry.model: entry.ratio for entry in panel.entries if entry.ratio is not None}
+    assert ratios == {
+        name: pytest.approx(ratio, rel=0.02)
+        for name, ratio in (("base-a", 1), ("base-b", 0.5), ("a", 0.25), ("b", 0.125))
+    }
+    told = "Of the bases, ratios are to that one: base, restricted to the classes (vit_tiny_patch16_224)."
+    assert told in notes(panel)
+
+
 def test_of_bases_that_were_fine_tuned_by_other_steps_the_most_accurate_is_the_baseline(tmp_path: Path) -> None:
     for name, top1 in (("a", 0.7), ("b", 0.93), ("c", None)):
         finetuned = None if top1 is None else AccuracyRecord(top1, 200)
