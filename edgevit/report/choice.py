@@ -430,7 +430,8 @@ def with_runs(entry: Entry, runs: Sequence[Run], *, several: bool) -> Entry:
 def _with_ratio(entry: Entry, reference: Sequence[Run]) -> Entry:
     """The entry with its latency over that of the base, in the session that has most runs of both, if any has.
 
-    A ratio that is not judged, as a run is void or a busy machine met one of the two alone, is none.
+    Of several such it is the latest. A ratio that is not judged, as a run is void or a busy machine met one of the two
+    alone, is none.
     """
     if entry.runs and entry.runs == reference:
         return replace(entry, ratio=1.0)
@@ -452,7 +453,8 @@ def _compared(before: Sequence[Run], after: Sequence[Run]) -> Comparison | None:
         return None
     shared = {run.session for run in before} & {run.session for run in after} - {None}
     if shared:
-        session = max(sorted(map(str, shared)), key=lambda s: sum(run.session == s for run in (*before, *after)))
+        created = {s: [run.created for run in (*before, *after) if run.session == s] for s in sorted(map(str, shared))}
+        session = max(created, key=lambda s: (len(created[s]), max(created[s])))
         before, after = ([run for run in side if run.session == session] for side in (before, after))
     try:
         return next(iter(decisive(compare_within([*before, *after]))), None)

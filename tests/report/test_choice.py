@@ -64,6 +64,18 @@ def test_figures_are_medians_of_the_runs_and_the_ratio_is_of_the_rounds(found: F
     assert t1.energy_mj is not None and t1.file_bytes == 2000
 
 
+def test_of_sessions_with_as_many_runs_the_latest_gives_the_ratio(found: Found) -> None:
+    first = [run for run in found.runs if run.session == "s1"]
+    for session, day, factor in (("a", 2, 2), ("z", 2, 3), ("z", 0, 4)):
+        again = [
+            replace(run, session=session, created=f"2030-01-0{day}" if day else "2000-01-01",
+                    latencies_ns=tuple(factor * n for n in run.latencies_ns) if run.label == "t1" else run.latencies_ns)
+            for run in first
+        ]  # fmt: skip
+        ratio = by_title(panels(replace(found, runs=[*first, *again]))[0])["t1"].ratio
+        assert ratio == pytest.approx(3.009 / 8.009 * (factor if day else 1), rel=1e-3)
+
+
 def test_the_accuracy_is_that_of_the_very_file_where_it_was_judged_on_the_same_images(found: Found) -> None:
     nano, nx, _ = panels(found)
     onnx, engine = by_title(nano)["t1"], by_title(nx)["t1"]
