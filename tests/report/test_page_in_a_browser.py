@@ -169,6 +169,16 @@ def test_names_are_sorted_as_names_and_shown_to_their_ends(browser: Any, tmp_pat
         seen.page.close()
 
 
+@pytest.mark.parametrize("dark", [False, True])
+def test_what_a_dot_tells_is_read_on_the_page_s_own_colour(browser: Any, file: Path, dark: bool) -> None:
+    seen = Opened(browser, file, dark=dark)
+    seen.page.locator("section.open figure.pareto a[*|href='#m1']").first.hover()
+    tip = seen.page.locator("section.open figure.pareto g[aria-label=tip] path").first
+    paper = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert tip.evaluate("path => getComputedStyle(path).fill") == paper
+    seen.page.close()
+
+
 def test_a_dot_tells_more_when_pointed_at_and_leads_to_its_model_and_back(browser: Any, file: Path) -> None:
     seen = Opened(browser, file)
     page = seen.page
