@@ -218,11 +218,13 @@ def may_be_taken(entry: Entry) -> bool:
 
 
 def panels(found: Found, gates: Sequence[Gate] = ()) -> list[Panel]:
-    """Everything that was found, by what may be set against each other."""
+    """Everything that was found, by what may be set against each other; first the task of most measured models."""
     at = places(found.runs)
     known = {digest for model in found.models for digest in model.files}
     made = []
-    for task, models in _tasks(found.models):
+    measured = {run.model_sha256 for run in found.runs}
+    tasks = sorted(_tasks(found.models), key=lambda one: -sum(not measured.isdisjoint(m.files) for m in one[1]))
+    for task, models in tasks:
         files = {digest for model in models for digest in model.files}
         here = [place for place in at if any(run.model_sha256 in files for run in place.runs)]
         for place in here or (None,):

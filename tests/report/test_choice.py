@@ -225,6 +225,12 @@ def test_models_of_two_bases_have_their_ratios_to_one_of_them(tmp_path: Path) ->
     assert told in notes(panel)
 
 
+def test_the_task_of_most_measured_models_is_first(found: Found, tmp_path: Path) -> None:
+    write_folder(tmp_path / "a", derivation=derived(GOOD, data=replace(DATA, seed=7)))
+    apart = panels(replace(found, models=[*gather([tmp_path]).models, *found.models]))
+    assert [[entry.title for entry in panel.models] for panel in apart[:2]] == [["t1", "t2"]] * 2
+
+
 def test_of_bases_that_were_fine_tuned_by_other_steps_the_most_accurate_is_the_baseline(tmp_path: Path) -> None:
     for name, top1 in (("a", 0.7), ("b", 0.93), ("c", None)):
         finetuned = None if top1 is None else AccuracyRecord(top1, 200)
