@@ -169,7 +169,7 @@ function histogram(seen, width) {
       Plot.rectY(bins, { x1: "x1", x2: "x2", y: "n", fill: "var(--c0)", insetLeft: 0.5, insetRight: 0.5 }),
       Plot.ruleX(marked, { x: "ms", stroke: "var(--take)", strokeDasharray: "3 3" }),
       Plot.text(names, { x: "ms", text: "name", frameAnchor: "top", dy: -14, fill: "var(--take)", fontSize: 11 }),
-      Plot.tip(bins, Plot.pointerX({ x1: "x1", x2: "x2", y: "n", title: b => `${number(b.x1)} to ${number(b.x2)} ms\n${b.n} inferences` })),
+      Plot.tip(bins, Plot.pointerX({ x1: "x1", x2: "x2", y: "n", title: b => `${d3.format(".5~r")(b.x1)} to ${d3.format(".5~r")(b.x2)} ms\n${b.n} inferences` })),
     ],
   });
 }
