@@ -273,6 +273,8 @@ def notes(panel: Panel) -> list[str]:
 def _what_holds(panel: Panel) -> str:
     """Which ratios are believed where milliseconds are not, and of what they are."""
     held = [entry for entry in panel.models if entry.in_turns]
+    if panel.task is None:  # whose bases are not known either
+        return ""
     if not held:
         return "; no ratio to the base is of rounds: measure models and base in turns, by one `edgevit bench`"
     figures = " and ".join(sorted({FIGURES_TOLD[entry.ratio_of or "p50"] for entry in held}))

@@ -66,6 +66,8 @@ def test_what_to_know_before_believing_it_is_told(made: list[Panel], found: Foun
     assert "when base, restricted to the classes; t1; t2 were measured" in notes(busy)[0]
     assert notes(busy)[0].endswith("; ratios to the base are of rounds (of means), and hold.")
     assert notes(replace(made[0], place=None))[0].startswith("Nothing was measured: `edgevit bench")
+    lost = replace(made[2], entries=tuple(replace(entry, busy=True) for entry in made[2].entries))
+    assert notes(lost) == ["Other programs were busy when lost was measured: milliseconds are a busy machine's."]
     many = replace(made[0], entries=made[0].entries * 4)
     assert "more of its accuracy may be luck" in notes(many)[-1]
     validated = replace(many, entries=tuple(replace(entry, validation=(90, 100)) for entry in many.entries))
