@@ -45,6 +45,10 @@ def test_at_every_width_all_is_drawn_and_nothing_sticks_out(browser: Any, file: 
             bars = seen.page.locator("article.open figure[data-chart=blocks] g[aria-label=bar] rect")
             outline, *_, neurons = (float(bar.get_attribute("width") or 0) for bar in bars.all())
             assert neurons == pytest.approx(0.75 * outline, abs=1.5)
+            assert all(
+                cell.evaluate("cell => cell.scrollWidth <= cell.clientWidth")
+                for cell in seen.page.locator("article.open .scroll td:first-child").all()
+            ), "a name or place is cut off"
         seen.page.close()
 
 
