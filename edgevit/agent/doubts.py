@@ -100,6 +100,16 @@ def _gpu_clock(run: Run) -> str | None:
     return f"the GPU clock moved between {low:.0f} and {high:.0f} MHz; try --lock-clocks, or a longer --warmup-seconds"
 
 
+def _no_graph(run: Run) -> str | None:
+    found = run.environment.get("cuda_graph", "off")
+    if found in ("on", "off"):
+        return None
+    return (
+        f"a CUDA graph was {found}, so latency holds the launch of every kernel; "
+        "compare it with runs of --option cuda_graph=False"
+    )
+
+
 def _missed(run: Run) -> str | None:
     if not run.missed:
         return None
@@ -169,6 +179,7 @@ DOUBTS: dict[str, Check] = {
     "spread": _spread,
     "outlier": _outlier,
     "drift": _drift,
+    "no graph": _no_graph,
     "missed": _missed,
     "clocks": _clocks,
     "load": _load,

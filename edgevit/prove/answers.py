@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from edgevit.agent.doubts import DOUBTS
 from edgevit.agent.records import Run
 from edgevit.errors import RunsError
 from edgevit.prove.record import Figure, MeasuredNetwork, Proof
@@ -21,6 +22,7 @@ def answers(proof: Proof, largest: str) -> tuple[str, ...]:
         *_mixes(proof, largest),
         *_tokens(runs, largest),
         *_roofline(proof),
+        *_graphs(runs),
     )
 
 
@@ -97,6 +99,11 @@ def _tokens(runs: Sequence[Run], largest: str) -> Iterator[str]:
         yield f"192 tokens take, of 196 tokens: {', '.join(map(_told, found))}; their MACs are 0.98."
     if found := against(runs, largest, f"{largest} 192 tokens behind block 1"):
         yield f"Where 192 of 197 tokens are left behind block 1, dense takes {', '.join(map(_told, found))}."
+
+
+def _graphs(runs: Sequence[Run]) -> Iterator[str]:
+    without = sorted({doubt for run in runs if (doubt := DOUBTS["no graph"](run)) is not None})
+    yield from (f"{doubt[0].upper()}{doubt[1:]}." for doubt in without)
 
 
 def _roofline(proof: Proof) -> Iterator[str]:

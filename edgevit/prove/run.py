@@ -94,6 +94,11 @@ def run(request: ProveRequest, progress: Progress | None = None) -> Proof:
         setting = look(board, None, how, told)
         if request.board is not None:
             check_board(board.host, setting.facts, None)
+            if setting.facts.clocks_locked is False:
+                told.warn(
+                    f"the clocks of {board.host} are free, and a run within which that of the GPU moves tells nothing; "
+                    "`sudo jetson_clocks` there holds them until it starts again"
+                )
         how = replace(how, duration_s=WINDOW_S, samples=SAMPLES, warmup=WARMUP, warmup_seconds=WARMUP_S)
         work = _Work(request, how, board, setting, Path(scratch), told, _opened(request, setting), weights, began)
         try:

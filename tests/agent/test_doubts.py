@@ -37,6 +37,10 @@ def test_a_run_on_a_machine_that_tells_nothing_has_no_warnings():
             {"load_average_before": 2.4, "cpu_busy_ns": None},
             "the load average was 2.4 on 2 cores; close other programs",
         ),
+        (
+            {"environment": {**QUIET.environment, "cuda_graph": "refused"}},
+            "a CUDA graph was refused, .* compare it with runs of --option cuda_graph=False",
+        ),
         ({"cpu_busy_ns": 3_150 * MS}, "other programs took 25% of the processor .* close them"),
     ],
 )

@@ -45,6 +45,16 @@ def test_shapes_that_are_slower_or_alike_do_not(fused_ms, says) -> None:
     assert says in answers(proof({**TIMES_MS, "base 0.8 fused": fused_ms}), "base")[0]
 
 
+def test_runs_without_the_graph_that_was_asked_for_are_told() -> None:
+    graph = {**DENSE.environment, "cuda_graph": "on"}
+    found = proof()
+    runs = tuple(
+        {**run, "environment": {**graph, "cuda_graph": told}} for told in ("on", "refused") for run in found.runs
+    )
+    assert [text for text in answers(replace(found, runs=runs), "base") if text.startswith("A CUDA graph was refused")]
+    assert not [text for text in answers(found, "base") if "CUDA graph" in text]
+
+
 def test_networks_of_different_sessions_are_not_set_against_each_other() -> None:
     runs = [run("base", number, 10.0) for number in range(6)]
     other = [replace(run("slim", number, 5.0), session="t") for number in range(6)]

@@ -80,6 +80,7 @@ def test_engines_are_built_and_measured_on_a_board_and_an_interrupted_question_g
     typed = ("--ssh-config", server.config, "--sizes", "tiny", "--rounds", 1, "--output", asked.output)
     done = edgevit_main("prove", server.host, *typed)
     assert done.code == 0 and "tokens: 1 networks" in done.err and "shapes at 0.8: 1 networks" in done.err, done.err
+    assert f"the clocks of {server.host} are free" in " ".join(done.err.split())
     assert "tiny 0.8 paper" in done.out and f"wrote {asked.output}" in done.out and "Vulcan" in done.out
     assert contents(tree) == before, "power mode, clocks and all else there are as they were"
     proof = read_proof(asked.output)
