@@ -20,7 +20,7 @@ from edgevit.derive.cache import Cache, derivations_folder
 from edgevit.derive.head import with_fitted_head
 from edgevit.derive.problem import Problem, Stopwatch
 from edgevit.derive.request import DeriveRequest, SupernetRequest
-from edgevit.errors import EdgeVitError, Interrupted, OptionError, UnknownNameError
+from edgevit.errors import EdgeVitError, Interrupted, OptionError, TrainingError, UnknownNameError
 from edgevit.folder.derivation import FittedHead
 from edgevit.folder.model import ClassLabel, ModelSpec
 from edgevit.folder.names import HISTORY
@@ -181,13 +181,17 @@ def resumable(folder: Path, *, is_main: bool) -> Iterator[None]:
 
     Raises:
         Interrupted: Ctrl-C.
+        TrainingError: with what is in the way of other options, where it is: the same ones would end alike.
     """
     try:
         yield
     except (KeyboardInterrupt, Interrupted) as stop:
         what = str(stop) or "stopped"
         raise Interrupted(f"{what}; the same command with --resume goes on from {folder}") from stop
-    except EdgeVitError:
+    except EdgeVitError as error:
         if is_main:
             remove_cheap(folder)
+        if isinstance(error, TrainingError) and folder.exists():
+            kept = f"{folder} keeps what was done before, by these options: remove it, or choose another --out"
+            raise TrainingError(f"{error}; {kept}") from error
         raise

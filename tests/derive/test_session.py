@@ -115,8 +115,12 @@ def test_bf16_trains_and_the_model_folder_is_fp32(checkpoint, tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_with_advice(checkpoint, tmp_path):
-    with pytest.raises(TrainingError, match=r"no longer a number; try a lower --lr"):
+    told = r"no longer a number; try a lower --lr, .*; .*burst.partial keeps what was done before, .*: remove it"
+    with pytest.raises(TrainingError, match=told):
         derive(checkpoint, tmp_path / "burst", training={"weight_decay": 1e36})
+    with pytest.raises(TrainingError, match=r"instead of fp16$"):  # where nothing that took long is lost
+        derive(checkpoint, tmp_path / "random", method="random", training={"weight_decay": 1e36})
+    assert not (tmp_path / "random.partial").exists()
 
 
 def test_training_stops_once_both_accuracies_have_met(checkpoint, tmp_path, monkeypatch):
