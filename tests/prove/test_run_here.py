@@ -22,7 +22,9 @@ def test_the_quick_suite_of_deit_tiny_runs_here_as_far_as_there_is_time(tmp_path
     assert (len(dense.blocks), dense.tokens, dense.blocks[0].heads, dense.blocks[0].qk) == (12, 197, 3, 64)
     assert [one.blocks for one in others] == [subject.dims for subject in networks]
     assert all([figure.batch for figure in one.figures] == [1] for one in proof.measured)
-    # A loaded machine makes ratios of three inferences uncertain, but not by so much.
-    assert all(one.figures[0].ratio < 1 for one in others)
+    assert all(one.figures[0].ratio > 0 for one in others)
+    # On a loaded machine the median of three inferences may be anything; of the fastest the next program takes less.
+    fastest = {run.label: min(run.latencies_ns) for run in proof.measurements()}
+    assert all(fastest[one.name] < fastest["tiny"] for one in others)
     assert len(proof.runs) == 4 and proof == read_proof(asked.output)
     assert "is not judged" in proof.answers[0], "one round is too few"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from statistics import median
 from typing import Any
 
@@ -158,6 +158,7 @@ class _Spending:
     curves: Sequence[BlockCurves]
     stand: Callable[[], Sequence[BlockCurves]]
     judge: Callable[[Sequence[Plan]], list[float]]
+    geometry_of: Callable[[int], Geometry]  # by the width of the embedding
 
     @property
     def whole(self) -> int:
@@ -169,8 +170,7 @@ class _Spending:
         Raises:
             BudgetError: none reaches the budget.
         """
-        geometry = geometry_at(self.problem.network, width)
-        return _allocated(self.problem, self.config, self.blocks, curves, geometry, ladder)
+        return _allocated(self.problem, self.config, self.blocks, curves, self.geometry_of(width), ladder)
 
     def unsliced(self, curves: Sequence[BlockCurves]) -> Chosen:
         """That of the whole embedding."""
@@ -240,7 +240,7 @@ def choose(
         BudgetError: what the embedding, the tokens and the blocks may give do not reach it together.
     """
     network = problem.network
-    spending = _Spending(problem, config, blocks, curves, stand, judge)
+    spending = _Spending(problem, config, blocks, curves, stand, judge, cache(partial(geometry_at, network)))
 
     if not config.cuts_embedding:
         return spending.found(spending.unsliced, lambda _: (None, 0.0))
