@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -27,7 +28,7 @@ from edgevit.data.sources import ImageSource, Reference, open_source, open_unlab
 from edgevit.errors import DataError, OptionError
 from edgevit.folder.derivation import DataRecord, ImageCounts, UnlabelledRecord
 from edgevit.folder.model import ClassLabel
-from edgevit.folder.pictures import eight_bit
+from edgevit.folder.pictures import UNREADABLE, eight_bit, why_unreadable
 from edgevit.progress import Progress, Silent
 
 PARTS = ("train", "validation", "test")
@@ -242,10 +243,8 @@ def _why_bad(path: str) -> str | None:
             image.draft("RGB", (16, 16))  # JPEG only: an eighth of the work, and still every byte is read
             image.load()
             eight_bit(image)
-    except UnidentifiedImageError:
-        return "not an image"
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        return str(error)
+    except UNREADABLE as error:
+        return why_unreadable(error)
     return None
 
 
@@ -256,7 +255,12 @@ def find_unreadable(references: list[Reference], skip: bool, progress: Progress)
         DataError: one cannot, and bad images are not to be skipped.
     """
     bad: set[Reference] = set()
-    with progress.stage("check images", len(references), "image") as stage, ThreadPoolExecutor(4) as pool:
+    with (
+        progress.stage("check images", len(references), "image") as stage,
+        warnings.catch_warnings(),
+        ThreadPoolExecutor(4) as pool,
+    ):
+        warnings.simplefilter("ignore")  # as where pictures are read; not in `_why_bad`, for filters are of all threads
         for i, (reference, why) in enumerate(zip(references, pool.map(_why_bad, map(str, references)), strict=True)):
             if why is not None:
                 bad.add(reference)

@@ -17,6 +17,9 @@ from edgevit.errors import DataError
 
 BITS_PER_SAMPLE, PHOTOMETRIC = 258, 262  # tags of TIFF
 
+# What Pillow raises of a file that is no picture or a spoilt one; RuntimeError of AVIF, DDS and BLP.
+UNREADABLE = (OSError, SyntaxError, ValueError, RuntimeError, Image.DecompressionBombError)
+
 
 def is_deep(image: Image.Image) -> bool:
     """Whether Pillow would cut its values off: mode I;16 of any byte order, I (32-bit integers) or F (floats)."""
@@ -88,11 +91,13 @@ def reading_picture(what: str, hint: str) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd EXIF is no reason to stop
             yield
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = "not an image" if isinstance(error, UnidentifiedImageError) else _line(error)
-        raise DataError(f"cannot read {what}: {reason}; {hint}") from error
+    except UNREADABLE as error:
+        raise DataError(f"cannot read {what}: {why_unreadable(error)}; {hint}") from error
 
 
-def _line(error: Exception) -> str:
+def why_unreadable(error: Exception) -> str:
+    """What is wrong with a picture, in one line."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
     told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return (told.splitlines() or [type(error).__name__])[0]

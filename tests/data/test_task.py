@@ -215,6 +215,7 @@ SPOILT: list[tuple[str, Callable[[Path], Any], str]] = [
     ("truncated", truncate, "truncated"),
     ("text", lambda f: f.write_text("hello"), "not an image"),
     ("empty", lambda f: f.write_bytes(b""), "not an image"),
+    ("no format", lambda f: f.write_bytes(b"DDS \x7c" + bytes(123)), "Unknown pixel format"),  # a RuntimeError
 ]
 spoilt = pytest.mark.parametrize(("spoil", "reason"), [s[1:] for s in SPOILT], ids=[s[0] for s in SPOILT])
 
@@ -284,10 +285,11 @@ def test_odd_but_readable_images_are_read(both: Path) -> None:
     Image.new("CMYK", (20, 20)).save(folder / "print.jpg")
     Image.new("I;16", (20, 20)).save(folder / "deep.png")
     (folder / ".hidden").write_text("no image, and not looked at")
+    Image.new("1", (14000, 7000)).save(folder / "large.png")  # half of what Pillow refuses, of which it warns
     (folder / "more").mkdir()
     Image.new("1", (1, 1)).save(folder / "more" / "tiny.png")
     task = task_of(both, "cat,dog", 3)
-    assert len(images_of(task.train, 0)) + len(images_of(task.validation, 0)) == 20 + 6
+    assert len(images_of(task.train, 0)) + len(images_of(task.validation, 0)) == 20 + 7
     assert sum(len(images) for images, _ in task.train.batches(8)) == len(task.train)
 
 
