@@ -184,7 +184,8 @@ def derive_many(
 def run_many(request: DeriveManyRequest, progress: Progress | None = None) -> list[JobRow]:
     """Do what is asked; `derive_many` says what is raised."""
     jobs, layout = read_jobs(request.jobs)
-    workers, progress = request.workers or layout.workers, progress or Silent()
+    workers = layout.workers if request.workers is None else request.workers
+    progress = progress or Silent()
     if workers < 1:
         raise OptionError(f"workers {workers} is less than 1")
     for job in jobs:

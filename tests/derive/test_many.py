@@ -200,6 +200,13 @@ def test_a_second_derive_many_on_one_plan_is_one_line_and_changes_nothing(
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.parametrize("workers", [0, -1])
+def test_no_workers_at_all_are_refused(workers: int, plan: Any, tmp_path: Path, edgevit_main: Any) -> None:
+    file = plan(checkpoint=str(write_checkpoint(tmp_path)))
+    assert f"workers {workers} is less than 1" in edgevit_main("derive-many", file, "--workers", workers).error
+    assert not (tmp_path / "out").exists()
+
+
 TRAINING = {"steps": 3000, "batch_size": 24, "device": "cpu", "evaluations": 30, "lr": 1e-4, "early_stop": False}
 
 
