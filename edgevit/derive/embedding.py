@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf, sqrt
 from typing import Generic, TypeVar
 
@@ -134,11 +135,7 @@ class Slices:
         self.problem, self.fitted, self.quick = problem, fitted, quick
         self.calibration = problem.task.train.subset(calibration_images)
         self.felt = problem.task.train.subset(sensitivity_images)
-        if len(self.calibration) < (stable := stable_images(problem.network)):
-            problem.progress.warn(
-                f"the directions of the embedding are those of {len(self.calibration)} images; with {stable} a "
-                "narrower one loses less, if there are as many"
-            )
+        self.whole, self.known = family_of(problem.network).geometry(problem.network).embed, tokens
         self.key = {
             **problem.identity,
             "images": self.calibration.content_sha256(),
@@ -146,11 +143,21 @@ class Slices:
             "seed": problem.training.seed,
         }
         self.answers: Tensor | None = None
+        self.slices = dict[int, tuple[Tensor, float]]()
+
+    @cached_property
+    def tokens(self) -> SeenTokens:
+        """What a narrower embedding is made from; one that has to stay may have no norms to see its tokens."""
+        problem, tokens = self.problem, self.known
+        if len(self.calibration) < (stable := stable_images(problem.network)):
+            problem.progress.warn(
+                f"the directions of the embedding are those of {len(self.calibration)} images; with {stable} a "
+                "narrower one loses less, if there are as many"
+            )
         if tokens is None:
             tokens = SeenTokens.taken_from(dict(problem.cache.tensors("directions", self.key, self._see_tokens)))
         assert tokens is not None
-        self.tokens = tokens
-        self.slices = dict[int, tuple[Tensor, float]]()
+        return tokens
 
     def _see_tokens(self) -> dict[str, Tensor]:
         p = self.problem
@@ -160,13 +167,13 @@ class Slices:
 
     def plan(self, width: int) -> EmbedPlan | None:
         """What becomes of the embedding; None at its own width: it stays."""
-        if width == len(self.tokens.directions):
+        if width == self.whole:
             return None
         return self._plan(self._slice(width)[0])
 
     def nats(self, width: int) -> float:
         """What is lost at a width; nothing at the whole."""
-        return 0.0 if width == len(self.tokens.directions) else self._slice(width)[1]
+        return 0.0 if width == self.whole else self._slice(width)[1]
 
     def lost(self, network: nn.Module) -> float:
         """KL(base || network) in nats per image."""
@@ -180,10 +187,11 @@ class Slices:
 
     def _slice(self, width: int) -> tuple[Tensor, float]:
         """How the embedding narrows [d', d], and what that loses."""
+        tokens = self.tokens
 
         def measure() -> dict[str, Tensor]:
             with self.problem.stopwatch.stage("embedding"):
-                encode = self.tokens.encoder(width) if self.fitted else encoder(self.tokens.directions, width)
+                encode = tokens.encoder(width) if self.fitted else encoder(tokens.directions, width)
                 network = self.problem.network.to(self.problem.compute.device)
                 nats = self.lost(narrow_embedding(network, self._plan(encode)))
                 return {"encode": encode, "nats": torch.tensor([nats], dtype=torch.float64)}
