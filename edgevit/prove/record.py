@@ -19,6 +19,7 @@ from edgevit.folder.records import RecordKind
 from edgevit.folder.writing import write_whole, writing
 
 READER = Reader(RunsError, mend="remove it to measure again")
+ANY = Reader(RunsError, mend="give a file that `edgevit prove` wrote")  # what is no proof is not ours to remove
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,12 @@ def read_proof(file: Path) -> Proof:
     """Read the file.
 
     Raises:
-        RunsError: it is missing, damaged, or of another schema.
+        RunsError: it is missing, damaged, of another schema, or no proof.
     """
-    return PROOF_KIND.read(file)
+    content = ANY.json(file, dict[str, Any])
+    if "measured" not in content:
+        raise RunsError(f"{file} is no proof; {ANY.mend}")
+    return PROOF_KIND.checked(content, str(file))
 
 
 def write_proof(proof: Proof, file: Path) -> None:

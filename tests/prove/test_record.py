@@ -35,8 +35,12 @@ def test_a_proof_of_schema_2_is_read_and_none_of_its_networks_failed() -> None:
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "p.json").write_text('{"schema": 1}')
+    (tmp_path / "p.json").write_text('{"schema": 1, "measured": []}')
     with pytest.raises(RunsError, match=r"p\.json.*remove it to measure again"):
         read_proof(tmp_path / "p.json")
+    for content, said in (('{"schema": 99}', "is no proof"), ("[1]", "holds|has a list"), ("", "is not JSON")):
+        (tmp_path / "p.json").write_text(content)
+        with pytest.raises(RunsError, match=rf"({said}).*; give a file that `edgevit prove` wrote$"):
+            read_proof(tmp_path / "p.json")  # a model's model.json, of a schema of its own, and not to be removed
     with pytest.raises(RunsError, match="a run of the proof of orin is damaged"):
         replace(PROOF, runs=({"label": 1},)).measurements()
