@@ -304,6 +304,21 @@ def test_the_plain_loader_makes_the_model_without_edgevit(
 
 
 @sweep
+@pytest.mark.parametrize("part", ["attention", "ffn"])
+def test_what_a_base_costs_is_known_of_a_model_that_has_lost_all_sites_of_a_kind(
+    small_vit: Callable[..., nn.Module], family_name: str, name: str, args: dict[str, Any], part: str
+) -> None:
+    whole = small_vit(name, **args)
+    family = family_of(whole)
+    blocks = family.read(whole)
+    once = family.build(whole, [replace(block, **{part: None}) for block in blocks])
+    again = family.build(once, family.read(once))
+    dims = [block.dims for block in blocks]
+    expected = family.geometry(whole).macs(dims)
+    assert family.geometry(once).macs(dims) == family.geometry(again).macs(dims) == expected
+
+
+@sweep
 @forms
 def test_tokens_are_ranked_by_the_scores_of_their_block(network: nn.Module) -> None:
     family = family_of(network)

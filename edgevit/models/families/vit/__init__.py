@@ -170,6 +170,12 @@ def _passing(model: Any, block: Any, dims: BlockDims) -> Any:
     return tokens.passing(block, dims.tokens, prefix, has_class=has_class, merge=dims.merged)
 
 
+def _ffn_inputs(model: Any) -> int:
+    """How many matrices of an FFN read the tokens: 2 where it is gated, also of a model that has lost all FFNs."""
+    mlp = next((block.mlp for block in model.blocks if mlp_of(block) is not None), None)
+    return int(getattr(model, "ffn_inputs", 1) if mlp is None else sum(input_layers(mlp).values()))
+
+
 def _replace_blocks(model: Any, blocks: Sequence[nn.Module]) -> None:
     if list(model.blocks) != list(blocks):
         model.blocks = nn.Sequential(*blocks)
@@ -177,6 +183,7 @@ def _replace_blocks(model: Any, blocks: Sequence[nn.Module]) -> None:
 
 def resize(model: Any, dims: Sequence[BlockDims], names: Container[str] | None = None) -> None:
     made = []
+    model.ffn_inputs = _ffn_inputs(model)
     for i, (block, block_dims) in enumerate(zip(model.blocks, dims, strict=True)):
         attn, mlp = attn_of(block), mlp_of(block)
         if names is None:
@@ -221,6 +228,7 @@ def keep_classes(model: Any, classes: Sequence[int]) -> None:
 def build(model: Any, blocks: Sequence[Block]) -> Any:
     # The layers that are replaced anyway need not be copied first: most of the time and of the memory.
     slim: Any = bare_copy(model, list(_linear_layers(model)))
+    slim.ffn_inputs = _ffn_inputs(model)
     made = []
     for block, weights in zip(slim.blocks, blocks, strict=True):
         a, f = weights.attention, weights.ffn
@@ -278,7 +286,7 @@ def geometry(model: Any) -> Geometry:
     heads, patch, dim = classifiers(model), model.patch_embed.proj, model.embed_dim
     with_attn = next((b for b in model.blocks if attn_of(b) is not None), None)
     with_mlp = next((b for b in model.blocks if mlp_of(b) is not None), None)
-    attention, ffn = SiteCostTerms(3, False, 0), SiteCostTerms(1, False, 0)
+    attention, ffn = SiteCostTerms(3, False, 0), SiteCostTerms(_ffn_inputs(model), False, 0)
     if with_attn is not None:
         attn = with_attn.attn
         biases, out = attn.qkv.bias is not None, attn.proj.bias is not None or attn.qkv.bias is not None
@@ -286,7 +294,7 @@ def geometry(model: Any) -> Geometry:
     if with_mlp is not None:
         part = read_ffn(with_mlp.mlp)
         own = _vectors(with_mlp, ("norm2", "ls2"), dim) + int(part.b2 is not None)
-        ffn = SiteCostTerms(1 + int(part.gated), part.b1 is not None, own)
+        ffn = SiteCostTerms(ffn.inputs, part.b1 is not None, own)
     outside = [p for name, p in model.named_parameters() if not name.startswith("blocks.")]
     return Geometry(
         embed=dim,
@@ -390,4 +398,5 @@ def residual_scales(model: Any) -> list[tuple[Tensor | float, Tensor | float] | 
 
 
 def keep_blocks(model: Any, indices: Sequence[int]) -> None:
+    model.ffn_inputs = _ffn_inputs(model)
     model.blocks = nn.Sequential(*(model.blocks[i] for i in indices))
