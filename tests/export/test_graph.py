@@ -43,6 +43,16 @@ def test_no_shape_is_taken_in_part_which_tensorrt_8_would_give_the_whole_of(
     torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("args", [{}, {"class_token": False, "global_pool": "avg"}, {"no_embed_class": True}])
+def test_a_base_that_takes_images_of_any_size_is_written_for_its_own(tmp_path: Path, args: Any) -> None:
+    network, path = random_base(depth=1, img_size=128, dynamic_img_size=True, **args), tmp_path / "model.onnx"
+    images = torch.randn(3, 3, 128, 128)
+    write_onnx(network, path, input_size=(3, 128, 128), batch="dynamic", opset=20, metadata={})
+    assert "Resize" not in check_graph(path, 20)
+    torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
+    network(torch.randn(1, 3, 64, 64))  # as it could before
+
+
 def test_a_shape_that_is_taken_in_part_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     write_onnx(random_base(depth=1), path, input_size=(3, 32, 32), batch="dynamic", opset=20, metadata={})
