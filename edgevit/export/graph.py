@@ -25,6 +25,7 @@ from torch import nn
 from edgevit.errors import ExportError
 from edgevit.export.halving import halve
 from edgevit.folder.export import Batch
+from edgevit.models.families import family_like
 
 INPUT, OUTPUT = "images", "logits"
 PROTOBUF_LIMIT_BYTES = (
@@ -176,24 +177,6 @@ def _forget_origin(model: Any) -> None:
             holder.metadata_props.clear()
 
 
-@contextmanager
-def _of_one_size(network: Any) -> Iterator[None]:
-    """Have a network of timm's that takes images of any size take those of its own alone, as a file does.
-
-    timm resamples its position embedding in every graph, also to the size that it has, and a large one is no constant
-    to the exporter: every image would wait for it.
-    """
-    if not getattr(network, "dynamic_img_size", False):
-        yield
-        return
-    patches = network.patch_embed
-    earlier, network.dynamic_img_size, patches.flatten = patches.flatten, False, True
-    try:
-        yield
-    finally:
-        network.dynamic_img_size, patches.flatten = True, earlier
-
-
 def trace(network: nn.Module, *, input_size: tuple[int, int, int], batch: Batch, opset: int) -> ir.Model:
     """The network as a graph in fp32; this takes a second, what is made of the graph milliseconds.
 
@@ -204,7 +187,7 @@ def trace(network: nn.Module, *, input_size: tuple[int, int, int], batch: Batch,
     """
     # An example of one image would make the exporter take the batch for a constant.
     images = torch.zeros(2 if batch == "dynamic" else batch, *input_size)
-    with exporter_boundary("the network"), _of_one_size(network):
+    with exporter_boundary("the network"), family_like(network).of_one_size(network):
         program = torch.onnx.export(
             network,
             (images,),

@@ -427,6 +427,23 @@ def test_blocks_do_not_look_at_tokens_that_weigh_nothing(network: nn.Module) -> 
         assert torch.equal(passed(tokens), whole)
 
 
+@sweep
+def test_a_model_for_images_of_any_size_takes_those_of_its_own_alone_while_that_lasts(
+    small_vit: Callable[..., nn.Module], family_name: str, name: str, args: dict[str, Any]
+) -> None:
+    family, seen = load_family(family_name), images()
+    network, any_size = (small_vit(name, **args, dynamic_img_size=dynamic) for dynamic in (False, True))
+    larger = torch.cat([seen, seen], -1)
+    with torch.no_grad():
+        whole = any_size(larger)
+        for one in (network, any_size):
+            with family.of_one_size(one):
+                close(one(seen), network(seen))
+                with pytest.raises((AssertionError, RuntimeError)):  # some say so, others cannot add positions
+                    one(larger)
+        assert torch.equal(any_size(larger), whole), "it lasts on"
+
+
 def shut(family: Family, network: nn.Module) -> tuple[Tensor, Tensor]:
     """Logarithms of gates [B, N] that are open, but for some patches; and the tokens whose are."""
     geometry = family.geometry(network)

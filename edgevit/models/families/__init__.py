@@ -91,6 +91,9 @@ class Family(Protocol):
     def input_size(self, model: nn.Module, /) -> tuple[int, int, int]:
         """Channels, height and width of the images that it takes."""
 
+    def of_one_size(self, model: nn.Module, /) -> AbstractContextManager[None]:
+        """Have the model take images of that size alone, as a file does, while this lasts."""
+
     def has_classifier(self, model: nn.Module, /) -> bool:
         """Whether it puts out logits; else it puts out pooled features [B, d]."""
 

@@ -6,6 +6,7 @@ Typed as Any inside: nn.Module tells a type checker nothing of the attributes th
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -314,6 +315,20 @@ def input_size(model: Any) -> tuple[int, int, int]:
     """Channels, height and width of the images that the model takes."""
     patch = model.patch_embed
     return patch.proj.in_channels, *patch.img_size
+
+
+@contextmanager
+def of_one_size(model: Any) -> Iterator[None]:
+    """timm resamples the positions of a model for any size also to its own, and large ones in every graph of it."""
+    if not model.dynamic_img_size:
+        yield
+        return
+    patches = model.patch_embed
+    earlier, model.dynamic_img_size, patches.flatten = patches.flatten, False, True
+    try:
+        yield
+    finally:
+        model.dynamic_img_size, patches.flatten = True, earlier
 
 
 def arguments(model: Any, depth: int, embed: int) -> dict[str, Any]:
