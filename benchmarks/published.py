@@ -59,7 +59,7 @@ IMAGES = {
 }
 RATES = (PUBLISHED_RATE, 0.8, 0.6, 0.2)
 PARTS = (1 / 16, 1 / 4)  # of the length
-LRS = (3e-4, 1e-4, 1e-3)
+LRS = (3e-4, 1e-4, 1e-3)  # the middle one first
 RIVALS = (
     "nvit",
     "mdp",
@@ -140,7 +140,7 @@ def tuning(base: str, names: Iterable[str], steps: int, task: int) -> Iterator[C
 
 
 def chosen_lr(rows: Iterable[Row], base: str, name: str) -> float:
-    """The learning rate of the run that is best on the validation part; the middle one where there is none.
+    """The learning rate of the run that is best on the validation part; of equals, or without runs, the first of LRS.
 
     By the loss there, where a method's training is watched by it: a tenth of a task's images tells top-1 to a point or
     two at best, which is more than learning rates differ by. That loss is to a teacher; where the base is trained
@@ -159,7 +159,7 @@ def chosen_lr(rows: Iterable[Row], base: str, name: str) -> float:
             return -float(loss)
         return float(seen["trained"] if seen["pruned"] is None else seen["pruned"])
 
-    return float(max(runs, key=validated)["lr"])
+    return float(max(sorted(runs, key=lambda row: LRS.index(row["lr"])), key=validated)["lr"])
 
 
 def cases(

@@ -87,6 +87,8 @@ def test_the_learning_rate_is_that_of_the_best_run_on_the_validation_part() -> N
     rows = [row(case, validation={"trained": 0.5, "pruned": case.lr}) for case in tried]
     assert published.chosen_lr(rows, "demo", "forge") == max(published.LRS)
     assert published.chosen_lr(rows, "rendered", "forge") == published.chosen_lr([], "demo", "forge") == 3e-4
+    alike = [row(case, validation={"trained": 0.5, "pruned": min(case.lr, 3e-4)}) for case in tried]
+    assert published.chosen_lr(alike[::-1], "demo", "forge") == 3e-4, "of equals the middle one, whichever was first"
     assert {case.lr for case in cases("demo", rows) if case.variant == "forge"} == {max(published.LRS)}
 
 
