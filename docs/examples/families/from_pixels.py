@@ -66,8 +66,8 @@ check, sites, read, geometry, input_size, classifiers = map(
 resize, keep_blocks, keep_classes, arguments = map(
     _of_inner, (vit.resize, vit.keep_blocks, vit.keep_classes, vit.arguments)
 )
-has_classifier, make_classifiers, weighing, reads_mean = map(
-    _of_inner, (vit.has_classifier, vit.make_classifiers, vit.weighing, vit.reads_mean)
+has_classifier, make_classifiers, weighing, reads_mean, of_one_size = map(
+    _of_inner, (vit.has_classifier, vit.make_classifiers, vit.weighing, vit.reads_mean, vit.of_one_size)
 )
 layers, attention_inputs, projections, attention_outputs, ffn_outputs = map(
     _of_inner, (vit.layers, vit.attention_inputs, vit.projections, vit.attention_outputs, vit.ffn_outputs)
