@@ -45,7 +45,7 @@ class EntryRecord:
     images_per_s: float | None = None
     power_w: float | None = None
     energy_mj: float | None = None  # of an image
-    memory_mib: float | None = None  # that the machine's free memory fell by
+    memory_mib: float | None = None  # that its process took; on a GPU by which the free memory of the machine fell
     ratio: float | None = None  # of the latency to the restricted base's
     ratio_low: float | None = None
     ratio_high: float | None = None

@@ -73,6 +73,14 @@ class Row:
     void: tuple[str, ...]  # why these numbers are not this board's
     warnings: tuple[str, ...]
 
+    @property
+    def memory_mib(self) -> float | None:
+        """What the model takes: on a CPU its process, elsewhere the machine's free memory, which a Jetson's GPU shares.
+
+        How far that falls is of all programs there: on a CPU they move it by more than two models differ.
+        """
+        return self.memory_peak_mib if self.provider == "CPUExecutionProvider" else self.memory_taken_mib
+
 
 @dataclass(frozen=True)
 class Comparison:
