@@ -101,11 +101,6 @@ def _tokens(runs: Sequence[Run], largest: str) -> Iterator[str]:
         yield f"Where 192 of 197 tokens are left behind block 1, dense takes {', '.join(map(_told, found))}."
 
 
-def _graphs(runs: Sequence[Run]) -> Iterator[str]:
-    without = sorted({doubt for run in runs if (doubt := DOUBTS["no graph"](run)) is not None})
-    yield from (f"{doubt[0].upper()}{doubt[1:]}." for doubt in without)
-
-
 def _roofline(proof: Proof) -> Iterator[str]:
     figures = [(one.name, figure) for one in proof.measured for figure in one.figures]
     shares = [(name, figure) for name, figure in figures if figure.roofline_share and not figure.void]
@@ -120,3 +115,8 @@ def _roofline(proof: Proof) -> Iterator[str]:
 
 def _at(one: MeasuredNetwork, batch: int) -> Figure | None:
     return next((figure for figure in one.figures if figure.batch == batch), None)
+
+
+def _graphs(runs: Sequence[Run]) -> Iterator[str]:
+    without = sorted({doubt for run in runs if (doubt := DOUBTS["no graph"](run)) is not None})
+    yield from (f"{doubt[0].upper()}{doubt[1:]}." for doubt in without)
