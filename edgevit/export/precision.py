@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
+from timm.layers import RmsNorm
 from torch import Tensor, nn
 
 from edgevit.errors import ExportError
@@ -12,6 +13,7 @@ from edgevit.folder.export import Range
 
 LARGEST = torch.finfo(torch.float16).max  # 65504
 SMALLEST_NORMAL = torch.finfo(torch.float16).smallest_normal  # 6.1e-5; below it precision fades
+RMS_NORMS = (nn.RMSNorm, RmsNorm)
 INSTEAD = "derive the model again, or leave fp16 out with --no-fp16"
 
 
@@ -41,14 +43,19 @@ def check_weights(weights: Iterable[tuple[str, Tensor]]) -> tuple[float, float, 
 
 
 @torch.inference_mode()
-def _largest_activation(network: nn.Module, images: Tensor) -> tuple[float, str]:
-    """The largest magnitude that any module of the fp32 network puts out, and which module."""
-    seen: dict[str, float] = {}
+def _largest_activations(network: nn.Module, images: Tensor) -> tuple[dict[str, float], dict[str, float]]:
+    """The largest magnitude that each module of the fp32 network puts out, and the largest square of each RMS norm.
 
-    def watch(name: str) -> Callable[[nn.Module, object, object], None]:
-        def hook(module: nn.Module, inputs: object, output: object) -> None:
+    A file has no operator for these norms: it squares their input, as one of its nodes.
+    """
+    outputs, squares = dict[str, float](), dict[str, float]()
+
+    def watch(name: str) -> Callable[[nn.Module, tuple[object, ...], object], None]:
+        def hook(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
             if isinstance(output, Tensor) and output.numel():
-                seen[name] = _largest(output)
+                outputs[name] = _largest(output)
+            if isinstance(module, RMS_NORMS) and isinstance(inputs[0], Tensor):
+                squares[f"{name}/Pow"] = _largest(inputs[0]) ** 2
 
         return hook
 
@@ -58,23 +65,28 @@ def _largest_activation(network: nn.Module, images: Tensor) -> tuple[float, str]
     finally:
         for handle in handles:
             handle.remove()
-    where = max(seen, key=seen.__getitem__)
-    return seen[where], where
+    return outputs, squares
 
 
 def check_range(network: nn.Module, images: Tensor) -> Range:
     """Measure on the fp32 network what fp16 would overflow or lose: a CPU runs fp16 files partly in fp32 and hides it.
 
+    Squares that overflow are named, as RMS norms can stay in fp32.
+
     Raises:
-        ExportError: a weight or an activation is larger than fp16 can hold.
+        ExportError: a weight or the output of a module is larger than fp16 can hold.
     """
     largest, subnormal, lost = check_weights(network.named_parameters())
-    activation, where = _largest_activation(network, images)
-    if not activation <= LARGEST:
+    outputs, squares = _largest_activations(network, images)
+    where = max(outputs, key=outputs.__getitem__)
+    if not outputs[where] <= LARGEST:
         raise ExportError(
-            f"the output of {where} overflows fp16: {activation:.4g} seen, {LARGEST:.0f} is the largest; {INSTEAD}"
+            f"the output of {where} overflows fp16: {outputs[where]:.4g} seen, {LARGEST:.0f} is the largest; {INSTEAD}"
         )
-    return Range(largest, subnormal, lost, activation, where)
+    everything = {**outputs, **squares}
+    where = max(everything, key=everything.__getitem__)
+    over = tuple(name for name, peak in squares.items() if peak > LARGEST)
+    return Range(largest, subnormal, lost, everything[where], where, over)
 
 
 def kept_in_fp32(
@@ -121,5 +133,6 @@ def overflow_told(seen: Range, kept: Sequence[str]) -> str:
 
 
 def norm_names(network: nn.Module) -> tuple[str, ...]:
-    """The layer normalisations, by module name: where fp16 loses most, because they square what they get."""
-    return tuple(name for name, module in network.named_modules() if isinstance(module, nn.LayerNorm))
+    """The normalisations of layers, by module name: where fp16 loses most, because they square what they get."""
+    kinds = (nn.LayerNorm, *RMS_NORMS)
+    return tuple(name for name, module in network.named_modules() if isinstance(module, kinds))

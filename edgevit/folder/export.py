@@ -74,8 +74,8 @@ class Range:
     weights_subnormal: float  # share of the weights that are not zero and below the smallest normal number
     weights_lost: float  # share of the weights that are not zero and become zero
     activations_largest: float
-    activations_where: str  # the module, or of an imported file the node, whose output that is
-    overflowing: tuple[str, ...] = ()  # nodes of an imported file whose output fp16 cannot hold
+    activations_where: str  # the module or the node whose output that is
+    overflowing: tuple[str, ...] = ()  # nodes of the file whose output fp16 cannot hold
 
 
 @dataclass(frozen=True)

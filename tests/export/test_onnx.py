@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 from model_folders import rewrite_spec
+from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file, save_file
 from small_models import write_fewer_tokens, write_halves, write_narrower
 
@@ -241,15 +242,36 @@ def test_a_model_of_half_blocks_is_exported_and_its_attentions_are_counted(tmp_p
     assert there == 1 and (report.fusion is None or report.fusion.blocks == there)
 
 
-def test_a_model_of_rms_norms_and_gated_ffns_is_exported(small_vit: Callable[..., Any], tmp_path: Path) -> None:
+def write_rms(small_vit: Callable[..., Any], folder: Path, stream: float = 1.0) -> Path:
+    """Write a base with RMS norms and gated FFNs; `stream` is how large its residual stream is."""
     name, args = (
         "aimv2_large_patch14_224",
         {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2},
     )
-    save_file(small_vit(name, **args).state_dict(), tmp_path / "w.safetensors")
-    base(name, checkpoint=tmp_path / "w.safetensors", model_args={**args, "num_classes": 10}, out=tmp_path / "b")
-    report = export(tmp_path / "b")
+    weights = small_vit(name, **args).state_dict()
+    weights["pos_embed"] *= stream
+    save_file(weights, folder / "w.safetensors")
+    base(name, checkpoint=folder / "w.safetensors", model_args={**args, "num_classes": 10}, out=folder / "b")
+    return folder / "b"
+
+
+def test_a_model_of_rms_norms_and_gated_ffns_is_exported(small_vit: Callable[..., Any], tmp_path: Path) -> None:
+    report = export(write_rms(small_vit, tmp_path))
     assert (report.files["model.fp16.onnx"].nodes or {})["Reciprocal"] == 6 and set(report.parity) == {"fp32", "fp16"}
+    assert report.fp32_modules == ()
+
+
+def test_rms_norms_whose_squares_overflow_fp16_are_in_fp32(small_vit: Callable[..., Any], tmp_path: Path) -> None:
+    folder = write_rms(small_vit, tmp_path, stream=1e4)
+    report = export(folder)
+    norms = ("patch_embed.norm", "blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2", "norm")
+    assert report.fp32_modules == norms and any("fp16 overflows in" in text for text in report.warnings)
+    images = torch.randn(2, 3, 32, 32)
+    computed = ReferenceEvaluator(
+        str(folder / "export" / "model.fp16.onnx")
+    )  # each node in its own type, unlike ORT's CPU
+    logits = torch.from_numpy(computed.run(None, {"images": images.half().numpy()})[0]).float()
+    torch.testing.assert_close(logits, load(folder)(images).detach(), rtol=0.02, atol=0.02)
 
 
 def test_a_model_with_a_narrower_embedding_is_exported(tmp_path: Path) -> None:
