@@ -182,10 +182,10 @@ def replaced_folder(folder: Path, refuse: Callable[[], None], *, keep: str | Non
             if folder.exists():
                 folder.rename(earlier)
             temporary.rename(folder)
-            if keep is not None and (earlier / keep).exists():
-                (earlier / keep).rename(folder / keep)
         finally:
             if earlier.exists() and not folder.exists():
                 earlier.rename(folder)
+            if keep is not None and (earlier / keep).exists():  # here, so that Ctrl-C does not come between
+                (earlier / keep).rename(folder / keep)
             shutil.rmtree(temporary, ignore_errors=True)
             shutil.rmtree(earlier, ignore_errors=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from edgevit.errors import OutputError
-from edgevit.folder.writing import refuse_existing, refuse_unwritable, write_whole
+from edgevit.folder.writing import refuse_existing, refuse_unwritable, replaced_folder, write_whole
 
 
 def test_a_file_is_written_over_what_a_killed_process_left_and_through_no_link(tmp_path: Path) -> None:
@@ -52,3 +52,33 @@ def test_an_output_is_tried_before_the_work_and_what_is_there_stays(tmp_path: Pa
             refuse_unwritable(file)
     with pytest.raises(OutputError, match=r"cannot write .*: File name too long"):
         refuse_unwritable(tmp_path / ("t" * 255))
+
+
+def test_what_is_to_be_kept_of_a_replaced_folder_outlives_ctrl_c_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, rename, renamed = tmp_path / "export", Path.rename, list[Path]()
+
+    def replace(interrupted_after: int) -> None:
+        def interrupted(path: Path, target: Path) -> Path:
+            renamed.append(path)
+            moved = rename(path, target)
+            if len(renamed) == interrupted_after:
+                raise KeyboardInterrupt
+            return moved
+
+        renamed.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", interrupted)
+            with replaced_folder(folder, lambda: None, keep="engines") as temporary:
+                (temporary / "new").touch()
+
+    (folder / "engines").mkdir(parents=True)
+    (folder / "engines" / "board.engine").write_text("took minutes")
+    for moment in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            replace(interrupted_after=moment)
+        assert [file.name for file in tmp_path.iterdir()] == ["export"]
+        assert (folder / "engines" / "board.engine").read_text() == "took minutes"
+    replace(interrupted_after=0)
+    assert sorted(file.name for file in folder.iterdir()) == ["engines", "new"]
