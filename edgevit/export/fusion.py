@@ -84,11 +84,12 @@ def count_fused(path: Path, *, blocks: int, expected: int) -> Fusion:
     return Fusion(fused, blocks, expected, "TensorRT-RTX", str(trt.__version__), TARGET, PROXY)
 
 
-def fusion_remark(fusion: Fusion) -> str | None:
-    """What to say of blocks that do not fuse."""
-    if fusion.fused == fusion.blocks:
+def fusion_remark(fusion: Fusion, *, imported: bool = False) -> str | None:
+    """What to say of blocks that do not fuse; heads of an imported file can neither be derived nor padded."""
+    if fusion.fused >= fusion.blocks:  # more where an imported file has attention outside of what is known for blocks
         return None
     by = f"{fusion.compiler} {fusion.version} fuses {fusion.fused} of {fusion.blocks} attention blocks"
     if fusion.fused < fusion.expected:
         return f"{by}, where {fusion.expected} have dimensions that should fuse; the rest may be slow on the board"
-    return f"{by}; the rest may be slow on the board: derive with --shape fused, or export with --pad-heads"
+    slow = f"{by}; the rest may be slow on the board"
+    return slow if imported else f"{slow}: derive with --shape fused, or export with --pad-heads"

@@ -212,7 +212,7 @@ def _fusion(source: Source, written: _Written, warnings: list[str]) -> Fusion | 
         return None
     path = written.folder.onnx("fp16")
     fusion = count_fused(path, blocks=sum(source.has_attention), expected=sum(source.fusable))
-    if text := fusion_remark(fusion):
+    if text := fusion_remark(fusion, imported=source.described.file is not None):
         warnings.append(text)
     return fusion
 

@@ -62,6 +62,13 @@ def test_unequal_and_tiny_widths_fuse_only_when_padded(tmp_path: Path) -> None:
     assert fused_blocks(padded, tmp_path / "padded.onnx").fused == 3
 
 
+def test_of_an_imported_file_nothing_is_advised_that_is_refused_and_more_than_its_blocks_may_fuse() -> None:
+    some = Fusion(fused=3, blocks=4, expected=0, compiler="TensorRT-RTX", version="1", target="SM 8.6", note="")
+    told = "TensorRT-RTX 1 fuses 3 of 4 attention blocks; the rest may be slow on the board"
+    assert fusion_remark(some, imported=True) == told and str(fusion_remark(some)).startswith(f"{told}: derive with")
+    assert fusion_remark(replace(some, blocks=0), imported=True) is None
+
+
 def test_a_file_that_the_parser_refuses_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no protobuf")
     with pytest.raises(ExportError, match=r"TensorRT-RTX .* cannot build model\.onnx: ") as error:
