@@ -16,6 +16,7 @@ from typing import Any, Callable, Sequence
 from .cuda import describe_cuda
 from .execution import Tensor, first_error, import_tensorrt, make_log, open_engine, read_tensor
 from .files import cache_folder
+from .jetson import power_mode
 from .kernel import read_bytes
 from .layers import count_fused, read_layers
 from .protobuf import input_types
@@ -111,7 +112,10 @@ def build(
     _check_inputs(onnx)
     workspace = _workspace(root, onnx, workspace_bytes, log.warnings)
     settings = Settings(onnx, precision, batches, fp32_layers, workspace, optimization_level)
-    cache = find_timing_cache(trt, describe_cuda()["capability"], log.warnings) if timing_cache else None
+    cache = None
+    if timing_cache:
+        mode = power_mode(root) or {"name": None}
+        cache = find_timing_cache(trt, describe_cuda()["capability"], mode["name"], log.warnings)
     report = _reporter(send)
     report("parse", 0.0)
     began = time.monotonic()

@@ -1,13 +1,15 @@
 """TensorRT's timing cache: what it has measured of kernels, kept so that the next build need not measure it again.
 
-One file per TensorRT and kind of GPU: times of one are worth nothing on another. A file begins with the hash of the
-rest: a damaged one is found out here, and not by TensorRT.
+One file per TensorRT, kind of GPU and power mode: times of one are worth nothing on another, and at other clocks or
+with parts of the GPU off other kernels are the fastest. A file begins with the hash of the rest: a damaged one is found
+out here, and not by TensorRT.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,12 +53,15 @@ class TimingCache:
         return {"path": self.path, "bytes_before": self.bytes_before, "bytes_after": self.bytes_after}
 
 
-def find_timing_cache(trt: Any, capability: str | None, remarks: list[str]) -> TimingCache | None:
-    """Read the cache of this TensorRT and GPU; None where the GPU cannot be told."""
+def find_timing_cache(
+    trt: Any, capability: str | None, power_mode: str | None, remarks: list[str]
+) -> TimingCache | None:
+    """Read the cache of this TensorRT, GPU and power mode; None where the GPU cannot be told."""
     if capability is None:
         remarks.append("no timing cache: the kind of GPU is not known; see `edgevit board`")
         return None
-    path = os.path.join(cache_folder(), "timing", f"tensorrt-{trt.__version__}-sm{capability.replace('.', '')}.cache")
+    told = (f"tensorrt-{trt.__version__}", f"sm{capability.replace('.', '')}", re.sub(r"[^\w-]", "_", power_mode or ""))
+    path = os.path.join(cache_folder(), "timing", "-".join(filter(None, told)) + ".cache")
     stored = b""
     with suppress(OSError):
         stored = Path(path).read_bytes()

@@ -1,11 +1,15 @@
-"""TensorRT's timing cache: kept per release and GPU, and left out where it is of no use."""
+"""TensorRT's timing cache: kept per release, GPU and power mode, and left out where it is of no use."""
 
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from captured import NANO
+from places import BOARDS
 from standin_board import build, model_for, play
 
 
@@ -22,6 +26,24 @@ def test_the_timing_cache_is_kept_per_release_and_gpu(monkeypatch: pytest.Monkey
     damaged = build(model)
     assert damaged["timing_cache"]["bytes_before"] == 0
     assert "is damaged, and was started anew" in damaged["warnings"][0]
+
+
+def test_what_was_timed_in_one_power_mode_says_nothing_of_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path, "10.3.0")
+    model, root = model_for("10.3.0", tmp_path), tmp_path / "root"
+    shutil.copytree(BOARDS / NANO, root)
+
+    def built_in(mode: int) -> Any:
+        (root / "var/lib/nvpmodel/status").write_text(f"pmode:{mode:04d} fmode:quiet\n")
+        return build(model, str(root), workspace_bytes=1 << 30)["timing_cache"]
+
+    first, other, again = built_in(0), built_in(1), built_in(0)
+    assert [Path(one["path"]).name for one in (first, other)] == [
+        f"tensorrt-10.3.0-sm87-{mode}.cache" for mode in ("15W", "25W")
+    ]
+    assert (first["bytes_before"], other["bytes_before"], again["bytes_before"]) == (0, 0, first["bytes_after"])
 
 
 def test_a_timing_cache_that_tensorrt_does_not_want_is_left_out(
