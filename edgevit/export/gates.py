@@ -70,6 +70,13 @@ def check_graph(
     return dict(sorted(counts.items()))
 
 
+def _check_finite(precision: str, logits: Tensor) -> None:
+    if not torch.isfinite(logits).all():
+        count = int((~torch.isfinite(logits)).sum())
+        hint = "try --no-fp16" if precision == "fp16" else "derive the model again"
+        raise ExportError(f"{count} of {logits.numel()} logits in {precision} are NaN or infinite; {hint}")
+
+
 def check_parity(
     precision: str, reference: Tensor, predict: Predict, images: Tensor, source: str, tolerance: float
 ) -> Parity:
@@ -80,9 +87,7 @@ def check_parity(
     """
     logits = predict(images).double()
     expected = reference.double()
-    if not torch.isfinite(logits).all():
-        count = int((~torch.isfinite(logits)).sum())
-        raise ExportError(f"{count} of {logits.numel()} logits in {precision} are NaN or infinite; try --no-fp16")
+    _check_finite(precision, logits)
     difference = logits - expected
     error = float(difference.norm() / expected.norm().clamp_min(torch.finfo(torch.float64).tiny))
     if not error <= tolerance:  # also where either is no number
@@ -115,7 +120,7 @@ def check_accuracy(
     One image may always differ: it can lie on the edge between two classes.
 
     Raises:
-        ExportError: a file's top-1 differs from the model's on too many images.
+        ExportError: a file's top-1 differs from the model's on too many images, or a logit of any is no number.
     """
     columns = torch.as_tensor(judging.columns)
     counts: dict[str, Any] = {name: torch.zeros(3, len(columns), dtype=torch.int64) for name in ("torch", *files)}
@@ -128,6 +133,7 @@ def check_accuracy(
             chosen = expected[:, columns].argmax(1)
             for precision, predict in files.items():
                 logits = predict(images)
+                _check_finite(precision, logits)
                 counts[precision] += count_correct(logits, labels, columns)
                 same[precision] += int((logits[:, columns].argmax(1) == chosen).sum())
             done += len(images)

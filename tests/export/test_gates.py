@@ -63,6 +63,20 @@ def test_logits_that_are_no_numbers_fail() -> None:
         check_parity("fp16", reference, lambda images: broken, torch.zeros(2, 1), "random", 0.1)
 
 
+def test_logits_of_one_image_that_are_no_numbers_fail_whatever_their_top_1(judging: Judging) -> None:
+    seen = []
+
+    def one_is_nan(images: torch.Tensor) -> torch.Tensor:
+        logits = linear(images)
+        if not seen:
+            seen.append(True)
+            logits[0] = torch.nan
+        return logits
+
+    with pytest.raises(ExportError, match=r"10 of 160 logits in fp16 are NaN or infinite; try --no-fp16"):
+        check(judging, fp32=linear, fp16=one_is_nan)
+
+
 def test_a_tolerance_that_is_no_number_never_switches_a_gate_off() -> None:
     reference = torch.ones(2, 4)
     with pytest.raises(ExportError, match="logits in fp16 are off by"):
