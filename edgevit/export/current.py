@@ -23,7 +23,9 @@ NOT_CHECKED = "accuracy not checked"
 def _as_asked(report: ExportRecord, asked: FilesRequest) -> bool:
     """Whether an export with these options would give the same files and no other figures."""
     tolerances, checked = asked.tolerances, report.accuracy
-    judged_alike = not asked.accuracy or any(w.startswith(NOT_CHECKED) for w in report.warnings)
+    judged_alike = not asked.accuracy or (
+        asked.data is None and any(w.startswith(NOT_CHECKED) for w in report.warnings)
+    )
     if checked and asked.accuracy:
         count = asked.max_images
         judged_alike = (

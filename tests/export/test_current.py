@@ -57,6 +57,19 @@ def test_an_export_is_reused_until_the_model_the_options_or_its_files_change(cop
     assert not is_reused(folder, **same)
 
 
+def test_an_export_whose_accuracy_was_not_checked_is_made_anew_where_there_are_images_now(
+    copied: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(copied, tmp_path / "derived"))
+    report = replace(
+        ModelFolder(folder).export.record(), accuracy=None, warnings=("accuracy not checked: the images are gone",)
+    )
+    (folder / "export" / "export.json").write_text(EXPORT_KIND.text(report))
+    assert is_reused(folder)
+    assert not is_reused(folder, data="digits", max_images=20)
+    assert ModelFolder(folder).export.record().accuracy is not None
+
+
 def test_an_export_of_other_weights_or_judged_by_less_is_made_anew(copied: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(copied, tmp_path / "derived"))
     report = ModelFolder(folder).export.record()
