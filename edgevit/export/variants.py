@@ -82,11 +82,12 @@ class Exported:
 
     def keep(self, written: WrittenVariant) -> None:
         """Make a variant part of the export: its file, and what export.json says of it."""
-        report, name = self.report, written.variant.file_name
+        folder, name = self.report.folder, written.variant.file_name
+        report = ExportFolder(folder).record()  # as it is now: builds for other boards may have added theirs meanwhile
         files = dict(report.files)
-        with writing(report.folder):
+        with writing(folder):
             for path in reversed(written.files):
-                copy_whole(path, report.folder / path.name)
+                copy_whole(path, folder / path.name)
                 nodes = written.nodes if path == written.path else None
                 files[path.name] = ExportedFile(file_sha256(path), path.stat().st_size, nodes)
         dtype = DTYPES[written.variant.precision]
@@ -101,4 +102,4 @@ class Exported:
             outputs=with_dtype(report.outputs),
             parity={**report.parity, written.variant.label: written.parity},
         )
-        ExportFolder(report.folder).write_record(self.report)
+        ExportFolder(folder).write_record(self.report)

@@ -99,6 +99,16 @@ def test_a_variant_that_is_kept_is_part_of_the_export(copied: Path, tmp_path: Pa
     assert current_export(folder) == report, "it is still up to date"
 
 
+def test_variants_for_two_boards_that_are_built_at_once_are_both_kept(copied: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(copied, tmp_path / "derived"))
+    one, other = reopened(folder), reopened(folder)
+    one.keep(one.write(Variant("fp32.opset17", "fp32", 17), tmp_path))
+    other.keep(other.write(Variant("fp32.opset18", "fp32", 18), tmp_path))
+    report = ModelFolder(folder).export.record()
+    assert {"fp32.opset17", "fp32.opset18"} < set(report.parity)
+    assert {p.name for p in (folder / "export").iterdir()} == {"export.json", *report.files}
+
+
 def test_a_variant_that_is_not_the_model_is_refused(copied: Path, tmp_path: Path) -> None:
     exported = reopened(copied)
     assert exported.written_of.network
