@@ -123,6 +123,7 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
             descent = descend(
                 workshop.attempt,
                 fp16="fp16" in request.precisions,
+                norms=bool(source.norms),
                 blocks=len(source.blocks),
                 least=least_rung(report.fp32_modules, source.blocks),
                 most_probes=request.engine.most_probes,

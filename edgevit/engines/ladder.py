@@ -151,6 +151,7 @@ def descend(
     attempt: Callable[[PrecisionRung], J],
     *,
     fp16: bool,
+    norms: bool,
     blocks: int,
     most_probes: int,
     note: Callable[[str], None],
@@ -158,7 +159,8 @@ def descend(
 ) -> Descent[J]:
     """Try one rung after the other until an engine is right; say in a line each why the one before was not.
 
-    Rungs that keep less in fp32 than `least` are known to be wrong and left out.
+    Rungs that keep less in fp32 than `least` are known to be wrong and left out; so is that of `norms` where the model
+    has none, as it would be fp16 once more.
 
     Raises:
         EngineError: even fp32 is wrong.
@@ -168,20 +170,21 @@ def descend(
     def failed(rung: PrecisionRung, then: str) -> None:
         note(f"{rung} {attempts.done[rung].failure}; trying {then}")
 
-    norms, full = PrecisionRung("fp16", norms=True), PrecisionRung("fp32")
+    full = PrecisionRung("fp32")
     if fp16:
-        if not least.norms:
+        first = PrecisionRung("fp16", norms=norms, blocks=least.blocks)
+        if least == FP16:
             if attempts.passes(FP16):
                 return attempts.ended(FP16)
-            failed(FP16, str(norms))
-        first = PrecisionRung("fp16", norms=True, blocks=least.blocks)
+            if norms:
+                failed(FP16, str(first))
         if attempts.passes(first):
             return attempts.ended(first)
         others = [i for i in range(blocks) if i not in least.blocks]
         failed(first, "single blocks in fp32" if others else "fp32")
 
         def with_blocks(chosen: Sequence[int]) -> PrecisionRung:
-            return PrecisionRung("fp16", norms=True, blocks=tuple(sorted({*least.blocks, *chosen})))
+            return PrecisionRung("fp16", norms=norms, blocks=tuple(sorted({*least.blocks, *chosen})))
 
         def passes(chosen: tuple[int, ...]) -> bool:
             rung = with_blocks(chosen)

@@ -77,7 +77,12 @@ class Engine:
 
 
 def climb(
-    right: Callable[[PrecisionRung], bool], *, fp16: bool = True, blocks: int = 4, least: PrecisionRung = FP16
+    right: Callable[[PrecisionRung], bool],
+    *,
+    fp16: bool = True,
+    norms: bool = True,
+    blocks: int = 4,
+    least: PrecisionRung = FP16,
 ) -> tuple[Descent[Engine], list[str]]:
     notes: list[str] = []
     built: list[PrecisionRung] = []
@@ -87,7 +92,7 @@ def climb(
         built.append(rung)
         return Engine(rung, None if right(rung) else "loses 31% on 'heron'")
 
-    descent = descend(attempt, fp16=fp16, blocks=blocks, most_probes=16, note=notes.append, least=least)
+    descent = descend(attempt, fp16=fp16, norms=norms, blocks=blocks, most_probes=16, note=notes.append, least=least)
     assert descent.judged.rung == descent.rung
     assert {descent.rung, *(rung for rung, _ in descent.tried)} <= set(built)
     return descent, notes
@@ -134,6 +139,14 @@ def test_of_a_graph_without_blocks_norms_are_all_that_is_tried_before_fp32() -> 
     descent, notes = climb(lambda rung: rung.precision == "fp32", blocks=0)
     assert descent.rung == PrecisionRung("fp32") and len(descent.tried) == 2
     assert notes[-1] == "fp16 with LayerNorm in fp32 loses 31% on 'heron'; trying fp32"
+
+
+def test_of_a_graph_without_norms_fp16_is_not_built_once_more_as_if_it_had_some() -> None:
+    descent, notes = climb(lambda rung: rung.precision == "fp32", norms=False, blocks=0)
+    assert [str(rung) for rung, _ in descent.tried] == ["fp16"] and descent.rung == PrecisionRung("fp32")
+    assert notes == ["fp16 loses 31% on 'heron'; trying fp32"]
+    descent, notes = climb(lambda rung: 2 in rung.blocks, norms=False)
+    assert descent.rung == PrecisionRung("fp16", blocks=(2,)) and "trying single blocks in fp32" in notes[0]
 
 
 def test_an_engine_that_is_wrong_even_in_fp32_is_refused_with_the_class() -> None:
