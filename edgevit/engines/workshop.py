@@ -16,7 +16,7 @@ from edgevit.board.fingerprint import fingerprint
 from edgevit.engines.gate import EngineVerdict, Sample, judge, remarks
 from edgevit.engines.ladder import Descent, PrecisionRung, node_patterns
 from edgevit.engines.options import EngineOptions
-from edgevit.errors import BoardError, ConnectionLostError, EdgeVitError, Interrupted
+from edgevit.errors import BoardError, ConnectionLostError, EdgeVitError, Interrupted, OptionError
 from edgevit.export.variants import Exported, Variant, WrittenVariant
 from edgevit.folder.engine import (
     EngineBoard,
@@ -37,7 +37,20 @@ TAKEN_OVER = ("sha256", "bytes", "strongly_typed", "workspace_bytes", "device_me
 
 
 def batches_of(report: ExportRecord, options: EngineOptions) -> tuple[int, int, int]:
-    return options.batches if report.batch == "dynamic" else (report.batch, report.batch, report.batch)
+    """Images per inference of the engine: as asked for, or those of an export of a fixed batch.
+
+    Raises:
+        OptionError: others were asked for than such an export has.
+    """
+    if report.batch == "dynamic":
+        return options.batches
+    fixed = (report.batch, report.batch, report.batch)
+    if options.batches not in (fixed, EngineOptions.batches):
+        raise OptionError(
+            f"--batches {','.join(map(str, options.batches))} is for files of any batch, and these have a fixed batch "
+            f"of {report.batch}; leave it out, or export with --batch dynamic"
+        )
+    return fixed
 
 
 def mode_name(facts: BoardFacts) -> str | None:

@@ -26,7 +26,7 @@ from edgevit.board.store import find_engine
 from edgevit.engines.build import build_engine
 from edgevit.engines.request import ExportRequest
 from edgevit.engines.run import export
-from edgevit.errors import AgentError, EngineError, ExportError, ProfileError, UnfitBoardError
+from edgevit.errors import AgentError, EngineError, ExportError, OptionError, ProfileError, UnfitBoardError
 from edgevit.folder.engine import ENGINE_KIND, EngineRecord, OnnxSource, read_engine
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.writing import file_sha256
@@ -254,6 +254,14 @@ def test_a_missing_export_is_made_first_and_engines_outlive_a_new_one(folder: Pa
     export(folder, batch=2, accuracy=False, fp16=False)
     assert ModelFolder(folder).export.engines() == [record]
     assert find_engine(folder, board_facts(), 4) == record
+
+
+def test_other_batches_than_those_of_the_files_are_refused(folder: Path, play: Callable[..., None]) -> None:
+    told = (
+        r"--batches 1,4,16 is for files of any batch, and these have a fixed batch of 4; leave it out, or export with"
+    )
+    with pytest.raises(OptionError, match=told):
+        build(folder, batch=4, fp16=False, batches=(1, 4, 16))
 
 
 def board_facts() -> BoardFacts:
