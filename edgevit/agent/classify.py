@@ -70,30 +70,26 @@ class _Classifier:
 
     def __init__(self, execution: Execution, cuda: Cuda, batch: int, form: str, logits: Tensor) -> None:
         engine = execution.engine
-        self._execution, self._cuda, self._batch, self._form, self._logits = execution, cuda, batch, form, logits
+        self._execution, self._cuda, self._form, self._logits = execution, cuda, form, logits
         self._images = engine.inputs[0]
         self._host_in = cuda.host(self._images.bytes_at(batch))
         self._host_out = cuda.host(logits.bytes_at(batch))
         self._done = cuda.event()
-        # A dynamic engine takes a last batch that is smaller; a fixed one takes it filled up with what was there.
-        self._resizable = engine.dynamic
-        self._least = engine.batches()[0]
 
     def run(self, file: BinaryIO, count: int) -> list[tuple[float, ...]]:
-        """Read the next images and return a row of logits for each."""
+        """Read the next images and return a row of logits for each.
+
+        Fewer than a batch are filled up with what was there: the engine is to be seen at that batch, and no other.
+        """
         cuda, execution, stream = self._cuda, self._execution, self._execution.stream
-        batch = max(count, self._least) if self._resizable else self._batch
-        execution.resize(batch)
-        values = self._images.bytes_at(count)
-        self._host_in[:values] = self._read(file, count)
-        cuda.copy_in(execution.addresses[self._images.name], self._host_in[: self._images.bytes_at(batch)], stream)
+        self._host_in[: self._images.bytes_at(count)] = self._read(file, count)
+        cuda.copy_in(execution.addresses[self._images.name], self._host_in, stream)
         execution.enqueue()
-        host = self._host_out[: self._logits.bytes_at(batch)]
-        cuda.copy_out(host, execution.addresses[self._logits.name], stream)
+        cuda.copy_out(self._host_out, execution.addresses[self._logits.name], stream)
         cuda.record(self._done, stream)
         cuda.wait(self._done)
         width = self._logits.shape[1]
-        flat = struct.unpack_from(f"{count * width}{self._logits.format}", host)
+        flat = struct.unpack_from(f"{count * width}{self._logits.format}", self._host_out)
         return [flat[i * width : (i + 1) * width] for i in range(count)]
 
     def _read(self, file: BinaryIO, count: int) -> bytes:

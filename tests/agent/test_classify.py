@@ -77,6 +77,21 @@ def test_a_last_batch_below_the_least_of_the_profile_is_filled_up(
     assert result["predicted"] == expected(model, values, [0, 1, 2])
 
 
+def test_fewer_images_than_the_batch_show_an_engine_that_is_wrong_at_that_batch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path, "10.3.0", "batch:8")
+    model = model_for("10.3.0", tmp_path)
+    values, path = images(tmp_path, "float16")
+    Path(path).write_bytes(values[:3].tobytes())
+    given: dict[str, Any] = dict(engine=build(model)["engine"], images=path, count=3, shape=SHAPE, dtype="float16")
+    columns = list(range(CLASSES))
+    right = expected(model, values, columns)[:3]
+    assert classify(print, "/", **given, columns=columns, batch=4)["predicted"] == right
+    wrong = classify(print, "/", **given, columns=columns, batch=8)["predicted"]
+    assert not any(a == b for a, b in zip(wrong, right, strict=True))
+
+
 def test_a_miscompiled_engine_is_seen_in_its_predictions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     play(monkeypatch, tmp_path, "10.3.0", "fp16-layernorm")
     model = model_for("10.3.0", tmp_path)
