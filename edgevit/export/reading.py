@@ -84,7 +84,7 @@ def read_interface(file: Path, graph: onnx.GraphProto) -> Interface:
                 + ("images as input" if kind == "input" else "its logits as output")
             )
     tensor = inputs[0].type.tensor_type
-    shape = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
+    shape = [dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim]  # some write -1 for any size
     if tensor.elem_type != onnx.TensorProto.FLOAT:
         kind = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
         raise CheckpointError(

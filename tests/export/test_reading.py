@@ -133,6 +133,16 @@ def test_sizes_that_are_open_must_be_given_and_the_others_may_not_be_changed(tmp
         settled_size(file, found, (1, 32, 32))
 
 
+def test_a_size_of_minus_one_is_open(vit: Path, tmp_path: Path) -> None:
+    def free(model: onnx.ModelProto) -> None:
+        for dim in (model.graph.input[0].type.tensor_type.shape.dim[i] for i in (0, 3)):
+            dim.dim_value = -1
+
+    file = changed(vit, tmp_path, free)
+    found = read_interface(file, onnx.load(file).graph)
+    assert (found.batch, found.sizes) == ("dynamic", (3, 32, None))
+
+
 def test_a_fixed_batch_stays() -> None:
     assert settled_batch(Path("m.onnx"), 4, "dynamic") == settled_batch(Path("m.onnx"), 4, 4) == 4
     assert settled_batch(Path("m.onnx"), "dynamic", 2) == 2
