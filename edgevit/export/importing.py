@@ -83,13 +83,17 @@ def _expected(file: Path, images: Any) -> Any:
     """The file's own logits [B, C].
 
     Raises:
-        CheckpointError: it gives something else, or cannot be run.
+        CheckpointError: it gives something else or what is no number, or cannot be run.
     """
     logits = _logits(file, images)
     if logits.ndim != 2 or len(logits) != len(images) or logits.shape[1] < 2:
         raise CheckpointError(
             f"{file} maps {len(images)} images to {list(logits.shape)} and is no classifier: a row of logits for each "
             "image is expected"
+        )
+    if not np.isfinite(logits).all():
+        raise CheckpointError(
+            f"{file} maps random images to NaN or infinity; its weights may be broken: export it again"
         )
     return logits
 

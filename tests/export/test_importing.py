@@ -182,6 +182,18 @@ def test_what_is_no_classifier_is_refused_and_nothing_is_left(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
 
+def test_logits_that_are_no_numbers_are_the_file_s_own(tmp_path: Path) -> None:
+    file = write_vit(tmp_path / "m.onnx", depth=1)
+    model = onnx.load(file)
+    weight = next(w for w in model.graph.initializer if w.data_type == TensorProto.FLOAT and len(w.dims) == 2)
+    broken = onnx.numpy_helper.to_array(weight).copy()
+    broken[0, 0] = np.nan
+    weight.CopyFrom(onnx.numpy_helper.from_array(broken, weight.name))
+    onnx.save(model, file)
+    with pytest.raises(CheckpointError, match="maps random images to NaN or infinity"):
+        take(file)
+
+
 def test_data_of_other_classes_than_outputs_needs_their_order(tmp_path: Path, image_folder: Any) -> None:
     file = write_vit(tmp_path / "m.onnx", depth=1)
     data = image_folder(tmp_path / "d", {"cat": 4, "dog": 4})
