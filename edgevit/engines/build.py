@@ -11,7 +11,7 @@ from edgevit.board.connection import THIS_MACHINE, Board
 from edgevit.board.facts import BoardFacts, examine
 from edgevit.board.fingerprint import fingerprint
 from edgevit.board.profiles import load_profile
-from edgevit.engines.gate import Sample, take_sample, unlabelled_sample
+from edgevit.engines.gate import Sample, images_file, take_sample, unlabelled_sample
 from edgevit.engines.ladder import descend, least_rung
 from edgevit.engines.request import ExportRequest
 from edgevit.engines.workshop import Workshop, batches_of, mode_name, tidied
@@ -79,14 +79,12 @@ def _open_judging(source: Source, request: ExportRequest, progress: Progress, wa
     return judging and judging.limited(request.engine_images)
 
 
-def _take_sample(
-    exported: Exported, judging: Judging | None, scratch: Path, workers: int, progress: Progress
-) -> Sample:
+def _take_sample(exported: Exported, judging: Judging | None, path: Path, workers: int, progress: Progress) -> Sample:
     if judging is not None:
         fp32 = exported.report.folder / onnx_name("fp32")
-        return take_sample(judging, fp32, scratch, progress, workers=workers)
+        return take_sample(judging, fp32, path, progress, workers=workers)
     subject = exported.source.subject
-    return unlabelled_sample(exported.images, subject.class_columns or range(subject.outputs), scratch)
+    return unlabelled_sample(exported.images, subject.class_columns or range(subject.outputs), path)
 
 
 def build_engine(request: ExportRequest, board: Board, progress: Progress | None = None) -> EngineRecord:
@@ -117,7 +115,7 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
     judging = _open_judging(source, request, progress, warnings)
     exported = Exported(report, source, judging, request.tolerances)
     with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
-        sample = _take_sample(exported, judging, Path(scratch), request.workers, progress)
+        sample = _take_sample(exported, judging, images_file(Path(scratch), key), request.workers, progress)
         workshop = Workshop(board, facts, exported, sample, Path(scratch), request.engine, progress)
         with tidied(board, workshop.leftovers):
             descent = descend(

@@ -16,7 +16,7 @@ from edgevit.board.connection import Board
 from edgevit.board.facts import examine
 from edgevit.board.store import recorded_engine
 from edgevit.engines.build import check_board
-from edgevit.engines.gate import unlabelled_sample
+from edgevit.engines.gate import images_file, unlabelled_sample
 from edgevit.engines.options import MIB
 from edgevit.engines.workshop import classification, tidied
 from edgevit.errors import EngineError
@@ -53,7 +53,7 @@ def _predictor(
 
     def predict(images: Tensor) -> Tensor:
         """Logits [B, outputs] of images [B, C, H, W], rounded to float16 as for the gate."""
-        sample = unlabelled_sample(images, range(subject.outputs), scratch)
+        sample = unlabelled_sample(images, range(subject.outputs), images_file(scratch, record.key))
         args = {**classification(board, engine, sample, progress), "batch": batch, "logits": True}
         with tidied(board, [args["images"]]):  # each job has other ones
             seen = board.run_job("classify", args, name=record.path.name, progress=progress)

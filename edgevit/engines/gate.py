@@ -173,9 +173,18 @@ def _rounded(batches: Iterable[tuple[Tensor, Tensor]], file: IO[bytes]) -> Itera
         yield half.float(), labels
 
 
-def take_sample(judging: Judging, reference: Path, folder: Path, progress: Progress, *, workers: int = 0) -> Sample:
+def images_file(folder: Path, key: str) -> Path:
+    """Where the sample of one engine lies, by the engine's key.
+
+    The file is called so on the board, too, where who is done with it removes it: models that are judged on the same
+    images at once have one each.
+    """
+    return folder / f"images.{key[:16]}"
+
+
+def take_sample(judging: Judging, reference: Path, path: Path, progress: Progress, *, workers: int = 0) -> Sample:
     """Write the images as the board gets them, and classify them with ONNX Runtime in fp32 on the CPU."""
-    path, model = folder / "images.f16", OnnxModel(reference)
+    model = OnnxModel(reference)
     columns = torch.as_tensor(judging.columns)
     labels, expected = list[int](), list[int]()
     with writing(path), path.open("wb") as file, progress.stage("classify here", len(judging.split), "image") as stage:
@@ -190,9 +199,8 @@ def take_sample(judging: Judging, reference: Path, folder: Path, progress: Progr
     )  # fmt: skip
 
 
-def unlabelled_sample(images: Tensor, columns: Sequence[int], folder: Path) -> Sample:
+def unlabelled_sample(images: Tensor, columns: Sequence[int], path: Path) -> Sample:
     """Images of unknown classes, such as random ones: they show whether an engine gives numbers, and which."""
-    path = folder / "images.f16"
     with writing(path):
         path.write_bytes(images.half().numpy().tobytes())
     shape = tuple(images.shape[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_models import write_derived
 
-from edgevit.engines.gate import GateTolerances, Sample, allowed, judge, remarks, take_sample, unlabelled_sample
+from edgevit.board.connection import open_board
+from edgevit.engines.gate import (
+    GateTolerances,
+    Sample,
+    allowed,
+    images_file,
+    judge,
+    remarks,
+    take_sample,
+    unlabelled_sample,
+)
 from edgevit.engines.run import export
 from edgevit.errors import EngineError, OptionError
 from edgevit.export.images import data_record, open_judging, subject_of
@@ -144,7 +155,7 @@ def test_the_sample_is_what_fp32_saw_rounded_once(tmp_path: Path) -> None:
     judging = open_judging(
         subject_of(load(folder).spec, data_record(folder)), None, part="validation", progress=Silent()
     ).limited(30)
-    taken = take_sample(judging, folder / "export" / "model.fp32.onnx", tmp_path, Silent())
+    taken = take_sample(judging, folder / "export" / "model.fp32.onnx", tmp_path / "images", Silent())
     raw = np.fromfile(taken.path, np.float16).reshape(taken.count, *taken.shape)
     assert (taken.count, taken.shape, taken.columns) == (30, (3, 32, 32), (3, 5, 8))
     images = torch.cat([images for images, _ in judging.split.batches(7)])
@@ -152,11 +163,23 @@ def test_the_sample_is_what_fp32_saw_rounded_once(tmp_path: Path) -> None:
     logits = OnnxModel(folder / "export" / "model.fp32.onnx").predict(torch.from_numpy(raw.astype(np.float32)))
     assert taken.expected == tuple(logits[:, [3, 5, 8]].argmax(1).tolist())
     assert taken.labels == tuple(judging.split.labels) and set(taken.labels) == {0, 1, 2}
-    again = take_sample(judging, folder / "export" / "model.fp32.onnx", tmp_path, Silent())
+    again = take_sample(judging, folder / "export" / "model.fp32.onnx", tmp_path / "images", Silent())
     assert again.sha256 == taken.sha256
 
 
 def test_random_images_judge_nothing(tmp_path: Path) -> None:
-    images = unlabelled_sample(torch.randn(4, 3, 8, 8), range(10), tmp_path)
+    images = unlabelled_sample(torch.randn(4, 3, 8, 8), range(10), tmp_path / "images")
     assert images.path.stat().st_size == 4 * 3 * 8 * 8 * 2 and not images.judges
     assert "NOT CHECKED: no images" in remarks(images, STRICT)[0]
+
+
+def test_who_is_done_with_its_images_leaves_those_of_another_engine_on_the_board(
+    tmp_path: Path, play: Callable[..., None]
+) -> None:
+    images = torch.randn(4, 3, 8, 8)
+    one, other = (unlabelled_sample(images, range(10), images_file(tmp_path, key * 64)) for key in "ab")
+    assert one.sha256 == other.sha256
+    with open_board(None) as board:
+        done, needed = (board.put(sample.path, sample.sha256, Silent()) for sample in (one, other))
+        board.call("discard", paths=[done])
+        assert Path(needed).read_bytes() == other.path.read_bytes() and not Path(done).exists()
