@@ -259,6 +259,23 @@ def _shape(run: Run) -> tuple[int, int]:
     return run.batch, run.streams
 
 
+def _of_one_environment(before: Sequence[Run], after: Sequence[Run]) -> list[list[Run]]:
+    """Of each group the runs that must have met the same machine in the same state.
+
+    Of one session, environments differ by the models alone; so where models share one, each is set against itself in
+    the others.
+    """
+    if not {run.session for run in before} & {run.session for run in after} - {None}:
+        return [[*before, *after]]
+    return [_one_per_session(before), _one_per_session(after)]
+
+
+def _one_per_session(runs: Sequence[Run]) -> list[Run]:
+    """The first run of each session, and all that were measured by themselves."""
+    first = {run.session or number: run for number, run in reversed([*enumerate(runs)])}
+    return list(first.values())[::-1]
+
+
 def _refuse_different_environments(runs: Sequence[Run]) -> None:
     for run in runs:
         if names := comparable(runs[0], run):
@@ -289,10 +306,9 @@ def _compare_pairs(
     if not pairs:
         raise RunsError(f"no batch size in common: {_batches(before)} before, {_batches(after)} after")
     _refuse_different_use(pairs)
-    for a, b in pairs:
-        together = a[0].session is not None and len({run.session for run in (*a, *b)}) == 1
-        if not force and not together:  # of one session, the environments differ by the models alone
-            _refuse_different_environments([*a, *b])
+    for a, b in () if force else pairs:
+        for alike in _of_one_environment(a, b):
+            _refuse_different_environments(alike)
     return [comparison for a, b in pairs for comparison in _compare(a, b, force=force)]
 
 

@@ -182,6 +182,16 @@ def test_models_of_one_session_may_differ_in_what_they_run_on():
     found = p50(compare_within([*rounds, *others]))
     assert (found.outcome, found.rounds, found.differing) == ("cannot be told apart", 6, ("cuda_graph",))
     assert p50(compare_within([*rounds[:5], *others[:5]])).outcome == "too few rounds"
+    again = [replace(run, session="a9a1", round=run.round) for run in (*rounds, *others)]
+    assert p50(compare_within([*rounds, *others, *again])).rounds == 12
+
+
+def test_of_several_sessions_each_model_is_to_have_met_the_same_machine():
+    pair = [DENSE, replace(SLIM, environment={**SLIM.environment, "cuda_graph": "no"})]
+    first = [replace(run, session="5e55", round=n) for n in range(1, 7) for run in pair]
+    slower = [replace(run, session="a9a1", environment={**run.environment, "power_mode": "15W"}) for run in first]
+    with pytest.raises(RunsError, match="power_mode was 'unknown', now '15W'"):
+        compare_within([*first, *slower])
 
 
 def busy(run, share=0.6):
