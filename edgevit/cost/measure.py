@@ -45,6 +45,7 @@ class StackBench:
     anchor: Stack
     progress: Progress
     scratch: Path
+    energy: bool = False  # whether runs that tell no energy count for nothing
     _files: dict[Stack, Measurable] = field(default_factory=dict)  # what runs there, by path there
     _runs: list[Run] = field(default_factory=list)  # all that are in the store
     _told: bool = False  # that a processor's clocks moved
@@ -53,7 +54,7 @@ class StackBench:
         self._runs = self.store.runs()
 
     def measure(self, stacks: Sequence[Stack], rounds: int) -> None:
-        """Run stacks until each of them has been measured in so many rounds; void runs do not count.
+        """Run stacks until each of them has been measured in so many rounds that count.
 
         Raises:
             UnfitBoardError: the runs of one are void, however often they are made; or they were made in another power
@@ -104,7 +105,12 @@ class StackBench:
         return median(run.p50_ns() / 1e6 for run in self._good() if run.label == self.anchor.label)
 
     def _good(self) -> list[Run]:
-        return [run for run in self._runs if not run.void()]
+        return [run for run in self._runs if self._fault(run) is None]
+
+    def _fault(self, run: Run) -> str | None:
+        """Why a run does not count; None: it does."""
+        silent = self.energy and run.energy_per_image_mj() is None
+        return next(iter(run.void()), "it tells no energy of the module" if silent else None)
 
     def _round(self, stacks: Sequence[Stack], number: str) -> None:
         """Measure each of these once, and again what is void.
@@ -119,7 +125,7 @@ class StackBench:
             shuffled = Random(seed).sample(wanted, len(wanted))
             name = f"costs, round {number}" + (f", try {attempt + 1}" if attempt else "")
             runs = self._made([[self._request(stack) for stack in alike] for alike in self._turns(shuffled)], name)
-            void = {run.label: run.void()[0] for run in runs if run.void()}
+            void = {run.label: fault for run in runs if (fault := self._fault(run)) is not None}
             left = [stack for stack in left if stack.label in void]
             if not left:
                 self._tell_moved(runs)

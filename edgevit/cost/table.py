@@ -89,7 +89,7 @@ def measured_table(
         where = place.where(setting)
         store = Store.of(_key(network, where), folder)
         with store.alone():
-            bench = StackBench(network, place, board, setting, store, grid.anchor, told, files)
+            bench = StackBench(network, place, board, setting, store, grid.anchor, told, files, energy)
             rungs = [stack for embed in grid.narrower for stack in grid.rung(embed)]
             cuts = [stack for count in grid.fewer for stack in grid.behind_cuts(count)]
             bench.measure([*grid.coarse(), *rungs, *cuts], rounds)

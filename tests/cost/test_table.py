@@ -6,9 +6,11 @@ import pytest
 from some_costs import FUSED, PLACE, SIZES, made_up
 from some_runs import DENSE, watts
 
+from edgevit.board.bench import Turns
 from edgevit.board.facts import BoardFacts
 from edgevit.cost import table as module
 from edgevit.cost.grid import Grid
+from edgevit.cost.measure import StackBench
 from edgevit.cost.store import Store
 from edgevit.cost.table import measured_table
 from edgevit.derive.allocate.cost_table import Where
@@ -139,6 +141,23 @@ def test_noise_of_energy_is_judged_where_energy_is_asked_for(fill, tmp_path, mon
     told = Warnings()
     measured_table(fill(noise=0.2), PLACE, points=0, energy=True, folder=tmp_path, progress=told)
     assert [text.split(" hides")[0].rpartition(" ")[2] for text in told.seen if "hides" in text] == ["ms", "mj"]
+
+
+def test_runs_that_tell_no_energy_are_made_again_where_energy_is_asked_for(fill, tmp_path, monkeypatch):
+    """As those of a board that no profile was given for."""
+    network = fill(energy=False, sizes=())
+    monkeypatch.setattr(module, "_check_power", lambda *_: None)
+    monkeypatch.setattr(StackBench, "_ready", lambda *_: None)
+
+    def with_power(bench, stacks, number):
+        for stack in stacks:
+            (run, *_) = (run for run in bench._runs if run.label == stack.label)
+            watt = watts(*(made_up(stack),) * 61)
+            bench._keep(Turns((replace(run, session=f"new {number}", power=watt),), {}, None, ()))
+
+    monkeypatch.setattr(StackBench, "_round", with_power)
+    table = measured_table(network, PLACE, points=0, rounds=2, energy=True, folder=tmp_path)
+    assert table.in_quantity("mj").base == pytest.approx(1200 * table.in_quantity("ms").base, rel=0.01)
 
 
 def test_neither_weights_nor_classes_nor_depth_are_part_of_the_key_and_shapes_are(small_vit, where):
