@@ -94,9 +94,10 @@ class Place:
         facts = setting.facts
         is_board = self.builds or facts.module.part is not None
         on_cpu = not self.builds and self.provider in (None, "cpu")
+        other = processor() if self.board is None else f"{facts.machine} of {facts.hostname}"
         return Where(
             board=fingerprint(facts) if is_board else None,
-            processor=None if is_board else processor(),
+            processor=None if is_board else other,
             power_mode=self.power_mode or (facts.power_mode.name if facts.power_mode else None),
             clocks_locked=True if self.lock_clocks else facts.clocks_locked,
             runner=self.runs_on,

@@ -49,3 +49,9 @@ def test_a_table_says_of_this_machine_its_processor_and_threads_and_of_a_board_i
     assert (there.power_mode, there.clocks_locked, there.provider) == ("15W", False, None)
     changed = Place(board="b", power_mode="25W", lock_clocks=True).where(setting)
     assert (changed.power_mode, changed.clocks_locked) == ("25W", True)
+
+
+def test_a_machine_behind_ssh_that_is_no_board_has_no_processor_of_this_one():
+    setting = Setting("pc", read_facts({**FACTS, "machine": "x86_64", "hostname": "pc"}, "pc"), None)
+    there = Place(board="me@pc", runner="onnxruntime", threads=1).where(setting)
+    assert (there.board, there.processor) == (None, "x86_64 of pc")
