@@ -64,18 +64,22 @@ def stack_figures(
     table = np.full((len(stacks), len(sessions)), np.nan)
     for at, seen in cells.items():
         table[at] = np.median(seen)
-    rows, columns = _polished(table)
-    left = np.abs(table - rows[:, None] - columns[None])
-    deviation = TO_DEVIATION * float(np.nanmedian(left))
     base = stacks.index(anchor)
+    rows, columns = _polished(table, base)
+    left = np.abs(table - rows[:, None] - columns[None])[np.isfinite(table)]
+    free = np.sort(left)[sum(table.shape) - 1 :]  # medians go through as many points as there are effects to find
+    deviation = TO_DEVIATION * float(np.median(free)) if free.size else 0.0
     own = float(np.nanmedian(table[base])) if level is None else np.log(level)
     errors = np.maximum(MEDIAN * deviation / np.sqrt(np.isfinite(table).sum(1)), LEAST_ERROR)
     return {s: StackFigure(float(np.exp(rows[i] - rows[base] + own)), float(errors[i])) for i, s in enumerate(stacks)}
 
 
-def _polished(table: Floats) -> tuple[Floats, Floats]:
-    """Effects of rows and columns by Tukey's median polish; NaN is what was not measured."""
-    rows, columns = np.zeros(table.shape[0]), np.zeros(table.shape[1])
+def _polished(table: Floats, base: int) -> tuple[Floats, Floats]:
+    """Effects of rows and columns by Tukey's median polish; NaN is what was not measured.
+
+    It begins with what the row `base` says of the columns: where the others have one value each, nothing else does.
+    """
+    rows, columns = np.zeros(table.shape[0]), np.where(np.isfinite(table[base]), table[base], np.nanmedian(table[base]))
     for _ in range(30):
         rows = np.nanmedian(table - columns[None], axis=1)
         columns = np.nanmedian(table - rows[:, None], axis=0)

@@ -48,7 +48,7 @@ class CostRequest(Place):
         """Refuse what cannot be done; see `edgevit.cost` for what is raised."""
         make_policy(self.shape)
         super().check()
-        check_number("--rounds", self.rounds, COUNT)
+        check_number("--rounds", self.rounds, "[2, 2**31)", "one run of each does not tell how sure it is")
         check_number("--points", self.points, COUNT)
         if self.output is not None:
             if self.output.suffix not in SUFFIXES:

@@ -96,3 +96,32 @@ def test_a_stack_that_only_a_later_session_has_is_set_against_what_both_have():
     second = [StackSample(s, "b", 2 * cost(s)) for s in (GRID.anchor, late)]
     seen = stack_figures([*first, *second, *second[:1]], GRID.anchor)
     assert seen[late].value / seen[GRID.anchor].value == pytest.approx(cost(late) / cost(GRID.anchor), rel=1e-3)
+
+
+def alternately(random, rounds, noise):
+    """The base and five stacks in a process, drawn anew in each round; each process has its own speed."""
+    others = GRID.coarse()[1:]
+    for number in range(rounds):
+        order = random.permutation(len(others))
+        for first in range(0, len(order), 5):
+            slow = np.exp(0.1 * random.standard_normal())
+            for stack in (GRID.anchor, *(others[i] for i in order[first : first + 5])):
+                value = cost(stack) * slow * np.exp(noise * random.standard_normal())
+                yield StackSample(stack, f"{number} {first}", value)
+
+
+@pytest.mark.parametrize("made", [alternately, samples])
+@pytest.mark.parametrize("rounds", [3, 5, 8])
+def test_figures_are_as_sure_as_they_say(made, rounds):
+    """The median of few deviations, of which many are none as medians go through points, told half of it."""
+    said, true = [], []
+    for seed in range(20):
+        seen = stack_figures(list(made(np.random.default_rng(seed), rounds, 0.02)), GRID.anchor, cost(GRID.anchor))
+        said.append(np.median([figure.error for figure in seen.values()]))
+        true.append(np.mean([np.log(figure.value / cost(stack)) ** 2 for stack, figure in seen.items()]))
+    assert np.mean(said) == pytest.approx(np.sqrt(np.mean(true)), rel=0.25)
+
+
+def test_where_each_stack_was_run_once_it_is_set_against_the_base_in_its_own_process():
+    seen = stack_figures(list(alternately(np.random.default_rng(0), 1, 0.0)), GRID.anchor, cost(GRID.anchor))
+    assert all(figure.value == pytest.approx(cost(stack), rel=1e-6) for stack, figure in seen.items())

@@ -17,7 +17,7 @@ NAME = "deit_tiny_patch16_224"
         ({"output": Path("table.txt")}, "--output table.txt ends in neither .yaml nor .json"),
         ({"output": Path("/no/table.yaml")}, "cannot write /no/table.yaml: it is a folder, or lies in none; choose"),
         ({"output": Path("/proc/table.yaml")}, "cannot write /proc/table.yaml: "),
-        ({"rounds": 0}, "--rounds"),
+        ({"rounds": 1}, "--rounds 1 is not in [2, 2**31); one run of each does not tell how sure it is"),
         ({"points": 0}, "--points"),
         ({"base": "runs/nothing"}, "no model folder at runs/nothing; check the path"),
         ({"runner": "x"}, "no runner 'x'"),
