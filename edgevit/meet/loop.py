@@ -167,13 +167,14 @@ class _Step:
             return None
 
     def _near(self, start: Growth | None) -> _Next | None:
-        """The first plan for which the start asks that was not measured."""
+        """The first plan for which the start asks that was not measured, and contains none that takes too much."""
+        judged = self.searches.tightest
         if start is None:
             return None
         for limits in start.limits():
             limits = tuple(limit * (1 + ROUNDING) for limit in limits)
             candidate = self._fitting(start.factors, limits, start.at_least)
-            if self.searches.tightest.measured_before(candidate.shape) is None:
+            if judged.measured_before(candidate.shape) is None and not judged.exceeds(candidate.shape):
                 costs = self._costs(candidate.shape, start.factors)
                 return _Next(candidate, limits, start.predicted(costs), start.at_least)
         return None

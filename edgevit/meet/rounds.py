@@ -224,6 +224,10 @@ class Search:
     def measured_before(self, shape: Shape) -> Round | None:
         return next((one for one in self.rounds if one.shape == shape), None)
 
+    def exceeds(self, shape: Shape) -> bool:
+        """Whether a plan contains one that was measured to take more than the budget, and so takes no less."""
+        return any(not self.holds(one.measured) and shape.contains(one.shape) for one in self.rounds)
+
     @property
     def is_bracketed(self) -> bool:
         """Whether plans on both sides of the aim were measured."""

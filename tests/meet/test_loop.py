@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any, ClassVar
 
 import pytest
 from emulated import draw, draw_from
@@ -10,11 +11,14 @@ from emulated_pairs import draw_opposed, draw_pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgevit.derive.allocate.cost_table import CostTable
+from edgevit.derive.allocate.prices import Measured
 from edgevit.errors import BudgetError
 from edgevit.meet.boards import Searches
 from edgevit.meet.loop import search_plans
 from edgevit.meet.mixing import LimitError
-from edgevit.meet.rounds import MOST, WINDOW, Search
+from edgevit.meet.rounds import MOST, WINDOW, Candidate, MeasuredFigure, Search, Shape
+from edgevit.models.anatomy import BlockDims
 
 
 # The same examples each time: of 1000 boards that no rule was made by, 4 use up their rounds (benchmarks/meet.py).
@@ -66,6 +70,58 @@ def test_where_no_step_is_as_small_as_what_is_left_the_search_ends() -> None:
     budget = 0.3 * bench.board.ms(bench.base)
     found = search_plans(Searches((Search(budget),)), bench)
     assert found.why is not None and len(found.search.rounds) == 1 and not bench.holds_some(WINDOW * budget, budget)
+
+
+class _OneFfn:
+    """One block of any FFN, at two widths of the embedding: the narrower one saves far more than its table says."""
+
+    quantity: ClassVar[Measured] = "ms"
+    TABLE, TAKES, WORTH = ({None: 0.0100, 32: 0.0095}, {None: 0.0110, 32: 0.0093}, {None: 1.0, 32: 0.9})
+
+    def tables(self) -> tuple[CostTable, ...]:
+        def blocks(ms: float) -> list[dict[str, Any]]:
+            attention = [{"heads": 1, "width": 16, "ms": 1e-6}]
+            return [{"attention": attention, "ffn": [{"width": n, "ms": ms * n} for n in (4, 256)]}]
+
+        own, narrower = blocks(self.TABLE[None]), blocks(self.TABLE[32])
+        own[0]["base"] = {"heads": 1, "qk": 16, "vo": 16, "ffn": 256}
+        content = {
+            "schema": 3, "measured_on": "nothing", "between": "linear", "fixed_ms": 1e-6, "blocks": own,
+            "base": {"family": "vit", "embed": 64, "tokens": 5, "patch_values": 4, "depth": 1},
+            "narrower": [{"embed": 32, "fixed_ms": 1e-6, "blocks": narrower}],
+        }  # fmt: skip
+        return (CostTable.model_validate(content),)
+
+    def allocate(self, table: CostTable, limit: float, at_least: Shape | None = None) -> Candidate:
+        prices = table.in_quantity("ms")
+        shapes = [self.shape(n, embed) for embed in (None, 32) for n in range(4, 257)]
+        within = [one for one in shapes if one.terms(prices).total <= limit]
+        found = [one for one in within if at_least is None or one.contains(at_least)]
+        best = max(found, key=lambda one: self.WORTH[one.embed] * one.blocks[0].ffn)
+        return Candidate(best, str(best))
+
+    def measure(self, candidate: Candidate) -> tuple[MeasuredFigure, ...]:
+        shape = candidate.shape
+        return (MeasuredFigure(self.TAKES[shape.embed] * shape.blocks[0].ffn, None, None, 8),)
+
+    def refine(self, shape: Shape, board: int) -> None:
+        """Its table stays as it is."""
+
+    @staticmethod
+    def shape(neurons: int, embed: int | None) -> Shape:
+        return Shape((BlockDims(1, 16, 16, neurons),), (0,), embed)
+
+
+def test_no_plan_is_tried_that_contains_one_that_takes_too_much() -> None:
+    bench = _OneFfn()
+    under, over = (Candidate(bench.shape(*size), str(size)) for size in ((100, 32), (96, None)))
+    searches = Searches((Search(1.0),))
+    for one in (under, over):
+        searches = searches.with_round(one, (0.985,), (0.955,), bench.measure(one), None)
+    assert [round(one.measured.value, 3) for one in searches.tightest.rounds] == [0.93, 1.056]
+    found = search_plans(searches, bench).search
+    assert not any(one.shape.contains(over.shape) for one in found.rounds[2:])
+    assert found.best is not None and found.outcome(found.best.measured) == "met"
 
 
 @settings(max_examples=6)
