@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from edgevit.errors import RunsError
 from edgevit.folder.lock import in_turn
 from edgevit.folder.records import UNMARKED, More, RecordKind
 from edgevit.folder.writing import write_whole, writing
+from edgevit.progress import Progress, Silent
 from edgevit.report.runs import READER
 from edgevit.version import written_by
 
@@ -108,9 +110,11 @@ class Store:
         return store
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self, progress: Progress | None = None) -> Iterator[None]:
         """Let one process at a time measure: another would slow it, and measure the same."""
-        with writing(self.folder), in_turn(self.folder / "lock"):
+        told = progress or Silent()
+        waiting = partial(told.note, "waiting for another edgevit, which measures costs of such a base at this place")
+        with writing(self.folder), in_turn(self.folder / "lock", waiting):
             yield
 
     def runs(self) -> list[Run]:

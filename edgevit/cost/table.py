@@ -88,7 +88,7 @@ def measured_table(
             check_board(board.host, setting.facts, place.profile)
         where = place.where(setting)
         store = Store.of(_key(network, where), folder)
-        with store.alone():
+        with store.alone(told):
             bench = StackBench(network, place, board, setting, store, grid.anchor, told, files, energy)
             rungs = [stack for embed in grid.narrower for stack in grid.rung(embed)]
             cuts = [stack for count in grid.fewer for stack in grid.behind_cuts(count)]

@@ -6,7 +6,7 @@ import errno
 import fcntl
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,8 +52,10 @@ def alone_in(folder: Path, busy: EdgeVitError) -> Iterator[None]:
 
 
 @contextmanager
-def in_turn(file: Path) -> Iterator[None]:
+def in_turn(file: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Wait for the lock of a file, which is made if it is not there, and hold it until the block ends.
+
+    `waiting` is called if another process holds it.
 
     Nothing is written to the file and no link is followed: others who may write to the folder could have put it there.
 
@@ -64,7 +66,11 @@ def in_turn(file: Path) -> Iterator[None]:
     handle = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise

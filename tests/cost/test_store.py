@@ -2,12 +2,15 @@
 
 import json
 from dataclasses import replace
+from queue import Queue
+from threading import Thread
 
 import pytest
 from some_runs import DENSE, SLIM
 
 from edgevit.cost.store import ENGINES, KEY, KEY_KIND, RUNS, Store, StoreKey, clear, costs_folder, entries
 from edgevit.errors import OutputError, RunsError
+from edgevit.progress import Silent
 from edgevit.version import written_by
 
 
@@ -83,3 +86,22 @@ def test_a_damaged_list_of_engines_is_one_line(tmp_path, text, told):
     (store.folder / ENGINES).write_text(text)
     with pytest.raises(RunsError, match=told):
         store.engines()
+
+
+def test_a_second_process_that_measures_the_same_is_told_that_it_waits(tmp_path):
+    store, told = Store.of({}, tmp_path), Queue()
+
+    class Told(Silent):
+        def note(self, text):
+            told.put(text)
+
+    def second():
+        with store.alone(Told()):
+            told.put("its turn")
+
+    waiter = Thread(target=second)
+    with store.alone():
+        waiter.start()
+        assert "waiting for another edgevit" in told.get(timeout=10) and told.empty()
+    assert told.get(timeout=10) == "its turn"
+    waiter.join()
