@@ -494,6 +494,17 @@ def torch_images(file: str, settings: dict[str, Any]) -> Any:
 def test_the_example_says_what_it_lacks(exported: Path, tmp_path: Path) -> None:
     assert "no export.json in" in run_classify(tmp_path, "x.png").stderr
     assert "give images, or --camera" in run_classify(exported / "export").stderr
+    (tmp_path / "no.png").write_text("no picture")
+    for name in ("gone.png", "no.png", "."):
+        refused = run_classify(exported / "export", tmp_path / name)
+        assert refused.returncode == 1 and refused.stderr.startswith(f"cannot read {tmp_path / name}: ")
+        assert refused.stderr.count("\n") == 1
+    shutil.copytree(exported / "export", tmp_path / "export")
+    record = json.loads((exported / "export" / "export.json").read_text())
+    (tmp_path / "export" / "export.json").write_text(json.dumps({**record, "classes": []}))
+    for arguments in (["x.png"], ["--plain"]):
+        nameless = run_classify(tmp_path / "export", *arguments)
+        assert nameless.returncode == 1 and "does not say which output is which class" in nameless.stderr
 
 
 @pytest.mark.skipif(PYTHON_38 is None, reason="no Python 3.8 here, which is JetPack 5's")

@@ -35,6 +35,17 @@ NON_BLOCKING = 1  # a stream that does not wait for the default one
 # -- From an image to the model's input --------------------------------------------------------------------------------
 
 
+def opened(files: list[Path]) -> Iterator[tuple[str, Image.Image]]:
+    """Each file's name and picture."""
+    for path in files:
+        try:
+            with Image.open(path) as image:
+                image.load()
+        except (OSError, SyntaxError, ValueError) as error:  # missing, a folder, no picture, or a spoilt one
+            sys.exit(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; give files of pictures")
+        yield str(path), image
+
+
 def scaled_size(width: int, height: int, settings: dict[str, Any]) -> tuple[int, int]:
     """Width and height before the crop, by the rules of timm's evaluation transform."""
     target_h, target_w = (math.floor(side / settings["crop_pct"]) for side in settings["input_size"][1:])
@@ -256,6 +267,11 @@ def main() -> None:
         record = json.loads((given.export / "export.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         sys.exit(f"no export.json in {given.export}; give the export/ folder that `edgevit export` wrote")
+    if not record["classes"]:
+        sys.exit(
+            "the model does not say which output is which class; write the base again, with "
+            "`edgevit base ... --base-classes FILE`, and export that"
+        )
     if given.plain:
         print(plain(record))
         return
@@ -263,8 +279,7 @@ def main() -> None:
         parser.error("give images, or --camera")
     least = threshold(record)
     model = open_model(given.export, given.engine, given.onnx)
-    files = ((str(path), Image.open(path)) for path in given.images)
-    for name, image in frames(given.camera, given.frames) if given.camera else files:
+    for name, image in frames(given.camera, given.frames) if given.camera else opened(given.images):
         logits = model(preprocess(image, record["preprocessing"]))
         best = [f"{label} {share:.3f}" for label, share in likeliest(logits, record["classes"], given.top)]
         if least is not None and not score(logits, record["classes"]) >= least:
