@@ -32,7 +32,9 @@ def main(
 
     spec = run(request, console.progress).spec
     outputs = spec.timm_args["num_classes"]
-    named = f": {', '.join(spec.class_names)}" if 0 < len(spec.classes) <= 20 else ""
+    named = f": {', '.join(spec.class_names)}" if len(spec.classes) <= 20 else ""
+    if not spec.classes:
+        named = ", whose names are not known (--base-classes FILE gives them)"
     images = f" --data {shlex.quote(str(request.data))}" if request.data else ""
     out = request.out
     console.show(

@@ -5,7 +5,7 @@ All of it is said before the work begins, with where it comes from, and written 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -56,10 +56,8 @@ class Assumptions:
 
     def lines(self) -> list[str]:
         """What a person is told."""
-        named = ", ".join(f"{name} is output {index}" for name, index in self.classes[:NAMED])
-        more = f" and {len(self.classes) - NAMED} more" if len(self.classes) > NAMED else ""
         return [
-            f"classes: {named}{more} of {self.outputs} outputs, {ORDER[self.classes_from]}",
+            classes_line(self.classes, self.outputs, self.classes_from),
             f"preprocessing: {self._preprocessing_line()}",
         ]
 
@@ -75,6 +73,13 @@ class Assumptions:
         """What derivation.json says of it."""
         origin = {key: "option" if key in self.given else self.otherwise for key in SHOWN}
         return AssumptionsRecord(self.classes_from, self.output_names, origin, base_check)
+
+
+def classes_line(classes: Sequence[tuple[str, int]], outputs: int, origin: ClassesFrom) -> str:
+    """What a person is told of which output is which class."""
+    named = ", ".join(f"{name} is output {index}" for name, index in classes[:NAMED])
+    more = f" and {len(classes) - NAMED} more" if len(classes) > NAMED else ""
+    return f"classes: {named}{more} of {outputs} outputs, {ORDER[origin]}"
 
 
 def shown(value: Any) -> str:

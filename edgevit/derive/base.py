@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgevit.data.classes import base_list, base_order, imagenet_names, listed, resolve
+from edgevit.data.assumptions import classes_line
+from edgevit.data.classes import base_list, base_order, folders_are_imagenet, imagenet_names, listed, resolve
 from edgevit.data.sources import open_source
 from edgevit.derive.cache import Cache, derivations_folder
 from edgevit.derive.card import base_card
@@ -52,7 +53,7 @@ def run(request: BaseRequest, progress: Progress | None = None) -> Model:
         model, head = _with_head(found, request, progress)
         told = head.told()
     else:
-        model, told = _as_asked(found, request), None
+        model, told = _as_asked(found, request, progress), None
     loader = load_family(model.spec.family).plain_loader(model.network)
     save(model, request.out, overwrite=request.overwrite, card=base_card(request.out.name, model.spec, loader, told))
     return model
@@ -77,16 +78,22 @@ def _with_head(base: Headless, request: BaseRequest, progress: Progress) -> tupl
     return Model(model.network.cpu(), replace(model.spec, classes=labels)), head
 
 
-def _as_asked(opened: Model, request: BaseRequest) -> Model:
+def _as_asked(opened: Model, request: BaseRequest, progress: Progress) -> Model:
     """A base with the names of its outputs, as far as they are known, or with those of `classes` alone."""
     outputs = opened.spec.outputs
-    found = open_source(request.data).class_names if request.data is not None else None
+    source = open_source(request.data) if request.data is not None else None
+    found = source.class_names if source else None
     given = base_list(request.base_classes, found or (), outputs) or opened.spec.output_names
     found = found or given
     if request.classes is not None:
-        return _restricted(opened, request.classes, given, found)
-    names = _all_names(given, found, outputs)
-    return Model(opened.network, replace(opened.spec, classes=names) if names else opened.spec)
+        model = _restricted(opened, request.classes, given, found)
+    else:
+        names = _all_names(given, found, outputs)
+        model = Model(opened.network, replace(opened.spec, classes=names) if names else opened.spec)
+    if source and model.spec.classes and given is None and not folders_are_imagenet(source.class_names, outputs):
+        labels = [(label.name, label.base_index) for label in model.spec.classes]
+        progress.note(classes_line(labels, outputs, "folders" if source.files else "data"))
+    return model
 
 
 def _all_names(given: Sequence[str] | None, found: Sequence[str] | None, outputs: int) -> tuple[ClassLabel, ...]:

@@ -50,7 +50,7 @@ class Model:
         """What each image is called, by its logits [B, outputs]: a target class, or `other` by the model's own rule.
 
         Raises:
-            UnsupportedModelError: the model is a base, which knows no names.
+            UnsupportedModelError: the model is a base without names of classes.
             ModelError: a logit is not a finite number.
         """
         return [seen.name for seen in predictions_of(logits, self.spec)]
@@ -60,12 +60,14 @@ class Model:
 
         Raises:
             DataError: there is none, or one cannot be read.
-            UnsupportedModelError: the model is a base, which knows no names.
+            UnsupportedModelError: the model is a base without names of classes.
             ModelError: a logit is not a finite number.
         """
         check_number("batch_size", batch_size, COUNT, "try 32")
         if not self.classes:
-            raise UnsupportedModelError("a base has no class names; give a derived model's folder")
+            raise UnsupportedModelError(
+                "this base has no class names; write it with `edgevit base ... --base-classes FILE`"
+            )
         images, like = rgb_images(pictures), next(self.network.parameters())
         predictions: list[Prediction] = []
         while batch := [self.transform(image) for image in islice(images, batch_size)]:

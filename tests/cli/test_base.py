@@ -29,7 +29,7 @@ def given(digits_checkpoint: Path) -> list[str]:
     [
         (["--data", "digits", "--classes", "3,5,8"], "3 of 10 outputs: 3, 5, 8", "3 classes, subset head: 3, 5, 8"),
         (["--data", "digits"], f"10 of 10 outputs: {', '.join(NAMES)}", "10 classes, full head: 0, 1, 2"),
-        ([], "10 of 10 outputs;", "10 outputs"),
+        ([], "10 of 10 outputs, whose names are not known (--base-classes FILE gives them);", "10 outputs"),
     ],
     ids=["some classes", "all classes", "no names"],
 )

@@ -6,6 +6,7 @@ from small_base import ARGS, PREPROCESSING, write_checkpoint
 
 import edgevit
 from edgevit.errors import DataError, OutputError
+from edgevit.progress import Silent
 
 NAMES = [f"digit {i}" for i in range(10)]
 
@@ -25,6 +26,31 @@ def test_some_outputs_answer_as_the_whole_base_does(opened, tmp_path):
     assert whole.classes == NAMES and some.classes == ["digit 7", "digit 0"]
     torch.testing.assert_close(edgevit.load(tmp_path / "some")(images), whole(images)[:, [7, 0]])
     assert (tmp_path / "whole" / "README.md").read_text().count("With plain timm") == 1
+
+
+class Noting(Silent):
+    """Keep the remarks."""
+
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def test_an_order_of_outputs_that_only_the_data_gives_is_said_to_be_assumed(opened, tmp_path, image_folder):
+    data = image_folder(tmp_path / "data", dict.fromkeys(NAMES, 1))
+
+    def notes(**asked):
+        said = Noting()
+        edgevit.base("vit_tiny_patch16_224", out=tmp_path / "m", overwrite=True, progress=said, **asked, **opened)
+        return said.notes
+
+    assumed = "of 10 outputs, assumed from the alphabet of the data's folders: --base-classes FILE gives another order"
+    some = f"classes: digit 7 is output 7, digit 0 is output 0 {assumed}"
+    assert notes(data=data, classes=["digit 7", "digit 0"]) == [some]
+    assert notes(data=data)[0].endswith(assumed)
+    assert notes(data=data, base_classes=NAMES[::-1]) == notes(base_classes=NAMES) == notes() == []
 
 
 def test_a_list_of_another_length_and_a_folder_in_the_way_are_refused(opened, tmp_path):

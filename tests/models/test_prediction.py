@@ -138,7 +138,7 @@ def test_what_is_no_image_is_named(model, files, tmp_path):
 
 
 def test_a_base_has_no_names_to_give(base, files):
-    with pytest.raises(UnsupportedModelError, match="a base has no class names; give a derived model's folder"):
+    with pytest.raises(UnsupportedModelError, match="this base has no class names; write it with"):
         base.predict(files)
 
 
