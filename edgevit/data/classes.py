@@ -180,6 +180,11 @@ def resolve(
         if index not in by_index:
             raise DataError(f"class {entry!r} has no images in the data; add a folder of that name, or leave it out")
         found.append(TargetClass(by_index[index], index))
+    if entries is None and not found:
+        raise DataError(
+            f"none of the data's classes ({_first(data_names)}) is among the base's ({_first(list(order))}); "
+            f"check the folder, or give its classes the base's names"
+        )
     names = [target.name for target in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"class {twice[0]!r} is listed twice; list each class once")
@@ -188,6 +193,19 @@ def resolve(
             f"{len(found)} target class: a classifier needs two or more; add one, or a class of everything else"
         )
     return tuple(found)
+
+
+def left_out(data_names: Sequence[str], order: Mapping[str, int]) -> str | None:
+    """What a person is told where all classes are asked for, and the base knows some of the data's alone."""
+    unknown = [name for name in data_names if name not in order]
+    if not unknown:
+        return None
+    what = "1 class" if len(unknown) == 1 else f"{len(unknown)} classes"
+    return f"left out {what} of the data that the base does not name: {_first(unknown)}"
+
+
+def _first(names: Sequence[str]) -> str:
+    return f"{', '.join(map(repr, names[:4]))}{' ...' if len(names) > 4 else ''}"
 
 
 def _short(entry: str) -> str:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from edgevit.data.augment import Augment
-from edgevit.data.classes import TargetClass, base_list, base_order, listed, resolve
+from edgevit.data.classes import TargetClass, base_list, base_order, left_out, listed, resolve
 from edgevit.data.sources import ImageSource, Reference, open_source, open_unlabelled
 from edgevit.errors import DataError, OptionError
 from edgevit.folder.derivation import DataRecord, ImageCounts, UnlabelledRecord
@@ -387,6 +387,8 @@ def open_task(
     source = open_source(data)
     names = base_list(base_names, source.class_names, base_outputs)
     order = base_order(source.class_names, names, base_outputs)
+    if classes is None and (told := left_out(source.class_names, order)):
+        (progress or Silent()).warn(told)
     targets = resolve(listed(classes, {*source.class_names, *order}), source.class_names, order)
     parts = [parts_of(source, target.name, validation_fraction, seed) for target in targets]
     bad: set[Reference] = set()

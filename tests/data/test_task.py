@@ -262,6 +262,17 @@ def test_the_first_few_that_are_left_out_are_named(both: Path) -> None:
     assert told.said == [f"left out 5 images that cannot be read: {first} and 2 more"]
 
 
+def test_classes_that_the_base_does_not_name_are_left_out_aloud(both: Path) -> None:
+    told = Warned()
+    assert task_of(both, None, base_names=["dog", "cat", "els"], outputs=3, progress=told).class_names == ["cat", "dog"]
+    assert told.said == ["left out 1 class of the data that the base does not name: 'eel'"]
+    task_of(both, "cat,dog", base_names=["dog", "cat", "els"], outputs=3, progress=told)
+    assert len(told.said) == 1
+    expected = r"none of the data's classes \('cat', 'dog', 'eel'\) is among the base's \('p', 'q'\); check the folder"
+    with pytest.raises(DataError, match=expected):
+        task_of(both, None, base_names=["p", "q"], outputs=2)
+
+
 def test_a_truncated_jpeg_is_noticed(both: Path) -> None:
     file = both / "train" / "cat" / "7.jpg"
     Image.effect_noise((200, 200), 50).save(file)
