@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -173,9 +173,8 @@ def resolve(
             raise DataError(
                 f"no class with index {_short(entry)}: the base's classes that have images are {_span(by_index)}"
             )
-        elif parted := [name for name in order if "," in name and entry in map(str.strip, name.split(","))]:
-            raise DataError(f'no class {entry!r}; put a name that holds a comma in double quotes: "{parted[0]}"')
         else:
+            refuse_part_of_a_name(entry, order)
             raise UnknownNameError("class", entry, list(order))
         if index not in by_index:
             raise DataError(f"class {entry!r} has no images in the data; add a folder of that name, or leave it out")
@@ -193,6 +192,14 @@ def resolve(
             f"{len(found)} target class: a classifier needs two or more; add one, or a class of everything else"
         )
     return tuple(found)
+
+
+def refuse_part_of_a_name(entry: str, names: Iterable[str]) -> None:
+    """Raise DataError for what a comma cut off a name that was given without quotes."""
+    if parted := [name for name in names if "," in name and entry in map(str.strip, name.split(","))]:
+        raise DataError(
+            f"no class {entry!r}; put a name that holds a comma in double quotes, as in --classes '\"{parted[0]}\"'"
+        )
 
 
 def left_out(data_names: Sequence[str], order: Mapping[str, int]) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from edgevit.data.classes import listed
+from edgevit.data.classes import listed, refuse_part_of_a_name
 from edgevit.data.sources import class_names, refuse_missing_unlabelled
 from edgevit.errors import UnknownNameError
 from edgevit.request import DATA, Option
@@ -53,7 +53,8 @@ def check_data(
     What takes the base to tell, such as which index is which class, is refused once the base is open.
 
     Raises:
-        DataError: nothing that can be read is there, or a file of classes is missing or empty.
+        DataError: nothing that can be read is there, a file of classes is missing or empty, or a name that
+            holds a comma has no quotes.
         UnknownNameError: no such class.
     """
     if unlabelled is not None:
@@ -68,4 +69,5 @@ def _refuse_unknown(given: Sequence[str], names: Collection[str], of_base: Seque
         return  # a class may also be meant by its first lemma: timm knows, and timm imports torch
     for entry in given:
         if not entry.isdecimal() and entry not in names and entry not in of_base:
+            refuse_part_of_a_name(entry, of_base or names)
             raise UnknownNameError("class", entry, of_base or names)

@@ -81,7 +81,7 @@ def test_the_bases_own_order_counts_where_it_is_given() -> None:
 
 def test_a_part_of_a_name_with_a_comma_is_told_how_the_whole_is_given() -> None:
     order = {"cat": 0, "crane, bird": 1, "eel": 2}
-    with pytest.raises(DataError, match=r"""^no class 'crane'; put a name that holds a comma .*: "crane, bird"$"""):
+    with pytest.raises(DataError, match=r"""^no class 'crane'; put a name that holds a comma .* '"crane, bird"'$"""):
         resolve(listed("cat,crane, bird"), list(order), order)
     assert len(resolve(listed('cat,"crane, bird"'), list(order), order)) == 2
 

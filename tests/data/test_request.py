@@ -19,6 +19,14 @@ def test_names_that_neither_the_data_nor_the_base_has_are_refused(tmp_path: Path
     check_data("digits", "three", names)
 
 
+def test_a_part_of_a_name_with_a_comma_is_told_how_the_whole_is_given(tmp_path: Path) -> None:
+    for name in ("cat", "crane, bird"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(DataError, match=r"""no class 'crane'; .* in double quotes, as in --classes '"crane, bird"'"""):
+        check_data(tmp_path, "cat,crane, bird")
+    check_data(tmp_path, 'cat,"crane, bird"')
+
+
 def test_names_that_only_timm_could_read_are_left_to_it(tmp_path: Path) -> None:
     for name in ("n01440764", "n01443537"):
         (tmp_path / name).mkdir()
