@@ -6,6 +6,7 @@ Whose names they have is a family's business (`Family.named`).
 from __future__ import annotations
 
 import pickle
+import re
 import struct
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,9 +54,11 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise CheckpointError(f"no weights at {path}; check the path") from None
     except pickle.UnpicklingError as error:
+        found = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
         raise CheckpointError(
-            f"{path} is a pickle with more than plain weights and was not opened ({first_line(error, 80)}); "
-            f"save `model.state_dict()`, best as safetensors"
+            f"{path} is a pickle with more than plain weights{f' ({found[1]})' if found else ''} and was not opened; "
+            f"save `model.state_dict()`, best as safetensors; of a file that you trust, "
+            f"`torch.load(FILE, weights_only=False)` gives what is in it"
         ) from error
     except FOREIGN as error:
         raise CheckpointError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import pickle
 from pathlib import Path
@@ -69,6 +70,13 @@ def test_a_hostile_checkpoint_is_refused_and_not_executed(tmp_path: Path) -> Non
     assert not marker.exists()
     pickle.loads((tmp_path / "c.pkl").read_bytes())  # it would have
     assert marker.exists()
+
+
+def test_what_a_training_program_keeps_beside_weights_is_named(small_vit: Any, tmp_path: Path) -> None:
+    file = tmp_path / "model_best.pth.tar"  # as timm's train.py writes it
+    torch.save({"state_dict": small_vit().state_dict(), "args": argparse.Namespace(lr=1)}, file)
+    with pytest.raises(CheckpointError, match=r"more than plain weights \(argparse\.Namespace\) .*weights_only=False"):
+        read_weights(file)
 
 
 def test_a_whole_pickled_model_is_refused(small_vit: Any, tmp_path: Path) -> None:
