@@ -149,7 +149,9 @@ def test_all_of_imagenet_is_in_its_usual_order() -> None:
 
 
 def test_an_order_that_cannot_be_known_is_asked_for() -> None:
-    with pytest.raises(DataError, match=r"3 classes and the base 5 outputs.*--base-classes FILE"):
+    with pytest.raises(
+        DataError, match=r"3 classes \('cat', 'dog', 'eel'\) and the base 5 outputs.*--base-classes FILE"
+    ):
         base_order(["cat", "dog", "eel"], None, 5)
     with pytest.raises(DataError, match="--base-classes"):
         base_order(["cat", "dog", "n01440764"], None, 1000)

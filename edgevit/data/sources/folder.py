@@ -50,6 +50,7 @@ class Folder(Images):
         super().__init__(root)
         train = root / "train"
         test = next((root / name for name in TEST_NAMES if (root / name).is_dir()), None)
+        self.folders: dict[Part, Path | None] = {"train": train, "test": test}
         if train.is_dir() and test is None:
             raise DataError(f"{root} has train/ but no val/; add val/, or give {train} itself to have one split off")
         self.has_test = train.is_dir()
@@ -63,8 +64,9 @@ class Folder(Images):
     def references(self, part: Part, class_name: str) -> list[Reference]:
         folder = self.parts[part].get(class_name)
         if folder is None:
-            where = self.root / ("train" if part == "train" else "val")
-            raise DataError(f"class {class_name!r} has no folder in {where}; add it, or leave the class out")
+            raise DataError(
+                f"class {class_name!r} has no folder in {self.folders[part]}; add it, or leave the class out"
+            )
         return _files(folder)
 
 

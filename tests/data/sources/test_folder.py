@@ -34,7 +34,7 @@ def test_a_test_part_is_found_by_any_of_its_names(name: str, tmp_path: Path, ima
     image_folder(tmp_path / name, {"cat": 3})
     source = open_source(str(tmp_path))
     assert source.has_test and len(source.references("test", "cat")) == 3
-    with pytest.raises(DataError, match="class 'dog' has no folder in"):
+    with pytest.raises(DataError, match=f"class 'dog' has no folder in {tmp_path / name};"):
         source.references("test", "dog")
 
 
