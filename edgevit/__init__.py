@@ -3,15 +3,16 @@
 The same from Python as from the command line; everything heavy is imported at first use:
 
     import edgevit
-    edgevit.sweep("deit_base_patch16_224", data="/data/imagenet", classes="classes.txt", out="runs/s")  # which rate?
-    edgevit.derive("deit_base_patch16_224", data="/data/imagenet", classes="classes.txt", rate=0.6, out="runs/t1")
-    edgevit.meet("deit_base_patch16_224", data="/data/imagenet", classes="classes.txt", ms=5, out="runs/t2")  # measured
-    edgevit.base("deit_base_patch16_224", data="/data/imagenet", classes="classes.txt", out="runs/base")  # unpruned
-    edgevit.supernet("deit_base_patch16_224", data="/data/imagenet", out="runs/net")  # slices of every size
+    task = {"checkpoint": "base.safetensors", "data": "/data/imagenet", "classes": "classes.txt"}
+    edgevit.sweep("deit_base_patch16_224", **task, out="runs/s")              # which rate?
+    edgevit.derive("deit_base_patch16_224", **task, rate=0.6, out="runs/t1")
+    edgevit.meet("deit_base_patch16_224", **task, ms=5, out="runs/t2")        # a budget that is measured
+    edgevit.base("deit_base_patch16_224", **task, out="runs/base")            # unpruned
+    edgevit.supernet("deit_base_patch16_224", **task, out="runs/net")         # slices of every size
     model = edgevit.load("runs/t1")            # a torch module, with .transform and .classes beside it
     model.predict(["photo.jpg"])               # [Prediction(name="crane", probabilities={"crane": 0.98, ...}, ...)]
     edgevit.evaluate("runs/t1", data="/data/imagenet")
-    edgevit.export("runs/t1")
+    edgevit.export("runs/base"), edgevit.export("runs/t1")
     runs = edgevit.bench("runs/t1", batches=(1, 8)).runs
     runs = edgevit.bench_in_turns(["runs/base", "runs/t1"]).runs  # against each other, also on a busy machine
 

@@ -57,7 +57,7 @@ class Assumptions:
     def lines(self) -> list[str]:
         """What a person is told."""
         return [
-            classes_line(self.classes, self.outputs, self.classes_from),
+            order_line(self.classes, self.outputs, self.classes_from),
             f"preprocessing: {self._preprocessing_line()}",
         ]
 
@@ -75,7 +75,7 @@ class Assumptions:
         return AssumptionsRecord(self.classes_from, self.output_names, origin, base_check)
 
 
-def classes_line(classes: Sequence[tuple[str, int]], outputs: int, origin: ClassesFrom) -> str:
+def order_line(classes: Sequence[tuple[str, int]], outputs: int, origin: ClassesFrom) -> str:
     """What a person is told of which output is which class."""
     named = ", ".join(f"{name} is output {index}" for name, index in classes[:NAMED])
     more = f" and {len(classes) - NAMED} more" if len(classes) > NAMED else ""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgevit.data.assumptions import classes_line
+from edgevit.data.assumptions import order_line
 from edgevit.data.classes import base_list, base_order, folders_are_imagenet, imagenet_names, listed, resolve
 from edgevit.data.sources import open_source
 from edgevit.derive.cache import Cache, derivations_folder
@@ -92,7 +92,7 @@ def _as_asked(opened: Model, request: BaseRequest, progress: Progress) -> Model:
         model = Model(opened.network, replace(opened.spec, classes=names) if names else opened.spec)
     if source and model.spec.classes and given is None and not folders_are_imagenet(source.class_names, outputs):
         labels = [(label.name, label.base_index) for label in model.spec.classes]
-        progress.note(classes_line(labels, outputs, "folders" if source.files else "data"))
+        progress.note(order_line(labels, outputs, "folders" if source.files else "data"))
     return model
 
 
