@@ -30,6 +30,7 @@ IMAGES = 300  # of the validation part at most: a difference of 4 points in one 
 NORMALISATIONS = ((IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), ((0.5,) * 3, (0.5,) * 3), ((0.0,) * 3, (1.0,) * 3))
 SIGNIFICANT = 0.05  # of all neighbours together
 LEAST_IMAGES = 5  # of a class, to say which output answers for it
+AGREEING = 3  # or so many, if one output answers all of them
 OPTION = "--accept-weak-base"
 
 
@@ -99,7 +100,8 @@ class Answers:
 
         An exchange comes back to where it began: a's images are answered by b's output, and b's by a's. Where the task
         lacks b, only a's half of it is seen, and a looks as if it were merely taken for another class. That is told of
-        where the order of the outputs was assumed, and so is a class that the base knows worse than chance.
+        where the order of the outputs was assumed, and so is a class that the base knows worse than chance; and so are
+        several where they are most, and no two of them are answered by one output.
         """
         columns, names = task.base_columns, {c.base_index: c.name for c in task.classes}
         answers: dict[int, Counter[int]] = {}
@@ -108,18 +110,23 @@ class Answers:
             answers.setdefault(columns[label], Counter())[output] += 1
             right[columns[label]] += position == label
         may_lack = order_assumed and len(columns) < task.arguments["base_outputs"]
-        majority, astray, told = {}, {}, {}
+        majority, astray, told, judged = {}, {}, {}, 0
         for own, seen in answers.items():
             (top, count), images = seen.most_common(1)[0], seen.total()
-            if top == own or images < LEAST_IMAGES:
+            enough = images >= LEAST_IMAGES
+            if not (enough or AGREEING <= images == count):
+                continue
+            judged += 1
+            if top == own:
                 continue
             if most := count > images / 2:
                 majority[own] = top
-            if may_lack and ((most and top not in columns) or right[own] < images / len(columns)):
+            if enough and may_lack and ((most and top not in columns) or right[own] < images / len(columns)):
                 astray[own] = top
             share = "most" if most else f"{count} of {images}"
             told[own] = f"output {top} answers {share} validation images of {names[own]!r}, taken to be output {own}"
-        found = {**(majority if near_chance else in_rings(majority)), **astray}
+        most_moved = order_assumed and len(set(majority.values())) == len(majority) > max(1, judged / 2)
+        found = {**(majority if near_chance or most_moved else in_rings(majority)), **astray}
         return [", and ".join(told[own] for own in [*found][:2])] if found else []
 
     def record(self, *, near_chance: bool) -> BaseCheckRecord:

@@ -171,6 +171,27 @@ def test_near_chance_is_decided_by_its_interval(
     assert Sureness("test", images, full, restricted, outputs, classes).near_chance is near
 
 
+@pytest.mark.parametrize(
+    ("seen", "assumed", "told"),
+    [
+        ({3: [5] * 3, 5: [8] * 4, 8: [3] * 3}, False, True),
+        ({3: [5] * 3, 5: [8] * 4, 8: [3, 3, 8]}, False, False),  # 8 does not tell
+        ({3: [5] * 3, 5: [8] * 4, 8: [3, 3, 8]}, True, True),  # but most have moved, each to another output
+        ({3: [5] * 3, 5: [5] * 4, 8: [5] * 3}, True, False),  # merely taken for 5
+        ({3: [5] * 2, 5: [3] * 2}, True, False),
+    ],
+)
+def test_few_images_of_a_class_tell_of_a_wrong_order_if_they_all_agree(
+    seen: dict[int, list[int]], assumed: bool, told: bool
+) -> None:
+    task = open_task("digits", "3,5,8", preprocessing={**PREPROCESSING, "input_size": (3, 32, 32)}, base_outputs=10)
+    labels = tuple(task.base_columns.index(own) for own, outputs in seen.items() for _ in outputs)
+    full = tuple(output for outputs in seen.values() for output in outputs)
+    part = replace(task.validation, references=task.validation.references[: len(full)], labels=labels)
+    answers = Answers(part, full, tuple(map(task.base_columns.index, full)), ())
+    assert bool(answers.exchanged(task, order_assumed=assumed, near_chance=False)) is told
+
+
 def test_a_class_merely_taken_for_another_is_no_exchange() -> None:
     assert in_rings({1: 2, 2: 1, 5: 1, 7: 8, 8: 9, 9: 7}) == {1: 2, 2: 1, 7: 8, 8: 9, 9: 7}
     assert in_rings({1: 2, 3: 2, 4: 3}) == {}
