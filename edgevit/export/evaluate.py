@@ -14,7 +14,7 @@ from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.assumptions import CHECK, Sureness, assumptions
 from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import Split
-from edgevit.errors import CheckpointError, ModelError
+from edgevit.errors import CheckpointError, ModelError, OptionError
 from edgevit.export.images import Judging, Subject, data_record, open_judging, subject_of
 from edgevit.export.imported import open_imported
 from edgevit.export.request import ONNX, JudgeRequest, Part
@@ -100,7 +100,13 @@ def _open_torch(model: str | Path, device: str, progress: Progress, **options: A
 
 
 def _open_judging(subject: Subject, request: JudgeRequest, progress: Progress) -> Judging:
-    """The images to judge on; of a base, which does not say what its outputs are, say what is assumed."""
+    """The images to judge on; of a base, which does not say what its outputs are, say what is assumed.
+
+    Raises:
+        OptionError: names are given for outputs that have some.
+    """
+    if subject.class_names and request.base_classes is not None:
+        raise OptionError(f"{request.model} names its classes itself; leave --base-classes out")
     judging = open_judging(
         subject,
         request.data,

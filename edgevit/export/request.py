@@ -182,10 +182,13 @@ class FilesRequest:
             "out": self.out, "classes": self.classes, "base-classes": self.base_classes, "input-size": self.input_size,
             "crop-mode": self.crop_mode, **self.preprocessing,
         }  # fmt: skip
-        if given := [name for name, value in foreign.items() if value is not None]:
-            raise OptionError(
-                f"--{given[0].replace('_', '-')} is for an ONNX file, and {self.model} is none; leave it out"
+        if given := [name.replace("_", "-") for name, value in foreign.items() if value is not None]:
+            instead = (
+                "give it to `edgevit base` or `edgevit derive`, whose folder then names its classes"
+                if given[0].endswith("classes")
+                else "leave it out"
             )
+            raise OptionError(f"--{given[0]} is for an ONNX file, and {self.model} is none; {instead}")
         if ModelFolder(self.model).is_imported:
             self._refuse_own_form()
             ModelFolder(self.model).imported()

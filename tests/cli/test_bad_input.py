@@ -82,7 +82,7 @@ def test_a_class_that_is_mistyped_is_corrected(refused: Any, tmp_path: Path, ima
     )
     assert "no class 'terier'; did you mean 'terrier'" in error
     error = refused("--data", "d", "--classes", "tabby,koala", without=("data", "classes"))
-    assert "3 classes and the base 10 outputs" in error and "--base-classes" in error
+    assert "3 classes ('koala', 'tabby', 'terrier') and the base 10 outputs" in error and "--base-classes" in error
 
 
 @pytest.mark.parametrize("content", [b"hello", b"", b"\x89PNG\r\n\x1a\n1234"], ids=["text", "empty", "cut off"])

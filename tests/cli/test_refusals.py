@@ -131,7 +131,11 @@ REFUSED: list[tuple[list[str], str]] = [
         "holds weights alone; try `edgevit base NAME --checkpoint 'my weights.pt' ",
     ),
     (["export", "images", "--out", "new"], "--out is for an ONNX file, and images is none"),
-    (["export", "images", "--mean", "0.5"], "--mean is for an ONNX file, and images is none"),
+    (["export", "images", "--mean", "0.5"], "--mean is for an ONNX file, and images is none; leave it out"),
+    (
+        ["export", "images", "--classes", "a,b"],
+        "--classes is for an ONNX file, and images is none; give it to `edgevit",
+    ),
     (["show", "nowhere"], "nowhere does not exist"),
     (["show", "images"], "images is not a complete model folder"),
     (["derive-many", "nowhere.yaml"], "nowhere.yaml"),

@@ -55,6 +55,11 @@ def test_the_split_is_that_of_the_derivation_unless_a_seed_is_given(make_derived
     assert evaluate(folder, "digits") == evaluate(folder, "digits", seed=7)
 
 
+def test_names_for_the_outputs_of_a_model_that_names_them_are_refused(make_derived: Derive) -> None:
+    with pytest.raises(OptionError, match="names its classes itself; leave --base-classes out"):
+        evaluate(make_derived(16, 16), "digits", base_classes=["3", "5"])
+
+
 def test_a_base_is_judged_on_the_classes_asked_for(base_folder: Path) -> None:
     whole = evaluate(base_folder, "digits")
     assert whole.outputs == 10 and len(whole.per_class) == 10 and whole.top1 == whole.top1_full
