@@ -11,9 +11,12 @@ pooled over both sides. (Resampling runs within each side, and blocks within run
 of 100 with 2, 3 and 5 runs on each side.)
 
 Runs in turns. Runs of one round of one session have met the same machine, busy or warm as it was. A round's ratio is
-then one observation, the median of the rounds the ratio, and rounds are resampled. Where models alternated in one
-process, a round's ratio of p50s is the median over their visits, each beside the visit of the other a moment before or
-after: if the machine was slow for half of the round, both p50s lie anywhere between slow and fast.
+then one observation, and the median of the rounds the ratio. The rounds' own order gives the interval, between two
+neighbours of which the inner lies too far in and the outer too far out (Hettmansperger and Sheather 1986): of six
+distributions from uniform to heavy-tailed it covers the truth 94 to 96 times of 100, whether there are 6 rounds or 30,
+and rounds that are resampled 86 to 95 times. Where models alternated in one process, a round's ratio of p50s is the
+median over their visits, each beside the visit of the other a moment before or after: if the machine was slow for half
+of the round, both p50s lie anywhere between slow and fast.
 
 In the first two ways the spread is known from few independent pieces, and so not well: the deviations are divided by
 the root of a drawn chi-square over its degrees of freedom, one less than the pieces, which turns a normal into
@@ -112,8 +115,6 @@ def _common_rounds(before: Sequence[Run], after: Sequence[Run]) -> list[tuple[Ru
 def _ratios_in_turns(rounds: Sequence[tuple[Run, Run]]) -> list[Ratio]:
     import numpy as np
 
-    random = np.random.default_rng(0)
-    drawn = random.integers(0, len(rounds), (RESAMPLES, len(rounds)))
     found = []
     for figure, read in IN_TURNS.items():
         pairs = np.array([[read(run) or 0 for run in pair] for pair in rounds])  # [rounds, 2]
@@ -122,12 +123,30 @@ def _ratios_in_turns(rounds: Sequence[tuple[Run, Run]]) -> list[Ratio]:
         apart = np.log(pairs[:, 1] / pairs[:, 0])
         if figure == "p50":
             apart = np.array([_by_visits(*pair, whole) for pair, whole in zip(rounds, apart, strict=True)])
-        middle = float(np.median(apart))
-        deviations = np.median(apart[drawn], axis=1) - middle if len(rounds) >= LEAST_ROUNDS else None
-        low, high = _interval(middle, deviations)
+        low, middle, high = _median(apart)
         old, new = np.median(pairs, axis=0)
         found.append(Ratio(figure, float(old), float(new), math.exp(middle), low, high, rounds=len(rounds)))
     return found
+
+
+def _median(apart: Floats) -> tuple[float | None, float, float | None]:
+    """The median of logarithms of ratios, between the ends of an interval of the ratio; of too few, without.
+
+    The k-th value of n from below and from above hold the median between them with probability
+    c_k = 1 - 2 P[Binomial(n, 1/2) < k]. The ends lie between the last k of which c_k is enough and the one after it, by
+    the weight of Hettmansperger and Sheather (1986, equation 2).
+    """
+    import numpy as np
+
+    ordered, count, middle = np.sort(apart), len(apart), float(np.median(apart))
+    if count < LEAST_ROUNDS:
+        return None, middle, None
+    covers = [1 - 2 * sum(math.comb(count, i) for i in range(k)) / 2**count for k in range(count // 2 + 2)]
+    k = max(k for k, cover in enumerate(covers) if cover >= CONFIDENCE)
+    share = (covers[k] - CONFIDENCE) / (covers[k] - covers[k + 1])
+    weight = (count - k) * share / (k + (count - 2 * k) * share)
+    low, high = ((1 - weight) * side[k - 1] + weight * side[k] for side in (ordered, ordered[::-1]))
+    return math.exp(low), middle, math.exp(high)
 
 
 def _by_visits(before: Run, after: Run, whole: float) -> float:

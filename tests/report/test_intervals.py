@@ -152,13 +152,14 @@ def test_a_round_that_one_model_lacks_does_not_count_and_six_are_the_fewest_for_
     assert (fewer.rounds, fewer.ratio, fewer.low, fewer.high) == (5, 1, None, None)
 
 
-@pytest.mark.parametrize("count", [6, 10])
-def test_the_interval_of_rounds_holds_the_truth_about_as_often_as_it_says(count):
+@pytest.mark.parametrize("count", [6, 7, 8, 10, 15])
+def test_the_interval_of_rounds_holds_the_truth_as_often_as_it_says(count):
+    """Also of 7, of which resampled medians miss it 13 times of 100, and where a few rounds are far out."""
     random = np.random.default_rng(4)
     held = []
-    for _ in range(300):
-        drift = np.exp(0.5 * random.standard_normal(count))
-        sides = [10 * drift * np.exp(0.05 * random.standard_normal(count)) for _ in range(2)]
+    for _ in range(600):
+        drift, disturbed = np.exp(0.5 * random.standard_normal(count)), 1 + 9 * (random.random((2, count)) < 0.1)
+        sides = 10 * drift * np.exp(0.05 * disturbed * random.standard_normal((2, count)))
         found = ratios(in_turns("a", sides[0]), in_turns("b", sides[1]))[0]
         held.append(found.low <= 1 <= found.high)
-    assert np.mean(held) == pytest.approx(0.95, abs=0.04)
+    assert np.mean(held) == pytest.approx(0.95, abs=0.02)
