@@ -48,15 +48,15 @@ class Folder(Images):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        train = root / "train"
-        test = next((root / name for name in TEST_NAMES if (root / name).is_dir()), None)
-        self.folders: dict[Part, Path | None] = {"train": train, "test": test}
-        if train.is_dir() and test is None:
+        folders = {name.lower(): path for name, path in reversed(_class_folders(root).items())}
+        train, test = folders.get("train"), next((folders[name] for name in TEST_NAMES if name in folders), None)
+        if test is None and train is not None and train.name == "train":  # with a capital it may be a class
             raise DataError(f"{root} has train/ but no val/; add val/, or give {train} itself to have one split off")
-        self.has_test = train.is_dir()
-        self.parts: dict[Part, dict[str, Path]] = {"train": _class_folders(train if self.has_test else root)}
-        if test is not None and self.has_test:
-            self.parts["test"] = _class_folders(test)
+        self.folders: dict[Part, Path] = {"train": root}
+        if train is not None and test is not None:
+            self.folders = {"train": train, "test": test}
+        self.has_test = "test" in self.folders
+        self.parts: dict[Part, dict[str, Path]] = {part: _class_folders(path) for part, path in self.folders.items()}
         self.class_names = tuple(self.parts["train"])
         if not self.class_names:
             raise DataError(f"{root} holds no class folders; expected one folder of images per class")

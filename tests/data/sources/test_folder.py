@@ -28,14 +28,21 @@ def test_what_a_file_manager_leaves_among_images_is_passed_over(tmp_path: Path, 
     assert open_images(str(tmp_path)).references("train", tmp_path.name) == [str(tmp_path / "cat" / "0.png")]
 
 
-@pytest.mark.parametrize("name", ["val", "validation", "test"])
-def test_a_test_part_is_found_by_any_of_its_names(name: str, tmp_path: Path, image_folder: Make) -> None:
-    image_folder(tmp_path / "train", {"cat": 1, "dog": 1})
+@pytest.mark.parametrize(
+    ("train", "name"), [("train", "val"), ("train", "validation"), ("train", "test"), ("Train", "Val")]
+)
+def test_a_test_part_is_found_by_any_of_its_names(train: str, name: str, tmp_path: Path, image_folder: Make) -> None:
+    image_folder(tmp_path / train, {"cat": 1, "dog": 1})
     image_folder(tmp_path / name, {"cat": 3})
     source = open_source(str(tmp_path))
     assert source.has_test and len(source.references("test", "cat")) == 3
     with pytest.raises(DataError, match=f"class 'dog' has no folder in {tmp_path / name};"):
         source.references("test", "dog")
+
+
+def test_a_class_of_trains_is_no_part(tmp_path: Path, image_folder: Make) -> None:
+    image_folder(tmp_path, {"Car": 5, "Train": 5})
+    assert open_source(str(tmp_path)).class_names == ("Car", "Train")
 
 
 def test_train_without_val_says_what_to_do(tmp_path: Path, image_folder: Make) -> None:
