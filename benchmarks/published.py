@@ -12,7 +12,8 @@ method that trains gets that length. Vulcan and NuWa are there with the choices 
 super-network is trained for that length once, for all of its sizes. The first sub-task has three seeds, the others one;
 at the rate that tells most, runs of a sixteenth and a quarter of the length show what it is worth. The learning rate is
 chosen for each method on the validation part, in runs of a quarter of the length: by the loss there, or by top-1 for
-the methods that tell no loss. "Better base": a copy of the base is trained on the labels for as long, too, and cut in
+the methods that tell no loss; where the outermost of those that were tried is the best, the next one is tried, too.
+"Better base": a copy of the base is trained on the labels for as long, too, and cut in
 place of the base where its loss on the validation part is less (`--derive-from better`). Accuracy is reported on
 `val/`, which no derivation ever sees.
 """
@@ -20,6 +21,7 @@ place of the base where its loss on the validation part is less (`--derive-from 
 from __future__ import annotations
 
 import argparse
+import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +62,7 @@ IMAGES = {
 RATES = (PUBLISHED_RATE, 0.8, 0.6, 0.2)
 PARTS = (1 / 16, 1 / 4)  # of the length
 LRS = (3e-4, 1e-4, 1e-3)  # the middle one first
+FURTHER = (1e-5, 3e-5, *sorted(LRS), 3e-3, 1e-2)  # those beside them, where the outermost is the best
 RIVALS = (
     "nvit",
     "mdp",
@@ -131,23 +134,34 @@ def _case(base: str, kind: str, name: str, task: int, rate: float, seed: int, st
     )  # fmt: skip
 
 
-def tuning(base: str, names: Iterable[str], steps: int, task: int) -> Iterator[Case]:
-    """Runs by which the learning rate of each method is chosen, on one sub-task; `steps`: of the whole length."""
+def tuning(base: str, names: Iterable[str], steps: int, task: int, rows: Sequence[Row] = ()) -> Iterator[Case]:
+    """Runs by which the learning rate of each method is chosen, on one sub-task.
+
+    Args:
+        steps: of the whole length.
+        rows: of the runs that there are; beyond their best one another is tried, where it is the outermost.
+    """
     for name in names:
-        for lr in LRS if WAYS[name].trained else ():
+        best = FURTHER.index(chosen_lr(rows, base, name))
+        tried = {row["lr"] for row in _tried(rows, base, name)}
+        beside = FURTHER[max(best - 1, 0) : best + 2] if tried.issuperset(LRS) else ()
+        for lr in (*LRS, *(lr for lr in beside if lr not in LRS)) if WAYS[name].trained else ():
             part = max(round(PARTS[-1] * steps), 1)
             yield _case(base, TUNING, name, task, PUBLISHED_RATE, SEEDS[0], part, lr)
 
 
+def _tried(rows: Iterable[Row], base: str, name: str) -> list[Row]:
+    return [row for row in rows if (row["table"], row["data"], row["variant"]) == (TUNING, base, name)]
+
+
 def chosen_lr(rows: Iterable[Row], base: str, name: str) -> float:
-    """The learning rate of the run that is best on the validation part; of equals, or without runs, the first of LRS.
+    """The learning rate of the run that is best on the validation part; of equals, or without runs, the middle one.
 
     By the loss there, where a method's training is watched by it: a tenth of a task's images tells top-1 to a point or
     two at best, which is more than learning rates differ by. That loss is to a teacher; where the base is trained
     first, each rate has another teacher, and the loss of that base to the labels decides.
     """
-    way = WAYS[name]
-    runs = [row for row in rows if (row["table"], row["data"], row["variant"]) == (TUNING, base, name)]
+    way, runs = WAYS[name], _tried(rows, base, name)
     if not way.trained or not runs:
         return LRS[0]
 
@@ -159,7 +173,7 @@ def chosen_lr(rows: Iterable[Row], base: str, name: str) -> float:
             return -float(loss)
         return float(seen["trained"] if seen["pruned"] is None else seen["pruned"])
 
-    return float(max(sorted(runs, key=lambda row: LRS.index(row["lr"])), key=validated)["lr"])
+    return float(max(sorted(runs, key=lambda row: abs(math.log(row["lr"] / LRS[0]))), key=validated)["lr"])
 
 
 def cases(
@@ -189,8 +203,9 @@ def cases(
 
 TEXT = (
     "{ran} of the {ways} rows that there can be were run. A method that trains sees as many images as Vulcan's own "
-    "rule gives it (up to {most} steps of {batch}), at its own learning rate of {lrs}, chosen on the validation part "
-    "in runs of a quarter of the length: by the loss, or by top-1 where a method tells no loss. As published: the "
+    "rule gives it (up to {most} steps of {batch}), at its own learning rate of {lrs}, or beyond where the outermost "
+    "is the best, chosen on the validation part in runs of a quarter of the length: by the loss, or by top-1 where a "
+    "method tells no loss. As published: the "
     "choices of the paper, which keep every head and block; Vulcan's shapes are `paper`, and it learns from labels; "
     "NuWa trains masks for 10,000 steps of one image and nothing else. Better base: what is cut is the base after as "
     "many steps on the labels, where these made its loss on the validation part less; it has seen as many images once "
@@ -290,8 +305,13 @@ def main() -> None:
         complete(due, {chosen.name: chosen.place}, results, given.jobs, progress)
 
     first = chosen.sizes[0]
-    do(tuning(chosen.name, given.method, length(PUBLISHED_RATE, images[first]), first))
-    tuned = picked(of_newest_base(chosen.rows(results).values()), task=first)
+    tuned: list[Row] = []
+    wanted: list[Case] = []
+    while (
+        more := list(tuning(chosen.name, given.method, length(PUBLISHED_RATE, images[first]), first, tuned))
+    ) != wanted:
+        do(wanted := more)
+        tuned = picked(of_newest_base(chosen.rows(results).values()), task=first)
     do(cases(chosen.name, given.method, given.rates, given.seeds, images, tuned))
     if given.data is not None:
         print(section({"rows": chosen.rows(results)}))

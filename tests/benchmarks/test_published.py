@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -90,6 +91,23 @@ def test_the_learning_rate_is_that_of_the_best_run_on_the_validation_part() -> N
     alike = [row(case, validation={"trained": 0.5, "pruned": min(case.lr, 3e-4)}) for case in tried]
     assert published.chosen_lr(alike[::-1], "demo", "forge") == 3e-4, "of equals the middle one, whichever was first"
     assert {case.lr for case in cases("demo", rows) if case.variant == "forge"} == {max(published.LRS)}
+
+
+@pytest.mark.parametrize(
+    ("best", "beyond"),
+    [(1e-3, [3e-3]), (3e-3, [3e-3, 1e-2]), (1e-2, [3e-3, 1e-2]), (1e-4, [3e-5]), (1e-5, [1e-5, 3e-5]), (3e-4, [])],
+)
+def test_beyond_the_outermost_learning_rate_another_is_tried_while_it_is_the_best(
+    best: float, beyond: list[float]
+) -> None:
+    def tried(rows: list[dict[str, Any]]) -> list[accuracy.Case]:
+        return list(published.tuning("demo", ["mdp"], 400, 4, rows))
+
+    rows: list[dict[str, Any]] = []
+    while len(cases := tried(rows)) > len(rows):
+        rows = [row(case, validation={"trained": -abs(math.log(case.lr / best)), "pruned": None}) for case in cases]
+    assert [case.lr for case in cases] == [*published.LRS, *beyond]
+    assert published.chosen_lr(rows, "demo", "mdp") == best
 
 
 def test_it_is_that_of_the_least_loss_there_where_a_loss_is_told_whatever_few_images_make_of_top1() -> None:
