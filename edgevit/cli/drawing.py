@@ -38,7 +38,8 @@ def scatter(dots: Sequence[Dot], ends: tuple[str, str]) -> str:
         places.append((row, across))
     for dot, (row, across) in zip(dots, places, strict=True):
         _write_beside(row, across, dot.label)
-    labels = [f"{high:7.1%}", *[" " * 7] * (HEIGHT - 2), f"{low:7.1%}"]
+    top, bottom, none = f"{high:7.1%}", f"{low:7.1%}", " " * 7
+    labels = [top if top != bottom else none, *[none] * (HEIGHT - 2), bottom]
     drawn = [f"{label} ┤{''.join(row).rstrip()}" for label, row in zip(labels, rows, strict=True)]
     first, last = ends
     axis = [" " * 8 + "└" + "─" * WIDTH, " " * 9 + f"{first}{last:>{max(WIDTH - len(first), len(last) + 2)}}"]

@@ -113,8 +113,22 @@ class FilesRequest:
         Path | str | None,
         Option("Images to measure accuracy on.  [default: those that the model was derived from]", DATA),
     ] = None
-    classes: Classes = None
-    base_classes: BaseClasses = None
+    classes: Annotated[
+        str | Path | Sequence[str | int] | None,
+        Option(
+            "Classes that an ONNX file is for: names or indices of its outputs, separated by commas, or a file of "
+            "them.  [default: all classes of the data]",
+            DATA,
+        ),
+    ] = None
+    base_classes: Annotated[
+        Path | str | Sequence[str] | None,
+        Option(
+            "File that says which output of an ONNX file is which class: the names in the order of its outputs, one "
+            "per line.  [default: ImageNet's order, or the alphabet's]",
+            DATA,
+        ),
+    ] = None
     accuracy: Annotated[bool, Option("Measure accuracy on images, and how often the files agree with torch.", DATA)] = (
         True
     )
