@@ -48,7 +48,7 @@ class Folder(Images):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        folders = {name.lower(): path for name, path in reversed(_class_folders(root).items())}
+        folders = {name.lower(): path for name, path in _class_folders(root).items()}  # of train and Train the former
         train, test = folders.get("train"), next((folders[name] for name in TEST_NAMES if name in folders), None)
         if test is None and train is not None and train.name == "train":  # with a capital it may be a class
             raise DataError(f"{root} has train/ but no val/; add val/, or give {train} itself to have one split off")

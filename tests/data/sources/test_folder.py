@@ -43,6 +43,9 @@ def test_a_test_part_is_found_by_any_of_its_names(train: str, name: str, tmp_pat
 def test_a_class_of_trains_is_no_part(tmp_path: Path, image_folder: Make) -> None:
     image_folder(tmp_path, {"Car": 5, "Train": 5})
     assert open_source(str(tmp_path)).class_names == ("Car", "Train")
+    image_folder(tmp_path / "train", {"cat": 1})
+    image_folder(tmp_path / "val", {"cat": 1})
+    assert open_source(str(tmp_path)).class_names == ("cat",), "train/ goes before Train/"
 
 
 def test_train_without_val_says_what_to_do(tmp_path: Path, image_folder: Make) -> None:
