@@ -1,7 +1,7 @@
 """A task: the images of the target classes, and which of them are for what.
 
-Three parts, never mixed: `train`; `validation`, held out of the training data for every choice the code makes; `test`,
-which is only reported on. Where the data brings no test part, one is split off by seed. Beside them there may be images
+Three parts, never mixed: `train`; `validation`, by which the code makes every choice; `test`, which is only reported
+on. What of the last two the data does not bring is split off the training data by seed. Beside them there may be images
 of any class, known or not, that only a teacher judges.
 """
 
@@ -24,14 +24,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from edgevit.data.augment import Augment
 from edgevit.data.classes import TargetClass, base_list, base_order, left_out, listed, resolve
-from edgevit.data.sources import ImageSource, Reference, open_source, open_unlabelled
+from edgevit.data.sources import ImageSource, Part, Reference, open_source, open_unlabelled
 from edgevit.errors import DataError, OptionError
 from edgevit.folder.derivation import DataRecord, ImageCounts, UnlabelledRecord
 from edgevit.folder.model import ClassLabel
 from edgevit.folder.pictures import UNREADABLE, eight_bit, why_unreadable
 from edgevit.progress import Progress, Silent
 
-PARTS = ("train", "validation", "test")
+PARTS: tuple[Part, ...] = ("train", "validation", "test")
 TEST_FRACTION = 0.2  # split off where the data brings no test part
 
 
@@ -290,23 +290,27 @@ def _count(total: int, fraction: float) -> int:
 
 
 def parts_of(source: ImageSource, name: str, validation_fraction: float, seed: int) -> dict[str, list[Reference]]:
-    """Split one class into train, validation and test.
+    """Split one class into train, validation and test; a part that the data does not bring is taken from train.
 
     Raises:
         DataError: too few images for that.
     """
-    train = source.references("train", name)
-    test = source.references("test", name) if source.has_test else None
-    need = 2 if source.has_test else 3
-    if len(train) < need or test == []:
-        seen = f"{len(train)} training images" + ("" if test is None else f" and {len(test)} test images")
-        raise DataError(f"class {name!r} has {seen}; it needs {need} or more to train on and to hold out: add some")
-    mixed = _shuffled(train, seed, name)
-    if test is None:
+    found: dict[str, list[Reference]] = {part: source.references(part, name) for part in PARTS if part in source.parts}
+    need = 1 + len(PARTS) - len(found)
+    if len(found["train"]) < need or not all(found.values()):
+        seen = ", ".join(
+            f"{len(images)} {'training' if part == 'train' else part} images" for part, images in found.items()
+        )
+        others = ", and 1 or more of each other part" if len(found) > 1 else ""
+        raise DataError(f"class {name!r} has {seen}; it needs {need} or more to train on{others}: add some")
+    mixed = _shuffled(found["train"], seed, name)
+    if "test" not in found:
         held = _count(len(mixed) - 1, TEST_FRACTION)
-        test, mixed = sorted(mixed[:held], key=str), mixed[held:]
-    held = _count(len(mixed), validation_fraction)
-    return {"train": sorted(mixed[held:], key=str), "validation": sorted(mixed[:held], key=str), "test": test}
+        found["test"], mixed = sorted(mixed[:held], key=str), mixed[held:]
+    if "validation" not in found:
+        held = _count(len(mixed), validation_fraction)
+        found["validation"], mixed = sorted(mixed[:held], key=str), mixed[held:]
+    return {**found, "train": sorted(mixed, key=str)}
 
 
 def _open_unlabelled(

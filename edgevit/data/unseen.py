@@ -16,7 +16,8 @@ class _Nothing:
     """A source of no images."""
 
     class_names: Sequence[str] = ()
-    has_test, files = True, False
+    parts: tuple[Part, ...] = ("train", "validation", "test")
+    files = False
 
     def references(self, part: Part, class_name: str) -> list[Reference]:
         return []

@@ -39,7 +39,12 @@ METHOD = f"{', '.join(method_names())}; see edgevit methods."
 OUT = Option("Model folder to write; it must not exist yet.", OUTPUT)
 OVERWRITE = Option("Replace the model folder that --out names, once the new one is complete.", OUTPUT)
 ValidationFraction = Annotated[
-    float, Option("Share of the training images that is held out for every choice that is made.", DATA)
+    float,
+    Option(
+        "Share of the training images that is held out for every choice that is made, where the data has no "
+        "validation part beside its test part.",
+        DATA,
+    ),
 ]
 Cache = Annotated[bool | Path, Option("Use and keep what derivations can share; edgevit cache shows it.", COMPUTING)]
 DeriveFrom = Annotated[

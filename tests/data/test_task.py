@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -309,15 +310,29 @@ def test_odd_but_readable_images_are_read(both: Path) -> None:
 
 def test_too_few_images_are_counted(tmp_path: Path, image_folder: Make) -> None:
     image_folder(tmp_path / "a", {"cat": 5, "dog": 2})
-    with pytest.raises(DataError, match="'dog' has 2 training images; it needs 3 or more"):
+    with pytest.raises(DataError, match="'dog' has 2 training images; it needs 3 or more to train on: add some"):
         task_of(tmp_path / "a", None, 2)
     image_folder(tmp_path / "b" / "train", {"cat": 5, "dog": 5})
     image_folder(tmp_path / "b" / "val", {"cat": 5})
     with pytest.raises(DataError, match=r"'dog' has no folder in .*val"):
         task_of(tmp_path / "b", None, 2)
     (tmp_path / "b" / "val" / "dog").mkdir()
-    with pytest.raises(DataError, match="5 training images and 0 test images"):
+    with pytest.raises(
+        DataError, match="5 training images, 0 test images; it needs 2 or more to train on, and 1 or more of"
+    ):
         task_of(tmp_path / "b", None, 2)
+
+
+def test_a_validation_part_of_the_data_is_taken_as_it_is(tmp_path: Path, image_folder: Make) -> None:
+    for part, count in (("train", 1), ("val", 4), ("test", 2)):
+        image_folder(tmp_path / part, {"cat": count, "dog": count})
+    task = task_of(tmp_path, None, 2, validation_fraction=0.5)
+    assert [len(split) for split in (task.train, task.validation, task.test)] == [2, 8, 4]
+    assert {Path(str(r)).parent.parent.name for r in task.validation.references} == {"val"}
+    shutil.rmtree(tmp_path / "val" / "dog")
+    (tmp_path / "val" / "dog").mkdir()
+    with pytest.raises(DataError, match="1 training images, 0 validation images, 2 test images; it needs 1 or more"):
+        task_of(tmp_path, None, 2)
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan")])

@@ -11,7 +11,7 @@ Sources are tried in the order of their names; `folder` matches any directory an
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +22,7 @@ from edgevit.errors import DataError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Part = Literal["train", "test"]
+Part = Literal["train", "validation", "test"]
 Reference = str | int  # what a source needs to read one image: a path, or an index
 
 
@@ -30,11 +30,14 @@ class ImageSource(Protocol):
     """Images by class, read one at a time."""
 
     class_names: Sequence[str]  # in the order of the base's outputs, if the base was trained on exactly these
-    has_test: bool  # whether it brings a test part of its own; if not, one is split off by seed
     files: bool  # whether references are paths of files, which may be corrupt
 
+    @property
+    def parts(self) -> Collection[Part]:
+        """Those that it brings; of the others each is split off the training part by seed."""
+
     def references(self, part: Part, class_name: str) -> list[Reference]:
-        """List the images of a class in a stable order; `part` is "train" where there is no test part."""
+        """List the images of a class, in one of its parts, in a stable order."""
 
     def read(self, reference: Reference) -> Image:
         """Read one image as RGB.

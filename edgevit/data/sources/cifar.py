@@ -85,7 +85,7 @@ def _names(folder: Path) -> tuple[str, ...]:
 
 
 class Cifar:
-    has_test = True
+    parts: tuple[Part, ...] = ("train", "test")
     files = False
 
     def __init__(self, folder: Path) -> None:

@@ -22,7 +22,7 @@ def _read() -> tuple[Any, Any]:
 
 class Digits:
     class_names = tuple(str(digit) for digit in range(10))
-    has_test = False
+    parts: tuple[Part, ...] = ("train",)
     files = False
 
     def __init__(self) -> None:

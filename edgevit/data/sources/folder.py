@@ -1,4 +1,4 @@
-"""A folder of class folders, or `train/` and `val/` of them, as ImageNet is usually unpacked."""
+"""A folder of class folders, or `train/` and `val/` of them, as ImageNet is usually unpacked, or `test/`, too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from edgevit.data.sources import Part, Reference
 from edgevit.errors import DataError
 from edgevit.folder.pictures import read_picture
 
-TEST_NAMES = ("val", "validation", "test")
+NAMES: dict[Part, tuple[str, ...]] = {  # that the folders of parts go by
+    "train": ("train",),
+    "validation": ("val", "valid", "validation"),
+    "test": ("test",),
+}
 LITTER = {"thumbs.db", "ehthumbs.db", "desktop.ini"}  # what Windows puts among images; that of others is hidden
 
 
@@ -29,12 +33,12 @@ def _is_litter(name: str) -> bool:
 class Images:
     """Every file below a folder, as if of one class."""
 
-    has_test = False
     files = True
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.class_names: tuple[str, ...] = (root.name,)
+        self.parts: dict[Part, dict[str, Path]] = {"train": {root.name: root}}
 
     def references(self, part: Part, class_name: str) -> list[Reference]:
         return _files(self.root)
@@ -49,14 +53,18 @@ class Folder(Images):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         folders = {name.lower(): path for name, path in _class_folders(root).items()}  # of train and Train the former
-        train, test = folders.get("train"), next((folders[name] for name in TEST_NAMES if name in folders), None)
+        train, validation, test = (
+            next((folders[name] for name in names if name in folders), None) for names in NAMES.values()
+        )
+        if validation and not (test and _class_folders(test)):  # as in ImageNet: its test/ has images without a class
+            validation, test = None, validation
         if test is None and train is not None and train.name == "train":  # with a capital it may be a class
             raise DataError(f"{root} has train/ but no val/; add val/, or give {train} itself to have one split off")
         self.folders: dict[Part, Path] = {"train": root}
         if train is not None and test is not None:
-            self.folders = {"train": train, "test": test}
-        self.has_test = "test" in self.folders
-        self.parts: dict[Part, dict[str, Path]] = {part: _class_folders(path) for part, path in self.folders.items()}
+            found: dict[Part, Path | None] = {"train": train, "validation": validation, "test": test}
+            self.folders = {part: path for part, path in found.items() if path is not None}
+        self.parts = {part: _class_folders(path) for part, path in self.folders.items()}
         self.class_names = tuple(self.parts["train"])
         if not self.class_names:
             raise DataError(f"{root} holds no class folders; expected one folder of images per class")

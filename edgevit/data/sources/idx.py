@@ -98,7 +98,7 @@ class Idx:
         import numpy as np
 
         pairs = _pairs(folder)
-        self.has_test = "test" in pairs
+        self.parts: tuple[Part, ...] = tuple(pairs)
         self.labels = {part: np.frombuffer(_labels(pair), np.uint8) for part, pair in pairs.items()}
         self.class_names = _names(pairs)
         self.images = {}

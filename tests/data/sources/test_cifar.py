@@ -78,7 +78,7 @@ def test_images_and_labels_are_those_on_disk(tmp_path: Path, classes: int, pytho
     made = make_cifar(tmp_path, classes, python)
     source = open_source(tmp_path)
     assert list(source.class_names) == (NAMES_10 if classes == 10 else NAMES_100)
-    assert source.has_test and not source.files
+    assert tuple(source.parts) == ("train", "test") and not source.files
     for part in ("train", "test"):
         images, labels = made[part]
         for label, name in enumerate(source.class_names):
