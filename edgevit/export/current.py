@@ -27,11 +27,11 @@ def _as_asked(report: ExportRecord, asked: FilesRequest) -> bool:
         asked.data is None and any(w.startswith(NOT_CHECKED) for w in report.warnings)
     )
     if checked and asked.accuracy:
-        count = asked.max_images
+        count = min((n for n in (asked.max_images, checked.part_images) if n is not None), default=0)
         judged_alike = (
             checked.part == asked.part
             and (asked.data is None or checked.data in (str(asked.data), str(Path(asked.data).resolve())))
-            and (count is None or checked.images >= count)
+            and checked.images >= count
             and all(checked.files[p].agreement_least >= tolerances.agreement(p) for p in asked.precisions)
         )
     return (

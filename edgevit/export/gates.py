@@ -149,4 +149,4 @@ def check_accuracy(
         accuracy = from_counts(judging.class_names, counts[precision])
         results[precision] = FileAccuracy(accuracy.top1, same[precision] / done, least, accuracy.per_class())
     torch_top1 = from_counts(judging.class_names, counts["torch"]).top1
-    return AccuracyCheck(judging.data, judging.part, done, torch_top1, results)
+    return AccuracyCheck(judging.data, judging.part, done, torch_top1, results, part_images=judging.part_images)

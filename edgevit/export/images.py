@@ -44,6 +44,11 @@ class Judging:
     part: Part
     task: Task  # that the images are of
 
+    @property
+    def part_images(self) -> int:
+        """All that the part has, of which `split` may be a sample."""
+        return len(self.task.test if self.part == "test" else self.task.validation)
+
     def limited(self, count: int | None) -> Judging:
         """At most `count` images, spread evenly over the classes."""
         if count is None:

@@ -109,6 +109,7 @@ class AccuracyCheck:
     images: int
     torch: float
     files: dict[str, FileAccuracy]  # by precision
+    part_images: int | None = None  # all that the part has; None: an older edgevit did not tell
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,20 @@ def test_an_export_whose_accuracy_was_not_checked_is_made_anew_where_there_are_i
     assert ModelFolder(folder).export.record().accuracy is not None
 
 
+def test_an_export_judged_on_a_sample_is_made_anew_where_all_images_are_asked_for(copied: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(copied, tmp_path / "derived"))
+    everything = ModelFolder(folder).export.record().accuracy
+    assert everything and everything.images == everything.part_images
+    assert is_reused(folder, max_images=10 * everything.images), "there are no more"
+    file = folder / "export" / "export.json"
+    for part_images, reused in ((None, True), (everything.images, False)):
+        sample = replace(everything, images=20, part_images=part_images)
+        file.write_text(EXPORT_KIND.text(replace(ModelFolder(folder).export.record(), accuracy=sample)))
+        assert is_reused(folder) == reused
+    after = ModelFolder(folder).export.record().accuracy
+    assert after and after.images == everything.images
+
+
 def test_an_export_of_other_weights_or_judged_by_less_is_made_anew(copied: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(copied, tmp_path / "derived"))
     report = ModelFolder(folder).export.record()
