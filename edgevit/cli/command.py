@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperCommand
 
 from edgevit.cli.config import CONFIG, take_config
+from edgevit.errors import OptionError
 from edgevit.numbers import FINITE, WORD, check_number
 from edgevit.request import OUTPUT, PANELS, RequestOption, options_of, request_from
 
@@ -67,7 +68,16 @@ class Command(TyperCommand):
         """Ignore the None that typer sets when it constructs a command: ours is made when first read."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Read what was typed; an option may have the name that it once had."""
+        """Read what was typed; an option may have the name that it once had.
+
+        Raises:
+            OptionError: an empty text, as of a variable that the shell does not know; as a path it is this folder.
+        """
+        for before, arg in zip(["", *args], args, strict=False):
+            option, equals, value = arg.partition("=")
+            if not arg.strip() or (option.startswith("--") and equals and not value.strip()):
+                where = f"in {arg}" if equals else f"after {before or self.name}"
+                raise OptionError(f"an empty text stands {where}; give a value, or set the shell's variable it is of")
         today = {a.option.earlier: a.name for a in self._asked if a.option.earlier}
         named = (arg.partition("=") for arg in args)
         return super().parse_args(ctx, [today.get(name, name) + equals + value for name, equals, value in named])

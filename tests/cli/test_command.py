@@ -96,6 +96,15 @@ def test_no_option_of_any_command_is_infinite(value: str, told: str) -> None:
         run("n", "--out", "o", "--pace", value)
 
 
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [(("", "--out", "o"), "after do"), (("n", "--out", ""), "after --out"), (("n", "--out= "), "in --out= ")],
+)
+def test_an_empty_text_is_no_path_of_this_folder(typed: tuple[str, ...], told: str) -> None:
+    with pytest.raises(OptionError, match=f"an empty text stands {told}; give a value, or set the shell's variable"):
+        run(*typed)
+
+
 def test_help_of_all_commands_imports_no_request() -> None:
     program = (
         "import sys; from typer.main import get_command; from edgevit.cli.app import app\n"
