@@ -84,6 +84,18 @@ def test_the_script_chooses_what_the_table_marks_and_follows_the_readers_limits(
     page.close()
 
 
+def test_a_model_keeps_to_the_accuracy_that_its_own_row_shows(browser: Any, file: Path) -> None:
+    seen = Opened(browser, file)
+    told = "section.open .own-answer"
+    for shown, share in (("94.50", 0.945), ("91.88", 0.91875), ("95.67", 287 / 300)):
+        seen.page.evaluate("share => data.panels[0].entries.find(e => e.title === 't1').top1 = share", share)
+        seen.page.fill("section.open input[name=top1]", shown)
+        assert seen.texts(told)[0].startswith(f"t1: top-1 {shown} %")
+    seen.page.fill("section.open input[name=top1]", "95.68")
+    assert seen.texts(told) == ["No model keeps to these limits."]
+    seen.page.close()
+
+
 def test_on_an_axis_that_lacks_the_accurate_models_the_script_does_not_call_all_inaccurate(
     browser: Any, file: Path
 ) -> None:

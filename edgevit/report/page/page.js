@@ -26,16 +26,17 @@ function beside(chosen, cheapest, axis, on) {
   return ` ${cheapest.title} is less accurate${on}, and what it costs less (${number(cheapest[axis.name])} against ${withUnit(chosen[axis.name], axis)}) is within what runs differ by.`;
 }
 
+/** Accuracy is compared as it is shown, so that a model keeps to what a reader copies from its row; cost is not, as budgets are hard. */
 function within(entry, axis, limits) {
-  return (limits.top1 == null || (entry.top1 ?? -1) >= limits.top1) && (limits.cost == null || (entry[axis.name] ?? Infinity) <= limits.cost);
+  return (limits.top1 == null || +(100 * (entry.top1 ?? -1)).toFixed(2) >= limits.top1) && (limits.cost == null || (entry[axis.name] ?? Infinity) <= limits.cost);
 }
 
 function showPanel(section) {
   const panel = data.panels[+section.dataset.panel], form = section.querySelector("form"), figure = section.querySelector("figure.pareto");
   if (!figure) return;
   const axis = panel.axes.find(a => a.name === form.elements.axis.value);
-  const read = (name, scale) => form.elements[name].value.trim() === "" ? null : +form.elements[name].value * scale;
-  const limits = { top1: read("top1", 0.01), cost: read("cost", 1) };
+  const read = name => form.elements[name].value.trim() === "" ? null : +form.elements[name].value;
+  const limits = { top1: read("top1"), cost: read("cost") };
   const { chosen, cheapest } = choose(panel, axis, limits);
   section.querySelector(".unit").textContent = axis.unit;
   figure.querySelector(".plot").replaceChildren(pareto(panel, axis, chosen, e => within(e, axis, limits), roomy(figure)));
