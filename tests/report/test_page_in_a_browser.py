@@ -96,6 +96,36 @@ def test_a_model_keeps_to_the_accuracy_that_its_own_row_shows(browser: Any, file
     seen.page.close()
 
 
+def test_what_is_said_of_limits_is_so_of_the_models_within_them(browser: Any, file: Path) -> None:
+    """t1 is as accurate as the base and takes 3.01 ms, t2 is not and takes 2.01 ms."""
+    seen = Opened(browser, file)
+    page, told = seen.page, "section.open .own-answer"
+
+    def ask(top1: str, cost: str) -> str:
+        page.fill("section.open input[name=top1]", top1)
+        page.fill("section.open input[name=cost]", cost)
+        return seen.texts(told)[0]
+
+    as_accurate = "the cheapest within these limits that is as accurate as the base."
+    assert ask("", "5") == f"t1: top-1 94.50 % at latency, p50 3.01 ms, {as_accurate}"
+    assert ask("90", "5").endswith(", the cheapest within these limits.")
+    assert ask("", "2.5") == (
+        "No model within these limits is as accurate as the base; "
+        "the most accurate is t2 with top-1 69.50 % at latency, p50 2.01 ms."
+    )
+    assert ask("", "1") == ask("99", "") == "No model keeps to these limits."
+    page.evaluate("data.panels[0].entries.filter(e => !e.baseline).forEach(e => { e.free = e.reaching = false; })")
+    assert ask("60", "5") == "What speaks against every model within these limits is told below the table."
+    page.evaluate("data.panels[0].entries.forEach(e => delete e.energy_mj)")
+    page.select_option("section.open select", "energy_mj")
+    assert ask("60", "") == "No model within these limits has a figure for energy of an image."
+    page.evaluate("data.panels[0].entries.filter(e => !e.baseline).forEach(e => { e.free = e.reaching = true; })")
+    page.evaluate("delete data.panels[0].goal")
+    page.select_option("section.open select", "macs")
+    assert ask("", "").endswith(", the cheapest by this axis.")
+    page.close()
+
+
 def test_on_an_axis_that_lacks_the_accurate_models_the_script_does_not_call_all_inaccurate(
     browser: Any, file: Path
 ) -> None:

@@ -26,6 +26,21 @@ function beside(chosen, cheapest, axis, on) {
   return ` ${cheapest.title} is less accurate${on}, and what it costs less (${number(cheapest[axis.name])} against ${withUnit(chosen[axis.name], axis)}) is within what runs differ by.`;
 }
 
+/** What the chosen one is the cheapest of: without a limit on accuracy, of those as accurate as the base, where there is one. */
+function among(panel, asked, limits) {
+  return `the cheapest ${asked ? "within these limits" : "by this axis"}${limits.top1 == null && panel.goal != null ? " that is as accurate as the base" : ""}`;
+}
+
+/** Why none is chosen that keeps to the limits, and what comes nearest. */
+function nothing(panel, axis, limits) {
+  const kept = panel.entries.filter(e => !e.baseline && e.top1 != null && within(e, axis, limits)), known = kept.filter(e => e[axis.name] != null);
+  if (!kept.length) return "No model keeps to these limits.";
+  if (!known.length) return `No model within these limits has a figure for ${axis.title}.`;
+  const best = d3.greatest(known.filter(e => e.free), e => e.merit);
+  if (!best) return "What speaks against every model within these limits is told below the table.";
+  return `No model within these limits is as accurate as the base; the most accurate is ${best.title} with top-1 ${percent(best.top1)} at ${axis.title} ${withUnit(best[axis.name], axis)}.`;
+}
+
 /** Accuracy is compared as it is shown, so that a model keeps to what a reader copies from its row; cost is not, as budgets are hard. */
 function within(entry, axis, limits) {
   return (limits.top1 == null || +(100 * (entry.top1 ?? -1)).toFixed(2) >= limits.top1) && (limits.cost == null || (entry[axis.name] ?? Infinity) <= limits.cost);
@@ -51,8 +66,8 @@ function showPanel(section) {
   own.hidden = !changed;
   own.replaceChildren(...(chosen
     ? [Object.assign(document.createElement("strong"), { textContent: chosen.title }),
-      `: top-1 ${percent(chosen.top1)} at ${axis.title} ${withUnit(chosen[axis.name], axis)}${asked ? ", the cheapest within these limits" : ", the cheapest by this axis that is as accurate as the base"}.${beside(chosen, cheapest, axis, panel.judged_on)}`]
-    : [asked ? "No model keeps to these limits." : `${panel.entries.some(e => e.reaching) ? axis.none : panel.none_reaching}.`]));
+      `: top-1 ${percent(chosen.top1)} at ${axis.title} ${withUnit(chosen[axis.name], axis)}, ${among(panel, asked, limits)}.${beside(chosen, cheapest, axis, panel.judged_on)}`]
+    : [asked ? nothing(panel, axis, limits) : `${panel.entries.some(e => e.reaching) ? axis.none : panel.none_reaching}.`]));
 }
 
 /** Sort the models; the baselines stay on top. What was not measured comes last, whichever way. */
