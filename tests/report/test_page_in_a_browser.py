@@ -159,6 +159,18 @@ def test_of_models_that_cost_the_same_as_far_as_runs_can_tell_the_script_takes_t
     seen.page.close()
 
 
+@pytest.mark.parametrize(("least", "logarithmic"), [(0, False), (-3, False), (9, True)])
+def test_a_model_that_costs_nothing_has_its_dot_too(browser: Any, file: Path, least: float, logarithmic: bool) -> None:
+    """The memory of a machine need not fall while a small model runs."""
+    seen = Opened(browser, file)
+    seen.page.evaluate("least => data.panels[0].entries.find(e => e.title === 't2').memory_mib = least", least)
+    seen.page.select_option("section.open select", "memory_mib")
+    assert seen.page.locator("section.open figure.pareto a[*|href='#m2']").count() == 1
+    assert ("(logarithmic)" in seen.texts("section.open figure.pareto .plot")[0]) == logarithmic
+    assert seen.complaints == []
+    seen.page.close()
+
+
 def test_methods_differ_by_their_marks_and_not_by_colour_alone(browser: Any, file: Path) -> None:
     seen = Opened(browser, file)
     outlines = seen.page.evaluate(

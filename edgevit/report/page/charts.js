@@ -39,7 +39,7 @@ function legend(names, drawn) {
 /** Accuracy against what it costs: entries with both, the one to take with a ring, those beyond the limits faint. */
 function pareto(panel, axis, chosen, within, width) {
   const known = panel.entries.filter(e => e.top1 != null && e[axis.name] != null);
-  const costs = known.map(e => e[axis.name]), wide = d3.max(costs) / d3.min(costs) > 30;
+  const costs = known.map(e => e[axis.name]), wide = d3.min(costs) > 0 && d3.max(costs) / d3.min(costs) > 30; // no logarithm has a place for 0
   const best = front(known, axis), kinds = [...new Set(known.filter(e => !e.baseline).map(e => e.method || "model"))];
   const kind = e => Math.max(kinds.indexOf(e.method || "model"), 0), hollow = e => ["plus", "times"].includes(shape(kind(e)));
   const fill = e => e.baseline ? "var(--paper)" : colour(kind(e));
