@@ -130,7 +130,7 @@ class Panel:
         """
         judged = [e for e in self.models if e.top1 is not None]
         known = [axis for axis in AXES if any(cost_on_axis(e, axis) is not None for e in judged)]
-        in_turns = all(e.in_turns for e in judged if e.p50_ms is not None)
+        in_turns = all(e.in_turns for e in judged if e.p50_ms is not None and not e.void)  # void runs have no ratio
         if (any(e.busy for e in self.entries) or self.spread > UNSTEADY) and in_turns:
             known.sort(key=lambda axis: axis.name != "ratio")
         return known

@@ -278,7 +278,7 @@ def _what_holds(panel: Panel) -> str:
     if not held:
         return "; no ratio to the base is of rounds: measure models and base in turns, by one `edgevit bench`"
     figures = " and ".join(sorted({FIGURES_TOLD[entry.ratio_of or "p50"] for entry in held}))
-    others = [entry.title for entry in panel.models if entry.runs and not entry.in_turns]
+    others = [entry.title for entry in panel.models if entry.runs and not entry.in_turns and not entry.void]
     but = f", but for {_some(others)}, measured apart" if others else ""
     return f"; ratios to the base are of rounds ({figures}), and hold{but}"
 

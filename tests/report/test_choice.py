@@ -182,6 +182,14 @@ def test_on_a_busy_machine_ratios_of_runs_that_were_not_in_turns_are_not_said_to
     assert notes(some)[0].endswith("ratios to the base are of rounds (of means), and hold, but for t2, measured apart.")
 
 
+def test_a_void_run_does_not_make_the_milliseconds_of_a_busy_machine_decide(found: Found) -> None:
+    busy = {"cpu_busy_ns": 30 * 10**9, "cpu_own_ns": 10**9}
+    runs = [replace(r, **busy, throttled=("thermal",) if r.label == "t2" else ()) for r in found.runs]
+    nano = panels(replace(found, runs=runs))[0]
+    assert by_title(nano)["t2"].void and nano.axes[0].name == "ratio"
+    assert notes(nano)[0].endswith("; ratios to the base are of rounds (of means), and hold.")
+
+
 def test_on_a_machine_whose_speed_changes_the_ratio_decides(found: Found) -> None:
     steady = panels(found)[0]
     assert steady.spread < 1.1 and steady.axes[0].name == "p50_ms"
