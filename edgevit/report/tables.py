@@ -23,6 +23,7 @@ FEW_IMAGES = 0.05  # half an interval: so few images tell little
 FIGURES_TOLD = {"p50": "of p50s", "mean": "of means", "processor": "of processor time"}
 MANY = 5  # models of which one is chosen by the images that it is told on
 PIPE = str.maketrans({"|": "\\|", "\n": " "})
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of one
 
 
 @dataclass(frozen=True)
@@ -346,12 +347,15 @@ def as_csv(panels: Sequence[Panel]) -> str:
         where = [task.title if task else "", task.images if task else "", panel.place.title if panel.place else ""]
         for entry in panel.entries:
             told = entry_data(entry)
-            writer.writerow([*where, "yes" if entry is chosen else "", *[_cell(told[name]) for name in names]])
+            cells = [*where, "yes" if entry is chosen else "", *[told[name] for name in names]]
+            writer.writerow(map(_cell, cells))
     return text.getvalue()
 
 
 def _cell(value: Any) -> Any:
-    return "; ".join(map(str, value)) if isinstance(value, tuple) else value
+    """A value, and words so that a spreadsheet shows and does not run them: a folder may be called `=cmd|...`."""
+    told = "; ".join(map(str, value)) if isinstance(value, tuple) else value
+    return f"'{told}" if isinstance(told, str) and told.startswith(FORMULAS) else told
 
 
 def as_json(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> str:

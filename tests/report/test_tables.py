@@ -102,3 +102,11 @@ def test_csv_and_json_have_every_entry_with_its_place(made: list[Panel]) -> None
         told["panels"][0]["models"][3]["top1"] == pytest.approx(0.945) and "runs" not in told["panels"][0]["models"][3]
     )
     assert told["kept_apart"] == kept_apart(made) and told["report"] == "edgevit"
+
+
+def test_a_spreadsheet_runs_nothing_of_a_csv(made: list[Panel]) -> None:
+    names = ("=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", "t1", "a=b", "a,b\n\"c\"")
+    odd = replace(made[0], entries=tuple(replace(made[0].entries[3], title=name, ratio=-0.5) for name in names))
+    rows = list(csv.DictReader(io.StringIO(as_csv([odd]))))
+    assert [row["title"] for row in rows] == [f"'{name}" for name in names[:5]] + list(names[5:])
+    assert {row["ratio"] for row in rows} == {"-0.5"}, "numbers are numbers"
