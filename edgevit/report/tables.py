@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -23,6 +24,7 @@ FEW_IMAGES = 0.05  # half an interval: so few images tell little
 FIGURES_TOLD = {"p50": "of p50s", "mean": "of means", "processor": "of processor time"}
 MANY = 5  # models of which one is chosen by the images that it is told on
 PIPE = str.maketrans({"|": "\\|", "\n": " "})
+TAG = re.compile("<(?=[a-zA-Z/!?])")  # as which Markdown takes a name like <b>, and shows nothing
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of one
 
 
@@ -333,7 +335,7 @@ def as_markdown(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> str:
     parts += kept_apart(panels)
     if skipped:
         parts += ["Left out:", "\n".join(f"- {one.where}: {one.why}" for one in skipped)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return TAG.sub("&lt;", "\n\n".join(part for part in parts if part)) + "\n"
 
 
 def as_csv(panels: Sequence[Panel]) -> str:

@@ -82,12 +82,16 @@ def test_columns_without_a_figure_are_left_out(made: list[Panel]) -> None:
     assert "embedding" not in [c.title for c in columns(wide)], "one width tells nothing"
 
 
-def test_markdown_has_each_panel_and_what_was_left_out(made: list[Panel]) -> None:
+def test_markdown_has_each_panel_and_what_was_left_out(made: list[Panel], found: Found) -> None:
     text = as_markdown(made, [Skipped("a.jsonl, line 3", "is not JSON")])
     assert text.count("## ") == 3 and "| **t1** | 94.50 % (90.4 to 96.9) | 3.01 | 0.376" in text
     assert "power mode (25W, 15W)" in text and "- a.jsonl, line 3: is not JSON" in text
     odd = replace(made[0], entries=(replace(made[0].entries[3], title="a|b\nc"),))
     assert "a\\|b c" in as_markdown([odd], [])
+    named = replace(made[0], entries=(*made[0].baselines, replace(made[0].entries[3], title="<img src=x>")))
+    text = as_markdown([named], [Skipped("runs/</b>", "failed")])
+    assert "## Take &lt;img src=x>" in text and "| **&lt;img src=x>** |" in text and "- runs/&lt;/b>: failed" in text
+    assert "t1 fails p99<1ms" in as_markdown(panels(found, [parse_gate("p99<1ms")]), [])
 
 
 def test_csv_and_json_have_every_entry_with_its_place(made: list[Panel]) -> None:
