@@ -166,7 +166,7 @@ def _told(model: FoundModel) -> str:
     if made is None:
         return f"{document.timm_name} with {document.outputs} outputs, nothing else removed: a base."
     taken = made.accuracy.derived
-    accuracy = f" top-1 {share_text(taken.top1, taken.images)} on {taken.images} test images." if taken else ""
+    accuracy = f" top-1 {share_text(taken.top1, taken.images)} in torch on {taken.images} test images." if taken else ""
     return (
         f"{document.timm_name} without {100 * document.rate:.1f} % of its MACs, by {', then '.join(made.methods)} for "
         f"{made.budget.asked}.{accuracy} {readable(document.macs)} MACs, {readable(document.params)} parameters."

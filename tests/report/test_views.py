@@ -54,6 +54,7 @@ def test_a_model_has_all_that_its_records_say(found: Found) -> None:
     assert view["told"].startswith(
         "vit_tiny_patch16_224 without 75.0 % of its MACs, by nuwa for rate 0.5. top-1 95.00 %"
     )
+    assert " in torch on 200 test images. " in view["told"], "the table has that of the file, 94.50 %"
     assert view["told"].endswith(" 5 k parameters. The embedding has 24 of 32 channels.")
     assert view["drawn"]["embed"] == {"now": 24, "base": 32}
     assert view["blocks"]["head"] == ["block", "heads", "QK", "VO", "FFN", "tokens"]
