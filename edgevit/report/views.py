@@ -8,7 +8,7 @@ from typing import Any
 
 from edgevit.data.shares import share_text
 from edgevit.derive.allocate.budget import readable
-from edgevit.folder.derivation import MetRecord
+from edgevit.folder.derivation import AccuracyRecord, MetRecord
 from edgevit.folder.records import plain as as_plain
 from edgevit.report.axes import AccuracyTask, LatencyPlace
 from edgevit.report.choice import Panel, may_be_taken
@@ -169,8 +169,20 @@ def _told(model: FoundModel) -> str:
     accuracy = f" top-1 {share_text(taken.top1, taken.images)} in torch on {taken.images} test images." if taken else ""
     return (
         f"{document.timm_name} without {100 * document.rate:.1f} % of its MACs, by {', then '.join(made.methods)} for "
-        f"{made.budget.asked}.{accuracy} {readable(document.macs)} MACs, {readable(document.params)} parameters."
+        f"{made.budget.asked}.{accuracy}{_rejecting(taken)} {readable(document.macs)} MACs, "
+        f"{readable(document.params)} parameters."
         + ("" if (embed := document.narrowed) is None else f" The embedding has {embed[0]} of {embed[1]} channels.")
+    )
+
+
+def _rejecting(taken: AccuracyRecord | None) -> str:
+    """What a model that may answer `other` does so of; top-1 is of its classes alone."""
+    if taken is None or taken.rejection is None or (seen := taken.rejection.get("test")) is None:
+        return ""
+    foreign = f", and on {seen.foreign_other} of {seen.foreign_images} of others" if seen.foreign_images else ""
+    return (
+        f" It may answer other, which top-1 leaves aside: on {seen.other} of {seen.images} test images of its classes, "
+        f"so that {seen.right} are right{foreign}."
     )
 
 
