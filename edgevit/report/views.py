@@ -91,7 +91,7 @@ def panel_view(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
         "heading": heading(panel),
         "figures": figures(panel),
         "answer": answer(panel),
-        "reference": reference_told(panel),
+        "reference": "" if panel.goal is None else reference_told(panel),
         "notes": notes(panel),
         "axes": panel.axes,
         "columns": [column.title for column in shown],

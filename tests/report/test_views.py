@@ -13,6 +13,7 @@ from edgevit.folder.model_folder import ModelFolder
 from edgevit.report.choice import panels
 from edgevit.report.gates import parse_gate
 from edgevit.report.gather import Found, gather
+from edgevit.report.page import as_html
 from edgevit.report.views import model_view, panel_data, panel_view, tabs
 
 IDS = {"base": "m0", "t1": "m1", "t2": "m2"}
@@ -33,6 +34,13 @@ def test_a_panel_has_rows_that_lead_to_models(found: Found) -> None:
         ("t2", False, True),
     ]
     assert data["entries"][3]["low"] == pytest.approx(0.904, abs=1e-3) and data["goal"] == 0.96
+
+
+def test_a_panel_without_a_base_has_no_dashed_line_and_tells_of_none(found: Found) -> None:
+    panel = panels(found)[0]
+    baseless = replace(panel, entries=tuple(panel.models))
+    assert "The dashed line is the base restricted to the classes." in as_html([panel], found)
+    assert panel_data(baseless, IDS)["goal"] is None and "The dashed line" not in as_html([baseless], found)
 
 
 def test_tabs_say_what_tells_panels_apart(found: Found) -> None:
