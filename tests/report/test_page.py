@@ -30,6 +30,19 @@ def test_the_page_is_one_file_that_asks_the_network_for_nothing(tmp_path: Path) 
     assert "4 left out: what could not be read, or left no model" in text and 'role="tab"' in text
 
 
+def test_what_is_no_interval_of_95_percent_is_not_called_one(tmp_path: Path) -> None:
+    found = gather([write_everything(tmp_path)])
+    ms = 10**6
+    found.runs = [
+        replace(run, latencies_ns=(*run.latencies_ns[:-1], 20 * ms) if run.round == 1 else run.latencies_ns[:20])
+        for run in found.runs
+        if run.label == "base" and run.session == "s1" and (run.round or 0) < 3
+    ]
+    text = as_html(panels(found), found)
+    assert "Intervals are of 95 %; what stands below a p50 is the range of its runs." in text
+    assert "; 1 was slower than shown, the slowest took 20.0 ms" in text
+
+
 def test_twenty_models_of_forty_classes_that_are_all_confused_are_no_page_that_mail_refuses(tmp_path: Path) -> None:
     found = gather([write_everything(tmp_path)])
     model = found.models[1]
