@@ -200,6 +200,16 @@ def test_curves_and_layers_have_marks_beside_their_colours(browser: Any, file: P
     seen.page.close()
 
 
+def test_the_number_of_a_curve_that_does_not_move_is_whole_on_a_phone(browser: Any, file: Path) -> None:
+    seen = Opened(browser, file, part="#m1", width=360)
+    still = [{"stage": "distil", "name": "accuracy_trained", "points": [[0, 0.91667], [5, 0.91667]]}]
+    seen.page.evaluate("still => { data.models.m1.history = still; redraw(); }", still)
+    number = seen.page.locator("article.open figure[data-chart=history] g[aria-label='y-axis tick label'] text")
+    box = number.bounding_box()
+    assert number.all_text_contents() == ["91.667"] and box is not None and box["x"] > 0
+    seen.page.close()
+
+
 def test_a_click_sorts_the_models_and_leaves_the_baselines(browser: Any, file: Path) -> None:
     seen = Opened(browser, file)
     names = "section.open tbody.models td:first-child"

@@ -123,7 +123,7 @@ function curves(series, label, width, share) {
   const log = !share && d3.min(points, p => p.value) > 0 && d3.max(points, p => p.value) / d3.min(points, p => p.value) > 20;
   const drawn = Plot.plot({
     ...plain, width, height: 240, marginLeft: 52, marginBottom: 42, ariaLabel: label,
-    x: { label: "step →", tickFormat: number }, y: { label: `↑ ${label}${log ? " (logarithmic)" : ""}`, percent: share, grid: true, type: log ? "log" : "linear", tickFormat: log ? number : undefined, nice: true },
+    x: { label: "step →", tickFormat: number }, y: { label: `↑ ${label}${log ? " (logarithmic)" : ""}`, percent: share, grid: true, type: log ? "log" : "linear", tickFormat: log ? number : d3.format(".5~r"), nice: true }, // 91.667, as a longer one sticks out of a phone
     color: { domain: names, range: names.map((_, i) => colour(i)) }, symbol: { domain: names, range: names.map((_, i) => shape(i)) },
     marks: [
       Plot.line(points, { x: "step", y: "value", stroke: "name", strokeWidth: 1.6 }),
