@@ -125,16 +125,24 @@ def gather(paths: Sequence[Path]) -> Found:
 
 
 def _below(root: Path) -> Iterator[Path]:
-    """Model folders, files of lines, and tables of jobs; a model folder itself is not searched."""
+    """Model folders, files of lines, and tables of jobs; a model folder itself is not searched.
+
+    A link to a model's folder is one, too; other links to folders are not followed, as they may lead in a circle.
+    """
     for folder, inner, files in os.walk(root):
         inner.sort()
         here = Path(folder)
-        if ModelFolder(here).is_model or ModelFolder(here).is_imported:
+        if _holds_model(here):
             yield here
             inner.clear()
             continue
         inner[:] = [name for name in inner if not name.startswith(".") and not name.endswith(".partial")]
+        yield from (here / name for name in inner if (here / name).is_symlink() and _holds_model(here / name))
         yield from (here / name for name in sorted(files) if name.endswith(LINES) or name == RESULTS[0])
+
+
+def _holds_model(folder: Path) -> bool:
+    return ModelFolder(folder).is_model or ModelFolder(folder).is_imported
 
 
 def _take(found: Found, path: Path, *, asked: bool) -> None:

@@ -44,6 +44,18 @@ def test_what_is_given_twice_is_read_once(everything: Path) -> None:
     assert (len(found.models), len(found.runs), len(found.profiles)) == (3, 31, 1)
 
 
+@pytest.mark.skipif(not hasattr(os, "symlink"), reason="no links here")
+def test_a_model_behind_a_link_is_found_and_no_circle_is_walked(
+    everything: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    apart = tmp_path_factory.mktemp("apart")
+    (apart / "linked").symlink_to(everything / "runs" / "t1")
+    (apart / "circle").symlink_to(apart)
+    (apart / "nowhere").symlink_to(apart / "gone")
+    assert [model.name for model in gather([apart]).models] == ["linked"]
+    assert len(gather([apart, everything]).models) == 3, "once, by whichever way"
+
+
 def test_models_of_one_name_are_told_apart_by_the_folders_above(everything: Path) -> None:
     shutil.copytree(everything / "runs", everything / "again")
     assert [m.name for m in gather([everything]).models if m.name.endswith("t1")] == ["again/t1", "runs/t1"]
