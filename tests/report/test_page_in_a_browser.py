@@ -200,6 +200,25 @@ def test_curves_and_layers_have_marks_beside_their_colours(browser: Any, file: P
     seen.page.close()
 
 
+@pytest.mark.parametrize("width", [360, 1280])
+def test_long_names_of_classes_lie_over_nothing_beside_the_confusion_matrix(
+    browser: Any, file: Path, width: int
+) -> None:
+    seen = Opened(browser, file, part="#m1", width=width)
+    names = [f"{i}th great white shark, Carcharodon carcharias" for i in range(12)]
+    told = {"classes": [{"name": name, "images": 9} for name in names], "cells": [[i, i, 9] for i in range(12)]}
+    seen.page.evaluate("told => { data.models.m1.confusion = told; redraw(); }", told)
+    figure = seen.page.locator("article.open figure[data-chart=confusion]")
+    plot, caption = (figure.locator(part).bounding_box() for part in (".plot", "figcaption"))
+    assert plot is not None and caption is not None
+    for axis in "xy":
+        shown = figure.locator(f"g[aria-label='{axis}-axis tick label'] text")
+        assert shown.count() == 12 and len(set(shown.all_text_contents())) == 12
+        for box in (one.bounding_box() for one in shown.all()):
+            assert box is not None and box["x"] > plot["x"] - 12 and box["y"] + box["height"] < caption["y"] + 4
+    seen.page.close()
+
+
 def test_the_number_of_a_curve_that_does_not_move_is_whole_on_a_phone(browser: Any, file: Path) -> None:
     seen = Opened(browser, file, part="#m1", width=360)
     still = [{"stage": "distil", "name": "accuracy_trained", "points": [[0, 0.91667], [5, 0.91667]]}]

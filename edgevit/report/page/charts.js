@@ -138,10 +138,11 @@ function curves(series, label, width, share) {
 function confusion(seen, width) {
   const names = seen.classes.map(c => c.name), side = Math.min(width, 120 + names.length * (names.length > 15 ? 22 : 56));
   const cells = seen.cells.map(([i, j, images]) => ({ is: names[i], called: names[j], images, of: seen.classes[i].images }));
-  const longest = Math.min(d3.max(names, n => n.length) * 6.5 + 12, side * 0.35);
+  const longest = Math.min(d3.max(names, n => n.length) * 6.5 + 12, side * 0.35), half = Math.floor(((longest - 12) / 7 - 1) / 2);
+  const fitting = name => name.length * 6.5 + 12 > longest ? `${name.slice(0, half)}…${name.slice(-half)}` : name; // the tip has all of it
   return Plot.plot({
     ...plain, width: side, height: side * 0.72 + longest * 0.5, marginLeft: longest, marginBottom: longest * 0.75 + 12, ariaLabel: "confusion of classes", padding: 0.06,
-    x: { label: null, domain: names, tickRotate: -35 }, y: { label: null, domain: names },
+    x: { label: null, domain: names, tickRotate: -35, tickFormat: fitting }, y: { label: null, domain: names, tickFormat: fitting },
     color: { type: "sqrt", domain: [0, 1], interpolate: d3.interpolateRgb.gamma(1)("#8881", "#0072b2") },
     marks: [
       Plot.cell(d3.cross(names, names), { x: "0", y: "1", fill: "#8881" }),
