@@ -138,8 +138,8 @@ def answer(panel: Panel) -> str:
     """The answer in a sentence or two."""
     if panel.task is None:
         return (
-            "The folders of these models were not given, are gone, or hold other files by now, so their accuracy is "
-            "not known."
+            "The folders of these models were not given, are gone, cannot be read, or hold other files by now, so "
+            "their accuracy is not known."
         )
     taken, goal = panel.recommended(), panel.goal
     base = reference_told(panel)

@@ -44,7 +44,7 @@ def test_the_answer_names_the_model_and_why(made: list[Panel]) -> None:
     assert (
         told["top-1"] == "94.50 %" and told["of the base's latency"] == "0.376" and told["of the base's MACs"] == "25 %"
     )
-    assert "their accuracy is not known" in answer(made[2])
+    assert "are gone, cannot be read, or hold other files by now, so their accuracy is not known" in answer(made[2])
 
 
 def test_where_no_model_will_do_that_is_said(found: Found, made: list[Panel]) -> None:
