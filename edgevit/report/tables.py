@@ -15,6 +15,7 @@ from edgevit.derive.allocate.budget import readable
 from edgevit.report.axes import apart, apart_tasks
 from edgevit.report.choice import UNSTEADY, Axis, Entry, Panel, cost_on_axis, may_be_taken
 from edgevit.report.details import drawable
+from edgevit.report.gates import Verdict
 from edgevit.report.gather import Skipped
 from edgevit.report.record import REPORT_KIND, EntryRecord, PanelRecord, ReportRecord
 from edgevit.report.runs import three_digits
@@ -249,7 +250,7 @@ def notes(panel: Panel) -> list[str]:
     told += [f"{entry.title} is void, and on no axis of what was measured: {reason}" for entry in panel.entries
              for reason in entry.void]  # fmt: skip
     told += [
-        f"{entry.title} fails {verdict.gate}" for entry in panel.models for verdict in entry.verdicts
+        f"{entry.title} fails {verdict.gate}{_seen(verdict)}" for entry in panel.models for verdict in entry.verdicts
         if verdict.state == "fail"
     ]  # fmt: skip
     told += [
@@ -271,6 +272,14 @@ def notes(panel: Panel) -> list[str]:
             "may be luck."
         )
     return told
+
+
+def _seen(verdict: Verdict) -> str:
+    """By what a gate failed: a table has the median of the runs, which may keep to it."""
+    if verdict.value is None:
+        return ""
+    worst = f" in the worst of {verdict.repeats} runs" if verdict.repeats > 1 else ""
+    return f": {verdict.value:.5g} {verdict.gate.unit}{worst}"
 
 
 def _what_holds(panel: Panel) -> str:
