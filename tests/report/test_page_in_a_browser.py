@@ -219,6 +219,20 @@ def test_long_names_of_classes_lie_over_nothing_beside_the_confusion_matrix(
     seen.page.close()
 
 
+def test_numbers_of_twelve_blocks_do_not_lie_over_one_another_on_a_phone(browser: Any, file: Path) -> None:
+    seen = Opened(browser, file, part="#m1", width=360)
+    places = [{"place": {"block": i, "part": "FFN"}, "ms": 0.2, "layers": 1} for i in [*range(12), None]]
+    seen.page.evaluate("spent => { data.models.m1.layers[0].spent = spent; redraw(); }", places)
+    ticks = "article.open figure[data-chart=layers] g[aria-label='x-axis tick label'] text"
+    boxes = [box for one in seen.page.locator(ticks).all() if (box := one.bounding_box()) is not None]
+    assert len(boxes) == 13
+    for i, one in enumerate(boxes):
+        for other in boxes[:i]:
+            apart = other["x"] + other["width"] <= one["x"] or other["y"] + other["height"] <= one["y"] + 4
+            assert apart, (one, other)
+    seen.page.close()
+
+
 def test_the_number_of_a_curve_that_does_not_move_is_whole_on_a_phone(browser: Any, file: Path) -> None:
     seen = Opened(browser, file, part="#m1", width=360)
     still = [{"stage": "distil", "name": "accuracy_trained", "points": [[0, 0.91667], [5, 0.91667]]}]

@@ -198,7 +198,7 @@ function layers(seen, width) {
   const least = 0.05 * d3.max(d3.rollups(spent, of => d3.sum(of, s => s.ms), s => s.where), ([, ms]) => ms); // of a part that has room for a mark
   const drawn = Plot.plot({
     ...plain, width, height: 252, marginLeft: 52, marginBottom: 42, ariaLabel: "time by layer",
-    x: { type: "band", label: "block", domain: where }, y: { label: "↑ ms", grid: true },
+    x: { type: "band", label: "block", domain: where, tickFormat: w => w === "outside" ? "\noutside" : w }, y: { label: "↑ ms", grid: true }, // below the last block's number
     color: { domain: parts, range: parts.map((_, i) => colour(i)) }, symbol: { domain: parts, range: parts.map((_, i) => shape(i)) },
     marks: [
       Plot.barY(spent, { x: "where", y: "ms", fill: "part" }),
