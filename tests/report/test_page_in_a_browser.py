@@ -126,6 +126,18 @@ def test_what_is_said_of_limits_is_so_of_the_models_within_them(browser: Any, fi
     page.close()
 
 
+def test_heading_and_figures_are_of_no_other_model_than_the_readers_answer(browser: Any, file: Path) -> None:
+    seen = Opened(browser, file)
+    figures, heading = seen.page.locator("section.open dl.figures"), "section.open h1"
+    for top1, told, shown in (
+        ("", "Take t1", True), ("60", "Take t2", False), ("94", "Take t1", True), ("99", "None to take", False),
+        ("", "Take t1", True),
+    ):  # fmt: skip
+        seen.page.fill("section.open input[name=top1]", top1)
+        assert seen.texts(heading) == [told] and figures.is_visible() == shown
+    seen.page.close()
+
+
 def test_on_an_axis_that_lacks_the_accurate_models_the_script_does_not_call_all_inaccurate(
     browser: Any, file: Path
 ) -> None:

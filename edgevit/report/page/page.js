@@ -62,6 +62,10 @@ function showPanel(section) {
   }
   const asked = limits.top1 != null || limits.cost != null, changed = asked || axis.name !== panel.axes[0].name;
   const answer = section.querySelector(".answer"), own = section.querySelector(".own-answer");
+  const heading = section.querySelector("h1"), figures = section.querySelector("dl.figures"), another = chosen !== choose(panel, panel.axes[0], {}).chosen;
+  section.dataset.heading ??= heading.textContent;
+  heading.textContent = !another ? section.dataset.heading : chosen ? `Take ${chosen.title}` : "None to take";
+  if (figures) figures.hidden = another; // they are of the model that the page was made with
   answer.hidden = changed;
   own.hidden = !changed;
   own.replaceChildren(...(chosen
