@@ -152,11 +152,22 @@ def answer(panel: Panel) -> str:
         return f"The most accurate is {best.title} with {_told(best)}; {against}. {_what_to_do(panel)}"
     if goal is None:
         return f"top-1 {_told(taken)}. There is no base to set it against."
-    which = f"Of {len(panel.models)} models the {panel.axes[0].best}" if len(panel.models) > 1 else "The only model,"
     return (
-        f"{which} whose accuracy is not below that of the base by more "
+        f"{_which(panel)} whose accuracy is not below that of the base by more "
         f"than chance{_chosen_on(panel)} {base} has {100 * goal:.2f} %.{_level(panel)}"
     )
+
+
+def _which(panel: Panel) -> str:
+    """What the model to take is among the others: it was held against those alone whose cost is known."""
+    axis, models = panel.axes[0], len(panel.models)
+    known = sum(cost_on_axis(entry, axis) is not None for entry in panel.models)
+    if models == 1:
+        return "The only model,"
+    if known == 1:
+        return f"Of {models} models the only one with a figure for {axis.title},"
+    with_figure = "" if known == models else f", of which {known} have a figure for {axis.title},"
+    return f"Of {models} models{with_figure} the {axis.best}"
 
 
 def _what_to_do(panel: Panel) -> str:

@@ -47,6 +47,19 @@ def test_the_answer_names_the_model_and_why(made: list[Panel]) -> None:
     assert "are gone, cannot be read, or hold other files by now, so their accuracy is not known" in answer(made[2])
 
 
+def test_the_answer_holds_a_model_against_those_alone_whose_cost_is_known(made: list[Panel]) -> None:
+    nano = made[0]
+    t1, t2 = nano.models
+    unknown = replace(t2, title="t3", p50_ms=None, runs=())
+    for models, told in (
+        ((t1,), "The only model, whose"),
+        ((t1, unknown), "Of 2 models the only one with a figure for latency, p50, whose"),
+        ((t1, t2), "Of 2 models the fastest whose"),
+        ((t1, t2, unknown), "Of 3 models, of which 2 have a figure for latency, p50, the fastest whose"),
+    ):
+        assert answer(replace(nano, entries=(*nano.baselines, *models))).startswith(f"{told} accuracy is not below")
+
+
 def test_where_no_model_will_do_that_is_said(found: Found, made: list[Panel]) -> None:
     failing = panels(found, [parse_gate("p99<1ms")])[0]
     assert heading(failing) == "No model that is as accurate as the base passes the gates"
