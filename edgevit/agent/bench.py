@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tempfile
 import time
 import uuid
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from typing import Any, Callable, Sequence
 
 from .__main__ import main
 from .control import controlled, own_command
+from .kernel import open_scratch
 from .power import power_meter
 from .records import Power
 
@@ -113,7 +113,7 @@ def _ask(
 ) -> dict[str, Any]:
     """Make one measurement in another process of this very program; return its `result` or its `error`."""
     # A file for what it says: a pipe that nobody reads would fill up and stop it.
-    with tempfile.TemporaryFile() as stderr, subprocess.Popen(
+    with open_scratch() as stderr, subprocess.Popen(
         own_command(main),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

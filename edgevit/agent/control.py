@@ -18,7 +18,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -28,7 +27,7 @@ from typing import Any, Callable, Iterator, Sequence
 
 from . import jetson
 from .files import cache_folder
-from .kernel import find_program
+from .kernel import find_program, open_scratch
 from .runners import RunnerError
 
 RESTORE = "restore"  # folder in the cache: see `restore_folder`
@@ -398,7 +397,7 @@ def _run(command: Sequence[str], guardian: Guardian | None) -> tuple[int, str]:
 
     Raises: OSError, subprocess.TimeoutExpired.
     """
-    with tempfile.TemporaryFile() as output:  # a program that goes on after us can still say what it does
+    with open_scratch() as output:  # a program that goes on after us can still say what it does
         process = subprocess.Popen(
             command,
             # Nobody answers questions. That it cannot be read from makes the guardian's pipe as good for this as

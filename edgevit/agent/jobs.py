@@ -58,10 +58,14 @@ def start(send: Send, root: str, job: str, method: str, args: dict[str, Any], ow
         state, said = _look(job)
         if state in ("new", "failed", "dead", "damaged"):
             _remove(job)
-            os.makedirs(_folder(job))
             request = {"method": method, "args": args, "owner": owner, "root": root, "started": _now()}
-            _write_whole(_path(job, "request.json"), request)
-            _spawn(job)
+            try:
+                os.makedirs(_folder(job))
+                _write_whole(_path(job, "request.json"), request)
+                _spawn(job)
+            except OSError:  # a full disk: what is left of it would be told as a job that died
+                _remove(job)
+                raise
         return {"state": state, "said": said, "owner": _owner(job)}
 
 
@@ -373,7 +377,8 @@ def _read_stderr(job: str) -> str:
 
 
 def _tail(job: str) -> str:
-    return " | ".join(_read_stderr(job).splitlines()[-TAIL_LINES:]) or "it said nothing (out of memory, or a restart?)"
+    said = " | ".join(_read_stderr(job).splitlines()[-TAIL_LINES:])
+    return said or "it said nothing (out of memory, a full disk, or a restart?)"
 
 
 def _now() -> str:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import IO
 
 # Where a board keeps its programs; a shell that SSH starts has no sbin in its PATH, and no shell has trtexec's folder.
 PROGRAMS = ("usr/sbin", "usr/bin", "sbin", "bin")
@@ -75,7 +76,7 @@ def run_program(root: str, name: str, *arguments: str, timeout_s: float = 10) ->
     if path is None:
         return None
     # A file, because a pipe is read to its end, and a child that the program leaves behind would keep that open.
-    with tempfile.TemporaryFile() as output:
+    with open_scratch() as output:
         try:
             subprocess.run(
                 [path, *arguments],
@@ -90,3 +91,10 @@ def run_program(root: str, name: str, *arguments: str, timeout_s: float = 10) ->
             return None
         output.seek(0)
         return output.read().decode("utf-8", errors="replace")
+
+
+def open_scratch() -> IO[bytes]:
+    """Open a file without a name for what a program prints: in memory, as a board whose disk is full can say so."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("edgevit"), "w+b")
+    return tempfile.TemporaryFile()

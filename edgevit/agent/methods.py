@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 from importlib import import_module
 from typing import Any, Callable
 
+from .files import cache_folder
 from .runners import RunnerError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Send = Callable[[Any], None]
 Method = Callable[..., Any]
@@ -49,5 +53,13 @@ def reply(act: Callable[[], Any], send: Send) -> None:
     except BrokenPipeError:
         raise  # the host is gone: nobody is left to tell
     except Exception as error:  # the one broad except: every failure must reach the host
-        message = str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
-        send({"error": {"message": message, "traceback": traceback.format_exc()}})
+        send({"error": {"message": _message(error), "traceback": traceback.format_exc()}})
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, RunnerError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in FULL:  # most often as a job begins, or writes its result
+        where = error.filename or cache_folder()
+        return f"the disk is full (cannot write {where}: {error.strerror}); make room there, see `df -h`"
+    return f"{type(error).__name__}: {error}"

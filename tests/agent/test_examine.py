@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -57,6 +58,13 @@ def test_a_captured_board_tells_all_that_its_files_and_programs_tell(board, boar
     assert "jtop" in facts["meters"]["jtop"]
     assert facts["sudo"] is True and all(facts["programs"].values()) and "trtexec" in unread
     assert facts["recovered"] == {"clean": True, "told": []}
+
+
+def test_a_board_without_room_for_a_temporary_file_is_examined_all_the_same(board_tree, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))  # as on a full disk: neither /tmp nor another
+    facts = facts_of(board_tree(NX))
+    assert facts["power_mode"] == {"id": 0, "name": "MAXN_SUPER"}
+    assert facts["sudo"] is True
 
 
 def test_a_machine_that_tells_nothing_gives_none_and_reasons(tmp_path):

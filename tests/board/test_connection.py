@@ -417,6 +417,19 @@ def test_a_disk_too_full_for_the_agent_is_told_as_full(sshd, small_disk):
         pass
 
 
+def test_a_job_that_a_full_disk_keeps_from_starting_says_so_and_leaves_nothing(sshd, small_disk):
+    server = sshd(XDG_CACHE_HOME=small_disk, EDGEVIT_BOARD_ROOT=small_disk)
+    told = Told()
+    with open_board(server.host, ssh_config=server.config) as board:
+        subprocess.run(["dd", "if=/dev/zero", f"of={small_disk}/other"], capture_output=True)
+        full = rf"the disk is full \(cannot write {small_disk}/edgevit.*: No space left on device\); make room there"
+        with pytest.raises(AgentError, match=full):
+            measure(board, told)
+        (small_disk / "other").unlink()
+        assert len(measure(board, told)["latencies_ns"]) > 5
+    assert not told.notes  # as of an earlier one that died
+
+
 WORDS = ["send", "start", '{"cache": "/c"}', "{}", "[]", '{"cache": 3}']
 REPLIES = st.dictionaries(
     st.sampled_from(["progress", "result", "error"]),
