@@ -76,9 +76,17 @@ def pack_agent() -> tuple[str, bytes]:
 def in_sh(script: str) -> str:
     """Return a command line that runs `script` with sh, whatever the login shell is, and in English.
 
-    ssh hands this machine's language on, a board may know it, and what programs say there is looked through.
+    ssh hands this machine's language on, a board may know it, and what programs say there is looked through. What a
+    login shell says first, as of a .bashrc that fails, is told apart: see `said_by`.
     """
-    return f"exec env LC_ALL=C sh -c {shlex.quote(script)}"
+    marked = f'echo "{MARK}" >&2; {script}'
+    return f"exec env LC_ALL=C sh -c {shlex.quote(marked)}"
+
+
+def said_by(stderr: bytes) -> str:
+    """Return what a command line of `in_sh` said, or what was said in place of it where it never began."""
+    before, began, after = stderr.decode(errors="replace").partition(MARK)
+    return (after if began else before).strip()
 
 
 def is_full(text: str) -> bool:
@@ -278,7 +286,7 @@ class Agent:
 
     def _read_stderr(self) -> str:
         self._stderr.seek(0)
-        return self._stderr.read().decode(errors="replace").strip()
+        return said_by(self._stderr.read())
 
     def _stop(self, *, gently: bool = False) -> None:
         """End the agent: at the end of its input, or at once. It never outlives us."""

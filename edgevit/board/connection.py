@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgevit.agent.__main__ import MARK, user
-from edgevit.board.client import LOCAL, Agent, Explain, in_sh, is_full, pack_agent
+from edgevit.board.client import LOCAL, Agent, Explain, in_sh, is_full, pack_agent, said_by
 from edgevit.board.ssh import Ssh
 from edgevit.errors import (
     AgentError,
@@ -332,7 +332,7 @@ class Board:
                 raise
             code = process.wait()
             stderr.seek(0)
-            said = stderr.read().decode(errors="replace").strip()
+            said = said_by(stderr.read())
         if not code:
             return
         if reason := self._explain(said, code):

@@ -59,7 +59,8 @@ REASONS = (
     ("timed out", "no answer: {line}", "`ping`; is it switched on and on this network?"),
     ("No route to host|Network is unreachable|Host is down", "no way there: {line}", "`ping`, cables and VPN"),
     (
-        "[Cc]onfiguration option|[Cc]an't open user config|Bad owner or permissions on|line [0-9]+: ",
+        # "FILE line 3: ", and not what bash says of a board's .bashrc: "FILE: line 3: ".
+        "[Cc]onfiguration option|[Cc]an't open user config|Bad owner or permissions on|[^:] line [0-9]+: ",
         "ssh cannot use its configuration: {line}",
         "mending that file, or another --ssh-config",
     ),

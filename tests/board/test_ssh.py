@@ -5,7 +5,7 @@ import shutil
 import socket
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,22 @@ from hypothesis import strategies as st
 
 from edgevit.board.connection import open_board
 from edgevit.board.ssh import REASONS, Ssh
-from edgevit.errors import OptionError, UnreachableError
+from edgevit.errors import ConnectionLostError, OptionError, UnreachableError
+from edgevit.progress import Silent
+
+
+class Cutting(Silent):
+    """A progress that cuts the connection as soon as something moves."""
+
+    def __init__(self, server):
+        self.server = server
+
+    @contextmanager
+    def stage(self, name, total=None, unit=""):
+        yield self
+
+    def update(self, done, **figures):
+        self.server.cut()
 
 
 def refusal(host, config=None, **options):
@@ -67,6 +82,25 @@ def test_what_a_login_shell_prints_is_skipped(sshd, tmp_path):
     for _ in range(2):  # the agent has to be sent, and then is there
         with open_board(server.host, ssh_config=server.config) as board:
             assert board.call("hello")["cache"] == str(server.cache)
+
+
+def test_what_a_login_shell_complains_of_is_not_taken_for_the_reason_of_what_fails(sshd, tmp_path):
+    shell = tmp_path / "bashrc"
+    complaint = "/home/jetson/.bashrc: line 5: conda: command not found"
+    shell.write_text(f'#!/bin/sh\necho "{complaint}" >&2\nexec sh -c "$SSH_ORIGINAL_COMMAND"\n')
+    shell.chmod(0o755)
+    server = sshd(options=[f"ForceCommand {shell}"])
+    with open_board(server.host, ssh_config=server.config, retry_seconds=0) as board:
+        server.cut()
+        with pytest.raises(ConnectionLostError, match=r"is lost \(cannot reach board: the connection broke; try `ssh"):
+            board.call("hello")
+        model = tmp_path / "model.onnx"
+        model.write_bytes(bytes(20 << 20))
+        with pytest.raises(ConnectionLostError, match=r"is lost \(cannot reach board: the connection broke; try `ssh"):
+            board.put(model, "0" * 64, Cutting(server))
+    assert ".bashrc" not in refusal(server.host, server.config, python="python3.99")
+    shell.write_text(f'#!/bin/sh\necho "{complaint}" >&2\nkill -9 $PPID\n')
+    assert "ssh cannot use its configuration" not in refusal(server.host, server.config)
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash", "zsh", "fish", "tcsh"])
