@@ -11,6 +11,9 @@ PATHS = (
     "sys/devices/gpu.0/load",
     "sys/devices/platform/bus@0/17000000.gpu/load",  # JetPack 6 and 7
     "sys/devices/17000000.ga10b/load",  # JetPack 5
+    # The device behind the GPU's clock, wherever else it is: /sys/devices/platform/17000000.gpu on some of JetPack 6.
+    "sys/class/devfreq/17000000.gpu/device/load",
+    "sys/class/devfreq/17000000.ga10b/device/load",
 )
 
 
