@@ -39,15 +39,15 @@ def describe_environment(root: str) -> dict[str, str]:
 
 def _jetson(root: str) -> dict[str, str | None]:
     """What sets one Jetson apart from another; nothing on other machines."""
-    module = jetson.identify(root)
-    if not module["part"]:
+    module, l4t = jetson.identify(root), jetson.l4t(root)
+    if not module["part"] and not l4t:  # a container may hide the first, and a Jetson of another maker not tell it
         return {}
     mode, clocks = jetson.power_mode(root), jetson.clocks(root)
     gpu, memory, table = clocks["gpu"], module["memory_bytes"], read_text(root, "etc/nvpmodel.conf")
     return {
-        "module": module["part"] + ("-super" if module["super"] else ""),
+        "module": module["part"] and module["part"] + ("-super" if module["super"] else ""),
         "memory": f"{memory / 2**30:.0f} GiB" if memory else None,  # one part number may stand for several modules
-        "l4t": jetson.l4t(root),
+        "l4t": l4t,
         "jetpack": jetson.jetpack(root),
         "power_mode": mode and mode["name"],
         "power_modes": sha256(table.encode()).hexdigest()[:12] if table else None,  # the table may have been edited

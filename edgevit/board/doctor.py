@@ -40,19 +40,14 @@ class Check:
 
 def diagnose(facts: BoardFacts, profile: Profile | None) -> tuple[Check, ...]:
     """Judge a machine; `profile` is that of its module, None if that is not known."""
-    apply = [check for check in CHECKS if is_jetson(facts) or check not in JETSON_ONLY]
+    apply = [check for check in CHECKS if facts.is_jetson or check not in JETSON_ONLY]
     found = (check(facts, profile) for check in apply)
     return tuple(check for check in found if check)
 
 
-def is_jetson(facts: BoardFacts) -> bool:
-    module = facts.module
-    return bool(module.part or facts.l4t or any("tegra" in name for name in module.compatible))
-
-
 def _module(facts: BoardFacts, profile: Profile | None) -> Check:
     module = facts.module
-    if not is_jetson(facts):
+    if not facts.is_jetson:
         return Check(
             "module",
             "warning",
@@ -61,6 +56,15 @@ def _module(facts: BoardFacts, profile: Profile | None) -> Check:
             "name a board: `edgevit board USER@HOST`; on this machine `edgevit bench DIR --runner onnxruntime` works",
         )
     name = f"{module.part or module.model or 'a Jetson'}{', Super' if module.super else ''}"
+    if profile is None and module.part is None:
+        return Check(
+            "module",
+            "warning",
+            f"{name} that does not tell which, so that its power, peak and budgets are not known",
+            "a part number in /proc/device-tree/compatible, which containers hide",
+            "--profile NAME, one of those that `edgevit profiles` lists; in a container: docker run "
+            "--security-opt systempaths=unconfined",
+        )
     if profile is None:
         return Check(
             "module",
@@ -130,7 +134,7 @@ def _python(facts: BoardFacts, profile: Profile | None) -> Check:
 
 def _tensorrt(facts: BoardFacts, profile: Profile | None) -> Check:
     version, error = facts.tensorrt.version, facts.tensorrt.error
-    if version is None and not is_jetson(facts):
+    if version is None and not facts.is_jetson:
         return Check("TensorRT", "ok", "none; ONNX Runtime does without")
     if version is None:
         mend = "sudo apt install python3-libnvinfer tensorrt"
@@ -153,7 +157,7 @@ def _cuda(facts: BoardFacts, profile: Profile | None) -> Check:
     if cuda.binding:
         seen = f"{cuda.runtime} on {cuda.device}, {cuda.sms} SMs, through {cuda.binding}"
         return Check("CUDA", "ok", seen)
-    if not is_jetson(facts):
+    if not facts.is_jetson:
         return Check("CUDA", "ok", f"none ({_what(cuda.error)})")
     mend = "sudo apt install nvidia-jetpack; in a container: docker run --runtime nvidia"
     if facts.denied:
@@ -294,14 +298,14 @@ def _onnxruntime(facts: BoardFacts, profile: Profile | None) -> Check:
     if len(packages) > 1:
         seen = f"{named} side by side, which overwrite one another"
         mend = f"{pip} uninstall -y {' '.join(packages)} && {pip} install {CPU}, or {GPU} for an NVIDIA GPU"
-        return Check("ONNX Runtime", "warning" if is_jetson(facts) else "problem", seen, "one of the two", mend)
+        return Check("ONNX Runtime", "warning" if facts.is_jetson else "problem", seen, "one of the two", mend)
     if found:
         providers = ", ".join(name.replace("ExecutionProvider", "") for name in found.providers)
         return Check("ONNX Runtime", "ok", f"{named or found.version} ({providers})")
-    if packages and not is_jetson(facts):
+    if packages and not facts.is_jetson:
         mend = f"{pip} install --force-reinstall {' '.join(packages)}"
         return Check("ONNX Runtime", "problem", f"{named}, which cannot be imported", "what can run a model here", mend)
-    if is_jetson(facts):
+    if facts.is_jetson:
         return Check("ONNX Runtime", "ok", "none; only --runner onnxruntime needs it")
     mend = f"{pip} install {CPU}, or {GPU} for an NVIDIA GPU (edgevit[cpu], edgevit[gpu])"
     return Check("ONNX Runtime", "problem", "none", "what can run a model here", mend)

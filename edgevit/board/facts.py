@@ -156,6 +156,13 @@ class BoardFacts:
         return next(iter(named or [mode for mode in self.power_modes if mode.id == now]), None)
 
     @property
+    def is_jetson(self) -> bool:
+        """A container may show no more of it than the kernel."""
+        module = self.module
+        tegra = any("tegra" in name for name in (*module.compatible, self.kernel or ""))
+        return bool(module.part or self.l4t or tegra)
+
+    @property
     def has_power(self) -> bool:
         """Say whether any power meter can be read there."""
         return any(reason is None for reason in self.meters.values())

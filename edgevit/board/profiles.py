@@ -154,19 +154,23 @@ class Profile(BaseModel, extra="forbid", frozen=True):
 
     def fits(self, facts: BoardFacts) -> bool:
         """Whether the module found may be this one; of a part number that says little, only its family counts."""
-        part, gib = _part(facts), _mem_total_gib(facts)
-        low, high = self.mem_total_gib
-        if part is None or (gib is not None and not low <= gib < high):
+        part = _part(facts)
+        if part is None or not self._has_memory_of(facts):
             return False
         return part in self.parts or (part.endswith(GENERIC) and part.partition("-")[0] in self.families)
 
+    def _has_memory_of(self, facts: BoardFacts) -> bool:
+        gib, (low, high) = _mem_total_gib(facts), self.mem_total_gib
+        return gib is None or low <= gib < high
+
     def check(self, facts: BoardFacts) -> None:
-        """Make sure that the profile is of the module found.
+        """Make sure that the profile is of the module found; a Jetson that does not tell which it is may be any.
 
         Raises:
             ProfileError: it is of another.
         """
-        if not self.fits(facts):
+        untold = facts.is_jetson and _part(facts) is None and self._has_memory_of(facts)
+        if not untold and not self.fits(facts):
             found = match(facts)
             hint = f"try --profile {found.name}" if found else "`edgevit profiles` lists those known"
             low, high = self.mem_total_gib

@@ -48,3 +48,11 @@ def test_two_boards_or_two_settings_are_not_the_same_environment(board_tree):
     table.write_text(table.read_text().replace("1190400", "1113600"))
     changed = environment.describe_environment(str(root))
     assert {name for name in seen if seen[name] != changed[name]} == {"clocks", "power_mode", "power_modes"}
+
+
+def test_settings_count_also_where_a_container_hides_the_module(board_tree):
+    root = board_tree(NX)
+    (root / "proc/device-tree/compatible").unlink()
+    seen = environment.describe_environment(str(root))
+    assert "module" not in seen
+    assert seen.items() >= {("l4t", "36.4.3"), ("power_mode", "MAXN_SUPER"), ("clocks", "free")}

@@ -8,6 +8,7 @@ from edgevit.agent.examine import examine
 from edgevit.board.doctor import CHECKS, diagnose
 from edgevit.board.facts import read_facts
 from edgevit.board.profiles import load_profile, match
+from edgevit.errors import ProfileError
 
 NX = "orin-nx-16gb-jetpack6.2"
 GIB = 2**30
@@ -248,6 +249,20 @@ def test_a_jetson_that_tells_nothing_else_is_still_judged(bare):
     assert all(
         checks[name] == "warning" for name in ("module", "JetPack", "L4T", "power mode", "clocks", "power rails")
     )
+
+
+def test_a_jetson_in_a_container_that_hides_its_module_is_one_and_takes_a_profile_by_its_name(bare):
+    facts = {**bare, "kernel": "5.15.148-tegra"}
+    check = check_of(facts, "module")
+    assert check.state == "warning" and check.seen.startswith("a Jetson that does not tell which, so that its power")
+    assert "--profile NAME" in check.mend and "docker run --security-opt systempaths=unconfined" in check.mend
+    assert "docker run -v /etc/nv_tegra_release:" in check_of(facts, "L4T").mend
+    profile = load_profile("orin-nx-16gb")
+    profile.check(read_facts(facts, "orin"))
+    assert check_of(facts, "module", profile=profile).state == "ok"
+    for other in (bare, {**facts, "module": {**facts["module"], "memory_bytes": 8 * GIB}}):
+        with pytest.raises(ProfileError, match="profile orin-nx-16gb is for "):
+            profile.check(read_facts(other, "orin"))
 
 
 def test_the_profile_that_was_given_decides(healthy):
