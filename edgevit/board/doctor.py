@@ -24,6 +24,7 @@ GIB = 2**30
 MEMORY_GIB = (2.0, 0.75)
 DISK_GIB = (4.0, 1.0)
 FORGETFUL_L4T = ("36.4.4", "36.4.7")  # GPU memory is refused there that is free, by several users' reports
+SYSTEM_PYTHON = "/usr/bin"  # has the Python that JetPack's TensorRT is for
 HOT_C = 85.0  # Orin slows down in the nineties
 
 
@@ -140,6 +141,9 @@ def _tensorrt(facts: BoardFacts, profile: Profile | None) -> Check:
         mend = "sudo apt install python3-libnvinfer tensorrt"
         if facts.in_venv:
             mend = f"python3 -m venv --system-site-packages VENV, as other venvs do not see it; and {mend}"
+        elif not facts.python_path.startswith(f"{SYSTEM_PYTHON}/"):  # conda's or pyenv's, which apt does not serve
+            folder = facts.python_path.rpartition("/")[0]
+            mend = f"{SYSTEM_PYTHON} before {folder} in the PATH of a command by ssh (see ~/.bashrc there); and {mend}"
         return Check("TensorRT", "problem", _what(error), "one that Python imports; pip has none for Jetsons", mend)
     if version.startswith("10.3."):
         return Check(

@@ -149,6 +149,13 @@ def test_a_missing_tensorrt_is_a_venv_that_hides_it_or_a_missing_package(healthy
     assert ("--system-site-packages" in check.mend) is in_venv
 
 
+def test_a_python_that_jetpacks_tensorrt_is_not_for_is_named(healthy):
+    missing = {**healthy, "tensorrt": {"version": None, "error": "no TensorRT for this Python"}}
+    check = check_of({**missing, "python_path": "/home/jetson/miniforge3/bin/python3"}, "TensorRT")
+    assert check.mend.startswith("/usr/bin before /home/jetson/miniforge3/bin in the PATH of a command by ssh")
+    assert "PATH" not in check_of({**missing, "python_path": "/usr/bin/python3"}, "TensorRT").mend
+
+
 def in_mode(facts, name):
     (mode,) = [mode for mode in facts["power_modes"] if mode["name"] == name]
     return {**facts, "power_mode": {"id": mode["id"], "name": name}}
