@@ -109,12 +109,16 @@ def forget(send: Send, root: str, job: str) -> dict[str, Any]:
 
 
 def jobs(send: Send, root: str) -> dict[str, Any]:
-    """List the jobs that are running, and those whose result nobody has collected yet."""
+    """List the jobs that are running, and those whose result nobody has collected yet.
+
+    They have an age, because the clocks of boards are often wrong; None where that was set back since.
+    """
     listed = []
     for job in _names():
         state, said = _look(job)
         request = _request(job)
         told = {key: request.get(key) for key in ("method", "owner", "started")}
+        told["age_s"] = _age_s(request.get("started"))
         if state == "damaged":
             told["said"] = said
         listed.append({"job": job, "state": state, **told})
@@ -383,3 +387,11 @@ def _tail(job: str) -> str:
 
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _age_s(started: str | None) -> float | None:
+    try:
+        seconds = (datetime.now(timezone.utc) - datetime.fromisoformat(started or "")).total_seconds()
+    except (ValueError, TypeError):  # TypeError: of no time zone
+        return None
+    return seconds if seconds >= 0 else None

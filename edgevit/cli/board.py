@@ -97,11 +97,5 @@ def jobs_table(host: str, jobs: Sequence[dict[str, Any]]) -> Table:
 
 
 def _age(job: dict[str, Any]) -> str:
-    """By this machine's clock; nothing if the board's is ahead of it or says nothing that is a time."""
-    from datetime import datetime, timezone
-
-    try:
-        seconds = (datetime.now(timezone.utc) - datetime.fromisoformat(job.get("started") or "")).total_seconds()
-    except (ValueError, TypeError):  # TypeError: of no time zone
-        return ""
-    return duration(seconds) if seconds >= 0 else ""
+    age_s = job.get("age_s")
+    return "" if age_s is None else duration(age_s)

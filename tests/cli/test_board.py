@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
 from edgevit.board.connection import open_board
+from edgevit.cli.board import jobs_table
 
 NX = "orin-nx-16gb-jetpack6.2"
 
@@ -94,6 +96,23 @@ def test_jobs_are_listed_and_cancelled(edgevit_main):
         assert b"cancelled" in host.communicate(timeout=30)[1]
     assert edgevit_main("board", "--jobs").out == "no jobs on this machine\n"
     assert edgevit_main("board", "--cancel").out == "cancelled on this machine: nothing was running\n"
+
+
+def test_a_jobs_age_is_by_the_clock_of_its_board(tmp_path, monkeypatch):
+    """A board that has no network and no battery for its clock begins in 1970."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for seconds in ("-90", "90"):
+        folder = tmp_path / "edgevit" / "jobs" / seconds
+        folder.mkdir(parents=True)
+        started = datetime.now(timezone.utc) + timedelta(seconds=int(seconds))
+        request = {"method": "bench", "args": {}, "owner": "anna@desk", "root": "/", "started": started.isoformat()}
+        (folder / "request.json").write_text(json.dumps(request))
+    with open_board(None) as board:
+        ahead, behind = sorted(board.call("jobs")["jobs"], key=lambda job: job["age_s"] is not None)
+    assert ahead["age_s"] is None and 90 <= behind["age_s"] < 120
+    shown = jobs_table("orin", [{**behind, "started": "1970-01-01T00:01:00+00:00", "age_s": 90.4}])
+    assert list(shown.columns[-1].cells) == ["1:30"]
+    assert list(jobs_table("orin", [ahead]).columns[-1].cells) == [""]
 
 
 def test_jobs_of_others_are_left_and_named_unless_all_are_to_end(edgevit_main):
