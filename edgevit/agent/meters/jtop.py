@@ -1,6 +1,7 @@
 """Power from jetson_stats (jtop), where its service runs and its Python package is installed.
 
-Only its rails: its own total adds up all of them, and on AGX Orin one is part of another.
+Its rails, and its total only where that is a rail and has its name: VDD_IN, of Orin NX and Nano, it lists nowhere else.
+Elsewhere its total adds up all rails, and on AGX Orin one is part of another.
 """
 
 from __future__ import annotations
@@ -103,8 +104,9 @@ class Meter:
 
     def _rails(self) -> Dict[str, Any]:
         try:
-            rails: Dict[str, Any] = self.client.power.get("rail", {}) if self.client.ok(spin=True) else {}
-            return rails
+            power: Dict[str, Any] = self.client.power if self.client.ok(spin=True) else {}
+            total = power.get("tot", {})
+            return {**power.get("rail", {}), **({total["name"]: total} if "name" in total else {})}
         except Exception as error:  # of any kind, as above: `ok` raises what the client's thread has met since
             self.reason, self.client = f"jtop: {error!r}", None
             return {}

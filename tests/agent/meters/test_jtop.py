@@ -32,6 +32,8 @@ class jtop:
     def power(self):
         rails = {rails}
         told = {{name: {{"power": mw, "volt": 5000, "avg": 1, "online": True}} for name, mw in rails.items()}}
+        if "VDD_IN" in told:  # what feeds the whole module is the total, by its name, and no rail
+            return {{"tot": {{**told.pop("VDD_IN"), "name": "VDD_IN"}}, "rail": told}}
         return {{"rail": told, "tot": {{"power": sum(rails.values()), "avg": 1}}}}
 
     def close(self):
@@ -76,6 +78,13 @@ def test_jtop_gives_its_rails_and_never_its_own_total(board_tree, package):
     assert "NC" not in power["rails"]
     assert meter.client.open is False
     assert jtop.why_not(str(root)) is None
+
+
+def test_what_jtop_calls_the_total_is_a_rail_where_it_is_one(service, package):
+    package(rails={"VDD_IN": 5000, "VDD_CPU_GPU_CV": 1000, "VDD_SOC": 1500})
+    power = read_power(jtop.Meter(str(service), [["40", "VDD_IN"]]))
+    assert power["total"] == ["VDD_IN"] and Power.from_dict(power).total_mw()[0] == 5000
+    assert set(power["rails"]) == {"VDD_IN", "VDD_CPU_GPU_CV", "VDD_SOC"}
 
 
 def test_jtop_says_why_it_cannot_read(tmp_path, service, package):
