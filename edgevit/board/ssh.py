@@ -106,15 +106,19 @@ class Ssh:
         for pattern, what, hint in REASONS:
             for line in lines:
                 if re.search(pattern, line):
-                    command = re.search(r"ssh-keygen -f .*", stderr)
-                    forget = command[0].strip() if command else shlex.join(["ssh-keygen", "-R", self.host])
-                    told = what.format(line=line)
-                    return UnreachableError(
-                        f"cannot reach {self.host}: {told}; try {hint.format(ssh=ssh, forget=forget)}"
-                    )
+                    told, mend = what.format(line=line), hint.format(ssh=ssh, forget=self._how_to_forget(stderr))
+                    return UnreachableError(f"cannot reach {self.host}: {told}; try {mend}")
         return UnreachableError(
             f"cannot reach {self.host}: {lines[-1] if lines else 'the connection broke'}; try `{ssh} true`"
         )
+
+    def _how_to_forget(self, stderr: str) -> str:
+        """The command that removes a host's old key, as ssh itself says it: Debian's in full, others where it is."""
+        if command := re.search(r"ssh-keygen -f .*", stderr):
+            return command[0].strip()
+        if place := re.search(r"^Offending .*key in (.+):(\d+)", stderr, re.MULTILINE):
+            return shlex.join(["sed", "-i.old", f"{place[2]}d", place[1]])
+        return shlex.join(["ssh-keygen", "-R", self.host.rpartition("@")[2]])
 
     def _ask(self, what: str) -> bool:
         """Put a word to the ssh process that has the connection, if there is one."""

@@ -182,6 +182,19 @@ def test_a_changed_host_key(sshd):
     assert str(server.port) in message
 
 
+def test_where_ssh_names_no_command_the_line_of_the_old_host_key_is_named():
+    """As on macOS: `ssh-keygen -R jetson@orin` finds no host of that name, nor that of an alias."""
+    changed = "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\r\n"
+    offending = "Offending ED25519 key in /Users/anna/.ssh/known_hosts:12\r\n"
+    for said, forget in (
+        (changed + offending, "`sed -i.old 12d /Users/anna/.ssh/known_hosts`, then"),
+        (changed, "`ssh-keygen -R orin`, then"),
+    ):
+        with Ssh("jetson@orin") as ssh:
+            ssh._ask = lambda what: False
+            assert forget in str(ssh.explain(said, 255))
+
+
 def test_a_configuration_that_is_missing_or_wrong(sshd, tmp_path):
     server = sshd()
     assert re.search(
