@@ -6,6 +6,8 @@ The token error is of the final tokens, and, where that is asked for, the mean o
 
 CE is the mean over the labelled images of a step, the others over all of its images, so that images without a known
 class can be mixed in. T^2 keeps the teacher's gradient of one size at any temperature.
+
+The teacher multiplies in bf16 on a processor that can, whatever the network trains in: nothing is learnt through it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from edgevit.models.anatomy import Decoder, decoder
 from edgevit.models.copies import bare_copy
 from edgevit.models.families import family_of
 from edgevit.train.passes import Observe, observed
+from edgevit.train.products import rounded_products
 
 
 def _check(weight: float, temperature: float, tokens: float, owner: str = "") -> None:
@@ -128,7 +131,7 @@ class Lesson:
 
     def losses(self, images: Tensor, logits: Tensor) -> dict[str, Tensor]:
         """`loss_teacher`, and `loss_tokens` where it counts, of the batch that the network has just seen."""
-        with torch.no_grad():
+        with torch.no_grad(), rounded_products(images.device):
             taught = self.teacher(images)
         losses = {"loss_teacher": self.teacher_loss(logits, taught)}
         if self.distillation.tokens > 0:
@@ -140,7 +143,7 @@ class Lesson:
         d = self.distillation
         parts = [token_loss(self.own_tokens(), self.final[1], self._counted(d.by_token))]
         for depth, own, taught in zip(d.depths, *self.middle, strict=True):
-            wanted = taught if d.encode is None else taught @ d.encode.to(taught).mT
+            wanted = taught if d.encode is None else taught.float() @ d.encode.to(taught.device, torch.float32).mT
             parts.append(token_loss(own, wanted, self._counted(depth.by_token)))
         return parts[0] if len(parts) == 1 else torch.stack(parts).mean()
 

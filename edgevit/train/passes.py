@@ -21,7 +21,7 @@ from edgevit.models.families import family_of
 from edgevit.progress import Progress, Silent
 from edgevit.train.compute import Compute, open_compute
 from edgevit.train.memory import memory_bytes
-from edgevit.train.products import WIDE, exact_convolutions, exact_products, multiplies_bf16
+from edgevit.train.products import WIDE, exact_convolutions, exact_products, rounded_products
 from edgevit.train.settings import Training
 
 IMAGES = 64  # of one batch at most: larger ones are no faster
@@ -113,8 +113,7 @@ class Passes:
 
     def rounded(self, quick: bool) -> AbstractContextManager[object]:
         """Multiply in bf16, 8 bits, if that is `quick`, and the device a processor that does; what is kept is fp32."""
-        on = quick and self.compute.device.type == "cpu" and multiplies_bf16()
-        return torch.autocast("cpu", torch.bfloat16) if on else nullcontext()
+        return rounded_products(self.compute.device) if quick else nullcontext()
 
     def products(self, network: nn.Module) -> AbstractContextManager[object]:
         """Multiply fp32 exactly on a processor, by the library that is faster for a network of this width.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -84,6 +84,12 @@ def _is_exact_by_onednn() -> bool:
         torch.set_float32_matmul_precision(allowed)
     whole = x.double() @ x.double()
     return bool((seen - whole).norm() < AS_EXACT * whole.norm())
+
+
+def rounded_products(device: torch.device) -> AbstractContextManager[object]:
+    """Multiply in bf16, 8 bits, if the device is a processor that does; what is kept is fp32."""
+    on = device.type == "cpu" and multiplies_bf16()
+    return torch.autocast("cpu", torch.bfloat16) if on else nullcontext()
 
 
 def multiplies_bf16() -> bool:

@@ -16,6 +16,7 @@ from edgevit.derive.methods import load_method
 from edgevit.errors import OptionError
 from edgevit.models.anatomy import Decoder
 from edgevit.models.families import family_of
+from edgevit.train import products
 from edgevit.train.distil import (
     Depth,
     Distillation,
@@ -27,6 +28,12 @@ from edgevit.train.distil import (
     token_loss,
     way_back,
 )
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses are compared with those of a teacher in fp32 here."""
+    monkeypatch.setattr(products, "multiplies_bf16", lambda: False)
 
 
 def test_the_teachers_part_is_what_the_formula_says() -> None:
@@ -103,6 +110,23 @@ def test_a_step_mixes_labels_teacher_and_tokens_by_their_weights(bench: Bench) -
     assert float(parts["loss_teacher"].detach()) == pytest.approx(divergence(bench.base, network, images), rel=1e-5)
     expected = 0.3 * 3 + 0.7 * parts["loss_teacher"] + 0.5 * parts["loss_tokens"]
     torch.testing.assert_close(lesson.total(parts), expected)
+
+
+def test_the_teacher_alone_is_rounded_and_only_where_the_processor_multiplies_bf16(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, images = bench.spoilt(), next(bench.task.train.batches(8))[0]
+    logits, found = network(images), []
+    for has in (False, True):
+        monkeypatch.setattr(products, "multiplies_bf16", lambda has=has: has)
+        lesson = Lesson(bench.teacher(0.7, 2.0, 0.5), network, CLASSES)
+        with lesson.watch():
+            torch.testing.assert_close(network(images), logits, rtol=0, atol=0)
+            found.append(lesson.losses(images, logits))
+    for name, exact in found[0].items():
+        assert found[1][name].dtype == torch.float32
+        assert float(found[1][name].detach()) != float(exact.detach())
+        assert float(found[1][name].detach()) == pytest.approx(float(exact.detach()), rel=0.02)
 
 
 @pytest.mark.parametrize("args", [{}, {"global_pool": "avg"}], ids=["class token", "pooled before its norm"])

@@ -15,6 +15,7 @@ from edgevit.data.task import Split, open_task
 from edgevit.models.checkpoint import describe
 from edgevit.progress import Silent, Stage
 from edgevit.train import passes as passes_module
+from edgevit.train import products
 from edgevit.train.passes import Passes, accuracy_of, open_passes
 from edgevit.train.settings import Training
 
@@ -91,7 +92,7 @@ def test_a_quick_pass_is_rounded_where_the_processor_multiplies_bf16(
 
     exact = answers(quick=False)
     for has in (False, True):
-        monkeypatch.setattr(passes_module, "multiplies_bf16", lambda has=has: has)
+        monkeypatch.setattr(products, "multiplies_bf16", lambda has=has: has)
         rounded = answers(quick=True)
         assert torch.equal(rounded, exact) != has
         torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.05 * float(exact.abs().max()))

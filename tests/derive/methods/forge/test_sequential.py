@@ -22,7 +22,7 @@ from edgevit.models.anatomy import Block
 from edgevit.models.checkpoint import describe
 from edgevit.models.copies import bare_copy
 from edgevit.models.families import vit
-from edgevit.train import passes as passes_module
+from edgevit.train import products
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
@@ -87,7 +87,7 @@ def test_later_blocks_mend_what_earlier_ones_lost(network: Any, task: Any) -> No
 
 @torch.no_grad()
 def test_products_of_8_bits_mend_as_much(network: Any, task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes_module, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(products, "multiplies_bf16", lambda: True)
     images, lost = _images(task, 64), {}
     for quick in (False, True):
         slim = bare_copy(network)

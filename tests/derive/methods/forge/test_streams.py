@@ -19,7 +19,7 @@ from edgevit.derive.methods.forge.streams import BaseStream, Room, keeping, show
 from edgevit.derive.problem import Problem
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import vit
-from edgevit.train import passes as passes_module
+from edgevit.train import products
 
 IMAGES = 80  # more than a batch
 
@@ -74,7 +74,7 @@ def test_a_stream_is_the_bases_but_for_the_rounding_of_what_its_sites_put_out(pr
 def test_a_quick_stream_is_the_bases_to_the_bits_of_bf16_and_what_is_summed_up_has_all_of_its_own(
     problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passes_module, "multiplies_bf16", lambda: True)  # others do it, too, but slowly
+    monkeypatch.setattr(products, "multiplies_bf16", lambda: True)  # others do it, too, but slowly
     images, total = problem.task.train.subset(IMAGES), torch.zeros(64, 64, dtype=torch.float64)
     given: list[Tensor] = []
 
