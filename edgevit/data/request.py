@@ -13,8 +13,8 @@ from edgevit.errors import UnknownNameError
 from edgevit.request import DATA, Option
 
 DATA_KINDS = (
-    "Folder of class folders, or of train/ and val/ with these (val/ is the test part), a CIFAR folder, or a folder of "
-    "IDX files as MNIST has them; or the name digits."
+    "Folder of class folders, or of train/ and val/ with these (val/ is the test part, unless there is a test/, too), "
+    "a CIFAR folder, or a folder of IDX files as MNIST has them; or the name digits."
 )
 _IMAGES = Option(DATA_KINDS, DATA)
 Data = Annotated[str | Path, _IMAGES]
