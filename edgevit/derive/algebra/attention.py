@@ -75,13 +75,15 @@ class Metrics:
 def metrics(moment: Tensor, query_side: int) -> Metrics:
     """Split the moment [d + 1, d + 1] of [x 1] into the metrics of an attention.
 
-    Every direction keeps at least the share FLOOR of the mean variance: where the calibration images say nothing,
-    because there are fewer tokens than directions, the weights decide, and nothing is ever divided by zero.
+    Every direction keeps at least the share FLOOR of the mean variance, or FLOOR itself where all inputs are zero:
+    where the calibration images say nothing, because there are fewer tokens than directions, the weights decide, and
+    nothing is ever divided by zero.
     """
     moment = moment.double()
     embed = len(moment) - 1
     mean = moment[:-1, -1]
-    least = FLOOR * moment.diagonal()[:-1].mean().clamp_min(torch.finfo(moment.dtype).tiny)
+    spread = moment.diagonal()[:-1].mean()
+    least = FLOOR * torch.where(spread > 0, spread, 1.0)
     eye = torch.eye(embed + 1, dtype=moment.dtype, device=moment.device)
     query = (moment + least * eye)[:query_side, :query_side]
     return Metrics(query, moment[:-1, :-1] - torch.outer(mean, mean) + least * eye[:-1, :-1], mean)

@@ -40,6 +40,17 @@ def test_moments_of_any_rank_give_finite_factors_no_worse_in_their_own_norm(kind
         assert aware <= plain * (1 + 1e-6) + 1e-9
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_all_inputs_are_zero_the_weights_decide(kind):
+    part = random_attention(kind)
+    moment = torch.zeros(65, 65, dtype=torch.float64)
+    moment[-1, -1] = 1  # of the one beside the tokens
+    with torch.no_grad():
+        (slim,), (plain,) = narrow([part], [(32, 8)], [moment]), narrow([part], [(32, 8)])
+        torch.testing.assert_close(slim.wq.mT @ slim.wk, part.wq.mT @ part.wk, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(slim.wo @ slim.wv, plain.wo @ plain.wv, atol=1e-4, rtol=1e-4)
+
+
 def attention_errors(part, slim, x):
     """Mean square error of the logits, less what a query's keys share, and of the outputs of every head together."""
     centred = x - x.mean(0)
