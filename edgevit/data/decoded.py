@@ -37,8 +37,8 @@ def _numbers(file: Path, name: str) -> list[int]:
 class Decoded:
     """Decoded and transformed evaluation images, kept from the first pass over them on until the limit is reached.
 
-    Nothing is ever dropped: passes go over the same images in the same order, so that of a set which does not fit, the
-    images seen longest ago are those needed next.
+    Nothing is ever dropped: most passes go over the same images in the same order, so that of a set which does not fit,
+    the images seen longest ago are those needed next.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -149,8 +149,11 @@ class Split:
         n = len(self)
         if count >= n:
             return self
-        chosen = [i * n // count for i in range(count)]
-        references, labels = tuple(self.references[i] for i in chosen), tuple(self.labels[i] for i in chosen)
+        return self.at([i * n // count for i in range(count)])
+
+    def at(self, positions: Sequence[int]) -> Split:
+        """The images at these positions, in this order."""
+        references, labels = tuple(self.references[i] for i in positions), tuple(self.labels[i] for i in positions)
         return Split(self.source, references, labels, self.preprocessing)
 
     def content_sha256(self) -> str:

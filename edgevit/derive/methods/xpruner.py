@@ -1,7 +1,7 @@
 """X-Pruner (CVPR 2023): a mask per class on every head and neuron, learned with the loss; those with small masks go.
 
 What head or neuron u puts out is multiplied by m[y, u], with y the class of the image and all masks 1 at first. They
-are learned by Adam, in passes over calibration images, against
+are learned by Adam, in passes over calibration images, each in an order of its own, against
 
     L = cross-entropy + sparsity * mean over units of |m[y, u]|,
 
@@ -113,10 +113,13 @@ class _Masks:
         return torch.cat([mask[self.labels].abs().flatten() for mask in self.all]).mean()
 
 
-def learned(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, config: Config) -> Scores:
+def learned(
+    network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, config: Config, *, seed: int
+) -> Scores:
     """What each head and neuron is worth by its masks; the dimensions of a head are all alike, as are all channels.
 
-    Every process learns the same, of all images.
+    Every process learns the same, of all images. The seed draws the order of each pass: images lie class by class, so
+    that Adam would move the masks of a class in a few steps running, and let them rest in all others.
 
     Raises:
         DataError: a mask is not finite.
@@ -132,10 +135,11 @@ def learned(network: nn.Module, images: Split, columns: Sequence[int], passes: P
             mask.grad = gradient
         optimizer.step()
 
-    alone = replace(passes, shared=False)
+    alone, generator = replace(passes, shared=False), torch.Generator().manual_seed(seed)
     with masks.watch():
         for _ in range(config.mask_passes):
-            alone.show(network, images, step, stage="masks", gradients=True)
+            order = torch.randperm(len(images), generator=generator).tolist()
+            alone.show(network, images.at(order), step, stage="masks", gradients=True)
     worth = [mask.detach().double().abs().sum(0).cpu() for mask in masks.all]
     if not all(bool(torch.isfinite(scores).all()) for scores in worth):
         raise DataError("a mask is not finite; check the base's weights, --mean and --std, or lower xpruner.mask_lr")
@@ -152,7 +156,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     images, network = problem.task.train.subset(config.calibration_images), problem.network
     with problem.stopwatch.stage("masks"):
         network.to(problem.compute.device).eval()
-        scores = learned(network, images, problem.columns, problem.passes, config)
+        scores = learned(network, images, problem.columns, problem.passes, config, seed=problem.training.seed)
     plan = ranked.plan_of(network, scores, ranked.choose_units(problem, config.units, scores))
     return ranked.finish(problem, config, plan)
 

@@ -36,7 +36,7 @@ def test_masks_of_units_that_say_nothing_fall_furthest(small_vit: Callable[..., 
             block.attention.wo.mul_(20)
     problem = opened(network, tmp_path)
     before = [p.detach().clone() for p in problem.network.parameters()]
-    scores = learned(problem.network, problem.task.train.subset(48), problem.columns, problem.passes, FEW)
+    scores = learned(problem.network, problem.task.train.subset(48), problem.columns, problem.passes, FEW, seed=42)
     for block in scores.blocks:
         assert block.heads.argmin() == 1
         assert block.ffn[::2].mean() < block.ffn[1::2].mean()
@@ -56,8 +56,29 @@ def test_heads_and_neurons_go_and_nothing_else(small_vit: Callable[..., Any], tm
 def test_the_same_masks_are_learned_twice(small_vit: Callable[..., Any], tmp_path: Path) -> None:
     problem = opened(small_vit(depth=2, num_heads=4), tmp_path)
     images = problem.task.train.subset(24)
-    one, two = (learned(problem.network, images, problem.columns, problem.passes, FEW) for _ in range(2))
+    one, two = (learned(problem.network, images, problem.columns, problem.passes, FEW, seed=42) for _ in range(2))
     assert all(torch.equal(a.ffn, b.ffn) for a, b in zip(one.blocks, two.blocks, strict=True))
+
+
+def test_each_pass_shows_every_image_once_in_an_order_that_the_seed_draws(
+    small_vit: Callable[..., Any], tmp_path: Path
+) -> None:
+    problem = opened(small_vit(depth=2, num_heads=4), tmp_path)
+    images = problem.task.train.subset(24)
+    (whole, labels), seen = next(images.batches(24)), list[torch.Tensor]()
+    problem.network.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+
+    def orders(seed: int) -> list[list[int]]:
+        seen.clear()
+        learned(problem.network, images, problem.columns, problem.passes, FEW, seed=seed)
+        at = [int((whole == image).flatten(1).all(1).nonzero()) for image in torch.cat(seen)]
+        return [at[i : i + 24] for i in range(0, len(at), 24)]
+
+    assert labels.tolist() == sorted(labels.tolist()), "they lie class by class"
+    one = orders(1)
+    assert len(one) == FEW.mask_passes and all(sorted(order) == list(range(24)) for order in one)
+    assert len({*map(tuple, [*one, range(24)])}) == FEW.mask_passes + 1
+    assert one == orders(1) != orders(2)
 
 
 @pytest.mark.parametrize("name", ["calibration_images", "mask_passes", "mask_lr", "sparsity"])
