@@ -235,11 +235,10 @@ def by_ratio(candidates: Candidates, ratios: Ratios, tokens: float, heads: float
 
 
 def _below(rows: Sequence[Sequence[float]], share: float) -> list[int]:
-    """How many of each row are among the lowest share of all of them."""
-    all_ = sorted(score for row in rows for score in row)
-    if (count := int(share * len(all_))) == 0:
-        return [0] * len(rows)
-    return [sum(score <= all_[count - 1] for score in row) for row in rows]
+    """How many of each row are among the lowest share of all of them; of equal ones those of the first rows."""
+    all_ = sorted((score, i) for i, row in enumerate(rows) for score in row)
+    lowest = [i for _, i in all_[: int(share * len(all_))]]
+    return [lowest.count(i) for i in range(len(rows))]
 
 
 # -- by loss -----------------------------------------------------------------------------------------------------------

@@ -100,6 +100,14 @@ def test_ratios_by_sensitivity_take_more_where_less_is_felt(candidates: Callable
     assert choice.heads_gone == (3, 2, 1, 1)  # the 8th of 16 is 8: four heads of the first block, of which one stays
 
 
+def test_of_units_that_are_felt_alike_no_more_go_than_the_share(candidates: Callable[..., Candidates]) -> None:
+    found = candidates(tokens=torch.zeros(3, 16, dtype=torch.float64))
+    found.head_scores = [[0.0] * 4] * 4
+    choice = by_ratio(found, "sensitivity", 0.25, 0.5)
+    assert found.geometry.reaching(found.shaped(choice))[-1] == 17 - 12, "of 48 places a quarter, in the first block"
+    assert sum(choice.heads_gone) == 6, "of the 16 heads eight, of which each block keeps one"
+
+
 @pytest.mark.parametrize("ratios", RATIOS)
 def test_a_loss_is_not_exceeded(candidates: Callable[..., Candidates], ratios: Any) -> None:
     found = candidates()
