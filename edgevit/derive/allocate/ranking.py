@@ -66,11 +66,9 @@ class _Counts:
         self.dims, self.units, self.embed = dims, units, geometry.embed
         self.at = cache(self._at)  # every choice of heads begins its search at the same shares
         self.curves: dict[tuple[str, int], Curve] = {}
-        per_channel = 0
         for i, (block, d, n) in enumerate(zip(scores.blocks, dims, geometry.reaching(dims), strict=True)):
             unit = geometry.at(n).unit_costs(d.heads, "macs")
             heads = unit.qk * d.qk + unit.vo * d.vo
-            per_channel += (heads + unit.ffn * d.ffn) // geometry.embed
             if d.has_ffn:
                 self._add("ffn", i, block.ffn, unit.ffn)
             if not d.has_attention:
@@ -80,7 +78,8 @@ class _Counts:
                 self._add("vo", i, _by_place(block.vo), unit.vo)
             if units.attention != "widths":
                 self._add("heads", i, block.heads, heads // d.heads)
-        if units.embed:
+        if units.embed:  # of what a channel costs, products of tokens with tokens are no part, and patches are
+            per_channel = geometry.macs(dims) - geometry.with_embed(geometry.embed - 1).macs(dims)
             self._add("embed", 0, scores.embed, per_channel)
         ranked = [KINDS] if units.grouping == "global" else [(kind,) for kind in KINDS]
         groups = ([key for key in self.curves if key[0] in kinds] for kinds in ranked)

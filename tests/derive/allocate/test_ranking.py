@@ -9,7 +9,7 @@ import torch
 
 from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import POLICIES
-from edgevit.derive.allocate.ranking import Units, rank, top
+from edgevit.derive.allocate.ranking import Units, _Counts, rank, top
 from edgevit.derive.measure.importance import Scores, UnitScores
 from edgevit.errors import BudgetError
 from edgevit.models.anatomy import BlockDims
@@ -86,6 +86,17 @@ def test_isomorphic_takes_the_same_share_of_every_kind_where_global_takes_the_ch
                        for name in ("qk", "ffn")])  # fmt: skip
     assert shares[0][0] == pytest.approx(shares[0][1], abs=0.05)
     assert shares[1][0] < 0.2 and shares[1][1] > shares[0][1] + 0.2
+
+
+def test_a_unit_costs_the_macs_that_go_with_it() -> None:
+    costs = {key: curve.unit_cost for key, curve in _Counts(scores(), BASE, GEOMETRY, ALL).curves.items()}
+
+    def saved(**fewer: int) -> int:
+        return GEOMETRY.macs(BASE) - GEOMETRY.macs([replace(BASE[0], **fewer), *BASE[1:]])
+
+    assert costs["qk", 0] == saved(qk=31) and costs["vo", 0] == saved(vo=31) and costs["ffn", 0] == saved(ffn=255)
+    assert costs["heads", 0] == saved(heads=3)
+    assert costs["embed", 0] == GEOMETRY.macs(BASE) - geometry_at(63).macs(BASE)
 
 
 def test_kept_heads_are_those_of_the_highest_scores() -> None:
