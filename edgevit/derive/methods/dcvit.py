@@ -28,7 +28,7 @@ from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.reach import Cuts
 from edgevit.errors import BudgetError
-from edgevit.models.anatomy import BlockDims, check_all_pass
+from edgevit.models.anatomy import Block, BlockDims, check_all_pass
 from edgevit.models.cost import Geometry
 from edgevit.models.families import family_of
 from edgevit.train.distil import TeacherOptions
@@ -109,12 +109,13 @@ def choose_blocks(
     )
 
 
-def plan_of(dims: Sequence[BlockDims], chosen: Sequence[BlockDims], seed: int) -> Plan:
-    """The plan of these sizes, with neurons drawn at random."""
+def plan_of(blocks: Sequence[Block], chosen: Sequence[BlockDims], seed: int) -> Plan:
+    """The plan of these sizes, with neurons drawn at random; an attention that stays keeps the weights that it has."""
     generator, plans = torch.Generator().manual_seed(seed), []
-    for i, (old, new) in enumerate(zip(dims, chosen, strict=True)):
-        attention = AttentionPlan(tuple(range(new.heads)), new.qk, new.vo) if new.has_attention else None
-        neurons: Tensor = torch.randperm(old.ffn, generator=generator)[: new.ffn].sort().values
+    for i, (block, new) in enumerate(zip(blocks, chosen, strict=True)):
+        heads = tuple(range(new.heads))
+        attention = AttentionPlan(heads, new.qk, new.vo, weights=block.attention) if new.has_attention else None
+        neurons: Tensor = torch.randperm(block.dims.ffn, generator=generator)[: new.ffn].sort().values
         plans.append(BlockPlan(i, attention, FfnPlan(neurons) if new.has_ffn else None))
     return Plan(tuple(plans))
 
@@ -130,7 +131,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     dims = [block.dims for block in blocks]
     with problem.stopwatch.stage("allocation"):
         chosen = choose_blocks(dims, order, family.geometry(network), problem.budget, problem.policy)
-    plan = plan_of(dims, chosen, problem.training.seed)
+    plan = plan_of(blocks, chosen, problem.training.seed)
     cut = [i for i, (old, new) in enumerate(zip(dims, chosen, strict=True)) if new != old]
     return ranked.finish(problem, config, plan, lost_without_attention_nats=lost, blocks_cut=cut)
 

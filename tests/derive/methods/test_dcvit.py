@@ -90,9 +90,23 @@ def test_what_is_lost_is_that_of_the_cut_model(small_vit: Callable[..., Any], tm
         assert lost == pytest.approx(divergence(whole, cut), rel=1e-4, abs=1e-9)
 
 
-def test_neurons_are_drawn_by_the_seed() -> None:
-    chosen = [BlockDims(0, 0, 0, 64), *DIMS[1:]]
-    one, same, other = (plan_of(DIMS, chosen, seed).blocks[0].ffn for seed in (1, 1, 2))
+def test_blocks_that_are_not_cut_keep_the_weights_that_they_have(small_vit: Callable[..., Any], tmp_path: Path) -> None:
+    problem = opened(small_vit(depth=3, num_heads=4), tmp_path, 0.2)
+    before = {name: p.detach().clone() for name, p in problem.network.named_parameters()}
+    made = derive(problem, Config(calibration_images=24))
+    whole = [i for i in range(3) if i not in made.facts["blocks_cut"]]  # type: ignore[operator]
+    assert whole
+    kept = {
+        name: p for name, p in made.network.named_parameters() if name.startswith(tuple(f"blocks.{i}." for i in whole))
+    }
+    assert len(kept) == 12 * len(whole)
+    assert all(torch.equal(p, before[name]) for name, p in kept.items())
+
+
+def test_neurons_are_drawn_by_the_seed(small_vit: Callable[..., Any]) -> None:
+    blocks = family_of(small_vit(depth=2)).read(small_vit(depth=2))
+    chosen = [BlockDims(0, 0, 0, 64), blocks[1].dims]
+    one, same, other = (plan_of(blocks, chosen, seed).blocks[0].ffn for seed in (1, 1, 2))
     assert one is not None and same is not None and other is not None
     assert one.neurons.tolist() == same.neurons.tolist() != other.neurons.tolist()
 
