@@ -203,15 +203,15 @@ def cases(
 
 TEXT = (
     "{ran} of the {ways} rows that there can be were run. A method that trains sees as many images as Vulcan's own "
-    "rule gives it (up to {most} steps of {batch}), at its own learning rate of {lrs}, or beyond where the outermost "
-    "is the best, chosen on the validation part in runs of a quarter of the length: by the loss, or by top-1 where a "
-    "method tells no loss. As published: the "
-    "choices of the paper, which keep every head and block; Vulcan's shapes are `paper`, and it learns from labels; "
-    "NuWa trains masks for 10,000 steps of one image and nothing else. Better base: what is cut is the base after as "
-    "many steps on the labels, where these made its loss on the validation part less; it has seen as many images once "
-    "more, and its learning rate is chosen by that loss. Rivals are distilled as forge is, each with its own rule of "
-    "warm-up. {top1}{seeds} of the first sub-task, one of the others. {images}Empty: out of reach, or "
-    "not run."
+    "rule gives it (up to {most} steps of {batch}), at its own learning rate of {lrs}, or beyond where the "
+    "outermost is the best, chosen on the validation part in runs of a quarter of the length: by the loss, or by "
+    "top-1 where a method tells no loss. As published: the choices of the paper, which keep every head and block; "
+    "Vulcan's shapes are `paper`, and it learns from labels; NuWa trains masks for 10,000 steps of one image and "
+    "nothing else. Better base: what is cut is the base after as many steps on the labels, where these made its "
+    "loss on the validation part less; it has seen as many images once more, and its learning rate is chosen by "
+    "that loss. The base is fine-tuned for as long as the models of the highest rate. Rivals are distilled as forge"
+    " is, each with its own rule of warm-up. {top1}{seeds} of the first sub-task, one of the others. {images}Empty:"
+    " out of reach, or not run."
 )
 
 
@@ -246,7 +246,7 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
     yield f"## At published length, {TITLES.get(base, f'`{base}`')}\n\n" + "\n".join(textwrap.wrap(told, 118)) + "\n"
     if older := commits_told(row for row in rows if row["table"] in (FULL, CURVE)):  # in the order of the file
         yield older
-    yield baselines_table(full)
+    yield baselines_table(_beside_the_longest(full))
     lines = []
     for task in sizes:
         for name in WAYS:
@@ -273,6 +273,14 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
     if gpu := [told for name in WAYS if (told := _on_gpu(name, picked([*curve, *full], variant=name)))]:
         told = f"Trained on a GPU: {'; '.join(gpu)}."
         yield "\n".join(textwrap.wrap(told, 118)) + "\n"
+
+
+def _beside_the_longest(rows: Sequence[Row]) -> list[Row]:
+    """Those whose baselines are told, of each sub-task: the base is fine-tuned as long as the model, longest at the
+    highest rate; beside a super-network's slice that network stands in its place."""
+    own = [row for row in rows if row["supernet_steps"] is None]
+    highest = {task: max(row["rate"] for row in own if row["task"] == task) for task in {row["task"] for row in own}}
+    return [row for row in own if row["rate"] == highest[row["task"]]]
 
 
 def _on_gpu(name: str, rows: Iterable[Row]) -> str:

@@ -133,6 +133,22 @@ def test_tables_show_what_is_there() -> None:
     assert published.section(None) == published.section({"rows": {}}) == ""
 
 
+def test_the_baselines_are_of_the_base_and_of_the_longest_fine_tuning() -> None:
+    made = cases("fashion")
+    forge = {c.rate: c for c in made if (c.variant, c.task, c.seed, c.table) == ("forge", 5, 42, published.FULL)}
+    net = next(c for c in made if (c.variant, c.task, c.seed, c.rate) == ("super-network", 5, 42, 0.6))
+
+    def beside(finetuned: float | None, full_head: float = 0.9) -> dict[str, Any]:
+        return {"base_full_head": full_head, "base_restricted": 0.9, "base_finetuned": finetuned, "derived": 0.8}
+
+    rows = [
+        row(forge[0.9], accuracy=beside(0.93)), row(forge[0.2], accuracy=beside(0.91)),
+        row(net, accuracy=beside(None, full_head=0.99)),
+    ]  # fmt: skip
+    told = published.section({"rows": dict(enumerate(rows))})
+    assert "| 5 classes, 600 test images | 90.0 | 90.0 | 93.0 |" in told
+
+
 def test_a_model_that_kept_no_attention_is_named() -> None:
     rows = [row(case, blocks=[{"heads": int(case.variant == "forge")}]) for case in cases("fashion") if case.steps]
     told = published.section({"rows": dict(enumerate(r for r in rows if r["variant"] in ("forge", "dcvit")))})
