@@ -254,6 +254,8 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
             cells = [percent(derived(picked(found, rate=rate))) for rate in RATES]
             if any(cells):
                 lr = f"{found[0]['lr']:g}" if WAYS[name].trained else ""
+                if lr and not _tried(rows, base, name):  # what does not reach the rate at which others are tried
+                    lr += ", not chosen"
                 lines.append([f"{task} classes, {name}", lr, *cells])
     yield table(["", "learning rate", *(f"{rate:g}" for rate in RATES)], lines)
     longest = [row for row in first if row["rate"] == PUBLISHED_RATE and row["seed"] == SEEDS[0]]

@@ -122,12 +122,13 @@ def test_it_is_that_of_the_least_loss_there_where_a_loss_is_told_whatever_few_im
 def test_tables_show_what_is_there() -> None:
     rows = [row(case) for case in cases("demo") if case.variant in ("forge", "vulcan, as published")]
     told = published.section({"rows": dict(enumerate(rows))})
-    assert "| 4 classes, forge | 0.0003 | 80.0 (80.0 to 80.0) |" in told
-    assert "| 3 classes, forge | 0.0003 | 80.0 | 80.0 | 80.0 | 80.0 |" in told
+    assert "| 4 classes, forge | 0.0003, not chosen | 80.0 (80.0 to 80.0) |" in told, "of runs of others none is there"
+    assert "| 3 classes, forge | 0.0003, not chosen | 80.0 | 80.0 | 80.0 | 80.0 |" in told
     lengths = [round(part * published.length(0.9, 1800)) for part in (*published.PARTS, 1)]
     assert "| " + " | ".join(["", *(f"{steps * 48} images" for steps in lengths)]) + " |" in told
     assert "| vulcan, as published | 80.0 | 80.0 | 80.0 |" in told and "n = 3" in told
     few = [one for one in rows if one["rate"] == 0.9 and one["task"] == 4 and one["table"] == published.FULL]
+    few += [row(case) for case in published.tuning("demo", ["forge"], 100, 4)]
     told = published.section({"rows": dict(enumerate(few))})
     assert "| 4 classes, forge | 0.0003 | 80.0 (80.0 to 80.0) |  |  |  |" in told
     assert published.section(None) == published.section({"rows": {}}) == ""
