@@ -137,6 +137,6 @@ def test_a_damaged_job_is_a_warning_that_names_its_file_and_cancel_removes_it(ed
     assert edgevit_main("board", "--jobs").out == "no jobs on this machine\n"
 
 
-@pytest.mark.parametrize("host", ["orin\nnx", "", "orin nx", "orin\x1b[2J"])
+@pytest.mark.parametrize("host", ["orin\nnx", " orin", "orin nx", "orin\x1b[2J"])
 def test_a_name_that_no_host_can_have_is_one_line(edgevit_main, host):
     assert "has a name that no host can have; try user@host" in edgevit_main("board", host).error
