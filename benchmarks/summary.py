@@ -78,11 +78,16 @@ def _ahead() -> Iterator[list[str]]:
 def _at_length() -> Iterator[list[str]]:
     rows = [row for base in ("", "_fine", "_fashion") for row in _rows(f"published{base}")]
     for (base,), of_base in grouped(picked(rows, table=published.FULL, rate=PUBLISHED_RATE), "data").items():
-        tasks = ", ".join(f"{task} classes" for task in sorted({row["task"] for row in of_base}))
         for ours in OURS:
             for rival, pairs in sorted(leads(of_base, ours).items(), key=lambda item: statistics.mean(item[1])):
                 where = published.TITLES.get(base, f"`{base}`")
-                yield [where, ours, tasks, rival, f"{points(pairs)}; n = {len(pairs)}"]
+                of_both = _tasks(of_base, ours) & _tasks(of_base, rival)
+                tasks = ", ".join(map(str, sorted(of_both)))
+                yield [where, ours, f"{tasks} classes", rival, f"{points(pairs)}; n = {len(pairs)}"]
+
+
+def _tasks(rows: Sequence[Row], variant: str) -> set[int]:
+    return {row["task"] for row in picked(rows, variant=variant)}
 
 
 def leads(rows: Iterable[Row], ours: str = "forge") -> dict[str, list[float]]:

@@ -19,6 +19,7 @@ import first_base
 import hostile
 import line_plot
 import older
+import published
 import pytest
 import results
 import summary
@@ -299,6 +300,20 @@ def test_the_summary_names_the_rival_that_comes_nearest_over_pairs_of_both() -> 
     assert pairs == {"near": [pytest.approx(0.02)], "far": [pytest.approx(0.4), pytest.approx(0.2)]}
     assert summary._told(pairs) == "+2.0, near; n = 1; of 2"
     assert summary._told({}) == ""
+
+
+def test_a_lead_at_published_length_is_told_with_the_sub_tasks_that_both_were_run_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def made(variant: str, task: int, derived: float) -> tables.Row:
+        case = accuracy.Case(published.FULL, task, published.PUBLISHED_RATE, 42, variant, "forge", data="fashion")
+        told = row(case)
+        return {**told, "accuracy": {**told["accuracy"], "derived": derived}}
+
+    rows = [made("forge", 3, 0.9), made("forge", 5, 0.8), made("near", 5, 0.79), made("near", 10, 0.99)]
+    data = {"rows": dict(enumerate(rows))}
+    monkeypatch.setattr(summary, "load", lambda name: data if name == "published_fashion" else None)
+    assert list(summary._at_length()) == [["photographs of clothes", "forge", "5 classes", "near", "+1.0; n = 1"]]
 
 
 def test_the_summary_is_of_the_means_that_the_sections_have(monkeypatch: pytest.MonkeyPatch) -> None:
