@@ -31,13 +31,17 @@ import os
 import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import torch
 from meet import MODELS, Start, start_from
-from tables import table
+from tables import grouped, picked, table
 
 import edgevit
 from edgevit.agent.records import Run
@@ -116,6 +120,10 @@ class Wanted:
     given: dict[str, Any]  # options of `edgevit.derive`
     blocks_out: int = 0  # of the model of the row before
 
+    @property
+    def folder(self) -> str:
+        return "-".join([self.name, *map(str, self.of)])
+
 
 def wanted(part: str, rates: Sequence[float], methods: Sequence[str]) -> Iterator[Wanted]:
     """The rows of a part."""
@@ -141,51 +149,78 @@ def measured(start: Start, rows: Sequence[Wanted], given: argparse.Namespace, fo
     """Derive the models, then measure them and their base in one session."""
     opened: dict[str, Any] = {"checkpoint": start.checkpoint, "model_args": start.model_args, **start.more}
     edgevit.base(start.name, out=folder / "base", data=start.data, **opened)
-    made: dict[str, Wanted] = {}
-    went: dict[str, list[int]] = {}
-    for row in rows:
-        out = folder / "-".join([row.name, *map(str, row.of)])
-        if out.name in made:
-            continue
-        if row.blocks_out:
-            went[out.name] = cut_depth(folder / [*made][-1], folder / "base", row.blocks_out, start, out)
-            made[out.name] = row
-            continue
-        try:
-            edgevit.derive(
-                start.name, out=out, data=start.data, method=row.name, accept_weak_base=True, cache=folder / "cache",
-                training=Training(steps=0, device="auto", batch_size=16), **opened, **row.given,
-            )  # fmt: skip
-        except edgevit.errors.BudgetError as error:
-            print(f"{out.name}: {error}", flush=True)
-            continue
-        made[out.name] = row
+    _ready(folder / "base", given)
+    made, went = derived(start, rows, given, folder)
     folders = [folder / name for name in ("base", *made)]
-    for model in folders:
-        _ready(model, given)
     how = edgevit.Conditions(
-        batches=(given.batch,), threads=given.threads, samples=100, duration_s=1.0,
+        batches=tuple(given.batch), threads=given.threads, samples=100, duration_s=1.0,
         provider=given.provider, precision=given.precision,
     )  # fmt: skip
     runs = edgevit.bench_in_turns(folders, how, rounds=given.rounds, board=given.board).runs
-    # A comparison names a model by its label and precision.
-    ratios = {one.after.partition(" ")[0]: one for one in decisive(compare_within(runs))}
-    for model in folders:
-        spec, own = edgevit.load(model).spec, [make_row(run) for run in runs if run.label == model.name]
-        row_of = made.get(model.name)
-        ratio = ratios[model.name] if row_of else None
-        yield {
-            "part": given.part, "model": given.model, "method": row_of.name if row_of else "base",
-            "of": list(row_of.of) if row_of else [], "macs": spec.macs, "params": spec.params,
-            "file_bytes": min(file.stat().st_size for file in (model / "export").glob("*.onnx")),
-            "p50_ms": _middle([one.p50_ms for one in own]), "images_per_s": _middle([one.images_per_s for one in own]),
-            "memory_mib": _middle([one.memory_peak_mib for one in own if one.memory_peak_mib is not None]),
-            "ratio": 1.0 if ratio is None else ratio.ratio,
-            "interval": None if ratio is None else [ratio.low, ratio.high],
-            "figure": None if ratio is None else ratio.figure, "batch": given.batch,
-            "where": _where(runs[0], given.board),
-            "load_average": os.getloadavg()[0], **({"blocks_out": went[model.name]} if model.name in went else {}),
-        }  # fmt: skip
+    for batch in dict.fromkeys(run.batch for run in runs):
+        of_batch = [run for run in runs if run.batch == batch]
+        # A comparison names a model by its label and precision.
+        ratios = {one.after.partition(" ")[0]: one for one in decisive(compare_within(of_batch))}
+        for model in folders:
+            spec, own = edgevit.load(model).spec, [make_row(run) for run in of_batch if run.label == model.name]
+            row_of = made.get(model.name)
+            ratio = ratios[model.name] if row_of else None
+            yield {
+                "part": given.part, "model": given.model, "method": row_of.name if row_of else "base",
+                "of": list(row_of.of) if row_of else [], "macs": spec.macs, "params": spec.params,
+                "file_bytes": min(file.stat().st_size for file in (model / "export").glob("*.onnx")),
+                "p50_ms": _middle([one.p50_ms for one in own]),
+                "images_per_s": _middle([one.images_per_s for one in own]),
+                "memory_mib": _middle([one.memory_peak_mib for one in own if one.memory_peak_mib is not None]),
+                "ratio": 1.0 if ratio is None else ratio.ratio,
+                "interval": None if ratio is None else [ratio.low, ratio.high],
+                "figure": None if ratio is None else ratio.figure, "batch": batch,
+                "where": _where(runs[0], given.board),
+                "load_average": os.getloadavg()[0],
+                **({"blocks_out": went[model.name]} if model.name in went else {}),
+            }  # fmt: skip
+
+
+def derived(
+    start: Start, rows: Sequence[Wanted], given: argparse.Namespace, folder: Path
+) -> tuple[dict[str, Wanted], dict[str, list[int]]]:
+    """Derive and export the models, in so many processes as are asked for.
+
+    Returns:
+        what there is, in the order of the rows, by the name of its folder; and the blocks that are out of some.
+    """
+    due = {row.folder: row for row in rows}  # a budget of two rows is derived once
+    make = partial(_derive, start=start, given=given, folder=folder)
+    whole = [row for row in due.values() if not row.blocks_out]
+    if given.jobs > 1:
+        threads = max((os.cpu_count() or 1) // given.jobs, 1)
+        with ProcessPoolExecutor(given.jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+            met = list(pool.map(make, whole))
+    else:
+        met = [make(row) for row in whole]
+    there = {row.folder for row, done in zip(whole, met, strict=True) if done}
+    went = {}
+    for name, row in due.items():
+        if row.blocks_out:
+            of = replace(row, of=row.of[:1], blocks_out=0).folder
+            went[name] = cut_depth(folder / of, folder / "base", row.blocks_out, start, folder / name)
+            _ready(folder / name, given)
+    return {name: row for name, row in due.items() if name in there | went.keys()}, went
+
+
+def _derive(row: Wanted, *, start: Start, given: argparse.Namespace, folder: Path) -> bool:
+    """Whether the budget could be met."""
+    try:
+        edgevit.derive(
+            start.name, out=folder / row.folder, data=start.data, method=row.name, accept_weak_base=True,
+            cache=folder / "cache", training=Training(steps=0, device="auto", batch_size=16),
+            checkpoint=start.checkpoint, model_args=start.model_args, **start.more, **row.given,
+        )  # fmt: skip
+    except edgevit.errors.BudgetError as error:
+        print(f"{row.folder}: {error}", flush=True)
+        return False
+    _ready(folder / row.folder, given)
+    return True
 
 
 # -- depth -------------------------------------------------------------------------------------------------------------
@@ -204,9 +239,11 @@ def least_missed(model: Model, base: ModelSpec, images: Split, names: Sequence[s
     assert known is not None
     columns, batches = [known.index(name) for name in names], list(images.batches(32))
     out: list[int] = []
+    device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def top1(block: int) -> float:
-        return measure_accuracy(without_blocks(model, base, [*out, block]).network, batches, columns, names).top1
+        network = without_blocks(model, base, [*out, block]).network.to(device)
+        return measure_accuracy(lambda batch: network(batch.to(device)), batches, columns, names).top1
 
     for _ in range(count):
         left = [i for i in range(len(model.spec.blocks)) if i not in out]
@@ -237,7 +274,9 @@ def _ready(model: Path, given: argparse.Namespace) -> None:
     if given.board is None:
         edgevit.export(model, fp16=given.precision == "fp16", accuracy=False)
         return
-    edgevit.export(model, trt=True, board=given.board, engine=EngineOptions(batches=(1, given.batch, given.batch)))
+    edgevit.export(
+        model, trt=True, board=given.board, engine=EngineOptions(batches=(1, max(given.batch), max(given.batch)))
+    )
 
 
 def _middle(values: Sequence[float]) -> float | None:
@@ -268,10 +307,11 @@ def section(data: dict[str, Any] | None) -> str:
         return ""
     found = []
     for part, title in TITLES.items():
-        for model, where in sorted({(row["model"], row["where"]) for row in data["rows"] if row["part"] == part}):
-            rows = [r for r in data["rows"] if (r["part"], r["model"], r["where"]) == (part, model, where)]
+        for (model, where, batch), rows in sorted(
+            grouped(picked(data["rows"], part=part), "model", "where", "batch").items()
+        ):
             head = (
-                f"{model}, random weights, batch {rows[0]['batch']}, on {where}; in turns, load average up to "
+                f"{model}, random weights, batch {batch}, on {where}; in turns, load average up to "
                 f"{max(row['load_average'] for row in rows):.1f}. Latency as a share of the base's with its 95 % "
                 f"interval; memory is the process's peak of RAM. Published: {SOURCES[part]}, of a DeiT-Base, whatever "
                 "runtime and precision it was, as shares of its dense model." + (DEPTH if part == "depth" else "")
@@ -310,9 +350,10 @@ def main() -> None:
     where.add_argument("--board")
     where.add_argument("--provider", choices=PROVIDERS, help="what ONNX Runtime computes on, on this machine")
     parser.add_argument("--precision", choices=("fp32", "fp16"), help="of ONNX files; fp32, unless given")
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that derive and export; one measures")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     if given.board is None:

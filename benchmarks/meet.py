@@ -300,7 +300,7 @@ def here(model: str, shares: list[float], place: Place, repeats: int, done: list
                 data=start.data,
                 accept_weak_base=True,
                 place=place,
-                training=Training(steps=0, device="cpu", batch_size=16, seed=repeat),
+                training=Training(steps=0, device="auto" if place.provider else "cpu", batch_size=16, seed=repeat),
                 options=start.options,
                 cache=folder / "cache",
                 **opened,

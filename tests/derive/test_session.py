@@ -11,7 +11,7 @@ import pytest
 import torch
 from forks import in_two_processes
 from safetensors.torch import load_file
-from small_base import ARGS, assert_same_weights, derive, press_ctrl_c_in_step, write_checkpoint
+from small_base import ARGS, DEVICE, assert_same_weights, derive, press_ctrl_c_in_step, write_checkpoint
 
 import edgevit
 from edgevit.derive import opening
@@ -49,7 +49,10 @@ def test_an_interrupted_derivation_resumed_ends_in_the_same_weights(checkpoint, 
         lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
         return [{k: v for k, v in line.items() if k != "images_per_s"} for line in lines]
 
-    assert steps(whole.folder) == steps(resumed.folder)
+    lines = steps(resumed.folder)
+    if DEVICE != "cpu":  # which adds up in no fixed order
+        lines = [pytest.approx(line, rel=1e-3) for line in lines]
+    assert steps(whole.folder) == lines
 
 
 def test_micro_batches_match_one_batch(checkpoint, tmp_path):
@@ -63,7 +66,8 @@ def test_two_processes_match_one(checkpoint, tmp_path, image_folder, taught):
     options = {"teacher": "restricted", "token_weight": "0.1"} if taught else {}
     more = image_folder(tmp_path / "more", {"any": 40}) if taught else None
     start = {} if taught else {"derive_from": "finetuned", "base_steps": 3}
-    one = derive(checkpoint, tmp_path / "one", training={"lr": 1e-4}, options=options, unlabelled=more, **start)
+    on_cpu = {"lr": 1e-4, "device": "cpu"}
+    one = derive(checkpoint, tmp_path / "one", training=on_cpu, options=options, unlabelled=more, **start)
     arguments = [f"--model-arg={name}={value}" for name, value in ARGS.items()]
     launch = [
         # --multi_gpu means several processes here; with --device cpu they talk through gloo

@@ -23,15 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.derive import ranked
-from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.allocate.ranking import AttentionUnits
 from edgevit.derive.measure.importance import Scores, UnitScores, valued, weights_times_gradients
 from edgevit.derive.method import Method
 from edgevit.derive.problem import Derived, Problem
 from edgevit.derive.ranked import RankOptions
-from edgevit.derive.reach import Cuts
 from edgevit.errors import OptionError
 from edgevit.models.families import family_of
+from edgevit.train.settings import Training
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 
@@ -49,14 +48,13 @@ class Config(RankOptions):
         self.refuse_below_one("calibration_images")
 
 
-def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
-    """What may go.
+def check_training(config: Config, training: Training) -> None:
+    """Refuse to begin without the library.
 
     Raises:
         OptionError: torch-pruning is not installed.
     """
     _library()
-    return ranked.cuts(network, config, policy)
 
 
 def derive(problem: Problem, config: Config) -> Derived:
@@ -126,4 +124,6 @@ def _library() -> Any:
         ) from None
 
 
-METHOD = Method(Config, ranked.default_steps, derive, cuts=cuts, cuts_half_blocks=True)
+METHOD = Method(
+    Config, ranked.default_steps, derive, cuts=ranked.cuts, check_training=check_training, cuts_half_blocks=True
+)

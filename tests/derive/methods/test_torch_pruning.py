@@ -14,12 +14,17 @@ import torch_pruning
 from problems import untrained
 from torch import Tensor, nn
 
+import edgevit
 from edgevit.data.task import open_task
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.allocate.ranking import top
-from edgevit.derive.methods.torch_pruning import Config, cuts, derive, scores_of
+from edgevit.derive.in_a_row import settle_row
+from edgevit.derive.method import find_method
+from edgevit.derive.methods.torch_pruning import Config, derive, scores_of
+from edgevit.derive.steps import Step
 from edgevit.errors import OptionError
 from edgevit.models.checkpoint import describe
+from edgevit.progress import Silent
 
 MEASURES = {
     "taylor": torch_pruning.importance.GroupTaylorImportance,
@@ -101,12 +106,22 @@ def test_the_gradient_of_calibration_images_decides(small_vit: Callable[..., Any
     assert not any(kept["taylor"]) and all(kept["magnitude"])
 
 
-def test_the_library_is_asked_for_before_anything_is_measured(
+def test_the_library_is_asked_for_before_anything_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_pruning", None)
+    (tmp_path / "no_weights.safetensors").touch()
+    with pytest.raises(OptionError, match=r"not installed; try: pip install 'edgevit\[rivals\]', or --method taylor"):
+        edgevit.derive(
+            "deit_base_patch16_224", checkpoint=tmp_path / "no_weights.safetensors", data="digits", out=tmp_path / "m",
+            method="torch_pruning", rate=0.5,
+        )  # fmt: skip
+
+
+def test_without_the_library_other_methods_cut_behind_one_another_as_with_it(
     small_vit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch_pruning", None)
-    with pytest.raises(OptionError, match=r"not installed; try: pip install 'edgevit\[rivals\]', or --method taylor"):
-        cuts(small_vit(), Config(), make_policy("fused"))
+    row = [Step("forge", 0.5)], find_method("taylor"), {}, small_vit(), make_policy("fused")
+    assert not settle_row(*row, Silent())[0].options, "tokens may leave"
 
 
 def test_images_are_counted() -> None:
