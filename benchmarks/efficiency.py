@@ -307,18 +307,24 @@ def section(data: dict[str, Any] | None) -> str:
         return ""
     found = []
     for part, title in TITLES.items():
-        for (model, where, batch), rows in sorted(
-            grouped(picked(data["rows"], part=part), "model", "where", "batch").items()
-        ):
-            head = (
-                f"{model}, random weights, batch {batch}, on {where}; in turns, load average up to "
-                f"{max(row['load_average'] for row in rows):.1f}. Latency as a share of the base's with its 95 % "
-                f"interval; memory is the process's peak of RAM. Published: {SOURCES[part]}, of a DeiT-Base, whatever "
-                "runtime and precision it was, as shares of its dense model." + (DEPTH if part == "depth" else "")
-            )
-            lines = [_line(row, rows[0], PUBLISHED[part].values()) for row in rows]
+        sessions = grouped(picked(data["rows"], part=part), "model", "where", "batch")
+        if not sessions:
+            continue
+        head = (
+            "Random weights; in turns. Latency as a share of the base's with its 95 % interval, where there were "
+            f"rounds enough for one; memory is the process's peak of RAM. Published: {SOURCES[part]}, of a DeiT-Base, "
+            "whatever runtime and precision it was, as shares of its dense model." + (DEPTH if part == "depth" else "")
+        )
+        found.append(f"## {title}\n\n{chr(10).join(textwrap.wrap(head, 118))}\n")
+        for (model, where, batch), rows in sorted(sessions.items()):
+            load = max(row["load_average"] for row in rows)
             titles = ["", "MACs", "latency", "interval", "images/s", "memory, MiB", "file", *PUBLISHED[part]]
-            found.append(f"## {title}\n\n{chr(10).join(textwrap.wrap(head, 118))}\n\n" + table(titles, lines))
+            lines = [_line(row, rows[0], PUBLISHED[part].values()) for row in rows]
+            found += [
+                f"### {model}, batch {batch}, on {where}\n",
+                f"Load average up to {load:.1f}.\n",
+                table(titles, lines),
+            ]
     return "\n".join(found)
 
 

@@ -301,8 +301,25 @@ def forge() -> str:
         times = sum(run["cpu_s"] for run in runs) / runs[0]["cpu_s"]
         told += f"{len(runs)} budgets, each a command of its own, take {times:.1f} times the first's processor time.\n"
     head = ["stage", *(run["title"] for run in shown)]
-    parts = ["## Cost of forge's closed form\n", told, older.stages_told(runs), table(head, lines)]
+    parts = ["## Cost of forge's closed form\n", told, older.stages_told(runs), table(head, lines), forge_on_gpu()]
     return "\n".join(part for part in parts if part)
+
+
+def forge_on_gpu() -> str:
+    data = load("forge_cuda")
+    if data is None:
+        return ""
+    runs = data["runs"]
+    stages = dict.fromkeys(name for run in runs for name in run["seconds"])
+    lines = [[name, *(f"{run['seconds'].get(name, 0.0):.1f} s" for run in runs)] for name in stages]
+    lines.append(["the whole command", *(f"{run['wall_s']:.1f} s" for run in runs)])
+    lines.append(["peak memory, of the host", *(f"{run['peak_bytes'] / 1e9:.1f} GB" for run in runs)])
+    lines.append(["peak memory, of the GPU", *(f"{run['gpu_peak_bytes'] / 1e9:.1f} GB" for run in runs)])
+    told = (
+        f"The same on an {data['gpu']}, by the clock; {data['workers']} processes decode images. A forward pass of the "
+        f"calibration images alone: {data['forward_s']:.1f} s, in fp32.\n"
+    )
+    return "\n".join(["### On a GPU\n", told, table(["stage", *(run["title"] for run in runs)], lines)])
 
 
 def shapes() -> str:

@@ -30,6 +30,7 @@ WEAK = 0.3  # of a usual cost: how far what was not measured may be from the lin
 TO_DEVIATION = 1.4826  # of a normal distribution, times the median of the absolute deviations
 MEDIAN = 1.2533  # standard error of a median over that of a mean
 TURNS = 50  # iterations over the two axes, at the most
+FREE = 0.05  # of what a whole block takes: less from one size to the next is next to nothing
 LEAST = 1e-6  # of a cost, which is above 0
 DIGITS = 5  # of what is written
 
@@ -88,6 +89,25 @@ def _polished(table: Floats, base: int) -> tuple[Floats, Floats]:
 
 
 @dataclass(frozen=True)
+class Step:
+    """From one size to the next."""
+
+    told: str
+    is_seen: bool  # it takes more than its standard error
+    error: float  # that error, as a share of what a whole block takes
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether noise hides what it takes; if it takes nothing that counts, whatever noise there is, it does not."""
+        return not self.is_seen and self.error > FREE
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is certain that it takes next to nothing."""
+        return not self.is_seen and not self.is_hidden
+
+
+@dataclass(frozen=True)
 class FittedCosts:
     """The costs that a fit found, in ms or mJ."""
 
@@ -96,7 +116,7 @@ class FittedCosts:
     attention: dict[tuple[int, int], float]  # by heads and width: a full grid
     ffn: dict[int, float]  # by neurons
     noise: float  # median of the figures' relative standard errors
-    steps: tuple[tuple[str, bool], ...]  # from each size to the next, and whether that is within its standard error
+    steps: tuple[Step, ...]  # from each size to the next
 
     def predicted(self, stack: Stack) -> float:
         """What these say of a stack of sizes that are listed."""
@@ -184,7 +204,7 @@ def fit_costs(seen: Mapping[Stack, StackFigure]) -> FittedCosts:
         {size: rounded(cost) for size, cost in zip(places, grid.ravel(), strict=True)},
         {neurons: rounded(cost) for neurons, cost in zip(columns.neurons, ffn, strict=True)},
         rounded(float(np.median([figure.error for figure in seen.values()])), 2),
-        _steps(columns, found, covariance),
+        tuple(_steps(columns, found, covariance)),
     )
 
 
@@ -200,14 +220,15 @@ def solved(rows: Floats, targets: Floats, positive: Sequence[int]) -> tuple[Floa
     return np.asarray(found, np.float64), covariance
 
 
-def _steps(columns: _Columns, found: Floats, covariance: Floats) -> tuple[tuple[str, bool], ...]:
-    """Every step from one size to the next, and whether it is within its own standard error."""
-    steps = []
+def _steps(columns: _Columns, found: Floats, covariance: Floats) -> Iterator[Step]:
+    """Every step from one size to the next; a whole block is one of the largest sizes."""
+    h, w = columns.shape
+    block = found[columns.attention(h - 1, w - 1)] + found[-1] + found[1]
     for sizes, at, what in columns.lines():
         for a, b, i, j in zip(sizes, sizes[1:], at, at[1:], strict=False):
-            error = covariance[i, i] + covariance[j, j] - 2 * covariance[i, j]
-            steps.append((f"{a} to {b} {what}", bool((found[j] - found[i]) ** 2 < error)))
-    return tuple(steps)
+            error = float(np.sqrt(max(covariance[i, i] + covariance[j, j] - 2 * covariance[i, j], 0.0)))
+            share = error / block if block > 0 else np.inf
+            yield Step(f"{a} to {b} {what}", bool(abs(found[j] - found[i]) >= error), float(share))
 
 
 def _risen(grid: Floats) -> Floats:

@@ -174,12 +174,12 @@ def _fit(seen: Mapping[Stack, StackFigure]) -> _Found:
 
 
 def _judge(costs: FittedCosts, quantity: Measured, progress: Progress) -> None:
-    """Say where noise of milliseconds or of millijoules hides what sizes cost.
+    """Say where noise of milliseconds or of millijoules hides what sizes cost, and where they cost next to nothing.
 
     Raises:
-        UnfitBoardError: it hides nearly everything.
+        UnfitBoardError: noise hides nearly everything.
     """
-    hidden = [told for told, is_hidden in costs.steps if is_hidden]
+    hidden = [step.told for step in costs.steps if step.is_hidden]
     mend = "lock the clocks with --lock-clocks, close other programs, or measure more with `edgevit cost --rounds`"
     if len(hidden) > len(costs.steps) / 2:
         raise UnfitBoardError(
@@ -190,6 +190,12 @@ def _judge(costs: FittedCosts, quantity: Measured, progress: Progress) -> None:
         progress.warn(
             f"noise of {costs.noise:.1%} in {quantity} hides {len(hidden)} of {len(costs.steps)} steps from one size "
             f"to the next, such as {hidden[0]}; {mend}"
+        )
+    free = [step.told for step in costs.steps if step.is_free]
+    if len(free) > len(costs.steps) / 2:
+        progress.note(
+            f"{len(free)} of {len(costs.steps)} steps from one size to the next take next to nothing, such as "
+            f"{free[0]}: budgets in {quantity} are met here by fewer attentions and FFNs, hardly by narrower ones"
         )
 
 

@@ -69,10 +69,26 @@ def test_with_noise_costs_rise_with_size_and_the_base_is_as_good_as_the_noise(se
 
 def test_steps_that_noise_hides_are_named():
     clear = fit_costs({stack: StackFigure(f.value, 0.001) for stack, f in exact(GRID.coarse()).items()})
-    assert not any(hidden for _, hidden in clear.steps) and len(clear.steps) == 3 * 2 + 2 * 3 + 5
+    assert all(step.is_seen for step in clear.steps) and len(clear.steps) == 3 * 2 + 2 * 3 + 5
     noisy = fit_costs({stack: StackFigure(f.value, 0.2) for stack, f in exact(GRID.coarse()).items()})
-    hidden = [told for told, is_hidden in noisy.steps if is_hidden]
-    assert "16 to 40 width of 2 heads" in hidden and len(hidden) < len(noisy.steps), "small steps hide first"
+    unseen = [step.told for step in noisy.steps if not step.is_seen]
+    assert "16 to 40 width of 2 heads" in unseen and len(unseen) < len(noisy.steps), "small steps hide first"
+    hidden = [step.error for step in noisy.steps if step.is_hidden]
+    assert hidden and min(hidden) > 0.05, "what cannot take a twentieth of a block is not missed"
+
+
+def test_sizes_that_cost_nothing_are_told_apart_from_those_that_noise_hides():
+    """A GPU that one image is far from filling takes as long for narrow kernels as for wide ones."""
+    free = {stack: StackFigure(0.3 + stack.count * (0.1 * (stack.heads > 0) + 0.07 * (stack.neurons > 0)), 0.02)
+            for stack in GRID.coarse()}  # fmt: skip
+    random = np.random.default_rng(0)
+    shaken = {stack: StackFigure(f.value * (1 + 0.02 * random.standard_normal()), 0.02) for stack, f in free.items()}
+    for seen in (free, shaken):
+        steps = fit_costs(seen).steps
+        assert sum(step.is_free for step in steps) > len(steps) / 2 and not any(step.is_hidden for step in steps)
+        assert max(step.error for step in steps) < 0.05
+    unsure = fit_costs({stack: StackFigure(f.value, 0.3) for stack, f in free.items()}).steps
+    assert sum(step.is_hidden for step in unsure) > len(unsure) / 2 > sum(step.is_free for step in unsure)
 
 
 def samples(random, sessions=6, noise=0.01, disturbed=0.0):

@@ -25,10 +25,13 @@ pytestmark = pytest.mark.usefixtures("examined_once")
 
 class Warnings(Silent):
     def __init__(self):
-        self.seen = []
+        self.seen, self.noted = [], []
 
     def warn(self, text):
         self.seen.append(text)
+
+    def note(self, text):
+        self.noted.append(text)
 
 
 def test_every_term_is_found_and_nothing_is_measured_again(fill, tmp_path, where):
@@ -120,6 +123,18 @@ def test_noise_is_told_with_what_to_do_and_refused_where_it_hides_nearly_everyth
         match=r"noise of [\d.]+% in ms hides \d+ of \d+ .* more with `edgevit cost --rounds`",
     ):
         measured_table(fill(noise=3.0, energy=False), PLACE, points=0, folder=tmp_path)
+
+
+def test_sizes_that_cost_next_to_nothing_are_told_and_make_a_table(fill, tmp_path):
+    """A GPU that one image is far from filling: no noise is to blame that widths take no time."""
+    told = Warnings()
+    network = fill(noise=0.01, energy=False, per_width=1e-5)
+    table = measured_table(network, PLACE, points=0, folder=tmp_path, progress=told)
+    assert any("steps from one size to the next take next to nothing, such as" in text for text in told.noted)
+    assert told.seen == []
+    prices = table.in_quantity("ms")
+    assert prices.attention(0, 2, 32, 32) == pytest.approx(0.5, rel=0.1)
+    assert prices.ffn(0, 256) == pytest.approx(0.2, rel=0.1)
 
 
 def test_energy_is_refused_before_anything_is_measured_where_no_power_can_be_read(fill, tmp_path):

@@ -37,20 +37,20 @@ def here() -> Where:
         return PLACE.where(look(board, None, PLACE.conditions(), Silent()))
 
 
-def made_up(stack: Stack) -> float:
+def made_up(stack: Stack, per_width: float = 0.01) -> float:
     """Milliseconds of a stack; mJ are 1200 times that."""
     share = (stack.embed or ARGS["embed_dim"]) / ARGS["embed_dim"]
     given, before = 1.0, 0.0
     if stack.cut is not None:  # 0.1 for ranking 17 tokens
         given, before = stack.cut.tokens / 17, 0.6 + 0.01 * stack.cut.heads * stack.cut.width
-    attention = 0.5 + 0.01 * stack.heads * stack.width * share * given if stack.heads else 0
-    ffn = 0.2 + 0.01 * stack.neurons * share * given if stack.neurons else 0
+    attention = 0.5 + per_width * stack.heads * stack.width * share * given if stack.heads else 0
+    ffn = 0.2 + per_width * stack.neurons * share * given if stack.neurons else 0
     return 1 + share + before + stack.count * (attention + ffn - (0.05 if attention and ffn else 0))
 
 
 def fill(
     network: Any, where: Where, folder: Path | None, noise: float = 0.001, energy: bool = True,
-    sizes: Sequence[BlockDims] = SIZES, tokens: bool = False,
+    sizes: Sequence[BlockDims] = SIZES, tokens: bool = False, per_width: float = 0.01,
 ) -> None:  # fmt: skip
     """Keep five sessions of all that a table with these sizes is made of."""
     dims, counts = [b.dims for b in vit.read(network)], (8, 16)
@@ -60,7 +60,7 @@ def fill(
     runs = []
     for session in range(5):
         for stack in dict.fromkeys([*grid.coarse(), *rungs, *grid.at(sizes)]):
-            ms = made_up(stack) * np.exp(noise * random.standard_normal())
+            ms = made_up(stack, per_width) * np.exp(noise * random.standard_normal())
             power = watts(*(ms,) * 61) if energy else None  # 12 s for ten inferences
             latencies = (round(ms * 1e6),) * 10
             runs.append(
