@@ -150,7 +150,7 @@ def measured(start: Start, rows: Sequence[Wanted], given: argparse.Namespace, fo
     opened: dict[str, Any] = {"checkpoint": start.checkpoint, "model_args": start.model_args, **start.more}
     edgevit.base(start.name, out=folder / "base", data=start.data, **opened)
     _ready(folder / "base", given)
-    made, went = derived(start, rows, given, folder)
+    made, went = make_models(start, rows, given, folder)
     folders = [folder / name for name in ("base", *made)]
     how = edgevit.Conditions(
         batches=tuple(given.batch), threads=given.threads, samples=100, duration_s=1.0,
@@ -181,7 +181,7 @@ def measured(start: Start, rows: Sequence[Wanted], given: argparse.Namespace, fo
             }  # fmt: skip
 
 
-def derived(
+def make_models(
     start: Start, rows: Sequence[Wanted], given: argparse.Namespace, folder: Path
 ) -> tuple[dict[str, Wanted], dict[str, list[int]]]:
     """Derive and export the models, in so many processes as are asked for.

@@ -32,7 +32,7 @@ BY_PROTOCOL = {"Config", "Meter"}  # names of classes that every file of a folde
 FUNCTIONS_BY_PROTOCOL = {
     "every command, and the agent's program": {"main"},
     "every request": {"run"},
-    "every method (edgevit/derive/method.py)": {"derive", "default_steps", "cuts", "check_options"},
+    "every method (edgevit/derive/method.py)": {"derive", "default_steps", "cuts", "check_options", "check_training"},
     "every source of images": {"class_names", "matches", "open_source"},
     "every runner of the agent": {"open_runner", "open_profiler"},
     "every meter of the agent": {"why_not"},

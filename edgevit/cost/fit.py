@@ -89,7 +89,7 @@ def _polished(table: Floats, base: int) -> tuple[Floats, Floats]:
 
 
 @dataclass(frozen=True)
-class Step:
+class SizeStep:
     """From one size to the next."""
 
     told: str
@@ -116,7 +116,7 @@ class FittedCosts:
     attention: dict[tuple[int, int], float]  # by heads and width: a full grid
     ffn: dict[int, float]  # by neurons
     noise: float  # median of the figures' relative standard errors
-    steps: tuple[Step, ...]  # from each size to the next
+    steps: tuple[SizeStep, ...]  # from each size to the next
 
     def predicted(self, stack: Stack) -> float:
         """What these say of a stack of sizes that are listed."""
@@ -220,7 +220,7 @@ def solved(rows: Floats, targets: Floats, positive: Sequence[int]) -> tuple[Floa
     return np.asarray(found, np.float64), covariance
 
 
-def _steps(columns: _Columns, found: Floats, covariance: Floats) -> Iterator[Step]:
+def _steps(columns: _Columns, found: Floats, covariance: Floats) -> Iterator[SizeStep]:
     """Every step from one size to the next; a whole block is one of the largest sizes."""
     h, w = columns.shape
     block = found[columns.attention(h - 1, w - 1)] + found[-1] + found[1]
@@ -228,7 +228,7 @@ def _steps(columns: _Columns, found: Floats, covariance: Floats) -> Iterator[Ste
         for a, b, i, j in zip(sizes, sizes[1:], at, at[1:], strict=False):
             error = float(np.sqrt(max(covariance[i, i] + covariance[j, j] - 2 * covariance[i, j], 0.0)))
             share = error / block if block > 0 else np.inf
-            yield Step(f"{a} to {b} {what}", bool(abs(found[j] - found[i]) >= error), float(share))
+            yield SizeStep(f"{a} to {b} {what}", bool(abs(found[j] - found[i]) >= error), float(share))
 
 
 def _risen(grid: Floats) -> Floats:
