@@ -141,7 +141,7 @@ def check_accuracy(
     results = {}
     for precision in files:
         least = tolerances.agreement(precision)
-        if done - same[precision] > max(1, math.floor((1 - least) * done)):
+        if done - same[precision] > max(1, math.floor((1 - least) * done + 1e-9)):  # (1 - 0.9) * 50 is less than 5
             raise ExportError(
                 f"{precision} agrees with the model on {same[precision]} of {done} images, {least:.1%} is required; "
                 f"allow less with --min-agreement" + (", or try --no-fp16" if precision == "fp16" else "")

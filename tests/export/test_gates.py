@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -53,6 +54,23 @@ def test_files_that_classify_as_torch_does_pass_and_one_odd_image_may_differ(jud
 def test_a_file_that_classifies_otherwise_fails(judging: Judging) -> None:
     with pytest.raises(ExportError, match=r"fp16 agrees with the model on \d+ of \d+ images, 99\.0% is required"):
         check(judging, fp32=linear, fp16=lambda images: -linear(images))
+
+
+def test_a_file_that_agrees_on_just_the_share_that_is_required_passes(judging: Judging) -> None:
+    few = replace(judging, split=judging.split.subset(50))
+    seen: list[int] = []
+
+    def five_differ(images: torch.Tensor) -> torch.Tensor:
+        logits = linear(images)
+        for i in range(len(logits)):
+            seen.append(i)
+            if len(seen) <= 5:
+                logits[i] = -logits[i]
+        return logits
+
+    options = {"batch_size": 16, "workers": 0, "progress": Silent()}
+    checked = check_accuracy(linear, {"fp16": five_differ}, few, Tolerances(fp16_agreement=0.9), **options)
+    assert (checked.images, checked.files["fp16"].agreement) == (50, 0.9)
 
 
 def test_logits_that_are_no_numbers_fail() -> None:
