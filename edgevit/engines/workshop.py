@@ -231,8 +231,8 @@ class Workshop:
             said.append(f"TensorRT {version} (JetPack 5) fuses no attention on Orin; JetPack 6 and newer do")
         elif fused is not None and fused < expected:
             said.append(
-                f"TensorRT {version} fuses {fused} of {len(self.source.blocks)} attention blocks, where {expected} "
-                f"have dimensions that should fuse; the layers are listed beside the engine"
+                f"TensorRT {version} fuses {fused} of {sum(self.source.has_attention)} attention blocks, where "
+                f"{expected} have dimensions that should fuse; the layers are listed beside the engine"
             )
         return said
 
@@ -255,7 +255,7 @@ class Workshop:
             batches=self.batches,
             build_seconds=built["seconds"],
             optimization_level=self.options.optimization_level,
-            blocks=len(self.source.blocks),
+            blocks=sum(self.source.has_attention),
             fused_expected=self._expected_fused(rung),
             fused_proxy=report.fusion,
             accuracy=attempt.verdict.record(self.sample),

@@ -131,7 +131,7 @@ class EngineRecord:
     timing_cache: TimingCacheUse | None
     device_memory_bytes: int | None  # activations of one execution context
     fused: int | None  # attention blocks that run as one kernel, by the engine's own layer list
-    blocks: int
+    blocks: int  # that have an attention
     fused_expected: int | None  # None: not known for this compiler
     fused_proxy: Fusion | None  # the same as TensorRT-RTX saw it, from export.json
     accuracy: EngineAccuracy | None

@@ -18,7 +18,7 @@ import onnx
 import pytest
 from board_fixtures import Server, playing
 from places import STANDINS
-from small_models import write_derived
+from small_models import write_derived, write_halves
 
 from edgevit.board.connection import open_board
 from edgevit.board.facts import BoardFacts, examine
@@ -244,6 +244,11 @@ def test_older_releases_get_a_file_of_operators_that_they_know(
     report = json.loads((folder / "export" / "export.json").read_text())
     assert report["inputs"][0]["dtypes"][path.name] == "float32"
     assert build(folder, **ONE).path == record.path, "the export is still up to date with the file it gained"
+
+
+def test_blocks_without_an_attention_are_none_that_could_be_fused(tmp_path: Path, play: Callable[..., None]) -> None:
+    record = build(write_halves(tmp_path / "halves", depth=3), **ONE)
+    assert (record.fused, record.blocks, record.fused_expected) == (2, 2, 2)
 
 
 def test_a_missing_export_is_made_first_and_engines_outlive_a_new_one(folder: Path, play: Callable[..., None]) -> None:
