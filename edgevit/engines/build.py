@@ -56,7 +56,8 @@ def _key(report: ExportRecord, board: str, request: ExportRequest) -> str:
     asked = asdict(replace(request.engine, batches=batches_of(report, request.engine)))
     for name in ("rebuild", "timing_cache"):
         del asked[name]
-    data = request.data and str(request.data)
+    # In full, as images/ is another folder elsewhere.
+    data = request.data and str(Path(request.data).resolve() if Path(request.data).exists() else request.data)
     given = {"schema": ENGINE_KIND.schema, "board": board, "files": built_from, "data": data}
     return key_of({**given, **asked, "max_images": request.engine_images})
 

@@ -251,6 +251,25 @@ def test_blocks_without_an_attention_are_none_that_could_be_fused(tmp_path: Path
     assert (record.fused, record.blocks, record.fused_expected) == (2, 2, 2)
 
 
+def test_the_same_name_elsewhere_is_other_data_and_another_name_of_the_same_is_not(
+    folder: Path,
+    play: Callable[..., None],
+    image_folder: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for place in ("here", "there"):
+        for part in ("train", "val"):
+            image_folder(tmp_path / place / "images" / part, dict.fromkeys(("3", "5", "8"), 12))
+    monkeypatch.chdir(tmp_path / "here")
+    asked: dict[str, Any] = {**ONE, "drop": 1, "class_drop": 1, "agreement": 0}
+    first = build(folder, data="images", **asked)
+    assert build(folder, notes := Notes(), data=tmp_path / "here" / "images", **asked) == first and not notes.builds
+    monkeypatch.chdir(tmp_path / "there")
+    other = build(folder, notes := Notes(), data="images", **asked)
+    assert notes.builds == ["fp16"] and other.key != first.key
+
+
 def test_a_missing_export_is_made_first_and_engines_outlive_a_new_one(folder: Path, play: Callable[..., None]) -> None:
     shutil.rmtree(folder / "export")
     record = build(folder, batch=4, fp16=False)
