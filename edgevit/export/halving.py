@@ -87,7 +87,11 @@ def _wanted(node: ir.Node, index: int, island_of: _IslandOf) -> ir.DataType:
 
 
 def _rounded(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
-    return ir.Tensor(tensor.numpy().astype(np.float16), name=name)
+    values = tensor.numpy()
+    half = values.astype(np.float16)
+    if values.size == 1 and values.all() and not half.any():  # such as 1e-12, which keeps a divisor from being 0
+        half = np.copysign(np.finfo(np.float16).smallest_subnormal, half)
+    return ir.Tensor(half, name=name)
 
 
 def _halve_weight(graph: ir.Graph, value: ir.Value, island_of: _IslandOf) -> None:

@@ -95,6 +95,17 @@ def test_what_a_node_says_of_types_follows() -> None:
     assert run(halved(nodes=nodes), [1, 2, 3, 4]).tolist() == [[2, 4, 6, 8]]
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_number_that_keeps_a_divisor_from_being_zero_still_does(sign: int) -> None:
+    value = numpy_helper.from_array(np.array([sign * 1e-12], np.float32))
+    nodes = (
+        node("Constant", "", "c", "norm", value=value),
+        node("Add", "x c", "a", "norm"),
+        node("Div", "x a", "y", "norm"),
+    )
+    assert run(halved(nodes=nodes), [0, 2, -2, 0]).tolist() == [[0, 1, 1, 0]]
+
+
 def test_a_node_with_a_graph_of_its_own_is_refused() -> None:
     branch = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["inner"])], "branch", [],
