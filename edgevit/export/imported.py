@@ -16,7 +16,7 @@ from edgevit.errors import CheckpointError, ExportError, OptionError
 from edgevit.export.graph import save_graph
 from edgevit.export.halving import FLOAT, halve
 from edgevit.export.images import Subject
-from edgevit.export.precision import LARGEST, check_weights
+from edgevit.export.precision import LARGEST, WITHOUT, check_weights
 from edgevit.export.session import OnnxModel, largest_values
 from edgevit.export.source import Form, Predict, Source
 from edgevit.folder.export import ExportedModel, Padding, Range
@@ -82,7 +82,7 @@ class ImportedSource:
         model = ir.load(self.path)
         weights = {name: value for name, value in model.graph.initializers.items() if value.dtype == FLOAT}
         named = ((name, torch.tensor(v.const_value.numpy())) for name, v in weights.items() if v.const_value)
-        largest, subnormal, lost = check_weights(named)
+        largest, subnormal, lost = check_weights(named, WITHOUT)
         names = _measure_outputs(model.graph)
         seen = largest_values(ir.to_proto(model).SerializeToString(), self.path, images, self.document.batch)
         peaks = dict(zip(names, seen, strict=True))

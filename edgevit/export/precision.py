@@ -14,7 +14,8 @@ from edgevit.folder.export import Range
 LARGEST = torch.finfo(torch.float16).max  # 65504
 SMALLEST_NORMAL = torch.finfo(torch.float16).smallest_normal  # 6.1e-5; below it precision fades
 RMS_NORMS = (nn.RMSNorm, RmsNorm)
-INSTEAD = "derive the model again, or leave fp16 out with --no-fp16"
+WITHOUT = "leave fp16 out with --no-fp16"
+INSTEAD = f"derive the model again, or {WITHOUT}"
 
 
 def _largest(values: Tensor) -> float:
@@ -23,7 +24,7 @@ def _largest(values: Tensor) -> float:
     return float(torch.maximum(-low, high))
 
 
-def check_weights(weights: Iterable[tuple[str, Tensor]]) -> tuple[float, float, float]:
+def check_weights(weights: Iterable[tuple[str, Tensor]], instead: str = INSTEAD) -> tuple[float, float, float]:
     """The largest weight, the share of them that is subnormal in fp16, and the share that becomes zero.
 
     Raises:
@@ -33,7 +34,7 @@ def check_weights(weights: Iterable[tuple[str, Tensor]]) -> tuple[float, float, 
     largest = 0.0
     for name, weight in weights:
         if (peak := _largest(weight)) > LARGEST:
-            raise ExportError(f"{name} overflows fp16: {peak:.4g} seen, {LARGEST:.0f} is the largest; {INSTEAD}")
+            raise ExportError(f"{name} overflows fp16: {peak:.4g} seen, {LARGEST:.0f} is the largest; {instead}")
         largest = max(largest, peak)
         small = weight.detach()[weight.abs() < SMALLEST_NORMAL]
         total += weight.numel()

@@ -7,6 +7,7 @@ guessed: what none of them says is asked for by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import floor, nextafter
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,9 @@ def _geometry(config: Said) -> Said:
     if resized is None or final is None:
         return {}
     share = final[0] / resized[0]
-    if not 0 < share <= 1:
+    if floor(final[0] / share) < resized[0]:  # as timm resizes by it: 224 / (224 / 400) is less than 400
+        share = nextafter(share, 0)
+    if not 0 < share <= 1 or [floor(side / share) for side in final] != list(resized):
         return {}
     return {"input_size": [3, *final], "crop_pct": share, "crop_mode": "squash" if short is None else "center"}
 
@@ -115,6 +118,7 @@ def stated_preprocessing(file: Path, metadata: Mapping[str, str], given: Said) -
             f"nothing says how images are prepared for {file.name}: {', '.join(missing)} missing; give what it was "
             f"trained with, such as {' '.join(asked)}"
         )
-    checked = READER.checked({part: said[part] for part in PARTS}, Preprocessing, f"the preprocessing of {file.name}")
+    plain = {part: list(v) if isinstance(v := said[part], tuple) else v for part in PARTS}
+    checked = READER.checked(plain, Preprocessing, f"the preprocessing of {file.name}")
     plain = {part: getattr(checked, part) for part in PARTS}
     return {part: list(v) if isinstance(v, tuple) else v for part, v in plain.items()}, origin

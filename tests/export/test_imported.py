@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
 from foreign_onnx import PREPARED, write_vit
+from onnx import numpy_helper
 
 from edgevit.errors import CheckpointError, ExportError, OptionError
 from edgevit.export.imported import open_imported
@@ -40,6 +43,18 @@ def test_the_range_is_that_of_every_node(folder: Path) -> None:
     assert seen.activations_where.endswith("/Pow") and seen.activations_largest > 65504
     assert needs_fp32(seen, source.norms, source.blocks) == source.norms
     assert all(name.partition("/")[0] in source.norms for name in seen.overflowing)
+
+
+def test_a_weight_that_overflows_is_told_without_a_derivation_that_never_was(folder: Path, tmp_path: Path) -> None:
+    source = open_imported(folder)
+    model = onnx.load(source.path)
+    first = next(w for w in model.graph.initializer if w.data_type == onnx.TensorProto.FLOAT)
+    masked = numpy_helper.to_array(first).copy()
+    masked.flat[0] = np.finfo(np.float32).min
+    first.CopyFrom(numpy_helper.from_array(masked, first.name))
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ExportError, match=r"3\.403e\+38 seen, 65504 is the largest; leave fp16 out with --no-fp16$"):
+        replace(source, path=tmp_path / "m.onnx").check_range(torch.zeros(1, 3, 32, 32))
 
 
 def test_modules_stay_in_fp32_as_asked(folder: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,11 @@ def test_options_are_enough_and_the_crop_is_at_the_centre(tmp_path: Path) -> Non
     assert set(origin.values()) == {"given", "the usual"}
 
 
+def test_options_may_be_tuples_as_timm_has_them(tmp_path: Path) -> None:
+    tuples = {part: tuple(value) if isinstance(value, list) else value for part, value in GIVEN.items()}
+    assert stated(tmp_path, tuples)[0] == {**GIVEN, "crop_mode": "center"}
+
+
 def test_what_nobody_says_is_named_with_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(OptionError) as error:
         stated(tmp_path, {"mean": [0.5] * 3, "input_size": [3, 32, 32]})
@@ -58,6 +64,12 @@ def test_a_deit_of_transformers_resizes_to_more_and_crops_the_middle(tmp_path: P
     assert (said["crop_pct"], said["crop_mode"], said["interpolation"]) == (224 / 256, "squash", "bicubic")
 
 
+def test_rounding_costs_no_pixel_of_what_transformers_resizes_to(tmp_path: Path) -> None:
+    small = {**VIT, "size": {"height": 400, "width": 400}, "crop_size": 224, "do_center_crop": True}
+    said, _ = stated(tmp_path, preprocessor_config=small)
+    assert math.floor(224 / said["crop_pct"]) == 400
+
+
 def test_a_shortest_edge_keeps_proportions(tmp_path: Path) -> None:
     clip = {**VIT, "size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True}
     said, _ = stated(tmp_path, preprocessor_config=clip)
@@ -72,6 +84,7 @@ def test_a_shortest_edge_keeps_proportions(tmp_path: Path) -> None:
         ({"size": 224, "image_processor_type": "CLIPImageProcessor"}, "input_size"),
         ({"resample": 9}, "interpolation"),
         ({"do_resize": False}, "input_size"),
+        ({"size": {"height": 256, "width": 320}, "crop_size": 224, "do_center_crop": True}, "crop_pct"),
     ],
 )
 def test_what_timm_does_not_do_is_not_taken_for_something_else(
