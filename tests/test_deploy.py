@@ -351,15 +351,15 @@ BUILD = """
 import sys
 import tensorrt as trt
 
-onnx, engine = sys.argv[1:]
+onnx, engine = sys.argv[1:3]
 logger, kinds = trt.Logger(), trt.NetworkDefinitionCreationFlag
 flag = kinds.STRONGLY_TYPED if hasattr(kinds, "STRONGLY_TYPED") else kinds.EXPLICIT_BATCH
 builder = trt.Builder(logger)
 network = builder.create_network(1 << int(flag))
 assert trt.OnnxParser(network, logger).parse_from_file(onnx)
 images, config, profile = network.get_input(0), builder.create_builder_config(), builder.create_optimization_profile()
-one = (1, *images.shape[1:])
-profile.set_shape(images.name, one, one, one)
+least = (int(sys.argv[3]), *images.shape[1:])
+profile.set_shape(images.name, least, least, least)
 config.add_optimization_profile(profile)
 open(engine, "wb").write(builder.build_serialized_network(network, config))
 """
@@ -377,18 +377,25 @@ def standin_board(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("release", "file"),
-    [("8.5.2", "opset16.onnx"), ("10.3.0", "export/model.fp16.onnx"), ("11.1", "export/model.fp16.onnx")],
+    ("release", "file", "least"),
+    [
+        ("8.5.2", "opset16.onnx", 4),
+        ("10.3.0", "export/model.fp16.onnx", 1),
+        ("11.1", "export/model.fp16.onnx", 2),
+    ],
 )
 def test_an_engine_gives_the_classes_of_the_onnx_file(
-    exported: Path, pictures: Path, by_onnx: dict[str, str], standin_board: dict[str, str], release: str, file: str
-) -> None:
+    exported: Path, pictures: Path, by_onnx: dict[str, str], standin_board: dict[str, str], release: str, file: str,
+    least: int,
+) -> None:  # fmt: skip
     environment = {**standin_board, "STANDIN_TENSORRT": release}
     engine = exported / "export" / "engines" / release / "0.engine"
     engine.parent.mkdir(parents=True)
     try:
         subprocess.run(
-            [sys.executable, "-c", BUILD, exported / file, engine], env={**os.environ, **environment}, check=True
+            [sys.executable, "-c", BUILD, exported / file, engine, str(least)],
+            env={**os.environ, **environment},
+            check=True,
         )
         done = run_classify(exported / "export", *by_onnx, **environment)
         assert predictions(done) == by_onnx
@@ -491,6 +498,15 @@ def torch_images(file: str, settings: dict[str, Any]) -> Any:
     return torch.from_numpy(classify.preprocess(Image.open(file), settings))
 
 
+@pytest.mark.parametrize(("package", "mend"), [("tensorrt", "or --onnx"), ("onnxruntime", "pip install onnxruntime")])
+def test_the_example_says_which_package_it_needs(exported: Path, tmp_path: Path, package: str, mend: str) -> None:
+    (tmp_path / f"{package}.py").write_text(f"raise ImportError('no {package} here')")
+    choice = ["--engine", tmp_path / "0.engine"] if package == "tensorrt" else []
+    refused = run_classify(exported / "export", *choice, "x.png", PYTHONPATH=str(tmp_path))
+    assert refused.returncode == 1 and refused.stderr.count("\n") == 1
+    assert f"(no {package} here)" in refused.stderr and mend in refused.stderr
+
+
 def test_the_example_says_what_it_lacks(exported: Path, tmp_path: Path) -> None:
     assert "no export.json in" in run_classify(tmp_path, "x.png").stderr
     assert "give images, or --camera" in run_classify(exported / "export").stderr
@@ -547,7 +563,7 @@ def run_cpp(program: Path, tmp_path: Path) -> Cpp:
 
 @pytest.mark.parametrize("size", [(40, 48), (90, 61), (32, 32), (20, 27)], ids=str)
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-@pytest.mark.parametrize(("batch", "dtype"), [(-1, "float"), (1, "half"), (4, "float")])
+@pytest.mark.parametrize(("batch", "dtype"), [(-1, "float"), (1, "half"), (4, "float"), (-4, "float")])
 def test_the_cpp_program_makes_the_same_input_as_the_python_one(
     run_cpp: Cpp, size: tuple[int, int], interpolation: str, batch: int, dtype: str
 ) -> None:

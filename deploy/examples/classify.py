@@ -17,6 +17,7 @@ import argparse
 import ctypes
 import json
 import math
+import shlex
 import sys
 from pathlib import Path
 from typing import Any, Iterator
@@ -120,8 +121,10 @@ class Engine:
     """A TensorRT engine with one input and one output, run one image at a time."""
 
     def __init__(self, path: Path) -> None:
-        import tensorrt as trt
-
+        try:
+            import tensorrt as trt
+        except ImportError as error:
+            sys.exit(f"{path} needs TensorRT, and this Python has none ({error}); use the board's own, or --onnx")
         self.logger = trt.Logger(trt.Logger.WARNING)
         self.runtime = trt.Runtime(self.logger)
         self.engine = self.runtime.deserialize_cuda_engine(path.read_bytes())
@@ -134,8 +137,8 @@ class Engine:
         names = [self.engine.get_tensor_name(i) for i in range(self.engine.num_io_tensors)]
         self.input, self.output = sorted(names, key=lambda n: self.engine.get_tensor_mode(n) != trt.TensorIOMode.INPUT)
         shape = tuple(self.engine.get_tensor_shape(self.input))
-        if shape[0] < 0:  # any number of images: one
-            shape = (1, *shape[1:])
+        if shape[0] < 0:  # any number of images: the fewest that it takes, of which the first is ours
+            shape = tuple(self.engine.get_tensor_profile_shape(self.input, 0)[0])
             self.context.set_input_shape(self.input, shape)
         self.images = np.zeros(shape, dtypes[self.engine.get_tensor_dtype(self.input)])
         outputs = tuple(self.engine.get_tensor_shape(self.output))[1:]
@@ -164,8 +167,10 @@ class Onnx:
     """The ONNX file, by ONNX Runtime on the GPU where it can, else on the CPU."""
 
     def __init__(self, path: Path) -> None:
-        import onnxruntime
-
+        try:
+            import onnxruntime
+        except ImportError as error:
+            sys.exit(f"{path} needs ONNX Runtime, and this Python has none ({error}); try: pip install onnxruntime")
         there = onnxruntime.get_available_providers()
         providers = [name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in there]
         self.session = onnxruntime.InferenceSession(str(path), providers=providers)
@@ -186,7 +191,7 @@ def open_model(folder: Path, engine: Path | None, onnx: bool) -> Engine | Onnx:
     if onnx or not found:
         return Onnx(folder / "model.fp32.onnx")
     if len(found) > 1:
-        sys.exit("several engines; choose one:\n" + "\n".join(f"  --engine {path}" for path in found))
+        sys.exit("several engines; choose one:\n" + "\n".join(f"  --engine {shlex.quote(str(path))}" for path in found))
     return Engine(found[0])
 
 

@@ -222,9 +222,9 @@ public:
             (isInput ? inputName : outputName) = name;
         }
         auto shape = engine->getTensorShape(inputName.c_str());
-        if (shape.d[0] < 0) {  // any number of images: one
-            shape.d[0] = 1;
-            if (!context->setInputShape(inputName.c_str(), shape)) throw std::runtime_error("it takes no single image");
+        if (shape.d[0] < 0) {  // any number of images: the fewest that it takes, of which the first is ours
+            shape = engine->getProfileShape(inputName.c_str(), 0, nvinfer1::OptProfileSelector::kMIN);
+            if (!context->setInputShape(inputName.c_str(), shape)) throw std::runtime_error("it refuses its own shape");
         }
         check(cudaStreamCreate(&stream));
         input = std::make_unique<Tensor>(*engine, *context, inputName.c_str());

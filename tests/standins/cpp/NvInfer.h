@@ -1,6 +1,6 @@
 // A stand-in for TensorRT's C++ API: what deploy/examples/cpp uses of it, declared as NvInferRuntime.h does from 8.5 to
 // 11 (64-bit dimensions since 10). Nothing here is TensorRT: an "engine" is the text `standin BATCH SIZE OUTPUTS TYPE`,
-// and output i of its network is the value that stands i/OUTPUTS of the way into the image. STANDIN_TENSORRT_FAULT as that
+// where a BATCH of -4 is any of 4 and more, and output i of its network is the value that stands i/OUTPUTS of the way into the image. STANDIN_TENSORRT_FAULT as that
 // in Python: no-context.
 #pragma once
 #include <cstddef>
@@ -17,6 +17,7 @@ namespace nvinfer1 {
 
 using AsciiChar = char;
 enum class DataType : int32_t { kFLOAT = 0, kHALF = 1, kINT8 = 2, kINT32 = 3 };
+enum class OptProfileSelector : int32_t { kMIN = 0, kOPT = 1, kMAX = 2 };
 enum class TensorIOMode : int32_t { kNONE = 0, kINPUT = 1, kOUTPUT = 2 };
 
 class Dims64 {
@@ -43,12 +44,14 @@ class IExecutionContext {
 public:
     explicit IExecutionContext(StandinNetwork const& network) : network(network) {}
     bool setInputShape(char const* tensorName, Dims const& dims) noexcept {
+        if (network.batch < 0 && dims.d[0] < -network.batch) return false;
         network.batch = dims.d[0];
         return std::string("images") == tensorName && dims.nbDims == 4 && dims.d[2] == network.size;
     }
     Dims getTensorShape(char const* tensorName) const noexcept {
-        if (std::string("images") == tensorName) return {4, {network.batch, 3, network.size, network.size}};
-        return {2, {network.batch, network.outputs}};
+        int64_t const batch = network.batch < 0 ? -1 : network.batch;
+        if (std::string("images") == tensorName) return {4, {batch, 3, network.size, network.size}};
+        return {2, {batch, network.outputs}};
     }
     bool setTensorAddress(char const* tensorName, void* data) noexcept {
         (std::string("images") == tensorName ? images : logits) = data;
@@ -80,6 +83,9 @@ public:
     DataType getTensorDataType(char const*) const noexcept { return network.type; }
     Dims getTensorShape(char const* tensorName) const noexcept {
         return IExecutionContext(network).getTensorShape(tensorName);
+    }
+    Dims getProfileShape(char const*, int32_t, OptProfileSelector) const noexcept {
+        return {4, {-network.batch, 3, network.size, network.size}};
     }
     IExecutionContext* createExecutionContext() noexcept {
         char const* fault = std::getenv("STANDIN_TENSORRT_FAULT");
