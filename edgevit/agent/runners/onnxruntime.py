@@ -149,6 +149,7 @@ def _open_session(
     import onnxruntime as ort
     from onnxruntime.capi.onnxruntime_pybind11_state import (
         Fail,
+        InvalidArgument,
         InvalidGraph,
         InvalidProtobuf,
         NotImplemented,
@@ -176,7 +177,7 @@ def _open_session(
         raise RunnerError(
             "ONNX Runtime cannot load it: it is no ONNX file, or a part of one; try exporting it again"
         ) from error
-    except (Fail, InvalidGraph, NotImplemented, RuntimeException) as error:
+    except (Fail, InvalidArgument, InvalidGraph, NotImplemented, RuntimeException) as error:
         reason = str(error).rpartition(" : ")[2].splitlines()[0]
         raise RunnerError(f"ONNX Runtime cannot load it: {reason}; try exporting it again") from error
     # ONNX Runtime lists providers it has no driver for, and then runs on the CPU without an error.
