@@ -42,10 +42,12 @@ def batches_of(report: ExportRecord, options: EngineOptions) -> tuple[int, int, 
     Raises:
         OptionError: others were asked for than such an export has.
     """
+    least, chosen, most = options.batches  # a list, where a file or a program gives one
+    asked = (least, chosen, most)
     if report.batch == "dynamic":
-        return options.batches
+        return asked
     fixed = (report.batch, report.batch, report.batch)
-    if options.batches not in (fixed, EngineOptions.batches):
+    if asked not in (fixed, EngineOptions.batches):
         raise OptionError(
             f"--batches {','.join(map(str, options.batches))} is for files of any batch, and these have a fixed batch "
             f"of {report.batch}; leave it out, or export with --batch dynamic"

@@ -1,16 +1,26 @@
-"""What is said of the board that an engine was made on; tests/engines/test_build.py makes engines."""
+"""What is said of an engine's batches and of the board it was made on; tests/engines/test_build.py makes engines."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from some_engines import facts
 
-from edgevit.engines.workshop import board_in_short, mode_name, tidied
+from edgevit.engines.options import EngineOptions
+from edgevit.engines.workshop import batches_of, board_in_short, mode_name, tidied
 from edgevit.errors import AgentError, BoardError, ConnectionLostError, EngineError, Interrupted
 
 CUDA = {"runtime": "12.6", "device": "Orin", "sms": 8, "capability": "8.7"}
+
+
+@pytest.mark.parametrize("batch", ["dynamic", 4])
+def test_batches_may_be_a_list(batch: Any) -> None:
+    exported: Any = SimpleNamespace(batch=batch)
+    given: Any = [4, 4, 4]
+    assert batches_of(exported, EngineOptions(batches=given)) == (4, 4, 4)
 
 
 def test_a_board_in_short_is_what_decides_how_fast_an_engine_is() -> None:
