@@ -498,10 +498,13 @@ def torch_images(file: str, settings: dict[str, Any]) -> Any:
     return torch.from_numpy(classify.preprocess(Image.open(file), settings))
 
 
-@pytest.mark.parametrize(("package", "mend"), [("tensorrt", "or --onnx"), ("onnxruntime", "pip install onnxruntime")])
+@pytest.mark.parametrize(
+    ("package", "mend"),
+    [("tensorrt", "or --onnx"), ("onnxruntime", "pip install onnxruntime"), ("cv2", "apt install python3-opencv")],
+)
 def test_the_example_says_which_package_it_needs(exported: Path, tmp_path: Path, package: str, mend: str) -> None:
     (tmp_path / f"{package}.py").write_text(f"raise ImportError('no {package} here')")
-    choice = ["--engine", tmp_path / "0.engine"] if package == "tensorrt" else []
+    choice = {"tensorrt": ["--engine", tmp_path / "0.engine"], "cv2": ["--camera", "0"]}.get(package, [])
     refused = run_classify(exported / "export", *choice, "x.png", PYTHONPATH=str(tmp_path))
     assert refused.returncode == 1 and refused.stderr.count("\n") == 1
     assert f"(no {package} here)" in refused.stderr and mend in refused.stderr

@@ -221,8 +221,10 @@ def score(logits: np.ndarray, classes: list[dict[str, Any]]) -> float:
 
 
 def frames(camera: str, count: int | None) -> Iterator[tuple[str, Image.Image]]:
-    import cv2
-
+    try:
+        import cv2
+    except ImportError as error:
+        sys.exit(f"a camera needs OpenCV, and this Python has none ({error}); try: sudo apt install python3-opencv")
     if camera == "csi":
         source = cv2.VideoCapture(CSI, cv2.CAP_GSTREAMER)
     else:

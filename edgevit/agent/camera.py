@@ -44,13 +44,16 @@ class Camera:
 
     def decode(self, count: int) -> list[Any]:
         """The next pictures, in RGB."""
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
 
+        unreadable = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # as Pillow says it
         pictures = []
         for path, content in islice(self._encoded, count):
             try:
                 pictures.append(Image.open(io.BytesIO(content)).convert("RGB"))
-            except OSError as error:  # what Pillow raises for what it cannot read
+            except UnidentifiedImageError as error:  # whose own text names the memory that it was read from
+                raise RunnerError(f"{path} is no picture that Pillow can decode") from error
+            except unreadable as error:
                 raise RunnerError(f"{path} is no picture that Pillow can decode ({error})") from error
         return pictures
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +63,15 @@ def test_what_is_missing_or_no_picture_is_named(
     pictures: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bad.jpg").write_bytes(b"no picture")
-    with pytest.raises(RunnerError, match=r"bad\.jpg is no picture that Pillow can decode"):
+    with pytest.raises(RunnerError, match=r"bad\.jpg is no picture that Pillow can decode$"):
         Camera([str(tmp_path / "bad.jpg")], SETTINGS).decode(1)
+    content = Path(pictures[1]).read_bytes()
+    (tmp_path / "cut.png").write_bytes(content[: len(content) // 2])
+    empty = b"\0\0\0\0IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+    (tmp_path / "bad.png").write_bytes(content[:33] + empty + b"!" * 40)  # of which Pillow raises SyntaxError
+    for name in ("cut.png", "bad.png"):
+        with pytest.raises(RunnerError, match=rf"{name} is no picture that Pillow can decode \(.+\)"):
+            Camera([str(tmp_path / name)], SETTINGS).decode(1)
     with pytest.raises(RunnerError, match=r"cannot read .*none\.jpg \(No such file"):
         Camera([str(tmp_path / "none.jpg")], SETTINGS)
     monkeypatch.setitem(sys.modules, "PIL", None)
