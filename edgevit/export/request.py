@@ -43,7 +43,7 @@ def read_batch(text: str, _: Mapping[str, Any]) -> Batch:
 
 def read_size(text: str, _: Mapping[str, Any]) -> tuple[int, int, int]:
     """Read channels, height and width."""
-    parts = text.lower().split("x")
+    parts = text.lower().replace(",", "x").split("x")  # commas, where it is a list in a file
     if len(parts) != 3 or not all(part.isdecimal() and int(part) for part in parts):
         raise OptionError(f"--input-size {text} is not channels, height and width; try 3x224x224")
     channels, height, width = map(int, parts)

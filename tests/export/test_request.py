@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgevit.errors import CheckpointError, EdgeVitError, OptionError, UnknownNameError
-from edgevit.export.request import FilesRequest, JudgeRequest, check_judging
+from edgevit.export.request import FilesRequest, JudgeRequest, check_judging, read_size
 
 FINE: dict[str, Any] = {"part": "test", "max_images": None, "batch_size": 32, "device": "cpu"}
 
@@ -26,6 +26,11 @@ def test_a_way_to_judge_that_cannot_be_is_refused(changed: Any, error: type[Edge
     check_judging("digits", "3,5", **FINE)
     with pytest.raises(error, match=said):
         check_judging("digits", "3,5", **{**FINE, **changed})
+
+
+@pytest.mark.parametrize("text", ["3x224x192", "3X224X192", "3,224,192"])
+def test_a_size_is_read_as_it_is_typed_or_from_a_list_in_a_file(text: str) -> None:
+    assert read_size(text, {}) == (3, 224, 192)
 
 
 def test_an_onnx_file_brings_its_own_weights(tmp_path: Path) -> None:
