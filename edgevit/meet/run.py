@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 ROUNDS = "rounds.json"
 BASE = "base"
+KEPT = "kept"  # the folder of the model that is kept, which may have any name
 NEXT_TO_NOTHING = 1e-9  # ms or mJ: a limit that no plan keeps, so that the refusal says what the cheapest takes
 
 
@@ -301,7 +302,7 @@ class _One:
         number = found.searches.best
         assert number is not None
         best = found.searches.each[0].rounds[number]
-        out = shop.folder / self.request.out.name
+        out = shop.folder / KEPT / self.request.out.name
         self.progress.note(f"round {number + 1} is kept: derived as asked, and measured again")
         with watch.stage("derivation"):
             if not out.is_dir():

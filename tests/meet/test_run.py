@@ -339,6 +339,15 @@ def test_a_verification_above_the_budget_is_told_with_the_least_that_a_plan_take
     assert met.ended.startswith("measured once more, the plan that is kept takes more than in its round; by the")
 
 
+@pytest.mark.parametrize("name", ["base", "rounds"])
+def test_a_model_may_be_called_as_a_folder_of_the_search_is(
+    name: str, asked: dict[str, Any], tmp_path: Path, computed: Computed
+) -> None:
+    (made,) = edgevit.meet(NAME, ms=5.0, out=tmp_path / name, **asked)
+    assert made.record.met is not None and made.record.met.outcome == "met" and made.folder == tmp_path / name
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
 def test_a_model_above_the_budget_is_told_with_the_least_that_a_plan_takes_and_exit_code_3(
     asked: dict[str, Any], typed: list[object], tmp_path: Path, computed: Computed, edgevit_main: Any,
     monkeypatch: pytest.MonkeyPatch,
