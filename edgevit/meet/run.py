@@ -334,13 +334,8 @@ class _One:
         """Of one board."""
         search, costs, measuring = found.searches.each[board], self.costs[board], shop.measuring[board]
         factors = search.factors(costs.table.in_quantity(shop.quantity))
-        kept = found.searches.best
-        why = found.why
-        if kept is not None and search.holds(search.rounds[kept].measured) and not search.holds(verified):
-            why = "measured once more, the plan that is kept takes more than in its round"
-        elif why is None and search.outcome(verified) != "met":
-            why = "all rounds were used up"
         clock, base_clock = measuring.clock or (None, None)
+        why = _why(board, found, verified)
         told = (why, None if search.holds(verified) else self._least_told(board, factors, shop))
         return MetRecord(
             quantity=shop.quantity,
@@ -370,6 +365,22 @@ class _One:
                 least = f"{error.least:.4g} {UNITS[shop.quantity]}{error.made_of and f' ({error.made_of})'}"
                 return f"by the corrected table no plan in shape {self.request.shape!r} takes less than {least}"
         return None
+
+
+def _why(board: int, found: SearchOutcome, verified: MeasuredFigure) -> str | None:
+    """Why a board's budget is not met by what was verified, or the search ended; None: it is met."""
+    search, judged, kept = found.searches.each[board], found.search, found.searches.best
+    assert kept is not None
+    in_round = search.rounds[kept].measured
+    if search.holds(in_round) and not search.holds(verified):
+        return "measured once more, the plan that is kept takes more than in its round"
+    if found.why is not None or search.outcome(verified) == "met":
+        return found.why
+    if not judged.is_sure(judged.rounds[kept].measured):
+        return "all rounds were used up"
+    if search.is_met(in_round):
+        return "measured once more, the plan that is kept takes less than in its round"
+    return "the other board decides"
 
 
 def _quantity(budget: Budget) -> Quantity:

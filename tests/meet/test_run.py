@@ -348,6 +348,22 @@ def test_a_model_may_be_called_as_a_folder_of_the_search_is(
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
+def test_a_verification_below_the_window_is_told_as_that(
+    asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = computed.measure
+
+    def faster(base: Path, model: Path) -> MeasuredFigure:
+        seen = measure(base, model)
+        return MeasuredFigure(seen.value * 0.95, seen.low, seen.high, 8) if model.name == "t" else seen
+
+    monkeypatch.setattr(computed, "measure", faster)
+    (made,) = edgevit.meet(NAME, ms=5.0, out=tmp_path / "t", **asked)
+    met = made.record.met
+    assert met is not None and met.outcome == "under" and len(met.rounds) < rounds.MOST
+    assert met.ended == "measured once more, the plan that is kept takes less than in its round"
+
+
 def test_a_model_above_the_budget_is_told_with_the_least_that_a_plan_takes_and_exit_code_3(
     asked: dict[str, Any], typed: list[object], tmp_path: Path, computed: Computed, edgevit_main: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -484,6 +500,7 @@ class TestOnTwoBoards:
         assert "--ms 11: on nx the base itself takes 10.01 ms; the other board decides" in Notes.notes
         met = made.record.met
         assert met is not None and (met.outcome, met.beside[0].outcome) == ("under", "met")
+        assert (met.ended, met.beside[0].ended) == ("the other board decides", None)
         told = next(note for note in Notes.notes if note.startswith("round 1: on nx "))
         assert "; on nano " in told and "the budget of 11 ms" in told
         with pytest.raises(OptionError, match=r"--ms 26 is not below the base's 25\.01 ms"):
