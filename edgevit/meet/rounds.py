@@ -234,8 +234,13 @@ class Search:
         return len({one.measured.value > AIM * self.budget for one in self.rounds}) == 2
 
     def factors(self, prices: Prices) -> Terms:
-        """What corrects these prices by what was measured in all rounds, and for earlier budgets."""
-        return correct([(one.shape.terms(prices), one.measured) for one in (*self.earlier, *self.rounds)])
+        """What corrects these prices by what was measured in all rounds, and for earlier budgets.
+
+        Attentions may turn out cheaper, and what a block saves beyond its sites larger: by so much that it still takes
+        no less than its FFN.
+        """
+        found = correct([(one.shape.terms(prices), one.measured) for one in (*self.earlier, *self.rounds)])
+        return replace(found, block=min(found.block, found.attention / prices.saved)) if prices.saved else found
 
     @property
     def limit(self) -> float:

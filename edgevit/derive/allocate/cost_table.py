@@ -225,8 +225,7 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
     ) -> CostTable:
         """The same table with each of its terms multiplied, in every quantity.
 
-        Raises:
-            CostTableError: the factors make something cost less than nothing.
+        What a block saves beyond the sum of its sites grows to what its smallest attention takes, and no further.
         """
         content = self.content()
         content["schema"] = max(content["schema"], 2)  # which block_ms is of
@@ -234,10 +233,11 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
         for quantity, costs_at in product(self.quantities, widths):
             costs_at[f"fixed_{quantity}"] *= fixed
             for listed in costs_at["blocks"]:
-                listed[f"block_{quantity}"] = (listed.get(f"block_{quantity}") or 0.0) * block
                 for factor, costs in ((attention, listed["attention"]), (ffn, listed["ffn"])):
                     for cost in costs:
                         cost[quantity] *= factor
+                least = min(cost[quantity] for cost in listed["attention"])
+                listed[f"block_{quantity}"] = max((listed.get(f"block_{quantity}") or 0.0) * block, -least)
         for quantity, listed in product(self.quantities, content.get("fewer_tokens", ())):
             listed[f"cut_{quantity}"] = (listed.get(f"cut_{quantity}") or 0.0) * attention
             for factor, law in ((attention, listed["attention"]), (ffn, listed["ffn"])):

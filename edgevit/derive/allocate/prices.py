@@ -166,6 +166,15 @@ class Prices:
         """The narrowest and the widest embedding of which anything is known."""
         return self.narrower[-1].embed if self.narrower else self.embed, self.embed
 
+    @property
+    def saved(self) -> float:
+        """What a block takes less than its sites do by themselves, as a share of its smallest attention, at most; or 0.
+
+        It is never more than all of that: no block takes less than its FFN.
+        """
+        blocks = [block for prices in (self, *self.narrower) for block in prices.blocks]
+        return max(0.0, *(-block.together / float(block.attentions.min()) for block in blocks))
+
     def at(self, embed: int, tokens: int | None = None) -> Prices:
         """The prices of an embedding of this width, and of blocks that are given so many tokens; None: all.
 

@@ -213,8 +213,8 @@ def test_a_corrected_table_has_each_term_multiplied_and_is_otherwise_the_same():
         assert now.attention(1, 2, 20, 24) == pytest.approx(3 * was.attention(1, 2, 20, 24))
         assert now.ffn(0, 100) == pytest.approx(0.5 * was.ffn(0, 100))
     assert t.corrected() == t and other.where == t.where and other.record() != t.record()
-    with pytest.raises(CostTableError, match="the corrected cost table is wrong: block 0 has -200 as block_ms"):
-        t.corrected(block=10_000)
+    saving = t.corrected(attention=0.5, block=10_000).in_quantity("ms")
+    assert saving.together(0) == -saving.attention(0, 1, 16, 16), "no block takes less than its FFN"
 
 
 def test_a_table_of_the_first_schema_is_corrected_too(table):
