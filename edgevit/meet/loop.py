@@ -156,8 +156,15 @@ class _Step:
         return tuple(least if i == error.board else limit for i, limit in enumerate(limits))
 
     def grown(self) -> _Next | None:
-        """What the largest plan within the budget grows to; None: there is none, or no step of it fits in."""
-        return self._near(growth(self.searches, self.prices))
+        """What the largest plan within the budget grows to; None: there is none, or no step of it fits in.
+
+        Its cost by the corrected table may itself be above what is left: with fewer tokens factors of the terms are
+        near what they do to a table, and not that.
+        """
+        try:
+            return self._near(growth(self.searches, self.prices))
+        except LimitError:
+            return None
 
     def shrunk(self) -> _Next | None:
         """What a plan just above the budget shrinks to; None: there is none, or it cannot shrink so far."""

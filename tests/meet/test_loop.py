@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any, ClassVar
 
@@ -122,6 +123,58 @@ def test_no_plan_is_tried_that_contains_one_that_takes_too_much() -> None:
     found = search_plans(searches, bench).search
     assert not any(one.shape.contains(over.shape) for one in found.rounds[2:])
     assert found.best is not None and found.outcome(found.best.measured) == "met"
+
+
+class _Cut:
+    """Blocks that are given few tokens, and there save as much beyond their sites as their smallest attention takes."""
+
+    quantity: ClassVar[Measured] = "ms"
+
+    def tables(self) -> tuple[CostTable, ...]:
+        block = {
+            "base": {"heads": 4, "qk": 32, "vo": 32, "ffn": 512},
+            "block_ms": -0.08,
+            "attention": [{"heads": h, "width": w, "ms": 0.1 + 0.02 * h * w / 128} for h in (2, 4) for w in (16, 32)],
+            "ffn": [{"width": n, "ms": 0.1 + 0.1 * n / 512} for n in (8, 512)],
+        }
+        content = {
+            "schema": 4, "measured_on": "nothing", "between": "linear", "fixed_ms": 0.1, "blocks": [block],
+            "base": {"family": "vit", "embed": 192, "tokens": 197, "patch_values": 48, "depth": 6},
+            "fewer_tokens": [{"tokens": 64, "cut_ms": 0.01, "attention": {"share_ms": 0.3}, "ffn": {"share_ms": 0.3}}],
+        }  # fmt: skip
+        return (CostTable.model_validate(content),)
+
+    def allocate(self, table: CostTable, limit: float, at_least: Shape | None = None) -> Candidate:
+        prices = table.in_quantity("ms")
+        shapes = [self.shape(8 * n) for n in range(1, 65)]
+        found = [one for one in shapes if at_least is None or one.contains(at_least)]
+        if not (within := [one for one in found if one.terms(prices).total <= limit]):
+            raise BudgetError("none is so small", least=min(one.terms(prices).total for one in found))
+        return Candidate(within[-1], str(within[-1]))
+
+    def measure(self, candidate: Candidate) -> tuple[MeasuredFigure, ...]:
+        (table,) = self.tables()
+        return (MeasuredFigure(0.8 * candidate.shape.terms(table.in_quantity("ms")).total, None, None, 8),)
+
+    def refine(self, shape: Shape, board: int) -> None:
+        """Its table stays as it is."""
+
+    @staticmethod
+    def shape(neurons: int) -> Shape:
+        dims = BlockDims(2, 16, 16, neurons)
+        return Shape((replace(dims, tokens=64), *[dims] * 5), tuple(range(6)))
+
+
+def test_a_plan_that_by_its_table_cannot_grow_refuses_no_budget() -> None:
+    bench = _Cut()
+    under, over = (Candidate(bench.shape(neurons), str(neurons)) for neurons in (256, 504))
+    (taken,) = bench.measure(under)
+    searches = Searches((Search(taken.value / 0.95),))
+    for one in (under, over):
+        searches = searches.with_round(one, (taken.value,), (taken.value / 0.8,), bench.measure(one), None)
+    assert searches.tightest.is_bracketed
+    found = search_plans(searches, bench).search
+    assert found.best is not None and found.outcome(found.best.measured) == "under" and len(found.rounds) == MOST
 
 
 @settings(max_examples=6)
