@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevit.cost.stacks import Stack
+from edgevit.derive.allocate.prices import MOST_SAVED
 
 Floats = NDArray[np.float64]
 
@@ -200,7 +201,7 @@ def fit_costs(seen: Mapping[Stack, StackFigure]) -> FittedCosts:
     places = [(h, w) for h in columns.heads for w in columns.widths]
     return FittedCosts(
         rounded(found[0]),
-        rounded(max(found[1], -0.9 * float(grid.min()))),
+        rounded(max(found[1], -MOST_SAVED * float(grid.min()))),
         {size: rounded(cost) for size, cost in zip(places, grid.ravel(), strict=True)},
         {neurons: rounded(cost) for neurons, cost in zip(columns.neurons, ffn, strict=True)},
         rounded(float(np.median([figure.error for figure in seen.values()])), 2),

@@ -17,6 +17,7 @@ import numpy as np
 
 from edgevit.cost.fit import LEAST, WEAK, FittedCosts, Floats, StackFigure, rounded, solved
 from edgevit.cost.stacks import Stack
+from edgevit.derive.allocate.prices import MOST_SAVED
 
 FIXED, TOGETHER, A_ATTENTION, B_ATTENTION, A_FFN, B_FFN = range(6)
 
@@ -77,7 +78,7 @@ def _levelled(rungs: Sequence[FittedCosts]) -> list[FittedCosts]:
     made = []
     for i, rung in enumerate(rungs[:-1]):
         sites = {size: rounded(costs[i]) for size, costs in attention.items()}
-        together = rounded(max(rung.together, -0.9 * min(sites.values())))
+        together = rounded(max(rung.together, -MOST_SAVED * min(sites.values())))
         thin = {neurons: rounded(costs[i]) for neurons, costs in ffn.items()}
         made.append(FittedCosts(rounded(fixed[i]), together, sites, thin, rounded(rung.noise, 2), ()))
     return made

@@ -18,6 +18,7 @@ from math import inf
 from operator import ge
 from typing import TYPE_CHECKING
 
+from edgevit.derive.allocate.prices import MOST_SAVED
 from edgevit.folder.derivation import Outcome
 from edgevit.folder.model import BlockDims
 
@@ -236,11 +237,12 @@ class Search:
     def factors(self, prices: Prices) -> Terms:
         """What corrects these prices by what was measured in all rounds, and for earlier budgets.
 
-        Attentions may turn out cheaper, and what a block saves beyond its sites larger: by so much that it still takes
-        no less than its FFN.
+        Where attentions turn out cheaper and what a block saves larger, it saves no more than a table may say.
         """
         found = correct([(one.shape.terms(prices), one.measured) for one in (*self.earlier, *self.rounds)])
-        return replace(found, block=min(found.block, found.attention / prices.saved)) if prices.saved else found
+        if not prices.saved:
+            return found
+        return replace(found, block=min(found.block, found.attention * max(MOST_SAVED / prices.saved, 1.0)))
 
     @property
     def limit(self) -> float:

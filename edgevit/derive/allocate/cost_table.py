@@ -57,7 +57,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from edgevit.derive.allocate.listed_costs import BaseSizes, BlockCosts, NarrowerCosts, NonNegative, TokenCosts
 from edgevit.derive.allocate.policy import Policy, smallest
-from edgevit.derive.allocate.prices import Measured, Prices
+from edgevit.derive.allocate.prices import MOST_SAVED, Measured, Prices
 from edgevit.derive.allocate.tokens import Between
 from edgevit.errors import CostTableError
 from edgevit.folder.derivation import TableRecord
@@ -225,7 +225,7 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
     ) -> CostTable:
         """The same table with each of its terms multiplied, in every quantity.
 
-        What a block saves beyond the sum of its sites grows to what its smallest attention takes, and no further.
+        What a block saves beyond the sum of its sites grows to MOST_SAVED of its smallest attention, and no further.
         """
         content = self.content()
         content["schema"] = max(content["schema"], 2)  # which block_ms is of
@@ -233,11 +233,12 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
         for quantity, costs_at in product(self.quantities, widths):
             costs_at[f"fixed_{quantity}"] *= fixed
             for listed in costs_at["blocks"]:
+                together, least = listed.get(f"block_{quantity}") or 0.0, min(a[quantity] for a in listed["attention"])
+                most = max(MOST_SAVED * least, -together) * attention
+                listed[f"block_{quantity}"] = max(together * block, -most)
                 for factor, costs in ((attention, listed["attention"]), (ffn, listed["ffn"])):
                     for cost in costs:
                         cost[quantity] *= factor
-                least = min(cost[quantity] for cost in listed["attention"])
-                listed[f"block_{quantity}"] = max((listed.get(f"block_{quantity}") or 0.0) * block, -least)
         for quantity, listed in product(self.quantities, content.get("fewer_tokens", ())):
             listed[f"cut_{quantity}"] = (listed.get(f"cut_{quantity}") or 0.0) * attention
             for factor, law in ((attention, listed["attention"]), (ffn, listed["ffn"])):

@@ -29,6 +29,7 @@ from edgevit.models.anatomy import BlockDims
 Measured = Literal["ms", "mj"]  # of one inference; of one image
 UNITS: dict[Measured, str] = {"ms": "ms", "mj": "mJ"}
 PARTS = ("outside the blocks", "attention", "FFN", "blocks beyond their attention and FFN")
+MOST_SAVED = 0.9  # of its smallest attention: what a block is believed to take less than its sites by themselves
 DECIMALS = 9  # of what is interpolated: costs are added as decimal numbers
 
 
@@ -168,10 +169,7 @@ class Prices:
 
     @property
     def saved(self) -> float:
-        """What a block takes less than its sites do by themselves, as a share of its smallest attention, at most; or 0.
-
-        It is never more than all of that: no block takes less than its FFN.
-        """
+        """What a block takes less than its sites by themselves, at most, as a share of its smallest attention; or 0."""
         blocks = [block for prices in (self, *self.narrower) for block in prices.blocks]
         return max(0.0, *(-block.together / float(block.attentions.min()) for block in blocks))
 
