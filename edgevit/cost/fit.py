@@ -27,6 +27,7 @@ from edgevit.derive.allocate.prices import MOST_SAVED
 Floats = NDArray[np.float64]
 
 LEAST_ERROR = 0.002  # of a figure: how builds and sessions differ does not show in repeated runs
+OF_ITSELF = 0.0002  # of the base's, whose ratio to itself is exact: models are judged by what a table says of it
 WEAK = 0.3  # of a usual cost: how far what was not measured may be from the line between its neighbours
 TO_DEVIATION = 1.4826  # of a normal distribution, times the median of the absolute deviations
 MEDIAN = 1.2533  # standard error of a median over that of a mean
@@ -73,6 +74,7 @@ def stack_figures(
     deviation = TO_DEVIATION * float(np.median(free)) if free.size else 0.0
     own = float(np.nanmedian(table[base])) if level is None else np.log(level)
     errors = np.maximum(MEDIAN * deviation / np.sqrt(np.isfinite(table).sum(1)), LEAST_ERROR)
+    errors[base] = OF_ITSELF
     return {s: StackFigure(float(np.exp(rows[i] - rows[base] + own)), float(errors[i])) for i, s in enumerate(stacks)}
 
 
