@@ -278,20 +278,23 @@ class _One:
 
     def _out_of_reach(self, error: LimitError, quantity: Quantity, budget: Budget) -> BudgetError:
         """Which board no plan is small enough for, the minimum there, and what to try."""
-        assert error.least is not None
+        assert error.least is not None and budget.table is not None
         shape, others = self.request.shape, len(self.costs) > 1
+        is_rate = self.request.quantity == "fps"
+        asked = f"--{budget.asked}, {budget.limit:.4g} ms for {budget.table.batch}," if is_rate else f"--{budget.asked}"
+        more = "ask for fewer images per second" if is_rate else "raise the budget"
         if error.board is None:
             return BudgetError(
                 f"--{budget.asked}: in shape {shape!r} some plans keep it on {self.costs[0].place.board} and some on "
-                f"{self.costs[1].place.board}, and none on both; raise the budget, or give one --board"
+                f"{self.costs[1].place.board}, and none on both; {more}, or give one --board"
             )
         costs = self.costs[error.board]
         made_of = f" ({error.made_of})" if error.made_of else ""
         where = f"on {costs.place.board} " if others else ""
         alone = ", or the other --board alone" if others else ""
         return BudgetError(
-            f"--{budget.asked} is less than any plan takes {where}in shape {shape!r}: {error.least:.4g} "
-            f"{UNITS[quantity]} by the table measured on {costs.table.measured_on}{made_of}; raise the budget, or try "
+            f"{asked} is less than any plan takes {where}in shape {shape!r}: {error.least:.4g} "
+            f"{UNITS[quantity]} by the table measured on {costs.table.measured_on}{made_of}; {more}, or try "
             f"another --shape{alone}",
             least=error.least,
             made_of=error.made_of,

@@ -308,6 +308,12 @@ def test_a_budget_out_of_reach_is_refused_with_the_minimum(asked: dict[str, Any]
         r"\(FFN 0\.03906 ms, outside the blocks 0\.01 ms\); raise the budget",
     ):
         edgevit.meet(NAME, ms=0.02, out=tmp_path / "t", **asked)
+    with pytest.raises(
+        BudgetError,
+        match=r"--fps 50000, 0\.02 ms for 1, is less than any plan takes in shape 'fused': 0\.04906 ms .*; ask for "
+        r"fewer images per second, or try another --shape",
+    ):
+        edgevit.meet(NAME, fps=50_000, out=tmp_path / "t", **asked)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OptionError, match="is not below the base's"):
         edgevit.meet(NAME, ms=11, out=tmp_path / "t", **asked)
