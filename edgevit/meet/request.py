@@ -165,10 +165,15 @@ class MeetRequest(Deriving):
         if len(self.budgets) == 1 or self.quantity is None:
             return [self]
         name = self.quantity
-        return [
+        made = [
             replace(self, **{name: number}, out=self.out / f"{name}{number:g}", among_others=True)  # type: ignore[arg-type]
             for number in self.budgets
         ]
+        if not self.overwrite:
+            return made
+        # What lies behind the one that was being made is of an earlier command, and is to be overwritten.
+        begun = next((i for i, one in enumerate(made) if partial_folder(one.out).is_dir()), -1)
+        return [replace(one, resume=self.resume and i <= begun) for i, one in enumerate(made)]
 
     def going_on(self) -> MeetRequest:
         """This with `resume` where an unfinished search of the very same request is there: nobody begins it anew.
@@ -185,7 +190,9 @@ class MeetRequest(Deriving):
     @property
     def is_there(self) -> bool:
         """Whether this is one of several budgets, which are gone on with, and has been met."""
-        return self.resume and self.among_others and ModelFolder(self.out).derivation_file.is_file()
+        being_replaced = self.overwrite and partial_folder(self.out).is_dir()
+        is_made = self.resume and self.among_others and not being_replaced
+        return is_made and ModelFolder(self.out).derivation_file.is_file()
 
     def derivation(self, **changed: Any) -> DeriveRequest:
         """The derivation by a table or a linear budget, but for what is changed of it."""

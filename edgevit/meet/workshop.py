@@ -14,6 +14,7 @@ from edgevit.derive.allocate.prices import Measured as Quantity
 from edgevit.derive.base import run as write_base
 from edgevit.derive.request import BaseRequest, DeriveRequest
 from edgevit.derive.session import run as derive
+from edgevit.errors import OutputError
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import partial_folder
 from edgevit.folder.writing import write_whole, writing
@@ -80,7 +81,7 @@ class BudgetBench:
         return self.measured(self.model(candidate.name))
 
     def measured(self, model: Path) -> tuple[MeasuredFigure, ...]:
-        if not self.base.is_dir():
+        if not self.base.is_dir() or self._is_of_others(model):
             self._write_base(model)
         for folder in (self.base, model):
             for there in self.measuring:
@@ -94,6 +95,20 @@ class BudgetBench:
         some = tuple(blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count))
         self.costs[board].measured(some, shape.embed)
 
+    def _is_of_others(self, model: Path) -> bool:
+        """Whether the base that is there is of other classes, and so of an earlier command.
+
+        Raises:
+            OutputError: it is, and nothing is to be overwritten.
+        """
+        of_base, own = (sorted(ModelFolder(folder).spec().class_names) for folder in (self.base, model))
+        if of_base != own and not self.request.overwrite:
+            raise OutputError(
+                f"{self.base} is the base of other classes; choose another --out, remove it, or replace it with "
+                "--overwrite"
+            )
+        return of_base != own
+
     def _write_base(self, model: Path) -> None:
         asked = self.request
         base = asked.on_its_base().base
@@ -101,6 +116,7 @@ class BudgetBench:
         shared = ("data", "training", "validation_fraction", "skip_bad_images", "cache")
         given: dict[str, Any] = {**asked.opening(), **{name: getattr(asked, name) for name in shared}}
         given |= {"base_classes": asked.base_classes, "classes": ModelFolder(model).spec().class_names}
+        given |= {"overwrite": self.base.is_dir()}
         write_base(BaseRequest(name=base, out=self.base, **given), self.progress)
 
 

@@ -290,6 +290,31 @@ def test_several_budgets_share_the_base_and_what_was_learnt_and_end_in_one_table
     assert found[0].record == ModelFolder(tmp_path / "t" / "ms6").derivation()
 
 
+def test_what_several_budgets_are_to_overwrite_is_neither_taken_for_done_nor_for_the_base(
+    asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edgevit.meet(NAME, ms=(6, 4), out=tmp_path / "t", **asked)
+    other, before = {**asked, "classes": "3,8"}, len(computed.measured)
+    measure = computed.measure
+
+    def stopped(base: Path, model: Path) -> MeasuredFigure:
+        if len(computed.measured) > before:
+            raise KeyboardInterrupt
+        return measure(base, model)
+
+    with pytest.raises(OutputError, match=r"ms6 exists and is not overwritten"):
+        edgevit.meet(NAME, ms=(6, 4), out=tmp_path / "t", **other)
+    with pytest.raises(OutputError, match=r"t/base is the base of other classes; choose another --out"):
+        edgevit.meet(NAME, ms=(5, 3), out=tmp_path / "t", **other)
+    monkeypatch.setattr(computed, "measure", stopped)
+    with pytest.raises(Interrupted):
+        edgevit.meet(NAME, ms=(6, 4), out=tmp_path / "t", overwrite=True, **other)
+    monkeypatch.setattr(computed, "measure", measure)
+    made = edgevit.meet(NAME, ms=(6, 4), out=tmp_path / "t", overwrite=True, **other)
+    folders = [*(one.folder for one in made), tmp_path / "t" / "base"]
+    assert [list(ModelFolder(folder).spec().class_names) for folder in folders] == [["3", "8"]] * 3
+
+
 def test_images_per_second_are_a_budget_and_training_follows_once_on_the_final_shape(
     asked: dict[str, Any], typed: list[object], tmp_path: Path, computed: Computed, edgevit_main: Any
 ) -> None:
