@@ -86,6 +86,8 @@ class ProveRequest:
         for size in self.sizes:
             if size not in SIZES:
                 raise UnknownNameError("size", size, list(SIZES))
+        if len(set(self.sizes)) < len(self.sizes):
+            raise OptionError(f"--sizes {','.join(self.sizes)} has a size twice; give each once")
         check_number("--minutes", self.most_minutes, "(0, 1000)", "try 30")
         check_number("--rounds", self.rounds, "[1, 1000]", "try 6, which an interval needs")
         if self.threads is not None:

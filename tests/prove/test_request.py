@@ -20,6 +20,7 @@ def test_the_whole_and_the_quick_suite_have_their_own_time() -> None:
     [
         ({"sizes": ()}, OptionError, "no sizes; try --sizes"),
         ({"sizes": ("tiny", "bsae")}, UnknownNameError, "no size 'bsae'.*base"),
+        ({"sizes": ("tiny", "base", "tiny")}, OptionError, "--sizes tiny,base,tiny has a size twice"),
         ({"minutes": 0.0}, OptionError, "--minutes 0"),
         ({"rounds": 0}, OptionError, "--rounds 0"),
         ({"threads": 0}, OptionError, "--threads 0"),
