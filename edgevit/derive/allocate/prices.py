@@ -30,7 +30,7 @@ Measured = Literal["ms", "mj"]  # of one inference; of one image
 UNITS: dict[Measured, str] = {"ms": "ms", "mj": "mJ"}
 PARTS = ("outside the blocks", "attention", "FFN", "blocks beyond their attention and FFN")
 MOST_SAVED = 0.9  # of its smallest attention: what a block is believed to take less than its sites by themselves
-DECIMALS = 9  # of what is interpolated: costs are added as decimal numbers
+DECIMALS = 9  # of what a site is said to take: costs are added as decimal numbers
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class BlockPrices:
         if not enough.any():
             return None
         if self.between == "above":
-            return float(self.attentions[enough].min())
+            return round(float(self.attentions[enough].min()), DECIMALS)
         counts, widths, costs = self._grid
         # Work grows with qk + vo. Below the smallest that is listed, np.interp gives the smallest.
         at_width = [np.interp((qk + vo) / 2, widths, row) for row in costs]
@@ -71,7 +71,7 @@ class BlockPrices:
         if at == len(self.widths):
             return None
         if self.between == "above":
-            return float(self.ffns[at])
+            return round(float(self.ffns[at]), DECIMALS)
         return round(float(np.interp(width, self.widths, self.ffns)), DECIMALS)
 
     def fault(self, unit: str) -> str | None:

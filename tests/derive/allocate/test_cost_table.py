@@ -226,6 +226,13 @@ def test_a_table_of_the_first_schema_is_corrected_too(table):
     )
 
 
+def test_what_a_site_takes_by_a_corrected_table_of_steps_is_as_exact_as_costs_are_added(table):
+    t = table().corrected(attention=1.0987654321, ffn=1.0123456789)
+    prices = t.in_quantity("ms")
+    for cost in (prices.attention(0, 2, 20, 24), prices.ffn(0, 100)):
+        assert cost == round(cost, 9)
+
+
 def fewer(tokens, share, **more):
     law = {"ms": 0.01, "share_ms": share, "mj": 0.1, "share_mj": share}
     return {"tokens": tokens, "cut_ms": 0.02, "cut_mj": 0.2, "attention": law, "ffn": law, **more}
