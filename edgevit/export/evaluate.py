@@ -114,6 +114,7 @@ def _open_judging(subject: Subject, request: JudgeRequest, progress: Progress) -
         base_classes=request.base_classes,
         part=request.part,
         seed=request.seed,
+        validation_fraction=request.validation_fraction,
         skip_bad_images=request.skip_bad_images,
         progress=progress,
     ).limited(request.max_images)

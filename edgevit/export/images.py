@@ -86,6 +86,7 @@ def _open_data(
     classes: str | Path | Sequence[str | int] | None,
     base_classes: str | Path | Sequence[str] | None,
     seed: int | None,
+    validation_fraction: float | None,
     skip_bad_images: bool,
     part: str,
     progress: Progress,
@@ -98,7 +99,7 @@ def _open_data(
         preprocessing=subject.preprocessing,
         base_outputs=len(names) if names else subject.outputs,
         base_names=names or base_classes,
-        validation_fraction=subject.validation_fraction,
+        validation_fraction=subject.validation_fraction if validation_fraction is None else validation_fraction,
         seed=subject.seed if seed is None else seed,
         skip_bad_images=skip_bad_images,
         check=(part,),
@@ -124,6 +125,7 @@ def open_judging(
     base_classes: str | Path | Sequence[str] | None = None,
     part: str = "test",
     seed: int | None = None,
+    validation_fraction: float | None = None,
     skip_bad_images: bool = False,
 ) -> Judging:
     """Open the images to judge a model on; with no data given, those of its own derivation.
@@ -133,6 +135,7 @@ def open_judging(
         UnknownNameError, OptionError: a class, a part, or an option that does not fit.
     """
     check_part(part)
+    parted_by = (seed, validation_fraction)
     if data is None and subject.record is None:
         raise DataError("the model does not say which images it was derived from; give them with --data")
     if data is None and classes is not None:
@@ -143,9 +146,9 @@ def open_judging(
             task = reopen(subject.record, subject.preprocessing, progress, check=(part,))
     elif classes is None and subject.class_names:
         with _told_by(f"{subject.said_by} names the classes"):
-            task = _open_data(subject, data, None, base_classes, seed, skip_bad_images, part, progress)
+            task = _open_data(subject, data, None, base_classes, *parted_by, skip_bad_images, part, progress)
     else:
-        task = _open_data(subject, data, classes, base_classes, seed, skip_bad_images, part, progress)
+        task = _open_data(subject, data, classes, base_classes, *parted_by, skip_bad_images, part, progress)
     column_of = dict(zip(subject.class_names, subject.class_columns, strict=True))
     if strange := [name for name in task.class_names if column_of and name not in column_of]:
         raise CheckpointError(f"{DERIVATION} of the model names the class {strange[0]!r}, and {SPEC} does not; {MEND}")

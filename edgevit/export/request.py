@@ -259,6 +259,7 @@ class JudgeRequest(BaseOptions):
     seed: Annotated[
         int | None, Option("Seed by which images are split into parts.  [default: the model's own, or 42]", DATA)
     ] = None
+    validation_fraction: float | None = None  # by which they are split, too; None: the model's own, or 0.1
     max_images: Annotated[
         int | None, Option("Number of images to judge on, spread evenly over the classes.  [default: all]", DATA)
     ] = None

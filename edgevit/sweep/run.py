@@ -88,6 +88,7 @@ class _Work:
             data=asked.data if rate is None else None,
             part=asked.part,
             seed=asked.training.seed,
+            validation_fraction=asked.validation_fraction,
             skip_bad_images=asked.skip_bad_images,
             device=asked.training.device,
             workers=asked.training.workers,

@@ -151,6 +151,14 @@ def test_without_the_cache_the_work_is_shared_and_the_base_has_the_head_that_its
     assert small.base == whole.base and small.class_names == whole.class_names == ["3", "5", "8"]
 
 
+def test_the_base_is_judged_on_the_images_that_its_models_are_however_many_are_held_out(
+    asked: dict[str, Any], tmp_path: Path
+) -> None:
+    base, small = edgevit.sweep(BASE, out=tmp_path / "s", rates=(0.4,), validation_fraction=0.3, **asked).points
+    held_out = json.loads((tmp_path / "s" / "r0.4" / "derivation.json").read_text())["data"]["images"]["validation"]
+    assert base.images == small.images == held_out
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, asked: dict[str, Any]) -> Path:
     """A sweep of a trained base, which leaves nothing in the cache."""
