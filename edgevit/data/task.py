@@ -97,6 +97,11 @@ class _Joined(Dataset[tuple[Tensor, int]]):
         return self.first[position, seed] if beyond < 0 else self.second[beyond, seed]
 
 
+def _loader(images: Dataset[tuple[Tensor, int]], batches: Iterable[Sequence[Any]], workers: int) -> DataLoader[Any]:
+    """With a generator of its own it draws nothing from torch's: when images begin to be read changes no result."""
+    return DataLoader(images, batch_sampler=batches, num_workers=workers, generator=torch.Generator())  # type: ignore[arg-type]
+
+
 FEW = 3  # images that cannot be read and are named
 UNLABELLED = -1  # the label of images of no known class
 
@@ -121,9 +126,7 @@ class Split:
     def read(self, positions: Sequence[Sequence[int]], workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The images at these positions, batch by batch: (images float32 [B, C, H, W], labels int64 [B])."""
         images = _Images(self.source, self.references, self.labels, evaluation_transform(self.preprocessing))
-        # With a generator of its own, reading draws nothing from torch's: whether images were read changes no result.
-        drawn = torch.Generator()
-        yield from DataLoader(images, batch_sampler=positions, num_workers=workers, generator=drawn)  # type: ignore[arg-type]
+        yield from _loader(images, positions, workers)
 
     def training_batches(
         self,
@@ -142,7 +145,7 @@ class Split:
         if unlabelled is not None:
             more = _Images(unlabelled.source, unlabelled.references, unlabelled.labels, transform)
             images = _Joined(labelled, more)
-        yield from DataLoader(images, batch_sampler=order, num_workers=workers)  # type: ignore[arg-type]
+        yield from _loader(images, order, workers)
 
     def subset(self, count: int) -> Split:
         """At most `count` images, spread evenly over the whole and so over the classes."""

@@ -55,6 +55,16 @@ def test_an_interrupted_derivation_resumed_ends_in_the_same_weights(checkpoint, 
     assert steps(whole.folder) == lines
 
 
+def test_where_blocks_are_dropped_at_random_a_resumed_training_drops_the_same(checkpoint, tmp_path, monkeypatch):
+    given = {"model_args": {**ARGS, "drop_path_rate": 0.3}}
+    whole = derive(checkpoint, tmp_path / "whole", **given)
+    press_ctrl_c_in_step(3, monkeypatch)
+    with pytest.raises(Interrupted):
+        derive(checkpoint, tmp_path / "resumed", **given)
+    resumed = derive(checkpoint, tmp_path / "resumed", resume=True, **given)
+    assert_same_weights(weights(whole.folder), weights(resumed.folder))
+
+
 def test_micro_batches_match_one_batch(checkpoint, tmp_path):
     one = derive(checkpoint, tmp_path / "one", training={"lr": 1e-4})
     three = derive(checkpoint, tmp_path / "three", training={"lr": 1e-4, "grad_accum": 3})
