@@ -35,3 +35,14 @@ def test_images_without_classes_are_found_at_any_depth(tmp_path: Path, image_fol
     image_folder(tmp_path / "a" / "b", {"c": 2})
     source, references = open_unlabelled(tmp_path)
     assert len(references) == 2 and source.read(references[0]).mode == "RGB"
+
+
+def test_folders_may_be_links_and_what_is_hidden_is_no_image(tmp_path: Path, image_folder: Any) -> None:
+    image_folder(tmp_path / "all", {"cat": 2, "dog": 1})
+    image_folder(tmp_path / "some" / "pets", {".AppleDouble": 1})
+    (tmp_path / "some" / "pets" / "cat").symlink_to(tmp_path / "all" / "cat")
+    (tmp_path / "some" / "pets" / "dog").symlink_to("../../all/dog")
+    (tmp_path / "all" / "dog" / "back").symlink_to(tmp_path / "some")  # a link that leads back to where it is
+    folders = [Path(str(r)).parent.name for r in open_source(tmp_path / "some").references("train", "pets")]
+    assert folders == ["cat", "cat", "dog"]
+    assert len(open_unlabelled(tmp_path / "some")[1]) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
@@ -23,7 +24,20 @@ def _class_folders(folder: Path) -> dict[str, Path]:
 
 
 def _files(folder: Path) -> list[Reference]:
-    return [str(f) for f in sorted(folder.rglob("*")) if f.is_file() and not _is_litter(f.name)]
+    return [str(f) for f in sorted(_below(folder))]
+
+
+def _below(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """The files at any depth, but for litter; folders may be links, of which one that leads back to `above` ends."""
+    if (here := folder.resolve()) in above:
+        return
+    for entry in folder.iterdir():
+        if _is_litter(entry.name):
+            continue
+        if entry.is_dir():
+            yield from _below(entry, above | {here})
+        elif entry.is_file():
+            yield entry
 
 
 def _is_litter(name: str) -> bool:
