@@ -24,6 +24,7 @@ from edgevit.progress import Progress, Silent
 from edgevit.request import as_request
 from edgevit.train.compute import close_compute
 from edgevit.train.passes import open_passes
+from edgevit.train.settings import Training
 
 
 def base(name: str | Path | BaseRequest | None = None, *, progress: Progress | None = None, **options: Any) -> Model:
@@ -74,6 +75,11 @@ def _with_head(base: Headless, request: BaseRequest, progress: Progress) -> tupl
     model, head = with_fitted_head(base, task, open_passes(request.training, progress), cache)
     close_compute()
     assert head is not None
+    if request.training.seed != Training().seed and "test" not in task.test.source.parts:
+        progress.warn(
+            f"the head was fitted to images as --seed {request.training.seed} splits them, which {request.out} does "
+            "not say: give that to edgevit evaluate and edgevit derive, too, or they hold out images that it has seen"
+        )
     labels = tuple(ClassLabel(c.name, c.base_index) for c in task.classes)
     return Model(model.network.cpu(), replace(model.spec, classes=labels)), head
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,18 @@ from torch import nn
 
 from edgevit.data.assumptions import Assumptions, assumptions
 from edgevit.data.classes import TargetClass, imagenet_names, listed, resolve
-from edgevit.data.task import Task
+from edgevit.data.sources import Reference
+from edgevit.data.task import Task, parts_of
 from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.cache import Cache, derivations_folder
 from edgevit.derive.head import with_fitted_head
 from edgevit.derive.problem import Problem, Stopwatch
 from edgevit.derive.request import DeriveRequest, SupernetRequest
-from edgevit.errors import EdgeVitError, Interrupted, OptionError, TrainingError, UnknownNameError
+from edgevit.errors import DataError, EdgeVitError, Interrupted, OptionError, TrainingError, UnknownNameError
 from edgevit.folder.derivation import FittedHead
 from edgevit.folder.model import ClassLabel, ModelSpec
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.names import HISTORY
 from edgevit.folder.unfinished import open_partial, partial_folder, remove_cheap
 from edgevit.models.checkpoint import Headless, Model, save, tensors_sha256
@@ -105,6 +107,8 @@ def open_for(
         )  # fmt: skip
         for line in assumed.lines():
             progress.note(line)
+        if (told := _seen_before(request.base, task)) is not None:
+            progress.warn(told)
     if head not in ("subset", "full"):
         raise UnknownNameError("head", head, ["subset", "full"])
     labels = tuple(ClassLabel(c.name, c.base_index) for c in task.classes)
@@ -112,6 +116,27 @@ def open_for(
     if head == "subset":
         network, columns = with_classes(model.network, columns), list(range(len(columns)))
     return Opened(str(request.base), model, fitted, task, assumed, passes, cache, head, network, columns, labels)
+
+
+def _seen_before(base: str | Path, task: Task) -> str | None:
+    """What a person is told where images were held out otherwise when the base was made, and some went into it."""
+    folder, asked = ModelFolder(Path(base)), task.arguments
+    made = folder.supernet() if folder.is_supernet else folder.derivation()
+    was = made.data if made else None
+    if was is None or was.data != asked["data"]:
+        return None
+    seen: set[Reference] = set()
+    for name in {label.name for label in was.classes} & {*task.class_names}:
+        with suppress(DataError):  # a class that has lost images since
+            seen.update(parts_of(task.test.source, name, was.validation_fraction, was.seed)["train"])
+    held_out = (*task.validation.references, *task.test.references)
+    if not (count := len(seen.intersection(held_out))):
+        return None
+    return (
+        f"{base} was made with {count} of the {len(held_out)} images that are now held out for validation and test, so "
+        f"that accuracies will be too high; give --seed {was.seed} --validation-fraction {was.validation_fraction:g}, "
+        "by which it was made"
+    )
 
 
 def _cache(request: DeriveRequest | SupernetRequest, task: Task, passes: Passes) -> Cache:

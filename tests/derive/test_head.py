@@ -128,6 +128,8 @@ class Notes(edgevit.progress.Silent):
     def note(self, text: str) -> None:
         self.notes.append(text)
 
+    warn = note
+
 
 def given(headless: Path, **more: Any) -> dict[str, Any]:
     opening = {"checkpoint": headless, "model_args": ARGS, "preprocessing": PREPROCESSING, "data": "digits"}
@@ -145,6 +147,14 @@ def test_a_base_without_a_head_is_written_with_one_for_all_classes_of_the_data(h
     assert seen.top1 > 0.6, "chance is 0.1"
     images = torch.randn(4, 3, 32, 32)
     torch.testing.assert_close(edgevit.load(tmp_path / "base")(images), model(images))
+
+
+def test_by_another_seed_than_usual_a_written_base_says_which_images_its_head_has_seen(headless, tmp_path) -> None:
+    for seed, told in ((42, False), (7, True)):
+        progress = Notes()
+        asked = given(headless, training=Training(seed=seed, device="cpu"))
+        edgevit.base(NAME, out=tmp_path / str(seed), progress=progress, **asked)
+        assert any("as --seed 7 splits them" in text for text in progress.notes) == told
 
 
 def test_the_head_of_a_distilled_deit_is_one_for_both_tokens(small_vit: Any, tmp_path: Path) -> None:

@@ -1,9 +1,13 @@
 """An unfinished folder survives a stop and says how to go on; one that holds no work is no obstacle after an error."""
 
 import pytest
+from small_base import derive, write_checkpoint
 
+import edgevit
 from edgevit.derive.opening import resumable
 from edgevit.errors import DataError, Interrupted
+from edgevit.progress import Silent
+from edgevit.train.settings import Training
 
 
 @pytest.mark.parametrize(("stop", "said"), [(KeyboardInterrupt(), "stopped"), (Interrupted("at step 3"), "at step 3")])
@@ -23,3 +27,23 @@ def test_an_error_takes_away_a_folder_without_work_once(tmp_path, is_main):
     with pytest.raises(DataError, match="too few"), resumable(folder, is_main=is_main):
         raise DataError("too few")
     assert folder.exists() != is_main
+
+
+class Warned(Silent):
+    def __init__(self):
+        self.lines = []
+
+    def warn(self, text):
+        self.lines.append(text)
+
+
+@pytest.mark.parametrize(("seed", "fraction", "warned"), [(42, 0.1, False), (7, 0.1, True), (42, 0.3, True)])
+def test_images_that_the_base_was_made_with_are_not_held_out_without_a_word(tmp_path, seed, fraction, warned):
+    base, said = derive(write_checkpoint(tmp_path), tmp_path / "base", method="random", training={"steps": 0}), Warned()
+    edgevit.derive(
+        base.folder, data="digits", classes="3,7", rate=0.1, method="random", out=tmp_path / "out", progress=said,
+        training=Training(steps=0, device="cpu", seed=seed), validation_fraction=fraction, accept_weak_base=True,
+    )  # fmt: skip
+    told = [line for line in said.lines if "images that are now held out" in line]
+    assert bool(told) == warned
+    assert all("give --seed 42 --validation-fraction 0.1, by which it was made" in line for line in told)
