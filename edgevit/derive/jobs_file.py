@@ -23,6 +23,7 @@ from edgevit.derive.request import DeriveRequest
 from edgevit.derive.steps import check_steps
 from edgevit.errors import JobsError, OptionError, UnknownNameError
 from edgevit.folder.documents import Reader
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.writing import file_sha256
 from edgevit.numbers import check_number
 from edgevit.request import BUDGET, COMPUTING, Option, default_of, options_of, plain_type, request_of
@@ -135,7 +136,7 @@ class Job:
     method: str
     out: str
     arguments: dict[str, Any]
-    files: dict[str, str]  # sha256 of those that arguments name: another content is another job. Not of the images.
+    files: dict[str, str]  # sha256 of those that arguments name, and of models' weights: not of the images
 
     def sha256(self) -> str:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
@@ -271,6 +272,8 @@ def _job(layout: Layout, entry: PlannedJob, task: _Named, budget: _Named, method
     named = {key: arguments.get(key) for key in ("checkpoint", "base_classes", "classes", "cost_table")}
     # Path.is_file raises where a list of classes is longer than a name may be.
     there = {key: Path(path) for key, path in named.items() if isinstance(path, str) and os.path.isfile(path)}
+    models = {key: ModelFolder(Path(path)).weights_file for key in ("base", "supernet") if (path := arguments.get(key))}
+    there |= {key: weights for key, weights in models.items() if weights.is_file()}
     try:
         files = {key: _sha256(path, path.stat().st_mtime_ns) for key, path in there.items()}
     except OSError as error:

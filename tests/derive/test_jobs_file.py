@@ -212,6 +212,18 @@ def test_a_file_of_other_content_makes_another_job(plan: Any, tmp_path: Path) ->
     assert read_jobs(asked)[0][0].sha256() != before
 
 
+def test_other_weights_in_the_folder_of_the_base_make_another_job(plan: Any, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    methods = [{"name": "nuwa"}, {"name": "skd", "supernet": str(tmp_path / "net")}]
+    asked = plan(base=str(tmp_path / "b"), methods=methods)
+    seen = [job.sha256() for job in read_jobs(asked)[0]]
+    for folder in ("b", "net"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "model.safetensors").write_text("other")
+        before, seen = seen, [job.sha256() for job in read_jobs(asked)[0]]
+        assert [one != other for one, other in zip(before, seen, strict=True)].count(True) == len(seen) / 2
+
+
 def test_what_a_plan_lacks_of_the_options_of_derive_is_what_says_where_models_are_measured() -> None:
     known = {*JobsFile.model_fields, *TASK_KEYS, *BUDGET_KEYS, *METHOD_KEYS, *OWN_KEYS}
     lacking = {asked.field for asked in options_of(MeetRequest) if asked.path[0] not in known}
