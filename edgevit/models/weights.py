@@ -84,6 +84,12 @@ def read_weights(path: Path) -> State:
             held = held[wrapping]
     if not isinstance(held, dict) or not held or not all(_is_weight(*item) for item in held.items()):
         raise CheckpointError(f"{path} does not hold plain weights; save `model.state_dict()`, best as safetensors")
+    for name, value in held.items():
+        if (strange := _strange_values(name, value)) is not None:
+            raise CheckpointError(
+                f"{path}: {name} is {strange}, and weights are floating-point numbers, each of which is stored; save "
+                "the `state_dict()` of the model that it was made of"
+            )
     state: State = clean_state_dict(held)
     return state
 
@@ -98,6 +104,17 @@ def _refuse_other_file(path: Path) -> None:
 
 def _is_weight(name: object, value: object) -> bool:
     return isinstance(name, str) and isinstance(value, Tensor)
+
+
+def _strange_values(name: str, value: Tensor) -> str | None:
+    """What a tensor is whose values are no weights by themselves, such as a quantised one; None: they may be."""
+    if value.is_quantized:
+        return "quantised"
+    if value.layout != torch.strided:
+        return f"of layout {str(value.layout).removeprefix('torch.')}"
+    if value.is_complex() or (not value.is_floating_point() and name.endswith((".weight", ".bias"))):
+        return f"of {str(value.dtype).removeprefix('torch.')}"  # others, such as counts of batches, are let pass
+    return None
 
 
 @dataclass(frozen=True)

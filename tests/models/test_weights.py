@@ -96,6 +96,25 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, content: Any) -> No
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda w: torch.quantize_per_tensor(w, 0.1, 0, torch.qint8), "is quantised"),
+        (lambda w: (10 * w).to(torch.int8), "is of int8"),
+        (lambda w: w.to(torch.complex64), "is of complex64"),
+        (lambda w: w.to_sparse(), "is of layout sparse_coo"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_values_that_are_no_weights_by_themselves_are_refused(
+    small_vit: Any, tmp_path: Path, change: Any, said: str
+) -> None:
+    state = {name: change(t) if name == "head.weight" else t for name, t in small_vit().state_dict().items()}
+    torch.save({**state, "seen": torch.tensor(3)}, tmp_path / "base.pth")
+    with pytest.raises(CheckpointError, match=f"base.pth: head.weight {said}, and weights are floating-point"):
+        open_base(NAME, checkpoint=tmp_path / "base.pth", model_args=ARGS)
+
+
 @pytest.mark.parametrize("text", ["base: vit\n", '{"schema": 1}\n', "epoch,top1\n"])
 def test_a_text_is_called_neither_a_pickle_nor_truncated(tmp_path: Path, text: str) -> None:
     file = tmp_path / "x.pth"
