@@ -179,7 +179,7 @@ class Split:
         """Hash of which images these are: names and, for files, sizes."""
         digest = hashlib.sha256()
         for line in self.listing():
-            digest.update(line.encode())
+            digest.update(_bytes(line))
         return digest.hexdigest()
 
     def part(self, index: int, count: int) -> Split:
@@ -234,8 +234,12 @@ class Task:
         digest = hashlib.sha256()
         for name, split in (("train", self.train), ("validation", self.validation), ("test", self.test)):
             for line in split.listing():
-                digest.update(f"{name} {line}".encode())
+                digest.update(_bytes(f"{name} {line}"))
         return digest.hexdigest()
+
+
+def _bytes(line: str) -> bytes:
+    return line.encode("utf-8", "surrogateescape")  # the name of a file may be no UTF-8
 
 
 def _content(source: ImageSource, reference: Reference) -> bytes:

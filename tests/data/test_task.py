@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -346,3 +347,14 @@ def test_every_part_keeps_an_image_of_every_class(tmp_path: Path, image_folder: 
     image_folder(tmp_path, {"cat": 3, "dog": 3})
     task = task_of(tmp_path, None, 2, validation_fraction=fraction)
     assert [len(s) for s in (task.train, task.validation, task.test)] == [2, 2, 2]
+
+
+def test_names_that_are_no_utf8_are_those_of_images_and_not_of_classes(tmp_path: Path, image_folder: Make) -> None:
+    image_folder(tmp_path / "i", {"cat": 5, "dog": 5})
+    for name in ("cat", "dog"):
+        file = next((tmp_path / "i" / name).iterdir())
+        file.rename(file.with_name(os.fsdecode(b"\xe9.png")))
+    assert len(task_of(tmp_path / "i", outputs=2).record().fingerprint) == 64
+    (tmp_path / "i" / "dog").rename(tmp_path / "i" / os.fsdecode(b"d\xe9"))
+    with pytest.raises(DataError, match=r"the name of the folder b'd\\xe9' in .* is no UTF-8; rename it"):
+        task_of(tmp_path / "i", outputs=2)

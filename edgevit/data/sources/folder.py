@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,19 @@ LITTER = {"thumbs.db", "ehthumbs.db", "desktop.ini"}  # what Windows puts among 
 
 
 def _class_folders(folder: Path) -> dict[str, Path]:
-    return {f.name: f for f in sorted(folder.iterdir()) if f.is_dir() and not f.name.startswith(".")}
+    found = {f.name: f for f in sorted(folder.iterdir()) if f.is_dir() and not f.name.startswith(".")}
+    for name in found:
+        if not _is_text(name):  # class names stand in JSON, tables and metadata
+            raise DataError(f"the name of the folder {os.fsencode(name)!r} in {folder} is no UTF-8; rename it")
+    return found
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _files(folder: Path) -> list[Reference]:
