@@ -21,6 +21,7 @@ from edgevit.export.current import current_export
 from edgevit.export.evaluate import run as judge
 from edgevit.export.images import data_record
 from edgevit.export.request import JudgeRequest
+from edgevit.export.session import find_runtime
 from edgevit.folder.lock import alone_in
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import differences, first_few
@@ -63,6 +64,7 @@ class _Work:
         asked = self.request.at(rate)
         if asked.out.is_dir():
             return None
+        find_runtime()  # what measures the model, which may take hours
         self.progress.note(f"rate {rate:g}")
         try:
             derive(asked, self.progress)

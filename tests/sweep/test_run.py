@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ import edgevit
 from edgevit.board.request import Conditions
 from edgevit.data.task import open_task
 from edgevit.derive.cache import derivations_folder, entries
-from edgevit.errors import BudgetError, OptionError, OutputError, SweepError
+from edgevit.errors import BudgetError, ExportError, OptionError, OutputError, SweepError
 from edgevit.report.runs import load_runs
 from edgevit.sweep import run
 from edgevit.sweep.record import read_sweep
@@ -157,6 +158,15 @@ def test_the_base_is_judged_on_the_images_that_its_models_are_however_many_are_h
     base, small = edgevit.sweep(BASE, out=tmp_path / "s", rates=(0.4,), validation_fraction=0.3, **asked).points
     held_out = json.loads((tmp_path / "s" / "r0.4" / "derivation.json").read_text())["data"]["images"]["validation"]
     assert base.images == small.images == held_out
+
+
+def test_nothing_is_derived_where_nothing_can_be_measured(
+    asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # not to be imported
+    with pytest.raises(ExportError, match="cannot import onnxruntime"):
+        edgevit.sweep(BASE, out=tmp_path / "s", rates=(0.4,), **asked)
+    assert [file.name for file in (tmp_path / "s").iterdir()] == ["sweep.json"]
 
 
 @pytest.fixture(scope="module")
