@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import Split, Task
+from edgevit.errors import DataError
 from edgevit.folder.derivation import RejectedRecord
 from edgevit.folder.model import Rejection
-from edgevit.models.rejection import calibrate_rule, check_share
+from edgevit.models.rejection import OTHER, calibrate_rule, check_share
 from edgevit.progress import Progress
 from edgevit.train.passes import Passes
 
@@ -33,8 +34,13 @@ def find_rejection_images(share: float, task: Task, progress: Progress) -> Rejec
 
     Raises:
         OptionError: it is no share.
-        DataError: too few validation images, or one of the other classes' cannot be read.
+        DataError: too few validation images, one of the other classes' cannot be read, or a class is called `other`.
     """
+    if OTHER in task.class_names:
+        raise DataError(
+            f"--reject calls images of no class {OTHER!r}, and a class has that name, so that nobody could tell which "
+            "is meant; rename the class, or leave --reject out"
+        )
     check_share(share, len(task.validation))
     validation, test = (foreign_images(task, part, task.class_names, progress) for part in ("validation", "test"))
     return RejectionImages(share, task.validation, task.test, validation, test)

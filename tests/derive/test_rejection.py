@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from small_base import ARGS, PREPROCESSING, QUICK, derive
 
 import edgevit
@@ -151,3 +152,16 @@ def test_a_plan_may_ask_for_it_and_jobs_done_without_it_stay_done(tmp_path: Path
         (tmp_path / "jobs.yaml").write_text(json.dumps(plan if reject is None else {**plan, "reject": reject}))
         [job], _ = read_jobs(tmp_path / "jobs.yaml")
         assert job.arguments.get("reject") == reject and ("reject" in job.arguments) == (reject is not None)
+
+
+def test_a_class_that_is_called_other_is_refused(digits_checkpoint: Path, tmp_path: Path) -> None:
+    names = ["other", *map(str, range(1, 10))]
+    for label, name in enumerate(names):
+        (tmp_path / "i" / name).mkdir(parents=True)
+        for i in range(12):
+            Image.new("RGB", (32, 32), (20 * label, 9 * i, 0)).save(tmp_path / "i" / name / f"{i}.png")
+    given: dict[str, Any] = {"data": tmp_path / "i", "base_classes": names, "accept_weak_base": True}
+    with pytest.raises(DataError, match="--reject calls images of no class 'other', and a class has that name"):
+        derived(digits_checkpoint, tmp_path / "m", classes="3,other", **given)
+    made = derived(digits_checkpoint, tmp_path / "m", classes="3,5", reject=0.5, method="random", **given)
+    assert made.model.spec.rejection is not None
