@@ -37,6 +37,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -164,14 +165,15 @@ def measured(start: Start, rows: Sequence[Wanted], given: argparse.Namespace, fo
         for model in folders:
             spec, own = edgevit.load(model).spec, [make_row(run) for run in of_batch if run.label == model.name]
             row_of = made.get(model.name)
+            memory = [one.memory_peak_mib for one in own if one.memory_peak_mib is not None]
             ratio = ratios[model.name] if row_of else None
             yield {
                 "part": given.part, "model": given.model, "method": row_of.name if row_of else "base",
                 "of": list(row_of.of) if row_of else [], "macs": spec.macs, "params": spec.params,
                 "file_bytes": min(file.stat().st_size for file in (model / "export").glob("*.onnx")),
-                "p50_ms": _middle([one.p50_ms for one in own]),
-                "images_per_s": _middle([one.images_per_s for one in own]),
-                "memory_mib": _middle([one.memory_peak_mib for one in own if one.memory_peak_mib is not None]),
+                "p50_ms": median(one.p50_ms for one in own),
+                "images_per_s": median(one.images_per_s for one in own),
+                "memory_mib": median(memory) if memory else None,
                 "ratio": 1.0 if ratio is None else ratio.ratio,
                 "interval": None if ratio is None else [ratio.low, ratio.high],
                 "figure": None if ratio is None else ratio.figure, "batch": batch,
@@ -201,8 +203,8 @@ def make_models(
     there = {row.folder for row, done in zip(whole, met, strict=True) if done}
     went = {}
     for name, row in due.items():
-        if row.blocks_out:
-            of = replace(row, of=row.of[:1], blocks_out=0).folder
+        of = replace(row, of=row.of[:1], blocks_out=0).folder
+        if row.blocks_out and of in there:
             went[name] = cut_depth(folder / of, folder / "base", row.blocks_out, start, folder / name)
             _ready(folder / name, given)
     return {name: row for name, row in due.items() if name in there | went.keys()}, went
@@ -274,14 +276,7 @@ def _ready(model: Path, given: argparse.Namespace) -> None:
     if given.board is None:
         edgevit.export(model, fp16=given.precision == "fp16", accuracy=False)
         return
-    edgevit.export(
-        model, trt=True, board=given.board, engine=EngineOptions(batches=(1, max(given.batch), max(given.batch)))
-    )
-
-
-def _middle(values: Sequence[float]) -> float | None:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2] if ordered else None
+    edgevit.export(model, trt=True, board=given.board, engine=EngineOptions(batches=(1, *given.batch, *given.batch)))
 
 
 TITLES = {
@@ -364,6 +359,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.board is None:
         given.precision = given.precision or "fp32"
+    elif len(given.batch) > 1:
+        parser.error("an engine is tuned for one batch size; with --board give one --batch")
     elif given.precision is not None:
         parser.error("--precision is of ONNX files; engines are fp16, or what the board's gate asks for")
     results: dict[str, Any] = json.loads(given.out.read_text()) if given.out.is_file() else {"schema": 1, "rows": []}

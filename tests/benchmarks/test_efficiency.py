@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,17 +98,22 @@ def test_models_are_measured_beside_their_base(tmp_path: Path, monkeypatch: pyte
     start = Start(NAME, ARGS, made, Path("digits"), {}, {"preprocessing": PREPROCESSING})
     monkeypatch.setattr(efficiency, "start_from", lambda *_: start)
     quick = edgevit.Conditions(samples=5, duration_s=0, warmup=1, warmup_seconds=0, threads=1)
-    monkeypatch.setattr(edgevit, "Conditions", lambda **_: quick)
+    monkeypatch.setattr(edgevit, "Conditions", lambda **given: replace(quick, batches=given["batches"]))
     out = tmp_path / "efficiency.json"
     asked = ["methods", "--model", "demo", "--methods", "random", "--rates", "0.6", "--rounds", "2", "--out", out]
-    monkeypatch.setattr(sys, "argv", ["efficiency.py", *map(str, asked)])
-    for _ in range(2):
-        efficiency.main()  # the second session takes the first one's place
+    for jobs in ("1", "2"):  # the second session takes the first one's place
+        monkeypatch.setattr(sys, "argv", ["efficiency.py", *map(str, asked), "--batch", "1", "2", "--jobs", jobs])
+        efficiency.main()
     told: dict[str, Any] = json.loads(out.read_text())
-    base, row = told["rows"]
+    assert [row["batch"] for row in told["rows"]] == [1, 1, 2, 2]
+    base, row = told["rows"][:2]
     assert (base["method"], row["method"], row["of"]) == ("base", "random", [0.6])
     assert row["macs"] <= 0.4 * base["macs"] and 0 < row["ratio"] != 1 and row["file_bytes"] < base["file_bytes"]
     text = section(told)
+    assert [line[:20] for line in text.splitlines() if line.startswith("### ")] == [
+        "### demo, batch 1, o",
+        "### demo, batch 2, o",
+    ]
     assert "## Latency of what each method leaves" in text and "CPUExecutionProvider, fp32" in row["where"]
     cells = next(line for line in text.splitlines() if line.startswith("| random 0.6 |")).split(" | ")
     assert cells[-2:] == ["0.588", "0.441 |"] and int(cells[-4]) == round(row["memory_mib"])
