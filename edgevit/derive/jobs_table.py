@@ -2,6 +2,7 @@
 
 Schema history: 1  first version
                 2  versions, of the edgevit that wrote it last; tables of schema 1 are still read
+                3  warnings of each job; tables of schema 2 are still read
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class JobRow:
     params: Count | None = None
     rate: Share | None = None
     reused: tuple[str, ...] = ()  # what was found in the cache
+    warnings: tuple[str, ...] = ()  # what its derivation warned of
 
 
 @dataclass(frozen=True)
@@ -50,4 +52,4 @@ class JobsTable:
     versions: Versions | None = None  # None: of an older edgevit
 
 
-TABLE_KIND = RecordKind("results", JobsTable, READER, schemas=(1, 2))
+TABLE_KIND = RecordKind("results", JobsTable, READER, schemas=(1, 2, 3))

@@ -32,7 +32,7 @@ from edgevit.folder.model import ModelSpec
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import holds_state, partial_folder
 from edgevit.folder.writing import write_whole, writing
-from edgevit.progress import Progress, Silent
+from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.request import as_request
 from edgevit.version import written_by
 
@@ -41,14 +41,24 @@ from edgevit.version import written_by
 
 def run_job(job: Job) -> JobRow:
     """Do one job; an error that edgevit raises on purpose is its result, and any other is a bug."""
-    row, began = _started(job), time.monotonic()
+    row, began, heard = _started(job), time.monotonic(), _Warnings()
     try:
-        made = run(_asked(job))
+        made = run(_asked(job), OnlyOnce(heard))
         row = _done(row, made.model.spec, made.record)
     except EdgeVitError as error:
         # The file has a key for what is an option of `edgevit derive`.
         row = replace(row, state="failed", error=str(error).replace("another --out", "another out"))
-    return replace(row, seconds=round(time.monotonic() - began, 1))
+    return replace(row, seconds=round(time.monotonic() - began, 1), warnings=tuple(heard.texts))
+
+
+class _Warnings(Silent):
+    """Keeps what a derivation in another process warns of."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.texts.append(text)
 
 
 def _asked(job: Job) -> DeriveRequest:
@@ -216,7 +226,7 @@ def _work_off(jobs: Sequence[Job], results: _Results, workers: int, progress: Pr
     workers = min(workers, max(len(due), 1))
     events = work_off(run_job, due, workers, threads=max(torch.get_num_threads() // workers, 1))
     with progress.stage("derive-many", len(due), "job") as stage, closing(events):
-        done = 0
+        done, warned = 0, set[str]()
         try:
             for job, result in events:
                 row = _row(job, result)
@@ -225,6 +235,9 @@ def _work_off(jobs: Sequence[Job], results: _Results, workers: int, progress: Pr
                     done += 1
                     stage.update(done)
                     said = f"failed: {row.error}" if row.error else f"top-1 {cells(row)[1]}"
+                    for text in sorted({*row.warnings} - warned, key=row.warnings.index):  # jobs of a task share most
+                        progress.warn(f"{row.job}: {text}")
+                    warned.update(row.warnings)
                     progress.note(f"{row.job}: {said} ({row.seconds or 0:.0f} s)")
         except KeyboardInterrupt:
             progress.note("stopping: what trains keeps its state first; Ctrl-C once more ends it at once")

@@ -39,6 +39,8 @@ def test_jobs_are_done_once_and_one_that_fails_does_not_stop_the_rest(
         "even-half-nuwa": "done",
     }
     assert "no such class" in rows["bad-half-nuwa"]["error"]
+    (weak,) = rows["odd-half-nuwa"]["warnings"]
+    assert "base" in weak and f"odd-half-nuwa: {weak}" in " ".join(ran.err.split()), "what a worker warns of is told"
     assert rows["even-half-nuwa"]["top1"] == pytest.approx(_top1(tmp_path / "out" / "even-half-nuwa"))
     table = (tmp_path / "out" / "results.md").read_text()
     assert table.count("\n") == 5 and "| odd-half-nuwa |" in table
