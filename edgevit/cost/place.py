@@ -87,6 +87,17 @@ class Place:
             raise UnknownNameError("precision", self.computes_in, PRECISIONS, owner="a table")
         self.conditions().check(self.runs_on, 1)
 
+    def runtime(self, setting: Setting) -> str | None:
+        """The version of ONNX Runtime and the GPU that it computes on: what was measured by others is measured anew.
+
+        None: an engine's, which the board's fingerprint tells.
+        """
+        found = setting.facts.onnxruntime
+        if self.runs_on != "onnxruntime" or found is None:
+            return None
+        gpu = None if self.provider in (None, "cpu") else setting.facts.cuda.device
+        return found.version if gpu is None else f"{found.version}, {gpu}"
+
     def where(self, setting: Setting) -> Where:
         """What a table says of this place, by what the agent found there."""
         from edgevit.derive.allocate.cost_table import Where

@@ -87,7 +87,7 @@ def measured_table(
         if place.builds:
             check_board(board.host, setting.facts, place.profile)
         where = place.where(setting)
-        store = Store.of(_key(network, where), folder)
+        store = Store.of(_key(network, where, place.runtime(setting)), folder)
         with store.alone(told):
             bench = StackBench(network, place, board, setting, store, grid.anchor, told, files, energy)
             rungs = [stack for embed in grid.narrower for stack in grid.rung(embed)]
@@ -199,7 +199,7 @@ def _judge(costs: FittedCosts, quantity: Measured, progress: Progress) -> None:
         )
 
 
-def _key(network: nn.Module, where: Where) -> dict[str, Any]:
+def _key(network: nn.Module, where: Where, runtime: str | None = None) -> dict[str, Any]:
     """What the times of a base's blocks depend on; neither weights, nor how many blocks or classes there are."""
     family = family_of(network)
     geometry = family.geometry(network)
@@ -210,6 +210,7 @@ def _key(network: nn.Module, where: Where) -> dict[str, Any]:
         **{name: getattr(geometry, name) for name in ("embed", "tokens", "patch_values")},
         "modules": [type(module).__name__ for module in layer.modules()],
         "where": where.model_dump(mode="json", exclude={"edgevit"}),
+        **({} if runtime is None else {"runtime": runtime}),
     }
 
 

@@ -1,16 +1,18 @@
 """A table from runs that are there: nothing is measured again, every term is found, and noise is told."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
-from some_costs import FUSED, PLACE, SIZES, made_up
+from some_costs import FUSED, PLACE, SIZES, made_up, runtime
 from some_runs import DENSE, watts
 
 from edgevit.board.bench import Turns
-from edgevit.board.facts import BoardFacts
+from edgevit.board.facts import BoardFacts, CudaFacts, OnnxRuntime
 from edgevit.cost import table as module
 from edgevit.cost.grid import Grid
 from edgevit.cost.measure import StackBench
+from edgevit.cost.place import Place
 from edgevit.cost.store import Store
 from edgevit.cost.table import measured_table
 from edgevit.derive.allocate.cost_table import Where
@@ -100,8 +102,8 @@ def test_sizes_that_are_asked_for_are_in_the_table_and_so_is_the_rest(fill, tmp_
     table = measured_table(network, PLACE, sizes=SIZES, folder=tmp_path)
     assert {cost.width for cost in table.blocks[0].ffn} == {8, 32, 64, 100, 128, 192, 256}
     assert table.quantities == ("ms",)
-    (run, *_) = Store.of(module._key(network, where), tmp_path).runs()
-    Store.of(module._key(network, where), tmp_path).add([replace(run, power=watts(*(1.0,) * 61))])
+    (run, *_) = Store.of(module._key(network, where, runtime()), tmp_path).runs()
+    Store.of(module._key(network, where, runtime()), tmp_path).add([replace(run, power=watts(*(1.0,) * 61))])
     table = measured_table(network, PLACE, points=0, folder=tmp_path)
     assert table.quantities == ("ms",), "energy of some runs is that of none"
 
@@ -201,3 +203,14 @@ def test_measurements_are_kept_apart_by_all_that_says_where_they_were_made(small
     seen = store(there).runs()
     assert there != where and len(store(where).runs()) == 1
     assert seen == ([DENSE] if name == "edgevit" else [])  # an update of edgevit keeps what was measured
+
+
+def test_another_onnx_runtime_or_another_gpu_is_measured_anew(small_vit, where):
+    def found(version, device="Orin", **given):
+        facts = BoardFacts(onnxruntime=OnnxRuntime(version, ()), cuda=CudaFacts(device=device))
+        return Place(**given).runtime(SimpleNamespace(facts=facts))
+
+    assert found("1.22.0") == found("1.22.0", "another") == "1.22.0", "no GPU computes"
+    assert found("1.22.0", provider="cuda") == "1.22.0, Orin" and found("1.22.0", runner="tensorrt") is None
+    keys = [module._key(small_vit(), where, runtime) for runtime in ("1.22.0", "1.23.0", "1.22.0, Orin")]
+    assert all(keys.count(key) == 1 for key in keys)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from some_runs import ON_A_BOARD, watts
 
-from edgevit.board.bench import look
+from edgevit.board.bench import Setting, look
 from edgevit.board.connection import open_board
 from edgevit.cost.grid import Grid
 from edgevit.cost.place import Place
@@ -33,8 +34,18 @@ ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 4, "num_heads
 
 def here() -> Where:
     """What a table of this machine says of it."""
+    return PLACE.where(_looked())
+
+
+@cache
+def runtime() -> str | None:
+    """The ONNX Runtime of this machine."""
+    return PLACE.runtime(_looked())
+
+
+def _looked() -> Setting:
     with open_board(None) as board:
-        return PLACE.where(look(board, None, PLACE.conditions(), Silent()))
+        return look(board, None, PLACE.conditions(), Silent())
 
 
 def made_up(stack: Stack, per_width: float = 0.01) -> float:
@@ -66,4 +77,4 @@ def fill(
             runs.append(
                 replace(ON_A_BOARD, label=stack.label, session=str(session), latencies_ns=latencies, power=power)
             )
-    Store.of(_key(network, where), folder).add(runs)
+    Store.of(_key(network, where, None if where.board else runtime()), folder).add(runs)
