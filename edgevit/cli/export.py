@@ -55,9 +55,8 @@ def show(console: Console, report: Export) -> None:
     console.show(files_table(report))
     if report.fusion:
         f = report.fusion
-        console.show(
-            f"attention fused in {f.fused} of {f.blocks} blocks by {f.compiler} {f.version} for {f.target}: {f.note}"
-        )
+        of = f"in {f.fused} of {f.blocks} blocks" if f.fused <= f.blocks else f"{f.fused} times"  # of unknown blocks
+        console.show(f"attention fused {of} by {f.compiler} {f.version} for {f.target}: {f.note}")
     if engine:
         console.show(engine_table(engine))
     for text in (*report.warnings, *(engine.warnings if engine else ())):

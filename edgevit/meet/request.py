@@ -166,7 +166,7 @@ class MeetRequest(Deriving):
             return [self]
         name = self.quantity
         made = [
-            replace(self, **{name: number}, out=self.out / f"{name}{number:g}", among_others=True)  # type: ignore[arg-type]
+            replace(self, **{name: number}, out=self.out / f"{name}{number:.12g}", among_others=True)  # type: ignore[arg-type]
             for number in self.budgets
         ]
         if not self.overwrite:

@@ -61,7 +61,9 @@ class ReportRequest:
     ]
     output: Annotated[
         Path | None,
-        Option("File to write.  [default: report.html; else standard output]", OUTPUT, short="-o"),
+        Option(
+            "File to write, or - for standard output.  [default: report.html; else standard output]", OUTPUT, short="-o"
+        ),
     ] = None
     format: Annotated[
         str | None,

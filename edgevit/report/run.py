@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edgevit.report.wrong import Wrong
 
 PAGE = Path("report.html")
+STANDARD_OUTPUT = Path("-")
 # What stands near the beginning of each: a file without it is somebody else's, and is not overwritten.
 MARKS: dict[Format, str] = {
     "html": '<meta name="generator" content="edgevit',
@@ -78,6 +79,8 @@ def run(request: ReportRequest, progress: Progress | None = None) -> Report:
             f"--thumbnails is for a page, and the format is {chosen}; leave it out, or give --format html"
         )
     file = PAGE if output is None and chosen == "html" else output
+    if output == STANDARD_OUTPUT:
+        file = None
     if file is not None:
         _refuse_foreign(file, chosen)
     found = gather([Path(path) for path in request.paths])

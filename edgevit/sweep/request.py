@@ -116,7 +116,7 @@ class SweepRequest(Request):
 
     def at(self, rate: float) -> DeriveRequest:
         """The derivation at one rate."""
-        folder = self.out / f"r{rate:g}"
+        folder = self.out / f"r{rate:.12g}"
         shared = {one.name: getattr(self, one.name) for one in fields(Request)}
         going_on = {"out": folder, "resume": partial_folder(folder).is_dir()}
         how = {name: getattr(self, name) for name in ("method", "options", "derive_from", "base_steps", "cache")}

@@ -174,18 +174,18 @@ def _derived(record: Sweep, work: _Work) -> Sweep:
         if (why := work.model(rate)) is not None:
             whys.append(why)
             continue
-        model = data_record(work.out / f"r{rate:g}")
+        model = data_record(work.out / f"r{rate:.12g}")
         assert model is not None  # it was derived from images
         if None not in done:
             work.write_base([c.name for c in model.classes])
             done[None] = work.point(BASE, None)
-        done[rate] = work.point(f"r{rate:g}", rate)
+        done[rate] = work.point(f"r{rate:.12g}", rate)
         if done[rate].images != done[None].images:
             raise DataError(
                 f"the images in {work.request.data} are not those the sweep began with; choose another --out"
             )
         ordered = sorted(done.values(), key=lambda point: (point.rate is not None, point.rate or 0))
-        finetuned = record.finetuned or work.finetuned(f"r{rate:g}")
+        finetuned = record.finetuned or work.finetuned(f"r{rate:.12g}")
         record = replace(record, points=tuple(ordered), finetuned=finetuned)
         write_sweep(work.out, record)
     if not record.derived:

@@ -49,7 +49,11 @@ def test_each_of_several_tasks_has_its_answer_and_one_task_is_one_line(tmp_path:
 def test_tables_go_to_standard_output_and_nothing_beside_them(everything: Path, edgevit_main: Any) -> None:
     rows = list(csv.DictReader(io.StringIO(edgevit_main("report", everything, "--format", "csv").out)))
     assert len(rows) == 11
-    assert edgevit_main("report", everything, "--format", "md").out.startswith("<!-- edgevit report -->\n## Take t1")
+    as_text = edgevit_main("report", everything, "--format", "md").out
+    assert as_text.startswith("<!-- edgevit report -->\n## Take t1")
+    assert edgevit_main("report", everything, "--format", "md", "-o", "-").out == as_text
+    assert edgevit_main("report", everything, "-o", "-").out.lower().startswith("<!doctype html>")
+    assert not Path("-").exists() and not Path("report.html").exists()
     told = json.loads(edgevit_main("report", everything, "--format", "md", "--json", "--gate", "p99<1ms").out)
     assert told["file"] is None and told["panels"][0]["take"] is None
 

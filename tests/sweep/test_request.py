@@ -19,6 +19,8 @@ def asked(tmp_path: Path) -> SweepRequest:
 
 def test_each_rate_is_a_derivation_into_a_folder_of_its_own(asked: SweepRequest, tmp_path: Path) -> None:
     half, less = (asked.at(rate) for rate in asked.rates)
+    close = [asked.at(rate).out for rate in (0.5, 0.50000001)]
+    assert len({*close}) == 2, "each rate has its own folder"
     assert (half.out, half.rate, half.base, half.resume) == (tmp_path / "s" / "r0.5", 0.5, asked.base, False)
     assert replace(half, out=less.out, rate=less.rate) == less
     (tmp_path / "s" / "r0.8.partial").mkdir(parents=True)
