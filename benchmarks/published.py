@@ -67,13 +67,17 @@ RIVALS = (
     "nvit",
     "mdp",
     "taylor",
+    "taylor, embedding kept",
     "torch-pruning",
+    "torch-pruning, magnitude",
     "xpruner",
     "dcvit",
     "corp",
     "wanda",
+    "magnitude",
     "magnitude, all dimensions",
     "random",
+    "random, all dimensions",
 )
 FULL, CURVE, TUNING = "published", "published curve", "published lr"  # tables of the rows
 NUWA: Options = {
