@@ -65,9 +65,9 @@ CLAIMS_TEXT = """### What the papers claim, at this scale
 Points on the mean over sub-tasks and seeds. A claim that does not hold here is not refuted: this base is asked only for
 classes it knows, through a head of these alone, which leaves a smaller model little to gain; and it has learnt from
 three times as many images of each class as its user has, so that training on those few costs the unpruned base, too
-(first table), and costs most where little was pruned. Vulcan and what fine-tunes are trained for 200 steps of 48
-images, and not for the thousands that its paper's rule gives: what is said of them holds for equal short budgets,
-and longer ones may say otherwise: see Targets. NuWa's own ablations, on an older base, end this page.
+(first table). Vulcan and what fine-tunes are trained for 200 steps of 48 images, and not for the thousands that
+Vulcan's rule gives: what is said of them holds for equal short budgets, and longer ones may say otherwise: see Targets.
+NuWa's own ablations are under "The papers' ablations" and, on an older base, in the last section.
 """
 FORGE_TEXT = """### Each step of forge, taken away or replaced: seed {seed}
 
@@ -476,6 +476,8 @@ def attention_table(data: dict[str, Any] | None) -> str:
         lines.append([f"{task} classes, {name}", percent(whole), *cut])
     of = data.get("source", "rendered")
     where = "" if of == "rendered" else f" of {of}"
+    if not bases:
+        return ""
     title = ATTENTION.format(where=where, whole=bases[0]["width"], images=data["calibration_images"])
     if drawn := [row for row in data["rows"] if row["kind"].startswith("random ")]:
         title += SELECTED.format(draws=1 + max(row["draw"] for row in drawn))

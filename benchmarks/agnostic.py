@@ -194,7 +194,15 @@ def _agnostic_table(rows: Sequence[Row]) -> str:
                 points(apart),
             ]
         )
-    head = ["", "base", "base, restricted", "for all", "for all, restricted", "for the sub-task", "of the last two"]
+    head = [
+        "",
+        "base",
+        "base, restricted",
+        "for all",
+        "for all, restricted",
+        "for the sub-task",
+        "points, the last less the one before",
+    ]
     return table(head, lines)
 
 

@@ -129,7 +129,7 @@ def _table(rows: list[Row], names: list[str]) -> str:
         if any(found):
             apart = [_against_base(of) for of in found]
             lines.append([f"**points to the restricted base, {TOLD.get(name, name)}**", *(_points(of) for of in apart)])
-    return table(["", *(f"{rate:g}" for rate in rates)], lines)
+    return table(["top-1, %, by MACs gone", *(f"{rate:g}" for rate in rates)], lines)
 
 
 def _tasks(rows: list[Row]) -> list[int]:

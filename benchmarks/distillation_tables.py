@@ -71,9 +71,9 @@ CHOSEN = {"the highest accuracy": best_accuracy, "the lowest loss": best_loss, "
 RECIPES_TITLE = "## Recipes of distillation, each against the method's own, on {data}"
 RECIPES = (
     "Every recipe trains copies of one closed form of forge (`fused`), {steps} steps of {batch_size} images, learning "
-    "rate at most {lr:g}; of its {looks} looks the one with the lowest loss on the validation part is kept. Top-1 and "
-    "loss against the restricted base on images that nothing was trained or chosen on, {judged}; points against "
-    "`gentle`, which has warm-up and a rate that the loss limits. Mean and range over seeds {seeds}."
+    "rate at most {lr:g}; {looks} times its state is judged, and that with the lowest loss on the validation part is "
+    "kept. Top-1 in % and loss against the restricted base on images that nothing was trained or chosen on, {judged}; "
+    "points against `gentle`, which has warm-up and a rate that the loss limits. Mean and range over seeds {seeds}."
 )
 UNLABELLED = """### Recipes on {data}, with fewer labelled images
 

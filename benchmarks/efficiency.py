@@ -308,7 +308,9 @@ def section(data: dict[str, Any] | None) -> str:
         head = (
             "Random weights; in turns. Latency as a share of the base's with its 95 % interval, where there were "
             f"rounds enough for one; memory is the process's peak of RAM. Published: {SOURCES[part]}, of a DeiT-Base, "
-            "whatever runtime and precision it was, as shares of its dense model." + (DEPTH if part == "depth" else "")
+            "whatever runtime and precision it was, as shares of its dense model. images/s is a mean over "
+            "each run, latency a median: where they disagree, single inferences were slow."
+            + (DEPTH if part == "depth" else "")
         )
         found.append(f"## {title}\n\n{chr(10).join(textwrap.wrap(head, 118))}\n")
         for (model, where, batch), rows in sorted(sessions.items()):

@@ -57,9 +57,10 @@ def best(rows: Sequence[Row]) -> Row:
 
 TEXT = """## The width of the embedding, on {title}: chosen against every other
 
-Forge's closed form with the ladder as it is, and with every width as the only one, of {whole}; shape `fused`, equal
-MACs, top-1 on `val/`. Mean over seeds {seeds}. `by validation`: the width that is best on the validation part, which
-nothing but its images tells. Where a cell is empty, the width cannot be had at that rate, or was not run.
+Forge's closed form as it chooses the width, and with each width of {whole} down as the only choice; shape `fused`,
+equal MACs, top-1 in % on `val/`. Mean over seeds {seeds}. `by validation`: the width whose model is best on the
+validation part, once every width has a model. Where a cell is empty, the width cannot be had at that rate, or was not
+run.
 """
 
 

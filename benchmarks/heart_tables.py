@@ -12,11 +12,11 @@ TOLD = """## HEART: tokens and heads, before and after training, on {base}
 {images} test images, {tokens} tokens, {heads}. Shares of tokens and heads that go; {steps} steps of {batch_size} images
 with the restricted base as teacher. `alike`: the same shares in every block, so that all tokens leave after the first;
 the others share them out by their scores, so that equal shares are not equal MACs. `random`: which tokens and which
-heads, by chance. Mean and range over seeds {seeds}.{more}
+heads, by chance. Mean and range over seeds {seeds}.{coarse}{more}
 """
-SMALL = " A small base with few tokens: it says nothing of 197."
+SMALL = "\nA small base with few tokens: it says nothing of 197."
 BASES = {
-    "demo": ("the demo's base", "three heads, so that a fifth of the heads is none"),
+    "demo": ("the demo's base", "three heads in each of four blocks"),
     "rendered": ("12 of 24 rendered classes", "three heads in each of six blocks"),
     "fine": ("24 of 48 finer classes", "three heads in each of six blocks"),
     "fashion": ("photographs of five kinds of clothes", "two heads in each of six blocks"),
@@ -59,7 +59,8 @@ def section(data: dict[str, Any] | None) -> str:
         parts.append(
             TOLD.format(
                 base=base, heads=heads, images=rows[0]["images"], tokens=rows[0]["reaching"][0], steps=how["steps"],
-                batch_size=how["batch_size"], seeds=", ".join(map(str, seeds)), more=SMALL if name in BASES else "",
+                batch_size=how["batch_size"], seeds=", ".join(map(str, seeds)), coarse=_coarse(rows),
+                more=SMALL if name in BASES else "",
             )
         )  # fmt: skip
         parts += [code_told(row.get("edgevit") for row in rows) + "\n", _accuracy(rows)]
@@ -87,6 +88,20 @@ def _of_user(name: str, rows: list[dict[str, Any]]) -> tuple[str, str]:
     return f"{len(classes)} classes of `{name}`", f"{len(blocks)} blocks"
 
 
+def _coarse(rows: list[dict[str, Any]]) -> str:
+    """How many heads of a block `alike` lets go at each share, which few heads round down; nothing without rows."""
+    whole = max((heads for row in rows for heads in row.get("heads_left", ())), default=0)
+    alike = [row for row in rows if row["variant"] == "heart, alike" and row.get("heads_left")]
+    gone = {row["heads"]: whole - row["heads_left"][0] for row in alike}
+    if not gone:
+        return ""
+    shares: dict[int, list[str]] = {}
+    for share, heads in sorted(gone.items()):
+        shares.setdefault(heads, []).append(f"{100 * share:.0f}")
+    told = ", ".join(f"{heads or 'none'} at {' and '.join(of)} %" for heads, of in shares.items())
+    return f"\nA block has {whole} heads, and whole ones go: of `alike` {told}."
+
+
 def _accuracy(rows: list[dict[str, Any]]) -> str:
     lines = []
     for (tokens, heads), of_ratio in grouped(rows, "tokens", "heads").items():
@@ -100,7 +115,7 @@ def _accuracy(rows: list[dict[str, Any]]) -> str:
                     percent([row["base"] for row in group]),
                 ]
             )
-    return table(["tokens/heads", "MACs left, %", "before", "after", "the base, restricted"], lines)
+    return table(["tokens/heads, %", "MACs left, %", "top-1 before, %", "after", "the base, restricted"], lines)
 
 
 def _composed(rows: list[dict[str, Any]]) -> str:
@@ -112,5 +127,5 @@ def _composed(rows: list[dict[str, Any]]) -> str:
         ]
         for (rate, variant), group in grouped(rows, "rate", "variant").items()
     ]
-    head = ["MACs gone", "MACs left, %", "before", "after", "the base, restricted", "embedding, of each seed"]
+    head = ["MACs gone", "MACs left, %", "top-1 before, %", "after", "the base, restricted", "embedding, of each seed"]
     return table(head, lines)

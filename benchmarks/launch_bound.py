@@ -134,10 +134,11 @@ def derived(place: Place, costs: Path, of: Row, scratch: Path) -> Row:
 
 TEXT = """## Where only fewer sites are faster
 
-Photographs of clothes. By a cost table that is made up, of a device on which nine tenths of a site's time are the same
-whatever its widths, as nearly on a GPU that one image is far from filling: budgets in shares of what the base takes.
-Top-1 on `val/`, and points below the base restricted to the classes, means over seeds {seeds}, and of the first alone
-where there is no interval; attentions and FFNs that are left of {sites}, with the first seed.
+Photographs of clothes. Nothing was timed here: a made-up cost table stands for a device on which nine tenths of the
+time of an attention or an FFN (a site) do not depend on its widths, as nearly on a GPU that one image is far from
+filling. Budgets are shares of the base's time by that table. Top-1 in % on `val/`, and points to the base restricted to
+the classes: mean and range over seeds {seeds}, or the first alone where there is no range. Sites: attentions and FFNs
+that are left of {sites}, with the first seed.
 """
 
 

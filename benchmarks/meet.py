@@ -22,7 +22,7 @@ import tempfile
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -338,6 +338,11 @@ def where_told(row: Mapping[str, Any]) -> str:
     return (f" on {provider}" if provider != "cpu" else "") + (f", {threads} threads" if threads > 1 else "")
 
 
+def _interval(ends: Sequence[float | None]) -> str:
+    low, high = ends
+    return "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
+
+
 def here_section(rows: list[dict[str, Any]]) -> str:
     """The part of RESULTS.md about this machine."""
     within = sum(LEAST <= row["afterwards"] <= 1 for row in rows)
@@ -347,15 +352,16 @@ def here_section(rows: list[dict[str, Any]]) -> str:
         f"{machines}; load average up to {busiest:.1f}. Closed form of forge; random weights, but for the demo's base. "
         "Afterwards: the model's share of its base, measured again beside it (p50, or processor time where other "
         f"programs were busy), of the budget: {within} of {len(rows)} lie between {LEAST} and 1. Minutes: of a search; "
-        "of the table, if it was measured for this one."
+        "of the cost table, which all budgets of a model share."
     )
     lines = [
         [
-            f"{row['model']}{where_told(row)}, {row['share']:g} of its base",
+            f"{row['model']}{where_told(row)}, {row['share']:g} of its base"
+            + (f", run {row['repeat'] + 1}" if row["repeat"] else ""),
             row["outcome"],
             str(len(row["rounds"])),
             f"{row['verified']:.3f}",
-            f"{row['afterwards']:.3f}" + "".join(f", {end:.3f}" for end in row["interval"] if end is not None),
+            f"{row['afterwards']:.3f}" + _interval(row["interval"]),
             f"{row['seconds'] / 60:.1f}; {row['table_seconds'] / 60:.1f}",
             f"{row['load_average']:.1f}",
         ]

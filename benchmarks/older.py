@@ -45,12 +45,14 @@ def rows_told(rows: Iterable[Row], data: str = "rendered") -> str:
     Rows name their `method` where they are not all forge's, and have an `embed` where forge could choose it.
     """
     rows = list(rows)
-    lacking = [row for row in rows if row.get("method", "forge") == "forge" and "embed" not in row]
+    of_forge = [row for row in rows if row.get("method", "forge") == "forge"]
+    lacking = [row for row in of_forge if "embed" not in row]
     bases = {row["base_sha256"][:8] for row in rows}
     today = (base_today() or "")[:8]
     said = []
     if lacking:
-        said.append("older code that kept the embedding's width (no row has an `embed`)")
+        which = "no row has" if len(lacking) == len(of_forge) else f"{len(lacking)} of {len(of_forge)} rows lack"
+        said.append(f"older code that kept the embedding's width ({which} an `embed`)")
     if today and data == "rendered" and bases and bases != {today}:
         said.append(f"another base ({', '.join(sorted(bases))}; now {today})")
     newer = f"{EVERY} has the newest" if data == "rendered" else f"{NEWEST} have the newest, on other images"
@@ -73,9 +75,9 @@ def commits_told(rows: Iterable[Row]) -> str:
     older = list(dict.fromkeys(commit for commit in made if commit != newest))
     if not older or newest is None:
         return ""
+    which = "Some of forge's" if newest in made else "Forge's"
     return (
-        f"**Rows of forge here are of commit {', '.join(older)}, and those that {PHOTOGRAPHS} has last of {newest}: "
-        "not all are of the same code.**\n"
+        f"**{which} rows here are of other code ({', '.join(older)}) than the newest of {PHOTOGRAPHS} ({newest}).**\n"
     )
 
 

@@ -206,16 +206,18 @@ def cases(
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 TEXT = (
-    "{ran} of the {ways} rows that there can be were run. A method that trains sees as many images as Vulcan's own "
-    "rule gives it (up to {most} steps of {batch}), at its own learning rate of {lrs}, or beyond where the "
-    "outermost is the best, chosen on the validation part in runs of a quarter of the length: by the loss, or by "
-    "top-1 where a method tells no loss. As published: the choices of the paper, which keep every head and block; "
-    "Vulcan's shapes are `paper`, and it learns from labels; NuWa trains masks for 10,000 steps of one image and "
-    "nothing else. Better base: what is cut is the base after as many steps on the labels, where these made its "
-    "loss on the validation part less; it has seen as many images once more, and its learning rate is chosen by "
-    "that loss. The base is fine-tuned for as long as the models of the highest rate. Rivals are distilled as forge"
-    " is, each with its own rule of warm-up. {top1}{seeds} of the first sub-task, one of the others. {images}Empty:"
-    " out of reach, or not run."
+    "{ran} of {ways} methods and ways to train were run. What trains sees as many images as Vulcan's own rule gives it "
+    "(up to {most} steps of {batch}). Its learning rate is the best of {lrs}, or lies beyond where the outermost is "
+    "the best: chosen on the validation part in runs of a quarter of the length, by the loss, or by top-1 where a "
+    "method tells no loss. As published: the choices of the paper, which keep every head and block; Vulcan's shapes "
+    "are `paper`, and it learns from labels; NuWa trains masks for 10,000 steps of one image and nothing else. "
+    "{better}The base is fine-tuned for as long as the models of the highest rate. Rivals are distilled as forge is, "
+    "each with its own rule of warm-up. {top1}{seeds} of the first sub-task, one of the others. {images}Empty: out of "
+    "reach, or not run."
+)
+BETTER_TOLD = (
+    "Better base: what is cut is the base after as many steps on the labels, where these made its loss on the "
+    "validation part less; so it has seen the images twice as often, and its learning rate is chosen by that loss. "
 )
 
 
@@ -246,6 +248,7 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
         top1="" if top1 is None else f"Base top-1 {100 * top1:.1f} % on all classes; ",
         seeds=seeds_told(first or full),
         images=IMAGES.get(base, ""),
+        better=BETTER_TOLD if any(row["variant"].endswith(BETTER) for row in full) else "",
     )
     yield f"## At published length, {TITLES.get(base, f'`{base}`')}\n\n" + "\n".join(textwrap.wrap(told, 118)) + "\n"
     if older := commits_told(row for row in rows if row["table"] in (FULL, CURVE)):  # in the order of the file
@@ -261,7 +264,7 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
                 if lr and not _tried(rows, base, name):  # what does not reach the rate at which others are tried
                     lr += ", not chosen"
                 lines.append([f"{task} classes, {name}", lr, *cells])
-    yield table(["", "learning rate", *(f"{rate:g}" for rate in RATES)], lines)
+    yield table(["top-1, %, by MACs gone", "learning rate", *(f"{rate:g}" for rate in RATES)], lines)
     longest = [row for row in first if row["rate"] == PUBLISHED_RATE and row["seed"] == SEEDS[0]]
     lengths = sorted({row["steps"] for row in (*curve, *longest) if row["steps"]})
     lines = []
@@ -271,7 +274,7 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
             lines.append([name, *(percent(derived(picked(found, steps=steps))) for steps in lengths)])
     if curve:
         yield f"Against images seen, {sizes[0]} classes, rate {PUBLISHED_RATE:g}, seed {SEEDS[0]}:\n"
-        yield table(["", *(f"{steps * BATCH} images" for steps in lengths)], lines)
+        yield table(["top-1, %", *(f"{steps * BATCH} images" for steps in lengths)], lines)
     blind = dict.fromkeys(row["variant"] for row in full if not any(block["heads"] for block in row["blocks"]))
     if blind:
         told = f"No attention stays, the class token sees no patch, and all images get one answer: {', '.join(blind)}."

@@ -37,17 +37,18 @@ import rivals
 import summary
 import transfer
 import turns
-from tables import grouped, load, table
+from tables import grouped, load, picked, table
 
 HERE = Path(__file__).parent
 HEAD = f"""# Results
 
-Made by `python benchmarks/results.py` from `benchmarks/results/*.json`. `make benchmark` runs what measures all of it
-but the last section: a script that keeps rows adds those that are missing, and a record that is deleted first is
-measured anew. Machines were shared: ratios measured side by side mean more than seconds.
+Made by `python benchmarks/results.py` from `benchmarks/results/*.json`. `make benchmark` measures what is missing on
+this machine's processor; to measure a record anew, delete it first. Three things it does not make: what a GPU measured
+(its section says so), tables of older code (their headings say so), and the last section. Machines were shared:
+ratios measured side by side mean more than seconds.
 
-Forge nearest to what it is today: {older.NEWEST}, where it is said which rows are older. Other sections
-with forge may be of older code; where their records tell, the section says so at its beginning.
+The newest rows of forge are in {older.NEWEST}.
+Other sections may have forge of older code; where their records tell, the section says so at its beginning.
 
 {older.LINKS}
 """
@@ -58,6 +59,7 @@ features.
 """
 SHAPES = """## Shapes: latency beside MACs
 
+{cpu}, {cores} cores; load average {load:.1f} at the start.
 Random weights; each derived model and its dense base are measured in turns in one process. `fused` and `paper` have
 equal MACs, `padded` is `paper` with the smaller of QK and VO zero-padded. Latency ratio to dense, with half the
 distance between its quartiles. Fused attention blocks: TensorRT-RTX for SM 8.6, a proxy for Orin and not Orin. A CPU
@@ -296,7 +298,9 @@ def forge() -> str:
     if fast:
         each = ", ".join(f"{seen['MKL']:.0f} and {seen['oneDNN']:.0f}" for seen in fast)
         told += f"GFLOP/s of a wide product by MKL, as the older code has it, and by oneDNN, before each run: {each}.\n"
-    told += "How fast wide products were in that hour, and what of the older times it changes: docs/decisions/056.\n"
+    told += (
+        "docs/decisions/056-thinned-sums.md says how fast wide products were then, and which older times it changes.\n"
+    )
     if len(runs) > 2:
         times = sum(run["cpu_s"] for run in runs) / runs[0]["cpu_s"]
         told += f"{len(runs)} budgets, each a command of its own, take {times:.1f} times the first's processor time.\n"
@@ -330,12 +334,12 @@ def _shapes(head: str, data: dict[str, Any] | None) -> str:
     if data is None:
         return ""
     rows, of = data["rows"], data["environment"]
-    parts = [head.format(gpu=of["gpu"], torch=of["torch"])]
+    parts = [head.format(**of, load=of["load_average"][0])]
     for (runner, batch), group in sorted(grouped(rows, "runner", "batch").items()):
         lines = []
         for (model, rate), forms in grouped((r for r in group if r["shape"] != "dense"), "model", "rate").items():
-            dense = next(r for r in group if (r["model"], r["rate"], r["shape"]) == (model, rate, "dense"))
-            cells = [model.split("_patch")[0], f"{rate}", f"{dense['latency_ms_median']:.2f}"]
+            dense = [r["latency_ms_median"] for r in picked(group, model=model, rate=rate, shape="dense")]
+            cells = [model.split("_patch")[0], f"{rate}", f"{dense[0]:.2f}" if dense else ""]
             for shape in ("paper", "padded", "fused"):
                 found = [r for r in forms if r["shape"] == shape]
                 cells.append(_shape_cell(found[0]) if found else "")

@@ -120,7 +120,7 @@ def methods_table(rows: list[Row], names: Mapping[str, str]) -> str:
                 cells.append(percent(derived(found)) + shape)
             if any(cells):
                 lines.append([f"{task} classes, {names.get(name, name)}", *cells])
-    return table(["", *(f"{rate:g}" for rate in RATES)], lines)
+    return table(["top-1, %, by MACs gone", *(f"{rate:g}" for rate in RATES)], lines)
 
 
 def differences_table(rows: list[Row]) -> str:
@@ -138,7 +138,7 @@ def differences_table(rows: list[Row]) -> str:
             cells.append(f"{points([a - b for a, b in pairs])}; n = {len(pairs)}" if pairs else "")
         if name != "forge" and any(cells):
             lines.append([name, *cells])
-    return table(["forge less, over n pairs", *(f"{rate:g}" for rate in RATES)], lines)
+    return table(["points, forge less, over n pairs", *(f"{rate:g}" for rate in RATES)], lines)
 
 
 RENDERED = f"""## Rivals: what else cuts the same base

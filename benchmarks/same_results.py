@@ -1,8 +1,8 @@
 """What every method makes of small bases, to the last bit: a record to hold a change of the code against.
 
-    python benchmarks/same_results.py                write benchmarks/results/same_results.json
-    python benchmarks/same_results.py --check        derive again, name every case that differs, exit 1 if any does
-    python benchmarks/same_results.py --check --base "class token" --method forge     those of one base and method
+    python benchmarks/same_results.py            # write benchmarks/results/same_results.json
+    python benchmarks/same_results.py --check    # derive again, name every case that differs, exit 1 if any does
+    python benchmarks/same_results.py --check --base "class token" --method forge    # those of one base and method
 
 Every method, shape policy and head on six small bases with random weights (class token, distillation token, registers,
 LayerScale, no biases, residual after the norm): the hash of the derived weights, the widths of every block, tokens that

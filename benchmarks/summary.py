@@ -24,12 +24,13 @@ Forge, equal MACs, shapes that fuse; small bases trained by the project, and no 
 a Jetson. Which code the rows are of, which were trained on a GPU, seeds and ranges are in the sections below.
 
 """
-BELOW = "Points of top-1 below the base restricted to the classes; mean of so many derivations, of three sub-tasks:\n"
-AHEAD = """Points ahead of the rival that comes nearest, over n pairs of sub-task and seed, and of how many in all. A
-rival with another option, as the embedding kept, counts as one more:
+BELOW = "Points of top-1 below the base restricted to the classes: mean of n derivations, of three sub-tasks.\n"
+AHEAD = """Points of top-1 ahead of the rival that comes nearest: mean and range over n pairs of sub-task and seed, and
+of how many rivals it is the nearest. Each rate has rivals of its own; one with another option counts as one more.
 """
-AT_LENGTH = f"""Ahead of each rival, {PUBLISHED_RATE:g} of the MACs gone, when all have trained as long as Vulcan's rule
-says; better base: of the base after as much training, where that is better on the validation part:
+AT_LENGTH = f"""Points of top-1 ahead of each rival, {PUBLISHED_RATE:g} of the MACs gone: mean and range over n pairs of
+sub-task and seed. All have trained as long as Vulcan's rule says, but NuWa as published, which trains only masks.
+Better base: what is cut is the base after as much training, where that is better on the validation part.
 """
 
 
@@ -39,11 +40,11 @@ def section() -> str:
     if not below:
         return ""
     heads = [f"{rate:g}" for rate in RATES]
-    parts = [INTRODUCTION + BELOW, table(["", *heads], below)]
+    parts = [INTRODUCTION + BELOW, table(["MACs gone", *heads], below)]
     if ahead:
-        parts += [AHEAD, table(["", *heads[:-1]], ahead)]
+        parts += [AHEAD, table(["MACs gone", *heads[:-1]], ahead)]
     if at_length := list(_at_length()):
-        parts += [AT_LENGTH, table(["", "", "sub-tasks", "rival", "points"], at_length)]
+        parts += [AT_LENGTH, table(["base", "ours", "sub-tasks", "rival", "points ahead"], at_length)]
     return "\n".join(parts)
 
 

@@ -56,7 +56,7 @@ def picked(rows: Iterable[Row], **values: Any) -> list[Row]:
 def seeds_told(rows: Iterable[Row]) -> str:
     """How many seeds there are rows of, and which: `n = 2 (seeds 42, 43)`."""
     seeds = sorted({row["seed"] for row in rows})
-    return f"n = {len(seeds)} (seeds {', '.join(map(str, seeds))})"
+    return f"n = {len(seeds)} (seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))})"
 
 
 def derived(rows: Iterable[Row]) -> list[float]:

@@ -120,9 +120,9 @@ def section(data: dict[str, Any] | None) -> str:
         "\n".join(textwrap.wrap(told, 118)) + "\n",
         commits_told(rows),
         baselines_table([row for row in rows if row["accuracy"]["base_finetuned"] is not None]),
-        table(["top-1", *head], lines),
+        table(["top-1, %, by MACs gone", *head], lines),
         "Points that the better base adds:\n",
-        table(["", *head], gains),
+        table(["MACs gone", *head], gains),
     ]
     return "\n".join(part for part in parts if part)
 

@@ -71,6 +71,13 @@ def test_a_user_s_rows_are_not_called_photographs_of_clothes() -> None:
     assert ablations.section({"rows": {}}) == ""
 
 
+def test_where_nuwa_s_masks_keep_every_neuron_it_is_said_that_nothing_was_purified() -> None:
+    case = next(case for part, case in CASES if part == "nuwa")
+    for kept, seen in ((1.0, True), (0.9, False)):
+        told = ablations.section({"rows": {"1": {**row(case, 0.8), "facts": {"anchor_neurons": kept}}}})
+        assert ("masks kept every neuron" in told) == seen
+
+
 def test_the_title_says_which_base() -> None:
     for base, where in (("fashion", "photographs"), ("fine", "48 finer classes")):
         rows = {"1": {**row(CASES[0][1], 0.8), "data": base}}

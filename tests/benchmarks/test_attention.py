@@ -106,3 +106,4 @@ def test_moments_have_a_record_of_each_base_and_a_line_of_each_selection() -> No
     assert "| 3 classes, all tokens x 0.01 | 90.0 | 80.0 |" in told
     first = accuracy_tables.attention_table({"rows": rows[:2], "calibration_images": 128})
     assert "### Attention alone, factorised" in first and "draws" not in first
+    assert accuracy_tables.attention_table({"rows": rows[1:], "calibration_images": 128}) == "", "nothing of the base"

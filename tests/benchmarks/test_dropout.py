@@ -78,7 +78,7 @@ def test_the_table_has_points_to_piad_of_the_same_sub_task_and_seed() -> None:
     ]
     rows = [one for one in rows if (one["variant"], one["task"]) != ("PIAD", 6)]  # not run: nothing to compare with
     told = section(rows)
-    assert "on 24 rendered classes" in told and "n = 1 (seeds 42)" in told
+    assert "on 24 rendered classes" in told and "n = 1 (seed 42)" in told
     assert "| PIAD |  | 80.0 (80.0 to 80.0) |  |  |" in told
     assert "| LayerDrop 0.2 |  | 63.3 (50.0 to 70.0) |  |  |" in told
     assert "| LayerDrop 0.2 |  | -10.0 (-10.0 to -10.0) |  |  |" in told

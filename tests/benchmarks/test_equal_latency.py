@@ -43,4 +43,6 @@ def test_tables_show_what_rows_say() -> None:
     }  # fmt: skip
     told = here_section([here, {**here, "repeat": 1, "afterwards": 1.02}])
     assert "1 of 2" in told.replace("\n", " ")
-    assert "| demo, 0.5 of its base | met | 1 | 0.980 | 0.970, 0.950 | 2.0; 1.0 | 0.1 |" in told
+    assert "| demo, 0.5 of its base | met | 1 | 0.980 | 0.970 | 2.0; 1.0 | 0.1 |" in told, "half an interval is none"
+    assert "| demo, 0.5 of its base, run 2 | met |" in told
+    assert "| 0.970 (0.950 to 0.990) |" in here_section([{**here, "interval": [0.95, 0.99]}])

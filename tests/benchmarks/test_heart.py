@@ -62,6 +62,13 @@ def test_the_section_has_a_line_of_every_variant_and_bears_missing_parts() -> No
     finer = heart_tables.section({"rows": rows, "training": heart.TRAINING, "cost": None, "base": "fine"})
     assert "on 24 of 48 finer classes" in finer and "lab-log" not in finer and "lab-log" in text
     assert set(heart_tables.BASES) == set(heart.BASES)
+    assert "A block has" not in text
+    alike = [
+        {**rows[0], "variant": "heart, alike", "heads": share, "heads_left": [left] * 4}
+        for share, left in ((0.2, 3), (0.6, 2), (0.4, 2), (0.8, 1))
+    ]
+    told = heart_tables.section({"rows": alike, "training": heart.TRAINING, "cost": None})
+    assert "A block has 3 heads, and whole ones go: of `alike` none at 20 %, 1 at 40 and 60 %, 2 at 80 %." in told
 
 
 def test_a_row_is_told_from_others_by_what_it_was_asked() -> None:

@@ -180,6 +180,7 @@ def test_figures_of_older_code_say_so_by_what_their_record_lacks(monkeypatch: py
     forge, vulcan = {"method": "forge", "base_sha256": "b"}, {"method": "vulcan", "base_sha256": "b"}
     assert older.rows_told([{**forge, "embed": 64}, {"base_sha256": "b", "embed": None}, vulcan]) == ""
     assert "no row has an `embed`" in older.rows_told([forge, vulcan])
+    assert "1 of 2 rows lack an `embed`" in older.rows_told([forge, {**forge, "embed": 64}])
     assert "another base (c; now b)" in older.rows_told([{**forge, "embed": 64, "base_sha256": "c"}])
     assert "another base" not in older.rows_told([{**forge, "base_sha256": "c"}], "digits")
     assert older.stages_told([{"seconds": {"embedding": 1.0}}, {"seconds": {}}]) == ""
@@ -190,7 +191,7 @@ def test_links_to_the_newest_figures_lead_to_their_sections() -> None:
     made = (ROOT / "benchmarks" / "RESULTS.md").read_text()
     for title in older.TITLES.values():
         assert f"\n## {title}\n" in made
-    assert f"{older.NEWEST}, where it is said which rows are older" in made and older.LINKS in made
+    assert f"The newest rows of forge are in {older.NEWEST}.\n" in made and older.LINKS in made
 
 
 def test_targets_say_what_is_left_of_a_difference_at_published_length() -> None:
@@ -327,3 +328,12 @@ def test_the_summary_is_of_the_means_that_the_sections_have(monkeypatch: pytest.
     assert "comes nearest" not in told
     monkeypatch.setattr(summary, "load", lambda name: None)
     assert summary.section() == ""
+
+
+def test_shapes_without_their_dense_base_are_told_without_its_latency() -> None:
+    record = tables.load("shapes")
+    assert record is not None
+    fused = next(row for row in record["rows"] if row["shape"] == "fused")
+    told = results._shapes(results.SHAPES, {**record, "rows": [fused]})
+    assert line_of(told, "deit_tiny")[1:5] == [f"{fused['rate']}", "", "", ""]
+    assert record["environment"]["cpu"] in told

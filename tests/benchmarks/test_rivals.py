@@ -50,6 +50,7 @@ def test_rows_of_forge_of_another_commit_say_so(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(older, "commit_today", lambda: "bbb")
     old, new = ({"versions": {"edgevit": f"0.1.0 ({commit})"}} for commit in ("aaa+", "bbb"))
     told = section(row("cut", "forge", **old), row("cut", "nvit", **new))
-    assert "**Rows of forge here are of commit aaa, and those that [Photographs] has last of bbb:" in told
-    assert "of commit" not in section(row("cut", "nvit", **old), row("cut", "forge", **new))
-    assert "of commit" not in section(row("cut", "forge"), row("cut", "nvit", **new)), "nothing is known of forge's"
+    assert "**Forge's rows here are of other code (aaa) than the newest of [Photographs] (bbb).**" in told
+    assert "**Some of forge's rows here are" in section(row("cut", "forge", **old), row("cut", "forge", **new))
+    assert "of other code" not in section(row("cut", "nvit", **old), row("cut", "forge", **new))
+    assert "of other code" not in section(row("cut", "forge"), row("cut", "nvit", **new)), "nothing is known of forge's"
