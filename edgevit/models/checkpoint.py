@@ -260,7 +260,7 @@ def _filled(name: str, args: dict[str, Any], checkpoint: Path, progress: Progres
     """Make a timm model with the weights of a file, and as many classes as they have, which `args` then says, too."""
     with without_values():
         family = family_like(_create(name, args))
-    weights = family.named(read_weights(checkpoint))
+    weights = family.named(read_weights(checkpoint, progress.note))
     args.setdefault("num_classes", weights.classes)  # perhaps not ImageNet's, or none
     with without_values():  # which would be drawn to be replaced
         network = _create(name, args)

@@ -5,11 +5,12 @@ Whose names they have is a family's business (`Family.named`).
 
 from __future__ import annotations
 
+import argparse
 import pickle
 import re
 import struct
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,10 @@ FOREIGN = (
     AssertionError, ArithmeticError, MemoryError, struct.error,
 )  # fmt: skip
 
-WRAPPINGS = ("state_dict", "model", "teacher")  # where training programs put the weights of a model
+# Where training programs put the weights of a model. Of several the first counts: an average over the training before
+# what was trained last, as timm itself takes them.
+AVERAGED = ("state_dict_ema", "model_ema")
+WRAPPINGS = (*AVERAGED, "state_dict", "model", "model_state_dict", "teacher")
 
 
 def first_line(error: BaseException, length: int) -> str:
@@ -66,8 +70,11 @@ def reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def read_weights(path: Path) -> State:
-    """Read plain weights from safetensors or from a checkpoint that holds nothing but tensors, under their own names.
+def read_weights(path: Path, say: Callable[[str], None] = lambda text: None) -> State:
+    """Read plain weights from safetensors or from a checkpoint that holds nothing but data, under their own names.
+
+    What stands before every name, such as `model.`, is taken off. Which weights were taken where there are two is told
+    to `say`.
 
     Raises:
         CheckpointError: missing, truncated, or a pickle that is not plain weights.
@@ -78,10 +85,8 @@ def read_weights(path: Path) -> State:
         _refuse_other_file(path)
     with reading(path), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's about old formats: the file is opened, or the error says why not
-        held: Any = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    for wrapping in WRAPPINGS:
-        if isinstance(held, dict) and wrapping in held:
-            held = held[wrapping]
+        held: Any = load_file(path) if path.suffix == ".safetensors" else _load_data(path)
+    held = _unwrapped(held, path, say)
     if not isinstance(held, dict) or not held or not all(_is_weight(*item) for item in held.items()):
         raise CheckpointError(f"{path} does not hold plain weights; save `model.state_dict()`, best as safetensors")
     for name, value in held.items():
@@ -90,7 +95,34 @@ def read_weights(path: Path) -> State:
                 f"{path}: {name} is {strange}, and weights are floating-point numbers, each of which is stored; save "
                 "the `state_dict()` of the model that it was made of"
             )
-    state: State = clean_state_dict(held)
+    return _without_prefix(clean_state_dict(held))
+
+
+def _load_data(path: Path) -> Any:
+    """Read what torch wrote: data alone, among it the options of a training, as timm's train.py keeps them."""
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(path, "cpu", weights_only=True)
+
+
+def _unwrapped(held: Any, path: Path, say: Callable[[str], None]) -> Any:
+    """The weights among what a training program wrote."""
+    for _ in WRAPPINGS:  # they may lie in one another, and a pickle in itself
+        found = [name for name in WRAPPINGS if held.get(name) is not None] if isinstance(held, dict) else []
+        if not found:
+            break
+        if found[0] in AVERAGED and len(found) > 1:
+            say(
+                f"{path} holds weights twice: {found[0]}, averaged over the training, is read, as by timm, and not "
+                f"{found[1]}; to have those, save them alone"
+            )
+        held = held[found[0]]
+    return held
+
+
+def _without_prefix(state: State) -> State:
+    """Take off what stands before every name: what a training program calls the module that the network is in."""
+    while all("." in name for name in state) and len({name.partition(".")[0] for name in state}) == 1:
+        state = {name.partition(".")[2]: value for name, value in state.items()}
     return state
 
 

@@ -30,8 +30,8 @@ class Payload:
         return (os.mkdir, (str(self.marker),))
 
 
-@pytest.mark.parametrize("wrapped", [None, "model", "state_dict"])
-@pytest.mark.parametrize("prefix", ["", "module."])
+@pytest.mark.parametrize("wrapped", [None, "model", "state_dict", "model_state_dict", "model_ema"])
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "net._orig_mod."])
 def test_checkpoints_are_found_under_their_usual_wrappings(
     small_vit: Any, tmp_path: Path, wrapped: str | None, prefix: str
 ) -> None:
@@ -73,10 +73,36 @@ def test_a_hostile_checkpoint_is_refused_and_not_executed(tmp_path: Path) -> Non
 
 
 def test_what_a_training_program_keeps_beside_weights_is_named(small_vit: Any, tmp_path: Path) -> None:
-    file = tmp_path / "model_best.pth.tar"  # as timm's train.py writes it
-    torch.save({"state_dict": small_vit().state_dict(), "args": argparse.Namespace(lr=1)}, file)
-    with pytest.raises(CheckpointError, match=r"more than plain weights \(argparse\.Namespace\) .*weights_only=False"):
+    file = tmp_path / "best.ckpt"
+    torch.save({"state_dict": small_vit().state_dict(), "best": Path("best.ckpt")}, file)
+    with pytest.raises(CheckpointError, match=r"more than plain weights \(pathlib\.\S*Path\) .*weights_only=False"):
         read_weights(file)
+
+
+@pytest.mark.parametrize("averaged", ["state_dict_ema", "model_ema"])
+def test_averaged_weights_are_read_as_by_timm_and_that_is_said(small_vit: Any, tmp_path: Path, averaged: str) -> None:
+    file = tmp_path / "model_best.pth.tar"  # as timm's train.py writes it
+    last, mean, said = small_vit(), small_vit(), []
+    with torch.no_grad():
+        mean.head.bias += 1
+    held = {"state_dict": last.state_dict(), averaged: mean.state_dict()}
+    torch.save({**held, "args": argparse.Namespace(lr=1), "epoch": 3}, file)
+    assert torch.equal(read_weights(file, said.append)["head.bias"], mean.head.bias)
+    assert said == [
+        f"{file} holds weights twice: {averaged}, averaged over the training, is read, as by timm, and not state_dict; "
+        "to have those, save them alone"
+    ]
+    assert torch.equal(outputs(open_base(NAME, checkpoint=file, model_args=ARGS)), outputs(mean))
+    torch.save({**held, averaged: None}, file)  # a training without an average
+    assert torch.equal(outputs(open_base(NAME, checkpoint=file, model_args=ARGS)), outputs(last))
+
+
+def test_a_checkpoint_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    held: dict[str, Any] = {}
+    held["model"] = held
+    torch.save(held, tmp_path / "x.pth")
+    with pytest.raises(CheckpointError, match="does not hold plain weights"):
+        read_weights(tmp_path / "x.pth")
 
 
 def test_a_whole_pickled_model_is_refused(small_vit: Any, tmp_path: Path) -> None:
