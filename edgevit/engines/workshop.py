@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from edgevit.folder.writing import file_sha256, writing
 from edgevit.progress import Progress
 from edgevit.version import written_by
 
+LEFT_S = 3600.0  # that a file which is being fetched is written to at least once in
 NATIVE_OPSET, OLDEST_OPSET = 17, 16  # with LayerNormalization as one operator, from TensorRT 8.6 on; without
 TAKEN_OVER = ("sha256", "bytes", "strongly_typed", "workspace_bytes", "device_memory_bytes", "fused")
 
@@ -280,6 +282,7 @@ class Workshop:
         built, written = descent.judged.built, descent.judged.written
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
+            _remove_left(target.parent)
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             self.board.fetch(built["engine"], temporary, built["sha256"], self.progress)
@@ -288,3 +291,11 @@ class Workshop:
             yield temporary
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove what fetches left that were killed: one that goes on, here or on another machine, writes all the time."""
+    for file in folder.glob(".*.engine.*"):
+        with suppress(FileNotFoundError):  # it was another's, and is in its place now
+            if time.time() - file.stat().st_mtime > LEFT_S:
+                file.unlink()

@@ -7,6 +7,7 @@ have been seen to. That shows the way through every part, and says nothing of Te
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -155,6 +156,15 @@ def test_of_all_that_was_tried_the_board_keeps_only_the_engine_that_is_taken(
     assert len(notes.builds) > 3 and any(name.startswith("send images") for name in notes.stages)
     left = {path.name for path in (server.cache / "files").iterdir() if path.suffix != ".onnx"}
     assert left == {f"{record.sha256}.engine"}
+
+
+def test_what_a_fetch_left_that_was_killed_goes_with_the_next(stored: EngineRecord) -> None:
+    left, going_on = (stored.path.with_name(f".{name}") for name in ("1.engine.7", ".2.engine.8.8.part"))
+    for file in (left, going_on):
+        file.write_bytes(b"half an engine")
+    os.utime(left, (0, 0))
+    build(folder_of(stored), rebuild=True)
+    assert hidden(folder_of(stored)) == [going_on.name]
 
 
 @pytest.mark.parametrize("release", ["8.6.1", "11.1"])
