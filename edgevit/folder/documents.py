@@ -138,7 +138,10 @@ def newer(content: Mapping[str, Any], seen: int, known: int) -> str:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """YAML without keys that are there twice: the last would win silently; and with 1e-4 as a number, as in JSON."""
+    """YAML without keys that are there twice: the last would win silently; and with the numbers that JSON has.
+
+    So 1e-4 is one, and 00012, 0x1f and 12:30 are texts: YAML 1.1 takes the class 00012 for the number 10, in octal.
+    """
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[str] = set()
@@ -151,8 +154,14 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         return super().construct_mapping(node, deep)
 
 
+INTEGER = "tag:yaml.org,2002:int"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag != INTEGER]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(INTEGER, re.compile(r"[-+]?(?:0|[1-9][0-9_]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+"), list("-+0123456789")
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
 
 

@@ -105,6 +105,14 @@ def test_a_fault_of_a_yaml_file_is_one_line(tmp_path: Path, content: str, told: 
     assert told in refusal(tmp_path, content, Strict, "yaml")
 
 
+def test_names_of_digits_stay_as_they_are_written_in_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("[00012, -07, 0x1f, 12:30, 1e4b, 3e5f9a77]")
+    assert READER.yaml(file, list[str]) == ["00012", "-07", "0x1f", "12:30", "1e4b", "3e5f9a77"]
+    file.write_text("[0, 12, -3, 1_000, 1e-4, 2E+3, 0.5]")
+    assert READER.yaml(file, list[float]) == [0, 12, -3, 1000, 1e-4, 2000, 0.5]
+
+
 def test_few_lines_of_yaml_that_hold_more_values_than_memory_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
