@@ -172,7 +172,8 @@ class Split:
         """A line per image: its label, name and, for files, size."""
         for reference, label in zip(self.references, self.labels, strict=True):
             path = Path(str(reference)) if self.source.files else None
-            told = f"{path.parent.name}/{path.name} {path.stat().st_size}" if path else str(reference)
+            size = path.stat().st_size if path and path.is_file() else 0  # a link to nothing was a file once
+            told = f"{path.parent.name}/{path.name} {size}" if path else str(reference)
             yield f"{label} {told}\n"
 
     def fingerprint(self) -> str:

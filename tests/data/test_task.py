@@ -213,11 +213,18 @@ def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-200])
 
 
+def unlink(file: Path) -> None:
+    """As where the disk that images lie on is not mounted."""
+    file.unlink()
+    file.symlink_to("nothing")
+
+
 SPOILT: list[tuple[str, Callable[[Path], Any], str]] = [
     ("truncated", truncate, "truncated"),
     ("text", lambda f: f.write_text("hello"), "not an image"),
     ("empty", lambda f: f.write_bytes(b""), "not an image"),
     ("no format", lambda f: f.write_bytes(b"DDS \x7c" + bytes(123)), "Unknown pixel format"),  # a RuntimeError
+    ("link", unlink, "No such file"),
 ]
 spoilt = pytest.mark.parametrize(("spoil", "reason"), [s[1:] for s in SPOILT], ids=[s[0] for s in SPOILT])
 
@@ -245,6 +252,13 @@ def test_bad_images_are_left_out_and_counted_if_asked(both: Path, spoil: Callabl
     assert task.skipped == task.record().skipped_images == 2
     assert len(everything) == 20 + 10 + 4 + 3 - 2 and not everything & set(map(str, bad))
     assert reopened(task.record()).record() == task.record()
+
+
+def test_an_image_that_is_a_link_to_nothing_by_now_has_changed(both: Path) -> None:
+    record = task_of(both, "dog,cat", 3).record()
+    unlink(both / "train" / "cat" / "7.png")
+    with pytest.raises(DataError, match="are not those the model was derived from"):
+        reopen(record, PREPROCESSING, check=("test",))
 
 
 class Warned(Silent):

@@ -21,7 +21,12 @@ LITTER = {"thumbs.db", "ehthumbs.db", "desktop.ini"}  # what Windows puts among 
 
 
 def _class_folders(folder: Path) -> dict[str, Path]:
-    found = {f.name: f for f in sorted(folder.iterdir()) if f.is_dir() and not f.name.startswith(".")}
+    found: dict[str, Path] = {}
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir() and not entry.name.startswith("."):
+            found[entry.name] = entry
+        elif not _is_litter(entry.name) and not entry.exists():
+            raise DataError(f"{entry} is a link to nothing, and may be a class; mend it, or remove it")
     for name in found:
         if not _is_text(name):  # class names stand in JSON, tables and metadata
             raise DataError(f"the name of the folder {os.fsencode(name)!r} in {folder} is no UTF-8; rename it")
@@ -49,7 +54,7 @@ def _below(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]
             continue
         if entry.is_dir():
             yield from _below(entry, above | {here})
-        elif entry.is_file():
+        elif entry.is_file() or not entry.exists():  # a link to nothing, which whoever reads it is told of
             yield entry
 
 

@@ -20,6 +20,13 @@ def test_classes_are_folders_and_hidden_ones_are_none(tmp_path: Path, image_fold
     assert source.references("train", "dog") == [str(tmp_path / "dog" / f"{i}.png") for i in range(2)]
 
 
+def test_a_class_folder_that_is_a_link_to_nothing_is_one_line(tmp_path: Path, image_folder: Make) -> None:
+    image_folder(tmp_path, {"cat": 1, "dog": 1})
+    (tmp_path / "eel").symlink_to(tmp_path / "not mounted")
+    with pytest.raises(DataError, match=r"/eel is a link to nothing, and may be a class; mend it, or remove it$"):
+        open_source(str(tmp_path))
+
+
 @pytest.mark.parametrize("name", [".DS_Store", "Thumbs.db", "desktop.ini", "Desktop.ini", "._0.png"])
 def test_what_a_file_manager_leaves_among_images_is_passed_over(tmp_path: Path, image_folder: Make, name: str) -> None:
     image_folder(tmp_path, {"cat": 1})
