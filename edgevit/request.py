@@ -276,7 +276,7 @@ def plain_type(kind: Any) -> Any:
 
 
 def assignments(option: str, example: str) -> Callable[[list[str], Given], dict[str, Any]]:
-    """Read `img_size=32` as {"img_size": 32}; a value that is no Python literal is text."""
+    """Read `img_size=32` as {"img_size": 32}; a value that is no Python literal, nor `true` or `false`, is text."""
 
     def read(texts: list[str], _: Given) -> dict[str, Any]:
         args: dict[str, Any] = {}
@@ -285,7 +285,7 @@ def assignments(option: str, example: str) -> Callable[[list[str], Given], dict[
             if not equals or not name.isidentifier():
                 raise OptionError(f"{option} {text} is not of the form name=value; try {option} {example}")
             try:
-                args[name] = ast.literal_eval(value)
+                args[name] = ast.literal_eval({"true": "True", "false": "False"}.get(value, value))
             except (ValueError, SyntaxError):
                 args[name] = value
         return args

@@ -107,6 +107,14 @@ def test_a_request_is_written_as_json_has_it() -> None:
 FUNCTIONS = [name for name in edgevit.__all__ if name[0].islower()]
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("a=true", True), ("a=false", False), ("a=False", False), ("a=0", 0), ("a=falsehood", "falsehood")],
+)
+def test_true_and_false_are_read_in_small_letters_too(text: str, value: Any) -> None:
+    assert assignments("--more", "a=1")([text], {}) == {"a": value}
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_public_function_has_more_than_a_dozen_parameters(name: str) -> None:
     function = getattr(edgevit, name)

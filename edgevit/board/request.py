@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from edgevit.agent.runners import has_profiler, runner_names, runner_options
+from edgevit.agent.runners import has_profiler, option_types, runner_names
 from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.request import BOARD, JOBS, LOAD, MEASURING, OUTPUT, RUNNER, Nested, Option, assignments
 
 PRECISIONS = ("fp32", "fp16", "mixed")
 POWER_METERS = ("ina3221", "tegrastats", "jtop")
+TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {  # of the options of runners, and what one is called
+    "bool": (lambda value: type(value) is bool, "True or False"),  # a text would be taken for true
+    "int": (lambda value: type(value) is int and value >= 1, "a whole number of at least 1"),
+    "float": (lambda value: type(value) in (int, float) and 0 <= value < float("inf"), "a number of at least 0"),
+    "str": (lambda value: type(value) is str, "a text"),
+}
 MOST_IMAGES = 32  # pictures of an end-to-end bench: decoding takes longer for some, and a camera sees many
 LEAST_PERIOD_MS = 0.1  # `sleep` returns about so late
 ROUNDS = 10  # of several models in turns; an interval of their ratios needs at least 6
@@ -140,18 +146,22 @@ class Conditions:
         return self.period_ms is not None or self.end_to_end
 
     def runner_options(self, runner: str, streams: int) -> dict[str, Any]:
-        """The runner's own options; those that it does not know are refused by name."""
+        """The runner's own options; those that it does not know are refused by name, and values of other types."""
         several = None if streams == 1 else streams  # one is what every runner does by itself
         given = {"provider": self.provider, "threads": self.threads, "streams": several}
         options = {**{name: value for name, value in given.items() if value is not None}, **self.options}
-        known = runner_options(runner)
+        known = option_types(runner)
         if self.end_to_end and "transfers" in known:
             options = {"transfers": True, **options}
-        for name in options:
+        for name, value in options.items():
             if name not in known:
                 raise OptionError(
                     f"the runner {runner!r} has no option {name!r}; its options: {', '.join(known) or 'none'}"
                 )
+            kind, _, optional = known[name].partition(" | ")
+            fits, told = TYPES[kind]
+            if not fits(value) and not (optional and value is None):
+                raise OptionError(f"--option {name}={value} is not {told}, as the runner {runner!r} takes")
         return options
 
     def check(self, runner: str, rounds: int) -> None:
@@ -182,7 +192,9 @@ class Conditions:
         for name, value, least in limits:
             if not least <= value < float("inf"):
                 raise OptionError(f"--{name} is {value}: it must be at least {least}")
-        self.runner_options(runner, max(self.streams))
+        provider = self.runner_options(runner, max(self.streams)).get("provider", "cpu")
+        if provider not in PROVIDERS:
+            raise UnknownNameError("provider", provider, PROVIDERS)
         self._check_use()
         if self.layers:
             self._check_layers(runner)

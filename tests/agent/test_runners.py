@@ -11,6 +11,7 @@ import pytest
 from edgevit.agent import runners
 from edgevit.agent.measure import MeasurementRequest, measure
 from edgevit.agent.runners import RunnerError
+from edgevit.board.request import TYPES
 
 TORCH_RUNNER = '''
 """A matrix product on the GPU, by torch: shows that what a runner tells of GPU time holds on a real one."""
@@ -58,6 +59,7 @@ def test_every_runner_says_what_it_requires_and_takes_model_and_batch(name):
     runner = runners.import_runner(name)
     assert isinstance(runner.REQUIRES, tuple)
     assert not {"model", "batch"} & set(runners.runner_options(name))
+    assert {kind.partition(" | ")[0] for kind in runners.option_types(name).values()} <= TYPES.keys()
     assert runner.__doc__
 
 

@@ -96,8 +96,13 @@ def has_profiler(name: str) -> bool:
 
 
 def runner_options(name: str) -> list[str]:
-    _model, _batch, *options = inspect.signature(import_runner(name).open_runner).parameters
-    return [option for option in options if option != BESIDE]
+    return list(option_types(name))
+
+
+def option_types(name: str) -> Dict[str, str]:
+    """The options of a runner with their types as its file writes them, such as `int | None`."""
+    _model, _batch, *options = inspect.signature(import_runner(name).open_runner).parameters.values()
+    return {option.name: str(option.annotation) for option in options if option.name != BESIDE}
 
 
 @contextmanager
