@@ -142,6 +142,8 @@ def _strange_values(name: str, value: Tensor) -> str | None:
     """What a tensor is whose values are no weights by themselves, such as a quantised one; None: they may be."""
     if value.is_quantized:
         return "quantised"
+    if value.is_meta:
+        return "of shape and type alone"
     if value.layout != torch.strided:
         return f"of layout {str(value.layout).removeprefix('torch.')}"
     if value.is_complex() or (not value.is_floating_point() and name.endswith((".weight", ".bias"))):

@@ -129,6 +129,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, content: Any) -> No
         (lambda w: (10 * w).to(torch.int8), "is of int8"),
         (lambda w: w.to(torch.complex64), "is of complex64"),
         (lambda w: w.to_sparse(), "is of layout sparse_coo"),
+        (lambda w: w.to("meta"), "is of shape and type alone"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")

@@ -46,9 +46,9 @@ _HUGGING_FACE = [
     (r"^distillation_classifier\.", "head_dist."),
 ]
 _DINOV2 = [
-    (r"^backbone\.", ""),  # beside the heads of its training
     (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # chunks, in which blocks keep their own numbers
 ]
+PATCHES = "patch_embed.proj.weight"  # as both have it but Hugging Face
 REGISTERS = "register_tokens"  # as both have them; timm's name of them and of DINOv2's FFN is timm's business
 CLASSIFIERS = ("head", "head_dist")
 ELSEWHERE = ("dist_token", REGISTERS)  # what a network of another class has, or has under another name
@@ -60,6 +60,7 @@ _JOINED = {  # what timm has as rows of one matrix
 
 def named(state: Mapping[str, Tensor]) -> Weights:
     """Give weights timm's names, by whose they have."""
+    state = _of_network(state)
     rules, notes = _DINOV2, []
     if any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in state):
         rules = _HUGGING_FACE
@@ -68,13 +69,22 @@ def named(state: Mapping[str, Tensor]) -> Weights:
     for whole, parts in _JOINED.items():
         _join(found, whole, parts)
     head, token = found.get("head.weight"), found.get("cls_token")
-    if head is not None and token is not None and head.ndim == 2 and head.shape[1] == 2 * token.shape[-1]:
+    if head is not None and token is not None and head.ndim == 2 and head.shape[1:] == (2 * token.numel(),):
         notes.append(
             "the classifier of the weights reads the class token and the mean of the patches, and timm's reads one of "
             "them: it is left out"
         )
         found, head = {name: value for name, value in found.items() if not name.startswith("head.")}, None
     return Weights(found, tuple(notes), 0 if head is None else len(head))
+
+
+def _of_network(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Take off what the names of the one network begin with, beside those of a loss or of other heads."""
+    found = [name.removesuffix(PATCHES) for name in state if name.endswith(f".{PATCHES}")]
+    if len(found) != 1 or PATCHES in state:
+        return state
+    beside = {name: value for name, value in state.items() if not name.startswith(found[0])}
+    return {**beside, **{name.removeprefix(found[0]): state[name] for name in state if name not in beside}}
 
 
 def _renamed(name: str, rules: Iterable[tuple[str, str]]) -> str:

@@ -125,6 +125,22 @@ def test_dinov2_with_registers_is_read_however_it_is_written(small_vit: Any, tmp
     assert ("dino_head.last_layer.weight" in " ".join(notes)) == (form == "training")
 
 
+def test_a_network_is_found_beside_what_its_training_weighed_the_loss_with(small_vit: Any, tmp_path: Path) -> None:
+    network = small_vit(num_classes=7)
+    given = {f"model.{name}": value for name, value in network.state_dict().items()}
+    model, notes = opened({**given, "criterion.weight": torch.ones(7)}, tmp_path)
+    assert torch.equal(outputs(model), outputs(network))
+    assert notes == [f"left out of the weights, as {NAME} has no use for them: criterion.weight"]
+    twice = {name.replace("model.", "ema."): value.clone() for name, value in given.items()}
+    with pytest.raises(CheckpointError, match="it lacks blocks"):
+        opened({**given, **twice}, tmp_path)
+
+
+def test_a_class_token_without_channels_is_one_line(small_vit: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cls_token is \[\], expected \[1, 1, 64\]"):
+        opened({**small_vit().state_dict(), "cls_token": torch.tensor(1.0)}, tmp_path)
+
+
 @pytest.mark.parametrize("names", ["w12", "weights_in", "gate_proj"])
 def test_gated_ffns_of_dinov2_are_timms(names: str) -> None:
     args = {**ARGS, "num_classes": 0, "mlp_ratio": 4}
