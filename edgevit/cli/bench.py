@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from errno import ENOSPC
 from os import SEEK_END, strerror
+from os.path import abspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -216,7 +217,7 @@ def against_base(context: typer.Context, model: Path) -> str | None:
     origin = derived_from(model)
     if origin is None:
         return None
-    beside, base = model.with_name("base"), base_of(model)
+    beside, base = base_beside(model), base_of(model)
     both = arguments.repeated(context, "bench", models=(base or beside, model), labels=None)
     if base is not None:
         return f"Next: {both} sets it against its base, in turns"
@@ -234,7 +235,12 @@ def base_of(model: Path) -> Path | None:
     origin = derived_from(model)
     if origin is None:
         return None
-    return next((p for p in (model.with_name("base"), Path(origin)) if ModelFolder(p).is_model), None)
+    return next((p for p in (base_beside(model), Path(origin)) if ModelFolder(p).is_model), None)
+
+
+def base_beside(model: Path) -> Path:
+    """Where the base of a model lies that `edgevit sweep` derived, or whoever goes by its next command."""
+    return (model if model.name not in ("", "..") else Path(abspath(model))).with_name("base")
 
 
 def derived_from(model: Path) -> str | None:

@@ -23,7 +23,7 @@ from edgevit.folder.documents import Reader
 from edgevit.folder.lock import alone_in
 from edgevit.folder.names import HISTORY
 from edgevit.folder.records import UNMARKED, More, RecordKind
-from edgevit.folder.writing import refuse_existing, write_whole, writing
+from edgevit.folder.writing import refuse_existing, refuse_nameless, write_whole, writing
 from edgevit.version import written_by
 
 REQUEST, BASELINES = "request.json", "baselines.json"
@@ -52,7 +52,12 @@ REQUEST_KIND = RecordKind("request", RequestRecord, STATE, schemas=(UNMARKED, 1)
 
 
 def partial_folder(out: Path) -> Path:
-    """Where an unfinished derivation of `out` keeps its state."""
+    """Where an unfinished derivation of `out` keeps its state.
+
+    Raises:
+        OutputError: `out` has no name, as `.` has none.
+    """
+    refuse_nameless(out)
     return out.with_name(out.name + ".partial")
 
 

@@ -32,6 +32,14 @@ def _sha256(file: Any) -> str:  # Python 3.10 has no file_digest
     return digest.hexdigest()
 
 
+def refuse_nameless(folder: Path) -> None:
+    """Raise OutputError where a path does not end in the name of what is to be made, as `.` and `..` do not."""
+    if folder.name in ("", ".."):
+        raise OutputError(
+            f"--out {folder} does not end in the name of a folder; give one, such as --out {folder / 'm'}"
+        )
+
+
 def refuse_existing(folder: Path, *, overwrite: bool | None = None) -> None:
     """Refuse an output that is in the way or cannot be made; called before hours of work and again at the end.
 
@@ -39,10 +47,11 @@ def refuse_existing(folder: Path, *, overwrite: bool | None = None) -> None:
         overwrite: whether it is to be replaced; None: what asks has no option for that.
 
     Raises:
-        OutputError: the folder is there, a link to nowhere is, its name is too long, or what holds it is no folder, or
-            one that cannot be written in. To be overwritten it must be a model folder, and hold nothing that edgevit
-            does not write.
+        OutputError: the folder is there, a link to nowhere is, its name is too long or missing, or what holds it is no
+            folder, or one that cannot be written in. To be overwritten it must be a model folder, and hold nothing that
+            edgevit does not write.
     """
+    refuse_nameless(folder)
     if os.path.lexists(folder):
         if not folder.exists():
             raise OutputError(f"{folder} is a link to nothing; choose another --out, or remove it")

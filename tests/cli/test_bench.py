@@ -3,6 +3,7 @@ import re
 import resource
 import signal
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import typer
@@ -274,7 +275,7 @@ def test_tables_say_how_a_model_was_used(run_bench, model, tmp_path):
     assert gate.err.startswith("error: gate throughput>1/s: with --period-ms images per second are given")
 
 
-def test_a_derived_model_is_to_be_set_against_its_base(tmp_path):
+def test_a_derived_model_is_to_be_set_against_its_base(tmp_path, monkeypatch):
     model, base = tmp_path / "t1", tmp_path / "base"
     for folder in (model, base):
         folder.mkdir()
@@ -291,3 +292,6 @@ def test_a_derived_model_is_to_be_set_against_its_base(tmp_path):
     assert f"then {both}" in next_command(context, [model], None)
     (base / "model.json").write_text(spec_text(some_spec(), "0" * 64))
     assert next_command(context, [model], None).startswith(f"Next: {both}")
+    monkeypatch.chdir(model)
+    here = next_command(context, [Path(".")], None)
+    assert here.startswith(f"Next: edgevit bench {base} . --board orin"), "given from within its folder"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from edgevit.errors import OutputError
+from edgevit.folder.unfinished import partial_folder
 from edgevit.folder.writing import refuse_existing, refuse_unwritable, replaced_folder, write_whole
 
 
@@ -35,6 +36,13 @@ def test_a_link_to_nothing_is_refused_as_an_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="root may write everywhere else")
+@pytest.mark.parametrize("out", [".", "..", "a/..", "/"])
+def test_an_output_without_a_name_is_refused(out: str) -> None:
+    for refuse in (partial_folder, lambda folder: refuse_existing(folder, overwrite=True)):
+        with pytest.raises(OutputError, match=rf"^--out {out} does not end in the name of a folder; give one, such as"):
+            refuse(Path(out))
+
+
 def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"^cannot write /proc/runs/t1: .*; free some space or choose another place$"):
         refuse_existing(Path("/proc/runs/t1"))
