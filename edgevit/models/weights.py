@@ -10,6 +10,7 @@ import pickle
 import re
 import struct
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,10 +83,10 @@ def read_weights(path: Path, say: Callable[[str], None] = lambda text: None) -> 
     if not path.is_file():
         raise CheckpointError(f"no weights at {path}; check the path")
     with reading(path):
-        _refuse_other_file(path)
+        is_safetensors = _is_safetensors(path)
     with reading(path), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's about old formats: the file is opened, or the error says why not
-        held: Any = load_file(path) if path.suffix == ".safetensors" else _load_data(path)
+        held: Any = load_file(path) if is_safetensors else _load_data(path)
     held = _unwrapped(held, path, say)
     if not isinstance(held, dict) or not held or not all(_is_weight(*item) for item in held.items()):
         raise CheckpointError(f"{path} does not hold plain weights; save `model.state_dict()`, best as safetensors")
@@ -100,8 +101,9 @@ def read_weights(path: Path, say: Callable[[str], None] = lambda text: None) -> 
 
 def _load_data(path: Path) -> Any:
     """Read what torch wrote: data alone, among it the options of a training, as timm's train.py keeps them."""
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        return torch.load(path, "cpu", weights_only=True)
+    # Open: by its name torch takes a file for safetensors.
+    with path.open("rb") as file, torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(file, "cpu", weights_only=True)
 
 
 def _unwrapped(held: Any, path: Path, say: Callable[[str], None]) -> Any:
@@ -126,12 +128,42 @@ def _without_prefix(state: State) -> State:
     return state
 
 
-def _refuse_other_file(path: Path) -> None:
-    """Raise CheckpointError for what torch would take for a damaged or a dangerous pickle, such as a text."""
+def _is_safetensors(path: Path) -> bool:
+    """Tell files by how they begin, whatever they are called; torch would take a text for a dangerous pickle.
+
+    Raises:
+        CheckpointError: it is none that holds plain weights.
+    """
     with path.open("rb") as file:
-        begins = file.read(2)
-    if path.suffix != ".safetensors" and begins and not begins.startswith((b"PK", b"\x80")):  # a zip, or a pickle
+        begins = file.read(9)
+    if begins.startswith(b"PK"):
+        _refuse_other_zip(path)
+    if begins.startswith((b"PK", b"\x80")):  # a zip, or a pickle
+        return False
+    named = path.suffix == ".safetensors"
+    if begins and not named and begins[8:] != b"{":  # behind the length of its header
         raise CheckpointError(f"{path} is no file of weights; give safetensors, or what `torch.save` wrote")
+    return named or bool(begins)
+
+
+def _refuse_other_zip(path: Path) -> None:
+    """Raise CheckpointError for a zip that is whole, and not what `torch.save` writes."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {name.rpartition("/")[2] for name in archive.namelist()}
+    except (zipfile.BadZipFile, ValueError, LookupError, NotImplementedError):
+        return  # torch says what is wrong with it
+    if "constants.pkl" in names:
+        raise CheckpointError(
+            f"{path} is TorchScript, a program with its weights; save those alone: "
+            "`torch.save(torch.jit.load(FILE).state_dict(), ...)`"
+        )
+    if "data.pkl" not in names:
+        reads = "; timm's `create_model(NAME, checkpoint_path=FILE)` reads those of Google's ViT, and its"
+        raise CheckpointError(
+            f"{path} is a zip of other things than weights of torch's"
+            + (f"{reads} `state_dict()` can be saved" if path.suffix == ".npz" else "; give what `torch.save` wrote")
+        )
 
 
 def _is_weight(name: object, value: object) -> bool:

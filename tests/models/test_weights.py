@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -148,6 +150,25 @@ def test_a_text_is_called_neither_a_pickle_nor_truncated(tmp_path: Path, text: s
     file.write_text(text)
     with pytest.raises(CheckpointError, match=rf"^{file} is no file of weights; give safetensors, or what"):
         read_weights(file)
+
+
+@pytest.mark.parametrize("name", ["x.pth", "x.bin", "x.safetensors", "x"])
+def test_what_a_file_holds_is_told_by_its_content_and_not_by_its_name(tmp_path: Path, name: str) -> None:
+    for write in (save_file, torch.save):
+        write({"a": torch.ones(2)}, tmp_path / name)
+        assert torch.equal(read_weights(tmp_path / name)["a"], torch.ones(2))
+
+
+def test_zips_that_torch_did_not_save_are_called_neither_truncated_nor_dangerous(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "script.pt", "w") as script:  # as `torch.jit.save` names what is in it
+        for member in ("script/data.pkl", "script/constants.pkl", "script/version"):
+            script.writestr(member, "")
+    np.savez(tmp_path / "a.npz", kernel=np.ones(2))
+    (tmp_path / "x.pth").write_bytes((tmp_path / "a.npz").read_bytes())
+    for name, said in (("script.pt", "is TorchScript"), ("a.npz", "Google's ViT"), ("x.pth", "a zip of other things")):
+        with pytest.raises(CheckpointError, match=said) as refusal:
+            read_weights(tmp_path / name)
+        assert "\n" not in str(refusal.value) and "truncated:" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".old.pth"])
