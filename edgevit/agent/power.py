@@ -72,9 +72,11 @@ class Readings:
     def add(self, time_ns: int, milliwatts: dict[str, float]) -> None:
         """Keep one reading of all rails, "label@address", or "label" where the meter does not tell the address.
 
-        A reading that lacks a rail of the first one is left out: its total would be too low.
+        A reading that lacks a rail of the others is left out, be it the first: its total would be too low.
         """
-        self.names = self.names or list(milliwatts)
+        if set(self.names) < set(milliwatts) and len(self.rows) < 2:
+            del self.rows[:], self.times_ns[:]
+            self.names = list(milliwatts)
         if all(name in milliwatts for name in self.names):
             self.times_ns.append(time_ns)
             self.rows.append([milliwatts[name] for name in self.names])

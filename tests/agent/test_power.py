@@ -23,6 +23,17 @@ def test_a_reading_without_all_rails_is_left_out():
     assert (power["times_ns"], power["rails"]) == ([1, 3], {"A@40": [1.0, 3.0], "B@40": [2.0, 4.0]})
 
 
+def test_a_first_reading_without_all_rails_is_left_out_too():
+    readings = Readings("any", [["40", "A"]])
+    readings.add(1, {"B@40": 2.0})
+    readings.add(2, {"B@40": 4.0, "A@40": 3.0})
+    readings.add(3, {"B@40": 5.0})
+    readings.add(4, {"B@40": 6.0, "A@40": 7.0})
+    power = readings.figures(None)["power"]
+    assert (power["times_ns"], power["rails"]) == ([2, 4], {"A@40": [3.0, 7.0], "B@40": [4.0, 6.0]})
+    assert power["total"] == ["A@40"]
+
+
 def test_a_window_that_begins_anew_keeps_the_newest_of_the_readings_before_it():
     readings = Readings("any", [["40", "A"]])
     readings.add(1, {"A@40": 1.0})
