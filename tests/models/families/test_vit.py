@@ -186,6 +186,14 @@ def test_what_the_algebra_would_break_is_refused_by_name(name: str, args: Any, r
     assert name in str(refusal.value) or type(network).__name__ in str(refusal.value)
 
 
+@pytest.mark.parametrize("how", [{"dynamic_img_size": True}, {"dynamic_img_pad": True}], ids=str)
+def test_images_that_are_no_whole_patches_are_refused_where_timm_takes_none(small_vit: Any, how: Any) -> None:
+    family_of(small_vit(img_size=36))  # whose rest is cut off
+    family_of(small_vit(img_size=32, **how))
+    with pytest.raises(UnsupportedModelError, match=r"36 x 36 are no whole .* of 8 x 8.*'img_size=\(32, 32\)'"):
+        family_of(small_vit(img_size=36, **how))
+
+
 def test_a_gate_is_refused(small_vit: Any) -> None:
     network = small_vit()
     network.blocks[1].attn = timm.layers.Attention(64, num_heads=2, qkv_bias=True, gated=True)

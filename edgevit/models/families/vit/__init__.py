@@ -92,6 +92,12 @@ def _name(model: Any) -> str:
     return str((config.get("architecture") if isinstance(config, dict) else None) or type(model).__name__)
 
 
+def _leaves_a_rest(patch: Any) -> bool:
+    """Whether its images do not divide into patches, where that is not simply cut off."""
+    rest = any(side % step for side, step in zip(patch.img_size, patch.patch_size, strict=True))
+    return rest and (patch.dynamic_img_pad or not patch.strict_img_size)
+
+
 def check(model: Any) -> None:
     name, patch = _name(model), model.patch_embed
     if getattr(model, "rope", None) is not None:
@@ -99,6 +105,13 @@ def check(model: Any) -> None:
     if type(patch) is not PatchEmbed:
         raise UnsupportedModelError(
             f"cannot prune {name}: its patch embedding is {type(patch).__name__}, which edgevit cannot read yet"
+        )
+    if _leaves_a_rest(patch):
+        size, step = (" x ".join(map(str, pair)) for pair in (patch.img_size, patch.patch_size))
+        whole = ", ".join(str(side // step * step) for side, step in zip(patch.img_size, patch.patch_size, strict=True))
+        raise UnsupportedModelError(
+            f"cannot prune {name}: images of {size} are no whole number of patches of {step}, which "
+            f"dynamic_img_size and dynamic_img_pad want; try --model-arg 'img_size=({whole})'"
         )
     if patch.proj.in_channels != 3:
         raise UnsupportedModelError(
