@@ -151,7 +151,7 @@ def _refuse_other_zip(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             names = {name.rpartition("/")[2] for name in archive.namelist()}
-    except (zipfile.BadZipFile, ValueError, LookupError, NotImplementedError):
+    except (zipfile.BadZipFile, RuntimeError, ValueError, LookupError):
         return  # torch says what is wrong with it
     if "constants.pkl" in names:
         raise CheckpointError(

@@ -236,7 +236,8 @@ def test_a_checkpoint_that_is_truncated_or_of_another_architecture(
     assert "cannot read cut.safetensors" in error and "truncated" in error
     assert "does not fit vit_tiny_patch16_224: it lacks blocks.2" in refused("--model-arg", "depth=3")
     state = load_file(digits_checkpoint)
-    save_file({f"visual.{k}": v for k, v in state.items()}, tmp_path / "other.safetensors")
+    towers = {f"{tower}.{k}": v.clone() for tower in ("visual", "written") for k, v in state.items()}
+    save_file(towers, tmp_path / "other.safetensors")
     said = refused("--checkpoint", "other.safetensors", without=("checkpoint",))
     assert "it lacks blocks.0" in said and "has no use for them: visual." in said
 
