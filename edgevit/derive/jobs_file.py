@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -18,13 +17,12 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from edgevit.derive.allocate.budget import MEASURED_BUDGETS
 from edgevit.derive.allocate.policy import make_policy
+from edgevit.derive.contents import contents
 from edgevit.derive.options import describe, read_options
 from edgevit.derive.request import DeriveRequest
 from edgevit.derive.steps import check_steps
 from edgevit.errors import JobsError, OptionError, UnknownNameError
 from edgevit.folder.documents import Reader
-from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.writing import file_sha256
 from edgevit.numbers import check_number
 from edgevit.request import BUDGET, COMPUTING, Option, default_of, options_of, plain_type, request_of
 from edgevit.train.settings import Training
@@ -269,22 +267,12 @@ def _job(layout: Layout, entry: PlannedJob, task: _Named, budget: _Named, method
     arguments = {
         name: value for name, value in arguments.items() if name in ALWAYS or value not in (None, DEFAULTS[name])
     }
-    named = {key: arguments.get(key) for key in ("checkpoint", "base_classes", "classes", "cost_table")}
-    # Path.is_file raises where a list of classes is longer than a name may be.
-    there = {key: Path(path) for key, path in named.items() if isinstance(path, str) and os.path.isfile(path)}
-    models = {key: ModelFolder(Path(path)).weights_file for key in ("base", "supernet") if (path := arguments.get(key))}
-    there |= {key: weights for key, weights in models.items() if weights.is_file()}
     try:
-        files = {key: _sha256(path, path.stat().st_mtime_ns) for key, path in there.items()}
-    except OSError as error:
-        raise JobsError(f"cannot read {error.filename}: {error.strerror}; {file} names it") from error
+        files = contents(arguments)
+    except OptionError as error:
+        raise JobsError(f"{error}; {file} names it") from error
     out = entry.out or str(Path(layout.out) / entry.name)
     return Job(entry.name, entry.task, entry.budget, entry.method, out, arguments, files)
-
-
-@lru_cache
-def _sha256(file: Path, changed_ns: int) -> str:
-    return file_sha256(file)  # which all jobs of a file name: a checkpoint is read once
 
 
 def _refuse_shared_folders(jobs: Sequence[Job], file: Path) -> None:

@@ -4,7 +4,7 @@ Schema history: 1  first version
                 2  images_per_class and confused, of an accuracy; those of schema 1 do not say
                 3  validation; earlier ones do not say. Later files of schema 3 may have at_least and at_least_embed
                    of a budget, and beside of what was met, on a second board; where they lack them there was none.
-                   Later ones have clock and base_clock of what was met; the others do not say.
+                   Later ones have clock and base_clock of what was met, and its request; the others do not say.
                    Later ones have start; where they lack it the base was cut as it is.
                    Later ones have base_finetuned of validation, and base_training; the others do not say
 """
@@ -156,6 +156,8 @@ class MetRecord:
     # What model and base took by the clock when this was verified: no ratio, so what slowed the machine is in both.
     clock: Number | None = None  # None: an older record, which does not say
     base_clock: Number | None = None
+    # Of one of several budgets, all that was asked for and decides. None: the only budget, or an older edgevit's.
+    request: dict[str, Any] | None = None
 
     @property
     def each(self) -> tuple[MetRecord, ...]:

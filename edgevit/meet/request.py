@@ -9,10 +9,12 @@ from typing import Annotated, Any
 
 from edgevit.cost.place import Place
 from edgevit.derive.allocate.budget import MEASURED_BUDGETS, MeasuredBudget
+from edgevit.derive.contents import contents
+from edgevit.derive.options import read_options
 from edgevit.derive.request import FPS, MJ, MS, CostTableFile, DeriveRequest, Deriving, Macs, Params, Rate
 from edgevit.errors import OptionError
 from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.unfinished import REQUEST, REQUEST_KIND, partial_folder
+from edgevit.folder.unfinished import REQUEST, REQUEST_KIND, differences, first_few, partial_folder
 from edgevit.numbers import check_number
 from edgevit.request import BOARD, BUDGET, RUNNER, Nested, Option
 
@@ -117,7 +119,9 @@ class MeetRequest(Deriving):
         # Without a table, the numbers themselves are judged by what is measured.
         instead: dict[str, Any] = {} if self.cost_table is not None else {"rate": 0.5, **NONE_MEASURED}
         for one in self.each():
-            if not one.is_there:
+            if one.is_there:
+                one._refuse_of_others()
+            else:
                 one.derivation(**instead).check()
 
     def _check_places(self) -> None:
@@ -194,6 +198,21 @@ class MeetRequest(Deriving):
         is_made = self.resume and self.among_others and not being_replaced
         return is_made and ModelFolder(self.out).derivation_file.is_file()
 
+    def _refuse_of_others(self) -> None:
+        """Raise OptionError where the model that is there was made by another request than this."""
+        record = ModelFolder(self.out).derivation()
+        asked = None if record is None or record.met is None else record.met.request
+        if asked is None:
+            raise OptionError(
+                f"{self.out} does not say by which options it was made, so it is not gone on with; choose another "
+                "--out, or remove it"
+            )
+        if changed := differences(asked, identity(self)):
+            raise OptionError(
+                f"{self.out} was made by other options: {first_few(changed)}; give the same ones, choose another "
+                "--out, or remove it"
+            )
+
     def derivation(self, **changed: Any) -> DeriveRequest:
         """The derivation by a table or a linear budget, but for what is changed of it."""
         shared = {one.name: getattr(self, one.name) for one in fields(Deriving)}
@@ -205,6 +224,8 @@ class MeetRequest(Deriving):
 def identity(request: MeetRequest) -> dict[str, Any]:
     """What must be the same for an unfinished search to be gone on with."""
     told = request.told()
+    told["files"] = contents(told)
+    told["options"] = read_options(request.method, request.options)  # whether they were typed, or given from Python
     for name in ("out", "resume", "overwrite", "cache"):
         del told[name]
     for name in ("device", "workers"):

@@ -319,7 +319,8 @@ class _One:
         record = ModelFolder(out).derivation()
         assert record is not None
         first, *beside = [self._record(board, found, seen, shop, budget, watch) for board, seen in enumerate(verified)]
-        record = replace(record, met=replace(first, beside=tuple(beside)))
+        request = identity(self.request) if self.request.among_others else None
+        record = replace(record, met=replace(first, beside=tuple(beside), request=request))
         ModelFolder(out).write_derivation(record)
         for board, costs in enumerate(self.costs):
             write_table(costs.table, ModelFolder(out).cost_table_file(board))

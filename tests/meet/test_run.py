@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -313,6 +315,31 @@ def test_what_several_budgets_are_to_overwrite_is_neither_taken_for_done_nor_for
     made = edgevit.meet(NAME, ms=(6, 4), out=tmp_path / "t", overwrite=True, **other)
     folders = [*(one.folder for one in made), tmp_path / "t" / "base"]
     assert [list(ModelFolder(folder).spec().class_names) for folder in folders] == [["3", "8"]] * 3
+
+
+def test_a_model_of_other_options_or_of_another_checkpoint_is_not_taken_for_one_of_several_budgets(
+    asked: dict[str, Any], tmp_path: Path, computed: Computed
+) -> None:
+    file = tmp_path / "base.safetensors"
+    shutil.copy(asked["checkpoint"], file)
+    given = {**asked, "checkpoint": file, "out": tmp_path / "t", "resume": True}
+    edgevit.meet(NAME, ms=(6, 4), **given)
+    made = len(computed.measured)
+    with pytest.raises(OptionError, match=r"ms6 was made by other options: classes was 3,7 and is 3,8; give the same"):
+        edgevit.meet(NAME, ms=(6, 4), **{**given, "classes": "3,8"})
+    torch.manual_seed(1)
+    save_file(timm.create_model(NAME, num_classes=10, **ARGS).state_dict(), file)
+    with pytest.raises(OptionError, match=r"ms6 was made by other options: the content of files\.checkpoint is"):
+        edgevit.meet(NAME, ms=(6, 4), **given)
+    with pytest.raises(OutputError, match=r"t/base is a base of other weights; choose another --out"):
+        edgevit.meet(NAME, ms=(5, 3), **{**given, "resume": False})
+    assert len(computed.measured) == made
+    folder = ModelFolder(tmp_path / "t" / "ms6")
+    record = folder.derivation()
+    assert record is not None and record.met is not None
+    folder.write_derivation(replace(record, met=replace(record.met, request=None)))  # of an older edgevit
+    with pytest.raises(OptionError, match="ms6 does not say by which options it was made"):
+        edgevit.meet(NAME, ms=(6, 4), **given)
 
 
 def test_images_per_second_are_a_budget_and_training_follows_once_on_the_final_shape(
