@@ -96,18 +96,23 @@ class BudgetBench:
         self.costs[board].measured(some, shape.embed)
 
     def _is_of_others(self, model: Path) -> bool:
-        """Whether the base that is there is of other classes, and so of an earlier command.
+        """Whether the base that is there has other classes or weights, and so is of an earlier command.
 
         Raises:
             OutputError: it is, and nothing is to be overwritten.
         """
-        of_base, own = (sorted(ModelFolder(folder).spec().class_names) for folder in (self.base, model))
-        if of_base != own and not self.request.overwrite:
+        of_base, own = (ModelFolder(folder).spec() for folder in (self.base, model))
+        if sorted(of_base.class_names) != sorted(own.class_names):
+            what = "the base of other classes"
+        elif of_base.base.weights_sha256 != own.base.weights_sha256:
+            what = "a base of other weights"
+        else:
+            return False
+        if not self.request.overwrite:
             raise OutputError(
-                f"{self.base} is the base of other classes; choose another --out, remove it, or replace it with "
-                "--overwrite"
+                f"{self.base} is {what}; choose another --out, remove it, or replace it with --overwrite"
             )
-        return of_base != own
+        return True
 
     def _write_base(self, model: Path) -> None:
         asked = self.request
