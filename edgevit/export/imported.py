@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor
@@ -37,6 +38,10 @@ def subject_of_imported(document: ImportedDocument, said_by: str) -> Subject:
         rejection=document.rejection,
         said_by=said_by,
     )
+
+
+LARGEST_FLOAT = torch.finfo(torch.float32).max  # what is told in place of infinity and NaN, which JSON does not have
+OPSET_OF_IS_INF = 10
 
 
 @dataclass(frozen=True)
@@ -78,16 +83,25 @@ class ImportedSource:
         raise OptionError("heads of an ONNX file are not padded; leave --pad-heads out")
 
     def check_range(self, images: Tensor) -> Range:
-        """Measure the output of every node; the nodes that overflow are named, and may be kept in fp32."""
+        """Measure the output of every node; the nodes that overflow are named, and may be kept in fp32.
+
+        Infinite constants, as of a mask before a softmax, are as meant, and fp16 has infinities, too: so no infinity
+        counts in a file that has such.
+        """
         model = ir.load(self.path)
-        weights = {name: value for name, value in model.graph.initializers.items() if value.dtype == FLOAT}
-        named = ((name, torch.tensor(v.const_value.numpy())) for name, v in weights.items() if v.const_value)
+        of_floats = {name: value for name, value in model.graph.initializers.items() if value.dtype == FLOAT}
+        weights = {name: torch.tensor(v.const_value.numpy()) for name, v in of_floats.items() if v.const_value}
+        masked = any(bool(weight.isinf().any()) for weight in weights.values())
+        named = ((name, weight.masked_fill(weight.isinf(), 0)) for name, weight in weights.items())
         largest, subnormal, lost = check_weights(named, WITHOUT)
-        names = _measure_outputs(model.graph)
+        names = _measure_outputs(model.graph, masked=masked and self.document.opset >= OPSET_OF_IS_INF)
         seen = largest_values(ir.to_proto(model).SerializeToString(), self.path, images, self.document.batch)
-        peaks = dict(zip(names, seen, strict=True))
-        over = tuple(dict.fromkeys(name for name, peak in peaks.items() if not peak <= LARGEST))
-        where = max(peaks, key=lambda name: math.inf if math.isnan(peaks[name]) else peaks[name])
+        peaks: dict[str, float] = {}
+        for name, peak in zip(names, seen, strict=True):  # of a node with several outputs, the largest of all
+            finite = peak if math.isfinite(peak) else LARGEST_FLOAT
+            peaks[name] = max(peaks.get(name, 0.0), finite)
+        over = tuple(name for name, peak in peaks.items() if peak > LARGEST)
+        where = max(peaks, key=peaks.__getitem__)
         return Range(largest, subnormal, lost, peaks[where], where, over)
 
     def write(self, path: Path, form: Form, metadata: Mapping[str, str]) -> None:
@@ -102,21 +116,33 @@ class ImportedSource:
         save_graph(model, path, metadata)
 
 
-def _measure_outputs(graph: ir.Graph) -> list[str]:
-    """Have the graph put out the largest magnitude of every value instead of the logits; return whose it is."""
+def _measure_outputs(graph: ir.Graph, *, masked: bool) -> list[str]:
+    """Have the graph put out the largest magnitude of every value instead of the logits; return whose it is.
+
+    Where `masked`, infinities count as zeros.
+    """
     names = []
+    zero = ir.Value(name="no.magnitude", shape=ir.Shape(()), type=ir.TensorType(FLOAT))
+    zero.const_value = ir.Tensor(np.zeros((), np.float32), name=zero.name)
+    if masked:
+        graph.initializers["no.magnitude"] = zero
     graph.outputs.clear()
     for node in [*graph]:
         for value in node.outputs:
             if value.dtype != FLOAT:
                 continue
-            magnitude = ir.node("Abs", [value])
-            peak = ir.node("ReduceMax", [magnitude.outputs[0]], attributes={"keepdims": 0})
-            for made, name in ((magnitude, "magnitude"), (peak, "peak")):
-                made.outputs[0].name, made.outputs[0].type = f"{value.name}.{name}", ir.TensorType(FLOAT)
-            peak.outputs[0].shape = ir.Shape(())
-            graph.extend([magnitude, peak])
-            graph.outputs.append(peak.outputs[0])
+            made = [ir.node("Abs", [value])]
+            if masked:
+                made.append(ir.node("IsInf", [value]))
+                made.append(ir.node("Where", [made[1].outputs[0], zero, made[0].outputs[0]]))
+            made.append(ir.node("ReduceMax", [made[-1].outputs[0]], attributes={"keepdims": 0}))
+            for one in made:
+                kind = ir.DataType.BOOL if one.op_type == "IsInf" else FLOAT
+                one.outputs[0].name, one.outputs[0].type = f"{value.name}.{one.op_type}", ir.TensorType(kind)
+            peak = made[-1].outputs[0]
+            peak.shape = ir.Shape(())
+            graph.extend(made)
+            graph.outputs.append(peak)
             names.append(node.name or "")
     return names
 

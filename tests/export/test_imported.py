@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,15 @@ from foreign_onnx import PREPARED, write_vit
 from onnx import numpy_helper
 
 from edgevit.errors import CheckpointError, ExportError, OptionError
-from edgevit.export.imported import open_imported
+from edgevit.export.imported import ImportedSource, open_imported
 from edgevit.export.importing import imported
 from edgevit.export.precision import needs_fp32
 from edgevit.export.request import FilesRequest
+from edgevit.export.session import OnnxModel
 from edgevit.export.source import Form
+from edgevit.folder.records import plain
+
+IMAGE = torch.zeros(1, 3, 32, 32)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +60,42 @@ def test_a_weight_that_overflows_is_told_without_a_derivation_that_never_was(fol
     onnx.save(model, tmp_path / "m.onnx")
     with pytest.raises(ExportError, match=r"3\.403e\+38 seen, 65504 is the largest; leave fp16 out with --no-fp16$"):
         replace(source, path=tmp_path / "m.onnx").check_range(torch.zeros(1, 3, 32, 32))
+
+
+def test_infinities_of_a_mask_are_meant(tmp_path: Path) -> None:
+    file = write_vit(tmp_path / "m.onnx", masked=True)
+    source = open_imported(imported(FilesRequest(model=file, preprocessing=PREPARED)).model)
+    images = torch.randn(3, 3, 32, 32)
+    seen = source.check_range(images)
+    assert seen.activations_largest < 1000 and seen.weights_largest < 100 and not seen.overflowing
+    source.write(tmp_path / "half.onnx", Form("fp16", "dynamic", 16), {"precision": "fp16"})
+    torch.testing.assert_close(
+        OnnxModel(tmp_path / "half.onnx").predict(images), source.predictor("cpu")(images), rtol=0.02, atol=0.02
+    )
+
+
+def changed(source: ImportedSource, path: Path, constant: list[float], *nodes: onnx.NodeProto) -> ImportedSource:
+    """With a constant c, and nodes more."""
+    model = onnx.load(source.path)
+    model.graph.initializer.append(numpy_helper.from_array(np.array(constant, np.float32), "c"))
+    model.graph.node.extend(nodes)
+    onnx.save(onnx.shape_inference.infer_shapes(model), path)
+    return replace(source, path=path)
+
+
+def test_an_infinity_that_nobody_meant_overflows_and_is_told_as_a_number(folder: Path, tmp_path: Path) -> None:
+    square = onnx.helper.make_node("Mul", ["c", "c"], ["large"], name="blocks.0.attn/Mul_9")
+    exponential = onnx.helper.make_node("Exp", ["large"], ["infinite"], name="blocks.0.attn/Exp")
+    seen = changed(open_imported(folder), tmp_path / "m.onnx", [100.0], square, exponential).check_range(IMAGE)
+    assert seen.activations_where == "blocks.0.attn/Exp" in seen.overflowing
+    assert json.loads(json.dumps(plain(seen), allow_nan=False))["activations_largest"] == pytest.approx(3.403e38, 1e-3)
+
+
+def test_every_output_of_a_node_counts(folder: Path, tmp_path: Path) -> None:
+    square = onnx.helper.make_node("Mul", ["c", "c"], ["both"], name="blocks.1.attn/Mul_9")
+    split = onnx.helper.make_node("Split", ["both"], ["large", "small"], name="blocks.1.attn/Split", axis=0)
+    seen = changed(open_imported(folder), tmp_path / "m.onnx", [6e4, 1.0], square, split).check_range(IMAGE)
+    assert {"blocks.1.attn/Mul_9", "blocks.1.attn/Split"} <= {*seen.overflowing}
 
 
 def test_modules_stay_in_fp32_as_asked(folder: Path, tmp_path: Path) -> None:

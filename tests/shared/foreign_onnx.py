@@ -52,7 +52,7 @@ class _Graph:
         shape = self.add("Concat", batch, self.constant([TOKENS, HEADS, WIDTH // HEADS], np.int64), axis=0)
         return self.add("Transpose", self.add("Reshape", x, shape), perm=order)
 
-    def block(self, x: str, decomposed: bool, scaled: bool) -> str:
+    def block(self, x: str, decomposed: bool, scaled: bool, masked: bool) -> str:
         def branch(value: str) -> str:
             return self.add("Mul", self.constant(np.full(WIDTH, 0.7)), value) if scaled else value
 
@@ -62,6 +62,8 @@ class _Graph:
         q, k, v = (self.heads(self.linear(normed, WIDTH, WIDTH), batch, order)
                    for order in ((0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3)))  # fmt: skip
         scores = self.add("Div", self.add("MatMul", q, k), self.constant((WIDTH // HEADS) ** 0.5))
+        if masked:  # a token looks at those before it alone
+            scores = self.add("Add", scores, self.constant(np.triu(np.full((TOKENS, TOKENS), -np.inf), 1)))
         mixed = self.add("Transpose", self.add("MatMul", self.add("Softmax", scores, axis=-1), v), perm=(0, 2, 1, 3))
         shape = self.add("Concat", batch, self.constant([TOKENS, WIDTH], np.int64), axis=0)
         x = self.add("Add", branch(self.linear(self.add("Reshape", mixed, shape), WIDTH, WIDTH)), x)
@@ -80,13 +82,14 @@ def write_vit(
     stream: float = 1.0,
     decomposed: bool = True,
     extras: bool = False,
+    masked: bool = False,
     opset: int = 16,
     kind: int = TensorProto.FLOAT,
     metadata: dict[str, str] | None = None,
 ) -> Path:
     """Write it; `stream` is how large its residual stream is, which a normalisation does not mind and fp16 does.
 
-    `extras` are a normalisation before the blocks, and LayerScale.
+    `extras` are a normalisation before the blocks, and LayerScale; `masked` adds a mask of -inf to the scores.
     """
     g = _Graph(kind)
     patches = g.add("Conv", "pixel_values", g.weight(WIDTH, 3, PATCH, PATCH, scale=stream * 0.3),
@@ -95,7 +98,7 @@ def write_vit(
     x = g.add("Add", tokens, g.weight(1, TOKENS, WIDTH, scale=stream))
     x = g.norm(x, decomposed) if extras else x
     for _ in range(depth):
-        x = g.block(x, decomposed, extras)
+        x = g.block(x, decomposed, extras, masked)
     pooled = g.add("ReduceMean", g.norm(x, decomposed), axes=[1], keepdims=0)
     last = g.linear(pooled, WIDTH, CLASSES)
     g.nodes[-1].output[0] = "prob"
