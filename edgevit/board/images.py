@@ -14,6 +14,7 @@ from edgevit.errors import DataError, OptionError
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import Preprocessing
 from edgevit.folder.model_folder import model_of
+from edgevit.folder.names import suffix_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 READER = Reader(DataError, mend="export the model again")
@@ -43,10 +44,10 @@ def preprocessing_of(file: Path) -> dict[str, Any]:
     Raises:
         OptionError: neither says it.
     """
-    if file.suffix == ".engine" and model_of(file).export.record_file.is_file():
+    if suffix_of(file) == ".engine" and model_of(file).export.record_file.is_file():
         return dict(model_of(file).export.record().preprocessing)
     try:
-        said = metadata(str(file)).get("preprocessing") if file.suffix == ".onnx" else None
+        said = metadata(str(file)).get("preprocessing") if suffix_of(file) == ".onnx" else None
     except RunnerError as error:
         raise OptionError(str(error)) from error
     if said is None:

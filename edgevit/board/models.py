@@ -12,7 +12,7 @@ from edgevit.board.facts import BoardFacts
 from edgevit.board.store import find_engine, recorded_engine
 from edgevit.errors import CheckpointError
 from edgevit.folder.model_folder import ModelFolder, export_of, model_of
-from edgevit.folder.names import WEIGHTS_ALONE
+from edgevit.folder.names import WEIGHTS_ALONE, suffix_of
 from edgevit.folder.writing import file_sha256
 
 
@@ -50,7 +50,7 @@ def find_file(model: Path, precision: str | None, provider: str | None) -> Measu
         return Measurable(path.absolute(), digest, precision, model.absolute().name, _work(ModelFolder(model)))
     if not model.is_file():
         raise CheckpointError(f"no model at {model}: expected a model folder, an ONNX file or an engine")
-    if model.suffix in WEIGHTS_ALONE:
+    if suffix_of(model) in WEIGHTS_ALONE:
         raise CheckpointError(
             f"{model} is not an ONNX file: it holds weights alone; try `edgevit base NAME "
             f"--checkpoint {shlex.quote(str(model))} --out DIR` and `edgevit export DIR`, and measure that"
@@ -78,7 +78,7 @@ def of_this_board(found: Measurable, facts: BoardFacts) -> Measurable:
     Raises:
         EngineError: it was built for another board than that with these facts, or altered since.
     """
-    if found.path.suffix != ".engine" or not found.path.with_suffix(".json").is_file():
+    if suffix_of(found.path) != ".engine" or not found.path.with_suffix(".json").is_file():
         return found
     record = recorded_engine(found.path, facts)
     return replace(found, precision=record.precision, work=_work(model_of(record.path)))

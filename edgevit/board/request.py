@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from edgevit.agent.runners import has_profiler, option_types, runner_names
 from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.errors import OptionError, UnknownNameError
+from edgevit.folder.names import suffix_of
 from edgevit.request import BOARD, JOBS, LOAD, MEASURING, OUTPUT, RUNNER, Nested, Option, assignments
 
 PRECISIONS = ("fp32", "fp16", "mixed")
@@ -313,7 +314,7 @@ def _usual_runner(models: Sequence[Path], *, on_board: bool) -> str:
     """Raises: OptionError."""
     if not models:
         raise OptionError("there is no model to measure; give at least one")
-    engines = [on_board or model.suffix == ".engine" for model in models]
+    engines = [on_board or suffix_of(model) == ".engine" for model in models]
     if len(set(engines)) > 1:
         first, other = models[engines.index(True)], models[engines.index(False)]
         raise OptionError(f"{first.name} is an engine and {other} is not; measure engines with engines")

@@ -31,12 +31,14 @@ def main(
 ) -> None:
     """Show a model block by block, its classes, its accuracy (of a super-network, its slices'), and how it was made."""
     from edgevit.folder.model_folder import ModelFolder
+    from edgevit.folder.names import suffix_of
     from edgevit.sweep.record import RECORD as SWEEP
 
     console = Console(json=json)
-    if folder.suffix in (".engine", ".jsonl"):
+    suffix = suffix_of(folder)
+    if suffix in (".engine", ".jsonl"):
         show_file(console, folder)
-    elif folder.suffix == ".json":
+    elif suffix == ".json":
         show_sent(console, folder)
     elif (folder / SWEEP).is_file():
         show_rates(console, folder)
@@ -143,8 +145,9 @@ def show_derivation(console: Console, record: DerivationRecord, spec: ModelSpec)
 def show_file(console: Console, path: Path) -> None:
     """The layers of an engine, or of profiles that a bench has kept."""
     from edgevit.cli.layers import show_breakdowns, show_engine
+    from edgevit.folder.names import suffix_of
 
-    if path.suffix == ".engine":
+    if suffix_of(path) == ".engine":
         show_engine(console, path)
         return
     from edgevit.board.layers import load_profiles

@@ -15,6 +15,7 @@ from edgevit.engines.options import EngineOptions
 from edgevit.errors import OptionError
 from edgevit.export.request import ENGINE as SUFFIX
 from edgevit.export.request import FilesRequest, JudgeRequest
+from edgevit.folder.names import suffix_of
 from edgevit.request import BOARD, ENGINE, Nested, Option
 
 IMAGES = 500  # to judge an engine on, spread evenly over the classes: a drop of one point is 5 of them
@@ -58,7 +59,7 @@ class EvaluateRequest(JudgeRequest):
     @property
     def of_engine(self) -> bool:
         """Whether an engine is to be judged."""
-        return Path(self.model).suffix == SUFFIX
+        return suffix_of(self.model) == SUFFIX
 
     def check(self) -> None:
         """Refuse what cannot be done; see `edgevit.evaluate` for what is raised."""

@@ -22,6 +22,7 @@ from edgevit.export.session import OnnxModel
 from edgevit.folder.derivation import Fraction, RejectedRecord, Seed
 from edgevit.folder.model import Index, Preprocessing, Rejection
 from edgevit.folder.model_folder import ModelFolder
+from edgevit.folder.names import suffix_of
 from edgevit.models.checkpoint import open_base
 from edgevit.models.device import find_device
 from edgevit.progress import Progress, Silent
@@ -157,7 +158,7 @@ def run(request: JudgeRequest, progress: Progress | None = None) -> Evaluation:
     if ModelFolder(Path(model)).is_imported:
         source = open_imported(Path(model))
         candidate = ModelUnderTest("onnx", source.predictor(request.device), source.subject)
-    elif Path(model).suffix == ONNX:
+    elif suffix_of(model) == ONNX:
         candidate = open_onnx(Path(model), request.device)
     else:
         candidate = _open_torch(model, request.device, progress, **request.opening())

@@ -15,7 +15,7 @@ from edgevit.data.request import DATA_KINDS, BaseClasses, Classes, SkipBadImages
 from edgevit.errors import CheckpointError, EngineError, OptionError, UnknownNameError
 from edgevit.folder.export import Batch
 from edgevit.folder.model_folder import ModelFolder, model_of
-from edgevit.folder.names import SPEC, WEIGHTS_ALONE
+from edgevit.folder.names import SPEC, WEIGHTS_ALONE, suffix_of
 from edgevit.folder.writing import refuse_existing
 from edgevit.models.device import check_device_name
 from edgevit.models.request import BaseOptions, GivenPreprocessing, check_model_folder, check_preprocessing
@@ -182,7 +182,7 @@ class FilesRequest:
     @property
     def of_folder(self) -> bool:
         """Whether it is a folder that is exported, and no file."""
-        return self.model.is_dir() or self.model.suffix not in (ONNX, *WEIGHTS_ALONE)
+        return self.model.is_dir() or suffix_of(self.model) not in (ONNX, *WEIGHTS_ALONE)
 
     @property
     def folder(self) -> Path:
@@ -212,7 +212,7 @@ class FilesRequest:
     def _check_file(self) -> None:
         if not self.model.is_file():
             raise CheckpointError(f"there is no {self.model}; check the path")
-        if self.model.suffix != ONNX:
+        if suffix_of(self.model) != ONNX:
             raise CheckpointError(
                 f"{self.model} holds weights alone; "
                 f"try `edgevit base NAME --checkpoint {shlex.quote(str(self.model))} --out DIR`, and export that"
@@ -282,13 +282,13 @@ class JudgeRequest(BaseOptions):
             self._refuse_opening()
             ModelFolder(Path(self.model)).imported()
             return
-        if Path(self.model).suffix not in (ONNX, ENGINE):
+        if suffix_of(self.model) not in (ONNX, ENGINE):
             self.check_base(self.model)
             return
         self._refuse_opening()
         if not Path(self.model).is_file():
             raise CheckpointError(f"there is no {self.model}; check the path, or write it with edgevit export")
-        if Path(self.model).suffix == ENGINE:
+        if suffix_of(self.model) == ENGINE:
             _check_engine(Path(self.model))
 
     def _refuse_opening(self) -> None:

@@ -1,5 +1,9 @@
 """What the files of a model folder are called. `ModelFolder` and `ExportFolder` say where they lie and read them."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 SPEC = "model.json"
 WEIGHTS = "model.safetensors"
 DERIVATION = "derivation.json"
@@ -18,6 +22,11 @@ ENGINES = "engines"  # a folder in that one, with a folder for each kind of boar
 WEIGHTS_ALONE = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")  # suffixes of files without a graph
 
 MODEL_FOLDER = frozenset({SPEC, WEIGHTS, DERIVATION, SUPERNET, HISTORY, CARD, PLAN, EXPORT, *COST_TABLES})
+
+
+def suffix_of(file: str | Path) -> str:
+    """The end of a file's name that says its kind, in small letters: MODEL.ONNX is an ONNX file."""
+    return Path(file).suffix.lower()
 
 
 def onnx_name(label: str) -> str:

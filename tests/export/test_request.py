@@ -33,6 +33,17 @@ def test_a_size_is_read_as_it_is_typed_or_from_a_list_in_a_file(text: str) -> No
     assert read_size(text, {}) == (3, 224, 192)
 
 
+def test_the_letters_of_a_suffix_may_be_capitals(tmp_path: Path) -> None:
+    file = tmp_path / "model.ONNX"
+    file.touch()
+    JudgeRequest(model=file).check()
+    FilesRequest(model=file).check()
+    assert FilesRequest(model=file).folder == tmp_path / "model"
+    (tmp_path / "weights.PTH").touch()
+    with pytest.raises(CheckpointError, match="holds weights alone"):
+        FilesRequest(model=tmp_path / "weights.PTH").check()
+
+
 def test_an_onnx_file_brings_its_own_weights(tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     with pytest.raises(CheckpointError, match="there is no"):
