@@ -225,7 +225,7 @@ def _parse(trt: Any, log: Any, builder: Any, onnx: str) -> Any:
     if not parser.parse_from_file(onnx):
         raise RunnerError(
             f"TensorRT {trt.__version__} cannot read the model: {_unreadable(parser, log)}; export it with a lower "
-            "--opset, or without that operator"
+            "opset (--opset, of a model folder), or without that operator"
         )
     return network
 

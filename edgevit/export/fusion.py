@@ -37,8 +37,10 @@ def _logger(trt: Any, errors: list[str]) -> Any:
     return Errors()
 
 
-def build_plan(path: Path) -> Any:
+def build_plan(path: Path, *, imported: bool = False) -> Any:
     """Build an engine for SM 8.6 from a strongly typed network and return its bytes as a buffer.
+
+    Another operator set can be asked for unless the file was `imported`.
 
     Raises:
         ExportError: NVIDIA's parser or compiler refuses the file.
@@ -68,11 +70,15 @@ def build_plan(path: Path) -> Any:
         )
     if plan is None:
         reason = errors[0].strip().splitlines()[0][:200] if errors else "no reason given"
-        raise ExportError(f"TensorRT-RTX {trt.__version__} cannot build {path.name}: {reason}; try --opset 20")
+        other = "export the model with another opset where it comes from" if imported else "try --opset 20"
+        raise ExportError(
+            f"TensorRT-RTX {trt.__version__} cannot build {path.name}: {reason}; {other}, or leave fp16 out with "
+            "--no-fp16"
+        )
     return plan
 
 
-def count_fused(path: Path, *, blocks: int, expected: int) -> Fusion:
+def count_fused(path: Path, *, blocks: int, expected: int, imported: bool = False) -> Fusion:
     """Count the fused attention kernels of an fp16 file.
 
     Raises:
@@ -80,7 +86,7 @@ def count_fused(path: Path, *, blocks: int, expected: int) -> Fusion:
     """
     import tensorrt_rtx as trt
 
-    fused = len(FUSED_KERNEL.findall(memoryview(build_plan(path))))
+    fused = len(FUSED_KERNEL.findall(memoryview(build_plan(path, imported=imported))))
     return Fusion(fused, blocks, expected, "TensorRT-RTX", str(trt.__version__), TARGET, PROXY)
 
 

@@ -48,7 +48,8 @@ def check_graph(
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         reason = str(error).strip().splitlines()[0][:200]
-        raise ExportError(f"{path.name} is not valid ONNX: {reason}; try --opset 20") from error
+        other = "try --opset 20" if known is None else "export the model with another opset where it comes from"
+        raise ExportError(f"{path.name} is not valid ONNX: {reason}; {other}") from error
     model = onnx.load(str(path), load_external_data=False)
     seen = {entry.domain: entry.version for entry in model.opset_import}
     if seen != {"": opset}:

@@ -211,8 +211,9 @@ def _fusion(source: Source, written: _Written, warnings: list[str]) -> Fusion | 
         warnings.append("fused attention not counted: TensorRT-RTX is not installed; try `pip install edgevit[rtx]`")
         return None
     path = written.folder.onnx("fp16")
-    fusion = count_fused(path, blocks=sum(source.has_attention), expected=sum(source.fusable))
-    if text := fusion_remark(fusion, imported=source.described.file is not None):
+    blocks, fusable, foreign = sum(source.has_attention), sum(source.fusable), source.described.file is not None
+    fusion = count_fused(path, blocks=blocks, expected=fusable, imported=foreign)
+    if text := fusion_remark(fusion, imported=foreign):
         warnings.append(text)
     return fusion
 
