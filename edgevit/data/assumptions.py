@@ -21,8 +21,8 @@ ORDER: dict[ClassesFrom, str] = {
     "model folder": "as the model folder says",
     "fitted head": "as the head was fitted",
     "imagenet": "as in ImageNet's own list",
-    "folders": "assumed from the alphabet of the data's folders: --base-classes FILE gives another order",
-    "data": "assumed from the data's own order: --base-classes FILE gives another",
+    "folders": "assumed from the alphabet of the data's folders: {option} gives another order",
+    "data": "assumed from the data's own order: {option} gives another",
 }
 SettingsFrom = Literal["model folder", "pretrained weights", "timm"]
 SETTINGS: dict[SettingsFrom, str] = {
@@ -75,11 +75,13 @@ class Assumptions:
         return AssumptionsRecord(self.classes_from, self.output_names, origin, base_check)
 
 
-def order_line(classes: Sequence[tuple[str, int]], outputs: int, origin: ClassesFrom) -> str:
-    """What a person is told of which output is which class."""
+def order_line(
+    classes: Sequence[tuple[str, int]], outputs: int, origin: ClassesFrom, option: str = "--base-classes FILE"
+) -> str:
+    """What a person is told of which output is which class; `option` gives another order than one that is assumed."""
     named = ", ".join(f"{name} is output {index}" for name, index in classes[:NAMED])
     more = f" and {len(classes) - NAMED} more" if len(classes) > NAMED else ""
-    return f"classes: {named}{more} of {outputs} outputs, {ORDER[origin]}"
+    return f"classes: {named}{more} of {outputs} outputs, {ORDER[origin].format(option=option)}"
 
 
 def shown(value: Any) -> str:

@@ -19,7 +19,7 @@ from edgevit.errors import EngineError, UnfitBoardError
 from edgevit.export.current import current_export
 from edgevit.export.images import Judging
 from edgevit.export.importing import imported
-from edgevit.export.onnx import judging_images, open_model_source
+from edgevit.export.onnx import judging_images, open_model_source, tell_order
 from edgevit.export.source import Source
 from edgevit.export.variants import Exported
 from edgevit.folder.engine import ENGINE_KIND, EngineRecord, key_of, store_engine, stored_engine
@@ -77,6 +77,7 @@ def _open_judging(source: Source, request: ExportRequest, progress: Progress, wa
     """Open validation images, as the gate chooses by them; `edgevit evaluate` judges an engine on test images."""
     how = {"part": "validation", "skip_bad_images": request.skip_bad_images, "progress": progress}
     judging = judging_images(source.subject, request.data, warnings, **how)
+    tell_order(request.model, source.subject, judging, progress)
     return judging and judging.limited(request.engine_images)
 
 

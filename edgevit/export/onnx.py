@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgevit.data.assumptions import CHECK, near_chance
+from edgevit.data.assumptions import CHECK, assumptions, near_chance, order_line
 from edgevit.errors import DataError, OutputError
 from edgevit.export.fusion import compiler_installed, count_fused, fusion_remark
 from edgevit.export.gates import check_accuracy, check_graph, check_parity
@@ -113,6 +113,16 @@ def judging_images(subject: Subject, data: str | Path | None, warnings: list[str
             raise
         warnings.append(f"accuracy not checked: {error}")
         return None
+
+
+def tell_order(folder: Path, subject: Subject, judging: Judging | None, progress: Progress) -> None:
+    """Of a folder that does not say what its outputs are, say what is assumed of the images' classes."""
+    if judging is None or subject.class_names:
+        return
+    found = assumptions(folder, judging.task, pretrained=False, base_classes=None, given=())
+    again = "an import" if ModelFolder(folder).is_imported else "`edgevit base`"
+    option = f"{again} with --base-classes FILE"
+    progress.note(order_line(found.classes, found.outputs, found.classes_from, option))
 
 
 def sample_images(judging: Judging | None, input_size: tuple[int, int, int]) -> tuple[Tensor, str]:
@@ -250,6 +260,7 @@ def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord
         with stages("find images"):
             how = {"part": request.part, "skip_bad_images": request.skip_bad_images, "progress": stages.progress}
             judging = judging_images(source.subject, request.data, warnings, **how)
+            tell_order(folder.path, source.subject, judging, stages.progress)
     images, images_from = sample_images(judging, input_size(source))
     exported, padding = source.padded() if request.pad_heads else (source, None)
     checks: dict[str, Any] = {"padded": padding, "accuracy": None}

@@ -22,6 +22,7 @@ from edgevit.export.session import OnnxModel
 from edgevit.folder.export import EXPORT_KIND, ExportRecord
 from edgevit.folder.writing import file_sha256
 from edgevit.models.checkpoint import load
+from edgevit.progress import Silent
 from edgevit.version import written_by
 
 Derive = Callable[..., Path]
@@ -159,6 +160,23 @@ def test_a_model_whose_images_are_gone_exports_with_a_warning(make_derived: Deri
     assert any("accuracy not checked" in w and "/nowhere/images" in w for w in report.warnings)
     with pytest.raises(DataError, match="/nowhere/else"):
         export(folder, data="/nowhere/else")
+
+
+def test_the_order_of_classes_that_is_assumed_of_a_base_is_told(base_folder: Path, make_derived: Derive) -> None:
+    class Told(Silent):
+        def __init__(self) -> None:
+            self.notes: list[str] = []
+
+        def note(self, text: str) -> None:
+            self.notes.append(text)
+
+    told = Told()
+    export(base_folder, data="digits", fp16=False, max_images=20, progress=told)
+    (said,) = (text for text in told.notes if text.startswith("classes: 0 is output 0, 1 is output 1"))
+    assert said.endswith("assumed from the data's own order: `edgevit base` with --base-classes FILE gives another")
+    told = Told()
+    export(make_derived(16, 16), fp16=False, max_images=20, progress=told)
+    assert not any(text.startswith("classes:") for text in told.notes)
 
 
 def test_weights_that_are_no_numbers_fail(make_derived: Derive) -> None:
