@@ -553,8 +553,8 @@ Cpp = Callable[..., subprocess.CompletedProcess[str]]
 def run_cpp(program: Path, tmp_path: Path) -> Cpp:
     """Run the C++ program with a stand-in engine, whose logits are values of its input."""
 
-    def run(settings: dict[str, Any], image: Image.Image, *, batch: int = -1, dtype: str = "float", **more: Any) -> Any:
-        classes = [{"name": f"class number {i}", "column": i} for i in range(8)]
+    def run(settings: dict[str, Any], image: Image.Image, *, batch: int = -1, dtype: str = "float", indent: str = "", **more: Any) -> Any:
+        classes = [{"name": f"{indent}class number {i}", "column": i} for i in range(8)]
         (tmp_path / "model.txt").write_text(classify.plain({"preprocessing": settings, "classes": classes, **more}))
         (tmp_path / "a.engine").write_text(f"standin {batch} {settings['input_size'][1]} 8 {dtype}")
         image.save(tmp_path / "a.ppm")
@@ -584,6 +584,13 @@ def test_the_cpp_program_makes_the_same_input_as_the_python_one(
     # One step of 255 in a pixel is 0.02 in its value: fixed-point and real arithmetic may round a tie apart.
     assert float(share) == pytest.approx(float(odds.max() / odds.sum()), rel=0.03)
     assert odds[int(label.rpartition(" ")[2])] == pytest.approx(1, rel=0.03)
+
+
+def test_the_cpp_program_leaves_names_as_they_are(run_cpp: Cpp) -> None:
+    settings = {"input_size": [3, 32, 32], "interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "center",
+                "mean": [0.5] * 3, "std": [0.25] * 3}  # fmt: skip
+    done = run_cpp(settings, Image.new("RGB", (32, 32), "gray"), indent="  ")
+    assert done.stdout.split("\t")[1].startswith("  class number "), done.stderr
 
 
 def test_the_cpp_program_calls_other_what_the_python_one_would(run_cpp: Cpp) -> None:

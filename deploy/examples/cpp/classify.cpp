@@ -57,7 +57,8 @@ Model readModel(std::string const& path) {
         if (key == "class") {
             int column = 0;
             std::string name;
-            words >> column >> std::ws;
+            words >> column;
+            words.get();  // the space that parts the two: others are of the name
             std::getline(words, name);
             model.classes.emplace_back(column, name);
         }
